@@ -1,0 +1,11 @@
+"""Fast paths of rope_array, one folder per library; installed as ``rope_array.backends``.
+
+Nothing in here is imported before an array of its library is seen.
+"""
+
+if __name__ != "rope_array.backends":
+    raise ImportError(
+        f"{__name__!r} is the source folder of 'rope_array.backends'; imported under its own name, it would "
+        "hold second copies of every module. Install the package (python -m pip install .) and import "
+        "'rope_array.backends'."
+    )

@@ -1,0 +1,77 @@
+"""JAX: the core under jax.jit, so that an eager call is one compiled program and a traced one is a part of its own.
+
+What the host can check (types, shapes, positions that are Python values or NumPy) is checked before the
+program is entered. Positions are its run-time values, so that a new offset compiles nothing; the plan is static.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as xp
+
+from rope_array import _core
+from rope_array._angles import Kit
+from rope_array._namespace import Library, numpy_library
+from rope_array._plan import Layout, Plan
+
+name = "jax"
+
+
+class Jax(Library):
+    """JAX: 64-bit integers only where x64 is on, and XLA places what is made beside an array."""
+
+    def wide(self) -> bool:
+        return bool(jax.config.jax_enable_x64)
+
+    def host_kit(self, x: Any) -> Kit:
+        # NumPy arrays enter a program as they are; made by JAX they would each be a program of their own.
+        return numpy_library().kit(x)._replace(wide=self.wide())
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, jax.Array)
+
+    def device(self, x: Any) -> Any:
+        """Return the devices an array is bound to; None for a tracer, or one that goes where it is needed."""
+        bound = not isinstance(x, jax.core.Tracer) and x.committed
+        return x.sharding.device_set if bound else None
+
+    def together(self, a: Any, b: Any) -> bool:
+        places = {frozenset(d) for d in map(self.device, (a, b)) if d is not None}
+        return len(places) < 2
+
+
+LIBRARY = Jax("jax", xp, takes_numpy=True, placeless=True)
+
+
+def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
+    """Rotate each of xs by its positions, in one program."""
+    whole, fraction = _core.positions(xs, pos, plan, seq_axis, LIBRARY)
+    return _apply(xs, whole, fraction, plan, seq_axis)
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+    """Make cos and sin in one program."""
+    whole, fraction = _core.table_positions(pos, like, plan, inv_freq, LIBRARY)
+    return _tables(whole, fraction, inv_freq, plan, _core.is_double(like))
+
+
+def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
+    """Rotate each of xs by tables, in one program."""
+    _core.check_rotation(xs, cos, layout, seq_axis, LIBRARY)
+    return _rotate(xs, cos, sin, layout, seq_axis)
+
+
+@partial(jax.jit, static_argnames=("plan", "seq_axis"))
+def _apply(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
+    return _core.compute(xs, whole, fraction, plan, seq_axis, LIBRARY.kit(xs[0]))
+
+
+@partial(jax.jit, static_argnames=("plan", "double"))
+def _tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, double: bool) -> Any:
+    return _core.make_tables(whole, fraction, plan, double, LIBRARY.kit(whole), inv_freq)
+
+
+@partial(jax.jit, static_argnames=("layout", "seq_axis"))
+def _rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
+    return _core.turn_all(xs, cos, sin, layout, seq_axis, xp)

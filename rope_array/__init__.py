@@ -1,0 +1,2 @@
+from ._apply import RoPE, apply
+from ._rotation import Rotation

@@ -1,0 +1,204 @@
+"""Positions to cos and sin, for every library: Array API only.
+
+The angle of a lane in turns, pos·ω/2π mod 1, is exact in fixed point: F = round(ω/2π · 2^k) is made on the
+host, the product pos·F modulo 2^k is integer arithmetic, and its top bits are the phase. k is 64 with a 32-bit
+phase where cos and sin are float32, and 96 with a 64-bit phase where they are float64. No step rounds, so
+the phase has the same bits on every library; its error is |pos|·2^-(k+1) turns for the word and less than one
+unit in its own last place, 1.5e-9 radians for 32 bits.
+
+The top two bits (after adding an eighth of a turn) are the quadrant; what remains lies within an eighth of a
+turn of its axis, where two short polynomials give sin and cos. Sums and products are all that they take, so
+bits depend neither on a library's sin nor on whether an element fell into a vector loop or its tail.
+"""
+
+from typing import Any, NamedTuple
+
+from ._plan import Constants, Plan
+
+# sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error with each coefficient rounded
+# to the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
+# 3.1e-19 for float64, so that rounding is what is left of the error.
+_SIN32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
+_COS32 = (1.0, -0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
+_SIN64 = (
+    0.7853981633974483,
+    -0.08074551218827972,
+    0.002490394570182007,
+    -3.6576204134671484e-05,
+    3.1336158090831277e-07,
+    -1.7571158584135306e-09,
+    6.866574506874848e-12,
+)
+_COS64 = (
+    1.0,
+    -0.30842513753404244,
+    0.015854344243815096,
+    -0.0003259918869245824,
+    3.5908604394852376e-06,
+    -2.4611354040888294e-08,
+    1.1499763569296203e-10,
+    -3.836316280346648e-13,
+)
+
+
+class Kit(NamedTuple):
+    """What the arithmetic needs to know of the library it runs on.
+
+    Attributes
+    ----------
+    xp
+        The Array API namespace.
+    wide
+        Whether it has 64-bit integers (JAX without x64 has none).
+    create
+        Keyword arguments of creation functions: the device, where there is one to name.
+    constants
+        Makes an array of plain numbers: ``constants(numbers, dtype, create)``.
+    """
+
+    xp: Any
+    wide: bool
+    create: dict[str, Any]
+    constants: Any
+
+
+def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tuple[Any, Any]:
+    """Cos and sin of every lane at every position, amplitude included, shape pos.shape + (lanes,).
+
+    Positions come as a whole part, an array of integers, and a fraction (an array of floats, |f| ≤ 1/2) or
+    None. The tables are float64 where `double` is true, else float32.
+    """
+    dtype = kit.xp.float64 if double else kit.xp.float32
+    if not plan.exact:
+        return _float32_angles(whole, fraction, plan, dtype, kit)
+    quadrant, u = _quadrant(phase(whole, plan, double, kit), double, dtype, kit)
+    if fraction is not None:
+        quadrant, u = _turn_further(quadrant, u, fraction, plan, dtype, kit)
+    cos, sin = _polynomials(u, double)
+    cos, sin = _turn_quadrants(quadrant, cos, sin, kit.xp)
+    amplitude = plan.layout.amplitude
+    return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
+
+
+def split(pos: Any, xp: Any, wide: bool) -> tuple[Any, Any]:
+    """Split float positions into the nearest integer and the rest, both exact; the rest carries the gradient."""
+    nearest = xp.round(pos)
+    return xp.astype(nearest, xp.int64 if wide else xp.int32), pos - nearest
+
+
+def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
+    """Turns of every lane at integer positions: their fraction in units of 2^-32, for `double` 2^-64.
+
+    The one function that multiplies positions by frequencies. The result, shape pos.shape + (lanes,), is
+    int64 (the phase modulo 2^64) where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64
+    for `double`, its bits are the same on every library.
+    """
+    pos = whole[..., None]
+    if not kit.wide:
+        return _phase_in_uint32(pos, plan, kit)
+    pos = kit.xp.astype(pos, kit.xp.int64)
+    if double:
+        return _phase_of_96(pos, plan, kit)
+    # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
+    return (pos * _row(plan.words64, pos, kit.xp.int64, kit)) >> 32
+
+
+def _phase_of_96(pos: Any, plan: Plan, kit: Kit) -> Any:
+    """Return (pos·F mod 2^96) >> 32 for F in an upper signed 64-bit and a lower unsigned 32-bit word."""
+    upper, lower = (_row(words, pos, kit.xp.int64, kit) for words in plan.words96)
+    # pos = high·2^32 + low with low unsigned, split once more by 16 bits: no carry is lost.
+    low, high = pos & 0xFFFFFFFF, pos >> 32
+    carry = ((low & 0xFFFF) * lower >> 16) + (low >> 16) * lower
+    return pos * upper + high * lower + (carry >> 16)
+
+
+def _phase_in_uint32(pos: Any, plan: Plan, kit: Kit) -> Any:
+    """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic: the high word of a product from four of 16 bits."""
+    xp = kit.xp
+    low, high = (
+        _row(Constants("q", [f >> shift & 0xFFFFFFFF for f in plan.words64.values]), pos, xp.uint32, kit)
+        for shift in (0, 32)
+    )
+    bits = xp.astype(pos, xp.uint32)
+    product = bits * high + _high_word(bits, low)
+    if "uint" in str(pos.dtype):
+        return product
+    # A negative position reads as pos + 2^32: take 2^32·F back, whose top word is the lower word of F.
+    return product - xp.where(pos < 0, low, xp.zeros_like(low))
+
+
+def _high_word(a: Any, b: Any) -> Any:
+    """Upper 32 bits of the 64-bit product of two uint32 arrays."""
+    a0, a1, b0, b1 = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
+    middle = a1 * b0 + (a0 * b0 >> 16)
+    other = a0 * b1 + (middle & 0xFFFF)
+    return a1 * b1 + (middle >> 16) + (other >> 16)
+
+
+def _row(numbers: Constants, like: Any, dtype: Any, kit: Kit) -> Any:
+    """Lay one number per lane along the last axis of an array of as many axes as `like`."""
+    row = kit.constants(numbers, dtype, kit.create)
+    return row[(None,) * (like.ndim - 1) + (...,)]
+
+
+def _quadrant(phase: Any, double: bool, dtype: Any, kit: Kit) -> tuple[Any, Any]:
+    """Split a phase into its quadrant, an integer modulo 4, and the rest in eighths of a turn, |u| ≤ 1."""
+    bits = 64 if double else 32
+    half = 1 << bits - 3
+    shifted = phase + half
+    quadrant, rest = shifted >> bits - 2, shifted & (2 * half - 1)
+    if not kit.wide:
+        # Small enough now for signed integers, which the subtraction below needs.
+        quadrant, rest = kit.xp.astype(quadrant, kit.xp.int32), kit.xp.astype(rest, kit.xp.int32)
+    return quadrant, kit.xp.astype(rest - half, dtype) * (1.0 / half)
+
+
+def _turn_further(quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
+    """Add the angle of a fraction of a position, and bring the sum back within an eighth of a turn."""
+    xp = kit.xp
+    part = xp.astype(fraction, dtype)[..., None]
+    u = u + part * _row(plan.eighths, part, dtype, kit)
+    quarters = xp.round(u * 0.5)
+    return quadrant + xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
+
+
+def _polynomials(u: Any, double: bool) -> tuple[Any, Any]:
+    """Cos and sin of u eighths of a turn, |u| ≤ 1."""
+    sines, cosines = (_SIN64, _COS64) if double else (_SIN32, _COS32)
+    square = u * u
+    return _horner(cosines, square), u * _horner(sines, square)
+
+
+def _horner(coefficients: tuple[float, ...], z: Any) -> Any:
+    value = z * coefficients[-1] + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
+        value = value * z + coefficient
+    return value
+
+
+def _turn_quadrants(quadrant: Any, cos: Any, sin: Any, xp: Any) -> tuple[Any, Any]:
+    """Turn (cos, sin) on by `quadrant` right angles."""
+    odd = (quadrant & 1) != 0
+    cos, sin = xp.where(odd, sin, cos), xp.where(odd, cos, sin)
+    return xp.where((quadrant + 1 & 2) != 0, -cos, cos), xp.where((quadrant & 2) != 0, -sin, sin)
+
+
+def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
+    """Follow Hugging Face's steps: float32 position times float32 frequency, float32 cos and sin.
+
+    Source: LlamaRotaryEmbedding.forward, transformers modeling_llama.py.
+    """
+    xp = kit.xp
+    pos = xp.astype(whole, xp.float32)
+    if fraction is not None:
+        pos = pos + xp.astype(fraction, xp.float32)
+    frequencies = _row(plan.frequencies, pos[..., None], xp.float32, kit)
+    return product_cos_sin(pos, frequencies, plan, dtype, xp)
+
+
+def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
+    """Cos and sin of the plain product pos·ω in the dtype of both, for learned frequencies and float32 angles."""
+    angle = pos[..., None] * frequencies
+    cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
+    amplitude = plan.layout.amplitude
+    return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)

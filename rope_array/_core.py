@@ -1,0 +1,169 @@
+"""The path that every library has: check, positions to tables, tables and x to y. Array API only.
+
+A fast path offers the same three functions, `apply`, `tables` and `rotate`; most are made of these.
+"""
+
+from typing import Any
+
+from . import _host
+from ._angles import Kit, cos_sin, product_cos_sin, split
+from ._errors import ArrayTypeError, ShapeError, describe
+from ._namespace import X_DTYPES, Library, dtype_name
+from ._plan import Layout, Plan, check_line_up, sequence_axis, unknown
+from ._rotate import lay_along
+from ._rotate import rotate as turn
+
+Arrays = tuple[Any, ...]
+
+
+def apply(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Arrays:
+    """Rotate each of xs by its positions; angles are made once for each precision."""
+    whole, fraction = positions(xs, pos, plan, seq_axis, lib)
+    return compute(xs, whole, fraction, plan, seq_axis, lib.kit(xs[0]))
+
+
+def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> tuple[Any, Any]:
+    """Check a whole call, and hand its positions to the library (see `_host.read`)."""
+    check_arrays(xs, plan.layout, lib)
+    _host.check(pos, xs[0], lib)
+    check_places(xs, _host.shape_of(pos), seq_axis)
+    return _host.read(pos, lib, lib.host_kit(xs[0]), any(map(is_double, xs)))
+
+
+def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, kit: Kit) -> Arrays:
+    """Rotate checked arrays by positions that the library has."""
+    pairs = {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
+    return tuple(_rotate_one(x, *pairs[is_double(x)], plan.layout, seq_axis, kit.xp) for x in xs)
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:
+    """Cos and sin at positions, beside `like` and in its compute dtype, shape pos.shape + (lanes,)."""
+    whole, fraction = table_positions(pos, like, plan, inv_freq, lib)
+    return make_tables(whole, fraction, plan, is_double(like), lib.kit(like), inv_freq)
+
+
+def table_positions(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:
+    """Check a call for tables, and hand its positions to the library."""
+    check_kind(like, lib)
+    _host.check(pos, like, lib)
+    _host.shape_of(pos)
+    check_frequencies(inv_freq, like, plan.layout, lib)
+    return _host.read(pos, lib, lib.host_kit(like), is_double(like))
+
+
+def make_tables(
+    whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any = None
+) -> tuple[Any, Any]:
+    """Cos and sin at positions that the library has; learned frequencies take the plain product."""
+    if inv_freq is not None:
+        return _learned(whole, fraction, plan, double, kit, inv_freq)
+    if fraction is None and _is_float(whole):
+        whole, fraction = split(whole, kit.xp, kit.wide)
+    return cos_sin(whole, fraction, plan, double, kit)
+
+
+def rotate(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Arrays:
+    """Rotate each of xs by tables that were made before."""
+    check_rotation(xs, cos, layout, seq_axis, lib)
+    return turn_all(xs, cos, sin, layout, seq_axis, lib.xp)
+
+
+def check_rotation(xs: Arrays, cos: Any, layout: Layout, seq_axis: int, lib: Library) -> None:
+    """Check a call that brings its tables."""
+    check_arrays(xs, layout, lib)
+    check_tables(xs, cos, lib)
+    check_places(xs, tuple(cos.shape)[:-1], seq_axis)
+
+
+def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Arrays:
+    """Rotate checked arrays by checked tables."""
+    return tuple(_rotate_one(x, cos, sin, layout, seq_axis, xp) for x in xs)
+
+
+def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Any:
+    axis = sequence_axis(x.ndim, seq_axis)
+    if is_double(cos) and not is_double(x):
+        cos, sin = xp.astype(cos, xp.float32), xp.astype(sin, xp.float32)
+    return turn(x, lay_along(cos, x.ndim, axis, xp), lay_along(sin, x.ndim, axis, xp), layout, xp)
+
+
+def _learned(
+    whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any
+) -> tuple[Any, Any]:
+    xp = kit.xp
+    dtype = xp.float64 if double else xp.float32
+    pos = xp.astype(whole, dtype)
+    if fraction is not None:
+        pos = pos + xp.astype(fraction, dtype)
+    frequencies = xp.astype(inv_freq, dtype)[(None,) * pos.ndim + (...,)]
+    return product_cos_sin(pos, frequencies, plan, dtype, xp)
+
+
+def check_kind(x: Any, lib: Library) -> None:
+    """Check that x is an array of the library with a dtype that is rotated."""
+    if not lib.owns(x):
+        raise ArrayTypeError(
+            f"the arrays of one call are of two libraries: {describe(x)} beside arrays of {lib.name}; "
+            "call once for each library."
+        )
+    if dtype_name(x) not in X_DTYPES:
+        raise ArrayTypeError(
+            f"x is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. Cast x first."
+        )
+
+
+def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
+    """Check library, dtype, device and width of every x."""
+    for x in xs:
+        check_kind(x, lib)
+        if not x.ndim or unknown(x.shape[-1]) or x.shape[-1] != layout.head_dim:
+            raise ShapeError(
+                f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
+                f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
+            )
+        if not lib.together(x, xs[0]):
+            raise ArrayTypeError(
+                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; call once for each device."
+            )
+
+
+def check_places(xs: Arrays, pos_shape: tuple[Any, ...], seq_axis: int) -> None:
+    """Check the shape rule for every x."""
+    for x in xs:
+        check_line_up(tuple(x.shape), pos_shape, seq_axis)
+
+
+def check_tables(xs: Arrays, cos: Any, lib: Library) -> None:
+    """Check that a rotation's tables are of x's library and device, and as wide as its arithmetic."""
+    for x in xs:
+        if not lib.owns(cos) or not lib.together(cos, x):
+            raise ArrayTypeError(
+                f"the rotation's tables are {describe(cos)} and x is {describe(x)}; "
+                "make the rotation beside x: rope.rotation(pos, like=x)."
+            )
+        if is_double(x) and not is_double(cos):
+            raise ArrayTypeError(
+                "x is float64 and the rotation's tables are float32, which would leave a float32 result in float64; "
+                "make them with rope.rotation(pos, like=x)."
+            )
+
+
+def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) -> None:
+    """Check learned frequencies: a floating array of one number per pair, where the positions are."""
+    if inv_freq is None:
+        return
+    if not lib.owns(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
+        raise ArrayTypeError(f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}.")
+    if tuple(inv_freq.shape) != (layout.lanes,):
+        raise ShapeError(
+            f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs ({layout.lanes},)."
+        )
+
+
+def is_double(x: Any) -> bool:
+    """Tell whether x is rotated in float64; every other dtype is rotated in float32."""
+    return dtype_name(x) == "float64"
+
+
+def _is_float(pos: Any) -> bool:
+    return dtype_name(pos).startswith("float")

@@ -1,0 +1,48 @@
+"""The exceptions: each says what was given, what is needed and what to do."""
+
+from typing import Any
+
+__all__ = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
+
+
+class RoPEError(Exception):
+    """Base of every exception this library raises on purpose."""
+
+
+class SpecError(RoPEError, ValueError):
+    """A field of `RoPE` has a value that names no rotary embedding."""
+
+
+class ArrayTypeError(RoPEError, TypeError):
+    """An array, or a position, of a type, dtype, library or device that cannot be served."""
+
+
+class ShapeError(RoPEError, ValueError):
+    """Shapes that do not fit: the width of x, or positions that do not line up with x."""
+
+
+class PositionError(RoPEError, ValueError):
+    """A position whose value, seen on the host, is out of range."""
+
+
+class BackendError(RoPEError, ValueError):
+    """A `backend=` that does not exist or does not serve the array given."""
+
+
+def describe(value: Any) -> str:
+    """Say what a value is, in the notation of shapes: ``float32[2, 8, 64] (numpy)``."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype = str(value.dtype).rpartition(".")[2]
+        return f"{dtype}[{', '.join(map(str, value.shape))}] ({library_name(value)})"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def library_name(value: Any) -> str:
+    """Name the library an array comes from, as a user would write it."""
+    for cls in type(value).__mro__:
+        root = cls.__module__.partition(".")[0]
+        if root not in ("builtins", "__main__"):
+            return "jax" if root == "jaxlib" else root
+    return type(value).__name__

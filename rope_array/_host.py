@@ -1,0 +1,161 @@
+"""Positions as the caller gave them: checked where the host sees their values, then handed to the library.
+
+They leave here as a whole part and a fraction: an array of integers and None, or, for floats that the host
+splits exactly, an array of integers and one of floats. Floats that are in an array of the library already
+leave as they are: `_core` splits them in the function that makes the tables, so that a tracer sees it.
+"""
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from ._angles import Kit
+from ._errors import ArrayTypeError, PositionError, ShapeError, describe
+from ._namespace import POSITION_DTYPES, Library, dtype_name
+
+# Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
+_FLOAT_LIMIT = 2.0**31
+
+
+def is_host(pos: Any) -> bool:
+    """Tell whether positions are Python values: a number (a NumPy scalar too), a range or a sequence."""
+    return isinstance(pos, (int, float, range, list, tuple)) or is_numpy_scalar(pos)
+
+
+def is_numpy_scalar(pos: Any) -> bool:
+    """Tell whether a position is a number of NumPy's: a value on the host that has a dtype."""
+    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and pos.ndim == 0
+
+
+def shape_of(pos: Any) -> tuple[Any, ...]:
+    """Return the shape of positions of any kind."""
+    if not is_host(pos):
+        return tuple(pos.shape)
+    if isinstance(pos, range):
+        return (len(pos),)
+    return _sequence_shape(pos) if isinstance(pos, (list, tuple)) else ()
+
+
+def check(pos: Any, x: Any, lib: Library) -> None:
+    """Check the kind of positions: Python values, or an array of x's library, or NumPy where it is taken."""
+    if type(pos) is not type(x) and is_host(pos):
+        if is_numpy_scalar(pos) and dtype_name(pos) not in POSITION_DTYPES:
+            raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
+        return
+    if not lib.owns(pos) and not (lib.takes_numpy and _is_numpy(pos)):
+        raise ArrayTypeError(_foreign(pos, x, lib))
+    if dtype_name(pos) not in POSITION_DTYPES:
+        raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
+    if lib.owns(pos) and not lib.together(pos, x):
+        raise ArrayTypeError(
+            f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them, as nothing is moved silently."
+        )
+
+
+def read(pos: Any, lib: Library, kit: Kit, double: bool) -> tuple[Any, Any]:
+    """Hand checked positions to the library: (integers, None), (integers, fractions) or (floats, None)."""
+    if not is_host(pos):
+        return (pos, None) if lib.owns(pos) else _from_numpy(pos, kit)
+    integer, real = _dtypes(kit, double)
+    if isinstance(pos, range):
+        return _from_range(pos, integer, kit), None
+    values = pos if isinstance(pos, (list, tuple)) else [pos]
+    if _all_integers(values):
+        return _filled(_map(lambda p: _whole(p, kit), pos), integer, kit), None
+    whole = _map(_nearest, pos)
+    fraction = _map(lambda p: float(p) - round(float(p)), pos)
+    return _filled(whole, integer, kit), _filled(fraction, real, kit)
+
+
+_REFUSED = (
+    "pos is of dtype {}; give integers of at most 64 bits with a sign, or float32 or float64. "
+    "16-bit floats skip integers above 256 or 2048, so positions must never pass through them."
+)
+
+
+def _dtypes(kit: Kit, double: bool) -> tuple[Any, Any]:
+    return kit.xp.int64 if kit.wide else kit.xp.int32, kit.xp.float64 if double else kit.xp.float32
+
+
+def _filled(value: Any, dtype: Any, kit: Kit) -> Any:
+    """Make an array of a number or a nested list. `full` keeps a number a run-time value under torch.compile."""
+    if isinstance(value, list):
+        return kit.xp.asarray(value, dtype=dtype, **kit.create)
+    return kit.xp.full((), value, dtype=dtype, **kit.create)
+
+
+def _from_range(pos: range, dtype: Any, kit: Kit) -> Any:
+    # Not pos[-1], which would make a constant of a length that torch.compile keeps symbolic.
+    for end in (pos.start, pos.stop - (1 if pos.step > 0 else -1)):
+        _whole(end, kit)
+    return kit.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **kit.create)
+
+
+def _from_numpy(pos: Any, kit: Kit) -> tuple[Any, Any]:
+    """Check NumPy positions before the library narrows them to what it has, floats split in float64."""
+    integer = "int64" if kit.wide else "int32"
+    if dtype_name(pos).startswith("float"):
+        if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
+            raise _out_of_range(abs(pos).max(), "2**31 for float positions")
+        nearest = pos.round()
+        fraction = (pos - nearest).astype(dtype_name(pos) if kit.wide else "float32")
+        return kit.xp.asarray(nearest.astype(integer)), kit.xp.asarray(fraction)
+    if pos.size:
+        for end in (pos.min(), pos.max()):
+            _whole(int(end), kit)
+    return kit.xp.asarray(pos.astype(integer)), None
+
+
+def _all_integers(values: Any) -> bool:
+    return all(_all_integers(v) if isinstance(v, (list, tuple)) else isinstance(v, Integral) for v in values)
+
+
+def _map(function: Any, pos: Any) -> Any:
+    return [_map(function, p) for p in pos] if isinstance(pos, (list, tuple)) else function(pos)
+
+
+def _whole(pos: Any, kit: Kit) -> int:
+    if isinstance(pos, bool):
+        raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
+    bits = 63 if kit.wide else 31
+    if not -(2**bits) <= pos < 2**bits:
+        raise _out_of_range(pos, f"2**{bits}" + ("" if kit.wide else ", as JAX has no wider integers without x64"))
+    return int(pos)
+
+
+def _nearest(pos: Any) -> int:
+    if isinstance(pos, bool) or not isinstance(pos, Real):
+        raise ArrayTypeError(f"pos holds {describe(pos)}; give integers and floats.")
+    if not abs(pos) < _FLOAT_LIMIT:
+        raise _out_of_range(pos, "2**31 for float positions")
+    return round(float(pos))
+
+
+def _out_of_range(pos: Any, limit: str) -> PositionError:
+    what = "is not a number" if isinstance(pos, float) and math.isnan(pos) else "is out of range"
+    return PositionError(f"position {pos} {what}; give positions p with |p| below {limit}.")
+
+
+def _sequence_shape(pos: Any) -> tuple[int, ...]:
+    inner = {_sequence_shape(p) if isinstance(p, (list, tuple)) else () for p in pos}
+    if len(inner) > 1:
+        raise ShapeError(f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal.")
+    for p in pos:
+        if not isinstance(p, (list, tuple, Real)) or getattr(p, "ndim", 0):
+            raise ArrayTypeError(f"pos is a sequence that holds {describe(p)}; give numbers, or one array.")
+    return (len(pos), *(inner.pop() if inner else ()))
+
+
+def _is_numpy(pos: Any) -> bool:
+    return hasattr(pos, "dtype") and type(pos).__module__ == "numpy" and hasattr(pos, "__array_interface__")
+
+
+def _foreign(pos: Any, x: Any, lib: Library) -> str:
+    hint = {
+        "torch": "torch.as_tensor(pos, device=x.device)",
+        "numpy": "numpy.asarray(pos)",
+        "jax": "jax.numpy.asarray(pos)",
+        "cupy": "cupy.asarray(pos)",
+        "dask": "dask.array.asarray(pos)",
+    }.get(lib.name, "x's own library's asarray(pos)")
+    return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."

@@ -1,0 +1,146 @@
+"""The one door to array-api-compat: namespace, device, and the dtype names that the standard lacks.
+
+array-api-compat finds a library by type and through sys.modules, and so does this module: nothing is imported
+before its arrays are seen.
+"""
+
+from typing import Any
+
+import array_api_compat as compat
+
+from ._angles import Kit
+from ._errors import ArrayTypeError, describe, library_name
+from ._plan import Constants
+
+X_DTYPES = ("float16", "bfloat16", "float32", "float64")
+POSITION_DTYPES = frozenset(
+    f"{kind}{bits}" for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32))) for bits in sizes
+) | {"float32", "float64"}
+
+
+class Library:
+    """One array library, as the core sees it.
+
+    Attributes
+    ----------
+    name
+        What a user calls it.
+    xp
+        Its Array API namespace.
+    takes_numpy
+        Whether its functions take NumPy arrays as their own.
+    placeless
+        Whether arrays are made beside its arrays without a device being named.
+    """
+
+    def __init__(self, name: str, xp: Any, *, takes_numpy: bool = False, placeless: bool = False):
+        self.name = name
+        self.xp = xp
+        self.takes_numpy = takes_numpy
+        self.placeless = placeless
+
+    def wide(self) -> bool:
+        """Tell whether there are 64-bit integers, now: in JAX a setting that may change decides."""
+        return "int64" in self.xp.__array_namespace_info__().dtypes(kind="integral")
+
+    def owns(self, value: Any) -> bool:
+        """Tell whether a value is an array of this library."""
+        return compat.is_array_api_obj(value) and library(value).xp is self.xp
+
+    def device(self, x: Any) -> Any:
+        """Return where x is."""
+        return compat.device(x)
+
+    def together(self, a: Any, b: Any) -> bool:
+        """Tell whether two arrays are in one place."""
+        return self.placeless or bool(self.device(a) == self.device(b))
+
+    def kit(self, x: Any) -> Kit:
+        """Return what the arithmetic beside x needs."""
+        create = {} if self.placeless else {"device": self.device(x)}
+        return Kit(self.xp, self.wide(), create, self.constants)
+
+    def host_kit(self, x: Any) -> Kit:
+        """Return what positions that are still on the host are made into arrays with."""
+        return self.kit(x)
+
+    def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
+        """Make an array of plain numbers."""
+        return self.xp.asarray(numbers.values, dtype=dtype, **create)
+
+
+class NumPy(Library):
+    """NumPy: one device, 64-bit integers, and constants read from their buffer without a loop."""
+
+    def __init__(self) -> None:
+        import array_api_compat.numpy as xp  # noqa: PLC0415 - the core imports no array library
+
+        super().__init__("numpy", xp, placeless=True)
+        self._kit = Kit(xp, True, {}, self.constants)
+
+    def kit(self, x: Any) -> Kit:
+        return self._kit
+
+    def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
+        return self.xp.asarray(numbers.buffer, dtype=dtype)
+
+
+# From an array's type to its library. Read and written without a lock: an entry never changes, and the table
+# is replaced whole, so that a thread sees one state or the other.
+_libraries: dict[type, Library] = {}
+
+
+def library(x: Any) -> Library:
+    """Return the library of an array, by its type."""
+    found = _libraries.get(type(x))
+    return found if found is not None else _learn(x)
+
+
+def numpy_library() -> Library:
+    """Return NumPy, for results that have no array to follow."""
+    import numpy as np  # noqa: PLC0415 - only where a NumPy result is asked for
+
+    return library(np.empty(0))
+
+
+def _learn(x: Any) -> Library:
+    global _libraries
+    found = _detect(x)
+    for known in _libraries.values():
+        if known.xp is found.xp:
+            found = known
+    _libraries = {**_libraries, type(x): found}
+    return found
+
+
+def _detect(x: Any) -> Library:
+    if compat.is_numpy_array(x):
+        _refuse_unsound(x)
+        return NumPy()
+    try:
+        xp = compat.array_namespace(x)
+    except TypeError:
+        raise ArrayTypeError(
+            f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the Array "
+            "API, or a tuple of arrays. A list becomes one by numpy.asarray(x)."
+        ) from None
+    jax, dask = compat.is_jax_array(x), compat.is_dask_array(x)
+    return Library(library_name(x), xp, takes_numpy=jax or dask, placeless=jax or dask)
+
+
+def _refuse_unsound(x: Any) -> None:
+    """Refuse the NumPy subclasses on which plain arithmetic means something else."""
+    names = {cls.__name__ for cls in type(x).__mro__}
+    if "MaskedArray" in names:
+        raise ArrayTypeError(
+            f"x is {describe(x)}, a masked array; a rotation mixes the members of a pair, so a mask has no one "
+            "meaning after it. Give x.filled(0), or x.data, and keep the mask beside it."
+        )
+    if "matrix" in names:
+        raise ArrayTypeError(f"x is a numpy.matrix, whose * multiplies matrices; give numpy.asarray(x).")
+
+
+def dtype_name(x: Any) -> str:
+    """Name an array's dtype as the standard does; bfloat16 and float16, which it lacks, by the same rule."""
+    dtype = x.dtype
+    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]

@@ -1,0 +1,194 @@
+"""Spec and shapes to static integers and index tuples: what the array code needs, and no arrays.
+
+Everything here is hashable plain Python, so that a tracer (jax.jit, torch.compile) takes it as a constant.
+"""
+
+from array import array
+from collections.abc import Sequence
+from decimal import Decimal
+from math import pi
+from typing import Any, NamedTuple
+
+from ._errors import ShapeError
+from ._scaling import turns
+
+
+class Layout(NamedTuple):
+    """Where the pairs stand: which slice is rotated, how pairs are laid in it, and the amplitude.
+
+    Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`; the pair is
+    read by `pairing` and written by `out_pairing`. The amplitude is a part of cos and sin already; it is
+    kept here because the inverse divides by it twice (once to undo, once because it is in the tables).
+    """
+
+    head_dim: int
+    start: int
+    stop: int
+    pairing: str
+    out_pairing: str
+    amplitude: float
+
+    @property
+    def lanes(self) -> int:
+        return (self.stop - self.start) // 2
+
+    def transposed(self, amplitude: float) -> "Layout":
+        """Lay out the way back: what was written is read."""
+        return Layout(self.head_dim, self.start, self.stop, self.out_pairing, self.pairing, amplitude)
+
+
+class Plan:
+    """A spec ready for arrays: its layout, and its frequencies in the forms that the angles take.
+
+    Attributes
+    ----------
+    layout
+        Where the pairs stand.
+    exact
+        Whether angles are exact or follow the float32 product.
+    frequencies
+        ω of each lane, radians per position, as float64.
+    words64
+        round(ω/2π · 2^64) of each lane, modulo 2^64, as signed 64-bit integers.
+    words96
+        round(ω/2π · 2^96) modulo 2^96: the upper 64 bits signed, and the lower 32 bits unsigned.
+    inverse
+        The plan of the inverse rotation.
+    eighths
+        ω in eighths of a turn per position, as float64, for the fraction of a float position.
+    """
+
+    __slots__ = ("_hash", "_key", "eighths", "exact", "frequencies", "inverse", "layout", "words64", "words96")
+
+    def __init__(self, layout: Layout, omegas: Sequence[Decimal], *, exact: bool, inverse: "Plan | None" = None):
+        self.layout = layout
+        self.exact = exact
+        self.frequencies = Constants("d", [float(omega) for omega in omegas])
+        self.eighths = Constants("d", [omega * 4 / pi for omega in self.frequencies.values])
+        self.words64 = Constants("q", [_signed64(f) for f in turns(omegas, 64)])
+        fine = turns(omegas, 96)
+        self.words96 = (
+            Constants("q", [_signed64(f >> 32) for f in fine]),
+            Constants("q", [f & 0xFFFFFFFF for f in fine]),
+        )
+        self._key = (layout, exact, self.frequencies.values, self.words96[0].values, self.words96[1].values)
+        self._hash = hash(self._key)
+        # The way back is a rotation too: by the negative frequencies, out of the layout that was written.
+        self.inverse = inverse or Plan(
+            layout.transposed(1.0 / layout.amplitude), [-omega for omega in omegas], exact=exact, inverse=self
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self._key == other._key
+
+
+class Constants:
+    """Numbers of one kind, as a tuple for tracers and as a buffer, which a library reads without a loop."""
+
+    __slots__ = ("buffer", "values")
+
+    def __init__(self, kind: str, values: Sequence[Any]):
+        self.values = tuple(values)
+        self.buffer = array(kind, values)
+
+
+def _signed64(number: int) -> int:
+    """Reduce modulo 2^64 into the range of a signed 64-bit integer."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def sequence_axis(ndim: int, seq_axis: int) -> int:
+    """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
+    axis = seq_axis + ndim if seq_axis < 0 else seq_axis
+    if ndim == 1 and seq_axis == -2:
+        return -1
+    if not 0 <= axis < ndim - 1:
+        raise ShapeError(
+            f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
+            f"give an axis from {-ndim} to -2, or from 0 to {ndim - 2}."
+        )
+    return axis
+
+
+def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+    """Say how a table of positions, shape pos.shape + (lanes,), is laid along x's `ndim` axes.
+
+    Returns
+    -------
+    order
+        The permutation of the table's axes that comes first, None where there is none to do.
+    index
+        The index that then gives the table all of x's axes, those that positions do not cover of size 1.
+    """
+    if pos_ndim == 0:
+        return None, (None,) * (ndim - 1) + (...,)
+    if pos_ndim == 1 and axis == ndim - 2:
+        return None, (None,) * axis + (...,)
+    covered = _covered(ndim, pos_ndim, axis)
+    index = tuple(slice(None) if a in covered else None for a in range(ndim - 1)) + (...,)
+    if covered == sorted(covered):
+        return None, index
+    order = sorted(range(pos_ndim), key=covered.__getitem__)
+    return (*order, pos_ndim), index
+
+
+def covered_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:
+    """Return the axis of x that each axis of positions pairs with, by the shape rule."""
+    return tuple(_covered(ndim, pos_ndim, sequence_axis(ndim, seq_axis))) if pos_ndim else ()
+
+
+def _covered(ndim: int, pos_ndim: int, axis: int) -> list[int]:
+    lead = [a for a in range(ndim - 1) if a != axis]
+    return [*lead[: pos_ndim - 1], axis]
+
+
+def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int) -> None:
+    """Check the shape rule between x and positions.
+
+    The rule: of x's axes without the last, `seq_axis` moved to the end, (lead..., S), the last pairs with
+    the last axis of pos and the lead axes, in order, with its others; each size is equal or 1.
+    """
+    axis = sequence_axis(len(shape), seq_axis)
+    if pos_shape and not _lines_up(shape, pos_shape, axis):
+        raise ShapeError(_misfit(shape, pos_shape, seq_axis, axis))
+
+
+def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
+    if len(pos_shape) >= len(shape):
+        return False
+    wanted = [shape[a] for a in _covered(len(shape), len(pos_shape), axis)]
+    # A size that is not known yet (nan in dask, None in the standard) is checked where it is: in the chunk.
+    return all(
+        have == 1 or have == want or unknown(have) or unknown(want)
+        for have, want in zip(pos_shape, wanted, strict=True)
+    )
+
+
+def unknown(size: Any) -> bool:
+    """Tell whether an axis's size is not known yet."""
+    return size is None or size != size
+
+
+def _misfit(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, axis: int) -> str:
+    ndim = len(shape)
+    lead = [f"axis {a} ({shape[a]})" for a in range(ndim - 1) if a != axis]
+    sequence = f"the sequence, axis {axis} ({shape[axis]})" if axis >= 0 else "no sequence axis"
+    text = (
+        f"pos of shape {_shape(pos_shape)} does not line up with x of shape {_shape(shape)} and "
+        f"seq_axis={seq_axis}. pos's last axis pairs with {sequence}"
+    )
+    text += f", its others in order with {', '.join(lead)}; each size must be equal or 1." if lead else "."
+    fits = [a - ndim for a in range(ndim - 1) if a != axis and _lines_up(shape, pos_shape, a)]
+    if fits:
+        return f"{text} It would fit with {' or '.join(f'seq_axis={a}' for a in fits)}."
+    wanted = [shape[a] for a in range(ndim - 1) if a != axis] + ([shape[axis]] if axis >= 0 else [])
+    forms = [_shape(wanted[i:]) for i in (len(wanted) - 1, 0) if wanted]
+    accepted = " or ".join(dict.fromkeys([*reversed(forms)])) if len(wanted) > 1 else "".join(forms[:1])
+    return f"{text} Give pos a scalar" + (f", or the shape {accepted}, or a size 1 in any place." if wanted else ".")
+
+
+def _shape(shape: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -1,0 +1,48 @@
+"""Cos, sin and x to y, for every library: Array API only.
+
+For the members a and b of each pair, y_a = a·cos - b·sin and y_b = b·cos + a·sin (RoFormer, arXiv 2104.09864,
+eq. 34). The arithmetic is in the dtype of the tables; each half of the result is rounded to x's dtype once,
+before the halves are joined, which lets compilers make one loop of it. Only the last axis is ever reshaped,
+so an array split along any other axis stays as it is.
+"""
+
+from typing import Any
+
+from ._plan import Layout, placement
+
+
+def rotate(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
+    """Rotate the last axis of x by tables that have x's axes and one column per lane."""
+    if layout.start == layout.stop:
+        return xp.asarray(x, copy=True)
+    parts = [_turn(x[..., layout.start : layout.stop], cos, sin, layout, xp)]
+    if layout.start:
+        parts.insert(0, x[..., : layout.start])
+    if layout.stop < layout.head_dim:
+        parts.append(x[..., layout.stop :])
+    return xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+
+def _turn(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
+    a, b = (xp.astype(part, cos.dtype) for part in _members(x, layout))
+    first = xp.astype(a * cos - b * sin, x.dtype)
+    second = xp.astype(b * cos + a * sin, x.dtype)
+    if layout.out_pairing == "half":
+        return xp.concat([first, second], axis=-1)
+    # The stack's shape is known but for the axes in front, so the last two are merged by x's own shape.
+    return xp.reshape(xp.stack([first, second], axis=-1), x.shape)
+
+
+def _members(x: Any, layout: Layout) -> tuple[Any, Any]:
+    """Return the first and the second members of all pairs."""
+    if layout.pairing == "half":
+        return x[..., : layout.lanes], x[..., layout.lanes :]
+    return x[..., ::2], x[..., 1::2]
+
+
+def lay_along(table: Any, ndim: int, axis: int, xp: Any) -> Any:
+    """Give a table of shape pos.shape + (lanes,) the axes of an x of `ndim` axes, by the shape rule."""
+    order, index = placement(ndim, table.ndim - 1, axis)
+    if order is not None:
+        table = xp.permute_dims(table, order)
+    return table[index]

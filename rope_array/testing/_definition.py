@@ -1,0 +1,501 @@
+"""The definition of rotary position embedding (RoPE), by which every implementation is judged.
+
+Pair `i` of a vector, turned by the angle pos * omega_i, is multiplied by the 2 x 2 rotation
+
+    [ cos  -sin ]
+    [ sin   cos ]
+
+(Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864, equations 13 to 15.) A float64 product
+pos * omega is too coarse to judge with, so the angles here are decimals, reduced modulo 2 pi before they are
+rounded. Needs NumPy and the standard library; imports nothing from the rest of the package, and computes
+angles by another method than the package does, so that the two cannot share a mistake.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import (
+    ROUND_HALF_EVEN,
+    Context,
+    Decimal,
+    DivisionByZero,
+    InvalidOperation,
+    Overflow,
+    localcontext,
+)
+from math import factorial, isfinite
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Indices: TypeAlias = NDArray[np.intp]
+Frequencies: TypeAlias = Sequence[float | Decimal]
+
+PAIRINGS = ("interleaved", "half")
+
+_PI = Decimal(
+    "3."
+    "14159265358979323846264338327950288419716939937510"
+    "58209749445923078164062862089986280348253421170679"
+    "82148086513282306647093844609550582231725359408128"
+    "48111745028410270193852110555964462294895493038196"
+)
+
+
+def _context(digits: int) -> Context:
+    # Every setting is spelled out: those left out would follow what a caller made of decimal.DefaultContext.
+    traps = [InvalidOperation, DivisionByZero, Overflow]
+    limits = {"Emin": -999_999, "Emax": 999_999, "capitals": 1, "clamp": 0}
+    return Context(prec=digits, rounding=ROUND_HALF_EVEN, flags=[], traps=traps, **limits)
+
+
+# An angle below 1e40 keeps about 80 decimals in the reduction. Products of two float64 are unlikely to come
+# nearer to a multiple of pi/2 than 1e-50, and the 30 digits then left are more than the rounding needs.
+_REDUCTION = _context(120)
+_ANGLE_LIMIT = Decimal("1e40")
+# 38 digits hold twice a float64's precision (32 digits), and are two words of libmpdec.
+_SERIES = _context(38)
+with localcontext(_REDUCTION):
+    _HALF_PI = _PI / 2
+    _TWO_OVER_PI = 2 / _PI
+with localcontext(_SERIES):
+    # 16 terms: (pi/4)^32 / 32! is 2e-39.
+    _COS_TERMS = tuple((-1) ** n / Decimal(factorial(2 * n)) for n in reversed(range(16)))
+    _SIN_TERMS = tuple((-1) ** n / Decimal(factorial(2 * n + 1)) for n in reversed(range(16)))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is rotated, by which frequencies: everything about a RoPE but the positions."""
+
+    head_dim: int
+    omegas: tuple[Decimal, ...]
+    amplitude: Decimal
+    source: tuple[Indices, Indices]
+    target: tuple[Indices, Indices]
+
+    def inverse(self) -> _Plan:
+        """Turn back: opposite angles, the reciprocal amplitude, results read from where they were written."""
+        if not self.amplitude:
+            raise ValueError(
+                "attention_factor is 0, so the rotation has no inverse; give a factor other than 0"
+            )
+        with localcontext(_REDUCTION):
+            omegas = tuple(-omega for omega in self.omegas)
+            return _Plan(self.head_dim, omegas, 1 / self.amplitude, self.target, self.source)
+
+
+def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
+    """Frequencies base^(-2i/d) as real numbers, i = 0 .. d/2 - 1, d = `rotary_dim`.
+
+    Parameters
+    ----------
+    rotary_dim : int
+        Number of rotated elements: even, 0 or more.
+    base : float
+        Positive; its exact value is taken.
+
+    Returns
+    -------
+    tuple of Decimal, length rotary_dim // 2
+        Radians per position, to 110 significant digits.
+
+    Raises
+    ------
+    ValueError
+        If `rotary_dim` is odd or negative, or `base` is not a positive number.
+
+    Notes
+    -----
+    RoFormer (https://arxiv.org/abs/2104.09864), equation 15, where i counts from 1.
+
+    Examples
+    --------
+    >>> [str(omega) for omega in frequencies(4)]
+    ['1', '0.01']
+    """
+    width = _width(rotary_dim)
+    with localcontext(_REDUCTION):
+        number = _exact(base)
+        if number <= 0:
+            raise ValueError(f"base must be a positive number, got {base!r}")
+        logarithm = number.ln()
+        powers = [(-2 * i * logarithm / width).exp() for i in range(width // 2)]
+    # The last ten digits carry the error of the logarithm; without them 0.01 is 0.01.
+    with localcontext(_context(110)):
+        return tuple((+power).normalize() for power in powers)
+
+
+def cos_sin(
+    pos: ArrayLike, *, rotary_dim: int, base: float = 10000.0, inv_freq: Frequencies | None = None
+) -> tuple[Floats, Floats]:
+    """Cosine and sine of pos * omega_i, each correctly rounded to float64.
+
+    Parameters
+    ----------
+    pos : int, float, sequence or array of them, shape (...)
+        Positions; the exact value of each is taken. Angles must stay below 1e40 radians.
+    rotary_dim : int
+        Number of rotated elements: even, 0 or more.
+    base : float
+        The frequencies are `frequencies(rotary_dim, base)`.
+    inv_freq : sequence of rotary_dim // 2 floats, optional
+        Frequencies in radians per position to take instead, each exactly.
+
+    Returns
+    -------
+    cos, sin : ndarray of float64, shape (..., rotary_dim // 2)
+
+    Raises
+    ------
+    ValueError
+        If a width, base, frequency or position is outside what is stated above.
+    TypeError
+        If a position or frequency is not a real number.
+
+    Notes
+    -----
+    RoFormer (https://arxiv.org/abs/2104.09864), equation 15.
+
+    Examples
+    --------
+    >>> cos, sin = cos_sin([0, 10**22], rotary_dim=2)
+    >>> cos[:, 0].tolist(), sin[:, 0].tolist()
+    ([1.0, 0.523214785395139], [0.0, -0.8522008497671888])
+    """
+    table = _table(pos, _omegas(_width(rotary_dim), base, inv_freq), Decimal(1))
+    return table[..., 0], table[..., 1]
+
+
+def rotation_matrix(
+    pos: ArrayLike,
+    *,
+    head_dim: int,
+    base: float = 10000.0,
+    rotary_dim: int | None = None,
+    rotary_start: int = 0,
+    pairing: str = "interleaved",
+    out_pairing: str | None = None,
+    inv_freq: Frequencies | None = None,
+    attention_factor: float | None = None,
+) -> Floats:
+    """Matrix M of the rotation at each position: y = M @ x.
+
+    Parameters
+    ----------
+    pos : int, float, sequence or array of them, shape (...)
+        Positions; the exact value of each is taken.
+    head_dim : int
+        Number of elements of x.
+    base, inv_freq
+        As in `cos_sin`.
+    rotary_dim : int, optional
+        Number of rotated elements: even; 0 gives the identity. By default all from `rotary_start` on.
+    rotary_start : int
+        First rotated element. Elements outside the rotated slice are left as they are.
+    pairing : {"interleaved", "half"}
+        Pair i is elements (2i, 2i + 1), or (i, i + rotary_dim // 2), of the rotated slice.
+    out_pairing : {"interleaved", "half"}, optional
+        Where the two results of pair i are written; `pairing` by default.
+    attention_factor : float, optional
+        Multiplies cos and sin, and not the elements left as they are; 1 by default.
+
+    Returns
+    -------
+    ndarray of float64, shape (..., head_dim, head_dim)
+        Each entry is the correctly rounded factor * cos, factor * sin, 0 or 1.
+
+    Raises
+    ------
+    ValueError
+        If a field is outside what is stated above, or the slice does not fit in head_dim.
+    TypeError
+        If a position, frequency or factor is not a real number.
+
+    Notes
+    -----
+    RoFormer (https://arxiv.org/abs/2104.09864), equation 15, with its (2i, 2i + 1) pairs as the default.
+
+    Examples
+    --------
+    >>> rotation_matrix(0, head_dim=4, pairing="interleaved", out_pairing="half")
+    array([[1., 0., 0., 0.],
+           [0., 0., 1., 0.],
+           [0., 1., 0., 0.],
+           [0., 0., 0., 1.]])
+    """
+    plan = _plan(
+        head_dim,
+        base=base,
+        rotary_dim=rotary_dim,
+        rotary_start=rotary_start,
+        pairing=pairing,
+        out_pairing=out_pairing,
+        inv_freq=inv_freq,
+        attention_factor=attention_factor,
+    )
+    table = _table(pos, plan.omegas, plan.amplitude)
+    (a, b), (out_a, out_b) = plan.source, plan.target
+    matrix = np.zeros((*table.shape[:-2], plan.head_dim, plan.head_dim))
+    rest = np.setdiff1d(np.arange(plan.head_dim), np.concatenate(plan.source))
+    matrix[..., rest, rest] = 1.0
+    matrix[..., out_a, a] = matrix[..., out_b, b] = table[..., 0]
+    matrix[..., out_b, a] = table[..., 1]
+    matrix[..., out_a, b] = 0.0 - table[..., 1]
+    return matrix
+
+
+def apply_definition(
+    x: ArrayLike, pos: ArrayLike, *, seq_axis: int = -2, inverse: bool = False, **fields: Any
+) -> Floats:
+    """Rotate x by the matrix of each position, rounding once.
+
+    Parameters
+    ----------
+    x : array of float64 or what converts to it exactly, shape (..., head_dim)
+    pos : int, float, sequence or array of them
+        Positions. Take x's axes without the last, with `seq_axis` moved to the end: (lead..., S). The last
+        axis of `pos` pairs with S, its other axes with the first lead axes in order; each size is equal or 1.
+        A scalar serves all; an x of one axis takes only a scalar.
+    seq_axis : int
+        The axis of x that positions run along.
+    inverse : bool
+        Multiply by the inverse matrix, in which the attention factor divides.
+    **fields
+        Those of `rotation_matrix`; head_dim is read from x.
+
+    Returns
+    -------
+    ndarray of float64, shape of x
+        Within 0.5000001 ulp of the exact result plus 2^-100 of factor * |pair|, |pair| the length of the pair
+        of elements it comes from. Results below the smallest normal number are within one subnormal step.
+
+    Raises
+    ------
+    ValueError
+        If x does not convert exactly, `pos` does not line up with it, or a field is out of its range.
+    TypeError
+        If a position, frequency or factor is not a real number, or a field is unknown.
+
+    Notes
+    -----
+    The entries of the matrix are taken before they are rounded to float64, as sums of two float64, and the
+    products are summed in twice the precision (Dekker 1971, https://doi.org/10.1007/BF01397083): rounded
+    entries and products would cost up to 1.5 eps, too much beside the 2.5 eps that a float64 implementation
+    is allowed. A pair that has a NaN or an infinity gets what plain float64 arithmetic makes of it.
+
+    Examples
+    --------
+    >>> apply_definition([[1.0, 0.0], [1.0, 0.0]], [0, 1])
+    array([[1.        , 0.        ],
+           [0.54030231, 0.84147098]])
+    """
+    values = _float64(x)
+    plan = _plan(**{"head_dim": values.shape[-1], **fields})
+    if plan.head_dim != values.shape[-1]:
+        raise ValueError(
+            f"head_dim is {plan.head_dim}, but the last axis of x has {values.shape[-1]} elements"
+        )
+    plan = plan.inverse() if inverse else plan
+    # A view: what is written to it below is written to the copy that is returned.
+    rows = values if values.ndim == 1 else np.moveaxis(values, _sequence_axis(seq_axis, values.ndim), -2)
+    table = _table(pos, plan.omegas, plan.amplitude)
+    table = _lined_up(table, table.shape[:-2], rows.shape[:-1])
+    first, second = rows[..., plan.source[0]], rows[..., plan.source[1]]
+    rows[..., plan.target[0]], rows[..., plan.target[1]] = _rotated(first, second, table)
+    return values
+
+
+# ---- fields ----
+
+
+def _plan(
+    head_dim: int,
+    *,
+    base: float = 10000.0,
+    rotary_dim: int | None = None,
+    rotary_start: int = 0,
+    pairing: str = "interleaved",
+    out_pairing: str | None = None,
+    inv_freq: Frequencies | None = None,
+    attention_factor: float | None = None,
+) -> _Plan:
+    size, start = operator.index(head_dim), operator.index(rotary_start)
+    width = _width(size - start if rotary_dim is None else rotary_dim)
+    if size < 1 or start < 0 or start + width > size:
+        raise ValueError(
+            f"the rotated slice [{start}, {start + width}) must lie within head_dim, which is {size}"
+        )
+    source = _pairs(pairing, width, start)
+    target = source if out_pairing is None else _pairs(out_pairing, width, start)
+    amplitude = Decimal(1) if attention_factor is None else _exact(attention_factor)
+    return _Plan(size, _omegas(width, base, inv_freq), amplitude, source, target)
+
+
+def _width(rotary_dim: int) -> int:
+    width = operator.index(rotary_dim)
+    if width < 0 or width % 2:
+        raise ValueError(f"the rotated width must be even and 0 or more, got {width}: elements turn in pairs")
+    return width
+
+
+def _omegas(rotary_dim: int, base: float, inv_freq: Frequencies | None) -> tuple[Decimal, ...]:
+    if inv_freq is None:
+        return frequencies(rotary_dim, base)
+    omegas = tuple(_exact(omega) for omega in inv_freq)
+    if len(omegas) != rotary_dim // 2:
+        raise ValueError(
+            f"inv_freq has {len(omegas)} elements; a rotated width of {rotary_dim} needs {rotary_dim // 2}"
+        )
+    return omegas
+
+
+def _pairs(pairing: str, rotary_dim: int, start: int) -> tuple[Indices, Indices]:
+    """Return the indices of the first and of the second element of every pair."""
+    lanes = np.arange(rotary_dim // 2)
+    if pairing == "interleaved":
+        return start + 2 * lanes, start + 2 * lanes + 1
+    if pairing == "half":
+        return start + lanes, start + lanes + rotary_dim // 2
+    raise ValueError(f"pairing must be one of {PAIRINGS}, got {pairing!r}")
+
+
+# ---- angles ----
+
+
+def _exact(number: Any) -> Decimal:
+    """Return the exact value of an integer, a Decimal, or a float of at most 64 bits."""
+    if isinstance(number, bool | np.bool_):
+        raise TypeError(f"need a number, got the truth value {number!r}")
+    if isinstance(number, Decimal):
+        value = number
+    elif hasattr(number, "__index__"):
+        value = Decimal(operator.index(number))
+    else:
+        value = Decimal.from_float(float(number))
+        if value.is_finite() and float(value) != number:
+            raise ValueError(f"{number!r} is not exactly a float64")
+    if not value.is_finite():
+        raise ValueError(f"need a finite number, got {number!r}")
+    return value
+
+
+def _table(pos: ArrayLike, omegas: Sequence[Decimal], amplitude: Decimal) -> Floats:
+    """Shape pos.shape + (lanes, 4): cos and sin times the amplitude, then what float64 left of each."""
+    # As objects, so that integers beyond 2^53 beside a float keep their value.
+    array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
+    flat = array.ravel().tolist()
+    places = {value: place for place, value in enumerate(dict.fromkeys(flat))}
+    rows = [_row(_exact(value), omegas, amplitude) for value in places]
+    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(omegas), 4)
+    chosen = np.array([places[value] for value in flat], dtype=np.intp).reshape(array.shape)
+    return np.asarray(table[chosen])
+
+
+def _row(pos: Decimal, omegas: Sequence[Decimal], amplitude: Decimal) -> list[list[float]]:
+    with localcontext(_REDUCTION):
+        reduced = [_reduced(pos * omega) for omega in omegas]
+    with localcontext(_SERIES):
+        return [_rounded(*_turned(quadrant, angle), amplitude) for quadrant, angle in reduced]
+
+
+def _reduced(angle: Decimal) -> tuple[int, Decimal]:
+    """Quadrant 0 .. 3 and the rest of the angle, at most pi/4 in size."""
+    if abs(angle) > _ANGLE_LIMIT:
+        raise ValueError(
+            f"an angle of {angle:.3e} radians is too large: at most {_ANGLE_LIMIT} can be reduced"
+        )
+    quarters = (angle * _TWO_OVER_PI).to_integral_value()
+    return int(quarters) & 3, _HALF_PI.fma(-quarters, angle)
+
+
+def _turned(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
+    """Cosine and sine of quadrant * pi/2 + angle."""
+    square = angle * angle
+    cos, sin = _COS_TERMS[0], _SIN_TERMS[0]
+    for cos_term, sin_term in zip(_COS_TERMS[1:], _SIN_TERMS[1:], strict=True):
+        cos, sin = cos.fma(square, cos_term), sin.fma(square, sin_term)
+    sin *= angle
+    return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quadrant]
+
+
+def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
+    """Both times the amplitude, as float64, then the float64 of what that rounding left out."""
+    exact = (cos * amplitude, sin * amplitude)
+    near = [float(value) for value in exact]
+    if not all(isfinite(value) for value in near):
+        raise ValueError(f"attention_factor {amplitude:.3e} takes cos and sin beyond float64")
+    return near + [float(value - Decimal(rounded)) for value, rounded in zip(exact, near, strict=True)]
+
+
+# ---- the product ----
+
+
+def _float64(x: ArrayLike) -> Floats:
+    """Return a copy of x in float64; its values are those of x."""
+    array = np.asarray(x)
+    if array.ndim == 0:
+        raise ValueError("x must have at least one axis, the elements of a head; got a scalar")
+    if not np.can_cast(array.dtype, np.float64, "safe"):
+        raise ValueError(f"x must hold real numbers that float64 holds exactly, got {array.dtype}")
+    return array.astype(np.float64, order="C")
+
+
+def _sequence_axis(seq_axis: int, ndim: int) -> int:
+    axis = operator.index(seq_axis)
+    if not -ndim <= axis < ndim or axis % ndim == ndim - 1:
+        raise ValueError(f"seq_axis must name one of x's {ndim} axes but the last, got {axis}")
+    return axis
+
+
+def _lined_up(table: Floats, positions: tuple[int, ...], rows: tuple[int, ...]) -> Floats:
+    """View of `table`, shape positions + (lanes, 4), that broadcasts against rows + (lanes,)."""
+    if not positions:
+        return table
+    gap = len(rows) - len(positions)
+    spread = positions[:-1] + (1,) * gap + positions[-1:]
+    if gap < 0 or any(size not in (1, row) for size, row in zip(spread, rows, strict=True)):
+        raise ValueError(f"pos of shape {positions} does not line up with x's rows (lead..., S) = {rows}")
+    return table.reshape(*spread, *table.shape[-2:])
+
+
+def _rotated(first: Floats, second: Floats, table: Floats) -> tuple[Floats, Floats]:
+    """Both results of every pair; `first` and `second` are rows + (lanes,)."""
+    cos, sin, cos_rest, sin_rest = np.moveaxis(table, -1, 0)
+    # Products of numbers near 1 have error terms that neither overflow nor underflow.
+    exponent = np.frexp(np.maximum(abs(first), abs(second)))[1]
+    finite = np.isfinite(first) & np.isfinite(second)
+    with np.errstate(all="ignore"):
+        a, b = np.ldexp(first, -exponent), np.ldexp(second, -exponent)
+        turned_a = np.ldexp(_dot(cos, cos_rest, a, -sin, -sin_rest, b), exponent)
+        turned_b = np.ldexp(_dot(cos, cos_rest, b, sin, sin_rest, a), exponent)
+        plain_a, plain_b = first * cos - second * sin, second * cos + first * sin
+    return np.where(finite, turned_a, plain_a), np.where(finite, turned_b, plain_b)
+
+
+def _dot(c: Floats, c_rest: Floats, x: Floats, s: Floats, s_rest: Floats, y: Floats) -> Floats:
+    """(c + c_rest) * x + (s + s_rest) * y, rounded once."""
+    left, left_rest = _two_product(c, x)
+    right, right_rest = _two_product(s, y)
+    total = left + right
+    shifted = total - left
+    total_rest = (left - (total - shifted)) + (right - shifted)
+    return np.asarray(total + (total_rest + ((left_rest + c_rest * x) + (right_rest + s_rest * y))))
+
+
+def _two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Multiply in float64; the second result is the exact error of that rounding."""
+    product = a * b
+    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _split(a: Floats) -> tuple[Floats, Floats]:
+    """Two halves of at most 26 bits each, so that products of halves are exact."""
+    scaled = a * 134217729.0
+    high = scaled - (scaled - a)
+    return high, a - high

@@ -1,0 +1,116 @@
+"""The built wheel, installed with no extras: what it holds, what it asks for, that it needs nothing more."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONAL = [
+    *("array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "torch", "transformers", "triton"),
+    *("mpmath", "hypothesis", "pytest"),
+]
+BLOCK = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL!r}:
+            raise ImportError(name + " is blocked")
+sys.meta_path.insert(0, Block())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(request):
+    with zipfile.ZipFile(request.config.getoption("--wheel")) as archive:
+        yield archive
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def python(code):
+    """Run `code` in a Python that sees site-packages only, with every optional library blocked."""
+    command = [sys.executable, "-I", "-W", "error", "-c", BLOCK + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def sources(folder):
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "backends"}
+
+
+def test_holds_the_sources_and_nothing_else(wheel):
+    files = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+    expected = {f"rope_array/{name}" for name in sources(ROOT / "rope_array")}
+    expected |= {f"rope_array/backends/{name}" for name in sources(ROOT / "backends")}
+    assert files == expected
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "__main__.py", "py.typed", "backends/__init__.py"])
+def test_holds(wheel, name):
+    assert f"rope_array/{name}" in wheel.namelist()
+
+
+@pytest.mark.parametrize("library", ["torch", "jax", "dask"])
+def test_holds_the_fast_path_of(wheel, library):
+    assert any(name.startswith(f"rope_array/backends/{library}/") for name in wheel.namelist())
+
+
+def test_holds_a_text_for_the_demo(wheel):
+    texts = [name for name in wheel.namelist() if re.fullmatch(r"rope_array/.*\.txt", name)]
+    assert [len(wheel.read(name).decode("utf-8").split()) > 50 for name in texts] == [True]
+
+
+def test_holds_the_licence(wheel):
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+    assert wheel.read(name).decode() == (ROOT / "LICENSE").read_text("utf-8")
+
+
+def test_is_pure_python(request):
+    assert Path(request.config.getoption("--wheel")).name.endswith("-py3-none-any.whl")
+
+
+def test_asks_for_numpy_and_array_api_compat_only(metadata):
+    required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
+    assert {re.match(r"[\w-]+", line).group() for line in required} == {"numpy", "array-api-compat"}
+
+
+def test_pins_no_extra(metadata):
+    assert not [line for line in metadata.get_all("Requires-Dist") if "==" in line.partition(";")[0]]
+
+
+def test_offers_the_extras(metadata):
+    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "all"}
+
+
+def test_the_installed_wheel_is_what_is_imported():
+    assert "site-packages" in Path(python("import rope_array; print(rope_array.__file__)")).parts
+
+
+def test_works_with_no_optional_library():
+    code = "import numpy as np, rope_array as ra; print(ra.apply(np.ones((4, 8)), range(4)).shape)"
+    assert python(code) == "(4, 8)"
+
+
+def test_knows_its_version(metadata):
+    assert python("import rope_array; print(rope_array.__version__)") == metadata["Version"]
+
+
+def test_backends_is_no_top_level_package():
+    with pytest.raises(AssertionError, match="No module named 'backends'"):
+        python("import backends")
+
+
+def test_the_block_blocks():
+    with pytest.raises(AssertionError, match="ml_dtypes is blocked"):
+        python("import ml_dtypes.something")
