@@ -1,2 +1,27 @@
+"""Rotary position embedding (RoPE) for every array library, exact at every position."""
+
+from typing import Any
+
 from ._apply import RoPE, apply
+from ._errors import ArrayTypeError, BackendError, PositionError, RoPEError, ShapeError, SpecError
 from ._rotation import Rotation
+
+__all__ = [
+    "ArrayTypeError",
+    "BackendError",
+    "PositionError",
+    "RoPE",
+    "RoPEError",
+    "Rotation",
+    "ShapeError",
+    "SpecError",
+    "apply",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":  # looked up when asked for: reading metadata takes longer than the rest
+        from importlib.metadata import version
+
+        return version("rope-array")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -44,7 +44,6 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tupl
 
 def table_positions(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:
     """Check a call for tables, and hand its positions to the library."""
-    check_kind(like, lib)
     _host.check(pos, like, lib)
     _host.shape_of(pos)
     check_frequencies(inv_freq, like, plan.layout, lib)
@@ -110,13 +109,14 @@ def check_kind(x: Any, lib: Library) -> None:
         raise ArrayTypeError(
             f"x is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. Cast x first."
         )
+    if not x.ndim:
+        raise ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis holds one head's features.")
 
 
 def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
-    """Check library, dtype, device and width of every x."""
+    """Check width and device of every x, whose kind is checked."""
     for x in xs:
-        check_kind(x, lib)
-        if not x.ndim or unknown(x.shape[-1]) or x.shape[-1] != layout.head_dim:
+        if unknown(x.shape[-1]) or x.shape[-1] != layout.head_dim:
             raise ShapeError(
                 f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
                 f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."

@@ -73,7 +73,7 @@ class NumPy(Library):
     """NumPy: one device, 64-bit integers, and constants read from their buffer without a loop."""
 
     def __init__(self) -> None:
-        import array_api_compat.numpy as xp  # noqa: PLC0415 - the core imports no array library
+        import array_api_compat.numpy as xp  # the core imports no array library
 
         super().__init__("numpy", xp, placeless=True)
         self._kit = Kit(xp, True, {}, self.constants)
@@ -98,7 +98,7 @@ def library(x: Any) -> Library:
 
 def numpy_library() -> Library:
     """Return NumPy, for results that have no array to follow."""
-    import numpy as np  # noqa: PLC0415 - only where a NumPy result is asked for
+    import numpy as np  # only where a NumPy result is asked for
 
     return library(np.empty(0))
 
@@ -137,7 +137,7 @@ def _refuse_unsound(x: Any) -> None:
             "meaning after it. Give x.filled(0), or x.data, and keep the mask beside it."
         )
     if "matrix" in names:
-        raise ArrayTypeError(f"x is a numpy.matrix, whose * multiplies matrices; give numpy.asarray(x).")
+        raise ArrayTypeError("x is a numpy.matrix, whose * multiplies matrices; give numpy.asarray(x).")
 
 
 def dtype_name(x: Any) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from . import _core
-from ._errors import BackendError, describe
+from ._errors import ArrayTypeError, BackendError, describe
 from ._namespace import library
 from ._plan import Layout, Plan
 
@@ -40,13 +40,16 @@ RECORDS = (
 
 
 class Path(Protocol):
-    """What a path offers; each function may count on nothing having been checked.
+    """What a path offers. `check` comes first; the others check all the rest before any work.
 
     `run(name, x, *args)` calls the function of that name on the path of x: a path whose arrays hold arrays of
     another library (dask's chunks) hands these on through it.
     """
 
     name: str
+
+    def check(self, xs: Any) -> None:
+        """Check that each of xs is an array that can be rotated: library, kind, dtype."""
 
     def apply(self, xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
         """Rotate each of xs by its positions."""
@@ -61,6 +64,11 @@ class ArrayAPI:
     """The path that every library has: the core."""
 
     name = "array-api"
+
+    @staticmethod
+    def check(xs: Any) -> None:
+        for x in xs:
+            _core.check_kind(x, library(xs[0]))
 
     @staticmethod
     def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
@@ -89,10 +97,12 @@ _loaded = _Loaded()
 _names: dict[type, str] = {}
 
 
-def choose(x: Any, backend: str | None) -> Path:
-    """Return the path for an array: that of its type, or the one asked for by name."""
-    path: Path = getattr(_loaded, _name_of(type(x)))
-    return path if backend is None or backend == path.name else _forced(x, path, backend)
+def choose(xs: tuple[Any, ...], backend: str | None) -> Path:
+    """Return the path for arrays: that of the first one's type, or the one asked for by name."""
+    if not xs:
+        raise ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")
+    path: Path = getattr(_loaded, _name_of(type(xs[0])))
+    return path if backend is None or backend == path.name else _forced(xs[0], path, backend)
 
 
 def _name_of(cls: type) -> str:
@@ -106,7 +116,7 @@ _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def run(name: str, x: Any, *args: Any) -> Any:
     """Call one function of the path that x's type has."""
-    return getattr(choose(x, None), name)(*args, run)
+    return getattr(choose((x,), None), name)(*args, run)
 
 
 def _learn(cls: type) -> str:

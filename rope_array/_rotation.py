@@ -3,40 +3,123 @@
 from typing import Any, NamedTuple
 
 from . import _registry
+from ._errors import describe
 from ._plan import Layout
 
 
 class Rotation(NamedTuple):
-    """Cos and sin of a rope at some positions, ready to rotate arrays.
+    """Cos and sin of a rope at some positions, made by `RoPE.rotation`.
 
-    Made by `RoPE.rotation`. It is a named tuple, which the tree utilities of JAX and PyTorch take apart and
-    put together without being told of it: cos and sin are its leaves, and the static rest is the key of a
-    dictionary without leaves, which trees keep as structure. So it passes through jax.jit, jax.vmap,
-    jax.lax.scan, torch.func and torch.export as it is, whatever was imported first.
+    Attributes
+    ----------
+    cos, sin : array of shape pos.shape + (rotary_dim/2,)
+        Amplitude included.
+    static : dict
+        Where the pairs stand, as the key of a dictionary without values.
+
+    Notes
+    -----
+    A named tuple is taken apart by the tree utilities of JAX and PyTorch without being registered, whichever
+    was imported first; cos and sin are its leaves, and the key of a dictionary is structure. So a Rotation
+    passes through jax.jit, jax.vmap, jax.lax.scan, torch.func and torch.export as it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> q = np.ones((2, 3, 4), dtype=np.float32)
+    >>> rot = ra.RoPE(head_dim=4).rotation([0, 1, 2], like=q)
+    >>> bool(np.allclose(rot.inverse().apply(rot.apply(q)), q))
+    True
     """
 
     cos: Any
     sin: Any
     static: dict[Layout, tuple[()]]
 
+    def __repr__(self) -> str:
+        layout = ", ".join(f"{k}={v!r}" for k, v in self.layout._asdict().items())
+        return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
+
     @property
     def layout(self) -> Layout:
+        """Where the pairs stand, and the amplitude: the static part."""
         return next(iter(self.static))
 
     def apply(self, x: Any, *, seq_axis: int = -2, backend: str | None = None) -> Any:
+        """Rotate x by these tables.
+
+        Parameters
+        ----------
+        x : array of shape (..., S, head_dim), or a tuple of such arrays
+            Of the tables' library and device. A float64 x needs float64 tables.
+        seq_axis, backend
+            As of `rope_array.apply`; positions line up with x as they do there.
+
+        Returns
+        -------
+        array or tuple of arrays
+            As x.
+
+        Raises
+        ------
+        ArrayTypeError
+            x is of a dtype, library or device that the tables do not serve.
+        ShapeError
+            x's width is not the head_dim, or the positions do not line up with x.
+        BackendError
+            `backend` names no path, or one that does not serve x.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> q, k = np.ones((1, 8, 3, 4)), np.ones((1, 2, 3, 4))
+        >>> q, k = ra.RoPE(head_dim=4).rotation(range(3), like=q).apply((q, k))
+        >>> q.shape, k.shape
+        ((1, 8, 3, 4), (1, 2, 3, 4))
+        """
         xs = x if type(x) is tuple else (x,)
-        path = _registry.choose(xs[0], backend)
+        path = _registry.choose(xs, backend)
+        path.check(xs)
         ys = path.rotate(xs, self.cos, self.sin, self.layout, seq_axis, _registry.run)
         return ys if type(x) is tuple else ys[0]
 
     def inverse(self) -> "Rotation":
+        """Return the rotation that undoes this one: turned back, out_pairing to pairing, amplitude divided out.
+
+        Returns
+        -------
+        Rotation
+            A view of the same positions.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> rope = ra.RoPE(head_dim=2, attention_factor=2.0)
+        >>> rope.rotation(0, like=np.ones(2)).inverse().apply(np.ones(2))
+        array([0.5, 0.5])
+        """
         layout = self.layout
-        a = layout.amplitude
-        back = layout.transposed(1.0 / a)
-        if a == 1.0:
-            return Rotation(self.cos, -self.sin, {back: ()})
-        return Rotation(self.cos * a**-2, self.sin * -(a**-2), {back: ()})
+        factor = layout.amplitude**-2
+        cos, sin = (self.cos, -self.sin) if factor == 1.0 else (self.cos * factor, self.sin * -factor)
+        return Rotation(cos, sin, {layout.transposed(1.0 / layout.amplitude): ()})
 
     def adjoint(self) -> "Rotation":
-        layout = self.layout
-        return Rotation(self.cos, -self.sin, {layout.transposed(layout.amplitude): ()})
+        """Return the transposed rotation, amplitude kept: the map of gradients.
+
+        Returns
+        -------
+        Rotation
+            A view of the same positions.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> rope = ra.RoPE(head_dim=2, attention_factor=2.0)
+        >>> rope.rotation(0, like=np.ones(2)).adjoint().apply(np.ones(2))
+        array([2., 2.])
+        """
+        return Rotation(self.cos, -self.sin, {self.layout.transposed(self.layout.amplitude): ()})

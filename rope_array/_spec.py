@@ -34,16 +34,20 @@ class Spec:
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_plan", _plan(self))
+        object.__setattr__(self, "_made", _plan(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan is derived: it is made anew where the spec is loaded, by the version that runs there.
         return _load, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})
 
     @property
+    def _plan(self) -> Plan:
+        return self._made  # type: ignore[attr-defined,no-any-return]
+
+    @property
     def frequencies(self) -> tuple[float, ...]:
         """Effective frequency ω of each lane, in radians per position: rotary_dim/2 floats."""
-        return self._plan.frequencies.values  # type: ignore[attr-defined,no-any-return]
+        return self._plan.frequencies.values
 
     @property
     def amplitude(self) -> float:
@@ -175,6 +179,9 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     return tuple(map(Decimal, spec.inv_freq))
 
 
+_FIELDS = frozenset(f.name for f in fields(Spec))
+
+
 class _Kept:
     """Plans of specs given field by field, each an attribute: see `_registry._Loaded`."""
 
@@ -191,6 +198,10 @@ def plan_of(head_dim: int, **spec: Any) -> Plan:
 
 
 def _name_of(head_dim: int, **spec: Any) -> str:
+    if unknown := set(spec) - _FIELDS:
+        raise SpecError(
+            f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(sorted(_FIELDS))}."
+        )
     # Types are part of the key, as True equals 1 but is no width.
     key = (head_dim, *spec.items(), *map(type, spec.values()))
     try:
@@ -209,6 +220,6 @@ def _keep(key: tuple[Any, ...], spec: Spec) -> str:
         _names.clear()
         vars(_kept).clear()
     name = f"plan{next(_numbers)}"
-    setattr(_kept, name, spec._plan)  # type: ignore[attr-defined]
+    setattr(_kept, name, spec._plan)
     _names[key] = name
     return name

@@ -25,11 +25,16 @@ LIBRARY = Library("dask", xp, takes_numpy=True, placeless=True)
 _LANE, _TABLE = -1, -2
 
 
+def check(xs: Any) -> None:
+    """Check that each of xs is an array that can be rotated."""
+    for x in xs:
+        _core.check_kind(x, LIBRARY)
+        library(x._meta)  # refuses chunks that are masked arrays
+
+
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by its positions, lazily."""
     _core.positions(xs, pos, plan, seq_axis, LIBRARY)
-    for x in xs:
-        library(x._meta)  # refuses chunks that are masked arrays
     values = _lazy(pos)
     return tuple(_apply_one(x, values, plan, seq_axis, run) for x in xs)
 

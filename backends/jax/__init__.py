@@ -44,6 +44,12 @@ class Jax(Library):
 LIBRARY = Jax("jax", xp, takes_numpy=True, placeless=True)
 
 
+def check(xs: Any) -> None:
+    """Check that each of xs is an array that can be rotated."""
+    for x in xs:
+        _core.check_kind(x, LIBRARY)
+
+
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by its positions, in one program."""
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, LIBRARY)

@@ -1,5 +1,9 @@
-"""PyTorch: the core, seen by Dynamo without what it cannot trace."""
+"""PyTorch: the core, with the tensors that need a word of their own seen to first.
 
+Code here runs under Dynamo too, which traces plain attribute and type tests but neither caches nor imports.
+"""
+
+from contextlib import nullcontext
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -7,24 +11,26 @@ import torch
 
 from rope_array import _core
 from rope_array._angles import Kit
+from rope_array._errors import ArrayTypeError, describe
 from rope_array._namespace import Library
 from rope_array._plan import Constants, Layout, Plan
+
+from . import _distributed
 
 name = "torch"
 
 
 class Torch(Library):
-    def owns(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
+    """PyTorch: found by type, without array-api-compat's cached detection, of which Dynamo warns."""
 
     def wide(self) -> bool:
         return True
 
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
     def device(self, x: Any) -> Any:
         return x.device
-
-    def kit(self, x: Any) -> Kit:
-        return Kit(self.xp, True, {"device": x.device}, self.constants)
 
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
         return torch.tensor(numbers.values, dtype=dtype, **create)
@@ -33,13 +39,63 @@ class Torch(Library):
 LIBRARY = Torch("torch", xp)
 
 
+def check(xs: Any) -> None:
+    """Check that each of xs is an array that can be rotated."""
+    for x in xs:
+        if isinstance(x, torch.Tensor):
+            _check_sound(x)
+        _core.check_kind(x, LIBRARY)
+
+
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
-    return _core.apply(xs, pos, plan, seq_axis, LIBRARY)
+    """Rotate each of xs by its positions."""
+    with _mode_of(xs[0]):
+        pos = _symbol_as_tensor(pos, xs[0])
+        if _distributed.is_placed(*xs, pos):
+            return _distributed.apply(xs, pos, plan, seq_axis, LIBRARY)
+        return _core.apply(xs, pos, plan, seq_axis, LIBRARY)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
-    return _core.tables(pos, like, plan, inv_freq, LIBRARY)
+    """Make cos and sin."""
+    with _mode_of(like):
+        pos = _symbol_as_tensor(pos, like)
+        if _distributed.is_placed(like, pos):
+            return _distributed.tables(pos, like, plan, inv_freq, LIBRARY)
+        return _core.tables(pos, like, plan, inv_freq, LIBRARY)
 
 
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
+    """Rotate each of xs by tables."""
+    if _distributed.is_placed(*xs, cos):
+        _distributed.check(xs, cos)
     return _core.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
+
+
+def _mode_of(x: Any) -> Any:
+    """Return the mode of a fake tensor, in which what is made beside it is fake too."""
+    return x.fake_mode if type(x).__name__ == "FakeTensor" else nullcontext()
+
+
+def _check_sound(x: Any) -> None:
+    """Refuse the tensors on whose elements plain arithmetic does not act one by one."""
+    if x.is_nested:
+        raise ArrayTypeError(
+            f"x is a nested tensor of dtype {x.dtype}; give x.values(), and one position for each of its rows."
+        )
+    if x.layout is not torch.strided:
+        raise ArrayTypeError(f"x is {describe(x)} with the layout {x.layout}; give a dense tensor: x.to_dense().")
+    if type(x).__name__ == "MaskedTensor":
+        raise ArrayTypeError(
+            f"x is {describe(x)}, a masked tensor; a rotation mixes the members of a pair, so a mask has no one "
+            "meaning after it. Give x.get_data(), and keep the mask beside it."
+        )
+
+
+def _symbol_as_tensor(pos: Any, x: Any) -> Any:
+    """Make a tensor of a symbolic number, which make_fx and export give for a Python one."""
+    if isinstance(pos, torch.SymInt):
+        return torch.full((), pos, dtype=torch.int64, device=x.device)
+    if isinstance(pos, torch.SymFloat):
+        return torch.full((), pos, dtype=torch.float64, device=x.device)
+    return pos

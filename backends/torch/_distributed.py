@@ -1,0 +1,82 @@
+"""DTensor: positions are made into tables where they are, so that nothing is communicated.
+
+A plain tensor of positions beside a DTensor could hold the positions of the local shard or of the whole, and
+both readings are in use; it is refused unless torch's own `implicit_replication` says that it is the whole.
+"""
+
+import sys
+from typing import Any
+
+from rope_array import _core, _host
+from rope_array._errors import ArrayTypeError, ShapeError, describe
+from rope_array._namespace import Library
+from rope_array._plan import Plan
+
+_MODULE = "torch.distributed.tensor"
+
+
+def is_placed(*values: Any) -> bool:
+    """Tell whether there is a DTensor among values, without importing what defines it."""
+    return any(type(value).__name__ == "DTensor" for value in values)
+
+
+def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
+    """Rotate DTensors, each shard by the positions of its own."""
+    check(xs, pos)
+    _core.check_arrays(xs, plan.layout, lib)
+    _host.check(pos, xs[0], lib)
+    _core.check_places(xs, _host.shape_of(pos), seq_axis)
+    made = {d: _tables(pos, xs[0], plan, None, d, lib) for d in {*map(_core.is_double, xs)}}
+    return tuple(
+        _core.turn_all((x,), *made[_core.is_double(x)], plan.layout, seq_axis, lib.xp)[0] for x in xs
+    )
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Any:
+    """Make cos and sin, placed as the positions are."""
+    check((like,), pos)
+    if inv_freq is not None:
+        raise ArrayTypeError("learned frequencies beside a DTensor are not served; make the tables from local tensors.")
+    _core.table_positions(_local(pos), like.to_local(), plan, inv_freq, lib)
+    return _tables(pos, like, plan, inv_freq, _core.is_double(like), lib)
+
+
+def check(xs: Any, pos: Any) -> None:
+    """Refuse heads that are split, DTensors beside plain tensors, and partial sums."""
+    for x in xs:
+        if not is_placed(x):
+            raise ArrayTypeError(f"x is a plain {describe(x)} beside DTensors; give all of them as DTensors.")
+        if any(p.is_shard(x.ndim - 1) or p.is_partial() for p in x.placements):
+            raise ShapeError(
+                f"x is placed as {x.placements}; the members of a pair must be in one shard, and whole. Shard "
+                "heads, sequence or batch, or redistribute x before the rotation."
+            )
+    if hasattr(pos, "placements"):
+        if any(p.is_partial() for p in pos.placements):
+            raise ArrayTypeError(f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first.")
+    elif not _host.is_host(pos) and not _implicit_replication():
+        raise ArrayTypeError(
+            f"x is a DTensor and pos a plain {describe(pos)}, which may mean the positions of this shard or of the "
+            "whole. If of this shard, give DTensor.from_local(pos, x.device_mesh, placements); if of the whole, "
+            "give distribute_tensor(pos, x.device_mesh, [Replicate()] * x.device_mesh.ndim)."
+        )
+
+
+def _tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, double: bool, lib: Library) -> Any:
+    module = sys.modules[_MODULE]
+    local = like.to_local()
+    whole, fraction = _host.read(_local(pos), lib, lib.kit(local), double)
+    made = _core.make_tables(whole, fraction, plan, double, lib.kit(local), inv_freq)
+    places = getattr(pos, "placements", [module.Replicate()] * like.device_mesh.ndim)
+    shape = lib.xp.empty((*_host.shape_of(pos), plan.layout.lanes), device="meta")
+    whole_size = {"shape": shape.shape, "stride": shape.stride()}  # from_local would guess equal shards
+    return tuple(module.DTensor.from_local(t, like.device_mesh, places, run_check=False, **whole_size) for t in made)
+
+
+def _local(pos: Any) -> Any:
+    return pos.to_local() if hasattr(pos, "placements") else pos
+
+
+def _implicit_replication() -> bool:
+    dispatcher = getattr(sys.modules[_MODULE].DTensor, "_op_dispatcher", None)
+    return bool(getattr(dispatcher, "_allow_implicit_replication", False))
