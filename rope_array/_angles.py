@@ -96,7 +96,7 @@ def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
     pos = whole[..., None]
     if not kit.wide:
         return _phase_in_uint32(pos, plan, kit)
-    pos = kit.xp.astype(pos, kit.xp.int64)
+    pos = kit.xp.astype(pos, kit.xp.int64, copy=False)
     if double:
         return _phase_of_96(pos, plan, kit)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.

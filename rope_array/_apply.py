@@ -8,7 +8,7 @@ which is static; the path then checks shapes and positions, makes cos and sin (`
 from typing import Any
 
 from . import _registry
-from ._errors import ArrayTypeError, SpecError, describe
+from ._errors import SpecError, describe
 from ._namespace import library, numpy_library
 from ._plan import Plan
 from ._rotation import Rotation
@@ -104,7 +104,9 @@ def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
         raise SpecError(f"rope is {describe(rope)}; give a RoPE, and everything after it by keyword.")
     if spec:
         given = ", ".join(spec)
-        raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}=...).")
+        raise SpecError(
+            f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}=...)."
+        )
     return rope._plan
 
 

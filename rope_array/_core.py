@@ -9,8 +9,7 @@ from . import _host
 from ._angles import Kit, cos_sin, product_cos_sin, split
 from ._errors import ArrayTypeError, ShapeError, describe
 from ._namespace import X_DTYPES, Library, dtype_name
-from ._plan import Layout, Plan, check_line_up, sequence_axis, unknown
-from ._rotate import lay_along
+from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, unknown
 from ._rotate import rotate as turn
 
 Arrays = tuple[Any, ...]
@@ -25,15 +24,24 @@ def apply(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Arra
 def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> tuple[Any, Any]:
     """Check a whole call, and hand its positions to the library (see `_host.read`)."""
     check_arrays(xs, plan.layout, lib)
-    _host.check(pos, xs[0], lib)
-    check_places(xs, _host.shape_of(pos), seq_axis)
-    return _host.read(pos, lib, lib.host_kit(xs[0]), any(map(is_double, xs)))
+    own = lib.owns(pos)
+    _host.check(pos, xs[0], own, lib)
+    shape = tuple(pos.shape) if own else _host.shape_of(pos)
+    for x in xs:
+        check_line_up(tuple(x.shape), shape, seq_axis)
+    return (pos, None) if own else _host.read(pos, lib.host_kit(xs[0]), any(map(is_double, xs)))
 
 
 def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, kit: Kit) -> Arrays:
     """Rotate checked arrays by positions that the library has."""
-    pairs = {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
-    return tuple(_rotate_one(x, *pairs[is_double(x)], plan.layout, seq_axis, kit.xp) for x in xs)
+    pairs: dict[bool, tuple[Any, Any]] = {}
+    ys = []
+    for x in xs:
+        double = is_double(x)
+        if double not in pairs:
+            pairs[double] = make_tables(whole, fraction, plan, double, kit)
+        ys.append(_rotate_one(x, *pairs[double], plan.layout, seq_axis, kit.xp))
+    return tuple(ys)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:
@@ -44,10 +52,10 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tupl
 
 def table_positions(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:
     """Check a call for tables, and hand its positions to the library."""
-    _host.check(pos, like, lib)
-    _host.shape_of(pos)
+    own = lib.owns(pos)
+    _host.check(pos, like, own, lib)
     check_frequencies(inv_freq, like, plan.layout, lib)
-    return _host.read(pos, lib, lib.host_kit(like), is_double(like))
+    return (pos, None) if own else _host.read(pos, lib.host_kit(like), is_double(like))
 
 
 def make_tables(
@@ -71,24 +79,30 @@ def check_rotation(xs: Arrays, cos: Any, layout: Layout, seq_axis: int, lib: Lib
     """Check a call that brings its tables."""
     check_arrays(xs, layout, lib)
     check_tables(xs, cos, lib)
-    check_places(xs, tuple(cos.shape)[:-1], seq_axis)
+    for x in xs:
+        check_line_up(tuple(x.shape), tuple(cos.shape)[:-1], seq_axis)
 
 
 def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Arrays:
-    """Rotate checked arrays by checked tables."""
-    return tuple(_rotate_one(x, cos, sin, layout, seq_axis, xp) for x in xs)
+    """Rotate checked arrays by checked tables, which may be wider than an array's arithmetic."""
+    narrow = None
+    ys = []
+    for x in xs:
+        pair = cos, sin
+        if is_double(cos) and not is_double(x):
+            pair = narrow = narrow or (xp.astype(cos, xp.float32), xp.astype(sin, xp.float32))
+        ys.append(_rotate_one(x, *pair, layout, seq_axis, xp))
+    return tuple(ys)
 
 
 def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Any:
-    axis = sequence_axis(x.ndim, seq_axis)
-    if is_double(cos) and not is_double(x):
-        cos, sin = xp.astype(cos, xp.float32), xp.astype(sin, xp.float32)
-    return turn(x, lay_along(cos, x.ndim, axis, xp), lay_along(sin, x.ndim, axis, xp), layout, xp)
+    order, index = placement(x.ndim, cos.ndim - 1, sequence_axis(x.ndim, seq_axis))
+    if order is not None:
+        cos, sin = xp.permute_dims(cos, order), xp.permute_dims(sin, order)
+    return turn(x, cos[index], sin[index], layout, xp)
 
 
-def _learned(
-    whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any
-) -> tuple[Any, Any]:
+def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any) -> tuple[Any, Any]:
     xp = kit.xp
     dtype = xp.float64 if double else xp.float32
     pos = xp.astype(whole, dtype)
@@ -110,7 +124,9 @@ def check_kind(x: Any, lib: Library) -> None:
             f"x is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. Cast x first."
         )
     if not x.ndim:
-        raise ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis holds one head's features.")
+        raise ShapeError(
+            f"x is {describe(x)}, a single number; give an array whose last axis holds one head's features."
+        )
 
 
 def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
@@ -125,12 +141,6 @@ def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
             raise ArrayTypeError(
                 f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; call once for each device."
             )
-
-
-def check_places(xs: Arrays, pos_shape: tuple[Any, ...], seq_axis: int) -> None:
-    """Check the shape rule for every x."""
-    for x in xs:
-        check_line_up(tuple(x.shape), pos_shape, seq_axis)
 
 
 def check_tables(xs: Arrays, cos: Any, lib: Library) -> None:
@@ -153,7 +163,9 @@ def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) ->
     if inv_freq is None:
         return
     if not lib.owns(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
-        raise ArrayTypeError(f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}.")
+        raise ArrayTypeError(
+            f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
+        )
     if tuple(inv_freq.shape) != (layout.lanes,):
         raise ShapeError(
             f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs ({layout.lanes},)."
@@ -166,4 +178,4 @@ def is_double(x: Any) -> bool:
 
 
 def _is_float(pos: Any) -> bool:
-    return dtype_name(pos).startswith("float")
+    return dtype_name(pos) in ("float32", "float64")

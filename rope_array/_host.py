@@ -1,8 +1,8 @@
 """Positions as the caller gave them: checked where the host sees their values, then handed to the library.
 
-They leave here as a whole part and a fraction: an array of integers and None, or, for floats that the host
-splits exactly, an array of integers and one of floats. Floats that are in an array of the library already
-leave as they are: `_core` splits them in the function that makes the tables, so that a tracer sees it.
+They leave here as a whole part and a fraction: an array of integers and None, or, for floats, which the host
+splits exactly, an array of integers and one of floats. An array of the library is not looked into: `_core` splits
+its floats in the function that makes the tables, so that a tracer sees it.
 """
 
 import math
@@ -19,43 +19,37 @@ _FLOAT_LIMIT = 2.0**31
 
 def is_host(pos: Any) -> bool:
     """Tell whether positions are Python values: a number (a NumPy scalar too), a range or a sequence."""
-    return isinstance(pos, (int, float, range, list, tuple)) or is_numpy_scalar(pos)
-
-
-def is_numpy_scalar(pos: Any) -> bool:
-    """Tell whether a position is a number of NumPy's: a value on the host that has a dtype."""
-    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and pos.ndim == 0
+    return isinstance(pos, (int, float, range, list, tuple)) or _is_numpy_scalar(pos)
 
 
 def shape_of(pos: Any) -> tuple[Any, ...]:
     """Return the shape of positions of any kind."""
-    if not is_host(pos):
-        return tuple(pos.shape)
     if isinstance(pos, range):
         return (len(pos),)
-    return _sequence_shape(pos) if isinstance(pos, (list, tuple)) else ()
+    if isinstance(pos, (list, tuple)):
+        return _sequence_shape(pos)
+    return () if is_host(pos) else tuple(pos.shape)
 
 
-def check(pos: Any, x: Any, lib: Library) -> None:
-    """Check the kind of positions: Python values, or an array of x's library, or NumPy where it is taken."""
-    if type(pos) is not type(x) and is_host(pos):
-        if is_numpy_scalar(pos) and dtype_name(pos) not in POSITION_DTYPES:
-            raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
-        return
-    if not lib.owns(pos) and not (lib.takes_numpy and _is_numpy(pos)):
-        raise ArrayTypeError(_foreign(pos, x, lib))
+def check(pos: Any, x: Any, own: bool, lib: Library) -> None:
+    """Check the kind of positions: the library's own array, or Python values, or NumPy where it is taken."""
+    if not own:
+        if isinstance(pos, (int, float, range, list, tuple)):
+            return
+        if not _is_numpy_scalar(pos) and not (lib.takes_numpy and _is_numpy(pos)):
+            raise ArrayTypeError(_foreign(pos, x, lib))
     if dtype_name(pos) not in POSITION_DTYPES:
         raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
-    if lib.owns(pos) and not lib.together(pos, x):
+    if own and not lib.together(pos, x):
         raise ArrayTypeError(
             f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them, as nothing is moved silently."
         )
 
 
-def read(pos: Any, lib: Library, kit: Kit, double: bool) -> tuple[Any, Any]:
-    """Hand checked positions to the library: (integers, None), (integers, fractions) or (floats, None)."""
+def read(pos: Any, kit: Kit, double: bool) -> tuple[Any, Any]:
+    """Make arrays of checked positions on the host: (integers, None), or (integers, fractions)."""
     if not is_host(pos):
-        return (pos, None) if lib.owns(pos) else _from_numpy(pos, kit)
+        return _from_numpy(pos, kit)
     integer, real = _dtypes(kit, double)
     if isinstance(pos, range):
         return _from_range(pos, integer, kit), None
@@ -65,6 +59,11 @@ def read(pos: Any, lib: Library, kit: Kit, double: bool) -> tuple[Any, Any]:
     whole = _map(_nearest, pos)
     fraction = _map(lambda p: float(p) - round(float(p)), pos)
     return _filled(whole, integer, kit), _filled(fraction, real, kit)
+
+
+def _is_numpy_scalar(pos: Any) -> bool:
+    """Tell whether a position is a number of NumPy's: a value on the host that has a dtype."""
+    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and hasattr(pos, "dtype")
 
 
 _REFUSED = (
@@ -119,7 +118,9 @@ def _whole(pos: Any, kit: Kit) -> int:
         raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
     bits = 63 if kit.wide else 31
     if not -(2**bits) <= pos < 2**bits:
-        raise _out_of_range(pos, f"2**{bits}" + ("" if kit.wide else ", as JAX has no wider integers without x64"))
+        raise _out_of_range(
+            pos, f"2**{bits}" + ("" if kit.wide else ", as JAX has no wider integers without x64")
+        )
     return int(pos)
 
 
@@ -139,7 +140,9 @@ def _out_of_range(pos: Any, limit: str) -> PositionError:
 def _sequence_shape(pos: Any) -> tuple[int, ...]:
     inner = {_sequence_shape(p) if isinstance(p, (list, tuple)) else () for p in pos}
     if len(inner) > 1:
-        raise ShapeError(f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal.")
+        raise ShapeError(
+            f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
+        )
     for p in pos:
         if not isinstance(p, (list, tuple, Real)) or getattr(p, "ndim", 0):
             raise ArrayTypeError(f"pos is a sequence that holds {describe(p)}; give numbers, or one array.")

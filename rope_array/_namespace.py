@@ -14,7 +14,9 @@ from ._plan import Constants
 
 X_DTYPES = ("float16", "bfloat16", "float32", "float64")
 POSITION_DTYPES = frozenset(
-    f"{kind}{bits}" for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32))) for bits in sizes
+    f"{kind}{bits}"
+    for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32)))
+    for bits in sizes
 ) | {"float32", "float64"}
 
 
@@ -45,7 +47,9 @@ class Library:
 
     def owns(self, value: Any) -> bool:
         """Tell whether a value is an array of this library."""
-        return compat.is_array_api_obj(value) and library(value).xp is self.xp
+        return _libraries.get(type(value)) is self or (
+            compat.is_array_api_obj(value) and library(value) is self
+        )
 
     def device(self, x: Any) -> Any:
         """Return where x is."""
@@ -77,6 +81,10 @@ class NumPy(Library):
 
         super().__init__("numpy", xp, placeless=True)
         self._kit = Kit(xp, True, {}, self.constants)
+        self._array = xp.ndarray
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, self._array)
 
     def kit(self, x: Any) -> Kit:
         return self._kit
@@ -142,5 +150,13 @@ def _refuse_unsound(x: Any) -> None:
 
 def dtype_name(x: Any) -> str:
     """Name an array's dtype as the standard does; bfloat16 and float16, which it lacks, by the same rule."""
-    dtype = x.dtype
-    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return _dtype_names.get(x.dtype) or _name_dtype(x.dtype)
+
+
+_dtype_names: dict[Any, str] = {}
+
+
+def _name_dtype(dtype: Any) -> str:
+    name: str = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    _dtype_names[dtype] = name
+    return name

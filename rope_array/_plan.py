@@ -5,12 +5,10 @@ Everything here is hashable plain Python, so that a tracer (jax.jit, torch.compi
 
 from array import array
 from collections.abc import Sequence
-from decimal import Decimal
 from math import pi
 from typing import Any, NamedTuple
 
 from ._errors import ShapeError
-from ._scaling import turns
 
 
 class Layout(NamedTuple):
@@ -58,25 +56,47 @@ class Plan:
         ω in eighths of a turn per position, as float64, for the fraction of a float position.
     """
 
-    __slots__ = ("_hash", "_key", "eighths", "exact", "frequencies", "inverse", "layout", "words64", "words96")
+    __slots__ = (
+        "_hash",
+        "_key",
+        "eighths",
+        "exact",
+        "frequencies",
+        "inverse",
+        "layout",
+        "words64",
+        "words96",
+    )
 
-    def __init__(self, layout: Layout, omegas: Sequence[Decimal], *, exact: bool, inverse: "Plan | None" = None):
+    def __init__(
+        self,
+        layout: Layout,
+        exact: bool,
+        frequencies: Sequence[float],
+        turns64: Sequence[int],
+        turns96: Sequence[int],
+        inverse: "Plan | None" = None,
+    ):
         self.layout = layout
         self.exact = exact
-        self.frequencies = Constants("d", [float(omega) for omega in omegas])
-        self.eighths = Constants("d", [omega * 4 / pi for omega in self.frequencies.values])
-        self.words64 = Constants("q", [_signed64(f) for f in turns(omegas, 64)])
-        fine = turns(omegas, 96)
+        self.frequencies = Constants("d", frequencies)
+        self.eighths = Constants("d", [omega * 4 / pi for omega in frequencies])
+        self.words64 = Constants("q", [_signed64(f) for f in turns64])
         self.words96 = (
-            Constants("q", [_signed64(f >> 32) for f in fine]),
-            Constants("q", [f & 0xFFFFFFFF for f in fine]),
+            Constants("q", [_signed64(f >> 32) for f in turns96]),
+            Constants("q", [f & 0xFFFFFFFF for f in turns96]),
         )
-        self._key = (layout, exact, self.frequencies.values, self.words96[0].values, self.words96[1].values)
+        self._key = (layout, exact, self.frequencies.values, tuple(turns96))
         self._hash = hash(self._key)
-        # The way back is a rotation too: by the negative frequencies, out of the layout that was written.
-        self.inverse = inverse or Plan(
-            layout.transposed(1.0 / layout.amplitude), [-omega for omega in omegas], exact=exact, inverse=self
+        self.inverse = inverse or self._way_back(turns64, turns96)
+
+    def _way_back(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
+        """Plan the inverse, a rotation too: by the negative frequencies, out of the layout that was written."""
+        layout = self.layout.transposed(1.0 / self.layout.amplitude)
+        frequencies, *turns = (
+            [-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)
         )
+        return Plan(layout, self.exact, frequencies, *turns, inverse=self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -103,14 +123,14 @@ def _signed64(number: int) -> int:
 def sequence_axis(ndim: int, seq_axis: int) -> int:
     """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
     axis = seq_axis + ndim if seq_axis < 0 else seq_axis
+    if 0 <= axis < ndim - 1:
+        return axis
     if ndim == 1 and seq_axis == -2:
         return -1
-    if not 0 <= axis < ndim - 1:
-        raise ShapeError(
-            f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
-            f"give an axis from {-ndim} to -2, or from 0 to {ndim - 2}."
-        )
-    return axis
+    raise ShapeError(
+        f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
+        f"give an axis from {-ndim} to -2, or from 0 to {ndim - 2}."
+    )
 
 
 def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
@@ -157,14 +177,17 @@ def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: 
 
 
 def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
-    if len(pos_shape) >= len(shape):
+    if len(pos_shape) >= len(shape) or not _pairs(pos_shape[-1], shape[axis]):
         return False
-    wanted = [shape[a] for a in _covered(len(shape), len(pos_shape), axis)]
+    if len(pos_shape) == 1:
+        return True
+    lead = _covered(len(shape), len(pos_shape), axis)[:-1]
+    return all(_pairs(have, shape[a]) for have, a in zip(pos_shape[:-1], lead, strict=True))
+
+
+def _pairs(have: Any, want: Any) -> bool:
     # A size that is not known yet (nan in dask, None in the standard) is checked where it is: in the chunk.
-    return all(
-        have == 1 or have == want or unknown(have) or unknown(want)
-        for have, want in zip(pos_shape, wanted, strict=True)
-    )
+    return have == want or have == 1 or unknown(have) or unknown(want)
 
 
 def unknown(size: Any) -> bool:
@@ -187,7 +210,9 @@ def _misfit(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, a
     wanted = [shape[a] for a in range(ndim - 1) if a != axis] + ([shape[axis]] if axis >= 0 else [])
     forms = [_shape(wanted[i:]) for i in (len(wanted) - 1, 0) if wanted]
     accepted = " or ".join(dict.fromkeys([*reversed(forms)])) if len(wanted) > 1 else "".join(forms[:1])
-    return f"{text} Give pos a scalar" + (f", or the shape {accepted}, or a size 1 in any place." if wanted else ".")
+    return f"{text} Give pos a scalar" + (
+        f", or the shape {accepted}, or a size 1 in any place." if wanted else "."
+    )
 
 
 def _shape(shape: Sequence[Any]) -> str:

@@ -60,6 +60,7 @@ class Path(Protocol):
     def rotate(self, xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
         """Rotate each of xs by tables."""
 
+
 class ArrayAPI:
     """The path that every library has: the core."""
 

@@ -8,7 +8,7 @@ so an array split along any other axis stays as it is.
 
 from typing import Any
 
-from ._plan import Layout, placement
+from ._plan import Layout
 
 
 def rotate(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
@@ -24,9 +24,12 @@ def rotate(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
 
 
 def _turn(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
-    a, b = (xp.astype(part, cos.dtype) for part in _members(x, layout))
-    first = xp.astype(a * cos - b * sin, x.dtype)
-    second = xp.astype(b * cos + a * sin, x.dtype)
+    a, b = _members(x, layout)
+    if x.dtype == cos.dtype:
+        first, second = a * cos - b * sin, b * cos + a * sin
+    else:
+        a, b = xp.astype(a, cos.dtype), xp.astype(b, cos.dtype)
+        first, second = xp.astype(a * cos - b * sin, x.dtype), xp.astype(b * cos + a * sin, x.dtype)
     if layout.out_pairing == "half":
         return xp.concat([first, second], axis=-1)
     # The stack's shape is known but for the axes in front, so the last two are merged by x's own shape.
@@ -38,11 +41,3 @@ def _members(x: Any, layout: Layout) -> tuple[Any, Any]:
     if layout.pairing == "half":
         return x[..., : layout.lanes], x[..., layout.lanes :]
     return x[..., ::2], x[..., 1::2]
-
-
-def lay_along(table: Any, ndim: int, axis: int, xp: Any) -> Any:
-    """Give a table of shape pos.shape + (lanes,) the axes of an x of `ndim` axes, by the shape rule."""
-    order, index = placement(ndim, table.ndim - 1, axis)
-    if order is not None:
-        table = xp.permute_dims(table, order)
-    return table[index]

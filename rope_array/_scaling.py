@@ -51,15 +51,16 @@ def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:
 
 def _turns(omega: Decimal, bits: int) -> int:
     digits = _DIGITS + max(0, omega.adjusted())
-    with localcontext(Context(prec=digits)):
-        return int((omega * 2**bits / (2 * _pi(digits))).to_integral_value())
+    context = Context(prec=digits)
+    product = context.divide(context.multiply(omega, Decimal(2**bits)), _two_pi(digits))
+    return int(product.to_integral_value())
 
 
 @lru_cache(maxsize=8)
-def _pi(digits: int) -> Decimal:
-    """π by Machin's formula, 16 arctan(1/5) - 4 arctan(1/239), in integers with ten guard digits."""
+def _two_pi(digits: int) -> Decimal:
+    """2π by Machin's formula, 32 arctan(1/5) - 8 arctan(1/239), in integers with ten guard digits."""
     unit = 10 ** (digits + 10)
-    scaled = 16 * _arctan_inverse(5, unit) - 4 * _arctan_inverse(239, unit)
+    scaled = 32 * _arctan_inverse(5, unit) - 8 * _arctan_inverse(239, unit)
     return Decimal(scaled).scaleb(-digits - 10, Context(prec=digits + 12))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from ._errors import SpecError, describe
 from ._plan import Layout, Plan
-from ._scaling import default_frequencies, float32, float32_frequencies
+from ._scaling import default_frequencies, float32, float32_frequencies, turns
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -64,7 +64,9 @@ def _checked(spec: Spec) -> dict[str, Any]:
     head_dim = _integer("head_dim", spec.head_dim, 1)
     start = _integer("rotary_start", spec.rotary_start, 0)
     if start > head_dim:
-        raise SpecError(f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim.")
+        raise SpecError(
+            f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
+        )
     width = _rotary_dim(spec.rotary_dim, head_dim, start)
     pairing = _choice("pairing", spec.pairing, get_args(Pairing))
     out_pairing = pairing if spec.out_pairing is None else spec.out_pairing
@@ -165,7 +167,8 @@ def _plan(spec: Spec) -> Plan:
         spec.out_pairing,
         spec.amplitude,
     )
-    return Plan(layout, _frequencies(spec), exact=spec.angles == "exact")
+    omegas = _frequencies(spec)
+    return Plan(layout, spec.angles == "exact", [*map(float, omegas)], turns(omegas, 64), turns(omegas, 96))
 
 
 def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
@@ -206,7 +209,9 @@ def _name_of(head_dim: int, **spec: Any) -> str:
     key = (head_dim, *spec.items(), *map(type, spec.values()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
-    except TypeError:  # an unhashable value: a list of frequencies, which the spec makes a tuple, or bad input
+    except (
+        TypeError
+    ):  # an unhashable value: a list of frequencies, which the spec makes a tuple, or bad input
         made = Spec(head_dim, **spec)
         return _keep((made,), made)
 

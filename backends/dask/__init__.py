@@ -20,7 +20,15 @@ from rope_array._plan import Layout, Plan, covered_axes, unknown
 
 name = "dask"
 
-LIBRARY = Library("dask", xp, takes_numpy=True, placeless=True)
+
+class Dask(Library):
+    """dask: takes NumPy beside its own, and its chunks know where they are."""
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, da.Array)
+
+
+LIBRARY = Dask("dask", xp, takes_numpy=True, placeless=True)
 # Labels of axes that x does not have; its own are labelled 0, 1, ...
 _LANE, _TABLE = -1, -2
 
@@ -70,7 +78,8 @@ def _apply_one(x: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     x = _whole_heads(x)
     axes = covered_axes(x.ndim, np.ndim(pos), seq_axis)
     operand = (_chunked_like(pos, x, axes), axes) if axes else (pos, None)
-    return _blockwise(_apply_to_chunk, x, *operand, plan=plan, seq_axis=seq_axis, run=run)
+    spread = tuple(size == 1 for size in _host.shape_of(pos))
+    return _blockwise(_apply_to_chunk, x, *operand, plan=plan, seq_axis=seq_axis, spread=spread, run=run)
 
 
 def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
@@ -87,7 +96,16 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
     return da.blockwise(function, axes, x, axes, *operands, **constants, **known)
 
 
-def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, run: Any) -> Any:
+def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any, run: Any) -> Any:
+    for i, axis in enumerate(covered_axes(x.ndim, np.ndim(pos), seq_axis)):
+        if pos.shape[i] != x.shape[axis] and not spread[i]:
+            # Sizes that were unknown until now; of two chunks that differ, a 1 is no axis to spread.
+            raise ShapeError(
+                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions {pos.shape[i]}; "
+                "cut positions as x is cut."
+            )
+    if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library(x).takes_numpy:
+        pos = library(x).xp.asarray(pos)
     return run("apply", x, (x,), pos, plan, seq_axis)[0]
 
 
@@ -132,7 +150,10 @@ def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """Take positions beside an x of unknown sizes as they are cut: each chunk checks its own."""
     blocks = tuple(x.numblocks[a] for a in axes)
     have = pos.numblocks[: len(axes)] if isinstance(pos, da.Array) else (0,)
-    if all(h in (1, b) and (h == b or pos.shape[i] == 1) for i, (h, b) in enumerate(zip(have, blocks, strict=False))):
+    if all(
+        h in (1, b) and (h == b or pos.shape[i] == 1)
+        for i, (h, b) in enumerate(zip(have, blocks, strict=False))
+    ):
         return pos
     raise ShapeError(
         f"x has chunks of unknown size along the axes of pos, in {blocks} chunks, and pos cannot be cut to match. "

@@ -84,7 +84,9 @@ def _check_sound(x: Any) -> None:
             f"x is a nested tensor of dtype {x.dtype}; give x.values(), and one position for each of its rows."
         )
     if x.layout is not torch.strided:
-        raise ArrayTypeError(f"x is {describe(x)} with the layout {x.layout}; give a dense tensor: x.to_dense().")
+        raise ArrayTypeError(
+            f"x is {describe(x)} with the layout {x.layout}; give a dense tensor: x.to_dense()."
+        )
     if type(x).__name__ == "MaskedTensor":
         raise ArrayTypeError(
             f"x is {describe(x)}, a masked tensor; a rotation mixes the members of a pair, so a mask has no one "

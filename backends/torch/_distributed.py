@@ -23,12 +23,10 @@ def is_placed(*values: Any) -> bool:
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
     """Rotate DTensors, each shard by the positions of its own."""
     check(xs, pos)
-    _core.check_arrays(xs, plan.layout, lib)
-    _host.check(pos, xs[0], lib)
-    _core.check_places(xs, _host.shape_of(pos), seq_axis)
-    made = {d: _tables(pos, xs[0], plan, None, d, lib) for d in {*map(_core.is_double, xs)}}
+    whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
+    pairs = {d: _tables(whole, fraction, xs[0], plan, d, lib) for d in {*map(_core.is_double, xs)}}
     return tuple(
-        _core.turn_all((x,), *made[_core.is_double(x)], plan.layout, seq_axis, lib.xp)[0] for x in xs
+        y for x in xs for y in _core.turn_all((x,), *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.xp)
     )
 
 
@@ -36,9 +34,11 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Any:
     """Make cos and sin, placed as the positions are."""
     check((like,), pos)
     if inv_freq is not None:
-        raise ArrayTypeError("learned frequencies beside a DTensor are not served; make the tables from local tensors.")
-    _core.table_positions(_local(pos), like.to_local(), plan, inv_freq, lib)
-    return _tables(pos, like, plan, inv_freq, _core.is_double(like), lib)
+        raise ArrayTypeError(
+            "learned frequencies beside a DTensor are not served; make the tables from local tensors."
+        )
+    whole, fraction = _core.table_positions(pos, like, plan, inv_freq, lib)
+    return _tables(whole, fraction, like, plan, _core.is_double(like), lib)
 
 
 def check(xs: Any, pos: Any) -> None:
@@ -53,7 +53,9 @@ def check(xs: Any, pos: Any) -> None:
             )
     if hasattr(pos, "placements"):
         if any(p.is_partial() for p in pos.placements):
-            raise ArrayTypeError(f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first.")
+            raise ArrayTypeError(
+                f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first."
+            )
     elif not _host.is_host(pos) and not _implicit_replication():
         raise ArrayTypeError(
             f"x is a DTensor and pos a plain {describe(pos)}, which may mean the positions of this shard or of the "
@@ -62,19 +64,15 @@ def check(xs: Any, pos: Any) -> None:
         )
 
 
-def _tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, double: bool, lib: Library) -> Any:
-    module = sys.modules[_MODULE]
-    local = like.to_local()
-    whole, fraction = _host.read(_local(pos), lib, lib.kit(local), double)
-    made = _core.make_tables(whole, fraction, plan, double, lib.kit(local), inv_freq)
-    places = getattr(pos, "placements", [module.Replicate()] * like.device_mesh.ndim)
-    shape = lib.xp.empty((*_host.shape_of(pos), plan.layout.lanes), device="meta")
-    whole_size = {"shape": shape.shape, "stride": shape.stride()}  # from_local would guess equal shards
-    return tuple(module.DTensor.from_local(t, like.device_mesh, places, run_check=False, **whole_size) for t in made)
-
-
-def _local(pos: Any) -> Any:
-    return pos.to_local() if hasattr(pos, "placements") else pos
+def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> Any:
+    module, mesh = sys.modules[_MODULE], like.device_mesh
+    local = whole.to_local() if is_placed(whole) else whole
+    made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
+    places = whole.placements if is_placed(whole) else [module.Replicate()] * mesh.ndim
+    # The size of the whole is said, as from_local would guess equal shards.
+    whole_table = lib.xp.empty((*whole.shape, plan.layout.lanes), device="meta")
+    size = {"shape": whole_table.shape, "stride": whole_table.stride()}
+    return tuple(module.DTensor.from_local(table, mesh, places, run_check=False, **size) for table in made)
 
 
 def _implicit_replication() -> bool:
