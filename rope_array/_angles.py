@@ -1,10 +1,10 @@
 """Positions to cos and sin, for every library: Array API only.
 
 The angle of a lane in turns, pos·ω/2π mod 1, is exact in fixed point: F = round(ω/2π · 2^k) is made on the
-host, the product pos·F modulo 2^k is integer arithmetic, and its top bits are the phase. k is 64 with a 32-bit
-phase where cos and sin are float32, and 96 with a 64-bit phase where they are float64. No step rounds, so
-the phase has the same bits on every library; its error is |pos|·2^-(k+1) turns for the word and less than one
-unit in its own last place, 1.5e-9 radians for 32 bits.
+host, the product pos·F modulo 2^k is integer arithmetic, and its top bits are the phase. k is 64 with a
+32-bit phase where cos and sin are float32, and 96 with a 64-bit phase where they are float64. No step rounds,
+so the phase has the same bits on every library; its error is |pos|·2^-(k+1) turns for the word and less than
+one unit in its own last place, 1.5e-9 radians for 32 bits.
 
 The top two bits (after adding an eighth of a turn) are the quadrant; what remains lies within an eighth of a
 turn of its axis, where two short polynomials give sin and cos. Sums and products are all that they take, so
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ._plan import Constants, Plan
 
-# sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error with each coefficient rounded
-# to the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
+# sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
+# the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
 # 3.1e-19 for float64, so that rounding is what is left of the error.
 _SIN32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
 _COS32 = (1.0, -0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
@@ -81,17 +81,17 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tu
 
 
 def split(pos: Any, xp: Any, wide: bool) -> tuple[Any, Any]:
-    """Split float positions into the nearest integer and the rest, both exact; the rest carries the gradient."""
+    """Split float positions into the nearest integer and the rest, exactly; the rest carries the gradient."""
     nearest = xp.round(pos)
     return xp.astype(nearest, xp.int64 if wide else xp.int32), pos - nearest
 
 
 def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
-    """Turns of every lane at integer positions: their fraction in units of 2^-32, for `double` 2^-64.
+    """Return the fraction of a turn of every lane at integer positions, in units of 2^-32 (`double`: 2^-64).
 
     The one function that multiplies positions by frequencies. The result, shape pos.shape + (lanes,), is
-    int64 (the phase modulo 2^64) where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64
-    for `double`, its bits are the same on every library.
+    int64 where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64 for `double`, its bits
+    are the same on every library.
     """
     pos = whole[..., None]
     if not kit.wide:
@@ -197,7 +197,7 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit)
 
 
 def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
-    """Cos and sin of the plain product pos·ω in the dtype of both, for learned frequencies and float32 angles."""
+    """Cos and sin of the plain product pos·ω, in its dtype: for learned frequencies and float32 angles."""
     angle = pos[..., None] * frequencies
     cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
     amplitude = plan.layout.amplitude

@@ -1,7 +1,7 @@
 """The front door: see what x is, settle the spec, hand over to the path that x's type has.
 
-The way of a call: `_registry` finds the path by the type of x; the path checks what x is; `_spec` makes the plan,
-which is static; the path then checks shapes and positions, makes cos and sin (`_angles`) and rotates
+The way of a call: `_registry` finds the path by the type of x; the path checks what x is; `_spec` makes the
+plan, which is static; the path then checks shapes and positions, makes cos and sin (`_angles`) and rotates
 (`_rotate`). The core (`_core`) does this in order, and the paths of PyTorch, JAX and dask are made of it.
 """
 
@@ -33,14 +33,14 @@ def apply(
     Parameters
     ----------
     x : array of shape (..., S, head_dim), or a tuple of such arrays
-        Real floating point: float16, bfloat16, float32 or float64, of any array library. The arrays of a tuple
-        may differ in heads and dtype; their angles are computed once. Never written.
+        Real floating point: float16, bfloat16, float32 or float64, of any array library. The arrays of a
+        tuple may differ in heads and dtype; their angles are computed once. Never written.
     pos : int, float, range, sequence of numbers, or array
-        Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's axes
-        without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with S, its
-        other axes with the first lead axes in order; each size is equal or 1, and a scalar serves all. So
-        (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array is of x's library, or
-        of NumPy where x is of JAX or dask.
+        Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
+        axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
+        S, its other axes with the first lead axes in order; each size is equal or 1, and a scalar serves all.
+        So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array is of x's library,
+        or of NumPy where x is of JAX or dask.
     rope : RoPE, optional
         What the model's rotary embedding is. Without it, one is made from x's width and the fields in `spec`.
     seq_axis : int
@@ -77,7 +77,8 @@ def apply(
 
     References
     ----------
-    .. [1] Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864, eq. 15.
+    .. [1] Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv 2104.09864,
+       eq. 15.
 
     Examples
     --------
@@ -118,15 +119,15 @@ class RoPE(Spec):
     head_dim : int
         Features of one head: the size of x's last axis.
     base : float
-        θ_i = base^(-2(i-1)/rotary_dim); "rope_theta" in Hugging Face configs. Not used where `inv_freq` is given.
+        θ_i = base^(-2(i-1)/rotary_dim); "rope_theta" in Hugging Face configs. Not used beside `inv_freq`.
     rotary_dim : int, optional
         Features that are rotated; even. The rest of the head by default; 0 is the identity (a NoPE layer).
         Frequencies count over rotary_dim, not head_dim.
     rotary_start : int
         The first rotated feature.
     pairing : {"interleaved", "half"}
-        Which features turn together: (2i, 2i+1) as in RoFormer, GPT-J and Meta's Llama, or (i, i + rotary_dim/2)
-        as in GPT-NeoX and most Hugging Face models.
+        Which features turn together: (2i, 2i+1) as in RoFormer, GPT-J and Meta's Llama, or
+        (i, i + rotary_dim/2) as in GPT-NeoX and most Hugging Face models.
     out_pairing : {"interleaved", "half"}, optional
         How the result is laid out; as `pairing` by default.
     inv_freq : sequence of float, optional
@@ -193,8 +194,8 @@ class RoPE(Spec):
             An array as it will be rotated: its library, device and compute dtype are those of cos and sin,
             float64 for float64 and float32 for every other dtype.
         inv_freq : array of shape (rotary_dim/2,), optional
-            Learned frequencies, radians per position, of like's library. They are multiplied with the positions in
-            the compute dtype, so the angle rounds as any product does, and its gradient reaches them.
+            Learned frequencies, radians per position, of like's library. They are multiplied with the
+            positions in the compute dtype: the angle rounds as any product does, and is differentiable.
         backend : str, optional
             As of `rope_array.apply`.
 
@@ -225,7 +226,7 @@ class RoPE(Spec):
         return Rotation(cos, sin, {self._plan.layout: ()})
 
     def matrix(self, pos: Any, like: Any = None) -> Any:
-        """Return the rotation as a dense matrix: ``rope.apply(x, m)`` is ``rope.matrix(m) @ x`` for a vector x.
+        """Return the rotation as a dense matrix M: for a vector x, ``rope.apply(x, pos)`` is M @ x.
 
         Parameters
         ----------

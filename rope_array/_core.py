@@ -40,7 +40,7 @@ def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, ki
         double = is_double(x)
         if double not in pairs:
             pairs[double] = make_tables(whole, fraction, plan, double, kit)
-        ys.append(_rotate_one(x, *pairs[double], plan.layout, seq_axis, kit.xp))
+        ys.append(turn_one(x, *pairs[double], plan.layout, seq_axis, kit.xp))
     return tuple(ys)
 
 
@@ -91,11 +91,12 @@ def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: 
         pair = cos, sin
         if is_double(cos) and not is_double(x):
             pair = narrow = narrow or (xp.astype(cos, xp.float32), xp.astype(sin, xp.float32))
-        ys.append(_rotate_one(x, *pair, layout, seq_axis, xp))
+        ys.append(turn_one(x, *pair, layout, seq_axis, xp))
     return tuple(ys)
 
 
-def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Any:
+def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Any:
+    """Rotate one array by tables of its own precision."""
     order, index = placement(x.ndim, cos.ndim - 1, sequence_axis(x.ndim, seq_axis))
     if order is not None:
         cos, sin = xp.permute_dims(cos, order), xp.permute_dims(sin, order)
@@ -139,7 +140,8 @@ def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
             )
         if not lib.together(x, xs[0]):
             raise ArrayTypeError(
-                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; call once for each device."
+                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
+                "call once for each device."
             )
 
 
@@ -153,8 +155,8 @@ def check_tables(xs: Arrays, cos: Any, lib: Library) -> None:
             )
         if is_double(x) and not is_double(cos):
             raise ArrayTypeError(
-                "x is float64 and the rotation's tables are float32, which would leave a float32 result in float64; "
-                "make them with rope.rotation(pos, like=x)."
+                "x is float64 and the rotation's tables are float32, which would leave float32 accuracy in "
+                "float64; make them with rope.rotation(pos, like=x)."
             )
 
 
@@ -168,7 +170,8 @@ def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) ->
         )
     if tuple(inv_freq.shape) != (layout.lanes,):
         raise ShapeError(
-            f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs ({layout.lanes},)."
+            f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs "
+            f"({layout.lanes},)."
         )
 
 

@@ -1,8 +1,8 @@
 """Positions as the caller gave them: checked where the host sees their values, then handed to the library.
 
 They leave here as a whole part and a fraction: an array of integers and None, or, for floats, which the host
-splits exactly, an array of integers and one of floats. An array of the library is not looked into: `_core` splits
-its floats in the function that makes the tables, so that a tracer sees it.
+splits exactly, an array of integers and one of floats. An array of the library is not looked into: `_core`
+splits its floats in the function that makes the tables, so that a tracer sees it.
 """
 
 import math
@@ -42,7 +42,7 @@ def check(pos: Any, x: Any, own: bool, lib: Library) -> None:
         raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
     if own and not lib.together(pos, x):
         raise ArrayTypeError(
-            f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them, as nothing is moved silently."
+            f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
         )
 
 
@@ -77,9 +77,10 @@ def _dtypes(kit: Kit, double: bool) -> tuple[Any, Any]:
 
 
 def _filled(value: Any, dtype: Any, kit: Kit) -> Any:
-    """Make an array of a number or a nested list. `full` keeps a number a run-time value under torch.compile."""
+    """Make an array of a number or a nested list."""
     if isinstance(value, list):
         return kit.xp.asarray(value, dtype=dtype, **kit.create)
+    # Not asarray, for which torch.compile makes a constant of the number and compiles for each anew.
     return kit.xp.full((), value, dtype=dtype, **kit.create)
 
 
@@ -127,7 +128,7 @@ def _whole(pos: Any, kit: Kit) -> int:
 def _nearest(pos: Any) -> int:
     if isinstance(pos, bool) or not isinstance(pos, Real):
         raise ArrayTypeError(f"pos holds {describe(pos)}; give integers and floats.")
-    if not abs(pos) < _FLOAT_LIMIT:
+    if not abs(float(pos)) < _FLOAT_LIMIT:
         raise _out_of_range(pos, "2**31 for float positions")
     return round(float(pos))
 
@@ -143,9 +144,11 @@ def _sequence_shape(pos: Any) -> tuple[int, ...]:
         raise ShapeError(
             f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
         )
-    for p in pos:
-        if not isinstance(p, (list, tuple, Real)) or getattr(p, "ndim", 0):
-            raise ArrayTypeError(f"pos is a sequence that holds {describe(p)}; give numbers, or one array.")
+    strange = [p for p in pos if not isinstance(p, (list, tuple, Real))]
+    if strange:
+        raise ArrayTypeError(
+            f"pos is a sequence that holds {describe(strange[0])}; give numbers, or one array."
+        )
     return (len(pos), *(inner.pop() if inner else ()))
 
 

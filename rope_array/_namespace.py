@@ -77,14 +77,18 @@ class NumPy(Library):
     """NumPy: one device, 64-bit integers, and constants read from their buffer without a loop."""
 
     def __init__(self) -> None:
-        import array_api_compat.numpy as xp  # the core imports no array library
+        # Imported where an array of NumPy's has been seen: the core imports no array library.
+        import array_api_compat.numpy as xp
+        from numpy import ndarray
 
         super().__init__("numpy", xp, placeless=True)
         self._kit = Kit(xp, True, {}, self.constants)
-        self._array = xp.ndarray
+        self._array = ndarray
 
     def owns(self, value: Any) -> bool:
-        return isinstance(value, self._array)
+        if type(value) is self._array:
+            return True
+        return isinstance(value, self._array) and library(value) is self  # which refuses some subclasses
 
     def kit(self, x: Any) -> Kit:
         return self._kit
@@ -106,7 +110,7 @@ def library(x: Any) -> Library:
 
 def numpy_library() -> Library:
     """Return NumPy, for results that have no array to follow."""
-    import numpy as np  # only where a NumPy result is asked for
+    import numpy as np  # where a NumPy result is asked for
 
     return library(np.empty(0))
 
@@ -129,8 +133,8 @@ def _detect(x: Any) -> Library:
         xp = compat.array_namespace(x)
     except TypeError:
         raise ArrayTypeError(
-            f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the Array "
-            "API, or a tuple of arrays. A list becomes one by numpy.asarray(x)."
+            f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the "
+            "Array API, or a tuple of arrays. A list becomes one by numpy.asarray(x)."
         ) from None
     jax, dask = compat.is_jax_array(x), compat.is_dask_array(x)
     return Library(library_name(x), xp, takes_numpy=jax or dask, placeless=jax or dask)
@@ -141,11 +145,13 @@ def _refuse_unsound(x: Any) -> None:
     names = {cls.__name__ for cls in type(x).__mro__}
     if "MaskedArray" in names:
         raise ArrayTypeError(
-            f"x is {describe(x)}, a masked array; a rotation mixes the members of a pair, so a mask has no one "
+            f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask has no one "
             "meaning after it. Give x.filled(0), or x.data, and keep the mask beside it."
         )
     if "matrix" in names:
-        raise ArrayTypeError("x is a numpy.matrix, whose * multiplies matrices; give numpy.asarray(x).")
+        raise ArrayTypeError(
+            f"{describe(x)} is a numpy.matrix, whose * multiplies matrices; give numpy.asarray of it."
+        )
 
 
 def dtype_name(x: Any) -> str:

@@ -91,12 +91,10 @@ class Plan:
         self.inverse = inverse or self._way_back(turns64, turns96)
 
     def _way_back(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
-        """Plan the inverse, a rotation too: by the negative frequencies, out of the layout that was written."""
+        """Plan the inverse, a rotation too: by the negative frequencies, from the layout that was written."""
         layout = self.layout.transposed(1.0 / self.layout.amplitude)
-        frequencies, *turns = (
-            [-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)
-        )
-        return Plan(layout, self.exact, frequencies, *turns, inverse=self)
+        back = [[-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)]
+        return Plan(layout, self.exact, back[0], back[1], back[2], inverse=self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -148,7 +146,7 @@ def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | No
     if pos_ndim == 1 and axis == ndim - 2:
         return None, (None,) * axis + (...,)
     covered = _covered(ndim, pos_ndim, axis)
-    index = tuple(slice(None) if a in covered else None for a in range(ndim - 1)) + (...,)
+    index = (*(slice(None) if a in covered else None for a in range(ndim - 1)), ...)
     if covered == sorted(covered):
         return None, index
     order = sorted(range(pos_ndim), key=covered.__getitem__)

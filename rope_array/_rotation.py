@@ -86,7 +86,7 @@ class Rotation(NamedTuple):
         return ys if type(x) is tuple else ys[0]
 
     def inverse(self) -> "Rotation":
-        """Return the rotation that undoes this one: turned back, out_pairing to pairing, amplitude divided out.
+        """Return the rotation that undoes this one: angles, the order of features, and the amplitude.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""dask: one task per chunk of x, which hands the chunk to the path of the library it is of. Nothing runs here.
+"""dask: one task per chunk of x, which hands the chunk to the path of its own library. Nothing runs here.
 
 `blockwise`, not array operations, which would split the features in two chunks, and not `map_blocks`, which
 pairs the axes of x and pos from the end (dask issue 11686).
@@ -101,8 +101,8 @@ def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any,
         if pos.shape[i] != x.shape[axis] and not spread[i]:
             # Sizes that were unknown until now; of two chunks that differ, a 1 is no axis to spread.
             raise ShapeError(
-                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions {pos.shape[i]}; "
-                "cut positions as x is cut."
+                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions "
+                f"{pos.shape[i]}; cut positions as x is cut."
             )
     if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library(x).takes_numpy:
         pos = library(x).xp.asarray(pos)
@@ -156,6 +156,7 @@ def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     ):
         return pos
     raise ShapeError(
-        f"x has chunks of unknown size along the axes of pos, in {blocks} chunks, and pos cannot be cut to match. "
-        "Give pos a dask array in as many chunks of the same sizes, or call x.compute_chunk_sizes() first."
+        f"x has chunks of unknown size along the axes of pos, in {blocks} chunks, and pos cannot be cut to "
+        "match. Give pos a dask array in as many chunks of the same sizes, or call x.compute_chunk_sizes() "
+        "first."
     )

@@ -1,7 +1,8 @@
-"""JAX: the core under jax.jit, so that an eager call is one compiled program and a traced one is a part of its own.
+"""JAX: the core under jax.jit: an eager call is one program, and a traced one becomes a part of another.
 
 What the host can check (types, shapes, positions that are Python values or NumPy) is checked before the
-program is entered. Positions are its run-time values, so that a new offset compiles nothing; the plan is static.
+program is entered. Positions are its run-time values, so that a new offset compiles nothing; the plan is
+static.
 """
 
 from functools import partial
@@ -22,7 +23,7 @@ class Jax(Library):
     """JAX: 64-bit integers only where x64 is on, and XLA places what is made beside an array."""
 
     def wide(self) -> bool:
-        return bool(jax.config.jax_enable_x64)
+        return bool(jax.config.read("jax_enable_x64"))
 
     def host_kit(self, x: Any) -> Kit:
         # NumPy arrays enter a program as they are; made by JAX they would each be a program of their own.

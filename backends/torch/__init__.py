@@ -10,7 +10,6 @@ import array_api_compat.torch as xp
 import torch
 
 from rope_array import _core
-from rope_array._angles import Kit
 from rope_array._errors import ArrayTypeError, describe
 from rope_array._namespace import Library
 from rope_array._plan import Constants, Layout, Plan
@@ -50,7 +49,7 @@ def check(xs: Any) -> None:
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by its positions."""
     with _mode_of(xs[0]):
-        pos = _symbol_as_tensor(pos, xs[0])
+        pos = _settled(pos, xs[0])
         if _distributed.is_placed(*xs, pos):
             return _distributed.apply(xs, pos, plan, seq_axis, LIBRARY)
         return _core.apply(xs, pos, plan, seq_axis, LIBRARY)
@@ -59,7 +58,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
     """Make cos and sin."""
     with _mode_of(like):
-        pos = _symbol_as_tensor(pos, like)
+        pos = _settled(pos, like)
         if _distributed.is_placed(like, pos):
             return _distributed.tables(pos, like, plan, inv_freq, LIBRARY)
         return _core.tables(pos, like, plan, inv_freq, LIBRARY)
@@ -81,23 +80,22 @@ def _check_sound(x: Any) -> None:
     """Refuse the tensors on whose elements plain arithmetic does not act one by one."""
     if x.is_nested:
         raise ArrayTypeError(
-            f"x is a nested tensor of dtype {x.dtype}; give x.values(), and one position for each of its rows."
+            f"a nested tensor of {x.dtype} has no one shape; give its values(), and a position for each row."
         )
     if x.layout is not torch.strided:
-        raise ArrayTypeError(
-            f"x is {describe(x)} with the layout {x.layout}; give a dense tensor: x.to_dense()."
-        )
+        raise ArrayTypeError(f"{describe(x)} has the layout {x.layout}; give a dense tensor: its to_dense().")
     if type(x).__name__ == "MaskedTensor":
         raise ArrayTypeError(
-            f"x is {describe(x)}, a masked tensor; a rotation mixes the members of a pair, so a mask has no one "
-            "meaning after it. Give x.get_data(), and keep the mask beside it."
+            f"{describe(x)} is a masked tensor; a rotation mixes the members of a pair, so a mask has no one "
+            "meaning after it. Give its get_data(), and keep the mask beside it."
         )
 
 
-def _symbol_as_tensor(pos: Any, x: Any) -> Any:
+def _settled(pos: Any, x: Any) -> Any:
     """Make a tensor of a symbolic number, which make_fx and export give for a Python one."""
-    if isinstance(pos, torch.SymInt):
-        return torch.full((), pos, dtype=torch.int64, device=x.device)
-    if isinstance(pos, torch.SymFloat):
-        return torch.full((), pos, dtype=torch.float64, device=x.device)
+    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64}
+    if type(pos) in kinds:
+        return torch.full((), pos, dtype=kinds[type(pos)], device=x.device)
+    if isinstance(pos, torch.Tensor):
+        _check_sound(pos)
     return pos

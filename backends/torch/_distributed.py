@@ -25,9 +25,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
     check(xs, pos)
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
     pairs = {d: _tables(whole, fraction, xs[0], plan, d, lib) for d in {*map(_core.is_double, xs)}}
-    return tuple(
-        y for x in xs for y in _core.turn_all((x,), *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.xp)
-    )
+    return tuple(_core.turn_one(x, *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.xp) for x in xs)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Any:
@@ -48,8 +46,8 @@ def check(xs: Any, pos: Any) -> None:
             raise ArrayTypeError(f"x is a plain {describe(x)} beside DTensors; give all of them as DTensors.")
         if any(p.is_shard(x.ndim - 1) or p.is_partial() for p in x.placements):
             raise ShapeError(
-                f"x is placed as {x.placements}; the members of a pair must be in one shard, and whole. Shard "
-                "heads, sequence or batch, or redistribute x before the rotation."
+                f"x is placed as {x.placements}; the members of a pair must be in one shard, and whole. "
+                "Shard heads, sequence or batch, or redistribute x before the rotation."
             )
     if hasattr(pos, "placements"):
         if any(p.is_partial() for p in pos.placements):
@@ -58,13 +56,13 @@ def check(xs: Any, pos: Any) -> None:
             )
     elif not _host.is_host(pos) and not _implicit_replication():
         raise ArrayTypeError(
-            f"x is a DTensor and pos a plain {describe(pos)}, which may mean the positions of this shard or of the "
-            "whole. If of this shard, give DTensor.from_local(pos, x.device_mesh, placements); if of the whole, "
-            "give distribute_tensor(pos, x.device_mesh, [Replicate()] * x.device_mesh.ndim)."
+            f"x is a DTensor and pos a plain {describe(pos)}, which may mean the positions of this shard or "
+            "of the whole. If of this shard, give DTensor.from_local(pos, x.device_mesh, placements); if of "
+            "the whole, give distribute_tensor(pos, x.device_mesh, [Replicate()] * x.device_mesh.ndim)."
         )
 
 
-def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> Any:
+def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> tuple[Any, Any]:
     module, mesh = sys.modules[_MODULE], like.device_mesh
     local = whole.to_local() if is_placed(whole) else whole
     made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
@@ -72,7 +70,8 @@ def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib:
     # The size of the whole is said, as from_local would guess equal shards.
     whole_table = lib.xp.empty((*whole.shape, plan.layout.lanes), device="meta")
     size = {"shape": whole_table.shape, "stride": whole_table.stride()}
-    return tuple(module.DTensor.from_local(table, mesh, places, run_check=False, **size) for table in made)
+    cos, sin = (module.DTensor.from_local(table, mesh, places, run_check=False, **size) for table in made)
+    return cos, sin
 
 
 def _implicit_replication() -> bool:
