@@ -156,13 +156,15 @@ def _refuse_unsound(x: Any) -> None:
 
 def dtype_name(x: Any) -> str:
     """Name an array's dtype as the standard does; bfloat16 and float16, which it lacks, by the same rule."""
-    return _dtype_names.get(x.dtype) or _name_dtype(x.dtype)
+    dtype = x.dtype
+    # The type too is in the key, so that dtypes of two libraries are never compared.
+    return _dtype_names.get((type(dtype), dtype)) or _name_dtype(dtype)
 
 
-_dtype_names: dict[Any, str] = {}
+_dtype_names: dict[tuple[type, Any], str] = {}
 
 
 def _name_dtype(dtype: Any) -> str:
     name: str = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    _dtype_names[dtype] = name
+    _dtype_names[type(dtype), dtype] = name
     return name

@@ -13,14 +13,14 @@ from ._plan import Layout
 
 def rotate(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
     """Rotate the last axis of x by tables that have x's axes and one column per lane."""
-    if layout.start == layout.stop:
-        return xp.asarray(x, copy=True)
-    parts = [_turn(x[..., layout.start : layout.stop], cos, sin, layout, xp)]
-    if layout.start:
+    parts = [_turn(x[..., layout.start : layout.stop], cos, sin, layout, xp)] if layout.lanes else []
+    if layout.start or not parts:
         parts.insert(0, x[..., : layout.start])
     if layout.stop < layout.head_dim:
         parts.append(x[..., layout.stop :])
-    return xp.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
+    y = xp.concat(parts, axis=-1) if len(parts) > 1 or not layout.lanes else parts[0]
+    # NumPy joins arrays of the other byte order in its own.
+    return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
 
 
 def _turn(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:

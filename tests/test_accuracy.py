@@ -1,0 +1,192 @@
+"""`apply` and its cos and sin against the definition, on every library, in every dtype, at every position."""
+
+import numpy as np
+import oracle
+import pytest
+from contract import assert_contract
+
+import rope_array as ra
+from rope_array.testing import apply_definition, cos_sin
+
+INT32 = 2**31
+RANGES = {
+    "small": range(-40, 41, 7),
+    "2^16": range(2**16 - 3, 2**16 + 4),
+    "2^20": range(2**20 - 3, 2**20 + 4),
+    "2^24": range(2**24 - 3, 2**24 + 4),
+    "-2^24": range(-(2**24) - 3, -(2**24) + 4),
+    "top": range(INT32 - 7, INT32),
+    "bottom": range(-INT32, -INT32 + 7),
+}
+SPECS = [
+    {"pairing": "interleaved"},
+    {"pairing": "half", "base": 500_000.0},
+    {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 12, "rotary_start": 3},
+    {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 8, "attention_factor": 1.3},
+    {"pairing": "half", "inv_freq": (3.0, 1.0, 0.7, 0.03, 1e-4, 0.0, -0.5, 1e-9)},
+    {"pairing": "interleaved", "rotary_start": 6},
+]
+
+
+def random_positions(n, seed=0):
+    return np.random.default_rng(seed).integers(-INT32, INT32, n, dtype=np.int64)
+
+
+def given(lib, float_dtype, shape, seed=0, scale=1.0):
+    """An array of the library, and its values as NumPy's float64."""
+    x = scale * np.random.default_rng(seed).standard_normal(shape)
+    array = lib.asarray(x.astype(np.float32), float_dtype) if float_dtype != "float64" else lib.asarray(x)
+    return array, lib.to_numpy(array).astype(np.float64)
+
+
+def int_positions(lib, pos):
+    return lib.asarray(np.asarray(pos, dtype=np.int32 if lib.name == "jax" else np.int64))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))
+@pytest.mark.parametrize("name", RANGES)
+def test_apply_holds_the_contract_at_integers(lib, float_dtype, name, spec):
+    pos = [*RANGES[name]]
+    x, exact = given(lib, float_dtype, (2, 3, len(pos), 16), seed=len(name))
+    y = ra.apply(x, int_positions(lib, pos), **spec)
+    assert_contract(lib.to_numpy(y), exact, pos, dtype=float_dtype, **spec)
+    y = ra.apply(x, int_positions(lib, pos), inverse=True, **spec)
+    assert_contract(lib.to_numpy(y), exact, pos, dtype=float_dtype, inverse=True, **spec)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_apply_holds_the_contract_at_random_positions(lib, float_dtype, scale):
+    pos = random_positions(200)
+    x, exact = given(lib, float_dtype, (1, 200, 64), scale=scale)
+    y = lib.to_numpy(ra.apply(x, int_positions(lib, pos), pairing="half"))
+    assert_contract(y, exact, pos, dtype=float_dtype, pairing="half", flushes=True)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1e6, 1.7, 1.0])
+def test_cos_and_sin_are_within_their_bound(lib, float_dtype, base):
+    bound = 4e-16 if float_dtype == "float64" else 1.2e-7
+    pos = np.concatenate([random_positions(100, seed=1), *map(np.array, RANGES.values())])
+    like, _ = given(lib, float_dtype, (1, 128))
+    rotation = ra.RoPE(128, base=base).rotation(int_positions(lib, pos), like=like)
+    cos, sin = cos_sin(pos, rotary_dim=128, base=base)
+    assert np.abs(lib.to_numpy(rotation.cos) - cos).max() <= bound
+    assert np.abs(lib.to_numpy(rotation.sin) - sin).max() <= bound
+
+
+def test_float_positions_are_within_their_bound(lib, float_dtype):
+    rng = np.random.default_rng(2)
+    pos = np.concatenate(
+        [rng.uniform(-100, 100, 60), rng.uniform(-(2**31), 2**31, 60), [0.5, -0.5, 1.5, 2.5]]
+    )
+    pos = pos.astype(np.float32) if lib.name == "jax" else pos
+    like, _ = given(lib, float_dtype, (1, 8))
+    inv_freq = (200.0, 6.0, 1.0, 1e-3)
+    rotation = ra.RoPE(8, inv_freq=inv_freq).rotation(lib.asarray(pos), like=like)
+    cos, sin = cos_sin(pos, rotary_dim=8, inv_freq=inv_freq)
+    # The contract's figure is float32's; float64 is held to as many of its own roundings.
+    bound = (2.5e-7 * (2.0**-29 if float_dtype == "float64" else 1)) * np.maximum(1.0, inv_freq)
+    assert (np.abs(lib.to_numpy(rotation.cos) - cos) <= bound).all()
+    assert (np.abs(lib.to_numpy(rotation.sin) - sin) <= bound).all()
+
+
+@pytest.mark.parametrize("pos", [2.75, -1000000.75, [0.5, 2, -3.25], [[1e9 + 0.125], [7]]], ids=str)
+def test_floats_of_the_host_are_split_exactly(lib, float_dtype, pos):
+    x, exact = given(lib, float_dtype, (2, 3, 16))
+    assert_contract(lib.to_numpy(ra.apply(x, pos)), exact, pos, dtype=float_dtype)
+
+
+@pytest.mark.without("jax")  # without x64 it has no such integers
+def test_wider_integers_have_the_stated_error(lib, float_dtype):
+    pos = np.random.default_rng(3).integers(-(2**40), 2**40, 50)
+    x, exact = given(lib, float_dtype, (50, 32))
+    assert_contract(lib.to_numpy(ra.apply(x, lib.asarray(pos))), exact, pos, dtype=float_dtype)
+
+
+@pytest.mark.parametrize("name", ["pairings", "slices", "bases", "frequencies", "amplitudes"])
+def test_golden_vectors(lib, float_dtype, name):
+    for case in oracle.golden(name):
+        x = np.array(case["x"])
+        fields = {k: v for k, v in case["fields"].items() if k != "head_dim"}
+        if "inv_freq" in fields:
+            fields["inv_freq"] = tuple(fields["inv_freq"])
+        array = lib.asarray(x.astype(np.float32), float_dtype) if float_dtype != "float64" else lib.asarray(x)
+        for row in case["rows"]:
+            exact = np.array(row["y"])
+            y = lib.to_numpy(ra.apply(array, row["pos"], **fields))
+            assert_contract(y, x, row["pos"], dtype=float_dtype, exact=exact, **fields)
+
+
+def test_golden_angles(lib, float_dtype):
+    bound = 4e-16 if float_dtype == "float64" else 1.2e-7
+    like, _ = given(lib, float_dtype, (1, 2))
+    for case in oracle.golden("angles"):
+        rope = ra.RoPE(case["fields"]["rotary_dim"], **case["fields"])
+        for row in case["rows"]:
+            # At floats the bound grows with the frequency, and is 2.5e-7 of float32's at least.
+            wide = isinstance(row["pos"], float) * 2.1 * max(1.0, *rope.frequencies) or 1.0
+            rotation = rope.rotation(row["pos"], like=like)
+            assert np.abs(lib.to_numpy(rotation.cos) - row["cos"]).max() <= bound * wide
+            assert np.abs(lib.to_numpy(rotation.sin) - row["sin"]).max() <= bound * wide
+
+
+def test_nan_and_infinity_stay_inside_their_pair(lib, float_dtype):
+    x = np.ones((4, 8), dtype=np.float32)
+    x[1, 2], x[2, 7] = np.nan, np.inf
+    array = lib.asarray(x, float_dtype)
+    y = lib.to_numpy(ra.apply(array, [3, 1, 5, 2], pairing="half"))
+    bad = ~np.isfinite(y)
+    assert bad[1, [2, 6]].any()
+    assert bad[2, [3, 7]].any()
+    bad[1, [2, 6]] = bad[2, [3, 7]] = False
+    assert not bad.any()
+
+
+def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):
+    """Rotating in float32 and rounding once is nearly always the nearest number; twice is often not."""
+    if float_dtype not in ("float16", "bfloat16"):
+        return
+    x, exact = given(lib, float_dtype, (200, 64))
+    y = lib.to_numpy(ra.apply(x, range(200))).astype(np.float64)
+    judged = apply_definition(exact, range(200))
+    nearest = lib.to_numpy(lib.asarray(judged.astype(np.float32), float_dtype)).astype(np.float64)
+    assert (y == nearest).mean() > 0.999
+
+
+def test_float32_angles_follow_hugging_face(lib):
+    """The steps of transformers' LlamaRotaryEmbedding in NumPy, with its own rounding in each."""
+    pos = np.array([0, 1, 100, 4096, 131_072])
+    steps = np.arange(0, 64, 2).astype(np.float32) / np.float32(64)
+    inv_freq = np.float32(1.0) / np.float32(500_000.0) ** steps
+    angle = pos.astype(np.float32)[:, None] * inv_freq
+    x = np.random.default_rng(4).standard_normal((5, 64)).astype(np.float32)
+    a, b, cos, sin = x[:, :32], x[:, 32:], np.cos(angle), np.sin(angle)
+    want = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    rope = ra.RoPE(64, base=500_000.0, pairing="half", angles="float32")
+    y = lib.to_numpy(rope.apply(lib.asarray(x), int_positions(lib, pos)))
+    # One unit in the last place of inv_freq, from libraries' pow, is that many radians at the last position.
+    assert np.abs(y[:4] - want[:4]).max() < 2e-3
+    np.testing.assert_allclose(y[4], want[4], atol=0.05)
+    assert np.abs(y[:3] - want[:3]).max() < 4e-5
+
+
+SLICES = [np.s_[:, :, 2:5, :], np.s_[:, 1:2, :, :], np.s_[1:, :, ::3, :], np.s_[:, :, 6:7, :]]
+
+
+@pytest.mark.parametrize("part", SLICES, ids=range(len(SLICES)))
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_same_bits_in_a_slice(lib, float_dtype, part, pairing):
+    """A row has the same bits whatever stands beside it: the arithmetic has no vector tail of its own."""
+    x, _ = given(lib, float_dtype, (2, 3, 7, 20))
+    pos = np.broadcast_to(random_positions(7), (2, 3, 7))
+    whole = lib.to_numpy(ra.apply(x, int_positions(lib, pos), pairing=pairing))
+    alone = lib.to_numpy(ra.apply(x[part], int_positions(lib, pos[part[:3]]), pairing=pairing))
+    np.testing.assert_array_equal(alone, whole[part])
+
+
+def test_same_bits_in_company(lib, float_dtype):
+    x, _ = given(lib, float_dtype, (2, 3, 7, 20))
+    other, _ = given(lib, "float32", (2, 1, 7, 20), seed=1)
+    alone = lib.to_numpy(ra.apply(x, range(7)))
+    both = ra.apply((other, x), range(7))
+    np.testing.assert_array_equal(lib.to_numpy(both[1]), alone)
+    np.testing.assert_array_equal(lib.to_numpy(both[0]), lib.to_numpy(ra.apply(other, range(7))))

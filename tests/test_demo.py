@@ -1,0 +1,305 @@
+"""The demo: what it prints on each library, what it makes of files, and that it convicts a wrong rotation."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array import _demo
+from rope_array.__main__ import main
+from rope_array._demo import _libraries, _measure, _text
+
+SHOWN = {"strict": "array-api-strict"}
+PATHS = {"numpy": "array-api", "strict": "array-api"}
+DTYPES = ("float32", "bfloat16", "float64")
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
+
+
+def demo(*arguments, **options):
+    command = [sys.executable, "-P", "-m", "rope_array", "demo", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return demo()
+
+
+@pytest.fixture
+def only_numpy(monkeypatch):
+    library = _libraries.NumPy()
+    library.dtypes = ["float32"]
+    monkeypatch.setattr(_demo, "installed", lambda: ([library], ["jax"], ["torch (OSError)"]))
+    monkeypatch.setattr(_measure, "_SECONDS_PER_TIMING", 0.0)
+
+
+# ---- what is printed ----
+
+
+def rows(output, library):
+    """The rows of one library: {dtype: (version, path, error, allowed, verdict, time)}."""
+    found = (line.split() for line in output.splitlines() if line.startswith(f"   {library} "))
+    return {dtype: (version, path, *rest) for _, version, path, dtype, *rest in found}
+
+
+def test_a_row_for_each_dtype_of_a_library(lib, shipped):
+    assert shipped.returncode == 0, shipped.stderr
+    got = rows(shipped.stdout, SHOWN.get(lib.name, lib.name))
+    assert set(got) == set(lib.dtypes) & set(DTYPES)
+    for dtype, (version, path, error, allowed, verdict, time) in got.items():
+        assert version[0].isdigit()
+        assert path == PATHS.get(lib.name, lib.name)
+        assert verdict == "yes"
+        assert 0 < float(error) <= float(allowed) == {"bfloat16": 0.5}.get(dtype, 3.0)
+        assert float(time) > 0
+
+
+def test_fits_a_terminal_and_warns_of_nothing(shipped):
+    assert shipped.stderr == ""
+    lines = shipped.stdout.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    assert shipped.stdout.isascii()
+    assert lines[-1] == "Every error is within what is allowed."
+
+
+def test_exact_angles_hold_where_float32_angles_fail(shipped):
+    numbers = re.findall(r"^ +([\d,]+) +(\d\.\de[+-]\d+) +(\d\.\de[+-]\d+)$", shipped.stdout, re.MULTILINE)
+    shifts, places = numbers[: len(_demo.SHIFTS)], numbers[len(_demo.SHIFTS) :]
+    assert [int(p.replace(",", "")) for p, _, _ in shifts] == list(_demo.SHIFTS)
+    assert [int(p.replace(",", "")) for p, _, _ in places] == list(_demo.PLACES)
+    assert all(float(exact) < 2e-6 for _, exact, _ in shifts)
+    assert all(float(exact) < 1.2e-7 for _, exact, _ in places)
+    assert float(dict((p, f) for p, _, f in shifts)["1,000,000"]) > 1e-2
+    assert float(dict((p, f) for p, _, f in places)["1,000,000"]) > 1e-2
+
+
+def test_names_what_is_left_out(only_numpy, capsys):
+    assert main(["demo"]) == 0
+    output = capsys.readouterr().out
+    assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
+
+
+def test_a_library_that_does_not_load_is_named(monkeypatch):
+    class Broken(_libraries.NumPy):
+        name = "jax"
+
+        def __init__(self):
+            raise OSError("libcuda.so is missing")
+
+    class Absent(_libraries.NumPy):
+        name, module = "torch", "no_such_module.array"
+
+    monkeypatch.setattr(_libraries, "Jax", Broken)
+    monkeypatch.setattr(_libraries, "Torch", Absent)
+    found, absent, broken = _libraries.installed()
+    assert found[0].name == "numpy"
+    assert "torch" in absent
+    assert broken[0] == "jax (OSError)"
+
+
+# ---- files ----
+
+
+def test_reads_a_file(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT, "utf-8-sig")
+    done = demo(file)
+    assert done.returncode == 0, done.stderr
+    assert f"Text:   {file}\nTokens: the quick brown fox jumps" in done.stdout
+    assert f"{len(TEXT.split()) + 2} words and punctuation marks" in done.stdout
+    assert rows(done.stdout, "numpy").keys() >= {"float32", "float64"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "there is no word in it"),
+        (b" \r\n\t\n", "there is no word in it"),
+        ("déjà vu".encode("latin-1"), "it is not text in UTF-8"),
+        ("déjà vu".encode("utf-16"), "it is not text in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "it is not text in UTF-8"),
+        (b"GIF89a\0\0", "it is a binary file, not text"),
+        (None, "No such file or directory"),
+    ],
+    ids=["empty", "blank", "latin-1", "utf-16", "png", "nul", "missing"],
+)
+def test_a_file_that_is_of_no_use(content, reason, tmp_path):
+    file = tmp_path / "given"
+    if content is not None:
+        file.write_bytes(content)
+    done = demo(file)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"rope_array demo: cannot use {str(file)!r}: {reason}\n"
+
+
+def test_a_folder(tmp_path, capsys):
+    assert main(["demo", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["word", "日本語のテキスト。", "a " * 1000, "\x1b[31mred\x1b[0m \u202e right"]
+)
+def test_texts_of_all_kinds(text, tmp_path, only_numpy, capsys):
+    file = tmp_path / "text.txt"
+    file.write_text(text, "utf-8")
+    assert main(["demo", str(file)]) == 0
+    output = capsys.readouterr().out
+    assert all(c.isprintable() for c in output.replace("\n", ""))
+    assert len(output.splitlines()) <= 60
+
+
+def test_a_terminal_that_lacks_the_letters(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("日本語", "utf-8")
+    done = demo(file, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert "Tokens: ???" in done.stdout
+
+
+# ---- the command line ----
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"]])
+def test_help(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 0
+    assert "rotate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "a", "b"]])
+def test_a_command_line_that_means_nothing(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: python -m rope_array" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows tells a writer otherwise that its reader has left"
+)
+def test_a_reader_that_leaves_early():
+    command = [sys.executable, "-P", "-m", "rope_array", "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+# ---- queries and keys ----
+
+
+def test_queries_and_keys_have_the_same_bits_everywhere():
+    q, k = _text.queries_and_keys(TEXT.lower().split())
+    digest = hashlib.sha256(np.stack([q, k]).astype("<f8").tobytes()).hexdigest()
+    assert digest == "7f199acffc0805b2cfa57c53579661d639436d80862d099fc03cc2808230ff4b"
+
+
+def test_queries_and_keys_are_of_unit_variance_and_differ():
+    words = _text.tokens(None)
+    assert len(words) == _text.MOST_TOKENS
+    q, k = _text.queries_and_keys(words)
+    assert q.shape == k.shape == (_text.HEADS, len(words), _text.HEAD_DIM)
+    for x in (q, k, (q - k) / 2**0.5):
+        assert abs(np.mean(x**2) - 1) < 0.1
+
+
+def test_a_token_has_the_same_query_wherever_it_stands():
+    q, _ = _text.queries_and_keys(["the", "dog", "the"])
+    np.testing.assert_array_equal(q[:, 0], q[:, 2])
+    assert not np.allclose(q[:, 0], q[:, 1])
+
+
+# ---- conviction ----
+
+
+def float32_angles(apply):
+    return lambda x, pos: apply(x, pos, angles="float32")
+
+
+def turned_back(apply):
+    return lambda x, pos: apply(x, pos, inverse=True)
+
+
+def other_pairing(apply):
+    return lambda x, pos: apply(x, pos, pairing="half")
+
+
+def not_turned(apply):
+    return lambda x, pos: x
+
+
+def one_wrong_in_a_million(apply):
+    def wrong(x, pos):
+        q, k = apply(x, pos)
+        k[-1, -1, -1, -1] *= np.float32(1 + 2**-18)
+        return q, k
+
+    return wrong
+
+
+def not_a_number(apply):
+    return lambda x, pos: tuple(y * np.float32(np.nan) for y in apply(x, pos))
+
+
+def one_head_only(apply):
+    return lambda x, pos: tuple(y[:1, :1] for y in apply(x, pos))
+
+
+def fails(apply):
+    def wrong(x, pos):
+        raise RuntimeError("no kernel\nfor this device" + " at all" * 20)
+
+    return wrong
+
+
+WRONG = [
+    *(float32_angles, turned_back, other_pairing, not_turned, one_wrong_in_a_million),
+    *(not_a_number, one_head_only, fails),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_convicts(wrong, only_numpy, monkeypatch, capsys):
+    monkeypatch.setattr(ra, "apply", wrong(ra.apply))
+    assert main(["demo"]) == 1
+    output = capsys.readouterr().out
+    assert output.endswith("\nFAILED: numpy float32\n")
+    assert max(map(len, output.splitlines())) <= 100
+    (row,) = rows(output, "numpy").values()
+    assert "NO" in row or "RuntimeError:" in row
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_judge_allows_the_contract_and_no_more(dtype):
+    """A pair of length 5 whose exact result is (3, 4), a float of every dtype."""
+    exact = np.array([[3.0, 4.0]])
+    compute = 2.0**-52 if dtype == "float64" else 2.0**-23
+    # Half a spacing of y at 3, and for a definition that is itself rounded half a spacing of float64.
+    bound = 2.5 * compute * 5 + {"float32": 2.0**-22, "bfloat16": 2.0**-6, "float64": 2.0**-51}[dtype] / 2
+    bound += 2.0**-52
+    for factor, verdict in ((0.95, True), (1.05, False)):
+        worst, within = _measure.judge(exact + [[factor * bound, 0.0]], exact, dtype)
+        assert within is verdict
+        assert worst == pytest.approx(factor * bound / 5 / _measure._EPS[dtype], rel=0.1)
+
+
+def test_a_pair_of_zeros_must_stay_one():
+    zeros = np.zeros((1, 2))
+    assert _measure.judge(zeros, zeros, "float32") == (0.0, True)
+    assert _measure.judge(zeros + 1e-30, zeros, "float32") == (np.inf, False)
+
+
+def test_rounds_to_bfloat16_as_ml_dtypes_does():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    values = np.random.default_rng(0).normal(size=10_000).astype(np.float32).astype(np.float64)
+    expected = values.astype(bfloat16).astype(np.float64)
+    np.testing.assert_array_equal(_measure._rounded(values, "bfloat16"), expected)

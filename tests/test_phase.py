@@ -1,0 +1,354 @@
+"""The one function that multiplies positions by frequencies: equal bits on every library, by either route.
+
+What the bits have to be comes from Python's integers and mpmath's frequencies.
+"""
+
+import contextlib
+import functools
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rope_array as ra
+from rope_array import _angles, _registry
+from rope_array._namespace import library
+
+INT32_ENDS = [0, 1, -1, 2, -2, 0xFFFF, 0x10000, -0xFFFF, -0x10000, -0x10001, 2**31 - 1, -(2**31)]
+INT64_ENDS = [2**32 - 1, 2**32, -(2**32), 2**33 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
+# 1, a power of ten, one above a turn per position, negative, tiny, of the last bit, and none at all.
+OMEGAS = (1.0, 0.01, 123456.789, -0.3162277660168379, 1e-9, 2.0**-60, 0.0, 6.283185307179586)
+SPECS = {
+    "default": {"head_dim": 32},
+    "base": {"head_dim": 24, "base": 500_000.0},
+    "inv_freq": {"head_dim": 16, "inv_freq": OMEGAS},
+}
+SIGNED = ["int8", "int16", "int32", "int64"]
+UNSIGNED = ["uint8", "uint16", "uint32"]
+
+
+def random_positions(bits, count=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(-(2**bits), 2**bits, count, dtype=np.int64)
+
+
+def positions_of(dtype):
+    """The ends of an integer dtype and numbers between them."""
+    info = np.iinfo(dtype)
+    rng = np.random.default_rng(7)
+    between = rng.integers(info.min, info.max, 50, dtype=dtype, endpoint=True)
+    return np.concatenate([np.array([info.min, info.max, 0, 1, info.max // 2], dtype), between])
+
+
+@functools.cache
+def turns(name):
+    """Exact turns per position of each lane, ω/2π as mpf."""
+    fields = SPECS[name]
+    omegas = fields.get("inv_freq") or oracle.frequencies(fields["head_dim"], fields.get("base", 10000.0))
+    return [oracle.real(omega) / (2 * oracle.CONTEXT.pi) for omega in omegas]
+
+
+@functools.cache
+def words(name, bits):
+    """round(ω/2π·2^bits) of each lane."""
+    return [int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** bits)) for turn in turns(name)]
+
+
+def expected(pos, name, double, sign=1):
+    """The phase as Python's integers have it, an object array of shape pos.shape + (lanes,)."""
+    bits = 96 if double else 64
+    pos = np.asarray(pos)
+    steps = [sign * word for word in words(name, bits)]
+    rows = [[p * step % 2**bits >> 32 for step in steps] for p in pos.ravel().tolist()]
+    return np.array(rows, dtype=object).reshape(*pos.shape, len(steps))
+
+
+def got(phase, lib, double):
+    """The bits that count, as Python integers."""
+    phase = lib.to_numpy(phase)
+    assert phase.dtype in (np.int64, np.uint32)
+    return phase.astype(object) & (2**64 - 1 if double else 2**32 - 1)
+
+
+def plan_of(name, sign=1):
+    plan = ra.RoPE(**SPECS[name])._plan
+    return plan if sign == 1 else plan.inverse
+
+
+def backend_library(lib):
+    """The library as the path of its arrays sees it."""
+    path = _registry.choose((lib.asarray(np.zeros(1, np.float32)),), None)
+    module = __import__("sys").modules.get(getattr(path, "__name__", ""))
+    return getattr(module, "LIBRARY", None)
+
+
+def kits(lib):
+    """The kits that a call may use: of the path, and of the core, which backend="array-api" takes."""
+    array = lib.asarray(np.zeros(1, np.float32))
+    own = backend_library(lib)
+    return [owner.kit(array) for owner in (own, library(array)) if owner is not None]
+
+
+def narrow_kits(lib):
+    return [kit._replace(wide=False) for kit in kits(lib)]
+
+
+@contextlib.contextmanager
+def x64(lib, on):
+    """JAX with 64-bit integers or without; other libraries have them."""
+    if lib.name != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(on):
+        yield
+
+
+@pytest.fixture
+def with_x64(lib):
+    with x64(lib, True):
+        yield
+
+
+@pytest.fixture
+def without_x64(lib):
+    with x64(lib, False):
+        yield
+
+
+# ---- equal bits ----
+
+
+@pytest.mark.usefixtures("with_x64")
+@pytest.mark.parametrize("sign", [1, -1], ids=["forward", "inverse"])
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("double", [False, True], ids=["phase32", "phase64"])
+def test_wide_route(lib, name, double, sign):
+    pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(31), random_positions(62)])
+    truth = expected(pos, name, double, sign)
+    for kit in kits(lib):
+        assert kit.wide
+        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), double, kit)
+        np.testing.assert_array_equal(got(phase, lib, double), truth)
+
+
+@pytest.mark.without("torch")  # which has no arithmetic on uint32
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize("sign", [1, -1], ids=["forward", "inverse"])
+@pytest.mark.parametrize("name", SPECS)
+def test_route_of_uint32(lib, name, sign):
+    pos = np.concatenate([INT32_ENDS, random_positions(31), random_positions(16)]).astype(np.int32)
+    truth = expected(pos, name, False, sign)
+    for kit in narrow_kits(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), False, kit)
+        assert lib.to_numpy(phase).dtype == np.uint32
+        np.testing.assert_array_equal(got(phase, lib, False), truth)
+
+
+@pytest.mark.usefixtures("with_x64")
+@pytest.mark.parametrize("dtype", SIGNED + UNSIGNED)
+@pytest.mark.parametrize("double", [False, True], ids=["phase32", "phase64"])
+def test_wide_route_takes_every_integer(lib, dtype, double):
+    pos = positions_of(dtype)
+    truth = expected(pos, "base", double)
+    for kit in kits(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of("base"), double, kit)
+        np.testing.assert_array_equal(got(phase, lib, double), truth)
+
+
+@pytest.mark.without("torch")
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize("dtype", [*SIGNED[:3], *UNSIGNED])
+def test_route_of_uint32_takes_every_integer(lib, dtype):
+    pos = positions_of(dtype)
+    truth = expected(pos, "base", False)
+    for kit in narrow_kits(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of("base"), False, kit)
+        np.testing.assert_array_equal(got(phase, lib, False), truth)
+
+
+@pytest.mark.library("numpy", "jax")
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize("wide", [False, True], ids=["uint32", "int64"])
+def test_integers_of_four_bits(lib, dtype, wide):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with x64(lib, wide):
+        values = np.arange(16) - (8 if dtype == "int4" else 0)
+        pos = lib.xp.asarray(values.astype(getattr(ml_dtypes, dtype)))
+        for kit in kits(lib) if wide else narrow_kits(lib):
+            phase = _angles.phase(pos, plan_of("default"), False, kit)
+            np.testing.assert_array_equal(got(phase, lib, False), expected(values, "default", False))
+
+
+@pytest.mark.usefixtures("with_x64")
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (2, 0, 3)], ids=str)
+def test_every_shape_of_positions(lib, shape):
+    pos = random_positions(31, int(np.prod(shape))).reshape(shape).astype(np.int32)
+    for kit in kits(lib) + ([] if lib.name == "torch" else narrow_kits(lib)):
+        phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, kit)
+        np.testing.assert_array_equal(got(phase, lib, False), expected(pos, "default", False))
+
+
+@pytest.mark.library("numpy", "torch", "jax", "dask", "strict")
+def test_all_libraries_and_routes_agree():
+    from conftest import LIBS
+
+    pos = np.concatenate([INT32_ENDS, random_positions(31, 3000, seed=3)]).astype(np.int32)
+    bits = {}
+    for lib in LIBS.values():
+        for wide in (True, False):
+            if lib.name == "torch" and not wide:
+                continue
+            with x64(lib, wide):
+                kit = (kits(lib) if wide else narrow_kits(lib))[0]
+                phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, kit)
+                bits[lib.name, wide] = got(phase, lib, False)
+    assert len(bits) == 9
+    first = bits.pop(("numpy", True))
+    for other in bits.values():
+        np.testing.assert_array_equal(other, first)
+
+
+@given(pos=st.integers(-(2**63), 2**63 - 1), omega=st.floats(-1e6, 1e6))
+def test_any_position_and_frequency(pos, omega):
+    plan = ra.RoPE(2, inv_freq=(omega,))._plan
+    array = np.array([pos])
+    kit = library(array).kit(array)
+    turn = oracle.real(omega) / (2 * oracle.CONTEXT.pi)
+    for bits, double in ((64, False), (96, True)):
+        word = int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** bits))
+        phase = int(_angles.phase(array, plan, double, kit)[0, 0])
+        assert (phase - (pos * word % 2**bits >> 32)) % 2 ** (bits - 32) == 0
+    if -(2**31) <= pos < 2**31:
+        word = int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** 64))
+        phase = _angles.phase(array.astype(np.int32), plan, False, kit._replace(wide=False))
+        assert int(phase[0, 0]) == pos * word % 2**64 >> 32
+
+
+# ---- it is the one function, and the route is the library's ----
+
+
+@pytest.mark.parametrize("backend", [None, "array-api"])
+def test_a_call_goes_through_it(lib, backend, monkeypatch):
+    calls = []
+
+    def counted(whole, plan, double, kit):
+        calls.append(kit.wide)
+        return phase(whole, plan, double, kit)
+
+    phase = _angles.phase
+    monkeypatch.setattr(_angles, "phase", counted)
+    # A base of its own, for which no program is kept.
+    x = lib.asarray(np.ones((3, 8), np.float32))
+    base = 1234.5 if backend else 1235.5
+    y = ra.apply(x, lib.asarray(np.arange(3, dtype=np.int32)), base=base, backend=backend)
+    lib.to_numpy(y)
+    assert calls
+    assert set(calls) == {lib.name != "jax"}
+
+
+@pytest.mark.library("jax")
+@pytest.mark.parametrize("on", [False, True])
+def test_jax_chooses_the_route_by_x64(on):
+    import jax
+
+    with jax.enable_x64(on):
+        x = jax.numpy.zeros(1, "float32")
+        for owner in (_registry.choose((x,), None), library(x)):
+            assert getattr(owner, "LIBRARY", owner).kit(x).wide is on
+
+
+# ---- nothing around it changes it ----
+
+
+@pytest.mark.library("numpy")
+def test_numpy_error_state_changes_nothing():
+    pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(62)])
+    small = np.array(INT32_ENDS, np.int32)
+    kit = library(pos).kit(pos)
+    with np.errstate(all="raise"):
+        for double in (False, True):
+            phase = _angles.phase(pos, plan_of("default"), double, kit).astype(object)
+            assert (phase % 2 ** (64 if double else 32) == expected(pos, "default", double)).all()
+        for scalar in (np.int64(-(2**63)), np.int64(2**62), np.array(-5)):
+            _angles.phase(scalar, plan_of("default"), True, kit)
+        narrow = _angles.phase(small, plan_of("default"), False, kit._replace(wide=False))
+        assert (narrow.astype(object) == expected(small, "default", False)).all()
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_numpy_error_state_lets_a_whole_call_pass(dtype):
+    x = np.ones((5, 16), dtype)
+    with np.errstate(all="raise"):
+        for pos in ([0, 1, -1, 2**31 - 1, -(2**31)], -(2**63), 0.5, np.array([0.0, 0.25, -1.5, 1e9, -1e-9])):
+            assert np.isfinite(ra.apply(x, pos)).all()
+
+
+@pytest.mark.library("torch")
+def test_torch_modes_change_nothing():
+    import torch
+
+    pos = torch.from_numpy(np.concatenate([INT32_ENDS, random_positions(31)]))
+    x = torch.zeros(1)
+    kit = _registry.choose((x,), None).LIBRARY.kit(x)
+    truth = [_angles.phase(pos, plan_of("default"), double, kit) for double in (False, True)]
+    before = torch.get_float32_matmul_precision()
+    try:
+        for dtype in (torch.bfloat16, torch.float16):
+            torch.set_float32_matmul_precision("medium")
+            torch.set_default_dtype(torch.float64)
+            with torch.autocast("cpu", dtype=dtype):
+                for double in (False, True):
+                    phase = _angles.phase(pos, plan_of("default"), double, kit)
+                    assert torch.equal(phase, truth[double])
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.library("jax")
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("promotion", ["strict", "standard"])
+def test_jax_promotion_changes_nothing(on, promotion):
+    import jax
+
+    pos = np.concatenate([INT32_ENDS, random_positions(31)]).astype(np.int32)
+    with (
+        jax.enable_x64(on),
+        jax.numpy_dtype_promotion(promotion),
+        jax.numpy_rank_promotion("raise"),
+        jax.default_matmul_precision("bfloat16"),
+    ):
+        x = jax.numpy.zeros(1, "float32")
+        for owner in (_registry.choose((x,), None).LIBRARY, library(x)):
+            for double in (False, True) if on else (False,):
+                phase = _angles.phase(jax.numpy.asarray(pos), plan_of("base"), double, owner.kit(x))
+                phase = np.asarray(phase).astype(object) % 2 ** (64 if double else 32)
+                np.testing.assert_array_equal(phase, expected(pos, "base", double))
+
+
+# ---- the distance to the exact angle ----
+
+
+@pytest.mark.parametrize(
+    ("double", "wide"), [(False, True), (False, False), (True, True)], ids=["32", "32-uint32", "64"]
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_error_is_what_the_docstring_says(name, double, wide):
+    # |pos|·2^-(k+1) turns for the word, and less than one unit in the last place, which is cut off.
+    bits, unit = (96, 64) if double else (64, 32)
+    pos = np.array(INT32_ENDS, np.int32) if not wide else np.array(INT32_ENDS + INT64_ENDS)
+    pos = np.concatenate([pos, random_positions(31 if not wide else 50, 100).astype(pos.dtype)])
+    kit = library(pos).kit(pos)._replace(wide=wide)
+    phase = _angles.phase(pos, plan_of(name), double, kit).astype(object)
+    scale = oracle.CONTEXT.mpf(2) ** unit
+    for p, row in zip(pos.tolist(), phase, strict=True):
+        word = abs(p) * oracle.CONTEXT.mpf(2) ** (unit - bits - 1)
+        for turn, bits_of_lane in zip(turns(name), row, strict=True):
+            difference = int(bits_of_lane) - p * turn * scale
+            difference -= scale * oracle.CONTEXT.nint(difference / scale)
+            assert -1 - word < difference <= word
