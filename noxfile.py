@@ -100,6 +100,14 @@ def tests_min(session: nox.Session) -> None:
     pytest(session, libraries)
 
 
+@nox.session(requires=["build"], default=False)
+def peers(session: nox.Session) -> None:
+    """Compare with other implementations: Hugging Face, ONNX, Meta's complex form, rotary-embedding-torch."""
+    session.install(TORCH)  # first and alone, as a peer would bring another build
+    install(session, *GROUPS["test"], *GROUPS["strict"], TORCH, *GROUPS["peers"])
+    pytest(session, ["numpy", "torch"], "--peers", "tests/test_peers.py")
+
+
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""

@@ -155,6 +155,7 @@ def _importable(name):
 def pytest_addoption(parser):
     group = parser.getgroup("rope_array")
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(LIBS)}; default: those installed")
+    group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -179,6 +180,8 @@ def pytest_report_header(config):
 
 def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "test_wheel.py" and not config.getoption("--wheel"):
+        return True
+    if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
         return True
     return None
 

@@ -38,6 +38,13 @@ def only_numpy(monkeypatch):
     monkeypatch.setattr(_measure, "_SECONDS_PER_TIMING", 0.0)
 
 
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, "utf-8-sig")
+    return str(path)
+
+
 # ---- what is printed ----
 
 
@@ -79,8 +86,8 @@ def test_exact_angles_hold_where_float32_angles_fail(shipped):
     assert float(dict((p, f) for p, _, f in places)["1,000,000"]) > 1e-2
 
 
-def test_names_what_is_left_out(only_numpy, capsys):
-    assert main(["demo"]) == 0
+def test_names_what_is_left_out(file, only_numpy, capsys):
+    assert main(["demo", file]) == 0
     output = capsys.readouterr().out
     assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
 
@@ -106,9 +113,7 @@ def test_a_library_that_does_not_load_is_named(monkeypatch):
 # ---- files ----
 
 
-def test_reads_a_file(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text(TEXT, "utf-8-sig")
+def test_reads_a_file(file):
     done = demo(file)
     assert done.returncode == 0, done.stderr
     assert f"Text:   {file}\nTokens: the quick brown fox jumps" in done.stdout
@@ -268,9 +273,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_convicts(wrong, only_numpy, monkeypatch, capsys):
+def test_convicts(wrong, file, only_numpy, monkeypatch, capsys):
     monkeypatch.setattr(ra, "apply", wrong(ra.apply))
-    assert main(["demo"]) == 1
+    assert main(["demo", file]) == 1
     output = capsys.readouterr().out
     assert output.endswith("\nFAILED: numpy float32\n")
     assert max(map(len, output.splitlines())) <= 100
@@ -287,7 +292,7 @@ def test_the_judge_allows_the_contract_and_no_more(dtype):
     bound = 2.5 * compute * 5 + {"float32": 2.0**-22, "bfloat16": 2.0**-6, "float64": 2.0**-51}[dtype] / 2
     bound += 2.0**-52
     for factor, verdict in ((0.95, True), (1.05, False)):
-        worst, within = _measure.judge(exact + [[factor * bound, 0.0]], exact, dtype)
+        worst, within = _measure.judge(exact + np.array([factor * bound, 0.0]), exact, dtype)
         assert within is verdict
         assert worst == pytest.approx(factor * bound / 5 / _measure._EPS[dtype], rel=0.1)
 

@@ -111,8 +111,8 @@ def _pair_lengths(exact: Floats) -> Floats:
 
 
 def _spacing(values: Floats, eps: float) -> Floats:
-    """Return the distance between neighbouring floats where the values are."""
-    return np.asarray(np.ldexp(eps, np.frexp(values)[1] - 1))
+    """Return the distance between neighbouring floats where the values are; none at 0, which is exact."""
+    return np.where(values == 0, 0.0, np.ldexp(eps, np.frexp(values)[1] - 1))
 
 
 def _ratio(rotate: Callable[[], Any], copy: Callable[[], Any]) -> float:

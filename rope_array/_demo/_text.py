@@ -68,5 +68,5 @@ def _project(signs: NDArray[np.float64], role: str) -> NDArray[np.float64]:
     digest = hashlib.shake_256(role.encode()).digest(_SIGNS * width)
     matrix = np.frombuffer(digest, np.int8).reshape(_SIGNS, width)
     # Each term has the variance (256² - 1)/12 + 1/4 of a uniform signed byte about 0: 5461.5.
-    features = signs @ matrix.astype(np.float64) / math.sqrt(5461.5 * _SIGNS)
+    features = np.asarray(signs @ matrix.astype(np.float64) / math.sqrt(5461.5 * _SIGNS), np.float64)
     return np.moveaxis(features.reshape(len(signs), HEADS, HEAD_DIM), 0, 1)

@@ -1,0 +1,14 @@
+"""Run every benchmark here and write bench/results/<date>-<name>.json: `python bench`."""
+
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+
+from _record import RESULTS
+
+HERE = Path(__file__).resolve().parent
+for name in ("overhead", "import_time"):
+    path = RESULTS / f"{datetime.date.today()}-{name.replace('_', '-')}.json"
+    # A process each, so that what one has imported or warmed does not speed the next.
+    subprocess.run([sys.executable, HERE / f"{name}.py", "--json", path], check=True)

@@ -1,0 +1,84 @@
+"""What a result needs beside its numbers: where, when and of which versions it was measured."""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+PACKAGES = ("numpy", "array-api-compat", "rope-array")
+
+
+def record(name, numbers, note):
+    """A result as a dictionary for JSON."""
+    return {
+        "bench": name,
+        "date": datetime.date.today().isoformat(),
+        "what": note,
+        "numbers": numbers,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
+        "commit": commit(),
+    }
+
+
+def machine():
+    load = getattr(os, "getloadavg", lambda: [None])()[0]
+    return {
+        "cpu": cpu(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average_1min": load,
+    }
+
+
+def cpu():
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout" if package == "rope-array" else None
+
+
+def commit():
+    """The checkout's commit, with a + where the package has changes that are not in it."""
+    if not (head := git("rev-parse", "HEAD")):
+        return None
+    return head + ("+" if git("status", "--porcelain", "--", "rope_array", "backends") else "")
+
+
+def git(*arguments):
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def main(name, measure, description):
+    """The command line of one benchmark: print the numbers, and write them where --json says."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
+    path = parser.parse_args().json
+    finish(name, measure(), description, path)
+
+
+def finish(name, numbers, note, path):
+    result = record(name, numbers, note)
+    print(f"{name}: {note}")
+    for key, value in numbers.items():
+        print(f"  {key:<58}{value}")
+    print(f"  on {result['machine']}\n  with {result['versions']}, commit {result['commit']}")
+    if path:
+        path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")

@@ -1,0 +1,48 @@
+"""How long `import rope_array` takes in a fresh interpreter, beyond starting it, and what it imports.
+
+Interpreters that import it and interpreters that do nothing take turns, after one of each to write the bytecode
+and to fill the file cache; the difference of the medians counts.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from statistics import median
+
+from _record import main
+
+STARTS = 20
+IMPORTED = """
+import sys
+before = set(sys.modules)
+import rope_array, json
+found = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(json.dumps([sorted(found - sys.stdlib_module_names), len(set(sys.modules) - before)]))
+"""
+
+
+def milliseconds(code):
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def measure():
+    codes = ("pass", "import rope_array")
+    rounds = [[milliseconds(code) for code in codes] for _ in range(STARTS + 1)][1:]
+    bare, whole = (median(times) for times in zip(*rounds, strict=True))
+    done = subprocess.run([sys.executable, "-c", IMPORTED], check=True, capture_output=True, text=True)
+    packages, modules = json.loads(done.stdout)
+    return {
+        "import rope_array, ms": round(whole - bare, 1),
+        "starting the interpreter, ms": round(bare, 1),
+        "packages imported that are not of the standard library": packages,
+        "modules imported": modules,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main("import-time", measure, f"median of {STARTS} fresh interpreters less those that import nothing")
+    )
