@@ -78,7 +78,7 @@ def finish(name, numbers, note, path):
     result = record(name, numbers, note)
     print(f"{name}: {note}")
     for key, value in numbers.items():
-        print(f"  {key:<58}{value}")
+        print(f"  {key:<{max(map(len, numbers)) + 2}}{value}")
     print(f"  on {result['machine']}\n  with {result['versions']}, commit {result['commit']}")
     if path:
         path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")

@@ -1,7 +1,7 @@
 """How long `import rope_array` takes in a fresh interpreter, beyond starting it, and what it imports.
 
-Interpreters that import it and interpreters that do nothing take turns, after one of each to write the bytecode
-and to fill the file cache; the difference of the medians counts.
+Interpreters that import it and interpreters that do nothing take turns, after one of each to write the
+bytecode and to fill the file cache; the difference of the medians counts.
 """
 
 import json

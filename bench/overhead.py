@@ -1,12 +1,12 @@
 """What a call spends outside the array arithmetic, on a (32, 1, 128) float32 NumPy array and one position.
 
-The size is one decoding step of a model: 32 heads, one new token. There the arithmetic is so small that what a
-library does around it shows. The arithmetic is timed as well, written out below with NumPy's functions: the
-same steps on the same values in the same order, on constants that are ready; its result must have the same bits.
-A call's time less that is what its checks, its plan, its choice of a path and its Python calls cost.
+The size is one decoding step of a model: 32 heads, one new token. There the arithmetic is so small that what
+a library does around it shows. The arithmetic is timed as well, written out below with NumPy's functions: the
+same steps on the same values in the same order, on constants that are ready; its result must have the same
+bits. A call's time less that is what its checks, its plan, its choice of a path and its Python calls cost.
 
-Each round times every subject in turn; of all rounds the best of each counts, as whatever else the machine does
-can only add time.
+Each round times every subject in turn; of all rounds the best of each counts, as whatever else the machine
+does can only add time.
 """
 
 import sys

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from itertools import count
+from threading import Lock
 from typing import Any, Literal, get_args
 
 from ._errors import SpecError, describe
@@ -192,12 +193,14 @@ class _Kept:
 _kept = _Kept()
 _numbers = count()
 _names: dict[tuple[Any, ...], str] = {}
+_lock = Lock()
 _KEPT_AT_MOST = 256
 
 
 def plan_of(head_dim: int, **spec: Any) -> Plan:
     """Return the plan of a spec given field by field; kept, as one-liners ask for the same one again."""
-    return getattr(_kept, _name_of(head_dim, **spec))  # type: ignore[no-any-return]
+    plan: Plan | None = getattr(_kept, _name_of(head_dim, **spec), None)
+    return plan_of(head_dim, **spec) if plan is None else plan  # None if another thread made room just then
 
 
 def _name_of(head_dim: int, **spec: Any) -> str:
@@ -209,9 +212,7 @@ def _name_of(head_dim: int, **spec: Any) -> str:
     key = (head_dim, *spec.items(), *map(type, spec.values()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
-    except (
-        TypeError
-    ):  # an unhashable value: a list of frequencies, which the spec makes a tuple, or bad input
+    except TypeError:  # not hashable: a list of frequencies, which the spec makes a tuple, or bad input
         made = Spec(head_dim, **spec)
         return _keep((made,), made)
 
@@ -221,10 +222,12 @@ _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _keep(key: tuple[Any, ...], spec: Spec) -> str:
-    if len(_names) >= _KEPT_AT_MOST:
-        _names.clear()
-        vars(_kept).clear()
-    name = f"plan{next(_numbers)}"
-    setattr(_kept, name, spec._plan)
-    _names[key] = name
-    return name
+    with _lock:
+        if key not in _names:
+            if len(_names) >= _KEPT_AT_MOST:
+                _names.clear()
+                vars(_kept).clear()
+            name = f"plan{next(_numbers)}"
+            setattr(_kept, name, spec._plan)
+            _names[key] = name
+        return _names[key]

@@ -168,6 +168,23 @@ def test_backend_forces_the_core(lib, float_dtype):
     assert_contract(lib.to_numpy(y), exact, [*range(S)], dtype=float_dtype, pairing="half")
 
 
+@pytest.mark.library("strict")
+def test_another_device_is_kept_in_strict(lib):
+    device = lib.xp.Device("device1")
+    x, exact = given(lib, (B, S, D))
+    x, pos = (lib.xp.asarray(a, device=device) for a in (x, lib.asarray(np.arange(S))))
+    rope = ra.RoPE(D, rotary_dim=4)
+    for y in (rope.apply(x, pos), rope.apply(x, range(S)), rope.rotation(pos, like=x).apply(x)):
+        assert y.device == device
+        assert_contract(
+            np.from_dlpack(lib.xp.asarray(y, device=lib.xp.Device("CPU_DEVICE"))),
+            exact,
+            [*range(S)],
+            rotary_dim=4,
+        )
+    assert rope.matrix(pos, like=x).device == device
+
+
 @pytest.mark.library("jax", "torch", "dask")
 def test_backend_names_the_path(lib):
     x, exact = given(lib, (B, S, D))

@@ -60,7 +60,7 @@ def queries_and_keys(words: list[str]) -> tuple[NDArray[np.float64], NDArray[np.
 
 def _signs(word: str) -> NDArray[np.float64]:
     digest = hashlib.blake2b(word.encode(), digest_size=_SIGNS // 8).digest()
-    return 1.0 - 2.0 * np.unpackbits(np.frombuffer(digest, np.uint8))
+    return 1.0 - 2.0 * np.unpackbits(np.frombuffer(digest, np.uint8)).astype(np.float64)
 
 
 def _project(signs: NDArray[np.float64], role: str) -> NDArray[np.float64]:
@@ -68,5 +68,5 @@ def _project(signs: NDArray[np.float64], role: str) -> NDArray[np.float64]:
     digest = hashlib.shake_256(role.encode()).digest(_SIGNS * width)
     matrix = np.frombuffer(digest, np.int8).reshape(_SIGNS, width)
     # Each term has the variance (256² - 1)/12 + 1/4 of a uniform signed byte about 0: 5461.5.
-    features = np.asarray(signs @ matrix.astype(np.float64) / math.sqrt(5461.5 * _SIGNS), np.float64)
+    features = signs @ matrix.astype(np.float64) / math.sqrt(5461.5 * _SIGNS)
     return np.moveaxis(features.reshape(len(signs), HEADS, HEAD_DIM), 0, 1)

@@ -1,0 +1,1003 @@
+"""Every refusal: the documented exception, before any work, with what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import child
+import numpy as np
+import pytest
+from conftest import LIBS
+
+import rope_array as ra
+from rope_array import ArrayTypeError, BackendError, PositionError, RoPE, ShapeError, SpecError
+
+NAN, INF = float("nan"), float("inf")
+
+# ---- reading a message ----
+
+# What tells the reader to do something. A message without one leaves them where they were.
+REMEDY = re.compile(
+    r"\b(give|call|make|move|cast|split|shard|redistribute|would fit|needs|it has)\b", re.IGNORECASE
+)
+# None as a value to give, not as something that slipped into the text.
+NONE_TO_GIVE = re.compile(r"=None\b|\bgive None\b|\bor None\b|\bNone or\b")
+
+
+def faults_of(text: str, *, none_given: bool = False) -> list[str]:
+    """What is wrong with the form of a message."""
+    faults = []
+    if not text.endswith("."):
+        faults.append("does not end with a period")
+    if not REMEDY.search(text):
+        faults.append("says nothing to do")
+    if not none_given and "None" in NONE_TO_GIVE.sub("", text):
+        faults.append("None leaks")
+    if re.search(r"object at 0x|<class|<function|array\(\[|\n|  ", text):
+        faults.append("holds a repr that nobody reads, or broken lines")
+    if re.search(r"(?<!\.)\.\.(?!\.)|,\.|\(\)\(|\{\}|\{[a-z_]+\}", text):
+        faults.append("was put together badly")
+    if len(text) > 600:
+        faults.append(f"has {len(text)} characters")
+    for low, high in re.findall(r"from (-?\d+) to (-?\d+)", text):
+        if int(low) > int(high):
+            faults.append(f"offers an empty range, from {low} to {high}")
+    return faults
+
+
+def refused(error: type[Exception], says: list[str], call: Callable[[], Any], **form: bool) -> str:
+    """Check that a call is refused with exactly this exception, and read the message."""
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error
+    text = str(caught.value)
+    missing = [part for part in says if part not in text]
+    assert not missing, f"{missing} not in {text!r}"
+    assert not faults_of(text, **form), f"{faults_of(text, **form)} in {text!r}"
+    return text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x is int32[2, 4] (numpy); give a float array",
+        "x is int32[2, 4] (numpy), which is not served.",
+        "axis None has the size 3; give 4.",
+        "pos is <list_iterator object at 0x7f0ee808a810>; give a list.",
+        "pos is array([1, 2]); give a tuple.",
+        "give an axis from -1 to -2.",
+        "give one of the two..",
+        "give an axis,\nor none at all.",
+        "give {name}.",
+        "give " + 600 * "9" + ".",
+    ],
+)
+def test_the_reader_of_messages_finds_bad_ones(text: str) -> None:
+    assert faults_of(text)
+    with pytest.raises(AssertionError):
+        refused(ValueError, [], lambda: (_ for _ in ()).throw(ValueError(text)))
+
+
+def test_the_exceptions_have_one_base_and_python_s_own() -> None:
+    for name, base in [
+        ("SpecError", ValueError),
+        ("ArrayTypeError", TypeError),
+        ("ShapeError", ValueError),
+        ("PositionError", ValueError),
+        ("BackendError", ValueError),
+    ]:
+        assert issubclass(getattr(ra, name), (ra.RoPEError,))
+        assert issubclass(getattr(ra, name), base)
+    assert not issubclass(ra.RoPEError, (ValueError, TypeError))
+
+
+# Exceptions are documented: the docstring of the function that raises one names it.
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (ra.apply, "ArrayTypeError ShapeError PositionError SpecError BackendError"),
+        (RoPE, "SpecError"),
+        (RoPE.rotation, "ArrayTypeError PositionError BackendError ShapeError"),
+        (RoPE.matrix, "ArrayTypeError PositionError"),
+        (ra.Rotation.apply, "ArrayTypeError ShapeError BackendError"),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_docstrings_name_the_exceptions(function: Any, names: str) -> None:
+    raises = inspect.getdoc(function).partition("Raises\n")[2].partition("Examples\n")[0]
+    assert all(name in raises for name in names.split())
+
+
+# ---- the spec: no arrays ----
+
+SPECS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"head_dim": 5}, ["5", "odd", "even", "rotary_dim=4"]),
+    ({"head_dim": 0}, ["head_dim is 0", "at least 1"]),
+    ({"head_dim": -2}, ["head_dim is -2", "at least 1"]),
+    ({"head_dim": 8.0}, ["head_dim is 8.0", "float", "int"]),
+    ({"head_dim": "8"}, ["head_dim is '8'", "str", "int"]),
+    ({"head_dim": True}, ["head_dim is True", "bool", "int"]),
+    ({"head_dim": np.array([8, 8])}, ["head_dim", "int64[2]", "int"]),
+    ({"head_dim": 8, "rotary_dim": 3}, ["rotary_dim is 3", "odd", "even", "rotary_dim=2"]),
+    ({"head_dim": 8, "rotary_dim": 10}, ["rotary_dim is 10", "head_dim 8", "at most 8"]),
+    ({"head_dim": 8, "rotary_dim": -2}, ["rotary_dim is -2", "at least 0"]),
+    ({"head_dim": 8, "rotary_dim": 4.0}, ["rotary_dim is 4.0", "float"]),
+    ({"head_dim": 8, "rotary_dim": np.array([4])}, ["rotary_dim", "int64[1]"]),
+    ({"head_dim": 8, "rotary_dim": 6, "rotary_start": 4}, ["rotary_dim is 6", "rotary_start 4", "at most 4"]),
+    ({"head_dim": 8, "rotary_start": 9}, ["rotary_start is 9", "8", "at most"]),
+    ({"head_dim": 8, "rotary_start": -1}, ["rotary_start is -1", "at least 0"]),
+    ({"head_dim": 8, "rotary_start": 3}, ["rotary_start", "5", "odd", "rotary_dim=4"]),
+    ({"head_dim": 8, "base": 0}, ["base is 0.0", "above 0"]),
+    ({"head_dim": 8, "base": -10000.0}, ["base is -10000.0", "above 0"]),
+    ({"head_dim": 8, "base": INF}, ["base is inf", "finite"]),
+    ({"head_dim": 8, "base": NAN}, ["base is nan", "finite"]),
+    ({"head_dim": 8, "base": "10000"}, ["base is '10000'", "str", "number"]),
+    ({"head_dim": 8, "base": True}, ["base is True", "bool", "number"]),
+    ({"head_dim": 8, "base": np.array([1.0, 2.0])}, ["base is float64[2]", "number"]),
+    ({"head_dim": 8, "base": 10**400}, ["base is", "finite"]),
+    ({"head_dim": 8, "base": 10**5000}, ["base is", "finite"]),
+    ({"head_dim": 8, "pairing": "neox"}, ["pairing is 'neox'", "'interleaved'", "'half'"]),
+    ({"head_dim": 8, "pairing": 1}, ["pairing is 1", "'interleaved'", "'half'"]),
+    ({"head_dim": 8, "pairing": ["half"]}, ["pairing is", "'interleaved'", "'half'"]),
+    ({"head_dim": 8, "out_pairing": "neox"}, ["out_pairing is 'neox'", "'interleaved'", "'half'"]),
+    ({"head_dim": 8, "angles": "float64"}, ["angles is 'float64'", "'exact'", "'float32'"]),
+    ({"head_dim": 8, "attention_factor": 0.0}, ["attention_factor is 0.0", "above 0"]),
+    ({"head_dim": 8, "attention_factor": -1.5}, ["attention_factor is -1.5", "above 0"]),
+    ({"head_dim": 8, "attention_factor": NAN}, ["attention_factor is nan", "finite"]),
+    ({"head_dim": 8, "attention_factor": INF}, ["attention_factor is inf", "finite"]),
+    ({"head_dim": 8, "attention_factor": "1"}, ["attention_factor is '1'", "str"]),
+    ({"head_dim": 8, "inv_freq": (1.0, 0.1, 0.01)}, ["inv_freq has 3", "4", "rotary_dim"]),
+    ({"head_dim": 8, "inv_freq": ()}, ["inv_freq has 0", "4"]),
+    ({"head_dim": 8, "rotary_dim": 0, "inv_freq": (1.0,)}, ["inv_freq has 1", "0"]),
+    ({"head_dim": 4, "inv_freq": (1.0, NAN)}, ["inv_freq[1] is nan", "finite"]),
+    ({"head_dim": 4, "inv_freq": (INF, 1.0)}, ["inv_freq[0] is inf", "finite"]),
+    ({"head_dim": 4, "inv_freq": (1.0, "0.1")}, ["inv_freq[1] is '0.1'", "str"]),
+    ({"head_dim": 4, "inv_freq": "ab"}, ["inv_freq is 'ab'", "str", "tuple"]),
+    ({"head_dim": 4, "inv_freq": 1.0}, ["inv_freq is 1.0", "tuple"]),
+    ({"head_dim": 4, "inv_freq": {1.0, 2.0}}, ["inv_freq is", "set", "tuple"]),
+    ({"head_dim": 4, "inv_freq": np.ones(2)}, ["float64[2]", "tolist()", "rotation(", "inv_freq="]),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), SPECS, ids=[f"{'-'.join(f)}-{i}" for i, (f, _) in enumerate(SPECS)]
+)
+def test_spec(fields: dict[str, Any], says: list[str]) -> None:
+    refused(SpecError, says, lambda: RoPE(**fields))
+    if fields["head_dim"] in (4, 8):  # and as a one-liner, of which x gives the width
+        rest = {name: value for name, value in fields.items() if name != "head_dim"}
+        refused(SpecError, says, lambda: ra.apply(np.ones((2, fields["head_dim"])), 0, **rest))
+
+
+# ---- the calls, on every library ----
+
+
+def ones(lib: Any, *shape: int, dtype: str = "float32") -> Any:
+    return lib.asarray(np.ones(shape), dtype)
+
+
+def of(lib: Any, dtype: str, *shape: int) -> Any:
+    """An array of a dtype that is no real floating one."""
+    return lib.xp.ones(shape, dtype=lib.dtype(dtype))
+
+
+def arange(lib: Any, n: int) -> Any:
+    return lib.asarray(np.arange(n, dtype=np.int32))
+
+
+def learned(lib: Any, frequencies: Any) -> Any:
+    return RoPE(4).rotation(0, like=ones(lib, 2, 4), inv_freq=frequencies)
+
+
+BIG = 2**63
+
+CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], list[str]]] = {
+    # x
+    "int x": (lambda lib: ra.apply(of(lib, "int32", 2, 4), 0), ArrayTypeError, ["int32[2, 4]", "float32"]),
+    "bool x": (lambda lib: ra.apply(of(lib, "bool", 2, 4), 0), ArrayTypeError, ["bool[2, 4]", "float32"]),
+    "complex x": (
+        lambda lib: ra.apply(of(lib, "complex64", 2, 4), 0),
+        ArrayTypeError,
+        ["complex64[2, 4]", "real", "float32"],
+    ),
+    "list of arrays": (
+        lambda lib: ra.apply([ones(lib, 2, 4)], 0),
+        ArrayTypeError,
+        ["x is a list", "array", "tuple"],
+    ),
+    "number": (lambda lib: ra.apply(1.0, 0), ArrayTypeError, ["x is 1.0", "float", "array"]),
+    "scalar x": (
+        lambda lib: ra.apply(lib.asarray(np.ones(()), "float32"), 0),
+        ShapeError,
+        ["float32[]", "axis"],
+    ),
+    "empty tuple": (lambda lib: ra.apply((), 0), ArrayTypeError, ["empty tuple", "array"]),
+    "int like": (
+        lambda lib: RoPE(4).rotation(0, like=of(lib, "int32", 2, 4)),
+        ArrayTypeError,
+        ["int32[2, 4]", "float32"],
+    ),
+    "complex like of a matrix": (
+        lambda lib: RoPE(4).matrix(0, like=of(lib, "complex64", 2, 4)),
+        ArrayTypeError,
+        ["complex64[2, 4]", "float32"],
+    ),
+    # width
+    "odd width": (lambda lib: ra.apply(ones(lib, 2, 5), 0), SpecError, ["5", "odd", "even", "rotary_dim=4"]),
+    "width 0": (lambda lib: ra.apply(ones(lib, 2, 0), 0), SpecError, ["head_dim is 0", "at least 1"]),
+    "width 0 with a rope": (
+        lambda lib: RoPE(4).apply(ones(lib, 2, 0), 0),
+        ShapeError,
+        ["float32[2, 0]", "4 features", "head_dim"],
+    ),
+    "other width": (
+        lambda lib: RoPE(6).apply(ones(lib, 2, 4), 0),
+        ShapeError,
+        ["float32[2, 4]", "6 features", "head_dim=6"],
+    ),
+    "heads not split": (
+        lambda lib: RoPE(4).apply(ones(lib, 2, 3, 8), range(3)),
+        ShapeError,
+        ["float32[2, 3, 8]", "4 features", "Split"],
+    ),
+    "head_dim of a one-liner": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, head_dim=8),
+        ShapeError,
+        ["float32[2, 4]", "head_dim=8"],
+    ),
+    "rotary_dim of a one-liner": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, rotary_dim=6),
+        SpecError,
+        ["rotary_dim is 6", "head_dim 4", "at most 4"],
+    ),
+    # rope and spec
+    "rope of a wrong type": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, 10000.0),
+        SpecError,
+        ["10000.0", "float", "RoPE", "keyword"],
+    ),
+    "the class RoPE": (lambda lib: ra.apply(ones(lib, 2, 4), 0, {"base": 5}), SpecError, ["dict", "RoPE"]),
+    "rope and spec": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, RoPE(4), base=5.0),
+        SpecError,
+        ["both", "base", "dataclasses.replace"],
+    ),
+    "unknown field": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, theta=5.0),
+        SpecError,
+        ["'theta'", "base", "rotary_dim", "pairing"],
+    ),
+    # learned frequencies
+    "array in the spec": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, inv_freq=ones(lib, 2)),
+        SpecError,
+        ["float32[2]", "tuple", "rotation(", "inv_freq="],
+    ),
+    "list for learned ones": (
+        lambda lib: learned(lib, [1.0, 2.0]),
+        ArrayTypeError,
+        ["inv_freq is a list of length 2", "floating array"],
+    ),
+    "integers for learned ones": (
+        lambda lib: learned(lib, of(lib, "int32", 2)),
+        ArrayTypeError,
+        ["inv_freq is int32[2]", "floating array"],
+    ),
+    "too many learned ones": (
+        lambda lib: learned(lib, ones(lib, 4)),
+        ShapeError,
+        ["(4,)", "rotary_dim", "(2,)"],
+    ),
+    "learned ones of two axes": (
+        lambda lib: learned(lib, ones(lib, 3, 2)),
+        ShapeError,
+        ["(3, 2)", "rotary_dim", "(2,)"],
+    ),
+    # where positions run
+    "last axis": (
+        lambda lib: ra.apply(ones(lib, 2, 3, 4), 0, seq_axis=-1),
+        ShapeError,
+        ["seq_axis is -1", "-2"],
+    ),
+    "last axis from the front": (
+        lambda lib: ra.apply(ones(lib, 2, 3, 4), 0, seq_axis=2),
+        ShapeError,
+        ["seq_axis is 2", "-3", "-2", "0", "1"],
+    ),
+    "beyond the axes": (
+        lambda lib: ra.apply(ones(lib, 2, 3, 4), 0, seq_axis=5),
+        ShapeError,
+        ["seq_axis is 5", "-3", "-2", "0", "1"],
+    ),
+    "before the axes": (
+        lambda lib: ra.apply(ones(lib, 2, 3, 4), 0, seq_axis=-4),
+        ShapeError,
+        ["seq_axis is -4", "-3", "-2"],
+    ),
+    "seq_axis of a single vector": (
+        lambda lib: ra.apply(ones(lib, 4), 0, seq_axis=0),
+        ShapeError,
+        ["seq_axis is 0", "1"],
+    ),
+    "positions of a single vector": (
+        lambda lib: ra.apply(ones(lib, 4), [1, 2]),
+        ShapeError,
+        ["(2,)", "(4,)", "scalar"],
+    ),
+    # positions
+    "position beyond int64": (
+        lambda lib: ra.apply(ones(lib, 2, 4), BIG),
+        PositionError,
+        [str(BIG), "out of range", "below 2**"],
+    ),
+    "position before int64": (
+        lambda lib: ra.apply(ones(lib, 2, 4), -BIG - 1),
+        PositionError,
+        [str(-BIG - 1), "out of range", "below 2**"],
+    ),
+    "list beyond int64": (
+        lambda lib: ra.apply(ones(lib, 2, 4), [0, BIG]),
+        PositionError,
+        [str(BIG), "out of range", "below 2**"],
+    ),
+    "nested list beyond int64": (
+        lambda lib: ra.apply(ones(lib, 1, 2, 4), [(0, BIG)]),
+        PositionError,
+        [str(BIG), "out of range", "below 2**"],
+    ),
+    "range beyond int64": (
+        lambda lib: ra.apply(ones(lib, 2, 4), range(BIG, BIG + 2)),
+        PositionError,
+        ["out of range", "below 2**"],
+    ),
+    "range that runs down beyond int64": (
+        lambda lib: ra.apply(ones(lib, 2, 4), range(-BIG, -BIG - 2, -1)),
+        PositionError,
+        ["out of range", "below 2**"],
+    ),
+    "a position of 5000 digits": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 10**5000),
+        PositionError,
+        ["out of range", "below 2**"],
+    ),
+    "nan": (lambda lib: ra.apply(ones(lib, 2, 4), NAN), PositionError, ["nan", "not a number", "2**31"]),
+    "inf": (lambda lib: ra.apply(ones(lib, 2, 4), INF), PositionError, ["inf", "out of range", "2**31"]),
+    "-inf": (lambda lib: ra.apply(ones(lib, 2, 4), -INF), PositionError, ["-inf", "out of range", "2**31"]),
+    "float of 2**31": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 2.0**31),
+        PositionError,
+        ["2147483648.0", "out of range", "2**31"],
+    ),
+    "nan in a list": (lambda lib: ra.apply(ones(lib, 2, 4), [0, NAN]), PositionError, ["nan", "2**31"]),
+    "-inf in a list": (lambda lib: ra.apply(ones(lib, 2, 4), [-INF, 0]), PositionError, ["-inf", "2**31"]),
+    "large int among floats": (
+        lambda lib: ra.apply(ones(lib, 2, 4), [0.5, 2**40]),
+        PositionError,
+        [str(2**40), "2**31"],
+    ),
+    "huge int among floats": (
+        lambda lib: ra.apply(ones(lib, 2, 4), [0.5, 2**2000]),
+        PositionError,
+        ["out of range", "2**31"],
+    ),
+    "nan as a NumPy scalar": (
+        lambda lib: ra.apply(ones(lib, 2, 4), np.float32(NAN)),
+        PositionError,
+        ["nan", "2**31"],
+    ),
+    "nan for a rotation": (
+        lambda lib: RoPE(4).rotation([0, NAN], like=ones(lib, 2, 4)),
+        PositionError,
+        ["nan", "2**31"],
+    ),
+    "ragged": (
+        lambda lib: ra.apply(ones(lib, 2, 2, 4), [[0, 1], [2]]),
+        ShapeError,
+        ["ragged", "(1,)", "(2,)"],
+    ),
+    "ragged in depth": (
+        lambda lib: ra.apply(ones(lib, 2, 2, 4), [0, [1]]),
+        ShapeError,
+        ["ragged", "()", "(1,)"],
+    ),
+    "True": (lambda lib: ra.apply(ones(lib, 2, 4), True), ArrayTypeError, ["True", "bool", "integer"]),
+    "True in a list": (lambda lib: ra.apply(ones(lib, 2, 4), [0, True]), ArrayTypeError, ["True", "bool"]),
+    "True among floats": (
+        lambda lib: ra.apply(ones(lib, 2, 4), [0.5, True]),
+        ArrayTypeError,
+        ["True", "bool"],
+    ),
+    "complex position": (lambda lib: ra.apply(ones(lib, 2, 4), 1j), ArrayTypeError, ["1j", "complex"]),
+    "complex in a list": (lambda lib: ra.apply(ones(lib, 2, 4), [1j, 0]), ArrayTypeError, ["1j", "complex"]),
+    "text": (lambda lib: ra.apply(ones(lib, 2, 4), "12"), ArrayTypeError, ["'12'", "str"]),
+    "text in a list": (lambda lib: ra.apply(ones(lib, 2, 4), ["1", "2"]), ArrayTypeError, ["'1'", "str"]),
+    "arrays in a list": (
+        lambda lib: ra.apply(ones(lib, 2, 2, 4), [arange(lib, 2)] * 2),
+        ArrayTypeError,
+        ["sequence", "int32[2]", "one array"],
+    ),
+    # tables
+    "rotation of another width": (
+        lambda lib: RoPE(6).rotation(0, like=ones(lib, 6)).apply(ones(lib, 2, 4)),
+        ShapeError,
+        ["float32[2, 4]", "6 features", "head_dim=6"],
+    ),
+    "rotation of other positions": (
+        lambda lib: RoPE(4).rotation(range(3), like=ones(lib, 4)).apply(ones(lib, 2, 4)),
+        ShapeError,
+        ["(3,)", "(2, 4)", "line up"],
+    ),
+    "rotation of an integer x": (
+        lambda lib: RoPE(4).rotation(0, like=ones(lib, 4)).apply(of(lib, "int32", 2, 4)),
+        ArrayTypeError,
+        ["int32[2, 4]", "float32"],
+    ),
+    "rotation of a list": (
+        lambda lib: RoPE(4).rotation(0, like=ones(lib, 4)).apply([ones(lib, 2, 4)]),
+        ArrayTypeError,
+        ["x is a list", "array"],
+    ),
+    # paths
+    "unknown backend": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, backend="nonesuch"),
+        BackendError,
+        ["backend is 'nonesuch'", "'array-api'"],
+    ),
+    "backend of a wrong type": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, backend=3),
+        BackendError,
+        ["backend is 3", "'array-api'"],
+    ),
+    "backend of another library": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, backend="jax" if lib.name != "jax" else "torch"),
+        BackendError,
+        ["float32[2, 4]", "does not serve", "'array-api'"],
+    ),
+    "unknown backend of a rotation": (
+        lambda lib: RoPE(4).rotation(0, like=ones(lib, 4), backend="nonesuch"),
+        BackendError,
+        ["backend is 'nonesuch'", "'array-api'"],
+    ),
+    "unknown backend of its application": (
+        lambda lib: RoPE(4).rotation(0, like=ones(lib, 4)).apply(ones(lib, 4), backend="nonesuch"),
+        BackendError,
+        ["backend is 'nonesuch'", "'array-api'"],
+    ),
+    # a tuple in which only the second is wrong
+    "second is a list": (
+        lambda lib: ra.apply((ones(lib, 2, 4), [1.0]), 0),
+        ArrayTypeError,
+        ["list", "array"],
+    ),
+    "second is of integers": (
+        lambda lib: ra.apply((ones(lib, 2, 4), of(lib, "int32", 2, 4)), 0),
+        ArrayTypeError,
+        ["int32[2, 4]", "float32"],
+    ),
+    "second is a scalar": (
+        lambda lib: ra.apply((ones(lib, 2, 4), lib.asarray(np.ones(()), "float32")), 0),
+        ShapeError,
+        ["float32[]", "axis"],
+    ),
+    "second is of another width": (
+        lambda lib: ra.apply((ones(lib, 2, 4), ones(lib, 2, 6)), 0),
+        ShapeError,
+        ["float32[2, 6]", "head_dim=4"],
+    ),
+    "second is of another length": (
+        lambda lib: ra.apply((ones(lib, 3, 4), ones(lib, 5, 4)), range(3)),
+        ShapeError,
+        ["(3,)", "(5, 4)", "line up"],
+    ),
+    "second has fewer axes": (
+        lambda lib: ra.apply((ones(lib, 2, 3, 4), ones(lib, 3, 4)), [[0, 1, 2]]),
+        ShapeError,
+        ["(1, 3)", "(3, 4)", "line up"],
+    ),
+}
+
+
+def forbid_computing(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("something was computed")
+
+
+@pytest.fixture
+def no_work(lib: Any) -> Any:
+    """Computing anything fails: a dask graph, that is."""
+    if lib.name != "dask":
+        yield
+        return
+    with importlib.import_module("dask").config.set(scheduler=forbid_computing):
+        yield
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("name", CALLS)
+def test_call(lib: Any, name: str) -> None:
+    call, error, says = CALLS[name]
+    refused(error, says, lambda: call(lib))
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("place", ["x", "second", "like", "applied"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.without("strict")
+def test_float8(lib: Any, dtype: str, place: str) -> None:
+    """A 16-bit float is the narrowest that is rotated."""
+    if lib.name in ("numpy", "dask"):
+        value = np.ones((2, 4)).astype(getattr(pytest.importorskip("ml_dtypes"), dtype))
+        x = value if lib.name == "numpy" else importlib.import_module("dask.array").from_array(value)
+    else:
+        x = lib.asarray(np.ones((2, 4)), dtype)
+    good = ones(lib, 2, 4)
+    call = {
+        "x": lambda: ra.apply(x, 0),
+        "second": lambda: ra.apply((good, x), 0),
+        "like": lambda: RoPE(4).rotation(0, like=x),
+        "applied": lambda: RoPE(4).rotation(0, like=good).apply(x),
+    }[place]
+    refused(ArrayTypeError, [f"{dtype}[2, 4]", "float16", "bfloat16", "float32", "float64"], call)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_float64_by_tables_of_float32(lib: Any) -> None:
+    if "float64" not in lib.dtypes:
+        pytest.skip("the library has no float64 here")
+    rotation = RoPE(4).rotation(0, like=ones(lib, 2, 4))
+    for x in (ones(lib, 2, 4, dtype="float64"), (ones(lib, 2, 4), ones(lib, 2, 4, dtype="float64"))):
+        refused(ArrayTypeError, ["float64", "float32", "like=x"], lambda x=x: rotation.apply(x))
+
+
+# ---- positions: dtypes ----
+
+REFUSED = ["float16", "bfloat16", "bool", "uint64", "complex64"]
+
+
+def numpy_scalar(dtype: str) -> Any:
+    if dtype == "bfloat16":
+        return pytest.importorskip("ml_dtypes").bfloat16(1)
+    return np.ones((), dtype)[()]
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("dtype", REFUSED)
+@pytest.mark.parametrize("shape", [(), (2,), (2, 2)], ids=str)
+def test_position_arrays_of_a_refused_dtype(lib: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    if (lib.name, dtype) in [("strict", "float16"), ("strict", "bfloat16"), ("jax", "uint64")]:
+        pytest.skip("the library has no such dtype")
+    if dtype == "bfloat16" and lib.name in ("numpy", "dask"):
+        pytest.importorskip("ml_dtypes")
+        pos = lib.asarray(np.ones(shape), dtype)
+    else:
+        pos = of(lib, dtype, *shape)
+    says = [dtype, "integer", "float32", "float64"]
+    refused(ArrayTypeError, says, lambda: ra.apply(ones(lib, 2, 2, 4), pos))
+    refused(ArrayTypeError, says, lambda: RoPE(4).rotation(pos, like=ones(lib, 2, 2, 4)))
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("dtype", REFUSED)
+@pytest.mark.parametrize("form", ["scalar", "list", "nested list", "beside a float"])
+def test_numpy_scalars_of_a_refused_dtype(lib: Any, dtype: str, form: str) -> None:
+    value = numpy_scalar(dtype)
+    pos = {
+        "scalar": value,
+        "list": [value, value],
+        "nested list": [(value, value)],
+        "beside a float": [0.5, value],
+    }[form]
+    text = refused(ArrayTypeError, [dtype], lambda: ra.apply(ones(lib, 2, 2, 4), pos))
+    assert "two libraries" not in text  # a number is no array of another library
+    assert "asarray(pos)" not in text  # which would be refused again
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bool", "uint64"])
+@pytest.mark.library("jax", "dask")
+def test_numpy_arrays_of_a_refused_dtype(lib: Any, dtype: str) -> None:
+    refused(ArrayTypeError, [dtype, "float32"], lambda: ra.apply(ones(lib, 2, 4), np.ones(2, dtype)))
+
+
+def test_numpy_positions_that_are_no_numbers() -> None:
+    for dtype in ("object", "S1", "longdouble", "datetime64[s]", "complex128"):
+        pos = np.zeros(2, "int64").astype(dtype)
+        name = pos.dtype.name
+        text = refused(ArrayTypeError, [name], lambda pos=pos: ra.apply(np.ones((2, 4)), pos))
+        assert "16-bit" not in text  # the reason for float16 and bfloat16, not for these
+
+
+# ---- positions: values that the host sees ----
+
+
+@pytest.mark.library("jax")
+@pytest.mark.parametrize(
+    "pos",
+    [
+        2**31,
+        -(2**31) - 1,
+        [0, 2**31],
+        range(2**31 - 1, 2**31 + 1),
+        range(-(2**31), -(2**31) - 2, -1),
+        np.int64(2**31),
+        np.array([0, 2**31]),
+        np.array([-(2**31) - 1, 0]),
+        np.array([2**32, 5]),
+        np.array([0, 2**32 - 1], np.uint32),
+    ],
+    ids=repr,
+)
+def test_jax_without_64_bit_integers(lib: Any, pos: Any) -> None:
+    says = ["position", "out of range", "2**31", "x64"]
+    x = ones(lib, 2, 4)
+    refused(PositionError, says, lambda: ra.apply(x, pos))
+    refused(PositionError, says, lambda: RoPE(4).rotation(pos, like=x))
+    refused(PositionError, says, lambda: importlib.import_module("jax").jit(lambda x: ra.apply(x, pos))(x))
+    with importlib.import_module("jax").enable_x64(True):
+        ra.apply(x, pos)
+
+
+@pytest.mark.library("jax")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 2.0**31, -(2.0**31)], ids=str)
+def test_jax_reads_numpy_floats(lib: Any, value: float, dtype: str) -> None:
+    pos = np.array([1.0, value], dtype)
+    text = refused(PositionError, ["position", "2**31"], lambda: ra.apply(ones(lib, 2, 4), pos))
+    assert ("nan" in text and "not a number" in text) if value != value else "out of range" in text
+
+
+@pytest.mark.without("jax")
+def test_the_ends_of_int64_are_served(lib: Any) -> None:
+    for pos in (2**63 - 1, -(2**63), [-(2**63), 2**63 - 1], range(2**63 - 2, 2**63), np.int64(2**63 - 1)):
+        lib.to_numpy(ra.apply(ones(lib, 2, 4), pos))
+
+
+def test_the_ends_of_what_every_library_has(lib: Any) -> None:
+    for pos in (2**31 - 1, -(2**31), range(2**31 - 2, 2**31), 2.0**31 - 256, -(2.0**31) + 256, [], range(0)):
+        x = ones(lib, 2, 4) if np.ndim(pos) == 0 or len(pos) else ones(lib, 0, 4)
+        lib.to_numpy(ra.apply(x, pos))
+
+
+# ---- lining up ----
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize("tables", [False, True], ids=["apply", "rotation"])
+@pytest.mark.parametrize(
+    ("shape", "pos_shape", "seq_axis", "fits"),
+    [
+        ((2, 3, 4), (2,), -2, [-3]),
+        ((2, 3, 4), (3,), -3, [-2]),
+        ((2, 3, 5, 4), (3,), -2, [-3]),
+        ((2, 3, 5, 4), (2, 3), -2, [-3]),
+        ((2, 3, 5, 4), (2, 5), -3, [-2]),
+        ((2, 3, 5, 4), (2, 5), 1, [-2]),
+        ((2, 3, 5, 4), (2,), -2, [-4]),
+        ((3, 3, 5, 4), (3,), -2, [-4, -3]),
+        ((2, 5, 3, 4), (5, 2), -2, [-4]),
+        ((2, 5, 3, 4), (3, 2), -2, []),
+        ((2, 3, 4), (7,), -2, []),
+        ((2, 3, 4), (3, 3), -2, []),
+        ((2, 3, 4), (2, 3, 1), -2, []),
+        ((3, 4), (1, 3), -2, []),
+        ((3, 4), (5,), -2, []),
+        ((1, 4), (5,), -2, []),
+        ((0, 4), (5,), -2, []),
+    ],
+    ids=str,
+)
+def test_lining_up(
+    lib: Any, shape: tuple[int, ...], pos_shape: tuple[int, ...], seq_axis: int, fits: list[int], tables: bool
+) -> None:
+    x, pos = ones(lib, *shape), lib.asarray(np.zeros(pos_shape, np.int32))
+
+    def call(seq_axis: int) -> Any:
+        if tables:
+            return RoPE(4).rotation(pos, like=x).apply(x, seq_axis=seq_axis)
+        return ra.apply(x, pos, seq_axis=seq_axis)
+
+    text = refused(ShapeError, [str(pos_shape), str(shape), f"seq_axis={seq_axis}"], lambda: call(seq_axis))
+    *_, remedy = text.split(". ")
+    assert [int(axis) for axis in re.findall(r"seq_axis=(-?\d+)", remedy)] == fits
+    for axis in fits:
+        call(axis)
+    if not fits:  # shapes are offered, and they are taken
+        offered = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", remedy)]
+        assert offered
+        for pos_shape in offered:
+            ra.apply(x, lib.asarray(np.zeros(pos_shape, np.int32)), seq_axis=seq_axis)
+
+
+# ---- two libraries ----
+
+PAIRS = [
+    pytest.param(a, b, marks=pytest.mark.library(a, b), id=f"{a}-{b}") for a in LIBS for b in LIBS if a != b
+]
+PACKAGE = {"strict": "array_api_strict"}
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_two_libraries(first: str, second: str) -> None:
+    a, b = LIBS[first], LIBS[second]
+    x, y, names = ones(a, 2, 4), ones(b, 2, 4), [PACKAGE.get(first, first), PACKAGE.get(second, second)]
+    rotation = RoPE(4).rotation(0, like=x)
+    refused(ArrayTypeError, [*names, "two libraries"], lambda: ra.apply((x, y), 0))
+    refused(ArrayTypeError, [*names, "like="], lambda: rotation.apply(y))
+    refused(ArrayTypeError, [*names, "inv_freq"], lambda: RoPE(4).rotation(0, like=x, inv_freq=ones(b, 2)))
+    pos = arange(b, 2)
+    if second == "numpy" and first in ("jax", "dask"):
+        ra.apply(x, pos)  # these take NumPy as their own
+        return
+    says = [
+        *names,
+        "int32[2]",
+        "float32[2, 4]",
+        "asarray(pos)" if first != "torch" else "torch.as_tensor(pos",
+    ]
+    refused(ArrayTypeError, says, lambda: ra.apply(x, pos))
+    refused(ArrayTypeError, says[:3], lambda: RoPE(4).rotation(pos, like=x))
+
+
+# ---- two devices ----
+
+
+@pytest.mark.library("strict")
+def test_two_devices_of_strict() -> None:
+    import array_api_strict as xp
+
+    there = xp.Device("device1")
+    x, y = xp.ones((2, 4), dtype=xp.float32), xp.ones((2, 4), dtype=xp.float32, device=there)
+    devices_refused(x, y, xp.arange(2, device=there), xp.ones(2, dtype=xp.float32, device=there), "device1")
+    assert ra.apply(y, xp.arange(2, device=there)).device == there
+    assert ra.apply(y, [0, 1]).device == RoPE(4).matrix(3, like=y).device == there
+
+
+@pytest.mark.library("torch")
+def test_two_devices_of_torch() -> None:
+    import torch
+
+    y = torch.ones(2, 4, device="meta")
+    devices_refused(torch.ones(2, 4), y, torch.arange(2, device="meta"), torch.ones(2, device="meta"), "meta")
+
+
+def devices_refused(x: Any, y: Any, pos: Any, frequencies: Any, name: str) -> None:
+    """Refuse what is beside y wherever x is."""
+    refused(ArrayTypeError, [name, "device"], lambda: ra.apply((x, y), 0))
+    refused(ArrayTypeError, [name, "pos"], lambda: ra.apply(x, pos))
+    refused(ArrayTypeError, [name, "pos"], lambda: RoPE(4).rotation(pos, like=x))
+    refused(ArrayTypeError, [name, "like="], lambda: RoPE(4).rotation(0, like=x).apply(y))
+    refused(ArrayTypeError, [name, "inv_freq"], lambda: RoPE(4).rotation(0, like=x, inv_freq=frequencies))
+
+
+TWO_DEVICES_OF_JAX = """
+import jax, jax.numpy as jnp
+from test_errors import devices_refused
+import rope_array as ra
+
+here, there = jax.devices()
+x, y = jax.device_put(jnp.ones((2, 4)), here), jax.device_put(jnp.ones((2, 4)), there)
+pos, frequencies = jax.device_put(jnp.arange(2), there), jax.device_put(jnp.ones(2), there)
+devices_refused(x, y, pos, frequencies, str(there))
+assert ra.apply(y, pos).devices() == ra.apply(y, [0, 1]).devices() == {there}
+"""
+
+
+@pytest.mark.library("jax")
+def test_two_devices_of_jax() -> None:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    child.run(TWO_DEVICES_OF_JAX, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+
+
+# ---- arrays on which plain arithmetic means something else ----
+
+PLACES = ["x", "second", "pos", "like", "applied", "inv_freq"]
+
+
+def unsound_call(place: str, make: Callable[[Any], Any], lib: Any, backend: str | None) -> Callable[[], Any]:
+    """A call with an unsound array in one place; `make` makes one of a sound one."""
+    x, pos = ones(lib, 2, 4), arange(lib, 2)
+    if place == "x":
+        return lambda: ra.apply(make(x), 0, backend=backend)
+    if place == "second":
+        return lambda: ra.apply((x, make(x)), 0, backend=backend)
+    if place == "pos":
+        return lambda: ra.apply(x, make(pos), backend=backend)
+    if place == "like":
+        return lambda: RoPE(4).rotation(0, like=make(x), backend=backend)
+    if place == "applied":
+        return lambda: RoPE(4).rotation(0, like=x).apply(make(x), backend=backend)
+    return lambda: RoPE(4).rotation(0, like=x, inv_freq=make(ones(lib, 2)), backend=backend)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.library("numpy", "dask")
+@pytest.mark.parametrize("backend", [None, "array-api"])
+@pytest.mark.parametrize("place", PLACES)
+def test_masked_arrays(lib: Any, place: str, backend: str | None) -> None:
+    def masked(array: Any) -> Any:
+        if lib.name == "numpy":
+            return np.ma.masked_equal(array, 1)
+        return importlib.import_module("dask.array").ma.masked_equal(array, 1)
+
+    refused(ArrayTypeError, ["mask"], unsound_call(place, masked, lib, backend))
+
+
+@pytest.mark.parametrize("library", ["jax", "dask"])
+def test_masked_numpy_positions(library: str, request: Any) -> None:
+    if library not in request.config.chosen_libraries:
+        pytest.skip(f"{library} is not chosen")
+    x = ones(LIBS[library], 2, 4)
+    refused(ArrayTypeError, ["mask"], lambda: ra.apply(x, np.ma.masked_equal([0, 1], 1)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_numpy_matrix(place: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        call = unsound_call(place, np.asmatrix, LIBS["numpy"], None)
+        refused(ArrayTypeError, ["matrix", "asarray"], call)
+
+
+def torch_kinds() -> dict[str, tuple[Callable[[Any], Any], list[str]]]:
+    import torch
+
+    def nested(layout: Any) -> Callable[[Any], Any]:
+        return lambda x: torch.nested.nested_tensor([x, x], layout=layout)
+
+    def masked(x: Any) -> Any:
+        return torch.masked.masked_tensor(x, x == 1)
+
+    return {
+        "coo": (lambda x: x.to_sparse(), ["sparse_coo", "to_dense()"]),
+        "csr": (lambda x: x.reshape(-1, x.shape[-1]).to_sparse_csr(), ["sparse_csr", "to_dense()"]),
+        "mkldnn": (lambda x: x.float().to_mkldnn(), ["mkldnn", "to_dense()"]),
+        "jagged": (nested(torch.jagged), ["nested"]),
+        "nested": (nested(torch.strided), ["nested"]),
+        "masked": (masked, ["mask"]),
+    }
+
+
+@pytest.mark.library("torch")
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta state|sparse)")
+@pytest.mark.parametrize("backend", [None, "array-api"])
+@pytest.mark.parametrize("place", ["x", "second", "pos", "like", "applied"])
+@pytest.mark.parametrize("kind", ["coo", "csr", "mkldnn", "jagged", "nested", "masked"])
+def test_torch_tensors_of_another_kind(kind: str, place: str, backend: str | None) -> None:
+    make, says = torch_kinds()[kind]
+    if place == "pos" and kind == "mkldnn":
+        pytest.skip("integers have no such layout")
+    refused(ArrayTypeError, says, unsound_call(place, make, LIBS["torch"], backend))
+
+
+# ---- before any work ----
+
+LATE = [
+    "second is of integers",
+    "second is of another width",
+    "second is of another length",
+    "second is a scalar",
+]
+
+
+class Spy(np.ndarray):
+    """A NumPy array that no arithmetic may touch."""
+
+    def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("arithmetic")
+
+
+def test_nothing_is_computed_first_by_numpy() -> None:
+    x, pos = np.ones((2, 4)).view(Spy), np.arange(2).view(Spy)
+    with pytest.raises(AssertionError, match="arithmetic"):
+        ra.apply(x, pos)  # the spy sees a call that is served
+    bad = [np.ones((2, 4), int), np.ones((2, 6)), np.ones((3, 4)), np.ones(()), [1.0]]
+    for second in bad:
+        with pytest.raises(ra.RoPEError):
+            ra.apply((x, second), pos)
+    for call in (
+        lambda: ra.apply(x, pos, base=-1.0),
+        lambda: ra.apply(x, pos, theta=1.0),
+        lambda: ra.apply(x, pos, RoPE(6)),
+        lambda: ra.apply(x, pos, seq_axis=-1),
+        lambda: ra.apply(x, pos, backend="nonesuch"),
+        lambda: ra.apply(x, np.arange(3).view(Spy)),
+        lambda: ra.apply(x, np.arange(2).astype(np.uint64).view(Spy)),
+    ):
+        with pytest.raises(ra.RoPEError):
+            call()
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("name", LATE)
+def test_nothing_is_computed_first_by_torch(name: str) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        ops: list[str]
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.ops.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    lib = LIBS["torch"]
+    x, pos = ones(lib, 3, 4), arange(lib, 3)
+    second = {
+        "second is of integers": of(lib, "int32", 3, 4),
+        "second is of another width": ones(lib, 3, 6),
+        "second is of another length": ones(lib, 5, 4),
+        "second is a scalar": lib.asarray(np.ones(()), "float32"),
+    }[name]
+    seen = Seen()
+    seen.ops = []
+    with seen, pytest.raises(ra.RoPEError):
+        ra.apply((x, second), pos)
+    assert seen.ops == []
+    with seen:
+        ra.apply((x, x), pos)
+    assert seen.ops
+
+
+@pytest.mark.library("jax")
+@pytest.mark.parametrize("name", LATE)
+def test_nothing_is_computed_first_by_jax(name: str) -> None:
+    """An array of which the buffer is deleted cannot be computed with."""
+    lib = LIBS["jax"]
+    x, pos = ones(lib, 3, 4), arange(lib, 3)
+    second = {
+        "second is of integers": of(lib, "int32", 3, 4),
+        "second is of another width": ones(lib, 3, 6),
+        "second is of another length": ones(lib, 5, 4),
+        "second is a scalar": lib.asarray(np.ones(()), "float32"),
+    }[name]
+    x.delete()
+    pos.delete()
+    with pytest.raises(ra.RoPEError):
+        ra.apply((x, second), pos)
+    with pytest.raises(RuntimeError, match="deleted"):
+        ra.apply((x, x), pos)
+
+
+def test_x_is_left_as_it_was() -> None:
+    x = np.arange(8.0).reshape(2, 4)
+    before = x.tobytes()
+    for second in (np.ones((2, 6)), np.ones((2, 4), int), [1.0]):
+        with pytest.raises(ra.RoPEError):
+            ra.apply((x, second), [1, 2])
+    for pos in (NAN, [1, 2, 3], np.ones(2, np.float16), None):
+        with pytest.raises(ra.RoPEError):
+            ra.apply(x, pos)
+    assert x.tobytes() == before
+
+
+# ---- what is said where the reader might be led astray ----
+
+
+def test_a_numpy_number_for_x() -> None:
+    text = refused(ShapeError, ["float32"], lambda: ra.apply(np.float32(1), 0))
+    assert "two libraries" not in text
+
+
+@pytest.mark.parametrize("pos", [None, "3", {1, 2}, 1j], ids=repr)
+def test_a_thing_that_is_no_array_is_not_called_one(lib: Any, pos: Any) -> None:
+    text = refused(
+        ArrayTypeError,
+        [type(pos).__name__],
+        lambda: ra.apply(ones(lib, 2, 4), pos),
+        none_given=pos is None,
+    )
+    assert "two libraries" not in text
+
+
+@pytest.mark.parametrize("like", [None, (np.ones(4),)], ids=["None", "tuple"])
+def test_like_is_called_like(like: Any) -> None:
+    text = refused(ArrayTypeError, ["like"], lambda: RoPE(4).rotation(0, like=like), none_given=like is None)
+    assert "or a tuple" not in text
+
+
+def test_two_fields_beside_a_rope() -> None:
+    call = lambda: ra.apply(np.ones((2, 4)), 0, RoPE(4), base=5.0, pairing="half")  # noqa: E731
+    refused(SpecError, ["base", "pairing", "replace(rope, base=..., pairing=...)"], call)
