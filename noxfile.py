@@ -108,6 +108,15 @@ def peers(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--peers", "tests/test_peers.py")
 
 
+@nox.session(requires=["build"], default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation, warnings being errors, and run its examples."""
+    install(session, *GROUPS["docs"])
+    out = ROOT / "docs" / "_build"
+    for builder in ("html", "doctest"):
+        session.run("sphinx-build", "-qW", "-b", builder, "docs", str(out / builder), silent=builder == "doctest")
+
+
 @nox.session(default=False)
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""

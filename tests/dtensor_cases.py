@@ -38,7 +38,7 @@ def normal(*shape, dtype=torch.float32, seed=0):
 
 
 def shard(tensor, dim, mesh):
-    """The part of a tensor that this rank has: all of it where dim is None; the last may be short or empty."""
+    """The part of a tensor that this rank has: all of it where dim is None; the last may be short."""
     if dim is None:
         return tensor
     size = -(-tensor.shape[dim] // WORLD)

@@ -1,0 +1,19 @@
+"""Sphinx: `nox -s docs` builds the pages, warnings being errors, and runs their examples."""
+
+from importlib.metadata import version as version_of
+
+project = "rope_array"
+author = "rope_array contributors"
+copyright = author
+version = release = version_of("rope-array")
+
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
+myst_enable_extensions = ["dollarmath"]
+html_theme = "furo"
+exclude_patterns = ["_build"]
+nitpicky = False
+numpydoc_show_class_members = False
+autodoc_member_order = "bysource"
+# A signature in a docstring's own words says more than the annotations, which are Any for arrays.
+autodoc_typehints = "none"
+doctest_global_setup = "import numpy as np\nimport rope_array as ra\nnp.set_printoptions(legacy='1.25')"
