@@ -114,7 +114,9 @@ def docs(session: nox.Session) -> None:
     install(session, *GROUPS["docs"])
     out = ROOT / "docs" / "_build"
     for builder in ("html", "doctest"):
-        session.run("sphinx-build", "-qW", "-b", builder, "docs", str(out / builder), silent=builder == "doctest")
+        session.run(
+            "sphinx-build", "-qW", "-b", builder, "docs", str(out / builder), silent=builder == "doctest"
+        )
 
 
 @nox.session(default=False)

@@ -17,13 +17,13 @@ import numpy as np
 from _record import main
 
 import rope_array as ra
-from rope_array._angles import _COS32, _SIN32
+from rope_array._angles import _C32, _S32
 
 ROUNDS, CALLS = 400, 200
 ROPE = ra.RoPE(head_dim=128, base=500_000.0)
 X = np.random.default_rng(0).normal(size=(32, 1, 128)).astype(np.float32)
 POS = np.array([123_456])
-WORDS = np.asarray(ROPE._plan.words64.buffer, dtype=np.int64)
+WORDS = np.array(ROPE._plan.words64.values)
 
 
 def arithmetic(x, pos):
@@ -31,27 +31,24 @@ def arithmetic(x, pos):
     shifted = ((pos[..., None] * WORDS) >> 32) + 0x20000000
     quadrant, rest = shifted >> 30, shifted & 0x3FFFFFFF
     u = (rest - 0x20000000).astype(np.float32) * (1.0 / 0x20000000)
-    square = u * u
-    value = square * _COS32[4] + _COS32[3]
-    value = value * square + _COS32[2]
-    value = value * square + _COS32[1]
-    cos = value * square + _COS32[0]
-    value = square * _SIN32[3] + _SIN32[2]
-    value = value * square + _SIN32[1]
-    sin = u * (value * square + _SIN32[0])
+    z = u * u
+    s0, s1, s2, s3 = _S32
+    c1, c2, c3, c4 = _C32
+    cos = (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0
+    sin = u * (((z * s3 + s2) * z + s1) * z + s0)
     odd = (quadrant & 1) != 0
     cos, sin = np.where(odd, sin, cos), np.where(odd, cos, sin)
-    cos = np.where((quadrant + 1 & 2) != 0, -cos, cos)[None, ...]
-    sin = np.where((quadrant & 2) != 0, -sin, sin)[None, ...]
-    a, b = x[..., ::2], x[..., 1::2]
-    return np.reshape(np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1), x.shape)
+    cos = cos * (1 - (quadrant + 1 & 2)).astype(np.float32)
+    sin = sin * (1 - (quadrant & 2)).astype(np.float32)
+    return turning(x, cos, sin)
 
 
 def turning(x, cos, sin):
-    """The part of the arithmetic that is left where cos and sin are made already."""
+    """Apply cos and sin: all that is left where they are made already."""
     cos, sin = cos[None, ...], sin[None, ...]
     a, b = x[..., ::2], x[..., 1::2]
-    return np.reshape(np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1), x.shape)
+    halves = [(a * cos - b * sin)[..., None], (b * cos + a * sin)[..., None]]
+    return np.concatenate(halves, axis=-1).reshape(x.shape)
 
 
 def seconds(call):

@@ -18,9 +18,9 @@ from ._plan import Constants, Plan
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
 # the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
 # 3.1e-19 for float64, so that rounding is what is left of the error.
-_SIN32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
-_COS32 = (1.0, -0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
-_SIN64 = (
+_S32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
+_C32 = (-0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
+_S64 = (
     0.7853981633974483,
     -0.08074551218827972,
     0.002490394570182007,
@@ -29,8 +29,7 @@ _SIN64 = (
     -1.7571158584135306e-09,
     6.866574506874848e-12,
 )
-_COS64 = (
-    1.0,
+_C64 = (
     -0.30842513753404244,
     0.015854344243815096,
     -0.0003259918869245824,
@@ -54,12 +53,18 @@ class Kit(NamedTuple):
         Keyword arguments of creation functions: the device, where there is one to name.
     constants
         Makes an array of plain numbers: ``constants(numbers, dtype, create)``.
+    cast
+        Brings an array to a dtype: ``cast(array, dtype)``.
+    reshape
+        Gives an array another shape: ``reshape(array, shape)``.
     """
 
     xp: Any
     wide: bool
     create: dict[str, Any]
     constants: Any
+    cast: Any
+    reshape: Any
 
 
 def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tuple[Any, Any]:
@@ -74,8 +79,8 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tu
     quadrant, u = _quadrant(phase(whole, plan, double, kit), double, dtype, kit)
     if fraction is not None:
         quadrant, u = _turn_further(quadrant, u, fraction, plan, dtype, kit)
-    cos, sin = _polynomials(u, double)
-    cos, sin = _turn_quadrants(quadrant, cos, sin, kit.xp)
+    cos, sin = _polynomials64(u) if double else _polynomials32(u)
+    cos, sin = _turn_quadrants(quadrant, cos, sin, dtype, kit)
     amplitude = plan.layout.amplitude
     return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
 
@@ -96,7 +101,7 @@ def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
     pos = whole[..., None]
     if not kit.wide:
         return _phase_in_uint32(pos, plan, kit)
-    pos = kit.xp.astype(pos, kit.xp.int64, copy=False)
+    pos = kit.cast(pos, kit.xp.int64)
     if double:
         return _phase_of_96(pos, plan, kit)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
@@ -116,7 +121,7 @@ def _phase_in_uint32(pos: Any, plan: Plan, kit: Kit) -> Any:
     """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic: the high word of a product from four of 16 bits."""
     xp = kit.xp
     low, high = (
-        _row(Constants("q", [f >> shift & 0xFFFFFFFF for f in plan.words64.values]), pos, xp.uint32, kit)
+        _row(Constants([f >> shift & 0xFFFFFFFF for f in plan.words64.values]), pos, xp.uint32, kit)
         for shift in (0, 32)
     )
     bits = xp.astype(pos, xp.uint32)
@@ -138,19 +143,24 @@ def _high_word(a: Any, b: Any) -> Any:
 def _row(numbers: Constants, like: Any, dtype: Any, kit: Kit) -> Any:
     """Lay one number per lane along the last axis of an array of as many axes as `like`."""
     row = kit.constants(numbers, dtype, kit.create)
+    # As many axes as the other factor has: JAX can be told to refuse what leaves them to broadcasting.
     return row[(None,) * (like.ndim - 1) + (...,)]
 
 
 def _quadrant(phase: Any, double: bool, dtype: Any, kit: Kit) -> tuple[Any, Any]:
     """Split a phase into its quadrant, an integer modulo 4, and the rest in eighths of a turn, |u| ≤ 1."""
-    bits = 64 if double else 32
-    half = 1 << bits - 3
+    top, half, mask, unit = _SPLIT64 if double else _SPLIT32
     shifted = phase + half
-    quadrant, rest = shifted >> bits - 2, shifted & (2 * half - 1)
+    quadrant, rest = shifted >> top, shifted & mask
     if not kit.wide:
         # Small enough now for signed integers, which the subtraction below needs.
-        quadrant, rest = kit.xp.astype(quadrant, kit.xp.int32), kit.xp.astype(rest, kit.xp.int32)
-    return quadrant, kit.xp.astype(rest - half, dtype) * (1.0 / half)
+        quadrant, rest = kit.cast(quadrant, kit.xp.int32), kit.cast(rest, kit.xp.int32)
+    return quadrant, kit.cast(rest - half, dtype) * unit
+
+
+# Of a phase of 32 or 64 bits: where the quadrant begins, an eighth of a turn, the bits below it, and the unit.
+_SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
+_SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 
 
 def _turn_further(quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
@@ -162,25 +172,29 @@ def _turn_further(quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, 
     return quadrant + xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
 
 
-def _polynomials(u: Any, double: bool) -> tuple[Any, Any]:
-    """Cos and sin of u eighths of a turn, |u| ≤ 1."""
-    sines, cosines = (_SIN64, _COS64) if double else (_SIN32, _COS32)
-    square = u * u
-    return _horner(cosines, square), u * _horner(sines, square)
+def _polynomials32(u: Any) -> tuple[Any, Any]:
+    """Cos and sin of u eighths of a turn, |u| ≤ 1, in float32; written out, as a loop costs time."""
+    z = u * u
+    s0, s1, s2, s3 = _S32
+    c1, c2, c3, c4 = _C32
+    return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def _horner(coefficients: tuple[float, ...], z: Any) -> Any:
-    value = z * coefficients[-1] + coefficients[-2]
-    for coefficient in coefficients[-3::-1]:
-        value = value * z + coefficient
-    return value
+def _polynomials64(u: Any) -> tuple[Any, Any]:
+    """Cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
+    z = u * u
+    cos, sin = z * _C64[-1] + _C64[-2], z * _S64[-1] + _S64[-2]
+    for c, s in zip(_C64[-3::-1], _S64[-3::-1], strict=True):
+        cos, sin = cos * z + c, sin * z + s
+    return cos * z + 1.0, u * sin
 
 
-def _turn_quadrants(quadrant: Any, cos: Any, sin: Any, xp: Any) -> tuple[Any, Any]:
+def _turn_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, kit: Kit) -> tuple[Any, Any]:
     """Turn (cos, sin) on by `quadrant` right angles."""
     odd = (quadrant & 1) != 0
-    cos, sin = xp.where(odd, sin, cos), xp.where(odd, cos, sin)
-    return xp.where((quadrant + 1 & 2) != 0, -cos, cos), xp.where((quadrant & 2) != 0, -sin, sin)
+    cos, sin = kit.xp.where(odd, sin, cos), kit.xp.where(odd, cos, sin)
+    # 1 - 0 or 1 - 2: cos is negative in the quadrants 1 and 2, sin in 2 and 3.
+    return cos * kit.cast(1 - (quadrant + 1 & 2), dtype), sin * kit.cast(1 - (quadrant & 2), dtype)
 
 
 def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:

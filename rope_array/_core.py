@@ -9,7 +9,7 @@ from . import _host
 from ._angles import Kit, cos_sin, product_cos_sin, split
 from ._errors import ArrayTypeError, ShapeError, describe
 from ._namespace import X_DTYPES, Library, dtype_name
-from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, unknown
+from ._plan import Layout, Plan, check_line_up, placement, sequence_axis
 from ._rotate import rotate as turn
 
 Arrays = tuple[Any, ...]
@@ -26,21 +26,22 @@ def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> 
     check_arrays(xs, plan.layout, lib)
     own = lib.owns(pos)
     _host.check(pos, xs[0], own, lib)
-    shape = tuple(pos.shape) if own else _host.shape_of(pos)
+    shape = pos.shape if own else _host.shape_of(pos)
     for x in xs:
-        check_line_up(tuple(x.shape), shape, seq_axis)
+        check_line_up(x.shape, shape, seq_axis)
     return (pos, None) if own else _host.read(pos, lib.host_kit(xs[0]), any(map(is_double, xs)))
 
 
 def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, kit: Kit) -> Arrays:
     """Rotate checked arrays by positions that the library has."""
-    pairs: dict[bool, tuple[Any, Any]] = {}
+    made: dict[bool, tuple[Any, Any]] = {}
     ys = []
     for x in xs:
         double = is_double(x)
-        if double not in pairs:
-            pairs[double] = make_tables(whole, fraction, plan, double, kit)
-        ys.append(turn_one(x, *pairs[double], plan.layout, seq_axis, kit.xp))
+        if double not in made:
+            made[double] = make_tables(whole, fraction, plan, double, kit)
+        cos, sin = made[double]
+        ys.append(turn_one(x, cos, sin, plan.layout, seq_axis, kit))
     return tuple(ys)
 
 
@@ -72,7 +73,7 @@ def make_tables(
 def rotate(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Arrays:
     """Rotate each of xs by tables that were made before."""
     check_rotation(xs, cos, layout, seq_axis, lib)
-    return turn_all(xs, cos, sin, layout, seq_axis, lib.xp)
+    return turn_all(xs, cos, sin, layout, seq_axis, lib.kit(xs[0]))
 
 
 def check_rotation(xs: Arrays, cos: Any, layout: Layout, seq_axis: int, lib: Library) -> None:
@@ -83,24 +84,24 @@ def check_rotation(xs: Arrays, cos: Any, layout: Layout, seq_axis: int, lib: Lib
         check_line_up(tuple(x.shape), tuple(cos.shape)[:-1], seq_axis)
 
 
-def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Arrays:
+def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit: Kit) -> Arrays:
     """Rotate checked arrays by checked tables, which may be wider than an array's arithmetic."""
     narrow = None
     ys = []
     for x in xs:
         pair = cos, sin
         if is_double(cos) and not is_double(x):
-            pair = narrow = narrow or (xp.astype(cos, xp.float32), xp.astype(sin, xp.float32))
-        ys.append(turn_one(x, *pair, layout, seq_axis, xp))
+            pair = narrow = narrow or (kit.cast(cos, kit.xp.float32), kit.cast(sin, kit.xp.float32))
+        ys.append(turn_one(x, *pair, layout, seq_axis, kit))
     return tuple(ys)
 
 
-def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, xp: Any) -> Any:
+def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit: Kit) -> Any:
     """Rotate one array by tables of its own precision."""
     order, index = placement(x.ndim, cos.ndim - 1, sequence_axis(x.ndim, seq_axis))
     if order is not None:
-        cos, sin = xp.permute_dims(cos, order), xp.permute_dims(sin, order)
-    return turn(x, cos[index], sin[index], layout, xp)
+        cos, sin = kit.xp.permute_dims(cos, order), kit.xp.permute_dims(sin, order)
+    return turn(x, cos[index], sin[index], layout, kit)
 
 
 def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any) -> tuple[Any, Any]:
@@ -133,12 +134,12 @@ def check_kind(x: Any, lib: Library) -> None:
 def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
     """Check width and device of every x, whose kind is checked."""
     for x in xs:
-        if unknown(x.shape[-1]) or x.shape[-1] != layout.head_dim:
+        if x.shape[-1] != layout.head_dim:
             raise ShapeError(
                 f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
                 f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
             )
-        if not lib.together(x, xs[0]):
+        if x is not xs[0] and not lib.together(x, xs[0]):
             raise ArrayTypeError(
                 f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
                 "call once for each device."

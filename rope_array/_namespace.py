@@ -12,7 +12,7 @@ from ._angles import Kit
 from ._errors import ArrayTypeError, describe, library_name
 from ._plan import Constants
 
-X_DTYPES = ("float16", "bfloat16", "float32", "float64")
+X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(
     f"{kind}{bits}"
     for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32)))
@@ -62,7 +62,7 @@ class Library:
     def kit(self, x: Any) -> Kit:
         """Return what the arithmetic beside x needs."""
         create = {} if self.placeless else {"device": self.device(x)}
-        return Kit(self.xp, self.wide(), create, self.constants)
+        return Kit(self.xp, self.wide(), create, self.constants, self.cast, self.reshape)
 
     def host_kit(self, x: Any) -> Kit:
         """Return what positions that are still on the host are made into arrays with."""
@@ -71,6 +71,14 @@ class Library:
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
         """Make an array of plain numbers."""
         return self.xp.asarray(numbers.values, dtype=dtype, **create)
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        """Bring an array to a dtype."""
+        return self.xp.astype(array, dtype, copy=False)
+
+    def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """Give an array another shape."""
+        return self.xp.reshape(array, shape)
 
 
 class NumPy(Library):
@@ -82,7 +90,8 @@ class NumPy(Library):
         from numpy import ndarray
 
         super().__init__("numpy", xp, placeless=True)
-        self._kit = Kit(xp, True, {}, self.constants)
+        # The array's own methods: NumPy's functions, and Python around them, cost a small call more.
+        self._kit = Kit(xp, True, {}, self.constants, ndarray.astype, ndarray.reshape)
         self._array = ndarray
 
     def owns(self, value: Any) -> bool:
@@ -94,7 +103,12 @@ class NumPy(Library):
         return self._kit
 
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
-        return self.xp.asarray(numbers.buffer, dtype=dtype)
+        # Host memory, no tracer's and no device's, so it may be kept, on what it was made of.
+        kept = numbers.kept.get(dtype)
+        if kept is None:
+            kept = numbers.kept[dtype] = self.xp.asarray(numbers.values, dtype=dtype)
+            kept.flags.writeable = False
+        return kept
 
 
 # From an array's type to its library. Read and written without a lock: an entry never changes, and the table

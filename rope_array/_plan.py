@@ -3,7 +3,6 @@
 Everything here is hashable plain Python, so that a tracer (jax.jit, torch.compile) takes it as a constant.
 """
 
-from array import array
 from collections.abc import Sequence
 from math import pi
 from typing import Any, NamedTuple
@@ -79,12 +78,12 @@ class Plan:
     ):
         self.layout = layout
         self.exact = exact
-        self.frequencies = Constants("d", frequencies)
-        self.eighths = Constants("d", [omega * 4 / pi for omega in frequencies])
-        self.words64 = Constants("q", [_signed64(f) for f in turns64])
+        self.frequencies = Constants(frequencies)
+        self.eighths = Constants([omega * 4 / pi for omega in frequencies])
+        self.words64 = Constants([_signed64(f) for f in turns64])
         self.words96 = (
-            Constants("q", [_signed64(f >> 32) for f in turns96]),
-            Constants("q", [f & 0xFFFFFFFF for f in turns96]),
+            Constants([_signed64(f >> 32) for f in turns96]),
+            Constants([f & 0xFFFFFFFF for f in turns96]),
         )
         self._key = (layout, exact, self.frequencies.values, tuple(turns96))
         self._hash = hash(self._key)
@@ -104,13 +103,24 @@ class Plan:
 
 
 class Constants:
-    """Numbers of one kind, as a tuple for tracers and as a buffer, which a library reads without a loop."""
+    """Plain numbers, one per lane.
 
-    __slots__ = ("buffer", "values")
+    Attributes
+    ----------
+    values
+        The numbers.
+    kept
+        What a library whose arrays are host memory made of them, by dtype.
+    """
 
-    def __init__(self, kind: str, values: Sequence[Any]):
+    __slots__ = ("kept", "values")
+
+    def __init__(self, values: Sequence[Any]):
         self.values = tuple(values)
-        self.buffer = array(kind, values)
+        self.kept: dict[Any, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Constants, (self.values,)
 
 
 def _signed64(number: int) -> int:

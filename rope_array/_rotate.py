@@ -8,32 +8,37 @@ so an array split along any other axis stays as it is.
 
 from typing import Any
 
+from ._angles import Kit
 from ._plan import Layout
 
 
-def rotate(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
+def rotate(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
     """Rotate the last axis of x by tables that have x's axes and one column per lane."""
-    parts = [_turn(x[..., layout.start : layout.stop], cos, sin, layout, xp)] if layout.lanes else []
-    if layout.start or not parts:
-        parts.insert(0, x[..., : layout.start])
-    if layout.stop < layout.head_dim:
-        parts.append(x[..., layout.stop :])
-    y = xp.concat(parts, axis=-1) if len(parts) > 1 or not layout.lanes else parts[0]
+    if 2 * layout.lanes == layout.head_dim:
+        y = _turn(x, cos, sin, layout, kit)
+    else:
+        y = kit.xp.concat(_parts(x, cos, sin, layout, kit), axis=-1)
     # NumPy joins arrays of the other byte order in its own.
-    return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+    return y if y.dtype == x.dtype else kit.cast(y, x.dtype)
 
 
-def _turn(x: Any, cos: Any, sin: Any, layout: Layout, xp: Any) -> Any:
+def _parts(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> list[Any]:
+    """Return what stands before the rotated slice, the slice if there is one, and what stands behind."""
+    middle = [_turn(x[..., layout.start : layout.stop], cos, sin, layout, kit)] if layout.lanes else []
+    return [x[..., : layout.start], *middle, x[..., layout.stop :]]
+
+
+def _turn(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
     a, b = _members(x, layout)
     if x.dtype == cos.dtype:
         first, second = a * cos - b * sin, b * cos + a * sin
     else:
-        a, b = xp.astype(a, cos.dtype), xp.astype(b, cos.dtype)
-        first, second = xp.astype(a * cos - b * sin, x.dtype), xp.astype(b * cos + a * sin, x.dtype)
+        a, b = kit.cast(a, cos.dtype), kit.cast(b, cos.dtype)
+        first, second = kit.cast(a * cos - b * sin, x.dtype), kit.cast(b * cos + a * sin, x.dtype)
     if layout.out_pairing == "half":
-        return xp.concat([first, second], axis=-1)
-    # The stack's shape is known but for the axes in front, so the last two are merged by x's own shape.
-    return xp.reshape(xp.stack([first, second], axis=-1), x.shape)
+        return kit.xp.concat([first, second], axis=-1)
+    # What stack does, which is slow to start in NumPy; the last two axes are then merged by x's own shape.
+    return kit.reshape(kit.xp.concat([first[..., None], second[..., None]], axis=-1), x.shape)
 
 
 def _members(x: Any, layout: Layout) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from decimal import Decimal
 from itertools import count
 from threading import Lock
@@ -31,19 +31,16 @@ class Spec:
     inv_freq: tuple[float, ...] | None = None
     attention_factor: float | None = None
     angles: Angles = "exact"
+    _plan: Plan = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_made", _plan(self))
+        object.__setattr__(self, "_plan", _plan(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan is derived: it is made anew where the spec is loaded, by the version that runs there.
-        return _load, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})
-
-    @property
-    def _plan(self) -> Plan:
-        return self._made  # type: ignore[attr-defined,no-any-return]
+        return _load, (type(self), {name: getattr(self, name) for name in _FIELDS})
 
     @property
     def frequencies(self) -> tuple[float, ...]:
@@ -183,7 +180,7 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     return tuple(map(Decimal, spec.inv_freq))
 
 
-_FIELDS = frozenset(f.name for f in fields(Spec))
+_FIELDS = tuple(f.name for f in fields(Spec) if f.init)
 
 
 class _Kept:
@@ -204,9 +201,9 @@ def plan_of(head_dim: int, **spec: Any) -> Plan:
 
 
 def _name_of(head_dim: int, **spec: Any) -> str:
-    if unknown := set(spec) - _FIELDS:
+    if unknown := set(spec).difference(_FIELDS):
         raise SpecError(
-            f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(sorted(_FIELDS))}."
+            f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
     # Types are part of the key, as True equals 1 but is no width.
     key = (head_dim, *spec.items(), *map(type, spec.values()))

@@ -81,4 +81,4 @@ def _tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, double: bool) 
 
 @partial(jax.jit, static_argnames=("layout", "seq_axis"))
 def _rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
-    return _core.turn_all(xs, cos, sin, layout, seq_axis, xp)
+    return _core.turn_all(xs, cos, sin, layout, seq_axis, LIBRARY.kit(xs[0]))

@@ -25,7 +25,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
     check(xs, pos)
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
     pairs = {d: _tables(whole, fraction, xs[0], plan, d, lib) for d in {*map(_core.is_double, xs)}}
-    return tuple(_core.turn_one(x, *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.xp) for x in xs)
+    return tuple(_core.turn_one(x, *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.kit(x)) for x in xs)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Any:

@@ -271,7 +271,7 @@ def apply_definition(
     Returns
     -------
     ndarray of float64, shape of x
-        Within 0.5000001 ulp of the exact result plus 2^-100 of factor * |pair|, |pair| the length of the pair
+        Within 0.5000001 ulp of the exact result plus 2^-100 of factor times the length of the pair
         of elements it comes from. Results below the smallest normal number are within one subnormal step.
 
     Raises

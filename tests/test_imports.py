@@ -1,0 +1,542 @@
+"""What importing brings in, who may import whom, what is public, and first calls by many threads at once."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import child
+import pytest
+
+import rope_array
+import rope_array.testing
+
+PACKAGE = Path(rope_array.__file__).parent
+# Installed, a folder of the package; in a checkout, a link to the folder beside it, or that folder.
+BACKENDS = PACKAGE / "backends" if (PACKAGE / "backends").is_dir() else PACKAGE.parent / "backends"
+LIBRARIES = ["numpy", "torch", "jax", "jaxlib", "dask", "cupy", "array_api_strict", "ml_dtypes"]
+
+# ---- import rope_array ----
+
+IMPORTED = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
+"""
+
+
+def imported_by(module: str, before: str = "", **environment: str) -> set[str]:
+    """The array libraries that are there after `import module`."""
+    return set(child.run(f"{before}\n{IMPORTED}", module, *LIBRARIES, **environment).split())
+
+
+def test_importing_brings_in_no_array_library(lib: Any) -> None:
+    """Once in the environment of each library: what is not installed cannot be brought in."""
+    importlib.import_module(lib.module)
+    assert imported_by("rope_array") == set()
+
+
+@pytest.mark.parametrize("module", ["numpy", "array_api_compat.numpy"])
+def test_the_check_of_it_convicts(module: str) -> None:
+    assert imported_by("rope_array", f"import {module}") == {"numpy"}
+
+
+@pytest.mark.parametrize("name", ["_scaling", "_errors", "_registry", "__init__"])
+def test_a_package_that_imports_numpy_is_convicted(name: str, tmp_path: Path) -> None:
+    copied = copy_of_package(tmp_path)
+    with (copied / f"{name}.py").open("a", encoding="utf-8") as file:
+        file.write("\nimport numpy\n")
+    assert imported_by("rope_array", PYTHONPATH=str(tmp_path)) == {"numpy"}
+
+
+def test_the_copy_as_it_is_is_not(tmp_path: Path) -> None:
+    copied = copy_of_package(tmp_path)
+    assert imported_by("rope_array", PYTHONPATH=str(tmp_path)) == set()
+    where = child.run("import rope_array; print(rope_array.__file__)", PYTHONPATH=str(tmp_path))
+    assert Path(where.strip()).parent == copied  # the checks above look at the copy
+
+
+def test_using_one_library_brings_in_no_other(lib: Any) -> None:
+    script = """
+        import sys
+        from conftest import LIBS
+        import numpy as np
+        lib = LIBS[sys.argv[1]]
+        x = lib.asarray(np.ones((2, 4)), "float32")
+        before = set(sys.modules)  # jax imports ml_dtypes
+        import rope_array as ra
+        rope = ra.RoPE(4)
+        for y in (ra.apply(x, [0, 1]), rope.rotation(3, like=x).apply(x), rope.matrix(1, like=x)):
+            lib.to_numpy(y)
+        new = set(sys.modules) - before
+        print(*sorted({name.partition(".")[0] for name in new} & set(sys.argv[2:])))
+        print(*sorted(name for name in new if name.startswith("rope_array.backends.")))
+    """
+    libraries, backends = child.run(script, lib.name, *LIBRARIES).splitlines()
+    assert not libraries.split()
+    assert {name.split(".")[2] for name in backends.split()} <= {lib.name}
+
+
+def test_the_judge_needs_numpy_only() -> None:
+    assert imported_by("rope_array.testing") == {"numpy"}
+    assert imported_by("rope_array.__main__") <= {"numpy"}
+
+
+# ---- who may import whom ----
+
+
+def copy_of_package(folder: Path) -> Path:
+    """Copy the package, backends inside, to `folder`/rope_array."""
+    ignore = shutil.ignore_patterns("__pycache__", "backends")
+    copied = shutil.copytree(PACKAGE, folder / "rope_array", ignore=ignore)
+    shutil.copytree(BACKENDS, copied / "backends", ignore=shutil.ignore_patterns("__pycache__"))
+    return copied
+
+
+STDLIB = sys.stdlib_module_names
+# What each module of the core may import of the package; all of it but `testing` and `_demo` where not named.
+PLAIN = {
+    "_errors": set(),
+    "_scaling": {"_errors"},
+    "_axes": {"_errors"},
+    "_plan": {"_errors"},
+    "_spec": {"_errors", "_scaling", "_axes", "_plan"},
+    "_angles": {"_plan"},
+    "_rotate": {"_plan"},
+}
+FOR_BACKENDS = {"_core", "_host", "_plan", "_angles", "_rotate", "_namespace", "_errors"}
+OWN = {"jax": {"jax", "jaxlib"}}
+# Functions here import NumPy: where its arrays have been seen, and where a result of it is asked for.
+LATE_NUMPY = {"_namespace": {"numpy", "array_api_compat.numpy"}}
+COMMANDS = {"__main__", "_demo"}  # what a user runs, not what a user imports
+
+
+def source_files(package: Path, backends: Path) -> Iterator[tuple[str, Path]]:
+    """Every module with its name inside the package: "_spec", "testing._definition", "backends.torch"."""
+    for root, prefix in ((package, ()), (backends, ("backends",))):
+        for path in sorted(root.rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if root == package and parts[0] == "backends":
+                continue
+            parts = prefix + (parts[:-1] if parts[-1] == "__init__" else parts)
+            yield ".".join(parts), path
+
+
+def imports_of(name: str, path: Path, is_module: Any) -> Iterator[tuple[str, bool]]:
+    """What a file imports, by full name, and whether at its top: plain, relative, inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    here = ["rope_array", *filter(None, name.split("."))]
+    package = here if path.name == "__init__.py" else here[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *filter(None, [node.module])]
+            found = []
+            for alias in node.names:
+                full = ".".join([*base, alias.name])
+                found.append(full if is_module(full) else ".".join(base))
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
+            found = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        else:
+            continue
+        for full in found:
+            yield full, id(node) not in inside
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def import_graph(package: Path, backends: Path) -> dict[str, list[tuple[str, bool]]]:
+    files = dict(source_files(package, backends))
+    full_names = {".".join(filter(None, ["rope_array", name])) for name in files}
+    return {name: list(imports_of(name, path, full_names.__contains__)) for name, path in files.items()}
+
+
+def violations(package: Path, backends: Path) -> list[str]:
+    """Every import that the rules forbid, and every cycle."""
+    graph = import_graph(package, backends)
+    found = []
+    inner: dict[str, set[str]] = {}
+    for name, imports in graph.items():
+        inner[name] = set()
+        for full, at_top in imports:
+            root, _, rest = full.partition(".")
+            if root == "rope_array":
+                inner[name].add(rest)
+            if reason := forbidden(name, full, at_top):
+                found.append(f"rope_array.{name} imports {full}: {reason}".replace("..", "."))
+    return [*found, *cycles(inner)]
+
+
+def forbidden(name: str, full: str, at_top: bool) -> str:
+    """Why a module may not import another; empty where it may."""
+    root, _, rest = full.partition(".")
+    if root in STDLIB:
+        return ""
+    area = name.partition(".")[0]
+    if area == "backends":
+        return _forbidden_to_backend(name, root, rest)
+    if area == "testing":
+        return (
+            "" if root == "numpy" or rest.startswith("testing") else "the judge shares nothing with the core"
+        )
+    if root == "rope_array":
+        return _forbidden_to_core(name, area, rest)
+    if area in COMMANDS:
+        return "" if root == "numpy" else "a command asks for libraries by name only"
+    if full == "array_api_compat" and area not in PLAIN:
+        return ""
+    if not at_top and full in LATE_NUMPY.get(area, ()):
+        return ""
+    return "the core knows no array library"
+
+
+def _forbidden_to_core(name: str, area: str, rest: str) -> str:
+    target = rest.partition(".")[0]
+    if area in COMMANDS:
+        return "" if target in {"", "testing", "_registry", "_demo"} else "a command uses what is public"
+    if target in ("testing", "_demo"):
+        return "nothing in the core imports it"
+    if target == "backends":
+        return "backends are loaded late, by name"
+    if area in PLAIN and target not in PLAIN[area]:
+        return f"it may import {sorted(PLAIN[area]) or 'nothing'} of the package"
+    return ""
+
+
+def _forbidden_to_backend(name: str, root: str, rest: str) -> str:
+    library = name.split(".")[1] if "." in name else ""
+    if root == "rope_array":
+        if rest.split(".")[:2] in (["backends", library], ["backends", "_native"]):
+            return ""
+        return "" if rest in FOR_BACKENDS else f"a backend may import {sorted(FOR_BACKENDS)} of the package"
+    if root == "array_api_compat":
+        other = rest.partition(".")[0]
+        return "" if other in ("", library, "numpy") else "another library's"
+    allowed = {"numpy", *OWN.get(library, {library})}
+    return "" if root in allowed else "a backend imports its own library and NumPy"
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Rings of imports. A package stands for its `__init__`; that it comes with its modules is no import."""
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, trail: list[str]) -> None:
+        if name in trail:
+            found.append("cycle: " + " -> ".join([*trail[trail.index(name) :], name]))
+        elif name not in done:
+            for target in sorted(graph.get(name, ())):
+                visit(target, [*trail, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    return found
+
+
+def test_import_rules() -> None:
+    assert violations(PACKAGE, BACKENDS) == []
+
+
+def test_the_rules_see_the_whole_package() -> None:
+    """The rules would hold of nothing too."""
+    graph = import_graph(PACKAGE, BACKENDS)
+    assert {"", "_apply", "_spec", "_plan", "_angles", "_rotate", "_registry", "_namespace"} <= graph.keys()
+    assert {"testing", "testing._definition", "backends", "backends.torch", "backends.jax"} <= graph.keys()
+    assert ("rope_array._registry", True) in graph["_apply"]
+    assert ("rope_array._plan", True) in graph["_angles"]
+    assert ("rope_array._core", True) in graph["backends.torch"]
+    assert ("rope_array.backends.torch._distributed", True) in graph["backends.torch"]
+    assert ("numpy", False) in graph["_namespace"]
+
+
+PLANTED = [
+    ("_spec.py", "import numpy", "no array library"),
+    ("_spec.py", "from numpy import asarray", "no array library"),
+    ("_plan.py", "import array_api_compat", "no array library"),
+    ("_scaling.py", "from ._namespace import library", "may import"),
+    ("_errors.py", "from . import _plan", "may import"),
+    ("_angles.py", "from ._namespace import library", "may import"),
+    ("_angles.py", "import numpy", "no array library"),
+    ("_rotate.py", "import rope_array._core", "may import"),
+    ("_apply.py", "import torch", "no array library"),
+    ("_apply.py", "def f():\n    import torch", "no array library"),
+    ("_namespace.py", "import numpy", "no array library"),
+    ("_namespace.py", "import array_api_compat.torch", "no array library"),
+    ("_core.py", "from rope_array.testing import cos_sin", "nothing in the core"),
+    ("_core.py", "def f():\n    from .testing._definition import cos_sin", "nothing in the core"),
+    ("_core.py", "from . import _demo", "nothing in the core"),
+    ("_registry.py", "from .backends import torch", "loaded late"),
+    ("_registry.py", "import_module('rope_array.backends.torch')", "loaded late"),
+    ("_plan.py", "def f():\n    from ._spec import Spec", "may import"),
+    ("_host.py", "from . import _core", "cycle: "),
+    ("_namespace.py", "def f():\n    from . import _registry", "cycle: "),
+    ("testing/_definition.py", "from rope_array._plan import Layout", "shares nothing"),
+    ("testing/__init__.py", "from .. import apply", "shares nothing"),
+    ("testing/__init__.py", "import mpmath", "shares nothing"),
+    ("backends/torch/__init__.py", "from rope_array._apply import apply", "may import"),
+    ("backends/torch/__init__.py", "from rope_array import apply", "may import"),
+    ("backends/torch/__init__.py", "from ... import _registry", "may import"),
+    ("backends/torch/__init__.py", "from ..jax import LIBRARY", "may import"),
+    ("backends/torch/_distributed.py", "from rope_array.backends.dask import LIBRARY", "may import"),
+    ("backends/torch/_distributed.py", "def f():\n    import jax", "its own library"),
+    ("backends/dask/__init__.py", "import torch", "its own library"),
+    ("backends/jax/__init__.py", "import array_api_compat.torch", "another library's"),
+    ("backends/__init__.py", "from . import torch", "may import"),
+]
+
+
+@pytest.mark.parametrize(("file", "line", "reason"), PLANTED, ids=[f"{f}: {x}" for f, x, _ in PLANTED])
+def test_a_planted_violation_is_found(file: str, line: str, reason: str, tmp_path: Path) -> None:
+    copied = copy_of_package(tmp_path)
+    assert violations(copied, copied / "backends") == []
+    with (copied / file).open("a", encoding="utf-8") as source:
+        source.write(f"\n{line}\n")
+    found = violations(copied, copied / "backends")
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert any(module in text and reason in text for text in found), found
+
+
+# ---- a framework that is broken, or not what it seems ----
+
+BROKEN = """
+import sys, types
+
+class Odd(types.ModuleType):
+    def __getattr__(self, name):
+        raise RuntimeError(f"half imported: {name}")
+
+kind, *names = sys.argv[1:]
+for name in names:
+    module = {"None": None, "odd": Odd(name)}.get(kind, types.ModuleType(name))
+    if kind == "values":
+        module.Tensor = module.Array = module.Tracer = module.ndarray = 3
+    sys.modules[name] = module
+
+import numpy as np
+import rope_array as ra
+rope = ra.RoPE(4, pairing="half")
+x = np.ones((2, 4), np.float32)
+y = ra.apply(x, [0, 1], rope)
+z = rope.rotation(np.arange(2), like=x).apply((x, x))
+rope.matrix(3)
+try:
+    ra.apply([1.0], 0)
+except ra.ArrayTypeError:
+    print(type(y) is type(z[0]) is np.ndarray and y.tobytes() == z[0].tobytes())
+"""
+
+
+@pytest.mark.parametrize("kind", ["None", "empty", "values", "odd"])
+@pytest.mark.parametrize("names", ["torch", "jax jax.core jax.numpy", "dask dask.array", "cupy", "all"])
+def test_a_broken_framework_does_not_disturb_numpy(names: str, kind: str) -> None:
+    if names == "all":
+        names = "torch jax jax.core jax.numpy dask dask.array cupy ndonnx sparse"
+    assert child.run(BROKEN, kind, *names.split()).strip() == "True"
+
+
+# ---- what is public ----
+
+MODULES = [rope_array, rope_array.testing]
+
+
+def public_objects(module: Any) -> Iterator[tuple[str, Any]]:
+    """Functions and classes, with the methods that are theirs; exceptions have a test of their own."""
+    for name in module.__all__:
+        value = getattr(module, name)
+        if inspect.isclass(value) and issubclass(value, Exception):
+            continue
+        yield name, value
+        if inspect.isclass(value):
+            own = [(m, v) for m, v in vars(value).items() if not m.startswith("_") and inspect.isfunction(v)]
+            yield from ((f"{name}.{m}", v) for m, v in own)
+
+
+OBJECTS = dict(item for module in MODULES for item in public_objects(module))
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_all_is_complete_and_sorted(module: Any) -> None:
+    assert module.__all__ == sorted(module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+    public = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("rope_array")
+    }
+    assert public == set(module.__all__)
+
+
+def test_names_that_users_have() -> None:
+    """A name that goes breaks somebody; one that comes is written down here."""
+    errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
+    assert sorted(rope_array.__all__) == sorted([*errors, "RoPE", "Rotation", "apply"])
+    with pytest.raises(AttributeError, match=r"rope_array.*nonesuch"):
+        _ = rope_array.nonesuch
+
+
+def section(text: str, title: str) -> str:
+    """A section of a numpydoc docstring; empty where there is none."""
+    found = re.search(rf"^{title}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    return found.group(1) if found else ""
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_docstrings(name: str) -> None:
+    value = OBJECTS[name]
+    text = inspect.getdoc(value) or ""
+    assert text.splitlines()[0].endswith((".", ":")) or "." in text.partition("\n\n")[0]
+    assert ">>> " in section(text, "Examples")
+    if inspect.isfunction(value):
+        assert section(text, "Returns")
+        named = section(text, "Parameters")
+        for parameter in inspect.signature(value).parameters.values():
+            if parameter.name == "self":
+                continue
+            wanted = ("**" if parameter.kind == parameter.VAR_KEYWORD else "") + parameter.name
+            assert re.search(rf"(^|, ){re.escape(wanted)}\b", named, re.MULTILINE), wanted
+
+
+def test_attributes_of_classes_are_described() -> None:
+    text = inspect.getdoc(rope_array.RoPE)
+    names = [f for f in rope_array.RoPE.__dataclass_fields__ if not f.startswith("_")]
+    for name in names:
+        assert re.search(rf"^{name} : ", section(text, "Parameters"), re.MULTILINE), name
+    for name in ("frequencies", "amplitude"):
+        assert re.search(rf"^{name} : ", section(text, "Attributes"), re.MULTILINE), name
+        assert inspect.getdoc(getattr(rope_array.RoPE, name))
+    assert "cos, sin : " in section(inspect.getdoc(rope_array.Rotation), "Attributes")
+
+
+@pytest.mark.parametrize("name", [n for n in rope_array.__all__ if n.endswith("Error")])
+def test_exceptions_say_what_they_are_for(name: str) -> None:
+    value = getattr(rope_array, name)
+    assert issubclass(value, rope_array.RoPEError)
+    assert inspect.getdoc(value).endswith(".")
+    assert value.__module__.startswith("rope_array")
+
+
+CORE = [
+    name
+    for name, _ in source_files(PACKAGE, BACKENDS)
+    if name.partition(".")[0] not in ("backends", *COMMANDS)
+]
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_doctests(name: str) -> None:
+    module = importlib.import_module(".".join(filter(None, ["rope_array", name])))
+    failed, tried = doctest.testmod(module, raise_on_error=False)
+    assert failed == 0
+    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    assert tried or not any(">>> " in (inspect.getdoc(value) or "") for value in own)
+
+
+def test_doctests_are_run() -> None:
+    tried = {
+        name: doctest.testmod(importlib.import_module(f"rope_array.{name}"))[1]
+        for name in ("_apply", "_rotation")
+    }
+    assert tried["_apply"] >= 10
+    assert tried["_rotation"] >= 8
+
+
+# ---- threads ----
+
+FIRST_CALLS = """
+import sys, threading, traceback
+import numpy as np
+from conftest import LIBS
+
+lib = LIBS[sys.argv[1]]
+x = lib.asarray(np.random.default_rng(0).standard_normal((2, 3, 8)), "float32")
+pos = lib.asarray(np.arange(3, dtype=np.int32))
+lib.to_numpy(x)
+sys.setswitchinterval(1e-6)
+THREADS, ROUNDS = 8, int(sys.argv[2])
+
+
+def first_call(barrier, results, i):
+    try:
+        barrier.wait()
+        import rope_array as ra  # the import is raced for as well
+        rope = ra.RoPE(8, pairing="half")
+        y = ra.apply(x, pos, pairing="half")
+        rotation = rope.rotation(pos, like=x)
+        made = y, rope.apply((x, x), [0, 1, 2])[1], rotation.apply(x)
+        results[i] = [lib.to_numpy(a).tobytes() for a in made]
+    except BaseException:
+        results[i] = traceback.format_exc()
+
+
+for _ in range(ROUNDS):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
+        del sys.modules[name]
+    barrier, results = threading.Barrier(THREADS), [None] * THREADS
+    threads = [threading.Thread(target=first_call, args=(barrier, results, i)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        assert isinstance(result, list), result
+        assert len(set(result)) == 1, "apply, RoPE.apply and Rotation.apply differ"
+    assert len({result[0] for result in results}) == 1, "threads differ"
+"""
+
+
+def test_first_calls_of_eight_threads_agree(lib: Any) -> None:
+    child.run(FIRST_CALLS, lib.name, "2" if lib.name == "jax" else "30")
+
+
+MANY_SPECS = """
+import sys, threading, traceback
+import numpy as np
+import rope_array as ra
+
+x = np.random.default_rng(0).standard_normal((2, 2))
+bases = [float(base) for base in range(1, 400)]
+want = {base: ra.RoPE(2, base=base, attention_factor=base).apply(x, [1, 2]).tobytes() for base in bases}
+sys.setswitchinterval(1e-6)
+faults = []
+
+
+def work(i):
+    try:
+        for base in bases[50 * i :] + bases[: 50 * i]:
+            y = ra.apply(x, [1, 2], base=base, attention_factor=base)
+            assert y.tobytes() == want[base], base
+    except BaseException:
+        faults.append(traceback.format_exc())
+
+
+threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not faults, faults[0]
+"""
+
+
+def test_one_liners_of_many_specs_in_eight_threads() -> None:
+    """More specs than are kept: what one thread is about to use is what another lets go."""
+    child.run(MANY_SPECS)

@@ -1,0 +1,654 @@
+"""JAX: eager, compiled, transformed and sharded, with x64 and without, the result is the same."""
+
+import contextlib
+import functools
+import pickle
+
+import child
+import numpy as np
+import pytest
+from contract import assert_contract, eps
+
+import rope_array as ra
+from rope_array.testing import apply_definition, rotation_matrix
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+pytestmark = pytest.mark.library("jax")
+
+FIELDS = {
+    "plain": {},
+    "half": {"pairing": "half", "base": 500_000.0},
+    "partial": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
+    "mixed": {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 12},
+}
+HALF = {"pairing": "half", "base": 500_000.0}
+ROPE = ra.RoPE(16, **HALF)
+OTHER = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
+ENDS = [0, 1, -1, 2**31 - 1, -(2**31)]
+
+
+@pytest.fixture(params=[False, True], ids=["x64 off", "x64 on"])
+def x64(request):
+    """JAX without 64-bit types, as it is by default, and with them; in neither it promotes silently."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(request.param))
+        stack.enter_context(jax.numpy_dtype_promotion("strict"))
+        stack.enter_context(jax.numpy_rank_promotion("raise"))
+        yield request.param
+
+
+@pytest.fixture
+def narrow():
+    with jax.enable_x64(False):
+        yield
+
+
+def normal(*shape, dtype="float32", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype=dtype)
+
+
+def values(array):
+    return np.asarray(array).astype(np.float64)
+
+
+def judge(y, x, pos, **fields):
+    """Hold a result to the contract."""
+    assert isinstance(y, jax.Array)
+    assert y.dtype == x.dtype
+    pos = np.asarray(pos) if isinstance(pos, jax.Array) else pos
+    assert_contract(values(y), values(x), pos, dtype=x.dtype.name, flushes=True, **fields)
+
+
+def same(a, b):
+    """Tell whether two results have the same bits."""
+    return a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def close(a, b):
+    """Whether two programs gave what differs by a rounding or two: one may fuse what another does not."""
+    return a.dtype == b.dtype and np.allclose(values(a), values(b), rtol=0, atol=4 * eps(a.dtype.name) * 5)
+
+
+@contextlib.contextmanager
+def compiling_nothing():
+    """Fail where a program is compiled."""
+    import logging
+
+    records = []
+    handler = logging.Handler(logging.DEBUG)
+    handler.emit = lambda record: records.append(record.getMessage())
+    logger = logging.getLogger("jax")
+    logger.addHandler(handler)
+    try:
+        # The messages are warnings to logging, not to Python.
+        with jax.log_compiles(True):
+            yield
+    finally:
+        logger.removeHandler(handler)
+    compiled = [message for message in records if message.startswith(("Compiling", "Finished XLA"))]
+    assert not compiled, compiled
+
+
+# ---- values ----
+
+
+CASES = [("float32", name) for name in FIELDS]
+CASES += [(dtype, "partial") for dtype in ("float16", "bfloat16", "float64")]
+
+
+@pytest.mark.parametrize(("dtype", "name"), CASES)
+def test_eager_and_jit(dtype, name, x64):
+    if dtype == "float64" and not x64:
+        pytest.skip("there is no float64 without x64")
+    fields = FIELDS[name]
+    x, pos = normal(2, 5, 16, dtype=dtype), jnp.asarray(ENDS, dtype="int32")
+    for inverse in (False, True):
+        function = functools.partial(ra.apply, inverse=inverse, **fields)
+        y = function(x, pos)
+        judge(y, x, pos, inverse=inverse, **fields)
+        if inverse:
+            judge(jax.jit(function)(x, pos), x, pos, inverse=inverse, **fields)
+        else:
+            with jax.disable_jit():
+                judge(function(x, pos), x, pos, inverse=inverse, **fields)
+            judge(function(x, pos, backend="array-api"), x, pos, inverse=inverse, **fields)
+        rotation = ra.RoPE(16, **fields).rotation(pos, like=x)
+        rotation = rotation.inverse() if inverse else rotation
+        assert rotation.cos.dtype == ("float64" if dtype == "float64" else "float32")
+        judge(rotation.apply(x), x, pos, inverse=inverse, **fields)
+
+
+HOST_POSITIONS = {
+    "int": 7,
+    "last int32": 2**31 - 1,
+    "first int32": -(2**31),
+    "float": -2.75,
+    "range": range(3, 8),
+    "list": ENDS,
+    "list of floats": [0, 1.5, 2, -3.25, 1e6],
+    "nested": [[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]],
+    "NumPy int64": np.array(ENDS),
+    "NumPy uint8": np.array([0, 1, 2, 254, 255], np.uint8),
+    "NumPy int16": np.array([0, -1, 2, 32767, -32768], np.int16),
+    "NumPy uint32": np.array([0, 1, 2, 3, 2**31 - 1], np.uint32),
+    "NumPy float64": np.array([0.0, 0.25, -1.5, 1e6 + 0.123, 2.0**31 - 0.75]),
+    "NumPy that rounds up to 2**31": np.array([0.0, 0.25, -1.5, 1e6 + 0.123, 2.0**31 - 0.5]),
+    "a float that rounds up to 2**31": 2.0**31 - 0.5,
+    "NumPy float32": np.array([0.0, 0.25, -1.5, 1e6, 3e7], np.float32),
+    "NumPy scalar": np.int64(5),
+    "NumPy float scalar": np.float64(5.25),
+    "NumPy strided": np.arange(10)[::-2],
+    "NumPy of shape ()": np.array(3),
+    "NumPy (B, 1)": np.array([[3], [4]]),
+}
+
+
+@pytest.mark.parametrize("name", HOST_POSITIONS)
+def test_positions_of_the_host(name, x64):
+    pos = HOST_POSITIONS[name]
+    x = normal(2, 5, 16)
+    y = ROPE.apply(x, pos)
+    judge(y, x, pos, **HALF)
+    judge(ROPE.rotation(pos, like=x).apply(x), x, pos, **HALF)
+    with jax.disable_jit():
+        judge(ROPE.apply(x, pos), x, pos, **HALF)
+
+
+@pytest.mark.parametrize("name", ["int", "float", "range", "list of floats", "nested", "NumPy float64"])
+def test_positions_of_the_host_under_jit_and_in_the_core(name, x64):
+    pos = HOST_POSITIONS[name]
+    x = normal(2, 5, 16)
+    judge(jax.jit(lambda x: ROPE.apply(x, pos))(x), x, pos, **HALF)
+    judge(ROPE.apply(x, pos, backend="array-api"), x, pos, **HALF)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "float32", "float64"]
+)
+def test_positions_of_jax(dtype, x64):
+    if dtype.endswith("64") and not x64:
+        pytest.skip("there are no 64-bit types without x64")
+    info = np.finfo(dtype) if dtype.startswith("float") else np.iinfo(dtype)
+    numbers = [0, 1, max(int(info.min), -(2**31)), min(int(info.max), 2**31 - 128), 100]
+    pos = jnp.asarray(np.array(numbers, dtype))
+    x = normal(2, 5, 16)
+    for run in (ROPE.apply, jax.jit(ROPE.apply)):
+        judge(run(x, pos), x, pos, **HALF)
+
+
+def test_uint32_beyond_int32(x64):
+    numbers = np.array([2**31, 2**31 + 1, 2**32 - 1, 3_000_000_000, 5], np.uint32)
+    x = normal(2, 5, 16)
+    for run in (ROPE.apply, jax.jit(ROPE.apply)):
+        judge(run(x, jnp.asarray(numbers)), x, numbers, **HALF)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32])
+def test_host_positions_that_do_not_fit(dtype, x64):
+    # In range they are exact; out of range they raise, never wrap.
+    pos = np.array([2**31, 5, 6, 7, 2**32 - 1], dtype)
+    x = normal(2, 5, 16)
+    if x64:
+        judge(ROPE.apply(x, pos), x, pos, **HALF)
+        return
+    for call in (ROPE.apply, lambda x, pos: jax.jit(lambda x: ROPE.apply(x, pos))(x)):
+        with pytest.raises(ra.PositionError, match=r"2\*\*31"):
+            call(x, pos)
+
+
+@pytest.mark.parametrize(
+    "pos",
+    [
+        2**31,
+        -(2**31) - 1,
+        [0, 2**31],
+        range(2**31 - 2, 2**31 + 3),
+        range(-(2**31) + 1, -(2**31) - 4, -1),
+        np.array([2**33]),
+        np.int64(2**33),
+        2**70,
+        float("nan"),
+        float("inf"),
+        3e9,
+        [0.5, 3e9],
+        np.array([np.inf]),
+        np.array([np.nan]),
+        np.array([0.0, -(2.0**31)]),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("narrow")
+def test_out_of_range_without_x64(pos):
+    x = normal(1, 1, 16) if np.ndim(pos) == 0 else normal(1, len(pos), 16)
+    for call in (ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x)):
+        with pytest.raises(ra.PositionError):
+            call(x, pos)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool"])
+def test_refused_positions(dtype, x64):
+    with pytest.raises(ra.ArrayTypeError, match=f"pos is of dtype {dtype}"):
+        ROPE.apply(normal(2, 5, 16), jnp.ones(5, dtype))
+
+
+def test_tuple_of_dtypes(x64):
+    dtypes = ["float16", "float32", "bfloat16", *(["float64"] if x64 else [])]
+    xs = tuple(normal(2, heads, 5, 16, dtype=d) for heads, d in zip((8, 1, 2, 3), dtypes, strict=False))
+    pos = np.array([ENDS, ENDS[::-1]])
+    for run in (ROPE.apply, jax.jit(ROPE.apply)):
+        for x, y in zip(xs, run(xs, pos.astype(np.int32)), strict=True):
+            judge(y, x, pos, **HALF)
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (2, 0, 16), (0, 3, 16), (1, 1, 16), (16,)], ids=str)
+def test_sizes(shape, x64):
+    x = normal(*shape)
+    for pos in (3, 0.5, range(shape[-2]) if len(shape) > 1 else 0):
+        y = ROPE.apply(x, pos)
+        assert y.shape == x.shape
+        judge(y, x, pos, **HALF)
+    identity = ra.apply(x, 3, rotary_dim=0)
+    assert same(identity, x)
+    assert identity is not x
+
+
+def test_result_is_a_buffer_of_its_own(x64):
+    # A donated x must not take the result with it.
+    x = normal(2, 5, 16)
+    for rope in (ROPE, ra.RoPE(16, rotary_dim=0)):
+        y = rope.apply(x, 3)
+        assert y.unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+        core = rope.apply(x, 3, backend="array-api")
+        assert core.unsafe_buffer_pointer() != x.unsafe_buffer_pointer()
+
+
+# ---- compiling ----
+
+
+def test_a_new_position_compiles_nothing(x64):
+    x = normal(2, 5, 16)
+    own = jnp.asarray(np.arange(5, dtype=np.int32))
+    kinds = {
+        "int": lambda i: 3 + i,
+        "float": lambda i: 0.5 + i,
+        "range": lambda i: range(i, i + 5),
+        "list": lambda i: [i, i + 1, 7, 8, 9],
+        "NumPy": lambda i: np.arange(5) + i,
+        "NumPy floats": lambda i: np.arange(5) + i / 4,
+        "JAX": lambda i: own,
+    }
+    for make in kinds.values():
+        jax.block_until_ready(ROPE.apply(x, make(0)))
+        jax.block_until_ready(ROPE.rotation(make(0), like=x).apply(x))
+    with compiling_nothing():
+        for i in range(1, 20):
+            for make in kinds.values():
+                ROPE.apply(x, make(i))
+                ROPE.rotation(make(i), like=x).apply(x)
+
+
+def test_equal_ropes_share_a_program(x64):
+    x = normal(2, 5, 16)
+    jax.block_until_ready((ra.RoPE(16, base=5151.0).apply(x, 3), ra.apply(x, 3, base=5151.0, inverse=True)))
+    with compiling_nothing():
+        ra.RoPE(16, base=5151.0).apply(x, 4)
+        ra.apply(x, 5, base=5151.0)
+        pickle.loads(pickle.dumps(ra.RoPE(16, base=5151.0))).apply(x, 4, inverse=True)
+
+
+def test_that_compiling_is_seen(narrow):
+    with pytest.raises(AssertionError, match="Compiling"), compiling_nothing():
+        ra.apply(normal(2, 5, 16), 3, base=61.25)
+
+
+def test_traced_positions_compile_once(x64):
+    traces = []
+
+    @jax.jit
+    def step(x, pos):
+        traces.append(pos)
+        return ROPE.apply(x, pos)
+
+    x = normal(2, 1, 16)
+    for pos in range(20):
+        judge(step(x, pos), x, pos, **HALF)
+        judge(step(x, np.int32(pos)), x, pos, **HALF)
+    # A Python int is weakly typed, so that the two kinds are traced one by one.
+    assert len(traces) <= 2
+    assert step._cache_size() <= 2
+
+
+def test_a_rope_is_a_static_argument(x64):
+    traces = []
+
+    @functools.partial(jax.jit, static_argnames="rope")
+    def step(x, pos, rope):
+        traces.append(rope)
+        return rope.apply(x, pos)
+
+    x = normal(2, 5, 16)
+    for rope in (ROPE, ra.RoPE(16, **HALF), OTHER, pickle.loads(pickle.dumps(OTHER)), ROPE):
+        assert close(step(x, 3, rope), rope.apply(x, 3))
+    assert len(traces) == 2
+
+
+def test_rotation_is_a_tree(x64):
+    x, pos = normal(2, 5, 16), np.arange(5)
+    rotation = OTHER.rotation(pos, like=x)
+    leaves, tree = jax.tree.flatten(rotation)
+    assert [leaf.shape for leaf in leaves] == [(5, 4), (5, 4)]
+    assert tree != jax.tree.flatten(ROPE.rotation(pos, like=x))[1]
+    assert hash(tree) == hash(jax.tree.flatten(OTHER.rotation(pos, like=x))[1])
+    through = jax.jit(lambda r: r)(rotation)
+    assert type(through) is ra.Rotation
+    fields = {"base": 77.0, "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25}
+    judge(through.apply(x), x, pos, **fields)
+    judge(jax.jit(lambda r, x: r.inverse().apply(x))(rotation, x), x, pos, inverse=True, **fields)
+    judge(jax.jit(lambda x: OTHER.rotation(pos, like=x).apply(x))(x), x, pos, **fields)
+
+
+# ---- transforms ----
+
+
+@pytest.mark.parametrize(("dtype", "name"), CASES)
+def test_gradient_is_the_adjoint(dtype, name, x64):
+    if dtype == "float64" and not x64:
+        pytest.skip("there is no float64 without x64")
+    fields = FIELDS[name]
+    x, weight = normal(2, 5, 16, dtype=dtype), normal(2, 5, 16, dtype=dtype, seed=1)
+    pos = np.array(ENDS)
+    adjoint = fields | {"attention_factor": 1 / fields.get("attention_factor", 1.0)}
+    function = functools.partial(ra.apply, **fields)
+    for run in (function, jax.jit(function)):
+        y, pullback = jax.vjp(lambda x, run=run: run(x, pos.astype(np.int32)), x)
+        judge(y, x, pos, **fields)
+        judge(pullback(weight)[0], weight, pos, inverse=True, **adjoint)
+
+
+def test_grad_jvp_linearize(x64):
+    x, weight, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
+    function = functools.partial(ROPE.apply, pos=pos)
+    gradient = jax.grad(lambda x: (function(x) * weight).sum())(x)
+    judge(gradient, weight, pos, inverse=True, **HALF)
+    for tangent in (jax.jvp(function, (x,), (weight,))[1], jax.linearize(function, x)[1](weight)):
+        judge(tangent, weight, pos, **HALF)
+    judge(jax.linear_transpose(function, x)(weight)[0], weight, pos, inverse=True, **HALF)
+
+
+@pytest.mark.parametrize("name", ["plain", "partial"])
+def test_jacobians_and_hessian(name, x64):
+    fields, x = FIELDS[name], normal(16)
+    matrix = rotation_matrix(12345, head_dim=16, **fields)
+    function = functools.partial(ra.apply, pos=12345, **fields)
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(np.asarray(jacobian(function)(x)), matrix, atol=2.5e-7)
+    hessian = jax.hessian(lambda x: (function(x) ** 2).sum() / 2)(x)
+    np.testing.assert_allclose(np.asarray(hessian), matrix.T @ matrix, atol=2e-6)
+
+
+def test_gradient_of_positions_and_frequencies(x64):
+    # dy/dpos = ω·J·y with J a quarter turn of every pair; ω is differentiated the same way.
+    x, weight = normal(3, 16), normal(3, 16, seed=1)
+    pos = jnp.asarray(np.array([0.0, 0.3, 12.5], np.float32))
+    y = apply_definition(values(x), np.asarray(pos))
+    turned = np.stack([-y[:, 1::2], y[:, ::2]], axis=-1).reshape(3, 16) * values(weight)
+    turned = turned.reshape(3, 8, 2).sum(-1)
+    omegas = jnp.asarray(np.array(ra.RoPE(16).frequencies, np.float32))
+    gradient = jax.grad(lambda pos: (ra.apply(x, pos) * weight).sum())(pos)
+    np.testing.assert_allclose(np.asarray(gradient), (turned * np.asarray(omegas)).sum(-1), atol=2e-5)
+
+    def learned(omegas, pos):
+        return (ra.RoPE(16).rotation(pos, like=x, inv_freq=omegas).apply(x) * weight).sum()
+
+    for positions in (pos, np.array([0.0, 0.3, 12.5])):
+        gradient = jax.grad(learned)(omegas, positions)
+        exact = (turned * np.asarray(pos)[:, None]).sum(0)
+        np.testing.assert_allclose(np.asarray(gradient), exact, atol=1e-4)
+
+
+def test_numerical_gradients():
+    from jax.test_util import check_grads
+
+    with jax.enable_x64(True):
+        x, pos = normal(2, 3, 16, dtype="float64"), jnp.asarray([0.25, -1.5, 2.75])
+        omegas = jnp.asarray(OTHER.frequencies)
+        check_grads(OTHER.apply, (x, pos), order=2)
+        check_grads(lambda x, pos, w: OTHER.rotation(pos, like=x, inv_freq=w).apply(x), (x, pos, omegas), 2)
+
+
+def test_vmap(x64):
+    x, pos = normal(3, 2, 5, 16), jnp.asarray(np.arange(15, dtype=np.int32).reshape(3, 5))
+    judge(jax.vmap(ROPE.apply)(x, pos), x, pos, **HALF)
+    judge(jax.vmap(ROPE.apply, in_axes=(1, None), out_axes=1)(x, pos), x, pos, **HALF)
+    judge(jax.vmap(lambda x: ROPE.apply(x, [0, 1, 2, 3, 0.5]))(x), x, [0, 1, 2, 3, 0.5], **HALF)
+    judge(jax.vmap(lambda x, p: ROPE.apply(x, p))(x, pos[:, 0]), x, pos[:, :1], **HALF)
+    rotations = ROPE.rotation(pos, like=x)
+    judge(jax.vmap(lambda r, x: r.apply(x))(rotations, x), x, pos, **HALF)
+    per_sample = jax.vmap(jax.grad(lambda x, pos: ROPE.apply(x, pos).sum()))(x, pos)
+    judge(per_sample, jnp.ones_like(x), pos, inverse=True, **HALF)
+
+
+def test_scan_over_positions_and_layers(x64):
+    x, pos = normal(6, 2, 16), jnp.asarray(np.arange(6, dtype=np.int32) * 1_000_003)
+    _, ys = jax.lax.scan(lambda carry, item: (carry, ROPE.apply(*item)), 0, (x, pos))
+    judge(ys, x, pos, seq_axis=0, **HALF)
+    rotation = ROPE.rotation(pos[:2], like=x)
+    total, _ = jax.lax.scan(lambda x, _: (rotation.apply(x), None), x, None, length=3)
+    assert np.allclose(values(total), apply_definition(values(x), 3 * np.asarray(pos[:2]), **HALF), atol=1e-5)
+    _, tables = jax.lax.scan(lambda carry, p: (carry, ROPE.rotation(p, like=x)), 0, pos)
+    judge(tables.apply(x[0][None, :1].repeat(6, 1)), x[0][None, :1].repeat(6, 1), pos, **HALF)
+
+
+def test_while_loop_and_cond(x64):
+    x = normal(2, 1, 16)
+
+    def step(state):
+        pos, total = state
+        return pos + 1, total + ROPE.apply(x, pos)
+
+    _, total = jax.lax.while_loop(lambda s: s[0] < 5, step, (jnp.int32(0), jnp.zeros_like(x)))
+    exact = sum(apply_definition(values(x), pos, **HALF) for pos in range(5))
+    assert np.allclose(values(total), exact, atol=1e-5)
+    y = jax.lax.cond(True, lambda x: ROPE.apply(x, 3), lambda x: OTHER.apply(x, 3), x)
+    judge(y, x, 3, **HALF)
+
+
+def test_remat(x64):
+    x, pos = normal(2, 5, 16), np.arange(5)
+    function = jax.checkpoint(lambda x: (ROPE.apply(x, pos) ** 3).sum())
+    plain = jax.grad(lambda x: (ROPE.apply(x, pos) ** 3).sum())(x)
+    assert np.allclose(values(jax.grad(function)(x)), values(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_eval_shape(dtype, x64):
+    x = jax.ShapeDtypeStruct((2, 5, 16), dtype)
+    pos = jax.ShapeDtypeStruct((5,), "int32")
+    y, rotation = jax.eval_shape(lambda x, pos: (ROPE.apply(x, pos), ROPE.rotation(pos, like=x)), x, pos)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert type(rotation) is ra.Rotation
+    assert (rotation.cos.shape, rotation.cos.dtype) == ((5, 8), "float32")
+
+
+def test_export(x64):
+    from jax import export
+
+    (length,) = export.symbolic_shape("s")
+    exported = export.export(jax.jit(ROPE.apply))(
+        jax.ShapeDtypeStruct((2, length, 16), "float32"), jax.ShapeDtypeStruct((length,), "int32")
+    )
+    try:
+        import flatbuffers  # noqa: F401: serializing needs it
+
+        exported = export.deserialize(exported.serialize())
+    except ModuleNotFoundError:
+        pass
+    for size in (1, 5, 77):
+        x, pos = normal(2, size, 16), jnp.asarray(np.arange(size, dtype=np.int32) * 9_999_991)
+        judge(exported.call(x, pos), x, pos, **HALF)
+
+
+def test_no_tracer_leaks(x64):
+    x, pos = normal(2, 5, 16), np.arange(5)
+    rope = ra.RoPE(16, base=3131.0)
+    with jax.checking_leaks():
+        jax.jit(lambda x: rope.apply(x, pos))(x)
+        jax.jit(lambda x: rope.rotation(pos, like=x).apply(x))(x)
+        jax.grad(lambda x: ra.apply(x, pos, base=3132.0).sum())(x)
+        jax.vmap(lambda x: rope.apply(x, 3))(x)
+    # What was made under a tracer serves outside of it.
+    judge(rope.apply(x, pos), x, pos, base=3131.0)
+    judge(ra.apply(x, pos, base=3132.0), x, pos, base=3132.0)
+
+
+def test_x64_may_change(narrow):
+    x, pos = np.random.default_rng(0).standard_normal((5, 16)), np.array(ENDS)
+    rope = ra.RoPE(16, base=1717.0)
+    for on in (False, True, False, True):
+        with jax.enable_x64(on):
+            own = jnp.asarray(x.astype("float64" if on else "float32"))
+            judge(rope.apply(own, pos), own, pos, base=1717.0)
+            judge(rope.rotation(pos, like=own).apply(own), own, pos, base=1717.0)
+
+
+def test_precision_settings_change_nothing(narrow):
+    x, pos = normal(2, 5, 16), np.array(ENDS)
+    truth = ROPE.apply(x, pos)
+    judge(truth, x, pos, **HALF)
+    with jax.default_matmul_precision("bfloat16"):
+        assert same(ROPE.apply(x, pos), truth)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        assert same(ROPE.apply(x, pos), truth)
+
+
+def test_no_64_bit_types_in_a_program_without_x64(narrow):
+    x = normal(2, 5, 16)
+    for pos in (jnp.arange(5), jnp.arange(5.0)):
+        program = str(jax.make_jaxpr(lambda x, pos: OTHER.apply(x, pos))(x, pos))
+        assert "64[" not in program
+        assert "dot_general" not in program
+
+
+# ---- devices ----
+
+DEVICES = """
+    import sys, warnings
+    import jax, numpy as np
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    from contract import assert_contract
+    import rope_array as ra
+
+    warnings.simplefilter("error")
+    jax.config.update("jax_enable_x64", sys.argv[1] == "on")
+    devices = jax.devices()
+    assert len(devices) == 8
+    HALF = {"pairing": "half", "base": 500_000.0}
+    INTERLEAVED = {"rotary_dim": 12}
+    X = np.random.default_rng(0).standard_normal((8, 16, 8, 16)).astype("float32")
+    POS = (np.arange(128).reshape(8, 16) * 1_000_003).astype("int32")
+
+    def judge(y, x, pos, **fields):
+        assert_contract(np.asarray(y), np.asarray(x), np.asarray(pos), flushes=True, **fields)
+    """
+
+COMMITTED = """
+    x = jax.device_put(X, devices[3])
+    rope, wrong = ra.RoPE(16, **HALF), []
+    for pos in (7, 0.5, range(16), [*range(16)], POS, jnp.asarray(POS), jax.device_put(POS, devices[3])):
+        y = rope.apply(x, pos, seq_axis=1)
+        assert y.devices() == {devices[3]}, y.devices()
+        rotation = rope.rotation(pos, like=x)
+        wrong += [f"tables at {pos!r} on {rotation.cos.devices()}"] * (rotation.cos.devices() != {devices[3]})
+        assert rotation.apply(x, seq_axis=1).devices() == {devices[3]}
+        assert jax.jit(lambda x: rope.apply(x, pos, seq_axis=1))(x).devices() == {devices[3]}
+        assert rope.apply(x, pos, seq_axis=1, backend="array-api").devices() == {devices[3]}
+    judge(y, X, POS, seq_axis=1, **HALF)
+    for bad in (lambda: rope.apply(x, jax.device_put(POS, devices[2]), seq_axis=1),
+                lambda: rope.apply((x, jax.device_put(X, devices[2])), 3)):
+        try:
+            bad()
+        except ra.ArrayTypeError as error:
+            assert "device" in str(error).lower() or "on" in str(error), error
+        else:
+            raise AssertionError("two devices were taken")
+    assert rope.matrix(3, like=x).devices() == {devices[3]}, "matrix"
+    assert not wrong, wrong
+    """
+
+SHARDED = """
+    NAMES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter",
+             "collective-broadcast", "send(", "recv(")
+
+    def silent(compiled):
+        text = compiled.as_text()
+        found = [name for name in NAMES if name in text]
+        assert not found, found
+
+    meshes = {
+        "batch": (jax.make_mesh((8,), ("a",)), P("a"), P("a")),
+        "sequence": (jax.make_mesh((8,), ("a",)), P(None, "a"), P(None, "a")),
+        "sequence, positions whole": (jax.make_mesh((8,), ("a",)), P(None, "a"), P()),
+        "heads": (jax.make_mesh((8,), ("a",)), P(None, None, "a"), P()),
+        "all": (jax.make_mesh((2, 2, 2), ("a", "b", "c")), P("a", "b", "c"), P("a", "b")),
+    }
+    for label, (mesh, x_spec, pos_spec) in meshes.items():
+        place = NamedSharding(mesh, x_spec)
+        x, pos = jax.device_put(X, place), jax.device_put(POS, NamedSharding(mesh, pos_spec))
+        for fields in (HALF, INTERLEAVED):
+            rope = ra.RoPE(16, **fields)
+            def forward(x, pos):
+                return rope.apply(x, pos, seq_axis=1)
+            def tables(x, pos):
+                return rope.rotation(pos, like=x).apply(x, seq_axis=1)
+            def gradient(x, pos):
+                return jax.vjp(lambda x: forward(x, pos), x)[1](x)[0]
+            for function, inverse in ((forward, False), (tables, False), (gradient, True)):
+                jitted = jax.jit(function)
+                silent(jitted.lower(x, pos).compile())
+                y = jitted(x, pos)
+                assert y.sharding.is_equivalent_to(place, 4), (label, function, y.sharding)
+                judge(y, X, POS, seq_axis=1, inverse=inverse, **fields)
+            for pos_given, numbers in ((pos, POS), (7, 7), (POS, POS), (range(16), range(16))):
+                y = rope.apply(x, pos_given, seq_axis=1)
+                assert y.sharding.is_equivalent_to(place, 4), (label, y.sharding)
+                judge(y, X, numbers, seq_axis=1, **fields)
+
+            local = jax.shard_map(forward, mesh=mesh, in_specs=(x_spec, pos_spec), out_specs=x_spec)
+            if "whole" not in label:
+                jitted = jax.jit(local)
+                silent(jitted.lower(x, pos).compile())
+                y = jitted(x, pos)
+                assert y.sharding.is_equivalent_to(place, 4)
+                judge(y, X, POS, seq_axis=1, **fields)
+    """
+
+
+@pytest.mark.parametrize(
+    ("script", "on"),
+    [(COMMITTED, "off"), (SHARDED, "off"), (SHARDED, "on")],
+    ids=["committed", "sharded", "x64"],
+)
+def test_eight_devices(script, on):
+    child.run(DEVICES + script, on, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
+
+
+def test_built_before_jax_is_imported():
+    # A Rotation is a tree of JAX's though it was made before, and nothing imported JAX to make it one.
+    child.run(
+        """
+        import sys
+        import numpy as np
+        import rope_array as ra
+
+        x = np.ones((2, 5, 16), np.float32)
+        rotation = ra.RoPE(16).rotation(range(5), like=x)
+        assert "jax" not in sys.modules
+        import jax
+
+        assert len(jax.tree.leaves(rotation)) == 2
+        y = jax.jit(lambda r, x: r.apply(x))(rotation, x)
+        assert np.allclose(np.asarray(y), rotation.apply(x), atol=1e-6)
+        """
+    )

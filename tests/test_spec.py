@@ -1,0 +1,505 @@
+"""RoPE as a value: what it holds, what follows from it, and its dense matrix."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import itertools
+import math
+import pickle
+from typing import Any
+
+import child
+import mpmath
+import numpy as np
+import oracle
+import pytest
+from contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
+
+import rope_array as ra
+from rope_array import RoPE, SpecError
+from rope_array._spec import plan_of
+from rope_array.testing import rotation_matrix
+
+FIELDS = [
+    "head_dim",
+    "base",
+    "rotary_dim",
+    "rotary_start",
+    "pairing",
+    "out_pairing",
+    "inv_freq",
+    "attention_factor",
+    "angles",
+]
+
+ROPES = [
+    {"head_dim": 8},
+    {"head_dim": 8, "base": 500_000.0, "pairing": "half"},
+    {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "out_pairing": "half"},
+    {"head_dim": 7, "rotary_dim": 6, "pairing": "half", "out_pairing": "interleaved"},
+    {"head_dim": 4, "inv_freq": (1.0, 0.3), "attention_factor": 1.25},
+    {"head_dim": 8, "rotary_dim": 0},
+    {"head_dim": 8, "angles": "float32"},
+]
+IDS = ["default", "half", "slice", "odd", "explicit", "identity", "float32"]
+each_rope = pytest.mark.parametrize("fields", ROPES, ids=IDS)
+
+# ---- a value ----
+
+
+def test_defaults_are_resolved() -> None:
+    rope = RoPE(8)
+    assert {name: getattr(rope, name) for name in FIELDS} == {
+        "head_dim": 8,
+        "base": 10000.0,
+        "rotary_dim": 8,
+        "rotary_start": 0,
+        "pairing": "interleaved",
+        "out_pairing": "interleaved",
+        "inv_freq": None,
+        "attention_factor": None,
+        "angles": "exact",
+    }
+    assert rope.amplitude == 1.0
+    assert RoPE(8, rotary_start=2).rotary_dim == 6
+    assert RoPE(8, rotary_start=8).rotary_dim == 0
+    assert RoPE(8, pairing="half").out_pairing == "half"
+    assert RoPE(8, out_pairing="half").pairing == "interleaved"
+    assert RoPE(8, rotary_dim=0).frequencies == ()
+    assert RoPE(8, attention_factor=2).amplitude == 2.0
+
+
+def test_the_fields() -> None:
+    """The set is public: a name that comes or goes is seen here."""
+    assert [field.name for field in dataclasses.fields(RoPE)] == FIELDS
+
+
+def test_values_are_plain_python_ones() -> None:
+    rope = RoPE(
+        np.int64(8),
+        base=np.float32(10000),
+        rotary_dim=np.int8(4),
+        rotary_start=np.uint8(2),
+        pairing=np.str_("half"),
+        out_pairing=np.str_("half"),
+        inv_freq=[np.float32(1), 2],
+        attention_factor=np.float16(1.5),
+        angles=np.str_("exact"),
+    )
+    for name in FIELDS:
+        value = getattr(rope, name)
+        assert type(value) in (int, float, str, tuple), f"{name} is a {type(value)}"
+    assert [type(omega) for omega in rope.inv_freq] == [float, float]
+    assert [type(omega) for omega in rope.frequencies] == [float, float]
+    assert type(rope.amplitude) is float
+    assert rope == RoPE(
+        8,
+        rotary_dim=4,
+        rotary_start=2,
+        pairing="half",
+        inv_freq=(1.0, 2.0),
+        attention_factor=1.5,
+    )
+
+
+def test_explicit_defaults_are_equal_to_the_defaults() -> None:
+    spelled = RoPE(
+        8, base=10000, rotary_dim=8, rotary_start=0, pairing="interleaved", out_pairing="interleaved"
+    )
+    assert spelled == RoPE(8)
+    assert hash(spelled) == hash(RoPE(8))
+    assert len({spelled, RoPE(8), RoPE(head_dim=8)}) == 1
+
+
+def test_every_field_counts_in_equality() -> None:
+    ropes = [
+        RoPE(8),
+        RoPE(10),
+        RoPE(8, base=10001.0),
+        RoPE(8, rotary_dim=6),
+        RoPE(8, rotary_dim=6, rotary_start=1),
+        RoPE(8, pairing="half"),
+        RoPE(8, out_pairing="half"),
+        RoPE(8, pairing="half", out_pairing="interleaved"),
+        RoPE(8, inv_freq=RoPE(8).frequencies),
+        RoPE(8, attention_factor=1.0),
+        RoPE(8, angles="float32"),
+    ]
+    for a, b in itertools.combinations(ropes, 2):
+        assert a != b
+    assert len(set(ropes)) == len(ropes)
+    assert RoPE(8) != 8
+    assert RoPE(8) != dataclasses.astuple(RoPE(8))
+
+
+@each_rope
+def test_frozen(fields: dict[str, Any]) -> None:
+    rope = RoPE(**fields)
+    for name in [*FIELDS, "amplitude", "frequencies", "anything"]:
+        with pytest.raises(AttributeError):
+            setattr(rope, name, getattr(rope, name, 1))
+    for name in FIELDS:
+        with pytest.raises(AttributeError):
+            delattr(rope, name)
+    assert rope == RoPE(**fields)
+
+
+@each_rope
+def test_repr_makes_it_again(fields: dict[str, Any]) -> None:
+    rope = RoPE(**fields)
+    assert eval(repr(rope), {"RoPE": RoPE}) == rope
+    assert all(f"{name}=" in repr(rope) for name in FIELDS)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "replace": lambda rope: dataclasses.replace(rope),
+    **{
+        f"pickle {protocol}": lambda rope, protocol=protocol: pickle.loads(pickle.dumps(rope, protocol))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+}
+
+
+@each_rope
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_are_equal_and_work(fields: dict[str, Any], way: str) -> None:
+    rope = RoPE(**fields)
+    copied = COPIES[way](rope)
+    assert type(copied) is RoPE
+    assert copied == rope
+    assert hash(copied) == hash(rope)
+    assert copied.frequencies == rope.frequencies
+    x = np.arange(2.0 * rope.head_dim).reshape(2, -1)
+    np.testing.assert_array_equal(copied.apply(x, [3, 4]), rope.apply(x, [3, 4]))
+
+
+def test_pickles_hold_the_fields_only() -> None:
+    """What is derived is made anew by the version that loads: no words, no tables."""
+    assert len(pickle.dumps(RoPE(512))) < 400
+
+
+@each_rope
+def test_another_process_loads_it(fields: dict[str, Any]) -> None:
+    rope = RoPE(**fields)
+    script = """
+        import pickle, sys
+        rope = pickle.loads(bytes.fromhex(sys.argv[1]))
+        print(rope, [omega.hex() for omega in rope.frequencies])
+    """
+    printed = child.run(script, pickle.dumps(rope).hex()).strip()
+    assert printed == f"{rope} {[omega.hex() for omega in rope.frequencies]}"
+
+
+def test_replace_changes_one_field() -> None:
+    rope = RoPE(8, rotary_dim=4, pairing="half", attention_factor=1.5)
+    changed = dataclasses.replace(rope, base=500.0)
+    assert changed == RoPE(8, base=500.0, rotary_dim=4, pairing="half", attention_factor=1.5)
+    assert changed.frequencies == RoPE(4, base=500.0).frequencies
+    with pytest.raises(SpecError, match="odd"):
+        dataclasses.replace(rope, rotary_dim=3)
+
+
+# ---- frequencies ----
+
+BASES = [10000.0, 500_000.0, 1e6, 1e7, 12345.678, 150.0, 2.0, 1.0, 0.5, 1e-3, 1e300]
+WIDTHS = [2, 4, 6, 10, 64, 80, 128, 256]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_frequencies_are_correctly_rounded(base: float) -> None:
+    for width in WIDTHS:
+        exact = [oracle.to_float(omega) for omega in oracle.frequencies(width, base)]
+        assert RoPE(width, base=base).frequencies == tuple(exact)
+
+
+def test_partial_width_counts_over_the_rotated_width() -> None:
+    assert RoPE(10, rotary_dim=4, rotary_start=3).frequencies == RoPE(4).frequencies == (1.0, 0.01)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500_000.0, 1e6, 12345.678])
+def test_float32_frequencies_follow_hugging_face(base: float) -> None:
+    """1.0 / base ** (arange(0, dim, 2).float() / dim): an exponent, a power, a reciprocal, each a float32."""
+    for width in WIDTHS:
+        got = RoPE(width, base=base, angles="float32").frequencies
+        assert all(float(np.float32(omega)) == omega for omega in got)
+        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        powers = [oracle.CONTEXT.power(oracle.real(np.float32(base)), oracle.real(e)) for e in exponents]
+        rounded = np.array([oracle.to_float(power) for power in powers]).astype(np.float32)
+        np.testing.assert_array_equal(np.float32(got), np.float32(1) / rounded)
+        # NumPy's own power is good to an ulp or two, and so is what it gives.
+        plain = np.float32(1) / np.float32(base) ** exponents
+        np.testing.assert_array_max_ulp(np.float32(got), plain, maxulp=3)
+
+
+EXPLICIT = (0.0, -0.0, 1.0, -2.5, 0.1, 1e300, -1e300, 1e-300, 5e-324, math.pi)
+
+
+def test_explicit_frequencies_are_taken_exactly() -> None:
+    rope = RoPE(2 * len(EXPLICIT), inv_freq=EXPLICIT)
+    assert [omega.hex() for omega in rope.frequencies] == [omega.hex() for omega in EXPLICIT]
+    assert RoPE(4, base=5.0, inv_freq=(3, 2)).frequencies == (3.0, 2.0)
+    narrow = RoPE(4, inv_freq=(0.1, 1 / 3), angles="float32").frequencies
+    assert narrow == (float(np.float32(0.1)), float(np.float32(1 / 3)))
+
+
+# ---- fixed-point words ----
+
+FINE = mpmath.MPContext()
+FINE.dps = 500  # 1e300 · 2^96 / 2π has 329 digits before the point
+
+
+def word(omega: Any, bits: int) -> int:
+    """round(ω/2π · 2^bits), by mpmath."""
+    return int(FINE.nint(FINE.ldexp(omega, bits) / (2 * FINE.pi)))
+
+
+def signed64(number: int) -> int:
+    number %= 2**64
+    return number - 2**64 if number >= 2**63 else number
+
+
+def check_words(plan: Any, omegas: list[Any]) -> None:
+    words = [word(omega, 96) for omega in omegas]
+    upper, lower = plan.words96
+    assert list(upper.values) == [signed64(w >> 32) for w in words]
+    assert list(lower.values) == [w % 2**32 for w in words]
+    assert list(plan.words64.values) == [signed64(word(omega, 64)) for omega in omegas]
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_words(base: float) -> None:
+    for width in (2, 6, 64, 128, 256):
+        omegas = [FINE.power(FINE.mpf(base), FINE.mpf(-2 * i) / width) for i in range(width // 2)]
+        plan = RoPE(width, base=base)._plan
+        check_words(plan, omegas)
+        check_words(plan.inverse, [-omega for omega in omegas])
+
+
+def test_words_of_explicit_frequencies() -> None:
+    plan = RoPE(2 * len(EXPLICIT), inv_freq=EXPLICIT)._plan
+    omegas = [FINE.mpf(omega) for omega in EXPLICIT]
+    check_words(plan, omegas)
+    check_words(plan.inverse, [-omega for omega in omegas])
+
+
+def test_words_of_random_frequencies() -> None:
+    rng = np.random.default_rng(0)
+    omegas = (rng.choice([-1, 1], 200) * 10.0 ** rng.uniform(-30, 30, 200)).tolist()
+    check_words(RoPE(400, inv_freq=omegas)._plan, [FINE.mpf(omega) for omega in omegas])
+
+
+def test_inverse_of_the_inverse_is_the_plan() -> None:
+    plan = RoPE(8, out_pairing="half", attention_factor=4.0)._plan
+    assert plan.inverse.inverse == plan
+    assert hash(plan.inverse.inverse) == hash(plan)
+    assert plan.inverse != plan
+    assert plan.inverse.frequencies.values == tuple(-omega for omega in plan.frequencies.values)
+    assert (plan.inverse.layout.pairing, plan.inverse.layout.out_pairing) == ("half", "interleaved")
+    assert plan.inverse.layout.amplitude == 0.25
+
+
+def test_plans_are_equal_by_value() -> None:
+    """A plan is a static argument of jax.jit: equal ones share a program, others must not."""
+    plans = [RoPE(**fields)._plan for fields in ROPES]
+    again = [RoPE(**fields)._plan for fields in ROPES]
+    assert plans == again
+    assert list(map(hash, plans)) == list(map(hash, again))
+    assert len(set(plans)) == len(plans)
+    # The real number 1/100 and the float64 nearest to it: equal to the eye, not in 96 bits.
+    assert RoPE(4).frequencies == RoPE(4, inv_freq=(1.0, 0.01)).frequencies
+    assert RoPE(4)._plan != RoPE(4, inv_freq=(1.0, 0.01))._plan
+
+
+# ---- one-liners ----
+
+
+@each_rope
+def test_one_liner_equals_rope(lib: Any, fields: dict[str, Any]) -> None:
+    x = lib.asarray(np.random.default_rng(0).standard_normal((3, fields["head_dim"])), "float32")
+    spec = {name: value for name, value in fields.items() if name != "head_dim"}
+    y, z = ra.apply(x, [1, 2, 3], **spec), ra.apply(x, [1, 2, 3], RoPE(**fields))
+    np.testing.assert_array_equal(lib.to_numpy(y), lib.to_numpy(z))
+    np.testing.assert_array_equal(lib.to_numpy(y), lib.to_numpy(RoPE(**fields).apply(x, [1, 2, 3])))
+    back = lib.to_numpy(ra.apply(x, [1, 2, 3], inverse=True, **spec))
+    np.testing.assert_array_equal(back, lib.to_numpy(RoPE(**fields).apply(x, [1, 2, 3], inverse=True)))
+
+
+def test_nothing_is_remembered_by_less_than_the_whole_spec(lib: Any) -> None:
+    """One field at a time, and back again: each call gives what it gives alone."""
+    values = np.random.default_rng(0).standard_normal((2, 8))
+    x = lib.asarray(values, "float32")
+    specs: list[dict[str, Any]] = [
+        {},
+        {"base": 500_000.0},
+        {"base": 10000.5},
+        {"pairing": "half"},
+        {"out_pairing": "half"},
+        {"rotary_dim": 4},
+        {"rotary_dim": 4, "rotary_start": 1},
+        {"rotary_dim": 4, "rotary_start": 2},
+        {"rotary_dim": 0},
+        {"attention_factor": 2.0},
+        {"inv_freq": (1.0, 0.5, 0.25, 0.125)},
+        {"inv_freq": (1.0, 0.5, 0.25, 0.0)},
+    ]
+    exact = values.astype(np.float32).astype(np.float64)
+    results = {}
+    for spec in [*specs, *reversed(specs)]:
+        for inverse in (False, True):
+            y = lib.to_numpy(ra.apply(x, [5, 1000], inverse=inverse, **spec))
+            assert_contract(y, exact, [5, 1000], dtype="float32", inverse=inverse, **spec)
+            results[y.tobytes()] = spec, inverse
+    assert len(results) == 2 * len(specs) - 1  # the identity is its own inverse
+
+
+def test_the_width_of_x_is_part_of_the_spec() -> None:
+    for width in (2, 4, 8, 2, 4):
+        assert_contract(ra.apply(np.ones((2, width)), [1, 2]), np.ones((2, width)), [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"rotary_start": 1, "rotary_dim": 2}, {"rotary_start": True, "rotary_dim": 2}),
+        ({"rotary_dim": 0}, {"rotary_dim": False}),
+        ({"rotary_dim": 2}, {"rotary_dim": 2.0}),
+        ({"base": 1}, {"base": True}),
+        ({"attention_factor": 1}, {"attention_factor": True}),
+        ({"inv_freq": (1.0, 1.0)}, {"inv_freq": (1.0, True)}),
+        ({"head_dim": 4}, {"head_dim": 4.0}),
+        ({}, {"head_dim": 4.0}),
+        ({"rotary_dim": 0, "head_dim": 4}, {"rotary_dim": False, "head_dim": 4}),
+    ],
+    ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) or "default",
+)
+def test_what_is_refused_is_refused_after_its_equal(good: dict[str, Any], bad: dict[str, Any]) -> None:
+    """True equals 1, and 4.0 equals 4, in a dictionary; here they do not."""
+    x = np.ones((2, 4))
+    with pytest.raises(SpecError):
+        ra.apply(x, 0, **bad)
+    ra.apply(x, 0, **good)
+    with pytest.raises(SpecError):
+        ra.apply(x, 0, **bad)
+
+
+def test_many_specs_in_a_row() -> None:
+    """More than are kept, twice, and one that comes back all the time."""
+    x = np.random.default_rng(0).standard_normal((2, 4))
+    first = ra.apply(x, [3, 4], base=7.0)
+    for base in [*range(1, 700), *range(1, 700)]:
+        y = ra.apply(x, [3, 4], base=float(base))
+        np.testing.assert_array_equal(y, RoPE(4, base=float(base)).apply(x, [3, 4]))
+        np.testing.assert_array_equal(ra.apply(x, [3, 4], base=7.0), first)
+
+
+def test_what_is_kept_does_not_grow_for_ever() -> None:
+    from rope_array import _spec
+
+    for base in range(1, 1000):
+        plan_of(2, base=float(base))
+        plan_of(2, inv_freq=[float(base)])  # a list has no hash
+    assert len(_spec._names) <= _spec._KEPT_AT_MOST
+    assert len(vars(_spec._kept)) <= _spec._KEPT_AT_MOST
+
+
+def test_the_list_of_a_caller_may_change() -> None:
+    x, inv_freq = np.ones((1, 4)), [1.0, 2.0]
+    before = ra.apply(x, 1, inv_freq=inv_freq)
+    rope = RoPE(4, inv_freq=inv_freq)
+    inv_freq[0] = 3.0
+    after = ra.apply(x, 1, inv_freq=inv_freq)
+    assert not np.array_equal(before, after)
+    np.testing.assert_array_equal(after, RoPE(4, inv_freq=(3.0, 2.0)).apply(x, 1))
+    np.testing.assert_array_equal(before, rope.apply(x, 1))
+
+
+# ---- the matrix ----
+
+PAIRINGS = ("interleaved", "half")
+MATRICES: list[dict[str, Any]] = [
+    *({"head_dim": 8, "pairing": a, "out_pairing": b} for a in PAIRINGS for b in PAIRINGS),
+    {"head_dim": 10, "rotary_dim": 4, "rotary_start": 3, "pairing": "half", "out_pairing": "interleaved"},
+    {"head_dim": 7, "rotary_dim": 4, "rotary_start": 2, "out_pairing": "half", "attention_factor": 0.75},
+    {"head_dim": 4, "attention_factor": 1.25, "inv_freq": (1.5, -0.25)},
+    {"head_dim": 6, "base": 500_000.0, "attention_factor": 1.1386294361119891},
+    {"head_dim": 6, "rotary_dim": 0},
+    {"head_dim": 5, "rotary_dim": 0, "attention_factor": 3.0},
+]
+POSITIONS = [5, -(2**31), [0, 1, 2**31 - 1], [[7], [-4096]], range(3), np.array([[3, 5]], np.int32), 0.5]
+
+
+def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any]) -> None:
+    """An entry is that of a rotated unit vector: the contract's bound for |pair| = 1."""
+    pos = np.asarray(pos)
+    exact = rotation_matrix(pos, **fields)
+    assert got.shape == exact.shape == (*pos.shape, fields["head_dim"], fields["head_dim"])
+    got = got.astype(np.float64)
+    compute = compute_dtype(dtype)
+    slack = 0.0 if pos.dtype.kind in "iu" else AT_FLOATS[compute] - AT_INTEGERS[compute]
+    error = (2.5 * eps(compute) + slack) * fields.get("attention_factor", 1.0)
+    bound = error + 0.5 * ulp(np.abs(exact) + error, dtype)
+    bound[(exact == 0) | (exact == 1)] = 0.0  # beside the pairs, and at position 0
+    assert (np.abs(got - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("pos", POSITIONS, ids=repr)
+@pytest.mark.parametrize("fields", MATRICES, ids=range(len(MATRICES)))
+def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
+    got = RoPE(**fields).matrix(pos)
+    assert type(got) is np.ndarray
+    assert got.dtype == np.float64
+    assert_matrix(got, pos, "float64", fields)
+
+
+@pytest.mark.parametrize("fields", MATRICES, ids=range(len(MATRICES)))
+def test_matrix_beside_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
+    like = lib.asarray(np.ones(3), float_dtype)
+    for pos in (5, [0, 1, 2**31 - 1], [[7], [-4096]]):
+        got = RoPE(**fields).matrix(pos, like=like)
+        assert type(got) is type(like)
+        assert got.dtype == like.dtype
+        assert_matrix(lib.to_numpy(got), pos, float_dtype, fields)
+
+
+def test_matrix_takes_positions_of_the_library(lib: Any) -> None:
+    like = lib.asarray(np.ones(3), "float32")
+    got = RoPE(4).matrix(lib.asarray(np.array([3, 4], np.int32)), like=like)
+    assert_matrix(lib.to_numpy(got), [3, 4], "float32", {"head_dim": 4})
+
+
+@pytest.mark.library("dask")
+def test_matrix_stays_lazy() -> None:
+    da = importlib.import_module("dask.array")
+    got = RoPE(4).matrix(da.arange(6, chunks=2), like=da.ones(3, chunks=1))
+    assert type(got) is da.Array
+    assert_matrix(got.compute(), range(6), "float64", {"head_dim": 4})
+
+
+@pytest.mark.library("torch")
+def test_matrix_on_the_device_of_torch() -> None:
+    torch = importlib.import_module("torch")
+    got = RoPE(4).matrix([1, 2], like=torch.ones(3, device="meta", dtype=torch.bfloat16))
+    assert (got.device.type, got.dtype, tuple(got.shape)) == ("meta", torch.bfloat16, (2, 4, 4))
+
+
+@pytest.mark.library("strict")
+def test_matrix_on_the_device_of_strict() -> None:
+    xp = importlib.import_module("array_api_strict")
+    like = xp.ones(3, dtype=xp.float32, device=xp.Device("device1"))
+    assert RoPE(4).matrix([1, 2], like=like).device == like.device
+
+
+@pytest.mark.parametrize("width", [0, 2, 4])
+def test_odd_heads(lib: Any, float_dtype: str, width: int) -> None:
+    """A head may be odd where what is rotated of it is even; none rotated is the identity."""
+    fields = {"rotary_dim": width, "rotary_start": 1}
+    x = lib.asarray(np.random.default_rng(0).standard_normal((3, 5)), float_dtype)
+    values = lib.to_numpy(x).astype(np.float64)
+    y = lib.to_numpy(RoPE(5, **fields).apply(x, [7, 8, 9]))
+    assert_contract(y, values, [7, 8, 9], dtype=float_dtype, **fields)
+    if not width:
+        np.testing.assert_array_equal(y, values)
