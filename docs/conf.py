@@ -16,4 +16,9 @@ numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
 # A signature in a docstring's own words says more than the annotations, which are Any for arrays.
 autodoc_typehints = "none"
-doctest_global_setup = "import numpy as np\nimport rope_array as ra\nnp.set_printoptions(legacy='1.25')"
+doctest_global_setup = """
+import numpy as np
+import rope_array as ra
+from rope_array.testing import apply_definition, cos_sin, frequencies, rotation_matrix
+np.set_printoptions(legacy=False)
+"""

@@ -158,7 +158,7 @@ def _quadrant(phase: Any, double: bool, dtype: Any, kit: Kit) -> tuple[Any, Any]
     return quadrant, kit.cast(rest - half, dtype) * unit
 
 
-# Of a phase of 32 or 64 bits: where the quadrant begins, an eighth of a turn, the bits below it, and the unit.
+# Of a phase of 32 or 64 bits: where its quadrant begins, an eighth of a turn, the bits below, and the unit.
 _SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
 _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 
