@@ -11,8 +11,9 @@ turn of its axis, where two short polynomials give sin and cos. Sums and product
 bits depend neither on a library's sin nor on whether an element fell into a vector loop or its tail.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from ._kit import Kit
 from ._plan import Constants, Plan
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
@@ -38,33 +39,6 @@ _C64 = (
     1.1499763569296203e-10,
     -3.836316280346648e-13,
 )
-
-
-class Kit(NamedTuple):
-    """What the arithmetic needs to know of the library it runs on.
-
-    Attributes
-    ----------
-    xp
-        The Array API namespace.
-    wide
-        Whether it has 64-bit integers (JAX without x64 has none).
-    create
-        Keyword arguments of creation functions: the device, where there is one to name.
-    constants
-        Makes an array of plain numbers: ``constants(numbers, dtype, create)``.
-    cast
-        Brings an array to a dtype: ``cast(array, dtype)``.
-    reshape
-        Gives an array another shape: ``reshape(array, shape)``.
-    """
-
-    xp: Any
-    wide: bool
-    create: dict[str, Any]
-    constants: Any
-    cast: Any
-    reshape: Any
 
 
 def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tuple[Any, Any]:

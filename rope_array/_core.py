@@ -6,8 +6,9 @@ A fast path offers the same three functions, `apply`, `tables` and `rotate`; mos
 from typing import Any
 
 from . import _host
-from ._angles import Kit, cos_sin, product_cos_sin, split
+from ._angles import cos_sin, product_cos_sin, split
 from ._errors import ArrayTypeError, ShapeError, describe
+from ._kit import Kit
 from ._namespace import X_DTYPES, Library, dtype_name
 from ._plan import Layout, Plan, check_line_up, placement, sequence_axis
 from ._rotate import rotate as turn

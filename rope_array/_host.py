@@ -9,8 +9,8 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
-from ._angles import Kit
 from ._errors import ArrayTypeError, PositionError, ShapeError, describe
+from ._kit import Kit
 from ._namespace import POSITION_DTYPES, Library, dtype_name
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.

@@ -8,8 +8,8 @@ from typing import Any
 
 import array_api_compat as compat
 
-from ._angles import Kit
 from ._errors import ArrayTypeError, describe, library_name
+from ._kit import Kit
 from ._plan import Constants
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -135,6 +135,8 @@ def sequence_axis(ndim: int, seq_axis: int) -> int:
         return axis
     if ndim == 1 and seq_axis == -2:
         return -1
+    if ndim == 1:
+        raise ShapeError(f"seq_axis is {seq_axis}, and x a single vector without a sequence; leave it out.")
     raise ShapeError(
         f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
         f"give an axis from {-ndim} to -2, or from 0 to {ndim - 2}."

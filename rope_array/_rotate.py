@@ -8,7 +8,7 @@ so an array split along any other axis stays as it is.
 
 from typing import Any
 
-from ._angles import Kit
+from ._kit import Kit
 from ._plan import Layout
 
 

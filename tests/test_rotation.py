@@ -1,0 +1,709 @@
+"""Rotation: cos and sin as a value, applied, undone, transposed, learned, and taken apart by frameworks."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import warnings
+from typing import Any
+
+import child
+import numpy as np
+import pytest
+from contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
+
+from rope_array import RoPE, Rotation
+from rope_array.testing import apply_definition, cos_sin
+
+POSITIONS = [0, 1, -7, 4097, 2**31 - 1, -(2**31)]
+S = len(POSITIONS)
+
+# An amplitude of a power of two has an exact reciprocal, which the judge of adjoints wants.
+# Among them, the four ways from one pairing to another.
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "slice": (10, {"rotary_dim": 4, "rotary_start": 3, "pairing": "half", "out_pairing": "interleaved"}),
+    "amplitude": (8, {"attention_factor": 0.5, "out_pairing": "half", "base": 500_000.0}),
+    "odd amplitude": (7, {"rotary_dim": 6, "attention_factor": 1.1386294361119891}),
+    "explicit": (4, {"inv_freq": (1.5, -0.3), "attention_factor": 2.0, "pairing": "half"}),
+    "identity": (4, {"rotary_dim": 0, "attention_factor": 2.0}),
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def given(lib: Any, dtype: str, *shape: int, seed: int = 0) -> tuple[Any, np.ndarray]:
+    """An array of the library, and its values in float64."""
+    values = np.random.default_rng(seed).standard_normal(shape)
+    x = lib.asarray(values, dtype)
+    return x, lib.to_numpy(x).astype(np.float64)
+
+
+def amplitude_of(fields: dict[str, Any]) -> float:
+    return fields.get("attention_factor", 1.0)
+
+
+# ---- what it is ----
+
+
+@each_layout
+def test_tables(lib: Any, float_dtype: str, layout: str) -> None:
+    """Cos and sin: shape, dtype and library, amplitude included, as near as the contract says."""
+    width, fields = LAYOUTS[layout]
+    rope, like = RoPE(width, **fields), given(lib, float_dtype, 2)[0]
+    compute = compute_dtype(float_dtype)
+    for pos in (5, POSITIONS, [POSITIONS, POSITIONS[::-1]], lib.asarray(np.array([[7], [8]], np.int32))):
+        rotation = rope.rotation(pos, like=like)
+        pos = lib.to_numpy(pos) if hasattr(pos, "shape") else np.array(pos)
+        assert rotation.cos.shape == rotation.sin.shape == (*pos.shape, len(rope.frequencies))
+        want = cos_sin(pos, rotary_dim=rope.rotary_dim, base=rope.base, inv_freq=rope.inv_freq)
+        for table, exact in zip((rotation.cos, rotation.sin), want, strict=True):
+            assert type(table) is type(like)
+            assert table.dtype == lib.dtype(compute)
+            # The bound on cos and sin, and where there is an amplitude the rounding of the product with it.
+            bound = AT_INTEGERS[compute] + (eps(compute) / 2 if rope.amplitude != 1.0 else 0.0)
+            error = np.abs(lib.to_numpy(table).astype(np.float64) - exact * rope.amplitude)
+            assert (error <= bound * rope.amplitude).all()
+
+
+@pytest.mark.library("strict")
+def test_tables_are_where_like_is_in_strict() -> None:
+    xp = importlib.import_module("array_api_strict")
+    like = xp.ones((2, 4), dtype=xp.float32, device=xp.Device("device1"))
+    rotation = RoPE(4).rotation([1, 2], like=like)
+    for r in (rotation, rotation.inverse(), rotation.adjoint()):
+        assert r.cos.device == r.sin.device == r.apply(like).device == like.device
+
+
+@pytest.mark.library("torch")
+def test_tables_are_where_like_is_in_torch() -> None:
+    torch = importlib.import_module("torch")
+    like = torch.ones(2, 4, device="meta")
+    rotation = RoPE(4).rotation([1, 2], like=like)
+    assert rotation.cos.device == rotation.sin.device == rotation.apply(like).device == like.device
+    grad = RoPE(4).rotation([1, 2], like=torch.ones(2, 4, requires_grad=True))
+    assert not grad.cos.requires_grad
+
+
+def test_like_gives_no_values(lib: Any) -> None:
+    """Its shape and its numbers do not matter."""
+    want = RoPE(4).rotation([1, 2], like=lib.asarray(np.ones(4), "float32"))
+    for like in (np.zeros(()), np.full((3, 5, 2), np.nan), np.ones((0, 3))):
+        if np.ndim(like):
+            got = RoPE(4).rotation([1, 2], like=lib.asarray(like, "float32"))
+            np.testing.assert_array_equal(lib.to_numpy(got.cos), lib.to_numpy(want.cos))
+            np.testing.assert_array_equal(lib.to_numpy(got.sin), lib.to_numpy(want.sin))
+
+
+# ---- apply, inverse, adjoint ----
+
+
+@each_layout
+def test_apply_holds_the_contract(lib: Any, float_dtype: str, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    x, values = given(lib, float_dtype, 2, S, width)
+    y = RoPE(width, **fields).rotation(POSITIONS, like=x).apply(x)
+    assert type(y) is type(x)
+    assert (y.dtype, tuple(y.shape)) == (x.dtype, tuple(x.shape))
+    assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=float_dtype, **fields)
+
+
+@each_layout
+def test_apply_has_the_bits_of_the_one_shot(lib: Any, float_dtype: str, layout: str) -> None:
+    """The same path, with the tables made in between."""
+    width, fields = LAYOUTS[layout]
+    rope, (x, _) = RoPE(width, **fields), given(lib, float_dtype, 2, S, width)
+    for backend in (None, "array-api"):
+        once = rope.apply(x, POSITIONS, backend=backend)
+        twice = rope.rotation(POSITIONS, like=x, backend=backend).apply(x, backend=backend)
+        np.testing.assert_array_equal(lib.to_numpy(twice), lib.to_numpy(once))
+
+
+@each_layout
+def test_inverse_divides_by_the_amplitude(lib: Any, float_dtype: str, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    y, values = given(lib, float_dtype, 2, S, width)
+    x = RoPE(width, **fields).rotation(POSITIONS, like=y).inverse().apply(y)
+    assert_contract(lib.to_numpy(x), values, POSITIONS, dtype=float_dtype, inverse=True, **fields)
+
+
+@each_layout
+def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    x, values = given(lib, float_dtype, 2, S, width)
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
+    for there, back in ((rotation, rotation.inverse()), (rotation.inverse(), rotation)):
+        inverse = there is not rotation
+        y = there.apply(x)
+        exact = apply_definition(values, POSITIONS, inverse=inverse, **fields)
+        first = allowed(values, float_dtype, fields, exact=exact, inverse=inverse)
+        second = allowed(
+            lib.to_numpy(y).astype(np.float64), float_dtype, fields, exact=values, inverse=not inverse
+        )
+        # What the first call left, turned back: at most the length of a pair's error, over the amplitude.
+        factor = amplitude_of(fields) if inverse else 1.0 / amplitude_of(fields)
+        left = 2**0.5 * factor * first.max(axis=-1, keepdims=True)
+        error = np.abs(lib.to_numpy(back.apply(y)).astype(np.float64) - values)
+        assert (error <= left + second).all()
+
+
+@each_layout
+def test_adjoint_is_the_transpose(lib: Any, float_dtype: str, layout: str) -> None:
+    """⟨R q, k⟩ = ⟨q, Rᵀ k⟩, each side with the error that the contract gives it."""
+    width, fields = LAYOUTS[layout]
+    (q, q64), (k, k64) = given(lib, float_dtype, S, width), given(lib, float_dtype, S, width, seed=1)
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=q)
+    turned = lib.to_numpy(rotation.apply(q)).astype(np.float64)
+    back = lib.to_numpy(rotation.adjoint().apply(k)).astype(np.float64)
+    # The adjoint is the inverse of a rotation of the reciprocal amplitude.
+    reciprocal = {**fields, "attention_factor": 1.0 / amplitude_of(fields)}
+    errors = allowed(q64, float_dtype, fields), allowed(k64, float_dtype, reciprocal, inverse=True)
+    bound = (errors[0] * np.abs(k64) + errors[1] * np.abs(q64)).sum(axis=-1)
+    # Two sums of `width` products in float64.
+    size = (np.abs(turned * k64) + np.abs(back * q64)).sum(axis=-1)
+    bound = bound + (width + 1) * 2.0**-53 * size
+    assert (np.abs((turned * k64).sum(axis=-1) - (q64 * back).sum(axis=-1)) <= bound).all()
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "odd amplitude"])
+def test_adjoint_keeps_the_amplitude(lib: Any, float_dtype: str, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    k, values = given(lib, float_dtype, 2, S, width)
+    y = RoPE(width, **fields).rotation(POSITIONS, like=k).adjoint().apply(k)
+    reciprocal = {**fields, "attention_factor": 1.0 / amplitude_of(fields)}
+    assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=float_dtype, inverse=True, **reciprocal)
+
+
+@each_layout
+def test_the_adjoint_of_the_adjoint(lib: Any, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    x, _ = given(lib, "float32", S, width)
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
+    again = rotation.adjoint().adjoint()
+    np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(rotation.apply(x)))
+    assert again.layout == rotation.layout
+    back = rotation.inverse().inverse()
+    assert back.layout._replace(amplitude=1.0) == rotation.layout._replace(amplitude=1.0)
+    assert back.layout.amplitude == pytest.approx(rotation.layout.amplitude, rel=2.0**-51)
+
+
+@pytest.mark.parametrize("amplitude", [1e-25, 1e-12, 1e12, 1e25])
+def test_inverse_of_amplitudes_that_have_no_square(lib: Any, amplitude: float) -> None:
+    """1e-25 is a float32 and so is 1e25; 1e50 is none, and the inverse does not need it."""
+    rope, (x, values) = RoPE(4, attention_factor=amplitude), given(lib, "float32", 2, 4)
+    fields = {"attention_factor": amplitude}
+    y = rope.rotation([3, 4], like=x).apply(x)
+    back = rope.rotation([3, 4], like=x).inverse().apply(y)
+    assert_contract(lib.to_numpy(y), values, [3, 4], dtype="float32", **fields)
+    turned = lib.to_numpy(y).astype(np.float64)
+    assert_contract(lib.to_numpy(back), turned, [3, 4], dtype="float32", inverse=True, **fields)
+
+
+@pytest.mark.parametrize("amplitude", [1e-200, 1e200])
+def test_inverse_of_amplitudes_that_have_no_square_in_float64(amplitude: float) -> None:
+    rope, x = RoPE(4, attention_factor=amplitude), np.array([[1.0, 2.0, 3.0, 4.0]]) * amplitude
+    back = rope.rotation([3], like=x).inverse().apply(x)
+    assert_contract(back, x, [3], inverse=True, attention_factor=amplitude)
+
+
+def test_float64_tables_serve_float32(lib: Any) -> None:
+    """Made once beside the widest array; each of a tuple is rotated in its own precision."""
+    if lib.name == "jax":
+        with importlib.import_module("jax").enable_x64(True):
+            check_float64_tables(lib)
+    else:
+        check_float64_tables(lib)
+
+
+def check_float64_tables(lib: Any) -> None:
+    fields = {"pairing": "half", "attention_factor": 1.25}
+    wide, wide64 = given(lib, "float64", 2, S, 8)
+    rotation = RoPE(8, **fields).rotation(POSITIONS, like=wide)
+    assert rotation.cos.dtype == lib.dtype("float64")
+    for dtype in lib.dtypes:
+        x, values = given(lib, dtype, 1, S, 8)
+        y = rotation.apply(x)
+        assert y.dtype == x.dtype
+        assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=dtype, **fields)
+        first, second, third = rotation.apply((x, wide, x))
+        assert_contract(lib.to_numpy(second), wide64, POSITIONS, dtype="float64", **fields)
+        for got in (first, third):
+            np.testing.assert_array_equal(lib.to_numpy(got), lib.to_numpy(y))
+
+
+# ---- tuples, and where positions run ----
+
+
+def test_a_tuple_of_other_heads_and_dtypes(lib: Any) -> None:
+    q, q64 = given(lib, "float32", 2, 4, S, 8)
+    k, k64 = given(lib, lib.dtypes[0], 2, 1, S, 8, seed=1)
+    rotation = RoPE(8).rotation(POSITIONS, like=q)
+    together = rotation.apply((q, k))
+    assert type(together) is tuple
+    for got, x, values in zip(together, (q, k), (q64, k64), strict=True):
+        assert (got.dtype, tuple(got.shape)) == (x.dtype, tuple(x.shape))
+        np.testing.assert_array_equal(lib.to_numpy(got), lib.to_numpy(rotation.apply(x)))
+        dtype = "float32" if x is q else lib.dtypes[0]
+        assert_contract(lib.to_numpy(got), values, POSITIONS, dtype=dtype)
+    (alone,) = rotation.apply((q,))
+    np.testing.assert_array_equal(lib.to_numpy(alone), lib.to_numpy(together[0]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "seq_axis", "pos_shape"),
+    [
+        ((8,), -2, ()),
+        ((5, 8), -2, (5,)),
+        ((2, 3, 5, 8), -2, (5,)),
+        ((2, 3, 5, 8), -2, (2, 5)),
+        ((2, 3, 5, 8), -2, (2, 1)),
+        ((2, 3, 5, 8), -2, (1, 5)),
+        ((2, 3, 5, 8), -2, (2, 3, 5)),
+        ((2, 3, 5, 8), -2, ()),
+        ((2, 5, 3, 8), -3, (5,)),
+        ((2, 5, 3, 8), -3, (2, 5)),
+        ((2, 5, 3, 8), 1, (2, 3, 5)),
+        ((5, 2, 3, 8), 0, (2, 5)),
+        ((5, 0, 8), 0, (5,)),
+        ((2, 0, 8), -2, (0,)),
+    ],
+    ids=str,
+)
+def test_where_positions_run(
+    lib: Any, shape: tuple[int, ...], seq_axis: int, pos_shape: tuple[int, ...]
+) -> None:
+    pos = np.random.default_rng(2).integers(-1000, 1000, pos_shape).astype(np.int32)
+    x, values = given(lib, "float32", *shape)
+    rotation = RoPE(8, pairing="half").rotation(lib.asarray(pos), like=x)
+    assert tuple(rotation.cos.shape) == (*pos_shape, 4)
+    y = rotation.apply(x, seq_axis=seq_axis)
+    assert_contract(lib.to_numpy(y), values, pos, dtype="float32", seq_axis=seq_axis, pairing="half")
+
+
+def test_x_is_not_written_and_not_aliased(lib: Any) -> None:
+    for fields in ({}, {"rotary_dim": 0}):
+        x, values = given(lib, "float32", 2, 8)
+        rotation = RoPE(8, **fields).rotation([0, 0], like=x)
+        tables = lib.to_numpy(rotation.cos).copy()
+        y = rotation.apply(x)
+        assert y is not x
+        if lib.name in ("numpy", "torch"):
+            assert not np.shares_memory(lib.to_numpy(x), lib.to_numpy(y))
+        np.testing.assert_array_equal(lib.to_numpy(x).astype(np.float64), values)
+        np.testing.assert_array_equal(lib.to_numpy(rotation.cos), tables)
+
+
+def test_it_does_not_change_with_the_positions_it_was_made_of() -> None:
+    pos, x = np.array([1, 2]), np.ones((2, 4))
+    rotation = RoPE(4).rotation(pos, like=x)
+    before = rotation.apply(x)
+    pos[:] = 9
+    np.testing.assert_array_equal(rotation.apply(x), before)
+
+
+def test_inverse_and_adjoint_leave_it_as_it_was(lib: Any) -> None:
+    x, _ = given(lib, "float32", 2, 4)
+    rotation = RoPE(4, attention_factor=2.0).rotation([1, 2], like=x)
+    before = lib.to_numpy(rotation.apply(x)).copy()
+    rotation.inverse()
+    rotation.adjoint()
+    np.testing.assert_array_equal(lib.to_numpy(rotation.apply(x)), before)
+
+
+# ---- learned frequencies ----
+
+LEARNED = [1.0, 0.5, 0.1234567, -0.003]
+
+
+def assert_product(lib: Any, rotation: Rotation, pos: Any, omegas: Any, dtype: str, amplitude: float) -> None:
+    """Cos and sin of the plain product: the angle rounds, then the functions, then the amplitude."""
+    pos, omegas = np.asarray(pos, np.float64), np.asarray(omegas, np.float64)
+    angle = pos[..., None] * omegas
+    compute = compute_dtype(dtype)
+    # A position and the product each to half an ulp; cos and sin to 4 eps.
+    bound = eps(compute) * (np.abs(angle) + 4.0) * amplitude
+    for table, exact in ((rotation.cos, np.cos(angle)), (rotation.sin, np.sin(angle))):
+        assert table.dtype == lib.dtype(compute)
+        assert tuple(table.shape) == angle.shape
+        assert (np.abs(lib.to_numpy(table).astype(np.float64) - exact * amplitude) <= bound).all()
+
+
+@pytest.mark.parametrize("pos", [5, [0, 1, -7, 300], [[1], [2]], 2.5, [0.25, 100.75]], ids=str)
+def test_learned_frequencies(lib: Any, float_dtype: str, pos: Any) -> None:
+    like = given(lib, float_dtype, 2)[0]
+    omegas = lib.asarray(np.array(LEARNED), float_dtype)
+    given_omegas = lib.to_numpy(omegas)
+    rope = RoPE(10, rotary_dim=8, pairing="half", attention_factor=1.25)
+    rotation = rope.rotation(pos, like=like, inv_freq=omegas)
+    assert_product(lib, rotation, pos, given_omegas, float_dtype, 1.25)
+    assert rotation.layout == rope.rotation(pos, like=like).layout
+    x, values = given(lib, float_dtype, *np.shape(pos), 10)
+    if np.ndim(pos) < 2:
+        turned = lib.to_numpy(rotation.apply(x)).astype(np.float64)
+        back = lib.to_numpy(rotation.inverse().apply(rotation.apply(x))).astype(np.float64)
+        np.testing.assert_array_equal(turned[..., 8:], values[..., 8:])
+        # Two rotations: 2 · 2.5 eps(compute), and two roundings to the dtype, of pairs of length |pair|.
+        slack = 8 * eps(compute_dtype(float_dtype)) + 2 * eps(float_dtype)
+        assert (np.abs(back - values) <= slack * np.abs(values).max() * 2).all()
+
+
+def test_learned_frequencies_take_positions_of_the_library(lib: Any) -> None:
+    like = given(lib, "float32", 2)[0]
+    omegas = lib.asarray(np.array(LEARNED), "float32")
+    for dtype in ("int32", "float32"):
+        pos = lib.asarray(np.array([[3, 4, 5]], dtype))
+        rotation = RoPE(8).rotation(pos, like=like, inv_freq=omegas)
+        assert_product(lib, rotation, [[3, 4, 5]], np.float32(LEARNED), "float32", 1.0)
+
+
+def gradients(pos: np.ndarray, omegas: np.ndarray, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of Σ cos + 2 Σ sin, by the frequencies and by the positions."""
+    angle = pos[:, None] * omegas
+    slope = amplitude * (2 * np.cos(angle) - np.sin(angle))
+    return (slope * pos[:, None]).sum(axis=0), (slope * omegas).sum(axis=1)
+
+
+def gradient_bounds(pos: np.ndarray, omegas: np.ndarray, amplitude: float, dtype: str) -> Any:
+    """Each term with the error of its angle, of 3 amplitudes of cos and sin, and of adding them up."""
+    angle = np.abs(pos[:, None] * omegas)
+    term = eps(dtype) * (angle + 8.0 + sum(angle.shape)) * 3 * amplitude
+    return (term * np.abs(pos[:, None])).sum(axis=0), (term * np.abs(omegas)).sum(axis=1)
+
+
+POS = np.array([0.5, -3.0, 17.25])
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_of_learned_frequencies_in_torch(dtype: str) -> None:
+    torch = importlib.import_module("torch")
+    kind = getattr(torch, dtype)
+    omegas = torch.nn.Parameter(torch.tensor(LEARNED, dtype=kind))
+    pos = torch.tensor(POS, dtype=kind, requires_grad=True)
+    like = torch.ones(3, 8, dtype=kind)
+    rotation = RoPE(8, attention_factor=1.5).rotation(pos, like=like, inv_freq=omegas)
+    (rotation.cos.sum() + 2 * rotation.sin.sum()).backward()
+    exact_omegas = omegas.detach().double().numpy()
+    want = gradients(POS, exact_omegas, 1.5)
+    bounds = gradient_bounds(POS, exact_omegas, 1.5, dtype)
+    for grad, exact, bound in zip((omegas.grad, pos.grad), want, bounds, strict=True):
+        assert (np.abs(grad.double().numpy() - exact) <= bound).all()
+    # And through x: the gradient is not cut by the rotation.
+    omegas.grad = None
+    RoPE(8).rotation([1, 2, 3], like=like, inv_freq=omegas).apply(like).sum().backward()
+    assert omegas.grad is not None
+    assert bool((omegas.grad != 0).all())
+
+
+@pytest.mark.library("jax")
+def test_gradients_of_learned_frequencies_in_jax() -> None:
+    jax = importlib.import_module("jax")
+    jnp = jax.numpy
+    omegas, pos, like = jnp.array(LEARNED), jnp.array(POS), jnp.ones((3, 8))
+
+    def loss(omegas: Any, pos: Any) -> Any:
+        rotation = RoPE(8, attention_factor=1.5).rotation(pos, like=like, inv_freq=omegas)
+        return rotation.cos.sum() + 2 * rotation.sin.sum()
+
+    exact_omegas = np.asarray(omegas, np.float64)
+    want = gradients(POS, exact_omegas, 1.5)
+    bounds = gradient_bounds(POS, exact_omegas, 1.5, "float32")
+    for transform in (lambda f: f, jax.jit):
+        got = transform(jax.grad(loss, argnums=(0, 1)))(omegas, pos)
+        for grad, exact, bound in zip(got, want, bounds, strict=True):
+            assert (np.abs(np.asarray(grad, np.float64) - exact) <= bound).all()
+    through = jax.grad(lambda w: RoPE(8).rotation([1, 2, 3], like=like, inv_freq=w).apply(like).sum())(omegas)
+    assert bool((through != 0).all())
+
+
+# ---- a value: repr, pickle, copy ----
+
+
+@each_layout
+def test_repr_is_short_and_says_what_matters(lib: Any, layout: str) -> None:
+    width, fields = LAYOUTS[layout]
+    rope = RoPE(width, **fields)
+    rotation = rope.rotation(POSITIONS, like=given(lib, "float32", 2)[0])
+    name = {"strict": "array_api_strict"}.get(lib.name, lib.name)
+    text = repr(rotation)
+    table = f"float32[{S}, {rope.rotary_dim // 2}] ({name})"
+    assert text.startswith(f"Rotation(cos={table}, sin={table}, ")
+    assert f"head_dim={width}" in text
+    assert f"amplitude={rope.amplitude}" in text
+    assert repr(rope.pairing) in text
+    assert len(text) < 300
+    assert str(rotation) == text
+
+
+@each_layout
+@pytest.mark.parametrize("way", ["pickle", "copy", "deepcopy"])
+def test_pickles_and_copies(lib: Any, layout: str, way: str) -> None:
+    if lib.name == "strict" and way == "pickle":
+        pytest.skip("array_api_strict's arrays cannot be pickled")
+    width, fields = LAYOUTS[layout]
+    x, _ = given(lib, "float32", S, width)
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
+    make = {"pickle": lambda r: pickle.loads(pickle.dumps(r)), "copy": copy.copy, "deepcopy": copy.deepcopy}[
+        way
+    ]
+    for one in (rotation, rotation.inverse()):
+        again = make(one)
+        assert type(again) is Rotation
+        assert again.layout == one.layout
+        np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(one.apply(x)))
+
+
+# ---- a tree ----
+
+
+def layers(rotation: Any, x: Any) -> Any:
+    q, k = rotation.apply((x, x))
+    return rotation.inverse().apply(q) + k
+
+
+@pytest.mark.library("jax")
+@each_layout
+def test_tree_of_jax(layout: str) -> None:
+    jax = importlib.import_module("jax")
+    width, fields = LAYOUTS[layout]
+    x = jax.numpy.asarray(np.random.default_rng(0).standard_normal((S, width)), "float32")
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
+    leaves, structure = jax.tree.flatten(rotation)
+    assert len(leaves) == 2
+    assert leaves[0] is rotation.cos
+    assert leaves[1] is rotation.sin
+    again = jax.tree.unflatten(structure, leaves)
+    assert type(again) is Rotation
+    assert again.layout == rotation.layout
+    assert again.layout.lanes == rotation.cos.shape[-1]
+    doubled = jax.tree.map(lambda table: 2 * table, rotation)
+    np.testing.assert_array_equal(doubled.cos, 2 * rotation.cos)
+    other = RoPE(12).rotation(POSITIONS, like=x)
+    assert jax.tree.structure(other) != structure
+    if rotation.inverse().layout != rotation.layout:
+        assert jax.tree.structure(rotation.inverse()) != structure
+
+
+@pytest.mark.library("jax")
+def test_jit_takes_and_gives_rotations() -> None:
+    jax = importlib.import_module("jax")
+    x = jax.numpy.asarray(np.random.default_rng(0).standard_normal((S, 8)), "float32")
+    pos = jax.numpy.asarray(POSITIONS, "int32")
+    rope, traces = RoPE(8, pairing="half", attention_factor=2.0), []
+
+    @jax.jit
+    def use(rotation: Any, x: Any) -> Any:
+        traces.append(rotation.layout)
+        return rotation.apply(x)
+
+    made = jax.jit(lambda pos: rope.rotation(pos, like=x))(pos)
+    assert type(made) is Rotation
+    eager = rope.rotation(pos, like=x)
+    assert made.layout == eager.layout
+    np.testing.assert_array_equal(made.cos, eager.cos)
+    values = np.asarray(x, np.float64)
+    fields = {"pairing": "half", "attention_factor": 2.0}
+    for rotation in (made, eager, rope.rotation(pos, like=x)):
+        assert_contract(np.asarray(use(rotation, x)), values, POSITIONS, **fields)
+    assert len(traces) == 1  # equal layouts share a program
+    assert_contract(np.asarray(use(eager.inverse(), x)), values, POSITIONS, inverse=True, **fields)
+    assert len(traces) == 2  # and others do not
+
+
+@pytest.mark.library("jax")
+def test_vmap_and_scan_of_jax() -> None:
+    jax = importlib.import_module("jax")
+    x = jax.numpy.asarray(np.random.default_rng(0).standard_normal((3, S, 8)), "float32")
+    pos = jax.numpy.arange(3 * S).reshape(3, S)
+    rope, values = RoPE(8), np.asarray(x, np.float64)
+    batch = rope.rotation(pos, like=x)  # its tables have a batch axis first, as x has
+    each = jax.vmap(lambda rotation, x: rotation.apply(x))(batch, x)
+    assert_contract(np.asarray(each), values, np.asarray(pos))
+    one = rope.rotation(pos[0], like=x)
+    shared = jax.vmap(lambda rotation, x: rotation.apply(x), in_axes=(None, 0))(one, x)
+    assert_contract(np.asarray(shared), values, np.asarray(pos[0]))
+
+    def step(carry: Any, layer: Any) -> Any:  # the rotation is carried on, and is scanned over
+        rotation, y = carry
+        return (rotation, rotation.apply(y)), layer.apply(x[0])
+
+    (last, y), scanned = jax.lax.scan(step, (one, x[0]), batch)
+    assert type(last) is Rotation
+    assert last.layout == one.layout
+    by_hand = x[0]
+    for _ in range(3):
+        by_hand = one.apply(by_hand)
+    # Each of three steps may differ by the contract of one, twice: two programs round apart.
+    bound = 3 * 2 * allowed(values[0], "float32", {}).max()
+    assert np.abs(np.asarray(y, np.float64) - np.asarray(by_hand, np.float64)).max() <= bound
+    stacked = np.broadcast_to(values[0], (3, S, 8))
+    assert_contract(np.asarray(scanned), stacked, np.asarray(pos))
+
+
+@pytest.mark.library("jax")
+def test_gradient_through_a_rotation_in_jax() -> None:
+    jax = importlib.import_module("jax")
+    x = jax.numpy.asarray(np.random.default_rng(0).standard_normal((S, 8)), "float32")
+    k = jax.numpy.asarray(np.random.default_rng(1).standard_normal((S, 8)), "float32")
+    fields = {"pairing": "half", "out_pairing": "interleaved", "attention_factor": 0.5}
+    rotation = RoPE(8, **fields).rotation(POSITIONS, like=x)
+    grad = jax.grad(lambda x: (rotation.apply(x) * k).sum())(x)
+    reciprocal = {**fields, "attention_factor": 2.0}
+    assert_contract(np.asarray(grad), np.asarray(k), POSITIONS, inverse=True, **reciprocal)
+    tables = jax.grad(lambda r: (r.apply(x) * k).sum(), allow_int=True)(rotation)  # by its leaves
+    assert type(tables) is Rotation
+    assert tables.cos.shape == rotation.cos.shape
+
+
+@pytest.mark.library("torch")
+@each_layout
+def test_tree_of_torch(layout: str) -> None:
+    torch = importlib.import_module("torch")
+    pytree = importlib.import_module("torch.utils._pytree")
+    width, fields = LAYOUTS[layout]
+    x = torch.asarray(np.random.default_rng(0).standard_normal((S, width)), dtype=torch.float32)
+    rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
+    leaves, structure = pytree.tree_flatten(rotation)
+    assert len(leaves) == 2
+    assert leaves[0] is rotation.cos
+    assert leaves[1] is rotation.sin
+    again = pytree.tree_unflatten(leaves, structure)
+    assert type(again) is Rotation
+    assert again.layout == rotation.layout
+    torch.testing.assert_close(again.apply(x), rotation.apply(x), rtol=0, atol=0)
+    moved = pytree.tree_map(lambda table: table.to(torch.float64), rotation)
+    assert moved.apply(x.double()).dtype == torch.float64
+    other = RoPE(12).rotation(POSITIONS, like=x)
+    assert pytree.tree_flatten(other)[1] != structure
+
+
+@pytest.mark.library("torch")
+def test_transforms_of_torch() -> None:
+    torch = importlib.import_module("torch")
+    x = torch.asarray(np.random.default_rng(0).standard_normal((3, S, 8)), dtype=torch.float32)
+    pos = torch.arange(3 * S).reshape(3, S)
+    rope, values = RoPE(8, attention_factor=0.5), x.double().numpy()
+    batch, one = rope.rotation(pos, like=x), rope.rotation(pos[0], like=x)
+    apply = lambda rotation, x: rotation.apply(x)  # noqa: E731
+    fields = {"attention_factor": 0.5}
+    assert_contract(torch.func.vmap(apply)(batch, x).numpy(), values, pos.numpy(), **fields)
+    shared = torch.func.vmap(apply, in_dims=(None, 0))(one, x)
+    assert_contract(shared.numpy(), values, pos[0].numpy(), **fields)
+    k = torch.ones(S, 8)
+    grad = torch.func.grad(lambda x: (one.apply(x) * k).sum())(x[0])
+    adjoint = {"attention_factor": 2.0, "inverse": True}
+    assert_contract(grad.numpy(), np.ones((S, 8)), pos[0].numpy(), **adjoint)
+
+
+@pytest.mark.library("torch")
+def test_a_compiled_function_takes_and_gives_rotations() -> None:
+    torch = importlib.import_module("torch")
+    counted = importlib.import_module("torch._dynamo.testing").CompileCounter()
+    torch._dynamo.reset()
+    x = torch.asarray(np.random.default_rng(0).standard_normal((S, 8)), dtype=torch.float32)
+    rotation = RoPE(8, pairing="half", attention_factor=2.0).rotation(POSITIONS, like=x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = torch.compile(layers, fullgraph=True, backend=counted)
+        turned = torch.compile(lambda r: r.inverse(), fullgraph=True, backend=counted)
+        # `eager` behind the counter: the same operations, and so the same bits.
+        torch.testing.assert_close(compiled(rotation, x), layers(rotation, x), rtol=0, atol=0)
+        compiled(rotation.adjoint().adjoint(), x)
+        assert counted.frame_count == 1
+        back = turned(rotation)
+    assert type(back) is Rotation
+    assert back.layout == rotation.inverse().layout
+    torch.testing.assert_close(back.cos, rotation.inverse().cos, rtol=0, atol=0)
+    torch._dynamo.reset()
+
+
+@pytest.mark.library("torch")
+def test_export_takes_a_rotation() -> None:
+    torch = importlib.import_module("torch")
+
+    class Layer(torch.nn.Module):
+        def forward(self, rotation: Any, x: Any) -> Any:
+            return layers(rotation, x)
+
+    x = torch.asarray(np.random.default_rng(0).standard_normal((S, 8)), dtype=torch.float32)
+    rotation = RoPE(8, pairing="half").rotation(POSITIONS, like=x)
+    program = torch.export.export(Layer(), (rotation, x))
+    other = RoPE(8, pairing="half").rotation(range(S), like=x)
+    for r in (rotation, other):
+        torch.testing.assert_close(program.module()(r, x), layers(r, x), rtol=0, atol=0)
+
+
+@pytest.mark.library("torch")
+def test_export_takes_a_rotation_of_any_length() -> None:
+    torch = importlib.import_module("torch")
+
+    class Layer(torch.nn.Module):
+        def forward(self, rotation: Any, x: Any) -> Any:
+            return rotation.apply(x)
+
+    x = torch.ones(S, 8)
+    length = torch.export.Dim("length", min=2, max=64)
+    rotation = RoPE(8).rotation(POSITIONS, like=x)
+    shapes = importlib.import_module("torch.utils._pytree").tree_map(lambda _: {0: length}, rotation)
+    program = torch.export.export(Layer(), (rotation, x), dynamic_shapes=(shapes, {0: length}))
+    x = torch.ones(9, 8)
+    rotation = RoPE(8).rotation(range(9), like=x)
+    torch.testing.assert_close(program.module()(rotation, x), rotation.apply(x), rtol=0, atol=0)
+
+
+# ---- made before the framework was imported ----
+
+BEFORE = """
+import sys
+import numpy as np
+import rope_array as ra
+
+x = np.random.default_rng(0).standard_normal((3, 8)).astype("float32")
+rotation = ra.RoPE(8, pairing="half", attention_factor=2.0).rotation([1, 2, 3], like=x)
+want = rotation.apply(x)
+assert not {"jax", "torch"} & set(sys.modules)
+"""
+
+IN_JAX = """
+import jax
+
+leaves, structure = jax.tree.flatten(rotation)
+assert [leaf is table for leaf, table in zip(leaves, (rotation.cos, rotation.sin))] == [True, True]
+assert jax.tree.unflatten(structure, leaves).layout == rotation.layout
+moved = jax.tree.map(jax.numpy.asarray, rotation)
+y = jax.jit(lambda r, x: r.apply(x))(rotation, x)  # jit makes jax's arrays of NumPy's
+for got in (y, moved.apply(jax.numpy.asarray(x))):
+    assert isinstance(got, jax.Array)
+    assert abs(got - want).max() <= 2 * 2.5 * 2.0**-23 * 2.0 * np.hypot(x, x).max() * 2
+assert rotation.apply(x).tobytes() == want.tobytes()
+"""
+
+IN_TORCH = """
+import torch
+from torch.utils import _pytree as pytree
+
+leaves, structure = pytree.tree_flatten(rotation)
+assert [leaf is table for leaf, table in zip(leaves, (rotation.cos, rotation.sin))] == [True, True]
+assert pytree.tree_unflatten(leaves, structure).layout == rotation.layout
+moved = pytree.tree_map(torch.from_numpy, rotation)
+assert type(moved) is ra.Rotation
+t = torch.from_numpy(x)
+compiled = torch.compile(lambda r, x: r.apply(x), backend="eager", fullgraph=True)
+for got in (moved.apply(t), torch.func.vmap(lambda r, x: r.apply(x))(moved, t), compiled(moved, t)):
+    assert (got - torch.from_numpy(want)).abs().max() <= 2 * 2.5 * 2.0**-23 * 2.0 * np.hypot(x, x).max() * 2
+assert rotation.apply(x).tobytes() == want.tobytes()
+"""
+
+
+@pytest.mark.library("jax")
+def test_made_before_jax_was_imported() -> None:
+    child.run(BEFORE + IN_JAX)
+
+
+@pytest.mark.library("torch")
+def test_made_before_torch_was_imported() -> None:
+    child.run(BEFORE + IN_TORCH)
+
+
+@pytest.mark.library("jax", "torch")
+def test_made_before_either() -> None:
+    child.run(BEFORE + IN_TORCH + IN_JAX)
