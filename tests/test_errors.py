@@ -875,12 +875,7 @@ def test_torch_tensors_of_another_kind(kind: str, place: str, backend: str | Non
 
 # ---- before any work ----
 
-LATE = [
-    "second is of integers",
-    "second is of another width",
-    "second is of another length",
-    "second is a scalar",
-]
+LATE = ["integers", "another width", "another length", "a scalar"]
 
 
 class Spy(np.ndarray):

@@ -114,7 +114,7 @@ def test_eager_and_jit(dtype, name, x64):
         judge(y, x, pos, inverse=inverse, **fields)
         if inverse:
             judge(jax.jit(function)(x, pos), x, pos, inverse=inverse, **fields)
-        else:
+        elif name == "partial":
             with jax.disable_jit():
                 judge(function(x, pos), x, pos, inverse=inverse, **fields)
             judge(function(x, pos, backend="array-api"), x, pos, inverse=inverse, **fields)
@@ -159,7 +159,7 @@ def test_positions_of_the_host(name, x64):
 
 
 @pytest.mark.parametrize("name", ["int", "list of floats", "nested"])
-def test_positions_of_the_host_under_jit_and_in_the_core(name, x64):
+def test_positions_of_the_host_under_jit_and_in_the_core(name, narrow):
     pos = HOST_POSITIONS[name]
     x = normal(2, 5, 16)
     judge(jax.jit(lambda x: ROPE.apply(x, pos))(x), x, pos, **HALF)
@@ -564,7 +564,7 @@ COMMITTED = """
         wrong += [f"tables at {pos!r} on {rotation.cos.devices()}"] * (rotation.cos.devices() != {devices[3]})
         assert rotation.apply(x, seq_axis=1).devices() == {devices[3]}
         assert jax.jit(lambda x: rope.apply(x, pos, seq_axis=1))(x).devices() == {devices[3]}
-        assert rope.apply(x, pos, seq_axis=1, backend="array-api").devices() == {devices[3]}
+    assert rope.apply(x, POS, seq_axis=1, backend="array-api").devices() == {devices[3]}
     judge(y, X, POS, seq_axis=1, **HALF)
     for bad in (lambda: rope.apply(x, jax.device_put(POS, devices[2]), seq_axis=1),
                 lambda: rope.apply((x, jax.device_put(X, devices[2])), 3)):
@@ -594,6 +594,8 @@ SHARDED = """
         "heads": (jax.make_mesh((8,), ("a",)), P(None, None, "a"), P()),
         "all": (jax.make_mesh((2, 2, 2), ("a", "b", "c")), P("a", "b", "c"), P("a", "b")),
     }
+    if sys.argv[1] == "on":
+        meshes = {"all": meshes["all"]}
     for label, (mesh, x_spec, pos_spec) in meshes.items():
         place = NamedSharding(mesh, x_spec)
         x, pos = jax.device_put(X, place), jax.device_put(POS, NamedSharding(mesh, pos_spec))
@@ -628,8 +630,8 @@ SHARDED = """
 
 @pytest.mark.parametrize(
     ("script", "on"),
-    [(COMMITTED, "off"), (SHARDED, "off"), (SHARDED, "on")],
-    ids=["committed", "sharded", "x64"],
+    [(SHARDED, "off"), (COMMITTED, "off"), (SHARDED, "on")],
+    ids=["sharded", "committed", "x64"],
 )
 def test_eight_devices(script, on):
     child.run(DEVICES + script, on, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")

@@ -107,15 +107,24 @@ def test_apply_holds_the_contract(lib: Any, float_dtype: str, layout: str) -> No
     assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=float_dtype, **fields)
 
 
-@each_layout
+@pytest.mark.parametrize("layout", ["slice", "odd amplitude"])
 def test_apply_has_the_bits_of_the_one_shot(lib: Any, float_dtype: str, layout: str) -> None:
     """The same path, with the tables made in between."""
+    check_bits(lib, float_dtype, layout, None)
+
+
+@pytest.mark.parametrize("backend", [None, "array-api"])
+@each_layout
+def test_so_has_every_path(lib: Any, layout: str, backend: str | None) -> None:
+    check_bits(lib, "float32", layout, backend)
+
+
+def check_bits(lib: Any, dtype: str, layout: str, backend: str | None) -> None:
     width, fields = LAYOUTS[layout]
-    rope, (x, _) = RoPE(width, **fields), given(lib, float_dtype, 2, S, width)
-    for backend in (None, "array-api"):
-        once = rope.apply(x, POSITIONS, backend=backend)
-        twice = rope.rotation(POSITIONS, like=x, backend=backend).apply(x, backend=backend)
-        np.testing.assert_array_equal(lib.to_numpy(twice), lib.to_numpy(once))
+    rope, (x, _) = RoPE(width, **fields), given(lib, dtype, 2, S, width)
+    once = rope.apply(x, POSITIONS, backend=backend)
+    twice = rope.rotation(POSITIONS, like=x, backend=backend).apply(x, backend=backend)
+    np.testing.assert_array_equal(lib.to_numpy(twice), lib.to_numpy(once))
 
 
 @each_layout

@@ -23,7 +23,8 @@ class Jax(Library):
     """JAX: 64-bit integers only where x64 is on, and XLA places what is made beside an array."""
 
     def wide(self) -> bool:
-        return bool(jax.config.read("jax_enable_x64"))
+        config: Any = jax.config  # whose flags its type does not know
+        return bool(config.jax_enable_x64)
 
     def host_kit(self, x: Any) -> Kit:
         # NumPy arrays enter a program as they are; made by JAX they would each be a program of their own.
