@@ -5,12 +5,13 @@ plan, which is static; the path then checks shapes and positions, makes cos and 
 (`_rotate`). The core (`_core`) does this in order, and the paths of PyTorch, JAX and dask are made of it.
 """
 
+import operator
 from typing import Any
 
 from . import _registry
-from ._errors import SpecError, describe
+from ._errors import ShapeError, SpecError, describe
 from ._namespace import library, numpy_library
-from ._plan import Plan
+from ._plan import Plan, unknown
 from ._rotation import Rotation
 from ._spec import Spec, plan_of
 
@@ -100,7 +101,11 @@ def apply(
 def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
     """Return the plan of a rope, or of a spec for x's width."""
     if rope is None:
-        return plan_of(spec.pop("head_dim", x.shape[-1]), **spec)
+        width = x.shape[-1]
+        if unknown(width):
+            raise ShapeError(f"x is {describe(x)}, its last axis of unknown size; compute its size first.")
+        # torch.compile may hold the size as a symbol, of which this makes the number that the plan is of.
+        return plan_of(spec.pop("head_dim", operator.index(width)), **spec)
     if not isinstance(rope, Spec):
         raise SpecError(f"rope is {describe(rope)}; give a RoPE, and everything after it by keyword.")
     if spec:

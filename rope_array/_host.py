@@ -15,6 +15,7 @@ from ._namespace import POSITION_DTYPES, Library, dtype_name
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
 _FLOAT_LIMIT = 2.0**31
+_LARGEST = 2**31 - 1  # the nearest integer of a float just below the limit would be one more
 
 
 def is_host(pos: Any) -> bool:
@@ -57,7 +58,7 @@ def read(pos: Any, kit: Kit, double: bool) -> tuple[Any, Any]:
     if _all_integers(values):
         return _filled(_map(lambda p: _whole(p, kit), pos), integer, kit), None
     whole = _map(_nearest, pos)
-    fraction = _map(lambda p: float(p) - round(float(p)), pos)
+    fraction = _map(lambda p: float(p) - _nearest(p), pos)
     return _filled(whole, integer, kit), _filled(fraction, real, kit)
 
 
@@ -97,7 +98,7 @@ def _from_numpy(pos: Any, kit: Kit) -> tuple[Any, Any]:
     if dtype_name(pos).startswith("float"):
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
-        nearest = pos.round()
+        nearest = pos.round().clip(max=_LARGEST)
         fraction = (pos - nearest).astype(dtype_name(pos) if kit.wide else "float32")
         return kit.xp.asarray(nearest.astype(integer)), kit.xp.asarray(fraction)
     if pos.size:
@@ -130,7 +131,7 @@ def _nearest(pos: Any) -> int:
         raise ArrayTypeError(f"pos holds {describe(pos)}; give integers and floats.")
     if not abs(float(pos)) < _FLOAT_LIMIT:
         raise _out_of_range(pos, "2**31 for float positions")
-    return round(float(pos))
+    return min(round(float(pos)), _LARGEST)
 
 
 def _out_of_range(pos: Any, limit: str) -> PositionError:

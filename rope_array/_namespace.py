@@ -170,15 +170,19 @@ def _refuse_unsound(x: Any) -> None:
 
 def dtype_name(x: Any) -> str:
     """Name an array's dtype as the standard does; bfloat16 and float16, which it lacks, by the same rule."""
-    dtype = x.dtype
-    # The type too is in the key, so that dtypes of two libraries are never compared.
-    return _dtype_names.get((type(dtype), dtype)) or _name_dtype(dtype)
+    return _name_of(x.dtype)
 
 
 _dtype_names: dict[tuple[type, Any], str] = {}
 
 
-def _name_dtype(dtype: Any) -> str:
-    name: str = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    _dtype_names[type(dtype), dtype] = name
-    return name
+def _name_of(dtype: Any) -> str:
+    # The type too is in the key, so that dtypes of two libraries are never compared.
+    key = type(dtype), dtype
+    if key not in _dtype_names:
+        _dtype_names[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return _dtype_names[key]
+
+
+# Called by Dynamo while it traces, its result a constant: see _registry._name_of.
+_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]

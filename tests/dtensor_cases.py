@@ -244,7 +244,7 @@ def main():
     for name, case in cases():
         try:
             case(mesh)
-        except Exception:
+        except (Exception, pytest.fail.Exception):
             failed.append(f"{name}: {traceback.format_exc()}")
     dist.destroy_process_group()
     if failed:

@@ -783,7 +783,7 @@ import rope_array as ra
 here, there = jax.devices()
 x, y = jax.device_put(jnp.ones((2, 4)), here), jax.device_put(jnp.ones((2, 4)), there)
 pos, frequencies = jax.device_put(jnp.arange(2), there), jax.device_put(jnp.ones(2), there)
-devices_refused(x, y, pos, frequencies, str(there))
+devices_refused(x, y, pos, frequencies, repr(there))
 assert ra.apply(y, pos).devices() == ra.apply(y, [0, 1]).devices() == {there}
 """
 

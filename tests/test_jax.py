@@ -293,6 +293,14 @@ def test_a_new_position_compiles_nothing(x64):
                 ROPE.rotation(make(i), like=x).apply(x)
 
 
+def test_a_call_is_one_program(narrow):
+    x, own = normal(2, 5, 16), jnp.arange(5)
+    rotation = ROPE.rotation(own, like=x)
+    for pos in (7, range(5), np.arange(5), own, own.astype("float32")):
+        for call in (ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x), lambda x, pos: rotation.apply(x)):
+            assert len(jax.make_jaxpr(lambda x, call=call, pos=pos: call(x, pos))(x).eqns) == 1
+
+
 def test_equal_ropes_share_a_program(narrow):
     x = normal(2, 5, 16)
     jax.block_until_ready((ra.RoPE(16, base=5151.0).apply(x, 3), ra.apply(x, 3, base=5151.0, inverse=True)))

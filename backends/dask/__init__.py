@@ -77,7 +77,7 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any)
 def _apply_one(x: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     x = _whole_heads(x)
     axes = covered_axes(x.ndim, np.ndim(pos), seq_axis)
-    operand = (_chunked_like(pos, x, axes), axes) if axes else (pos, None)
+    operand = (_chunked_like(pos, x, axes), axes) if axes else (pos, () if LIBRARY.owns(pos) else None)
     spread = tuple(size == 1 for size in _host.shape_of(pos))
     return _blockwise(_apply_to_chunk, x, *operand, plan=plan, seq_axis=seq_axis, spread=spread, run=run)
 
@@ -86,7 +86,8 @@ def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: 
     x = _whole_heads(x)
     axes = covered_axes(x.ndim, cos.ndim - 1, seq_axis)
     operands = [a for t in (cos, sin) for a in (_chunked_like(_whole_heads(t), x, axes), (*axes, _LANE))]
-    return _blockwise(_rotate_chunk, x, *operands, layout=layout, seq_axis=seq_axis, run=run)
+    spread = tuple(size == 1 for size in cos.shape[:-1])
+    return _blockwise(_rotate_chunk, x, *operands, layout=layout, seq_axis=seq_axis, spread=spread, run=run)
 
 
 def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
@@ -97,16 +98,22 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
 
 
 def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any, run: Any) -> Any:
-    for i, axis in enumerate(covered_axes(x.ndim, np.ndim(pos), seq_axis)):
-        if pos.shape[i] != x.shape[axis] and not spread[i]:
-            # Sizes that were unknown until now; of two chunks that differ, a 1 is no axis to spread.
-            raise ShapeError(
-                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions "
-                f"{pos.shape[i]}; cut positions as x is cut."
-            )
+    _check_sizes(x, np.shape(pos), seq_axis, spread)
     if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library(x).takes_numpy:
         pos = library(x).xp.asarray(pos)
     return run("apply", x, (x,), pos, plan, seq_axis)[0]
+
+
+def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
+    """Check sizes that were unknown until now. Of two chunks that differ, a size 1 is no axis to spread."""
+    for have, axis, one in zip(
+        pos_shape, covered_axes(x.ndim, len(pos_shape), seq_axis), spread, strict=True
+    ):
+        if have != x.shape[axis] and not one:
+            raise ShapeError(
+                f"a chunk of x has the size {x.shape[axis]} along axis {axis}, and its positions {have}; "
+                "cut positions as x is cut."
+            )
 
 
 def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan, run: Any) -> Any:
@@ -114,7 +121,8 @@ def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan, r
     return library(cos).xp.stack([cos, sin])
 
 
-def _rotate_chunk(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, run: Any) -> Any:
+def _rotate_chunk(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, spread: Any, run: Any) -> Any:
+    _check_sizes(x, cos.shape[:-1], seq_axis, spread)
     return run("rotate", x, (x,), cos, sin, layout, seq_axis)[0]
 
 

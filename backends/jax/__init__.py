@@ -61,6 +61,9 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
     """Make cos and sin in one program."""
     whole, fraction = _core.table_positions(pos, like, plan, inv_freq, LIBRARY)
+    places = LIBRARY.device(like)
+    if places is not None and len(places) == 1:
+        whole = jax.device_put(whole, *places)  # or the tables would be where JAX puts what it is not told
     return _tables(whole, fraction, inv_freq, plan, _core.is_double(like))
 
 

@@ -48,7 +48,7 @@ def check(xs: Any) -> None:
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by its positions."""
-    with _mode_of(xs[0]):
+    with _fake_as(xs[0]), _no_autocast(xs[0]):
         pos = _settled(pos, xs[0])
         if _distributed.is_placed(*xs, pos):
             return _distributed.apply(xs, pos, plan, seq_axis, LIBRARY)
@@ -57,7 +57,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
     """Make cos and sin."""
-    with _mode_of(like):
+    with _fake_as(like), _no_autocast(like):
         pos = _settled(pos, like)
         if _distributed.is_placed(like, pos):
             return _distributed.tables(pos, like, plan, inv_freq, LIBRARY)
@@ -66,14 +66,25 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
 
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by tables."""
-    if _distributed.is_placed(*xs, cos):
-        _distributed.check(xs, cos)
-    return _core.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
+    with _fake_as(xs[0]), _no_autocast(xs[0]):
+        if _distributed.is_placed(*xs, cos):
+            return _distributed.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
+        return _core.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
 
 
-def _mode_of(x: Any) -> Any:
+def _fake_as(x: Any) -> Any:
     """Return the mode of a fake tensor, in which what is made beside it is fake too."""
-    return x.fake_mode if type(x).__name__ == "FakeTensor" else nullcontext()
+    return x.fake_mode if type(x).__name__ == "FakeTensor" else _NOTHING
+
+
+def _no_autocast(x: Any) -> Any:
+    """Return a mode without autocast, which lets no half-precision dtype but its own be joined."""
+    kind = x.device.type
+    known = torch.amp.is_autocast_available(kind)  # not on meta, for one
+    return torch.autocast(kind, enabled=False) if known and torch.is_autocast_enabled(kind) else _NOTHING
+
+
+_NOTHING = nullcontext()
 
 
 def _check_sound(x: Any) -> None:

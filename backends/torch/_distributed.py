@@ -1,4 +1,4 @@
-"""DTensor: positions are made into tables where they are, so that nothing is communicated.
+"""DTensor: each shard is rotated on its own, by the positions that are its own; nothing is communicated.
 
 A plain tensor of positions beside a DTensor could hold the positions of the local shard or of the whole, and
 both readings are in use; it is refused unless torch's own `implicit_replication` says that it is the whole.
@@ -10,7 +10,7 @@ from typing import Any
 from rope_array import _core, _host
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 from rope_array._namespace import Library
-from rope_array._plan import Plan
+from rope_array._plan import Layout, Plan, covered_axes
 
 _MODULE = "torch.distributed.tensor"
 
@@ -21,11 +21,17 @@ def is_placed(*values: Any) -> bool:
 
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
-    """Rotate DTensors, each shard by the positions of its own."""
+    """Rotate DTensors, each shard on its own by the positions that are its own."""
     check(xs, pos)
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
-    pairs = {d: _tables(whole, fraction, xs[0], plan, d, lib) for d in {*map(_core.is_double, xs)}}
-    return tuple(_core.turn_one(x, *pairs[_core.is_double(x)], plan.layout, seq_axis, lib.kit(x)) for x in xs)
+    return tuple(_apply_one(x, whole, fraction, plan, seq_axis, lib) for x in xs)
+
+
+def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Any:
+    """Rotate DTensors, each shard on its own by the tables that are its own."""
+    check(xs, cos)
+    _core.check_rotation(xs, cos, layout, seq_axis, lib)
+    return tuple(_rotate_one(x, cos, sin, layout, seq_axis, lib) for x in xs)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Any:
@@ -62,16 +68,61 @@ def check(xs: Any, pos: Any) -> None:
         )
 
 
-def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> tuple[Any, Any]:
-    module, mesh = sys.modules[_MODULE], like.device_mesh
+def _apply_one(x: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
+    local = x.to_local()
+    whole = _beside(whole, x, seq_axis, 0)
+    fraction = fraction if fraction is None else _beside(fraction, x, seq_axis, 0)
+    return _placed(
+        _core.compute((local,), whole, fraction, plan, seq_axis, lib.kit(local))[0], x, x.placements
+    )
+
+
+def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Any:
+    local = x.to_local()
+    cos, sin = _beside(cos, x, seq_axis, 1), _beside(sin, x, seq_axis, 1)
+    return _placed(_core.turn_all((local,), cos, sin, layout, seq_axis, lib.kit(local))[0], x, x.placements)
+
+
+def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> Any:
     local = whole.to_local() if is_placed(whole) else whole
     made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
-    places = whole.placements if is_placed(whole) else [module.Replicate()] * mesh.ndim
-    # The size of the whole is said, as from_local would guess equal shards.
-    whole_table = lib.xp.empty((*whole.shape, plan.layout.lanes), device="meta")
-    size = {"shape": whole_table.shape, "stride": whole_table.stride()}
-    cos, sin = (module.DTensor.from_local(table, mesh, places, run_check=False, **size) for table in made)
+    places = whole.placements if is_placed(whole) else _everywhere(like)
+    shape = lib.xp.empty((*whole.shape, plan.layout.lanes), device="meta")
+    cos, sin = (_placed(table, shape, places, like.device_mesh) for table in made)
     return cos, sin
+
+
+def _beside(table: Any, x: Any, seq_axis: int, more: int) -> Any:
+    """Return the part of positions, or of tables with `more` axes behind, that stands beside x's shard."""
+    ndim = table.ndim - more
+    if not is_placed(table):
+        table = _placed(table, table, _everywhere(x), x.device_mesh)
+    if not ndim:
+        return table.to_local()
+    # All lead axes of x and its sequence; those that positions do not cover have the size 1.
+    axes = covered_axes(x.ndim, x.ndim - 1, seq_axis)
+    table = table[(slice(None),) * (ndim - 1) + (None,) * (len(axes) - ndim) + (...,)]
+    places = [_place(p, x, axes, table.shape) for p in x.placements]
+    return table.redistribute(x.device_mesh, places).to_local()
+
+
+def _place(place: Any, x: Any, axes: tuple[int, ...], shape: Any) -> Any:
+    """Place positions on one axis of the mesh: as x, but whole where one position serves many rows."""
+    module = sys.modules[_MODULE]
+    if place.is_shard() and shape[axes.index(place.dim)] == x.shape[place.dim]:
+        return module.Shard(axes.index(place.dim))
+    return module.Replicate()
+
+
+def _everywhere(x: Any) -> Any:
+    return [sys.modules[_MODULE].Replicate()] * x.device_mesh.ndim
+
+
+def _placed(local: Any, whole: Any, places: Any, mesh: Any = None) -> Any:
+    """Make a DTensor of a shard; the size of the whole is said, as it would be guessed from equal shards."""
+    make = sys.modules[_MODULE].DTensor.from_local
+    size = {"shape": whole.shape, "stride": whole.stride()}
+    return make(local, mesh or whole.device_mesh, places, run_check=False, **size)
 
 
 def _implicit_replication() -> bool:
