@@ -6,11 +6,12 @@ plan, which is static; the path then checks shapes and positions, makes cos and 
 """
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
-from . import _registry
-from ._errors import ShapeError, SpecError, describe
-from ._namespace import library, numpy_library
+from . import _core, _registry
+from ._errors import ArrayTypeError, ShapeError, SpecError, describe
+from ._namespace import numpy_library
 from ._plan import Plan, unknown
 from ._rotation import Rotation
 from ._spec import Spec, plan_of
@@ -92,7 +93,7 @@ def apply(
     """
     xs = x if type(x) is tuple else (x,)
     path = _registry.choose(xs, backend)
-    path.check(xs)
+    _core.check_kinds(xs, path.library(xs[0]))
     plan = _plan(xs[0], rope, spec)
     ys = path.apply(xs, pos, plan.inverse if inverse else plan, seq_axis, _registry.run)
     return ys if type(x) is tuple else ys[0]
@@ -109,13 +110,12 @@ def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
     if not isinstance(rope, Spec):
         raise SpecError(f"rope is {describe(rope)}; give a RoPE, and everything after it by keyword.")
     if spec:
-        given = ", ".join(spec)
-        raise SpecError(
-            f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}=...)."
-        )
+        given = ", ".join(f"{name}=..." for name in spec)
+        raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
     return rope._plan
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class RoPE(Spec):
     """A model's rotary embedding: a frozen, hashable, picklable record of plain Python values.
 
@@ -126,7 +126,8 @@ class RoPE(Spec):
     base : float
         θ_i = base^(-2(i-1)/rotary_dim); "rope_theta" in Hugging Face configs. Not used beside `inv_freq`.
     rotary_dim : int, optional
-        Features that are rotated; even. The rest of the head by default; 0 is the identity (a NoPE layer).
+        Features that are rotated; even. By default the rest of the head, and then that number is the field;
+        0 is the identity (a NoPE layer).
         Frequencies count over rotary_dim, not head_dim.
     rotary_start : int
         The first rotated feature.
@@ -134,7 +135,7 @@ class RoPE(Spec):
         Which features turn together: (2i, 2i+1) as in RoFormer, GPT-J and Meta's Llama, or
         (i, i + rotary_dim/2) as in GPT-NeoX and most Hugging Face models.
     out_pairing : {"interleaved", "half"}, optional
-        How the result is laid out; as `pairing` by default.
+        How the result is laid out; None, the default, is as `pairing`.
     inv_freq : sequence of float, optional
         The frequency of each pair in radians per position, each taken as the exact number it is.
     attention_factor : float, optional
@@ -225,8 +226,10 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((3, 32), (2, 8, 3, 64))
         """
+        if not hasattr(like, "dtype"):
+            raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
         path = _registry.choose((like,), backend)
-        path.check((like,))
+        _core.check_kinds((like,), path.library(like))
         cos, sin = path.tables(pos, like, self._plan, inv_freq, _registry.run)
         return Rotation(cos, sin, {self._plan.layout: ()})
 
@@ -260,7 +263,7 @@ class RoPE(Spec):
         if like is None:
             like = numpy_library().xp.empty(0, dtype="float64")
         rotation = self.rotation(pos, like=like)
-        lib = library(like)
+        lib = _registry.choose((like,), None).library(like)
         lead = tuple(rotation.cos.shape)[:-1]
         units = lib.xp.eye(self.head_dim, dtype=like.dtype, **lib.kit(like).create)
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _host
 from ._angles import cos_sin, product_cos_sin, split
-from ._errors import ArrayTypeError, ShapeError, describe
+from ._errors import ArrayTypeError, RoPEError, ShapeError, describe
 from ._kit import Kit
 from ._namespace import X_DTYPES, Library, dtype_name
 from ._plan import Layout, Plan, check_line_up, placement, sequence_axis
@@ -115,21 +115,33 @@ def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_
     return product_cos_sin(pos, frequencies, plan, dtype, xp)
 
 
-def check_kind(x: Any, lib: Library) -> None:
-    """Check that x is an array of the library with a dtype that is rotated."""
+def check_kinds(xs: Arrays, lib: Library) -> None:
+    """Check that each of xs is an array of the library that can be rotated: its kind, its dtype."""
+    for x in xs:
+        _check_kind(x, lib)
+
+
+def _check_kind(x: Any, lib: Library) -> None:
     if not lib.owns(x):
-        raise ArrayTypeError(
-            f"the arrays of one call are of two libraries: {describe(x)} beside arrays of {lib.name}; "
-            "call once for each library."
-        )
+        raise _stranger(x, lib)
+    lib.check_sound(x)
     if dtype_name(x) not in X_DTYPES:
         raise ArrayTypeError(
             f"x is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. Cast x first."
         )
     if not x.ndim:
-        raise ShapeError(
-            f"x is {describe(x)}, a single number; give an array whose last axis holds one head's features."
-        )
+        raise ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis is one head.")
+
+
+def _stranger(x: Any, lib: Library) -> RoPEError:
+    if not hasattr(x, "dtype"):
+        return ArrayTypeError(f"x holds {describe(x)} beside arrays of {lib.name}; give arrays only.")
+    if not x.shape:
+        return ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis is one head.")
+    return ArrayTypeError(
+        f"the arrays of one call are of two libraries: {describe(x)} beside arrays of {lib.name}; "
+        "call once for each library."
+    )
 
 
 def check_arrays(xs: Arrays, layout: Layout, lib: Library) -> None:
@@ -152,7 +164,7 @@ def check_tables(xs: Arrays, cos: Any, lib: Library) -> None:
     for x in xs:
         if not lib.owns(cos) or not lib.together(cos, x):
             raise ArrayTypeError(
-                f"the rotation's tables are {describe(cos)} and x is {describe(x)}; "
+                f"the rotation's tables are {lib.place(cos)} and x is {lib.place(x)}; "
                 "make the rotation beside x: rope.rotation(pos, like=x)."
             )
         if is_double(x) and not is_double(cos):
@@ -169,6 +181,11 @@ def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) ->
     if not lib.owns(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
         raise ArrayTypeError(
             f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
+        )
+    lib.check_sound(inv_freq)
+    if not lib.together(inv_freq, like):
+        raise ArrayTypeError(
+            f"inv_freq is on {lib.device(inv_freq)} and like on {lib.device(like)}; move one of them."
         )
     if tuple(inv_freq.shape) != (layout.lanes,):
         raise ShapeError(

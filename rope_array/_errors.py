@@ -32,11 +32,20 @@ class BackendError(RoPEError, ValueError):
 def describe(value: Any) -> str:
     """Say what a value is, in the notation of shapes: ``float32[2, 8, 64] (numpy)``."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        dtype = str(value.dtype).rpartition(".")[2]
+        dtype = getattr(value.dtype, "name", None) or str(value.dtype).rpartition(".")[2]
         return f"{dtype}[{', '.join(map(str, value.shape))}] ({library_name(value)})"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of length {len(value)}"
-    return f"{value!r} ({type(value).__name__})"
+    return f"{short(value)} ({type(value).__name__})"
+
+
+def short(value: Any) -> str:
+    """Write a value so that it fits a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def library_name(value: Any) -> str:

@@ -5,13 +5,12 @@ splits exactly, an array of integers and one of floats. An array of the library 
 splits its floats in the function that makes the tables, so that a tracer sees it.
 """
 
-import math
 from numbers import Integral, Real
 from typing import Any
 
-from ._errors import ArrayTypeError, PositionError, ShapeError, describe
+from ._errors import ArrayTypeError, PositionError, ShapeError, describe, short
 from ._kit import Kit
-from ._namespace import POSITION_DTYPES, Library, dtype_name
+from ._namespace import POSITION_DTYPES, Library, dtype_name, is_numpy
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
 _FLOAT_LIMIT = 2.0**31
@@ -34,13 +33,18 @@ def shape_of(pos: Any) -> tuple[Any, ...]:
 
 def check(pos: Any, x: Any, own: bool, lib: Library) -> None:
     """Check the kind of positions: the library's own array, or Python values, or NumPy where it is taken."""
-    if not own:
-        if isinstance(pos, (int, float, range, list, tuple)):
-            return
-        if not _is_numpy_scalar(pos) and not (lib.takes_numpy and _is_numpy(pos)):
-            raise ArrayTypeError(_foreign(pos, x, lib))
+    if own:
+        lib.check_sound(pos)
+    elif isinstance(pos, (int, float, range, list, tuple)):
+        return
+    elif not _has_dtype(pos):
+        raise ArrayTypeError(
+            f"pos is {describe(pos)}; give a number, a range, a sequence, or an array of x's library."
+        )
+    elif pos.shape and not (lib.takes_numpy and is_numpy(pos)):
+        raise ArrayTypeError(_foreign(pos, x, lib))
     if dtype_name(pos) not in POSITION_DTYPES:
-        raise ArrayTypeError(_REFUSED.format(dtype_name(pos)))
+        raise ArrayTypeError(_refused(pos))
     if own and not lib.together(pos, x):
         raise ArrayTypeError(
             f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
@@ -64,13 +68,21 @@ def read(pos: Any, kit: Kit, double: bool) -> tuple[Any, Any]:
 
 def _is_numpy_scalar(pos: Any) -> bool:
     """Tell whether a position is a number of NumPy's: a value on the host that has a dtype."""
-    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and hasattr(pos, "dtype")
+    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and _has_dtype(pos)
 
 
-_REFUSED = (
-    "pos is of dtype {}; give integers of at most 64 bits with a sign, or float32 or float64. "
-    "16-bit floats skip integers above 256 or 2048, so positions must never pass through them."
-)
+def _has_dtype(pos: Any) -> bool:
+    return hasattr(pos, "dtype") and hasattr(pos, "shape")
+
+
+def _refused(pos: Any) -> str:
+    text = (
+        f"pos is {describe(pos)}; give integers of at most 64 bits with a sign, or unsigned ones of at most "
+        "32, or float32 or float64."
+    )
+    if dtype_name(pos) in ("float16", "bfloat16"):
+        text += " 16-bit floats skip integers above 2048 or 256, so positions must never pass through them."
+    return text
 
 
 def _dtypes(kit: Kit, double: bool) -> tuple[Any, Any]:
@@ -86,9 +98,10 @@ def _filled(value: Any, dtype: Any, kit: Kit) -> Any:
 
 
 def _from_range(pos: range, dtype: Any, kit: Kit) -> Any:
-    # Not pos[-1], which would make a constant of a length that torch.compile keeps symbolic.
-    for end in (pos.start, pos.stop - (1 if pos.step > 0 else -1)):
+    for end in (pos[0], pos[-1]) if len(pos) else ():
         _whole(end, kit)
+    if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # where arange's own sums may overflow
+        return kit.xp.asarray([*pos], dtype=dtype, **kit.create)
     return kit.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **kit.create)
 
 
@@ -127,16 +140,16 @@ def _whole(pos: Any, kit: Kit) -> int:
 
 
 def _nearest(pos: Any) -> int:
-    if isinstance(pos, bool) or not isinstance(pos, Real):
-        raise ArrayTypeError(f"pos holds {describe(pos)}; give integers and floats.")
-    if not abs(float(pos)) < _FLOAT_LIMIT:
+    if isinstance(pos, bool):
+        raise ArrayTypeError(f"pos holds {pos}, a bool; give integers and floats.")
+    if not abs(pos) < _FLOAT_LIMIT:
         raise _out_of_range(pos, "2**31 for float positions")
     return min(round(float(pos)), _LARGEST)
 
 
 def _out_of_range(pos: Any, limit: str) -> PositionError:
-    what = "is not a number" if isinstance(pos, float) and math.isnan(pos) else "is out of range"
-    return PositionError(f"position {pos} {what}; give positions p with |p| below {limit}.")
+    what = "is not a number" if pos != pos else "is out of range"
+    return PositionError(f"position {short(pos)} {what}; give positions p with |p| below {limit}.")
 
 
 def _sequence_shape(pos: Any) -> tuple[int, ...]:
@@ -145,16 +158,12 @@ def _sequence_shape(pos: Any) -> tuple[int, ...]:
         raise ShapeError(
             f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
         )
-    strange = [p for p in pos if not isinstance(p, (list, tuple, Real))]
-    if strange:
-        raise ArrayTypeError(
-            f"pos is a sequence that holds {describe(strange[0])}; give numbers, or one array."
-        )
+    for p in pos:
+        if _is_numpy_scalar(p) and dtype_name(p) not in POSITION_DTYPES:
+            raise ArrayTypeError(_refused(p))
+        if not isinstance(p, (int, float, list, tuple)) and not _is_numpy_scalar(p):
+            raise ArrayTypeError(f"pos is a sequence that holds {describe(p)}; give numbers, or one array.")
     return (len(pos), *(inner.pop() if inner else ()))
-
-
-def _is_numpy(pos: Any) -> bool:
-    return hasattr(pos, "dtype") and type(pos).__module__ == "numpy" and hasattr(pos, "__array_interface__")
 
 
 def _foreign(pos: Any, x: Any, lib: Library) -> str:

@@ -4,6 +4,7 @@ array-api-compat finds a library by type and through sys.modules, and so does th
 before its arrays are seen.
 """
 
+from threading import Lock
 from typing import Any
 
 import array_api_compat as compat
@@ -51,9 +52,17 @@ class Library:
             compat.is_array_api_obj(value) and library(value) is self
         )
 
+    def check_sound(self, value: Any) -> None:
+        """Refuse an array of the library's on whose elements plain arithmetic does not act one by one."""
+
     def device(self, x: Any) -> Any:
         """Return where x is."""
         return compat.device(x)
+
+    def place(self, x: Any) -> str:
+        """Say what an array is, and where if that is known."""
+        device = self.device(x) if self.owns(x) else None
+        return describe(x) if device is None else f"{describe(x)} on {device}"
 
     def together(self, a: Any, b: Any) -> bool:
         """Tell whether two arrays are in one place."""
@@ -111,15 +120,21 @@ class NumPy(Library):
         return kept
 
 
-# From an array's type to its library. Read and written without a lock: an entry never changes, and the table
-# is replaced whole, so that a thread sees one state or the other.
+# From an array's type to its library. Read without the lock: an entry never changes, and the table is
+# replaced whole, so that a thread sees one state or the other.
 _libraries: dict[type, Library] = {}
+_lock = Lock()
 
 
 def library(x: Any) -> Library:
     """Return the library of an array, by its type."""
     found = _libraries.get(type(x))
     return found if found is not None else _learn(x)
+
+
+def is_numpy(value: Any) -> bool:
+    """Tell whether a value is an array of NumPy's; a masked array or a matrix is refused."""
+    return bool(compat.is_numpy_array(value)) and library(value) is not None
 
 
 def numpy_library() -> Library:
@@ -132,10 +147,9 @@ def numpy_library() -> Library:
 def _learn(x: Any) -> Library:
     global _libraries
     found = _detect(x)
-    for known in _libraries.values():
-        if known.xp is found.xp:
-            found = known
-    _libraries = {**_libraries, type(x): found}
+    with _lock:
+        found = next((known for known in _libraries.values() if known.xp is found.xp), found)
+        _libraries = {**_libraries, type(x): found}
     return found
 
 
@@ -145,10 +159,10 @@ def _detect(x: Any) -> Library:
         return NumPy()
     try:
         xp = compat.array_namespace(x)
-    except TypeError:
+    except (TypeError, AttributeError):  # the latter where something else stands in for a library
         raise ArrayTypeError(
             f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the "
-            "Array API, or a tuple of arrays. A list becomes one by numpy.asarray(x)."
+            "Array API, or a plain tuple of arrays. A list becomes one by numpy.asarray(x)."
         ) from None
     jax, dask = compat.is_jax_array(x), compat.is_dask_array(x)
     return Library(library_name(x), xp, takes_numpy=jax or dask, placeless=jax or dask)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import pi
 from typing import Any, NamedTuple
 
-from ._errors import ShapeError
+from ._errors import ShapeError, short
 
 
 class Layout(NamedTuple):
@@ -130,13 +130,19 @@ def _signed64(number: int) -> int:
 
 def sequence_axis(ndim: int, seq_axis: int) -> int:
     """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
+    if type(seq_axis) is not int:
+        raise ShapeError(
+            f"seq_axis is {short(seq_axis)}; give an int: the axis of x along which positions run."
+        )
     axis = seq_axis + ndim if seq_axis < 0 else seq_axis
     if 0 <= axis < ndim - 1:
         return axis
     if ndim == 1 and seq_axis == -2:
         return -1
     if ndim == 1:
-        raise ShapeError(f"seq_axis is {seq_axis}, and x a single vector without a sequence; leave it out.")
+        raise ShapeError(
+            f"seq_axis is {seq_axis}, and x has 1 axis, a single vector's; give x a sequence axis, or leave seq_axis out."
+        )
     raise ShapeError(
         f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
         f"give an axis from {-ndim} to -2, or from 0 to {ndim - 2}."

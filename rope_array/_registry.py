@@ -5,12 +5,14 @@ The table from type to path is replaced whole, so that a thread sees one state o
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 from . import _core
 from ._errors import ArrayTypeError, BackendError, describe
-from ._namespace import library
+from ._namespace import Library, library
 from ._plan import Layout, Plan
 
 
@@ -40,7 +42,7 @@ RECORDS = (
 
 
 class Path(Protocol):
-    """What a path offers. `check` comes first; the others check all the rest before any work.
+    """What a path offers. Each function checks all but the kinds of the arrays, before any work.
 
     `run(name, x, *args)` calls the function of that name on the path of x: a path whose arrays hold arrays of
     another library (dask's chunks) hands these on through it.
@@ -48,8 +50,8 @@ class Path(Protocol):
 
     name: str
 
-    def check(self, xs: Any) -> None:
-        """Check that each of xs is an array that can be rotated: library, kind, dtype."""
+    def library(self, x: Any) -> Library:
+        """Return the library of x, as the core sees it."""
 
     def apply(self, xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
         """Rotate each of xs by its positions."""
@@ -66,25 +68,20 @@ class ArrayAPI:
 
     name = "array-api"
 
-    @staticmethod
-    def check(xs: Any) -> None:
-        for x in xs:
-            _core.check_kind(x, library(xs[0]))
+    def __init__(self, library: Callable[[Any], Library]):
+        self.library = library
 
-    @staticmethod
-    def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
-        return _core.apply(xs, pos, plan, seq_axis, library(xs[0]))
+    def apply(self, xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
+        return _core.apply(xs, pos, plan, seq_axis, self.library(xs[0]))
 
-    @staticmethod
-    def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
-        return _core.tables(pos, like, plan, inv_freq, library(like))
+    def tables(self, pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+        return _core.tables(pos, like, plan, inv_freq, self.library(like))
 
-    @staticmethod
-    def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
-        return _core.rotate(xs, cos, sin, layout, seq_axis, library(xs[0]))
+    def rotate(self, xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
+        return _core.rotate(xs, cos, sin, layout, seq_axis, self.library(xs[0]))
 
 
-ARRAY_API = ArrayAPI()
+ARRAY_API = ArrayAPI(library)
 
 
 class _Loaded:
@@ -96,6 +93,7 @@ class _Loaded:
 
 _loaded = _Loaded()
 _names: dict[type, str] = {}
+_lock = Lock()
 
 
 def choose(xs: tuple[Any, ...], backend: str | None) -> Path:
@@ -126,7 +124,8 @@ def _learn(cls: type) -> str:
     name = record.name if record else ARRAY_API.name
     if record:
         setattr(_loaded, name, import_module(record.module))
-    _names = {**_names, cls: name}
+    with _lock:
+        _names = {**_names, cls: name}
     return name
 
 
@@ -142,7 +141,7 @@ def _serves(record: Record, cls: type) -> bool:
 
 def _forced(x: Any, path: Path, backend: str) -> Path:
     if backend == ARRAY_API.name:
-        return ARRAY_API
+        return ArrayAPI(path.library)
     names = [ARRAY_API.name, *(r.name for r in RECORDS)]
     if backend not in names:
         raise BackendError(f"backend is {backend!r}; give None or one of {', '.join(map(repr, names))}.")

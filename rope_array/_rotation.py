@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from . import _registry
+from . import _core, _registry
 from ._errors import describe
 from ._plan import Layout
 
@@ -81,7 +81,7 @@ class Rotation(NamedTuple):
         """
         xs = x if type(x) is tuple else (x,)
         path = _registry.choose(xs, backend)
-        path.check(xs)
+        _core.check_kinds(xs, path.library(xs[0]))
         ys = path.rotate(xs, self.cos, self.sin, self.layout, seq_axis, _registry.run)
         return ys if type(x) is tuple else ys[0]
 
@@ -101,10 +101,13 @@ class Rotation(NamedTuple):
         >>> rope.rotation(0, like=np.ones(2)).inverse().apply(np.ones(2))
         array([0.5, 0.5])
         """
-        layout = self.layout
-        factor = layout.amplitude**-2
-        cos, sin = (self.cos, -self.sin) if factor == 1.0 else (self.cos * factor, self.sin * -factor)
-        return Rotation(cos, sin, {layout.transposed(1.0 / layout.amplitude): ()})
+        layout, factor = self.layout, 1.0 / self.layout.amplitude
+        cos, sin = self.cos, -self.sin
+        if factor != 1.0:
+            # One factor undoes the amplitude in the tables, the other that in x. Not their square, which may
+            # be beyond the dtype where each of them is not.
+            cos, sin = cos * factor * factor, sin * factor * factor
+        return Rotation(cos, sin, {layout.transposed(factor): ()})
 
     def adjoint(self) -> "Rotation":
         """Return the transposed rotation, amplitude kept: the map of gradients.

@@ -33,7 +33,8 @@ def float32_frequencies(base: float, rotary_dim: int) -> tuple[float, ...]:
     Source: ``1.0 / (base ** (torch.arange(0, dim, 2).float() / dim))``, transformers modeling_rope_utils.
     """
     exponents = (float32(i / rotary_dim) for i in range(0, rotary_dim, 2))
-    return tuple(float32(1.0 / float32(float32(base) ** e)) for e in exponents)
+    powers = [float32(float32(base) ** e) for e in exponents]
+    return tuple(float32(1.0 / power) if power else float("inf") for power in powers)
 
 
 def float32(value: float) -> float:

@@ -3,13 +3,14 @@
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from itertools import count
+from numbers import Integral, Real
 from threading import Lock
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from ._errors import SpecError, describe
+from ._errors import SpecError, describe, short
 from ._plan import Layout, Plan
 from ._scaling import default_frequencies, float32, float32_frequencies, turns
 
@@ -27,11 +28,11 @@ class Spec:
     rotary_dim: int = None  # type: ignore[assignment]  # resolved below: the rest of the head
     rotary_start: int = 0
     pairing: Pairing = "interleaved"
-    out_pairing: Pairing = None  # type: ignore[assignment]  # resolved below: the same as pairing
+    out_pairing: Pairing | None = None
     inv_freq: tuple[float, ...] | None = None
     attention_factor: float | None = None
     angles: Angles = "exact"
-    _plan: Plan = field(init=False, repr=False, compare=False)
+    _plan: ClassVar[Plan]  # of each instance, but no field of it
 
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
@@ -67,17 +68,24 @@ def _checked(spec: Spec) -> dict[str, Any]:
         )
     width = _rotary_dim(spec.rotary_dim, head_dim, start)
     pairing = _choice("pairing", spec.pairing, get_args(Pairing))
-    out_pairing = pairing if spec.out_pairing is None else spec.out_pairing
     return {
         "head_dim": head_dim,
         "base": _base(spec.base),
         "rotary_dim": width,
         "rotary_start": start,
-        "out_pairing": _choice("out_pairing", out_pairing, get_args(Pairing)),
+        "pairing": pairing,
+        "out_pairing": _out_pairing(spec.out_pairing, pairing),
         "inv_freq": _inv_freq(spec.inv_freq, width),
         "attention_factor": _amplitude(spec.attention_factor),
         "angles": _choice("angles", spec.angles, get_args(Angles)),
     }
+
+
+def _out_pairing(value: Any, pairing: str) -> str | None:
+    # None where it is the same, so that dataclasses.replace(rope, pairing=...) changes both.
+    return (
+        None if value is None or _choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
+    )
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int) -> int:
@@ -97,19 +105,19 @@ def _rotary_dim(value: Any, head_dim: int, start: int) -> int:
 
 
 def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.")
     if (number := operator.index(value)) < least:
-        raise SpecError(f"{name} is {number}; give an int of at least {least}.")
+        raise SpecError(f"{name} is {short(number)}; give an int of at least {least}.")
     return number
 
 
 def _number(name: str, value: Any, need: str) -> float:
     try:
-        if isinstance(value, (bool, str, bytes)):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, OverflowError):
         raise SpecError(f"{name} is {describe(value)}; give {need}.") from None
     if not math.isfinite(number):
         raise SpecError(f"{name} is {number}; give {need}.")
@@ -152,8 +160,8 @@ def _inv_freq(value: Any, width: int) -> tuple[float, ...] | None:
 
 def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise SpecError(f"{name} is {value!r}; give one of {', '.join(map(repr, allowed))}.")
-    return value
+        raise SpecError(f"{name} is {short(value)}; give one of {', '.join(map(repr, allowed))}.")
+    return str(value)
 
 
 def _plan(spec: Spec) -> Plan:
@@ -162,10 +170,15 @@ def _plan(spec: Spec) -> Plan:
         spec.rotary_start,
         spec.rotary_start + spec.rotary_dim,
         spec.pairing,
-        spec.out_pairing,
+        spec.out_pairing or spec.pairing,
         spec.amplitude,
     )
     omegas = _frequencies(spec)
+    if not all(math.isfinite(float(omega)) for omega in omegas):
+        raise SpecError(
+            f"base is {spec.base} and angles {spec.angles!r}, which gives frequencies beyond the range of "
+            "floats; give a base or inv_freq nearer to 1."
+        )
     return Plan(layout, spec.angles == "exact", [*map(float, omegas)], turns(omegas, 64), turns(omegas, 96))
 
 
@@ -205,13 +218,17 @@ def _name_of(head_dim: int, **spec: Any) -> str:
         raise SpecError(
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
-    # Types are part of the key, as True equals 1 but is no width.
-    key = (head_dim, *spec.items(), *map(type, spec.values()))
+    key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
     except TypeError:  # not hashable: a list of frequencies, which the spec makes a tuple, or bad input
         made = Spec(head_dim, **spec)
         return _keep((made,), made)
+
+
+def _typed(value: Any) -> tuple[Any, ...]:
+    """Make a value a key that says of what type it is: True equals 1, but is no width."""
+    return (type(value), value, *map(type, value)) if type(value) is tuple else (type(value), value)
 
 
 # Called by Dynamo while it traces, its result a constant: see _registry._name_of.

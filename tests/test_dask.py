@@ -215,7 +215,7 @@ def test_misfits_raise_at_once(lazily):
         ra.RoPE(8).apply(x, 3)
     with pytest.raises(ra.ArrayTypeError, match="real floating point"):
         ROPE.apply(x.astype(int), 3)
-    with pytest.raises(ra.ArrayTypeError, match="dtype float16"):
+    with pytest.raises(ra.ArrayTypeError, match="pos is float16"):
         ROPE.apply(x, da.ones(S, dtype="float16"))
     with pytest.raises(ra.ArrayTypeError, match="dtype uint64"):
         ROPE.apply(x, np.arange(S, dtype="uint64"))

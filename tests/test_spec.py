@@ -49,6 +49,12 @@ each_rope = pytest.mark.parametrize("fields", ROPES, ids=IDS)
 # ---- a value ----
 
 
+def test_replace_of_the_pairing_replaces_both() -> None:
+    assert dataclasses.replace(RoPE(8), pairing="half") == RoPE(8, pairing="half")
+    assert RoPE(8, pairing="half", out_pairing="half") == RoPE(8, pairing="half")
+    assert RoPE(8, pairing="half", out_pairing="interleaved") != RoPE(8, pairing="half")
+
+
 def test_defaults_are_resolved() -> None:
     rope = RoPE(8)
     assert {name: getattr(rope, name) for name in FIELDS} == {
@@ -57,7 +63,7 @@ def test_defaults_are_resolved() -> None:
         "rotary_dim": 8,
         "rotary_start": 0,
         "pairing": "interleaved",
-        "out_pairing": "interleaved",
+        "out_pairing": None,
         "inv_freq": None,
         "attention_factor": None,
         "angles": "exact",
@@ -83,7 +89,7 @@ def test_values_are_plain_python_ones() -> None:
         rotary_dim=np.int8(4),
         rotary_start=np.uint8(2),
         pairing=np.str_("half"),
-        out_pairing=np.str_("half"),
+        out_pairing=np.str_("interleaved"),
         inv_freq=[np.float32(1), 2],
         attention_factor=np.float16(1.5),
         angles=np.str_("exact"),

@@ -15,7 +15,8 @@ from dask.layers import ArrayValuesDep
 
 from rope_array import _core, _host
 from rope_array._errors import ShapeError
-from rope_array._namespace import Library, library
+from rope_array._namespace import Library
+from rope_array._namespace import library as library_of
 from rope_array._plan import Layout, Plan, covered_axes, unknown
 
 name = "dask"
@@ -27,17 +28,18 @@ class Dask(Library):
     def owns(self, value: Any) -> bool:
         return isinstance(value, da.Array)
 
+    def check_sound(self, value: Any) -> None:
+        library_of(value._meta)  # refuses chunks that are masked arrays
+
 
 LIBRARY = Dask("dask", xp, takes_numpy=True, placeless=True)
 # Labels of axes that x does not have; its own are labelled 0, 1, ...
 _LANE, _TABLE = -1, -2
 
 
-def check(xs: Any) -> None:
-    """Check that each of xs is an array that can be rotated."""
-    for x in xs:
-        _core.check_kind(x, LIBRARY)
-        library(x._meta)  # refuses chunks that are masked arrays
+def library(x: Any) -> Library:
+    """Return dask."""
+    return LIBRARY
 
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
@@ -99,8 +101,8 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
 
 def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any, run: Any) -> Any:
     _check_sizes(x, np.shape(pos), seq_axis, spread)
-    if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library(x).takes_numpy:
-        pos = library(x).xp.asarray(pos)
+    if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library_of(x).takes_numpy:
+        pos = library_of(x).xp.asarray(pos)
     return run("apply", x, (x,), pos, plan, seq_axis)[0]
 
 
@@ -118,7 +120,7 @@ def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
 
 def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan, run: Any) -> Any:
     cos, sin = run("tables", like, pos, like, plan, inv_freq)
-    return library(cos).xp.stack([cos, sin])
+    return library_of(cos).xp.stack([cos, sin])
 
 
 def _rotate_chunk(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, spread: Any, run: Any) -> Any:

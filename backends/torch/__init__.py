@@ -31,6 +31,22 @@ class Torch(Library):
     def device(self, x: Any) -> Any:
         return x.device
 
+    def check_sound(self, value: Any) -> None:
+        if value.is_nested:
+            raise ArrayTypeError(
+                f"a nested tensor of {value.dtype} has no one shape; "
+                "give its values(), and a position for each row."
+            )
+        if value.layout is not torch.strided:
+            raise ArrayTypeError(
+                f"{describe(value)} has the layout {value.layout}; give a dense tensor: its to_dense()."
+            )
+        if type(value).__name__ == "MaskedTensor":
+            raise ArrayTypeError(
+                f"{describe(value)} is a masked tensor; a rotation mixes the members of a pair, so a mask "
+                "has no one meaning after it. Give its get_data(), and keep the mask beside it."
+            )
+
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
         return torch.tensor(numbers.values, dtype=dtype, **create)
 
@@ -38,12 +54,9 @@ class Torch(Library):
 LIBRARY = Torch("torch", xp)
 
 
-def check(xs: Any) -> None:
-    """Check that each of xs is an array that can be rotated."""
-    for x in xs:
-        if isinstance(x, torch.Tensor):
-            _check_sound(x)
-        _core.check_kind(x, LIBRARY)
+def library(x: Any) -> Library:
+    """Return PyTorch."""
+    return LIBRARY
 
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
@@ -87,26 +100,9 @@ def _no_autocast(x: Any) -> Any:
 _NOTHING = nullcontext()
 
 
-def _check_sound(x: Any) -> None:
-    """Refuse the tensors on whose elements plain arithmetic does not act one by one."""
-    if x.is_nested:
-        raise ArrayTypeError(
-            f"a nested tensor of {x.dtype} has no one shape; give its values(), and a position for each row."
-        )
-    if x.layout is not torch.strided:
-        raise ArrayTypeError(f"{describe(x)} has the layout {x.layout}; give a dense tensor: its to_dense().")
-    if type(x).__name__ == "MaskedTensor":
-        raise ArrayTypeError(
-            f"{describe(x)} is a masked tensor; a rotation mixes the members of a pair, so a mask has no one "
-            "meaning after it. Give its get_data(), and keep the mask beside it."
-        )
-
-
 def _settled(pos: Any, x: Any) -> Any:
     """Make a tensor of a symbolic number, which make_fx and export give for a Python one."""
     kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64}
     if type(pos) in kinds:
         return torch.full((), pos, dtype=kinds[type(pos)], device=x.device)
-    if isinstance(pos, torch.Tensor):
-        _check_sound(pos)
     return pos
