@@ -141,7 +141,8 @@ def sequence_axis(ndim: int, seq_axis: int) -> int:
         return -1
     if ndim == 1:
         raise ShapeError(
-            f"seq_axis is {seq_axis}, and x has 1 axis, a single vector's; give x a sequence axis, or leave seq_axis out."
+            f"seq_axis is {seq_axis}, and x has 1 axis, a single vector's; give x a sequence axis, or leave "
+            "seq_axis out."
         )
     raise ShapeError(
         f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "

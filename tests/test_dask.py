@@ -217,7 +217,7 @@ def test_misfits_raise_at_once(lazily):
         ROPE.apply(x.astype(int), 3)
     with pytest.raises(ra.ArrayTypeError, match="pos is float16"):
         ROPE.apply(x, da.ones(S, dtype="float16"))
-    with pytest.raises(ra.ArrayTypeError, match="dtype uint64"):
+    with pytest.raises(ra.ArrayTypeError, match="pos is uint64"):
         ROPE.apply(x, np.arange(S, dtype="uint64"))
     with pytest.raises(ra.PositionError):
         ROPE.apply(x, float("nan"))
