@@ -85,7 +85,7 @@ class Plan:
             Constants([_signed64(f >> 32) for f in turns96]),
             Constants([f & 0xFFFFFFFF for f in turns96]),
         )
-        self._key = (layout, exact, self.frequencies.values, tuple(turns96))
+        self._key = (layout, exact, self.frequencies.values, *(words.values for words in self.words96))
         self._hash = hash(self._key)
         self.inverse = inverse or self._way_back(turns64, turns96)
 
@@ -94,6 +94,12 @@ class Plan:
         layout = self.layout.transposed(1.0 / self.layout.amplitude)
         back = [[-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)]
         return Plan(layout, self.exact, back[0], back[1], back[2], inverse=self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Made anew where it is loaded: the hash of a string is another in each process.
+        upper, lower = (words.values for words in self.words96)
+        turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
+        return Plan, (self.layout, self.exact, self.frequencies.values, self.words64.values, turns96)
 
     def __hash__(self) -> int:
         return self._hash
