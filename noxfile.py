@@ -50,9 +50,10 @@ def install(session: nox.Session, *specs: str) -> None:
 def pytest(session: nox.Session, libraries: list[str], *args: str) -> None:
     """Run pytest on the installed wheel; no test executed is a failure, unless the caller chose the tests."""
     name = re.sub(r"\W+", "-", session.name).strip("-")
+    workers = ("-n", "auto") if not session.posargs else ()  # one for each core, but not beside a debugger
     report = (f"--junitxml={RESULTS / name}.xml", "-o", f"junit_suite_name={session.name}")
     session.run(
-        *("python", "-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report),
+        *("python", "-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report, *workers),
         *(*args, *session.posargs),
         env={"PYTHONSAFEPATH": "1"},  # the checkout's rope_array must not shadow the wheel's
         success_codes=[0, 5] if session.posargs else [0],

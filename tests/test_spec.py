@@ -71,7 +71,7 @@ def test_defaults_are_resolved() -> None:
     assert rope.amplitude == 1.0
     assert RoPE(8, rotary_start=2).rotary_dim == 6
     assert RoPE(8, rotary_start=8).rotary_dim == 0
-    assert RoPE(8, pairing="half").out_pairing == "half"
+    assert RoPE(8, pairing="half").out_pairing is None
     assert RoPE(8, out_pairing="half").pairing == "interleaved"
     assert RoPE(8, rotary_dim=0).frequencies == ()
     assert RoPE(8, attention_factor=2).amplitude == 2.0
@@ -105,6 +105,7 @@ def test_values_are_plain_python_ones() -> None:
         rotary_dim=4,
         rotary_start=2,
         pairing="half",
+        out_pairing="interleaved",
         inv_freq=(1.0, 2.0),
         attention_factor=1.5,
     )
