@@ -11,7 +11,7 @@ import array_api_compat.dask.array as xp
 import dask.array as da
 import numpy as np
 from dask.array.core import slices_from_chunks
-from dask.layers import ArrayBlockwiseDep
+from dask.layers import ArrayValuesDep
 
 from rope_array import _core, _host
 from rope_array._errors import ShapeError
@@ -144,25 +144,16 @@ def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     if any(unknown(size) for sizes in chunks for size in sizes):
         return _unknown_chunks(pos, x, axes)
     if not isinstance(pos, da.Array):
-        return _Cut(pos, chunks)
+        return ArrayValuesDep(chunks, _cut(pos, chunks))
     if any(map(unknown, pos.shape)):
         return _unknown_chunks(pos, x, axes)
     return pos.rechunk(dict(enumerate(chunks)))
 
 
-class _Cut(ArrayBlockwiseDep):  # type: ignore[misc, unused-ignore]  # of a base that mypy may not see
-    """NumPy positions, cut: each block's task carries its own part, so that no task of its own brings it."""
-
-    def __init__(self, pos: Any, chunks: Any):
-        super().__init__(chunks)
-        blocks = product(*(range(len(sizes)) for sizes in chunks))
-        self.parts = dict(zip(blocks, (pos[part] for part in slices_from_chunks(chunks)), strict=True))
-
-    def __getitem__(self, block: tuple[int, ...]) -> Any:
-        return self.parts[block]
-
-    def __dask_tokenize__(self) -> Any:
-        return type(self).__name__, self.chunks, [*self.parts.values()]
+def _cut(pos: Any, chunks: Any) -> dict[tuple[int, ...], Any]:
+    """Return the part of NumPy positions that each block's task carries: no task of its own brings it."""
+    blocks = product(*(range(len(sizes)) for sizes in chunks))
+    return dict(zip(blocks, (pos[part] for part in slices_from_chunks(chunks)), strict=True))
 
 
 def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
