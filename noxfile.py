@@ -109,7 +109,7 @@ def peers(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--peers", "tests/test_peers.py")
 
 
-@nox.session(requires=["build"], default=False)
+@nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and run its examples."""
     install(session, *GROUPS["docs"])

@@ -1,6 +1,6 @@
 """The front door: see what x is, settle the spec, hand over to the path that x's type has.
 
-The way of a call: `_registry` finds the path by the type of x; the path checks what x is; `_spec` makes the
+The way of a call: `_registry` finds the path by the type of x; `_core` checks what x is; `_spec` makes the
 plan, which is static; the path then checks shapes and positions, makes cos and sin (`_angles`) and rotates
 (`_rotate`). The core (`_core`) does this in order, and the paths of PyTorch, JAX and dask are made of it.
 """
@@ -229,7 +229,7 @@ class RoPE(Spec):
         if not hasattr(like, "dtype"):
             raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
         path = _registry.choose((like,), backend)
-        _core.check_kinds((like,), path.library(like))
+        _core.check_kinds((like,), path.library(like), "like")
         cos, sin = path.tables(pos, like, self._plan, inv_freq, _registry.run)
         return Rotation(cos, sin, {self._plan.layout: ()})
 

@@ -115,19 +115,20 @@ def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_
     return product_cos_sin(pos, frequencies, plan, dtype, xp)
 
 
-def check_kinds(xs: Arrays, lib: Library) -> None:
+def check_kinds(xs: Arrays, lib: Library, name: str = "x") -> None:
     """Check that each of xs is an array of the library that can be rotated: its kind, its dtype."""
     for x in xs:
-        _check_kind(x, lib)
+        _check_kind(x, lib, name)
 
 
-def _check_kind(x: Any, lib: Library) -> None:
+def _check_kind(x: Any, lib: Library, name: str) -> None:
     if not lib.owns(x):
         raise _stranger(x, lib)
     lib.check_sound(x)
     if dtype_name(x) not in X_DTYPES:
         raise ArrayTypeError(
-            f"x is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. Cast x first."
+            f"{name} is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. "
+            f"Cast {name} first."
         )
     if not x.ndim:
         raise ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis is one head.")

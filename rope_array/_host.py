@@ -10,7 +10,7 @@ from typing import Any
 
 from ._errors import ArrayTypeError, PositionError, ShapeError, describe, short
 from ._kit import Kit
-from ._namespace import POSITION_DTYPES, Library, dtype_name, is_numpy
+from ._namespace import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_scalar
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
 _FLOAT_LIMIT = 2.0**31
@@ -25,6 +25,8 @@ def is_host(pos: Any) -> bool:
 def shape_of(pos: Any) -> tuple[Any, ...]:
     """Return the shape of positions of any kind."""
     if isinstance(pos, range):
+        if max(abs(pos.start), abs(pos.stop)) > 2**63:  # more than Python itself counts
+            raise _out_of_range(max(pos.start, pos.stop, key=abs), "2**63")
         return (len(pos),)
     if isinstance(pos, (list, tuple)):
         return _sequence_shape(pos)
@@ -41,7 +43,7 @@ def check(pos: Any, x: Any, own: bool, lib: Library) -> None:
         raise ArrayTypeError(
             f"pos is {describe(pos)}; give a number, a range, a sequence, or an array of x's library."
         )
-    elif pos.shape and not (lib.takes_numpy and is_numpy(pos)):
+    elif not is_numpy_scalar(pos) and not (lib.takes_numpy and is_numpy(pos)):
         raise ArrayTypeError(_foreign(pos, x, lib))
     if dtype_name(pos) not in POSITION_DTYPES:
         raise ArrayTypeError(_refused(pos))
@@ -108,6 +110,8 @@ def _from_range(pos: range, dtype: Any, kit: Kit) -> Any:
 def _from_numpy(pos: Any, kit: Kit) -> tuple[Any, Any]:
     """Check NumPy positions before the library narrows them to what it has, floats split in float64."""
     integer = "int64" if kit.wide else "int32"
+    if dtype_name(pos) == "uint32" and not kit.wide:
+        return kit.xp.asarray(pos), None  # all of its values are served as they are
     if dtype_name(pos).startswith("float"):
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")

@@ -137,6 +137,11 @@ def is_numpy(value: Any) -> bool:
     return bool(compat.is_numpy_array(value)) and library(value) is not None
 
 
+def is_numpy_scalar(value: Any) -> bool:
+    """Tell whether a value is a number of NumPy's, which unlike an array of no axes cannot be written."""
+    return bool(compat.is_numpy_array(value)) and not hasattr(value, "__setitem__")
+
+
 def numpy_library() -> Library:
     """Return NumPy, for results that have no array to follow."""
     import numpy as np  # where a NumPy result is asked for
@@ -162,7 +167,8 @@ def _detect(x: Any) -> Library:
     except (TypeError, AttributeError):  # the latter where something else stands in for a library
         raise ArrayTypeError(
             f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the "
-            "Array API, or a plain tuple of arrays. A list becomes one by numpy.asarray(x)."
+            "Array API, or several in one plain tuple: (q, k). A list of numbers becomes an array by "
+            "numpy.asarray."
         ) from None
     jax, dask = compat.is_jax_array(x), compat.is_dask_array(x)
     return Library(library_name(x), xp, takes_numpy=jax or dask, placeless=jax or dask)
@@ -174,7 +180,7 @@ def _refuse_unsound(x: Any) -> None:
     if "MaskedArray" in names:
         raise ArrayTypeError(
             f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask has no one "
-            "meaning after it. Give x.filled(0), or x.data, and keep the mask beside it."
+            "meaning after it. Give its filled(0), or its data, and keep the mask beside it."
         )
     if "matrix" in names:
         raise ArrayTypeError(

@@ -136,7 +136,7 @@ def _signed64(number: int) -> int:
 
 def sequence_axis(ndim: int, seq_axis: int) -> int:
     """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
-    if type(seq_axis) is not int:
+    if not hasattr(seq_axis, "__index__"):
         raise ShapeError(
             f"seq_axis is {short(seq_axis)}; give an int: the axis of x along which positions run."
         )

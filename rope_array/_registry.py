@@ -49,6 +49,7 @@ class Path(Protocol):
     """
 
     name: str
+    is_core: bool
 
     def library(self, x: Any) -> Library:
         """Return the library of x, as the core sees it."""
@@ -67,6 +68,7 @@ class ArrayAPI:
     """The path that every library has: the core."""
 
     name = "array-api"
+    is_core = True
 
     def __init__(self, library: Callable[[Any], Library]):
         self.library = library
@@ -141,7 +143,8 @@ def _serves(record: Record, cls: type) -> bool:
 
 def _forced(x: Any, path: Path, backend: str) -> Path:
     if backend == ARRAY_API.name:
-        return ArrayAPI(path.library)
+        # PyTorch's path is the core, with tensors of other kinds seen to, and stands for it.
+        return path if path.is_core else ArrayAPI(path.library)
     names = [ARRAY_API.name, *(r.name for r in RECORDS)]
     if backend not in names:
         raise BackendError(f"backend is {backend!r}; give None or one of {', '.join(map(repr, names))}.")

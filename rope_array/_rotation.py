@@ -91,7 +91,7 @@ class Rotation(NamedTuple):
         Returns
         -------
         Rotation
-            A view of the same positions.
+            At the same positions.
 
         Examples
         --------
@@ -115,7 +115,7 @@ class Rotation(NamedTuple):
         Returns
         -------
         Rotation
-            A view of the same positions.
+            At the same positions.
 
         Examples
         --------

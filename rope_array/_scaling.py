@@ -17,9 +17,10 @@ _DIGITS = 60
 
 def default_frequencies(base: float, rotary_dim: int) -> tuple[Decimal, ...]:
     """Real numbers base^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1 (RoFormer, eq. 15)."""
-    with localcontext(Context(prec=_DIGITS)):
-        if not rotary_dim:
-            return ()
+    if not rotary_dim:
+        return ()
+    # A base below 1 gives frequencies above 1, whose digits before the point come on top.
+    with localcontext(Context(prec=_DIGITS + max(0, -Decimal(base).adjusted()))):
         ratio = (Decimal(base).ln() * -2 / rotary_dim).exp()
         powers = [Decimal(1)]
         while len(powers) < rotary_dim // 2:

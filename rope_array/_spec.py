@@ -96,7 +96,8 @@ def _rotary_dim(value: Any, head_dim: int, start: int) -> int:
             f"give a rotary_dim of at most {head_dim - start}."
         )
     if width % 2:
-        name = "head_dim - rotary_start" if value is None else "rotary_dim"
+        derived = "head_dim - rotary_start" if start else "head_dim"
+        name = derived if value is None else "rotary_dim"
         raise SpecError(
             f"{name} is {width}, odd; features turn in pairs, so the rotated width must be even: "
             f"give rotary_dim={width - 1} to leave one feature unrotated."
@@ -138,6 +139,10 @@ def _amplitude(value: Any) -> float | None:
     if factor <= 0:
         # 0 has no inverse, and a negative factor would be a half turn that no model means.
         raise SpecError(f"attention_factor is {factor}; give a finite number above 0, or None.")
+    if not math.isfinite(1 / factor):
+        raise SpecError(
+            f"attention_factor is {factor}, whose inverse is beyond floats; give one nearer to 1."
+        )
     return factor
 
 
@@ -183,7 +188,7 @@ def _plan(spec: Spec) -> Plan:
 
 
 def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
-    """Real numbers the angles are made of (design: the real base^(-2i/d), or each float taken exactly)."""
+    """Return the numbers the angles are made of: the real base^(-2i/d), or each float taken exactly."""
     if spec.angles == "float32":
         if spec.inv_freq is None:
             return tuple(map(Decimal, float32_frequencies(spec.base, spec.rotary_dim)))

@@ -78,6 +78,13 @@ def test_position_dtypes(lib, dtype):
     close(lib, ra.apply(x, lib.asarray(pos)), exact, pos)
 
 
+@pytest.mark.library("jax")
+def test_all_of_uint32_from_numpy_in_jax(lib):
+    x, exact = given(lib, (3, D))
+    pos = np.array([0, 2**31, 2**32 - 1], dtype=np.uint32)
+    close(lib, ra.apply(x, pos), exact, pos)
+
+
 @pytest.mark.parametrize(
     "pos",
     [7, -7, 2.5, True + 1, range(5), range(9, -1, -2), [4, 3, 2, 1, 0], (1, 2, 3, 4, 5), [0.5, 1, 2, 3, 4]],

@@ -629,7 +629,6 @@ def test_numpy_positions_that_are_no_numbers() -> None:
         np.array([0, 2**31]),
         np.array([-(2**31) - 1, 0]),
         np.array([2**32, 5]),
-        np.array([0, 2**32 - 1], np.uint32),
     ],
     ids=repr,
 )
@@ -996,3 +995,12 @@ def test_like_is_called_like(like: Any) -> None:
 def test_two_fields_beside_a_rope() -> None:
     call = lambda: ra.apply(np.ones((2, 4)), 0, RoPE(4), base=5.0, pairing="half")  # noqa: E731
     refused(SpecError, ["base", "pairing", "replace(rope, base=..., pairing=...)"], call)
+
+
+@pytest.mark.library("torch", "numpy")
+def test_an_array_of_no_axes_is_an_array_of_its_library() -> None:
+    """Not a number: a 0-d tensor is refused beside NumPy, and a 0-d NumPy array beside PyTorch."""
+    import torch
+
+    for x, pos in ((np.ones((2, 4)), torch.tensor(3)), (torch.ones(2, 4), np.array(3))):
+        refused(ArrayTypeError, ["two libraries"], lambda x=x, pos=pos: ra.apply(x, pos))

@@ -136,7 +136,7 @@ FIELDS = ("head_dim", "base", "rotary_dim", "rotary_start", "pairing", "out_pair
 
 
 # The paper's three forms, each written out on the library's own arrays. RoFormer (arXiv 2104.09864): eq. 15
-# is the block-diagonal matrix, eq. 13 the complex number e^{imθ}, eq. 34 the elementwise product.
+# is the block-diagonal matrix, eq. 12 the complex number e^{imθ}, eq. 34 the elementwise product.
 
 
 def cos_sin(lib, rope, pos):

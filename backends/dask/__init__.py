@@ -20,6 +20,7 @@ from rope_array._namespace import library as library_of
 from rope_array._plan import Layout, Plan, covered_axes, unknown
 
 name = "dask"
+is_core = False
 
 
 class Dask(Library):

@@ -17,6 +17,7 @@ from rope_array._namespace import Library, numpy_library
 from rope_array._plan import Layout, Plan
 
 name = "jax"
+is_core = False
 
 
 class Jax(Library):

@@ -17,6 +17,7 @@ from rope_array._plan import Constants, Layout, Plan
 from . import _distributed
 
 name = "torch"
+is_core = True
 
 
 class Torch(Library):
