@@ -115,10 +115,9 @@ def _high_word(a: Any, b: Any) -> Any:
 
 
 def _row(numbers: Constants, like: Any, dtype: Any, kit: Kit) -> Any:
-    """Lay one number per lane along the last axis of an array of as many axes as `like`."""
+    """Lay one number per lane along the last axis, to be multiplied with `like`."""
     row = kit.constants(numbers, dtype, kit.create)
-    # As many axes as the other factor has: JAX can be told to refuse what leaves them to broadcasting.
-    return row[(None,) * (like.ndim - 1) + (...,)]
+    return row[(None,) * (like.ndim - 1) + (...,)] if kit.same_ranks else row
 
 
 def _quadrant(phase: Any, double: bool, dtype: Any, kit: Kit) -> tuple[Any, Any]:

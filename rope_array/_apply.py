@@ -94,7 +94,7 @@ def apply(
     xs = x if type(x) is tuple else (x,)
     path = _registry.choose(xs, backend)
     _core.check_kinds(xs, path.library(xs[0]))
-    plan = _plan(xs[0], rope, spec)
+    plan = rope._plan if type(rope) is RoPE and not spec else _plan(xs[0], rope, spec)
     ys = path.apply(xs, pos, plan.inverse if inverse else plan, seq_axis, _registry.run)
     return ys if type(x) is tuple else ys[0]
 

@@ -20,6 +20,8 @@ class Kit(NamedTuple):
         Brings an array to a dtype: ``cast(array, dtype)``.
     reshape
         Gives an array another shape: ``reshape(array, shape)``.
+    same_ranks
+        Whether factors must have equally many axes, as JAX can be told to insist on.
     """
 
     xp: Any
@@ -28,3 +30,4 @@ class Kit(NamedTuple):
     constants: Any
     cast: Any
     reshape: Any
+    same_ranks: bool = False

@@ -199,9 +199,10 @@ _dtype_names: dict[tuple[type, Any], str] = {}
 def _name_of(dtype: Any) -> str:
     # The type too is in the key, so that dtypes of two libraries are never compared.
     key = type(dtype), dtype
-    if key not in _dtype_names:
-        _dtype_names[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    return _dtype_names[key]
+    name = _dtype_names.get(key)
+    if name is None:
+        name = _dtype_names[key] = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return name
 
 
 # Called by Dynamo while it traces, its result a constant: see _registry._name_of.
