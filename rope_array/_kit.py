@@ -21,7 +21,7 @@ class Kit(NamedTuple):
     reshape
         Gives an array another shape: ``reshape(array, shape)``.
     same_ranks
-        Whether factors must have equally many axes, as JAX can be told to insist on.
+        Whether factors are given equally many axes, which JAX can be told to insist on.
     """
 
     xp: Any
@@ -30,4 +30,4 @@ class Kit(NamedTuple):
     constants: Any
     cast: Any
     reshape: Any
-    same_ranks: bool = False
+    same_ranks: bool = True

@@ -100,7 +100,7 @@ class NumPy(Library):
 
         super().__init__("numpy", xp, placeless=True)
         # The array's own methods: NumPy's functions, and Python around them, cost a small call more.
-        self._kit = Kit(xp, True, {}, self.constants, ndarray.astype, ndarray.reshape)
+        self._kit = Kit(xp, True, {}, self.constants, ndarray.astype, ndarray.reshape, False)
         self._array = ndarray
 
     def owns(self, value: Any) -> bool:

@@ -27,9 +27,6 @@ class Jax(Library):
         config: Any = jax.config  # whose flags its type does not know
         return bool(config.jax_enable_x64)
 
-    def kit(self, x: Any) -> Kit:
-        return super().kit(x)._replace(same_ranks=True)
-
     def host_kit(self, x: Any) -> Kit:
         # NumPy arrays enter a program as they are; made by JAX they would each be a program of their own.
         return numpy_library().kit(x)._replace(wide=self.wide())
