@@ -35,15 +35,11 @@ def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> 
 
 def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, kit: Kit) -> Arrays:
     """Rotate checked arrays by positions that the library has."""
-    made: dict[bool, tuple[Any, Any]] = {}
-    ys = []
-    for x in xs:
-        double = is_double(x)
-        if double not in made:
-            made[double] = make_tables(whole, fraction, plan, double, kit)
-        cos, sin = made[double]
-        ys.append(turn_one(x, cos, sin, plan.layout, seq_axis, kit))
-    return tuple(ys)
+    if len(xs) == 1:
+        cos, sin = make_tables(whole, fraction, plan, is_double(xs[0]), kit)
+        return (turn_one(xs[0], cos, sin, plan.layout, seq_axis, kit),)
+    made = {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
+    return tuple(turn_one(x, *made[is_double(x)], plan.layout, seq_axis, kit) for x in xs)
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:

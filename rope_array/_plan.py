@@ -136,13 +136,19 @@ def _signed64(number: int) -> int:
 
 def sequence_axis(ndim: int, seq_axis: int) -> int:
     """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
+    if seq_axis.__class__ is int and -ndim <= seq_axis < -1:
+        return seq_axis + ndim
+    return _checked_axis(ndim, seq_axis)
+
+
+def _checked_axis(ndim: int, seq_axis: Any) -> int:
     if not hasattr(seq_axis, "__index__"):
         raise ShapeError(
             f"seq_axis is {short(seq_axis)}; give an int: the axis of x along which positions run."
         )
     axis = seq_axis + ndim if seq_axis < 0 else seq_axis
     if 0 <= axis < ndim - 1:
-        return axis
+        return int(axis)
     if ndim == 1 and seq_axis == -2:
         return -1
     if ndim == 1:
