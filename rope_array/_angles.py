@@ -54,9 +54,7 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tu
     if fraction is not None:
         quadrant, u = _turn_further(quadrant, u, fraction, plan, dtype, kit)
     cos, sin = _polynomials64(u) if double else _polynomials32(u)
-    cos, sin = _turn_quadrants(quadrant, cos, sin, dtype, kit)
-    amplitude = plan.layout.amplitude
-    return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
+    return _amplified(*_turn_quadrants(quadrant, cos, sin, dtype, kit), plan)
 
 
 def split(pos: Any, xp: Any, wide: bool) -> tuple[Any, Any]:
@@ -186,6 +184,9 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit)
 def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
     """Cos and sin of the plain product pos·ω, in its dtype: for learned frequencies and float32 angles."""
     angle = pos[..., None] * frequencies
-    cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
+    return _amplified(xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan)
+
+
+def _amplified(cos: Any, sin: Any, plan: Plan) -> tuple[Any, Any]:
     amplitude = plan.layout.amplitude
     return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)

@@ -91,7 +91,7 @@ class Library:
 
 
 class NumPy(Library):
-    """NumPy: one device, 64-bit integers, and constants read from their buffer without a loop."""
+    """NumPy: one device, 64-bit integers, and constants that are made once and kept."""
 
     def __init__(self) -> None:
         # Imported where an array of NumPy's has been seen: the core imports no array library.

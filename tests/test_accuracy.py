@@ -163,10 +163,9 @@ def test_float32_angles_follow_hugging_face(lib):
     want = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
     rope = ra.RoPE(64, base=500_000.0, pairing="half", angles="float32")
     y = lib.to_numpy(rope.apply(lib.asarray(x), int_positions(lib, pos)))
-    # One unit in the last place of inv_freq, from libraries' pow, is that many radians at the last position.
-    assert np.abs(y[:4] - want[:4]).max() < 2e-3
-    np.testing.assert_allclose(y[4], want[4], atol=0.05)
-    assert np.abs(y[:3] - want[:3]).max() < 4e-5
+    # Libraries differ by units in the last place of pow, which the reciprocal and the product carry on: at
+    # most four roundings of the angle, and of the rest those that the contract allows. |pair| is below 5.
+    assert (np.abs(y - want) <= 5 * (4 * 2.0**-24 * pos + 2.5 * 2.0**-23)[:, None]).all()
 
 
 SLICES = [np.s_[:, :, 2:5, :], np.s_[:, 1:2, :, :], np.s_[1:, :, ::3, :], np.s_[:, :, 6:7, :]]

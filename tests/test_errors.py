@@ -905,6 +905,16 @@ def test_nothing_is_computed_first_by_numpy() -> None:
             call()
 
 
+def wrong_second(lib: Any, name: str) -> Any:
+    """An array that is refused beside one of shape (3, 4)."""
+    return {
+        "integers": of(lib, "int32", 3, 4),
+        "another width": ones(lib, 3, 6),
+        "another length": ones(lib, 5, 4),
+        "a scalar": ones(lib),
+    }[name]
+
+
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", LATE)
 def test_nothing_is_computed_first_by_torch(name: str) -> None:
@@ -919,12 +929,7 @@ def test_nothing_is_computed_first_by_torch(name: str) -> None:
 
     lib = LIBS["torch"]
     x, pos = ones(lib, 3, 4), arange(lib, 3)
-    second = {
-        "integers": of(lib, "int32", 3, 4),
-        "another width": ones(lib, 3, 6),
-        "another length": ones(lib, 5, 4),
-        "a scalar": ones(lib),
-    }[name]
+    second = wrong_second(lib, name)
     seen = Seen()
     seen.ops = []
     with seen, pytest.raises(ra.RoPEError):
@@ -941,12 +946,7 @@ def test_nothing_is_computed_first_by_jax(name: str) -> None:
     """An array of which the buffer is deleted cannot be computed with."""
     lib = LIBS["jax"]
     x, pos = ones(lib, 3, 4), arange(lib, 3)
-    second = {
-        "integers": of(lib, "int32", 3, 4),
-        "another width": ones(lib, 3, 6),
-        "another length": ones(lib, 5, 4),
-        "a scalar": ones(lib),
-    }[name]
+    second = wrong_second(lib, name)
     x.delete()
     pos.delete()
     with pytest.raises(ra.RoPEError):
