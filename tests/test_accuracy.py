@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from contract import assert_contract
+from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from contract import assert_contract
+from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
 from rope_array.testing import apply_definition

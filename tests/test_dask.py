@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from contract import assert_contract
+from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
 

@@ -8,7 +8,7 @@ import pickle
 import child
 import numpy as np
 import pytest
-from contract import assert_contract, eps
+from rope_array.testing._contract import assert_contract, eps
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix
@@ -546,7 +546,7 @@ DEVICES = """
     import jax, numpy as np
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec as P
-    from contract import assert_contract
+    from rope_array.testing._contract import assert_contract
     import rope_array as ra
 
     warnings.simplefilter("error")

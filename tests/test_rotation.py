@@ -11,7 +11,7 @@ from typing import Any
 import child
 import numpy as np
 import pytest
-from contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
+from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 
 from rope_array import RoPE, Rotation
 from rope_array.testing import apply_definition, cos_sin

@@ -15,7 +15,7 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
-from contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
+from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
 import rope_array as ra
 from rope_array import RoPE, SpecError

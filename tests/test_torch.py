@@ -9,7 +9,7 @@ import shutil
 import child
 import numpy as np
 import pytest
-from contract import allowed, assert_contract, compute_dtype, eps
+from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix

@@ -1,5 +1,21 @@
-"""What every implementation of rotary position embedding is held to; needs NumPy and the standard library."""
+"""The definition of rotary position embedding, and the suite that holds any implementation to it."""
 
-from rope_array.testing._definition import apply_definition, cos_sin, frequencies, rotation_matrix
+from ._definition import apply_definition, cos_sin, frequencies, rotation_matrix
+from ._libraries import MissingLibrary
+from ._run import ConformanceError, Report, Result, check_backend, iter_checks, run_checks
+from ._target import Target
 
-__all__ = ["apply_definition", "cos_sin", "frequencies", "rotation_matrix"]
+__all__ = [
+    "ConformanceError",
+    "MissingLibrary",
+    "Report",
+    "Result",
+    "Target",
+    "apply_definition",
+    "check_backend",
+    "cos_sin",
+    "frequencies",
+    "iter_checks",
+    "rotation_matrix",
+    "run_checks",
+]

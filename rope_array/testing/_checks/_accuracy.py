@@ -1,0 +1,80 @@
+"""How far results are from the definition, for each dtype and range of positions."""
+
+import numpy as np
+
+from .._judge import Judge, check
+
+_NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
+
+
+def _within(j: Judge, name: str, dtype: str) -> None:
+    pos = j.spread(name)
+    x = j.x(1, 2, len(pos), 64, dtype=dtype)
+    y = j.run(x, pos)
+    j.check_kind(y, x)
+    if dtype == j.dtype:
+        j.note(name, j.numbers(y), x, pos)
+    j.check_values(j.numbers(y), x, pos)
+
+
+@check(each_dtype=True)
+def accuracy_small(j: Judge, dtype: str) -> None:
+    """Within the class's bound at positions below 4096: for the contract 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the result."""
+    _within(j, "small", dtype)
+
+
+@check("reaches_2e16", each_dtype=True)
+def accuracy_2e16(j: Judge, dtype: str) -> None:
+    """Within the same bound at positions up to 2^16."""
+    _within(j, "2^16", dtype)
+
+
+@check("reaches_2e20", each_dtype=True)
+def accuracy_2e20(j: Judge, dtype: str) -> None:
+    """Within the same bound at positions up to 2^20, where a float32 angle is off by hundredths of a radian."""
+    _within(j, "2^20", dtype)
+
+
+@check("reaches_2e24", each_dtype=True)
+def accuracy_2e24(j: Judge, dtype: str) -> None:
+    """Within the same bound at 2^24 - 1 to 2^24 + 3, where float32 can no longer count."""
+    _within(j, "2^24", dtype)
+
+
+@check("reaches_int32", each_dtype=True)
+def accuracy_int32(j: Judge, dtype: str) -> None:
+    """Within the same bound up to the end of int32."""
+    _within(j, "int32", dtype)
+
+
+@check("negative_positions", "any_positions", each_dtype=True)
+def accuracy_negative(j: Judge, dtype: str) -> None:
+    """Within the same bound at negative positions, down to the end of int32."""
+    pos = -np.array([p for p in _NEGATIVE if p <= j.target.furthest])
+    if j.claims("reaches_int32"):
+        pos = np.append(pos, -(2**31))
+    j.rotated(j.x(1, 2, len(pos), 64, dtype=dtype), pos)
+
+
+@check("wide_positions", "any_positions", each_dtype=True)
+def accuracy_wide(j: Judge, dtype: str) -> None:
+    """Beyond int32, within 2π·|pos|·2^-65 more (2^-97 for float64)."""
+    pos = np.array([2**31, 2**32 - 1, 2**32 + 1, 2**40 + 5, -(2**33) - 3, 2**53 + 1])
+    j.rotated(j.x(1, 2, len(pos), 64, dtype=dtype), pos)
+
+
+@check("float_positions", "any_positions", each_dtype=True)
+def accuracy_float(j: Judge, dtype: str) -> None:
+    """At float32 positions, whole or not, within 2.5e-7·max(1, ω) of the pair more."""
+    pos = np.array([0.0, 0.5, 1.25, -3.75, 1000.125, 65_535.5, 3.0], np.float32)
+    pos = pos[(np.abs(pos) <= j.target.furthest) & ((pos >= 0) | j.claims("negative_positions"))]
+    j.rotated(j.x(1, 2, len(pos), 64, dtype=dtype), pos)
+
+
+@check("float_positions", "any_positions", "float64", each_dtype=False)
+def accuracy_float64_positions(j: Judge) -> None:
+    """float64 positions keep their fraction, for an x of float64."""
+    pos = np.array([0.1, 1.7, 100.3, 4000.9])
+    x = j.x(1, 2, len(pos), 16, dtype="float64")
+    y = j.call(x, j.pos(pos, "float64"))
+    j.check(y, x, pos)

@@ -1,0 +1,84 @@
+"""Properties of every rotation: they catch what no table of values does."""
+
+import numpy as np
+
+from .._judge import Given, Judge, check
+
+_SLACK = 1e-30
+
+
+@check("any_positions", each_dtype=True)
+def identity_at_zero(j: Judge, dtype: str) -> None:
+    """Position 0 leaves x as it is, to the last bit."""
+    x = j.x(dtype=dtype)
+    y = j.run(x, np.zeros(5, np.int64))
+    j.check_kind(y, x)
+    assert np.array_equal(j.numbers(y), x.values), "position 0 changes x"
+
+
+@check()
+def norm(j: Judge) -> None:
+    """The length of every pair is kept."""
+    x = j.x(1, 2, 24, 16)
+    pos = j.spread("2^16" if j.claims("reaches_2e16") else "small")
+    y = j.numbers(j.run(x, pos))
+    (a, b), (c, d) = j.pairs()
+    before = np.hypot(x.values[..., a], x.values[..., b])
+    after = np.hypot(y[..., c], y[..., d])
+    # Each of the two results is off by one step at most.
+    step = 2**0.5 * j.step(x.values, pos, x.dtype)[..., c]
+    wrong = np.abs(after - before) > step + _SLACK
+    assert not wrong.any(), (
+        f"{wrong.sum()} pairs change their length, one of {before[wrong][0]:.6g} to {after[wrong][0]:.6g}"
+    )
+
+
+@check("any_positions")
+def rotations_add(j: Judge) -> None:
+    """Rotating by m, then by n, is rotating by m + n."""
+    x = j.x()
+    first, second = j.places(), j.places()[::-1].copy()
+    once = j.numbers(j.run(x, first + second))
+    between = j.run(x, first)
+    twice = j.numbers(j.run(Given(between, x.values, x.dtype), second))
+    scale = np.abs(x.values).max() / np.abs(x.values) if (x.values != 0).all() else 1.0
+    bound = 3.1 * 2**0.5 * j.step(x.values, first + second, x.dtype).max() * np.minimum(scale, 1.0)
+    error = np.abs(once - twice)
+    assert (error <= bound).all(), f"off by {error.max():.3g}, {np.max(bound):.3g} is allowed"
+
+
+@check("any_positions", "reaches_2e16")
+def scores_are_relative(j: Judge) -> None:
+    """The score of a query and a key depends on the distance of their positions only, near and far."""
+    q, k = j.x(1, 1, 3, 16), j.x(1, 1, 3, 16, seed=1)
+
+    def scores(shift: int) -> np.ndarray:
+        yq = j.numbers(j.run(q, np.array([5, 0, 9]) + shift))
+        yk = j.numbers(j.run(k, np.array([0, 7, 2]) + shift))
+        return np.asarray(yq @ np.swapaxes(yk, -1, -2))
+
+    near = scores(0)
+    size = np.linalg.norm(q.values, axis=-1).max() * np.linalg.norm(k.values, axis=-1).max()
+    for shift in (1, 1000, 2**16 - 20):
+        unit = j.step(np.ones((1, 2 * 8)), np.array([shift + 9]), q.dtype).max()
+        error = np.abs(scores(shift) - near).max()
+        bound = 4.1 * 2**0.5 * unit * size
+        assert error <= bound, f"moved by {shift}, scores change by {error:.3g}; {bound:.3g} is allowed"
+
+
+@check()
+def linear(j: Judge) -> None:
+    """Twice x gives twice the result, to the last bit."""
+    x = j.x()
+    doubled = j.given(2 * x.values)
+    once, twice = (j.numbers(j.run(one, j.places())) for one in (x, doubled))
+    assert np.array_equal(2 * once, twice), "the result is not linear in x"
+
+
+@check()
+def heads_alike(j: Judge) -> None:
+    """Equal vectors at equal positions give equal results, in every batch and head."""
+    row = np.random.default_rng(2).standard_normal((1, 1, 5, 16))
+    y = j.numbers(j.run(j.given(np.broadcast_to(row, (2, 3, 5, 16))), j.places()))
+    bound = 2 * j.step(np.broadcast_to(j.given(row).values, y.shape), j.places(), j.dtype)
+    assert (np.abs(y - y[:1, :1]) <= bound).all(), "batches or heads differ"

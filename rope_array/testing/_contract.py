@@ -1,0 +1,237 @@
+"""How far a result may be from the exact rotation: the numerical contract, and the classes below it.
+
+The contract: |y − exact| ≤ 2.5·eps(compute)·A·|pair| + half an ulp of the output, with eps of float64 for
+float64 and of float32 for every other dtype, A the amplitude and |pair| the length of the pair that an element
+comes from; elements outside the rotated slice are equal. `apply_definition` judges what is exact.
+
+An `Accuracy` of a weaker class adds what its arithmetic loses. Other code is held to the class it claims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ._definition import apply_definition, frequencies
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+# Bits behind the leading one, exponents of the smallest normal and of the largest number.
+FORMATS = {
+    "float16": (10, -14, 15),
+    "bfloat16": (7, -126, 127),
+    "float32": (23, -126, 127),
+    "float64": (52, -1022, 1023),
+}
+# Error of cos and sin: at integers, and at float positions of a lane whose frequency is at most 1.
+AT_INTEGERS = {"float32": 1.2e-7, "float64": 4e-16}
+AT_FLOATS = {"float32": 2.5e-7, "float64": 2.5e-7 * 2.0**-29}
+WORD_BITS = {"float32": 64, "float64": 96}
+
+ANGLES = {
+    "exact": "angles are exact at every position: the contract of rope_array",
+    "float64": "angles are a product pos·ω formed in float64",
+    "float32": "angles are a product pos·ω formed in float32; off by at most 2^-7 all the same",
+}
+ARITHMETIC = {
+    "float32": "16-bit numbers are rotated in float32 or wider, and rounded once",
+    "own": "cos, sin, products and sums are rounded in the dtype of x",
+}
+_UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
+# The eps of bfloat16, the coarsest dtype that models run in: an angle that is off by more is no rounding.
+ANGLE_LIMIT = 2.0**-7
+
+
+class Accuracy(NamedTuple):
+    """The class of a result: how its angles are formed, and how it is rounded."""
+
+    angles: str = "exact"
+    arithmetic: str = "float32"
+
+
+EXACT = Accuracy()
+
+
+def compute_dtype(dtype: str, accuracy: Accuracy = EXACT) -> str:
+    """Name the dtype that an x of dtype `dtype` is rotated in."""
+    if accuracy.arithmetic == "own":
+        return dtype
+    return "float64" if dtype == "float64" else "float32"
+
+
+def eps(dtype: str) -> float:
+    """Return the distance from 1 to the next number of a dtype given by name."""
+    return float(2.0 ** -FORMATS[dtype][0])
+
+
+def largest(dtype: str) -> float:
+    """Return the largest finite number of a dtype given by name."""
+    bits, _, top = FORMATS[dtype]
+    return float((2.0 - 2.0**-bits) * 2.0**top)
+
+
+def ulp(values: ArrayLike, dtype: str) -> Floats:
+    """Return the distance between the numbers of a dtype, given by name, around each of `values` (float64)."""
+    bits, lowest, _ = FORMATS[dtype]
+    exponents = np.frexp(np.abs(values))[1] - 1
+    return np.asarray(
+        np.ldexp(1.0, np.maximum(np.where(np.equal(values, 0), lowest, exponents), lowest) - bits)
+    )
+
+
+def pair_indices(
+    width: int, rotary_dim: int | None = None, rotary_start: int = 0, pairing: str = "interleaved"
+) -> tuple[Indices, Indices]:
+    """Return the indices of the first and of the second member of every pair."""
+    lanes = np.arange((width - rotary_start if rotary_dim is None else rotary_dim) // 2)
+    if pairing == "half":
+        return rotary_start + lanes, rotary_start + lanes + len(lanes)
+    return rotary_start + 2 * lanes, rotary_start + 2 * lanes + 1
+
+
+def read_and_written(width: int, fields: Mapping[str, Any], inverse: bool) -> list[tuple[Indices, Indices]]:
+    """Return the pairs that are read, and those that are written."""
+    where = {name: fields[name] for name in ("rotary_dim", "rotary_start") if fields.get(name) is not None}
+    pairing = fields.get("pairing", "interleaved")
+    laid = [pair_indices(width, **where, pairing=p) for p in (pairing, fields.get("out_pairing") or pairing)]
+    return laid[::-1] if inverse else laid
+
+
+def _omegas(lanes: int, fields: Mapping[str, Any]) -> Floats:
+    given = fields.get("inv_freq")
+    omegas = frequencies(2 * lanes, fields.get("base", 10000.0)) if given is None else given
+    return np.abs(np.array([float(omega) for omega in omegas]))
+
+
+def angle_slack(
+    pos: Any, lanes: int, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy = EXACT
+) -> Floats:
+    """Return what the error of cos and sin may be beyond that at an int32 position, for each lane."""
+    compute = compute_dtype(dtype)
+    flat = np.asarray(pos if hasattr(pos, "dtype") else np.array(pos, dtype=object)).ravel().tolist()
+    furthest = max((abs(p) for p in flat), default=0)
+    slack = np.zeros(lanes)
+    if any(isinstance(p, float) for p in flat):
+        slack += AT_FLOATS[compute] * np.maximum(1.0, _omegas(lanes, fields)) - AT_INTEGERS[compute]
+    if furthest > 2**31:
+        slack += 2 * math.pi * float(furthest) * 2.0 ** -(WORD_BITS[compute] + 1)
+    if accuracy.angles in _UNIT:
+        slack += _product_error(_omegas(lanes, fields), float(furthest), accuracy.angles)
+    return slack
+
+
+def _product_error(omegas: Floats, furthest: float, angles: str) -> Floats:
+    """Bound the error of an angle that is a product in floating point.
+
+    Half an ulp (one unit u, relative) each for the position, a quotient, the product, and two for the power;
+    the rounding of the exponent 2i/d costs another ln(base^(2i/d)) = |ln ω| or two.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        units = np.where(omegas > 0, omegas * (5 + 2 * np.abs(np.log(omegas))), 0.0)
+    return np.asarray(np.minimum(_UNIT[angles] * furthest * units, ANGLE_LIMIT))
+
+
+def allowed(
+    x: Floats,
+    dtype: str,
+    fields: Mapping[str, Any],
+    *,
+    exact: Floats | None = None,
+    pos: Any = 0,
+    inverse: bool = False,
+    flushes: bool = False,
+    accuracy: Accuracy = EXACT,
+) -> Floats:
+    """Return the largest |y − exact| that is allowed, for each element of y; 0 outside the slice.
+
+    Parameters
+    ----------
+    x
+        What was rotated, as float64 of NumPy.
+    dtype
+        Its dtype before that, by name.
+    fields
+        Fields of `RoPE` but for head_dim.
+    exact
+        The exact result, around which the ulp is taken; without it that of the longest result, A·|pair|.
+    pos
+        The positions: floats, and integers beyond 32 bits, are allowed more.
+    inverse
+        Whether the rotation was undone.
+    flushes
+        Whether the library may take a subnormal result for 0.
+    accuracy
+        The class; the contract by default.
+    """
+    assert fields.get("angles", "exact") == "exact", "the contract is that of exact angles"
+    x = np.asarray(x)
+    assert x.dtype == np.float64, "give x as float64, its values those of its own dtype"
+    (a, b), (out_a, out_b) = read_and_written(x.shape[-1], fields, inverse)
+    amplitude = fields.get("attention_factor") or 1.0
+    amplitude = 1.0 / amplitude if inverse else amplitude
+    with np.errstate(over="ignore", invalid="ignore"):
+        length = amplitude * np.hypot(x[..., a], x[..., b])
+        per_lane = 2.5 * eps(compute_dtype(dtype, accuracy))
+        per_lane = per_lane + angle_slack(pos, len(a), dtype, fields, accuracy)
+        bound = np.zeros(x.shape)
+        for out in (out_a, out_b):
+            error = per_lane * length
+            near = (length if exact is None else np.abs(exact[..., out])) + error
+            # The judge rounds once to float64 itself.
+            half = 0.5 * ulp(near, dtype) + 0.51 * ulp(near, "float64")
+            bound[..., out] = error + half + (2.0 ** FORMATS[dtype][1] if flushes else 0.0)
+    return bound
+
+
+def assert_contract(
+    y: ArrayLike,
+    x: ArrayLike,
+    pos: Any,
+    *,
+    dtype: str | None = None,
+    seq_axis: int = -2,
+    inverse: bool = False,
+    flushes: bool = False,
+    exact: Floats | None = None,
+    accuracy: Accuracy = EXACT,
+    **fields: Any,
+) -> None:
+    """Assert that y, a NumPy array, is x rotated by its positions as well as the contract says.
+
+    x holds the values that were rotated, in any dtype that has them; `dtype` names the one they were rotated
+    in, that of y by default (a bfloat16 that was widened has to be named). A pair with a NaN or an infinity
+    is left out, and a result that overflows. `exact` is the judge's result where the caller has it already.
+    """
+    y, x = np.asarray(y), np.asarray(x).astype(np.float64)
+    dtype = dtype or y.dtype.name
+    assert y.shape == x.shape, f"the result is of shape {y.shape}, x of {x.shape}"
+    if exact is None:
+        exact = apply_definition(x, pos, seq_axis=seq_axis, inverse=inverse, **fields)
+    y = y.astype(np.float64)
+    bound = allowed(
+        x, dtype, fields, exact=exact, pos=pos, inverse=inverse, flushes=flushes, accuracy=accuracy
+    )
+    (a, b), out = read_and_written(x.shape[-1], fields, inverse)
+    rest = np.setdiff1d(np.arange(x.shape[-1]), np.concatenate([a, b]))
+    np.testing.assert_array_equal(y[..., rest], x[..., rest], err_msg="elements outside the rotated slice")
+    judged = np.zeros(x.shape, dtype=bool)
+    for member in out:
+        judged[..., member] = np.isfinite(x[..., a]) & np.isfinite(x[..., b])
+    with np.errstate(over="ignore", invalid="ignore"):
+        judged &= np.abs(exact) + bound <= largest(dtype)
+        wrong = judged & ~(np.abs(y - exact) <= bound)
+        if wrong.any():
+            ratio = np.where(judged, np.abs(y - exact) / np.where(bound, bound, 1.0), 0.0)
+            ratio = np.where(wrong, np.nan_to_num(ratio, nan=np.inf), 0)
+            worst = np.unravel_index(np.argmax(ratio), x.shape)
+            place = f"({', '.join(str(int(i)) for i in worst)})"
+            raise AssertionError(
+                f"{wrong.sum()} of {wrong.size} elements beyond what {dtype} is allowed, worst at {place}: "
+                f"{float(y[worst])!r} for {float(exact[worst])!r}, {ratio[worst]:.3g} times the "
+                f"{bound[worst]:.3g} allowed"
+            )

@@ -1,0 +1,237 @@
+"""What a check is given: arrays for a target, its results, and the definition's verdict on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._contract import assert_contract, read_and_written
+from ._definition import apply_definition
+from ._libraries import rounded
+from ._target import Target
+
+Floats = NDArray[np.float64]
+# Sizes that differ from each other, so that no axis can stand for another.
+SHAPE = (2, 3, 5, 16)
+RANGES = {
+    "small": (0, 4095),
+    "2^16": (2**15, 2**16),
+    "2^20": (2**20 - 2**18, 2**20),
+    "2^24": (2**24 - 1, 2**24 + 3),
+    "int32": (2**30, 2**31 - 1),
+}
+
+
+class Given(NamedTuple):
+    """An array handed to a target, and its values in float64."""
+
+    array: Any
+    values: Floats
+    dtype: str
+
+
+class Judge:
+    """Makes arrays for one target and judges what comes back.
+
+    Attributes
+    ----------
+    target, lib
+        What is judged, and its arrays.
+    worst
+        Largest error of the float32 results by range of positions, in lengths of the pair.
+    """
+
+    def __init__(self, target: Target):
+        self.target, self.lib = target, target.arrays
+        self.worst: dict[str, float] = {}
+        claimed = target.claimed
+        self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of checks that are of none in particular: float32 where there is one."""
+        return self.dtypes[0]
+
+    def claims(self, *names: str) -> bool:
+        """Tell whether all of these are claimed."""
+        return self.target.claimed.issuperset(names)
+
+    def x(self, *shape: int, dtype: str | None = None, seed: int = 0) -> Given:
+        """Make an array of random numbers."""
+        return self.given(np.random.default_rng(seed).standard_normal(shape or SHAPE), dtype)
+
+    def given(self, values: NDArray[Any], dtype: str | None = None) -> Given:
+        """Make an array of these numbers, rounded to its dtype."""
+        dtype = dtype or self.dtype
+        numbers = rounded(np.asarray(values, np.float64), dtype)
+        return Given(self.lib.asarray(numbers, dtype), numbers, dtype)
+
+    def pos(self, values: Any, kind: str | None = None) -> Any:
+        """Make an array of positions; integers of the widest dtype that holds them here."""
+        values = np.asarray(values)
+        kind = kind or ("float32" if values.dtype.kind == "f" else self.lib.integers[0])
+        return self.lib.asarray(values.astype(kind))
+
+    def places(self, count: int = SHAPE[2]) -> NDArray[np.int64]:
+        """Return ordinary positions of the kind that the target serves."""
+        if self.claims("any_positions"):
+            drawn = np.random.default_rng(7).permutation(min(600, self.target.furthest + 1))[:count]
+            return drawn.astype(np.int64)
+        return np.arange(count) + (3 if self.claims("offset_positions") else 0)
+
+    def spread(self, name: str, count: int = 24) -> NDArray[np.int64]:
+        """Return positions of a range, its ends among them, of the kind that the target serves."""
+        low, high = RANGES[name]
+        high = min(high, self.target.furthest)
+        if not self.claims("offset_positions"):
+            return np.arange(count)
+        if not self.claims("any_positions"):
+            return np.arange(high - count + 1, high + 1)
+        inner = np.random.default_rng(11).integers(low, high + 1, count - 4)
+        return np.concatenate([[low, low + 1, high - 1, high], inner])
+
+    def run(self, x: Any, pos: Any, **spec: Any) -> Any:
+        """Call the target; positions of NumPy's become its own arrays first."""
+        return self.call(x, self.pos(pos) if isinstance(pos, np.ndarray) else pos, **spec)
+
+    def call(self, x: Any, pos: Any, **spec: Any) -> Any:
+        """Call the target with positions as they are."""
+        if isinstance(x, Given):
+            return self.target.call(x.array, pos, **spec)
+        return self.target.call(tuple(one.array for one in x) if isinstance(x, tuple) else x, pos, **spec)
+
+    def numbers(self, y: Any) -> Floats:
+        """Return a result's values in float64."""
+        return self.lib.to_numpy(y).astype(np.float64)
+
+    def fields(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return what a call means to the definition."""
+        merged = {**self.target.defaults, **spec}
+        return {name: value for name, value in merged.items() if name not in ("inverse", "seq_axis")}
+
+    def exact(self, values: Floats, pos: Any, **spec: Any) -> Floats:
+        """Return the definition's result."""
+        more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
+        return apply_definition(values, pos, **self.fields(spec), **more)
+
+    def check_kind(self, y: Any, x: Given) -> None:
+        """Assert that a result is an array as x is: library, shape, dtype, device. Values come after."""
+        assert self.lib.owns(y), (
+            f"the result is a {type(y).__module__}.{type(y).__qualname__}, no array of {self.lib}"
+        )
+        shape = tuple(y.shape)
+        assert shape == x.values.shape, f"the result has shape {shape}, x {x.values.shape}"
+        dtype = self.lib.dtype_of(y)
+        assert dtype == x.dtype, f"the result is {dtype}, x {x.dtype}"
+        places = [self.lib.device_of(a) for a in (y, x.array)]
+        assert places[0] == places[1], f"the result is on {places[0]}, x on {places[1]}"
+
+    def check(self, y: Any, x: Given, pos: Any, **spec: Any) -> None:
+        """Assert that y is x rotated, within what the target's class allows."""
+        self.check_kind(y, x)
+        self.check_values(self.numbers(y), x, pos, **spec)
+
+    def check_values(self, y: Floats, x: Given, pos: Any, **spec: Any) -> None:
+        """Assert it of the values."""
+        more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
+        assert_contract(
+            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=self.target.accuracy,
+            **self.fields(spec), **more,
+        )  # fmt: skip
+
+    def rotated(self, x: Given, pos: Any, **spec: Any) -> Floats:
+        """Rotate x, check the result, and return its values."""
+        y = self.run(x, pos, **spec)
+        self.check(y, x, pos, **spec)
+        return self.numbers(y)
+
+    def same(self, part: Any, whole: Floats, x: Given, pos: Any, what: str) -> None:
+        """Assert that a result is what another call gave: its bits, where those are promised."""
+        self.check(part, x, pos)
+        if self.claims("same_bits"):
+            different = self.numbers(part) != whole
+            assert not different.any(), (
+                f"{different.sum()} of {different.size} elements have other bits {what}"
+            )
+
+    def step(self, x: Floats, pos: Any, dtype: str) -> Floats:
+        """Return what one rotation may be off by, for each element."""
+        from ._contract import allowed
+
+        return allowed(x, dtype, self.fields({}), pos=pos, flushes=True, accuracy=self.target.accuracy)
+
+    def pairs(self, spec: dict[str, Any] | None = None, width: int = SHAPE[3]) -> Any:
+        """Return the indices of the pairs that are read, and of those that are written."""
+        return read_and_written(width, self.fields(spec or {}), False)
+
+    def note(self, name: str, y: Floats, x: Given, pos: Any) -> None:
+        """Keep the worst error of a range, in lengths of the pair."""
+        exact = self.exact(x.values, pos)
+        (a, b), out = self.pairs(width=x.values.shape[-1])
+        length = np.hypot(x.values[..., a], x.values[..., b])
+        for member in out:
+            error = float(np.max(np.abs(y[..., member] - exact[..., member]) / length))
+            self.worst[name] = max(self.worst.get(name, 0.0), error if np.isfinite(error) else np.inf)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One named requirement.
+
+    Attributes
+    ----------
+    name
+        Stable; with the dtype in brackets where it is checked for each.
+    requirement
+        What is required, in a sentence or two.
+    needs
+        Capabilities without which it does not apply.
+    function
+        Called with a `Judge`; raises AssertionError where the requirement is not met.
+    """
+
+    name: str
+    requirement: str
+    needs: tuple[str, ...]
+    function: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, judge: Judge) -> None:
+        self.function(judge, *self.arguments)
+
+    def inapplicable(self, target: Target) -> str | None:
+        """Say why the check does not apply to a target; None where it does."""
+        reasons = [f"{name}: {target.declines[name]}" for name in self.needs if name in target.declines]
+        return "; ".join(reasons) or None
+
+
+_checks: list[Check] = []
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def check(*needs: str, each_dtype: bool = False, values: bool = True) -> Callable[..., Any]:
+    """Register a function as a check, by its name; its docstring is the requirement."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        requirement = re.sub(r"\s+", " ", function.__doc__ or "").strip()
+        wanted = (*(("values",) if values else ()), *needs)
+        for dtype in DTYPES if each_dtype else [None]:
+            name = function.__name__ if dtype is None else f"{function.__name__}[{dtype}]"
+            more = () if dtype is None else (dtype,)
+            _checks.append(Check(name, requirement, (*wanted, *more), function, more))
+        return function
+
+    return register
+
+
+def checks() -> Sequence[Check]:
+    """Return every check, in the order in which they are run."""
+    from . import _checks as modules  # registers them
+
+    assert modules
+    return tuple(_checks)

@@ -1,0 +1,528 @@
+"""The array libraries that the suite knows: the ways into and out of each, and what each lacks.
+
+This is the one table of what a library can do. The tests' marks, the command line and the documentation's table
+are made from it. A library is imported when something is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+
+
+class MissingLibrary(ImportError):
+    """A library that was asked for is not installed, or has no device of the kind asked for."""
+
+
+class Library:
+    """One array library, in one configuration.
+
+    Attributes
+    ----------
+    name
+        What the suite calls it: "torch", or "torch:cuda" with a configuration.
+    module
+        What is imported.
+    namespace
+        The Array API namespace, as array-api-compat completes it.
+    floats
+        Names of the floating dtypes that a result may be asked in.
+    integers
+        Names of the integer dtypes that positions may have; the first is the widest.
+    lacks
+        What it cannot do: capability to reason.
+    """
+
+    name = ""
+    module = ""
+    namespace = ""
+    floats: tuple[str, ...] = ("float16", "float32", "float64")
+    integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
+    _lacks: dict[str, str] = {}  # noqa: RUF012 (read only)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        """A name fit for a test's id."""
+        return self.name
+
+    @cached_property
+    def native(self) -> Any:
+        """The library itself."""
+        try:
+            return import_module(self.module)
+        except ModuleNotFoundError as error:
+            root = self.module.partition(".")[0]
+            raise MissingLibrary(
+                f"{self.name} needs the package {root}, which cannot be imported: {error}"
+            ) from None
+
+    @property
+    def xp(self) -> Any:
+        """The Array API namespace."""
+        return import_module(self.namespace)
+
+    @property
+    def version(self) -> str:
+        """The library's version."""
+        self.native  # noqa: B018 (says what is missing)
+        return str(import_module(self.module.partition(".")[0]).__version__)
+
+    def check_present(self) -> None:
+        """Raise `MissingLibrary` where the library, or its device, is not there."""
+        self.native  # noqa: B018
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Names of the floating dtypes."""
+        return list(self.floats)
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """What it cannot do, and why."""
+        gaps = {"bfloat16": f"{self.name} has no bfloat16", "float16": f"{self.name} has no float16"}
+        missing = {name: reason for name, reason in gaps.items() if name not in self.dtypes}
+        return {**missing, **self._lacks}
+
+    def dtype(self, name: str) -> Any:
+        """Return the library's own object for a dtype."""
+        return getattr(self.xp, name)
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        """Make an array of NumPy's numbers, where the configuration says."""
+        return self.xp.asarray(array, dtype=None if dtype is None else self.dtype(dtype))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        """Return an array's values: NumPy's, bfloat16 as float32."""
+        return widened(np.asarray(array))
+
+    def owns(self, value: Any) -> bool:
+        """Tell whether a value is an array of the library."""
+        return isinstance(value, type(self.asarray(np.zeros(1, np.float32))))
+
+    def dtype_of(self, array: Array) -> str:
+        """Name an array's dtype."""
+        return getattr(array.dtype, "name", None) or str(array.dtype).rpartition(".")[2]
+
+    def device_of(self, array: Array) -> str:
+        """Say where an array is."""
+        return str(getattr(array, "device", "cpu"))
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        """Reorder axes."""
+        return self.native.permute_dims(array, axes)
+
+    def stack(self, arrays: list[Array]) -> Array:
+        """Stack arrays along a new first axis."""
+        return self.native.stack(arrays)
+
+    def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
+        """Pull a cotangent of f's result back to x."""
+        raise NotImplementedError
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Return the context in which the library is used."""
+        return nullcontext()
+
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Make arrays of the same values whose memory is laid otherwise, each with a name."""
+        axes = tuple(range(array.ndim))
+        yield "transposed", self.permute(self.permute(array, axes[::-1]) + 0, axes[::-1])
+        wide = self.stack([array, array])
+        yield "a slice", wide[1, ...]
+        yield "every second", self.permute(wide, (1, 2, 3, 0, 4))[:, :, :, 1]
+
+    def snapshot(self, array: Array) -> bytes:
+        """Return an array's bits, to see whether it was written."""
+        return np.ascontiguousarray(self.to_numpy(array)).tobytes()
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        """Tell whether writing to one array could show in another."""
+        return False
+
+    def is_lazy(self, array: Array) -> bool:
+        """Tell whether an array is not computed yet."""
+        return False
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        """Compile a function of arrays."""
+        raise NotImplementedError
+
+    def poisoned(self, array: Array) -> Array:
+        """Make an array like another, that raises when it is computed."""
+        raise NotImplementedError
+
+    def settings(self) -> str:
+        """Say in what configuration it is."""
+        return ""
+
+
+_NO_JIT = {"jit": "the suite has no compiler for its functions"}
+_NO_GRADIENTS = {"gradient": "the library has no gradients", **_NO_JIT}
+
+
+class NumPy(Library):
+    """NumPy, with bfloat16 where ml_dtypes is installed."""
+
+    name = module = "numpy"
+    namespace = "array_api_compat.numpy"
+    _lacks = _NO_GRADIENTS
+
+    @property
+    def dtypes(self) -> list[str]:
+        return [*self.floats, *(["bfloat16"] if find_spec("ml_dtypes") else [])]
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        gaps = super().lacks
+        if "bfloat16" in gaps:
+            gaps["bfloat16"] = "NumPy has bfloat16 through ml_dtypes, which is not installed"
+        return gaps
+
+    def dtype(self, name: str) -> Any:
+        return numpy_dtype(name)
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        return np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
+
+    def owns(self, value: Any) -> bool:
+        return isinstance(value, np.ndarray)
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return np.transpose(array, axes)
+
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+        yield from super().strided(array)
+        yield "reversed", array[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
+        yield "Fortran order", np.asfortranarray(array)
+        yield (
+            "the other byte order",
+            array.astype(array.dtype.newbyteorder()) if array.dtype.kind == "f" else array,
+        )
+        unaligned = (
+            np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
+        )
+        yield "unaligned", unaligned
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        return np.shares_memory(a, b)
+
+
+class ReadOnlyNumPy(NumPy):
+    """NumPy, every array read-only."""
+
+    name = "numpy:readonly"
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = super().asarray(array, dtype)
+        made.flags.writeable = False
+        return made
+
+    def settings(self) -> str:
+        return "every array read-only"
+
+
+class Strict(Library):
+    """array-api-strict: what the standard has and no more, its strictest flags set."""
+
+    name = "array_api_strict"
+    module = namespace = "array_api_strict"
+    floats = ("float32", "float64")
+    _lacks = _NO_GRADIENTS
+
+    @property
+    def label(self) -> str:
+        return "strict"
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return np.from_dlpack(array)
+
+    def running(self) -> AbstractContextManager[Any]:
+        flags: AbstractContextManager[Any] = self.native.ArrayAPIStrictFlags(
+            boolean_indexing=False, data_dependent_shapes=False, enabled_extensions=()
+        )
+        return flags
+
+    def settings(self) -> str:
+        return "no boolean indexing, data-dependent shapes or extensions"
+
+
+class StrictDevice1(Strict):
+    """array-api-strict on a device that is not the default one."""
+
+    name = "array_api_strict:device1"
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = super().asarray(array, dtype)
+        return self.xp.asarray(made, device=self.native.Device("device1"))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return super().to_numpy(self.xp.asarray(array, device=self.native.Device("CPU_DEVICE")))
+
+    def settings(self) -> str:
+        return f"{super().settings()}; arrays on device1"
+
+
+class Dask(Library):
+    """dask: arrays in chunks, two along each axis but the last."""
+
+    name = "dask"
+    module = "dask.array"
+    namespace = "array_api_compat.dask.array"
+    _lacks = {**_NO_GRADIENTS, "bfloat16": "dask is tried with NumPy's own dtypes"}  # noqa: RUF012
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = np.asarray(array, dtype=None if dtype is None else numpy_dtype(dtype))
+        chunks = tuple(max(1, (n + 1) // 2) for n in array.shape[:-1]) + array.shape[-1:]
+        return self.xp.asarray(self.native.from_array(array, chunks=chunks))
+
+    def dtype(self, name: str) -> Any:
+        return numpy_dtype(name)
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return widened(np.asarray(array.compute()))
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.native.transpose(array, axes)
+
+    def is_lazy(self, array: Array) -> bool:
+        return self.owns(array)
+
+    def poisoned(self, array: Array) -> Array:
+        return array.map_blocks(_computed, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
+
+    def running(self) -> AbstractContextManager[Any]:
+        # One thread: the arrays here are small, and a pool would be made anew for each.
+        context: AbstractContextManager[Any] = import_module("dask").config.set(scheduler="synchronous")
+        return context
+
+
+class Jax(Library):
+    """JAX as it comes, without 64-bit numbers."""
+
+    name = "jax"
+    module = "jax"
+    namespace = "jax.numpy"
+    floats = ("float16", "bfloat16", "float32")
+    integers = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
+    x64 = False
+    platform = "cpu"
+    _lacks = {"wide_positions": "JAX without x64 has no 64-bit integers"}  # noqa: RUF012
+
+    @property
+    def dtypes(self) -> list[str]:
+        # As the process is configured; `running` narrows it to the floats named here.
+        wide = "float64" in self.floats or import_module("jax").config.jax_enable_x64
+        return [*Jax.floats, *(["float64"] if wide else [])]
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        gaps = super().lacks
+        if "float64" not in self.dtypes:
+            gaps["float64"] = "JAX without x64 has no float64"
+        return gaps
+
+    def running(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.native.enable_x64(self.x64)
+        return context
+
+    def check_present(self) -> None:
+        try:
+            self.native.devices(self.platform)
+        except RuntimeError as error:
+            raise MissingLibrary(
+                f"{self.name} needs a device of JAX's platform {self.platform!r}: {error}"
+            ) from None
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = super().asarray(array, dtype)
+        return (
+            made
+            if self.platform == "cpu"
+            else self.native.device_put(made, self.native.devices(self.platform)[0])
+        )
+
+    def dtype(self, name: str) -> Any:
+        return getattr(import_module("jax.numpy"), name)
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return import_module("jax.numpy").permute_dims(array, axes)
+
+    def stack(self, arrays: list[Array]) -> Array:
+        return import_module("jax.numpy").stack(arrays)
+
+    def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
+        return self.native.vjp(f, x)[1](cotangent)[0]
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        compiled: Callable[..., Array] = self.native.jit(f)
+        return compiled
+
+
+class JaxX64(Jax):
+    """JAX with 64-bit numbers."""
+
+    name = "jax:x64"
+    x64 = True
+    floats = (*Jax.floats, "float64")
+    integers = Library.integers
+    _lacks: dict[str, str] = {}  # noqa: RUF012
+
+    def settings(self) -> str:
+        return "x64"
+
+
+class JaxGPU(Jax):
+    """JAX on a GPU."""
+
+    name = "jax:gpu"
+    platform = "gpu"
+
+
+class Torch(Library):
+    """PyTorch on the CPU."""
+
+    name = module = "torch"
+    namespace = "array_api_compat.torch"
+    floats = ("float16", "bfloat16", "float32", "float64")
+    device = "cpu"
+    _lacks = {"jit": "torch.compile is a target of its own: torch:compile"}  # noqa: RUF012
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        torch = self.native
+        array = np.array(array, order="C")  # a copy: torch warns of read-only memory
+        if array.dtype.name == "bfloat16":
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(array)
+        tensor = tensor if self.device == "cpu" else tensor.to(self.device)
+        return tensor if dtype is None else tensor.to(self.dtype(dtype))
+
+    def dtype(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        array = array.detach().cpu().resolve_conj()
+        numbers: NDArray[Any] = (array.float() if array.dtype == self.native.bfloat16 else array).numpy()
+        return numbers
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.native.permute(array, axes)
+
+    def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
+        x = x.detach().clone().requires_grad_(True)
+        (pulled,) = self.native.autograd.grad(f(x), x, cotangent)
+        return pulled
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        return bool(
+            a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.numel() and b.numel()
+        )
+
+
+class TorchMeta(Torch):
+    """PyTorch on the meta device: shapes and dtypes, no values."""
+
+    name = "torch:meta"
+    device = "meta"
+    _lacks = {"values": "the meta device has no values", **Torch._lacks}  # noqa: RUF012
+
+    def snapshot(self, array: Array) -> bytes:
+        return b""
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        return False
+
+    def settings(self) -> str:
+        return "shapes and dtypes only"
+
+
+class TorchCUDA(Torch):
+    """PyTorch on a GPU."""
+
+    name = "torch:cuda"
+    device = "cuda"
+
+    def check_present(self) -> None:
+        if not self.native.cuda.is_available():
+            raise MissingLibrary(
+                "torch:cuda needs a GPU that PyTorch can use; torch.cuda.is_available() is False"
+            )
+
+
+class CuPy(Library):
+    """CuPy on its current GPU."""
+
+    name = module = "cupy"
+    namespace = "array_api_compat.cupy"
+    _lacks = _NO_GRADIENTS
+
+    def check_present(self) -> None:
+        try:
+            self.native.cuda.runtime.getDeviceCount()
+        except Exception as error:  # a missing driver raises CuPy's own errors
+            raise MissingLibrary(f"cupy needs a GPU: {error}") from None
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        numbers: NDArray[Any] = array.get()
+        return numbers
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.native.transpose(array, axes)
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        return bool(self.native.shares_memory(a, b))
+
+
+LIBRARIES: dict[str, Library] = {
+    lib.name: lib
+    for lib in (
+        NumPy(),
+        ReadOnlyNumPy(),
+        Strict(),
+        StrictDevice1(),
+        Dask(),
+        Jax(),
+        JaxX64(),
+        JaxGPU(),
+        Torch(),
+        TorchMeta(),
+        TorchCUDA(),
+        CuPy(),
+    )
+}
+
+
+def _computed(block: Any) -> Any:
+    raise AssertionError("an array was computed before its values were asked for")
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return NumPy's object for a dtype; that of ml_dtypes for bfloat16."""
+    return import_module("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """Return bfloat16 as float32, which NumPy knows, and every other array as it is."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Round numbers to a dtype and return them in float64, so that every library starts from the same ones."""
+    if dtype != "bfloat16":
+        return values.astype(dtype).astype(np.float64)
+    # NumPy lacks it: the upper half of a float32, rounded to even.
+    bits = values.astype(np.float32).view(np.uint32)
+    bits = bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)

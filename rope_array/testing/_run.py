@@ -1,0 +1,274 @@
+"""The doors of the suite: run the checks on a target, and say what came of it."""
+
+from __future__ import annotations
+
+import platform
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ._judge import Check, Judge, checks
+from ._target import Target, resolve
+
+PASSED, FAILED = "passed", "failed"
+INAPPLICABLE = "not applicable"
+EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
+
+
+class ConformanceError(AssertionError):
+    """A target fails a check, or passes one that it was expected to fail."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one check.
+
+    Attributes
+    ----------
+    name
+        The check's name.
+    outcome
+        "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
+    detail
+        What was wrong, or why the check does not apply.
+    """
+
+    name: str
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of all checks of a target.
+
+    Attributes
+    ----------
+    target
+        What was judged.
+    results
+        One `Result` for each check.
+    worst
+        Largest error of a result, in lengths of its pair, by range of positions.
+    seconds
+        How long it took.
+    """
+
+    target: Target
+    results: tuple[Result, ...]
+    worst: Mapping[str, float]
+    seconds: float
+
+    def of(self, *outcomes: str) -> tuple[Result, ...]:
+        """Return the results of these outcomes."""
+        return tuple(result for result in self.results if result.outcome in outcomes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed, and nothing passed that was expected to fail."""
+        return not self.of(FAILED, UNEXPECTED)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``check --json`` prints them."""
+        target = self.target
+        return {
+            "target": target.name,
+            "version": target.version,
+            "library": target.library,
+            "class": {"angles": target.angles, "arithmetic": target.arithmetic},
+            "machine": machine(),
+            "seconds": round(self.seconds, 2),
+            "ok": self.ok,
+            "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
+            "worst": {name: float(f"{error:.3g}") for name, error in self.worst.items()},
+            "declines": dict(target.declines),
+            "results": [vars(result) for result in self.results],
+        }
+
+
+def machine() -> dict[str, str]:
+    """Say what this runs on."""
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def iter_checks(
+    target: str | Target | Callable[..., Any], **claims: Any
+) -> Iterator[tuple[Check, Callable[[], None]]]:
+    """Yield every check that applies to a target, with a function that runs it.
+
+    Parameters
+    ----------
+    target : str, Target or callable
+        A built-in target's name, "package.module:attribute", a `Target`, or a callable ``rotate(x, pos, **spec)``.
+    **claims
+        For a callable: fields of `Target`.
+
+    Yields
+    ------
+    check : Check
+        With its name, requirement and needs.
+    run : callable
+        Raises AssertionError where the requirement is not met, or what the target raised.
+
+    Raises
+    ------
+    ValueError, MissingLibrary
+        As of `check_backend`.
+
+    Examples
+    --------
+    >>> from rope_array.testing import iter_checks
+    >>> names = [check.name for check, run in iter_checks("numpy")]
+    >>> "definition" in names, "gradient" in names
+    (True, False)
+    """
+    resolved = resolve(target, **claims)
+    judge = Judge(resolved)
+    for check in checks():
+        if check.inapplicable(resolved) is None:
+            yield check, _runner(check, judge)
+
+
+def _runner(check: Check, judge: Judge) -> Callable[[], None]:
+    def run() -> None:
+        # Warnings of floating point are not results: what they warn of is judged.
+        with judge.lib.running(), np.errstate(all="ignore"):
+            check(judge)
+
+    return run
+
+
+def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Report:
+    """Run every check on a target and report; a failure raises nothing.
+
+    Parameters
+    ----------
+    target, **claims
+        As of `iter_checks`.
+
+    Returns
+    -------
+    Report
+        With a result for every check, those that do not apply too.
+
+    Raises
+    ------
+    ValueError, MissingLibrary
+        As of `check_backend`.
+
+    Examples
+    --------
+    >>> from rope_array.testing import run_checks
+    >>> report = run_checks(lambda x, pos, base=10000.0: x)
+    >>> report.ok, [result.outcome for result in report.results if result.name == "definition"]
+    (False, ['failed'])
+    """
+    return _run(resolve(target, **claims))
+
+
+def check_backend(
+    target: str | Target | Callable[..., Any],
+    expected_failures: Mapping[str, str] | None = None,
+    **claims: Any,
+) -> Report:
+    """Run every check on a target, and raise unless exactly those fail that are expected to.
+
+    Parameters
+    ----------
+    target : str, Target or callable
+        As of `iter_checks`.
+    expected_failures : mapping of str to str, optional
+        Names of checks known to fail, each with the reason and a link; added to the target's own.
+    **claims
+        For a callable: fields of `Target`.
+
+    Returns
+    -------
+    Report
+        With a result for every check.
+
+    Raises
+    ------
+    ConformanceError
+        A check fails that is not among the expected ones, or one of those passes or does not apply.
+    ValueError
+        The target, a claim or the name of an expected failure is unknown, or a reason is empty.
+    MissingLibrary
+        The library or device that the target needs is not there.
+
+    Examples
+    --------
+    >>> from rope_array.testing import check_backend
+    >>> check_backend("numpy").ok
+    True
+    """
+    resolved = resolve(target, **claims)
+    report = _run(resolved, {**resolved.expected_failures, **(expected_failures or {})})
+    if not report.ok:
+        raise ConformanceError("\n".join([f"{resolved.name}:", *map(_line, report.of(FAILED, UNEXPECTED))]))
+    return report
+
+
+def _line(result: Result) -> str:
+    return f"  {result.name}: {result.outcome}: {result.detail}"
+
+
+def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
+    expected = {**target.expected_failures, **(expected or {})}
+    check_expected(expected)
+    started = time.perf_counter()
+    judge = Judge(target)
+    results = tuple(_result(check, judge, expected) for check in checks())
+    return Report(target, results, dict(judge.worst), time.perf_counter() - started)
+
+
+def check_expected(expected: Mapping[str, str]) -> None:
+    """Raise ValueError unless each is the name of a check with a reason."""
+    known = {check.name for check in checks()}
+    if unknown := sorted(set(expected) - known):
+        raise ValueError(f"expected_failures: no check is named {', '.join(map(repr, unknown))}")
+    if empty := sorted(name for name, reason in expected.items() if not str(reason).strip()):
+        raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
+
+
+def _result(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
+    reason = expected.get(check.name)
+    outcome, detail = outcome_of(check, judge)
+    if reason is not None and outcome == FAILED:
+        return Result(check.name, EXPECTED, reason)
+    if reason is not None:
+        return Result(check.name, UNEXPECTED, f"expected to fail ({reason}), and {outcome}")
+    return Result(check.name, outcome, detail)
+
+
+def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
+    """Run a check; return what came of it and the detail."""
+    if (reason := check.inapplicable(judge.target)) is not None:
+        return INAPPLICABLE, reason
+    try:
+        _runner(check, judge)()
+    except AssertionError as error:
+        return FAILED, _shortened(str(error) or _where(error))
+    except NotImplementedError as error:
+        return (FAILED if judge.target.declared else INAPPLICABLE), f"NotImplementedError: {error}"
+    except Exception as error:  # whatever the code under test raises is its failure
+        return FAILED, _shortened(f"{type(error).__name__}: {error} {_where(error)}")
+    return PASSED, ""
+
+
+def _where(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"(in {frame.name}, {frame.filename.rpartition('/')[2]}:{frame.lineno})"
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else f"{text[:397]}..."
