@@ -141,7 +141,7 @@ class Library:
         yield "transposed", self.permute(self.permute(array, axes[::-1]) + 0, axes[::-1])
         wide = self.stack([array, array])
         yield "a slice", wide[1, ...]
-        yield "every second", self.permute(wide, (1, 2, 3, 0, 4))[:, :, :, 1]
+        yield "every second", self.permute(wide, (1, 2, 3, 0, 4))[:, :, :, 1, :]
 
     def snapshot(self, array: Array) -> bytes:
         """Return an array's bits, to see whether it was written."""
