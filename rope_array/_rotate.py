@@ -18,6 +18,8 @@ def rotate(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
         y = _turn(x, cos, sin, layout, kit)
     else:
         y = kit.xp.concat(_parts(x, cos, sin, layout, kit), axis=-1)
+    if y is x:  # dask leaves empty arrays out, and of one it makes no join
+        return kit.xp.asarray(x, copy=True)
     # NumPy joins arrays of the other byte order in its own.
     return y if y.dtype == x.dtype else kit.cast(y, x.dtype)
 

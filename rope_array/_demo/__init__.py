@@ -6,10 +6,11 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 
 import rope_array as ra
-from rope_array._demo._libraries import NumPy, installed
+from rope_array._demo._libraries import installed, shown
 from rope_array._demo._measure import STARTS, Case, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
+from rope_array.testing._libraries import Library
 
 SHIFTS = (1_000, 100_000, 1_000_000, 10_000_000)
 PLACES = (4_096, 131_072, 1_000_000, 10_000_000)
@@ -107,16 +108,16 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
     found, absent, broken = installed()
     every = cases(q, k)
     chosen = [(lib, case) for lib in found for case in every if case.dtype in lib.dtypes]
-    failed = [f"{lib.name} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
+    failed = [f"{shown(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
     for what, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
             print(f"   {what}: {', '.join(names)}")
     return failed
 
 
-def _show_row(library: NumPy, case: Case) -> bool:
+def _show_row(library: Library, case: Case) -> bool:
     """Measure a case on a library and print its row; tell whether it is within the contract."""
-    head = f"   {library.name:<17}{library.version[:13]:<14}"
+    head = f"   {shown(library):<17}{library.version[:13]:<14}"
     try:
         row = measure(library, case)
     except Exception as error:  # a library that fails is a result too: it is shown, and the exit status is 1

@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 import rope_array as ra
 from rope_array import _registry
-from rope_array._demo._libraries import NumPy
-from rope_array.testing import apply_definition
+from rope_array._demo._libraries import copy, finish
+from rope_array.testing import _contract, apply_definition
+from rope_array.testing._contract import compute_dtype, eps
+from rope_array.testing._libraries import Library, rounded
 
 Floats = NDArray[np.float64]
 
 # Where the text starts in each of its copies: the last nears the end of the int32 range.
 STARTS = (0, 1_000_000, 2_000_000_000)
-_EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float64": 2.0**-52}
+DTYPES = ("float32", "bfloat16", "float64")
 _SECONDS_PER_TIMING = 0.1
 _LEAST_ROUNDS = 5
 
@@ -45,74 +47,48 @@ def _positions(count: int) -> NDArray[np.int32]:
 
 def cases(q: Floats, k: Floats) -> list[Case]:
     """Make queries and keys in every dtype, and have the definition rotate all of them at once."""
-    pairs = [tuple(_rounded(np.stack([x] * len(STARTS)), dtype) for x in (q, k)) for dtype in _EPS]
+    pairs = [tuple(rounded(np.stack([x] * len(STARTS)), dtype) for x in (q, k)) for dtype in DTYPES]
     exact = apply_definition(np.concatenate([x for pair in pairs for x in pair], 1), _positions(q.shape[-2]))
     truths = np.split(exact, 2 * len(pairs), axis=1)
     return [
         Case(dtype, (pair[0], pair[1]), (truths[2 * i], truths[2 * i + 1]))
-        for i, (dtype, pair) in enumerate(zip(_EPS, pairs, strict=True))
+        for i, (dtype, pair) in enumerate(zip(DTYPES, pairs, strict=True))
     ]
 
 
-def _rounded(values: Floats, dtype: str) -> Floats:
-    """Round numbers to a dtype; they stay float64, so that every library starts from the same ones."""
-    if dtype == "float64":
-        return values
-    bits = values.astype(np.float32).view(np.uint32)
-    if dtype == "bfloat16":  # which NumPy lacks: the upper half of a float32, rounded to even
-        bits = bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)
-    return bits.view(np.float32).astype(np.float64)
-
-
-def measure(library: NumPy, case: Case) -> Row:
+def measure(library: Library, case: Case) -> Row:
     """Rotate a case on a library; return the path taken, the worst error and the time."""
     q, k = (library.asarray(x, case.dtype) for x in case.arrays)
-    pos = library.xp.asarray(_positions(case.arrays[0].shape[-2]))
+    pos = library.asarray(_positions(case.arrays[0].shape[-2]))
 
-    def rotate() -> tuple[Any, ...]:
-        return library.finish(ra.apply((q, k), pos))
+    def rotated() -> tuple[Any, ...]:
+        return finish(library, ra.apply((q, k), pos))
 
-    def copy() -> tuple[Any, ...]:
-        return library.finish((library.copy(q), library.copy(k)))
+    def copied() -> tuple[Any, ...]:
+        return finish(library, (copy(library, q), copy(library, k)))
 
-    checks = [judge(library.to_numpy(y), t, case.dtype) for y, t in zip(rotate(), case.truths, strict=True)]
+    numbers = [library.to_numpy(y).astype(np.float64) for y in rotated()]
+    checks = [judge(y, truth, case.dtype) for y, truth in zip(numbers, case.truths, strict=True)]
     path = _registry.choose((q, k), None).name
-    copies = _ratio(rotate, copy)
+    copies = _ratio(rotated, copied)
     return Row(path, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
 
 
 def judge(y: Floats, exact: Floats, dtype: str) -> tuple[float, bool]:
-    """Compare a result with the definition's: the worst error in ulps, and whether all are in the contract.
-
-    The contract: |y - exact| ≤ 2.5·eps(compute)·|pair| and half of y's own spacing, for rounding once.
-    """
+    """Compare a result with the definition's: the worst error in ulps, and whether all are allowed."""
     if y.shape != exact.shape:
         return np.inf, False
-    eps, error, length = _EPS[dtype], np.abs(y - exact), _pair_lengths(exact)
-    bound = 2.5 * _compute_eps(dtype) * length + _spacing(np.maximum(np.abs(y), np.abs(exact)), eps) / 2
-    # The definition's result is float64, itself rounded.
-    bound += _spacing(exact, _EPS["float64"]) * 0.500001
-    in_ulps = np.divide(error, eps * length, out=np.where(error == 0.0, 0.0, np.inf), where=length > 0)
+    # The length of the pair that each number is of; a rotation does not change it.
+    length = np.repeat(np.hypot(exact[..., ::2], exact[..., 1::2]), 2, axis=-1)
+    error, bound = np.abs(y - exact), _contract.allowed(exact, dtype, {}, exact=exact)
+    unjudged = np.where(error == 0.0, 0.0, np.inf)
+    in_ulps = np.divide(error, eps(dtype) * length, out=unjudged, where=length > 0)
     return float(np.max(in_ulps)), bool(np.all(error <= bound))
 
 
 def allowed(dtype: str) -> float:
     """Return the contract's bound in ulps of eps times the length of the pair."""
-    return 2.5 * _compute_eps(dtype) / _EPS[dtype] + 0.5
-
-
-def _compute_eps(dtype: str) -> float:
-    return _EPS["float64" if dtype == "float64" else "float32"]
-
-
-def _pair_lengths(exact: Floats) -> Floats:
-    """Return the length of the pair that each number is of; a rotation does not change it."""
-    return np.asarray(np.repeat(np.hypot(exact[..., ::2], exact[..., 1::2]), 2, axis=-1))
-
-
-def _spacing(values: Floats, eps: float) -> Floats:
-    """Return the distance between neighbouring floats where the values are; none at 0, which is exact."""
-    return np.where(values == 0, 0.0, np.ldexp(eps, np.frexp(values)[1] - 1))
+    return 2.5 * eps(compute_dtype(dtype)) / eps(dtype) + 0.5
 
 
 def _ratio(rotate: Callable[[], Any], copy: Callable[[], Any]) -> float:

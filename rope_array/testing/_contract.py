@@ -1,8 +1,8 @@
 """How far a result may be from the exact rotation: the numerical contract, and the classes below it.
 
 The contract: |y − exact| ≤ 2.5·eps(compute)·A·|pair| + half an ulp of the output, with eps of float64 for
-float64 and of float32 for every other dtype, A the amplitude and |pair| the length of the pair that an element
-comes from; elements outside the rotated slice are equal. `apply_definition` judges what is exact.
+float64 and of float32 for every other dtype, A the amplitude and |pair| the length of the pair that an
+element comes from; elements outside the rotated slice are equal. `apply_definition` judges what is exact.
 
 An `Accuracy` of a weaker class adds what its arithmetic loses. Other code is held to the class it claims.
 """
@@ -76,7 +76,7 @@ def largest(dtype: str) -> float:
 
 
 def ulp(values: ArrayLike, dtype: str) -> Floats:
-    """Return the distance between the numbers of a dtype, given by name, around each of `values` (float64)."""
+    """Return the distance between the numbers of a dtype, given by name, around each of `values`."""
     bits, lowest, _ = FORMATS[dtype]
     exponents = np.frexp(np.abs(values))[1] - 1
     return np.asarray(
@@ -105,7 +105,7 @@ def read_and_written(width: int, fields: Mapping[str, Any], inverse: bool) -> li
 def _omegas(lanes: int, fields: Mapping[str, Any]) -> Floats:
     given = fields.get("inv_freq")
     omegas = frequencies(2 * lanes, fields.get("base", 10000.0)) if given is None else given
-    return np.abs(np.array([float(omega) for omega in omegas]))
+    return np.array([abs(float(omega)) for omega in omegas])
 
 
 def angle_slack(
@@ -176,8 +176,8 @@ def allowed(
     amplitude = 1.0 / amplitude if inverse else amplitude
     with np.errstate(over="ignore", invalid="ignore"):
         length = amplitude * np.hypot(x[..., a], x[..., b])
-        per_lane = 2.5 * eps(compute_dtype(dtype, accuracy))
-        per_lane = per_lane + angle_slack(pos, len(a), dtype, fields, accuracy)
+        slack = angle_slack(pos, len(a), dtype, fields, accuracy)
+        per_lane = 2.5 * eps(compute_dtype(dtype, accuracy)) + slack
         bound = np.zeros(x.shape)
         for out in (out_a, out_b):
             error = per_lane * length

@@ -1,7 +1,7 @@
 """The array libraries that the suite knows: the ways into and out of each, and what each lacks.
 
-This is the one table of what a library can do. The tests' marks, the command line and the documentation's table
-are made from it. A library is imported when something is asked of it.
+This is the one table of what a library can do. The tests' marks, the command line and the documentation's
+table are made from it. A library is imported when something is asked of it.
 """
 
 from __future__ import annotations
@@ -314,8 +314,8 @@ class Jax(Library):
     name = "jax"
     module = "jax"
     namespace = "jax.numpy"
-    floats = ("float16", "bfloat16", "float32")
-    integers = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
+    floats: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    integers: tuple[str, ...] = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
     x64 = False
     platform = "cpu"
     _lacks = {"wide_positions": "JAX without x64 has no 64-bit integers"}  # noqa: RUF012
@@ -519,7 +519,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Round numbers to a dtype and return them in float64, so that every library starts from the same ones."""
+    """Round numbers to a dtype and return them in float64: every library starts from the same ones."""
     if dtype != "bfloat16":
         return values.astype(dtype).astype(np.float64)
     # NumPy lacks it: the upper half of a float32, rounded to even.

@@ -35,6 +35,13 @@ class Result:
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
         What was wrong, or why the check does not apply.
+
+    Examples
+    --------
+    >>> from rope_array.testing import run_checks
+    >>> results = run_checks("numpy").results
+    >>> [result for result in results if result.name == "rotations_add"]
+    [Result(name='rotations_add', outcome='passed', detail='')]
     """
 
     name: str
@@ -56,6 +63,13 @@ class Report:
         Largest error of a result, in lengths of its pair, by range of positions.
     seconds
         How long it took.
+
+    Examples
+    --------
+    >>> from rope_array.testing import run_checks
+    >>> report = run_checks("numpy")
+    >>> report.ok, report.target.angles, len(report.of("failed"))
+    (True, 'exact', 0)
     """
 
     target: Target
@@ -64,7 +78,25 @@ class Report:
     seconds: float
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
-        """Return the results of these outcomes."""
+        """Return the results of these outcomes.
+
+        Parameters
+        ----------
+        *outcomes : str
+            As of `Result`.
+
+        Returns
+        -------
+        tuple of Result
+            In the order in which the checks were run.
+
+        Examples
+        --------
+        >>> from rope_array.testing import run_checks
+        >>> report = run_checks(lambda x, pos, base=10000.0: x)
+        >>> "definition" in [result.name for result in report.of("failed")]
+        True
+        """
         return tuple(result for result in self.results if result.outcome in outcomes)
 
     @property
@@ -73,7 +105,19 @@ class Report:
         return not self.of(FAILED, UNEXPECTED)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as ``check --json`` prints them."""
+        """Return plain values, as ``python -m rope_array check --json`` prints them.
+
+        Returns
+        -------
+        dict
+            The target and its claims, the machine, and the name, outcome and detail of every check.
+
+        Examples
+        --------
+        >>> from rope_array.testing import run_checks
+        >>> run_checks("numpy").as_dict()["class"]
+        {'angles': 'exact', 'arithmetic': 'float32'}
+        """
         target = self.target
         return {
             "target": target.name,
@@ -107,7 +151,8 @@ def iter_checks(
     Parameters
     ----------
     target : str, Target or callable
-        A built-in target's name, "package.module:attribute", a `Target`, or a callable ``rotate(x, pos, **spec)``.
+        A built-in target's name, "package.module:attribute", a `Target`, or a callable
+        ``rotate(x, pos, **spec)``.
     **claims
         For a callable: fields of `Target`.
 
@@ -171,7 +216,8 @@ def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Repo
     >>> report.ok, [result.outcome for result in report.results if result.name == "definition"]
     (False, ['failed'])
     """
-    return _run(resolve(target, **claims))
+    expected = claims.pop("expected_failures", None)
+    return _run(resolve(target, **claims), expected)
 
 
 def check_backend(

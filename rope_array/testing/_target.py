@@ -65,7 +65,7 @@ CAPABILITIES = {
 _REACH = {"reaches_2e16": 2**16, "reaches_2e20": 2**20, "reaches_2e24": 2**24, "reaches_int32": 2**31 - 1}
 _SPREAD = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
 # What a callable that declares nothing may refuse, loudly: it is tried, and named as not applicable.
-_OPTIONAL: dict[str, Callable[["_Trial"], Any]] = {
+_OPTIONAL: dict[str, Callable[[_Trial], Any]] = {
     "batch_positions": lambda t: t(t.x(2, 1, 2, 4), np.array([[0, 1], [2, 3]])),
     "head_positions": lambda t: t(t.x(1, 2, 1, 4), np.array([[[0], [1]]])),
     "broadcast_positions": lambda t: (
@@ -371,7 +371,7 @@ def _trial_of_field(target: Target, name: str, others_are_named: bool) -> str:
             if others_are_named and np.array_equal(trial.numbers(y), trial.numbers(trial(x, pos))):
                 return "goes to its ** parameter and changes nothing"
     except NotImplementedError as error:
-        return f"refuses it: {error or 'NotImplementedError'}"
+        return f"refuses it: {str(error) or 'NotImplementedError'}"
     except TypeError as error:
         return f"refuses it: {error}" if name in str(error) else ""
     except Exception:
@@ -398,6 +398,9 @@ def _refused(target: Target, found: Mapping[str, str]) -> dict[str, str]:
 
 class _Trial:
     """Calls of a target, to see what it takes."""
+
+    target: Target
+    lib: Library
 
     def __init__(self, target: Target):
         self.target, self.lib = target, target.arrays
@@ -449,14 +452,27 @@ def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
     """Compile by torch.compile, as one graph, without the code generation that needs a C++ compiler."""
-    torch = import_module("torch")
+    compile_ = import_module("torch").compile
+    made: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        # Each call is compiled for itself: Dynamo gives a function up after a handful of recompilations.
-        torch.compiler.reset()
-        return torch.compile(lambda: rotate(x, pos, **spec), fullgraph=True, backend="aot_eager")()
+        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
+        if key not in made:
+
+            def rotated(x: Any, pos: Any) -> Any:
+                return rotate(x, pos, **spec)
+
+            # A code object of its own: Dynamo gives one up after a handful of compilations.
+            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(made)}")
+            made[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
+        return made[key](x, pos)
 
     return call
+
+
+def _kind(value: Any) -> str:
+    """Return what compiled code is made for: an array's shape and dtype, or a number as it is."""
+    return f"{value.dtype}{tuple(value.shape)}" if hasattr(value, "dtype") else repr(value)
 
 
 _MODES = {"jit": _jitted, "compile": _compiled}
@@ -530,7 +546,8 @@ def _imported(name: str) -> Target | Callable[..., Any]:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise ValueError(
-            f"unknown target {name!r}; give one of {', '.join(names())}, or package.module:attribute for a callable"
+            f"unknown target {name!r}; give one of {', '.join(names())}, "
+            "or package.module:attribute for a callable"
         )
     found = import_module(module)
     for part in attribute.split("."):

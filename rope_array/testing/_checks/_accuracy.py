@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._judge import Judge, check
+from rope_array.testing._judge import Judge, check
 
 _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
 
@@ -19,37 +19,44 @@ def _within(j: Judge, name: str, dtype: str) -> None:
 
 @check(each_dtype=True)
 def accuracy_small(j: Judge, dtype: str) -> None:
-    """Within the class's bound at positions below 4096: for the contract 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the result."""
+    """Within the class's bound at positions below 4096.
+
+    For the contract that is 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the
+    result.
+    """
     _within(j, "small", dtype)
 
 
 @check("reaches_2e16", each_dtype=True)
 def accuracy_2e16(j: Judge, dtype: str) -> None:
-    """Within the same bound at positions up to 2^16."""
+    """Within the class's bound at positions up to 2^16."""
     _within(j, "2^16", dtype)
 
 
 @check("reaches_2e20", each_dtype=True)
 def accuracy_2e20(j: Judge, dtype: str) -> None:
-    """Within the same bound at positions up to 2^20, where a float32 angle is off by hundredths of a radian."""
+    """Within the class's bound at positions up to 2^20.
+
+    There a float32 angle is off by hundredths of a radian.
+    """
     _within(j, "2^20", dtype)
 
 
 @check("reaches_2e24", each_dtype=True)
 def accuracy_2e24(j: Judge, dtype: str) -> None:
-    """Within the same bound at 2^24 - 1 to 2^24 + 3, where float32 can no longer count."""
+    """Within the class's bound at 2^24 - 1 to 2^24 + 3, where float32 can no longer count."""
     _within(j, "2^24", dtype)
 
 
 @check("reaches_int32", each_dtype=True)
 def accuracy_int32(j: Judge, dtype: str) -> None:
-    """Within the same bound up to the end of int32."""
+    """Within the class's bound up to the end of int32."""
     _within(j, "int32", dtype)
 
 
 @check("negative_positions", "any_positions", each_dtype=True)
 def accuracy_negative(j: Judge, dtype: str) -> None:
-    """Within the same bound at negative positions, down to the end of int32."""
+    """Within the class's bound at negative positions, down to the end of int32."""
     pos = -np.array([p for p in _NEGATIVE if p <= j.target.furthest])
     if j.claims("reaches_int32"):
         pos = np.append(pos, -(2**31))

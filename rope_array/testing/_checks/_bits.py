@@ -1,8 +1,8 @@
-"""The same bits for a row whatever its slice, batch, strides and company; where no bits are promised, its values."""
+"""The same bits for a row whatever its slice, batch, strides and company; else its values."""
 
 import numpy as np
 
-from .._judge import Judge, check
+from rope_array.testing._judge import Judge, check
 
 _SHAPE = (2, 3, 7, 20)
 
@@ -19,7 +19,7 @@ def same_bits_in_a_slice(j: Judge, dtype: str) -> None:
 
 @check("any_positions", each_dtype=True)
 def same_bits_in_a_batch(j: Judge, dtype: str) -> None:
-    """It has them whatever the batch and the heads."""
+    """A row has the same bits whatever the batch and the heads."""
     x, pos = j.x(*_SHAPE, dtype=dtype), j.places(7)
     whole = j.rotated(x, pos)
     for part in (np.s_[1:, :], np.s_[:, 1:2], np.s_[:1, 2:]):
@@ -29,7 +29,7 @@ def same_bits_in_a_batch(j: Judge, dtype: str) -> None:
 
 @check("strides", "same_bits", each_dtype=True)
 def same_bits_of_strides(j: Judge, dtype: str) -> None:
-    """It has them whatever x's strides."""
+    """A row has the same bits whatever x's strides."""
     x, pos = j.x(dtype=dtype), j.places()
     whole = j.rotated(x, pos)
     for name, array in j.lib.strided(x.array):
@@ -39,7 +39,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
 
 @check("tuple", "any_positions")
 def same_bits_in_company(j: Judge) -> None:
-    """It has them whatever arrays are rotated in the same call."""
+    """A row has the same bits whatever arrays are rotated in the same call."""
     x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 20, dtype=j.dtypes[-1], seed=1), j.places(7)
     alone = [j.rotated(one, pos) for one in (other, x)]
     for y, one, want in zip(j.run((other, x), pos), (other, x), alone, strict=True):

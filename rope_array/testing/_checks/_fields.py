@@ -1,8 +1,10 @@
 """The fields of a rotary embedding: what is rotated, by which frequencies, and how pairs are laid."""
 
+from typing import Any
+
 import numpy as np
 
-from .._judge import SHAPE, Given, Judge, check
+from rope_array.testing._judge import SHAPE, Given, Judge, check
 
 
 @check()
@@ -15,7 +17,10 @@ def definition(j: Judge) -> None:
 
 @check()
 def direction(j: Judge) -> None:
-    """The first member of a pair, alone, goes to (cos, sin): the second result is positive for a small angle."""
+    """The first member of a pair, alone, goes to (cos, sin).
+
+    So the second result is positive for a small angle.
+    """
     values = np.zeros((1, 1, 2, 4))
     (a, _), (_, b) = j.pairs(width=4)
     values[..., a[0]] = 1.0
@@ -57,7 +62,10 @@ def base(j: Judge) -> None:
 
 @check("rotary_dim")
 def rotary_dim(j: Judge) -> None:
-    """The first rotary_dim features are rotated, by frequencies over rotary_dim; the others are returned as they are."""
+    """The first rotary_dim features are rotated, by frequencies over rotary_dim.
+
+    The others are returned as they are.
+    """
     x = j.x()
     for width in (4, 16, 8, 2, 0):
         j.rotated(x, j.places(), rotary_dim=width)
@@ -85,7 +93,10 @@ def odd_width(j: Judge) -> None:
 
 @check("inv_freq")
 def inv_freq(j: Judge) -> None:
-    """Frequencies given are used as they are: each the exact number, in the order given, one set after another."""
+    """Frequencies given are used as they are.
+
+    Each is the exact number, in the order given, one set after another.
+    """
     x = j.x(2, 3, 5, 8)
     for omegas in ((1.0, 0.5, 0.3, 0.001), (0.1, 0.2, 0.0, -0.4), (1.0, 0.5, 0.3, 0.002)):
         j.rotated(x, j.places(), inv_freq=omegas)
@@ -141,8 +152,12 @@ def seq_axis_and_batch(j: Judge) -> None:
 
 @check("base", "pairing", "rotary_dim")
 def calls_in_turn(j: Judge) -> None:
-    """A call depends on its own arguments only, not on those of calls before it: spec, shape, dtype, positions."""
-    specs = ({"base": 500.0}, {"pairing": "half"}, {"rotary_dim": 8}, {"base": 500.0, "rotary_dim": 8}, {})
+    """A call depends on its own arguments only: spec, shape, dtype and positions.
+
+    Nothing is left of the calls before it.
+    """
+    specs: list[dict[str, Any]] = [{"base": 500.0}, {"pairing": "half"}, {"rotary_dim": 8}]
+    specs += [{"base": 500.0, "rotary_dim": 8}, {}]
     for _ in range(2):
         for i, spec in enumerate(specs):
             x = j.x(2, 3, 5 - i % 2, SHAPE[3] + 4 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._judge import Given, Judge, check
+from rope_array.testing._judge import Given, Judge, check
 
 _SLACK = 1e-30
 

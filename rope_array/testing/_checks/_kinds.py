@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._judge import SHAPE, Judge, check
+from rope_array.testing._judge import SHAPE, Judge, check
 
 
 @check(each_dtype=True, values=False)
@@ -14,7 +14,7 @@ def kind(j: Judge, dtype: str) -> None:
 
 @check("rotary_dim", each_dtype=True, values=False)
 def kind_of_identity(j: Judge, dtype: str) -> None:
-    """It has so where only a part is rotated too, or nothing (rotary_dim=0)."""
+    """The result is so too where only a part is rotated, or nothing (rotary_dim=0)."""
     x = j.x(dtype=dtype)
     for width in (0, 4, SHAPE[3]):
         j.check_kind(j.run(x, j.places(), rotary_dim=width), x)

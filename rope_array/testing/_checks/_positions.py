@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._judge import Judge, check
+from rope_array.testing._judge import Judge, check
 
 
 @check("any_positions")

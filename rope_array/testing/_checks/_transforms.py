@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .._judge import Judge, check
+from rope_array.testing._judge import Judge, check
 
 
 def _adjoint(j: Judge, g: Any, pos: Any, **spec: Any) -> Any:

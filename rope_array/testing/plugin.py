@@ -1,0 +1,104 @@
+"""A pytest plugin: every check of the suite as a test of its own.
+
+``pytest -p rope_array.testing.plugin --rope-backend mylib.rope:rotate`` needs no test file. A check that does
+not apply is skipped with its reason; one expected to fail is a strict xfail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ._command import prepared, reasons_of
+from ._judge import Check, Judge, checks
+from ._run import FAILED, INAPPLICABLE, check_expected, outcome_of
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("rope_array", "conformance of rotary embeddings (rope_array)")
+    group.addoption(
+        "--rope-backend",
+        metavar="TARGET",
+        action="append",
+        default=[],
+        help="run the conformance suite on TARGET, as of `python -m rope_array check`; may be given again",
+    )
+    group.addoption("--rope-library", metavar="NAME", help="whose arrays a callable takes (default: numpy)")
+    group.addoption(
+        "--rope-claim",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="what a callable claims, as of `python -m rope_array check --claim`",
+    )
+    group.addoption(
+        "--rope-expect",
+        metavar="CHECK=REASON",
+        action="append",
+        default=[],
+        help="a check known to fail, with the reason and a link; a pass is then a failure",
+    )
+
+
+class CheckFailed(Exception):
+    """What a failed check says."""
+
+
+class RopeCheck(pytest.Item):
+    """One check of one target."""
+
+    def __init__(self, *, check: Check, judge: Judge, reason: str | None, **more: Any):
+        super().__init__(**more)
+        self.check, self.judge = check, judge
+        if reason is not None:
+            self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=CheckFailed))
+
+    def runtest(self) -> None:
+        """Run the check."""
+        outcome, detail = outcome_of(self.check, self.judge)
+        if outcome == INAPPLICABLE:
+            pytest.skip(detail)
+        if outcome == FAILED:
+            raise CheckFailed(detail)
+
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """Say what was required and what was found, without a traceback through the suite."""
+        if isinstance(excinfo.value, CheckFailed):
+            return f"required: {self.check.requirement}\nfound:    {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Say where and what the test is."""
+        return self.path, None, f"{self.judge.target.name}: {self.check.name}"
+
+
+class RopeTarget(pytest.Collector):
+    """All checks of one target."""
+
+    def __init__(self, *, target: str, **more: Any):
+        super().__init__(**more)
+        self.given = target
+
+    def collect(self) -> Iterator[RopeCheck]:
+        """Yield the checks."""
+        option = self.config.getoption
+        try:
+            target = prepared(self.given, None, option("--rope-library"), option("--rope-claim"))
+            expected = {**target.expected_failures, **reasons_of(option("--rope-expect"))}
+            check_expected(expected)
+        except (ValueError, ImportError) as error:
+            raise pytest.UsageError(f"--rope-backend {self.given}: {error}") from None
+        judge = Judge(target)
+        for check in checks():
+            reason = expected.get(check.name)
+            yield RopeCheck.from_parent(self, name=check.name, check=check, judge=judge, reason=reason)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m are applied
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[Any]) -> None:
+    """Add the checks to what was collected."""
+    for given in config.getoption("--rope-backend"):
+        items.extend(RopeTarget.from_parent(session, name=given, target=given, nodeid=given).collect())

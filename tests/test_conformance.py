@@ -1,0 +1,69 @@
+"""The shipped suite on every target, every path and every door of the library: each check is a test."""
+
+import functools
+
+import pytest
+
+import rope_array as ra
+from rope_array.testing import Target
+from rope_array.testing._judge import Judge, checks
+from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
+from rope_array.testing._target import FIELDS, names, resolve
+
+PATHS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
+DOORS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
+GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
+
+
+def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
+    width = (x[0] if isinstance(x, tuple) else x).shape[-1]
+    return ra.RoPE(width, **spec).apply(x, pos, seq_axis=seq_axis, inverse=inverse)
+
+
+def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
+    """Each array of a tuple by cos and sin of its own precision, in its own company."""
+    if isinstance(x, tuple):
+        made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
+        return tuple(made[one.dtype].apply((one, one), seq_axis=seq_axis)[1] for one in x)
+    rotation = ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x)
+    return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis)
+
+
+@functools.cache
+def judge(name, how):
+    """The judge of a target; `how` is a path's name, or one of the doors."""
+    if how in (None, "array-api"):
+        return Judge(resolve(name, how))
+    own = resolve(name)
+    rotate = {"RoPE": by_rope, "Rotation": by_rotation}[how]
+    return Judge(
+        Target(
+            rotate, name=how, library=own.library, fields=tuple(FIELDS), dtypes=own.dtypes, angles="exact",
+            furthest=2**62, declared=True,
+        )
+    )  # fmt: skip
+
+
+def session_of(name):
+    """The name that conftest.py knows the target's library by."""
+    return name.partition(":")[0].replace("array_api_strict", "strict")
+
+
+def cases():
+    here = [(name, None) for name in names() if name not in GPU]
+    for name, how in here + PATHS + [(name, door) for name in DOORS for door in ("RoPE", "Rotation")]:
+        label = name if how is None else f"{name}-{how}"
+        yield pytest.param(name, how, id=label, marks=pytest.mark.library(session_of(name)))
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.name)
+@pytest.mark.parametrize(("name", "how"), list(cases()))
+def test_conforms(name, how, check):
+    outcome, detail = outcome_of(check, judge(name, how))
+    assert outcome != FAILED, f"{detail} (required: {check.requirement})"
+    if outcome == INAPPLICABLE:
+        # Only where the library itself lacks something: that is the table in testing/_libraries.py.
+        lacks = {*judge(name, how).lib.lacks, "lazy"}
+        needed = set(check.needs) & judge(name, how).target.declines.keys()
+        assert needed
+        assert needed <= lacks | {"float64"}, detail
