@@ -201,6 +201,11 @@ class Target:
         """The class that its results are held to."""
         return Accuracy(self.angles, self.arithmetic)
 
+    @property
+    def looped(self) -> str:
+        """The axes of (b, h, s, d) that its layout lacks: the suite calls once for each of their elements."""
+        return "" if self.layout == "...sd" else "".join(a for a in "bh" if a not in self.layout)
+
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, on x of any layout the suite makes."""
@@ -528,6 +533,9 @@ def _built_in(name: str, backend: str | None) -> Target:
         library, mode = name, ""
     lib = LIBRARIES[library]
     lib.check_present()
+    if backend is not None:
+        with lib.running():  # raises where there is no such path, or none for these arrays
+            _own(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
     return Target(
         _own(backend),
         name=name if backend is None else f"{name} [{backend}]",

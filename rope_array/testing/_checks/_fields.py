@@ -9,10 +9,32 @@ from rope_array.testing._judge import SHAPE, Given, Judge, check
 
 @check()
 def definition(j: Judge) -> None:
-    """Each pair of features is turned counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
+    """Each pair is turned counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
     for head_dim in (16, 64):
-        x = j.x(2, 3, 5, head_dim)
-        j.rotated(x, j.places())
+        x, pos = j.x(2, 3, 5, head_dim), j.places()
+        y = j.run(x, pos)
+        j.check_kind(y, x)
+        try:
+            j.check_values(j.numbers(y), x, pos)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{_likeness(j, y, x, pos)}") from None
+
+
+def _likeness(j: Judge, y: Any, x: Given, pos: Any) -> str:
+    """Say which other rotation a result is, of those that are often taken for each other."""
+    for said, spec, shift in (
+        ("the rotation with pairing='half'; claim pairing=half if that is meant", {"pairing": "half"}, 0),
+        ("the rotation with pairing='interleaved'; claim that if it is meant", {"pairing": "interleaved"}, 0),
+        ("the rotation the other way", {"inverse": True}, 0),
+        ("the rotation one position further", {}, 1),
+        ("the rotation one position back", {}, -1),
+    ):
+        try:
+            j.check_values(j.numbers(y), x, pos + shift, **spec)
+        except AssertionError:
+            continue
+        return f"; it is {said}"
+    return ""
 
 
 @check()

@@ -24,6 +24,8 @@ def kind_of_identity(j: Judge, dtype: str) -> None:
 def zero_size(j: Judge) -> None:
     """An x without elements gives a result without elements, of its shape."""
     for shape, count in (((0, 3, 5, 16), 5), ((2, 0, 5, 16), 5), ((2, 3, 0, 16), 0)):
+        if any(n == 0 and axis in j.target.looped for n, axis in zip(shape, "bhsd", strict=True)):
+            continue  # the suite would make no call
         x = j.x(*shape)
         j.check_kind(j.run(x, np.arange(count)), x)
 

@@ -63,7 +63,8 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
         ends = np.iinfo(kind)
         top = min(int(ends.max), j.target.furthest, 2**31 - 1)
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
-        low = max(int(ends.min), -(2**31)) if signed else top - 4
+        bottom = -(2**31) if j.claims("reaches_int32") else -j.target.furthest
+        low = max(int(ends.min), bottom) if signed else top - 4
         values = np.array([low, top - 3, top - 2, top - 1, top])
         x = j.x(1, 2, 5, 16)
         j.check(j.call(x, j.pos(values, kind)), x, values)

@@ -1,0 +1,393 @@
+"""The suite's own doors: what a target claims, what is reported, the command line and the pytest plugin."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array.testing import (
+    ConformanceError,
+    MissingLibrary,
+    Target,
+    check_backend,
+    iter_checks,
+    run_checks,
+)
+from rope_array.testing._judge import checks
+from rope_array.testing._libraries import LIBRARIES
+from rope_array.testing._target import CAPABILITIES, FIELDS, names, resolve
+
+# Written as a stranger would: half pairing, float64 angles, its own defaults; 20 lines.
+MYLIB = '''
+"""A rotary embedding of somebody else."""
+import numpy as np
+
+def rotate(x, pos, base=10000.0, rotary_dim=None):
+    """Half pairing; angles in float64."""
+    width = x.shape[-1] if rotary_dim is None else rotary_dim
+    omega = base ** (-np.arange(0, width, 2) / width) if width else np.zeros(0)
+    angle = np.asarray(pos, dtype=np.float64)[..., None] * omega
+    while 1 < angle.ndim < x.ndim:
+        angle = angle[..., None, :, :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    a, b = (x[..., i * width // 2 : (i + 1) * width // 2].astype(np.float64) for i in (0, 1))
+    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return np.concatenate([turned.astype(x.dtype), x[..., width:]], axis=-1)
+
+def backwards(x, pos, base=10000.0):
+    return rotate(x, -np.asarray(pos), base)
+'''
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder outside of the repository, with a stranger's package in it."""
+    (tmp_path / "mylib.py").write_text(MYLIB, encoding="utf-8")
+    return tmp_path
+
+
+def command(folder, *arguments):
+    """Run `python *arguments` in a folder that its imports come from too."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONIOENCODING"] = "utf-8"
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
+        encoding="utf-8", timeout=120,
+    )  # fmt: skip
+
+
+def check(folder, *arguments):
+    return command(folder, "-m", "rope_array", "check", *arguments)
+
+
+def rotate(x, pos, base=10000.0, pairing="interleaved"):
+    return ra.apply(x, pos, base=base, pairing=pairing)
+
+
+# ---- the command line ----
+
+
+def test_a_stranger_is_checked_from_outside(elsewhere):
+    done = check(elsewhere, "mylib:rotate", "--claim", "pairing=half")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "conformance of mylib:rotate" in done.stdout
+    assert "0 failed" in done.stdout
+
+
+def test_a_fault_is_shown_with_what_is_required(elsewhere):
+    done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half")
+    assert done.returncode == 1
+    assert "direction                     FAILED" in done.stdout
+    assert "required: The first member of a pair" in done.stdout
+
+
+def test_json_is_the_report(elsewhere):
+    done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert not report["ok"]
+    assert report["counts"]["failed"] == sum(r["outcome"] == "failed" for r in report["results"])
+    assert [result["name"] for result in report["results"]] == [each.name for each in checks()]
+    assert report["declines"]["inv_freq"] == "its signature does not name it"
+
+
+def test_the_wrong_pairing_is_named(elsewhere):
+    done = check(elsewhere, "mylib:rotate")
+    assert done.returncode == 1
+    assert "pairing='half'" in done.stdout
+
+
+def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
+    assert max(map(len, check(elsewhere, "mylib:backwards").stdout.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nump"], "unknown target 'nump'"),
+        (["nolib:rotate"], "nolib"),
+        (["mylib:rotat"], "no attribute 'rotat'"),
+        (["mylib:np.pi"], "give a callable"),
+        (["mylib:rotate", "--claim", "angels=exact"], "angels"),
+        (["mylib:rotate", "--claim", "angles"], "NAME=VALUE"),
+        (["mylib:rotate", "--claim", "angles=precise"], "known: exact"),
+        (["mylib:rotate", "--library", "nump"], "unknown 'nump'"),
+        (["mylib:rotate", "--expect", "definitions=why"], "no check is named 'definitions'"),
+        (["mylib:rotate", "--expect", "definition"], "give the reason"),
+        (["numpy", "--backend", "cuda"], "cuda"),
+        (["cupy"], "cupy"),
+        (["torch:cuda"], "torch"),
+        (["jax:gpu"], "jax"),
+    ],
+)
+def test_what_cannot_be_judged_is_said(elsewhere, arguments, said):
+    done = check(elsewhere, *arguments)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_targets_and_checks_are_listed(elsewhere):
+    done = check(elsewhere, "--list")
+    assert done.returncode == 0
+    for name in [*names(), *(each.name.partition("[")[0] for each in checks())]:
+        assert f"  {name} " in done.stdout
+
+
+def test_needs_neither_pytest_nor_another_library(elsewhere):
+    script = (
+        "import sys; from rope_array.__main__ import main; status = main(['check', 'numpy']); "
+        "print(status, *sorted({n.partition('.')[0] for n in sys.modules} & "
+        "{'pytest', 'torch', 'jax', 'dask', 'array_api_strict', 'hypothesis', 'mpmath'}))"
+    )
+    done = command(elsewhere, "-c", script)
+    assert done.stdout.splitlines()[-1] == "0", done.stdout[-500:] + done.stderr
+
+
+# ---- the plugin ----
+
+
+def plugin(folder, *arguments):
+    return command(
+        folder, "-m", "pytest", "-q", "-p", "rope_array.testing.plugin", "-p", "no:cacheprovider", *arguments
+    )
+
+
+def test_plugin_runs_every_check(elsewhere):
+    done = plugin(elsewhere, "--rope-backend", "mylib:rotate", "--rope-claim", "pairing=half", "-rs")
+    assert done.returncode == 0, done.stdout
+    assert "inv_freq: its signature does not name it" in done.stdout
+
+
+def test_plugin_reports_failures_by_name(elsewhere):
+    done = plugin(elsewhere, "--rope-backend", "mylib:backwards", "-k", "direction or kind")
+    assert done.returncode == 1
+    assert "mylib:backwards::direction" in done.stdout
+    assert "required: The first member" in done.stdout
+
+
+def test_plugin_is_strict_about_expected_failures(elsewhere):
+    options = ["--rope-backend", "mylib:backwards", "--rope-claim", "pairing=half", "-k", "direction or kind"]
+    expected = plugin(elsewhere, *options, "--rope-expect", "direction=known, a link")
+    assert expected.returncode == 0, expected.stdout
+    unexpected = plugin(elsewhere, *options, "--rope-expect", "direction=known", "--rope-expect", "kind[float32]=?")
+    assert unexpected.returncode == 1
+    assert "XPASS(strict)" in unexpected.stdout
+
+
+def test_plugin_says_what_is_missing(elsewhere):
+    done = plugin(elsewhere, "--rope-backend", "nolib:rotate")
+    assert done.returncode == 4
+    assert "nolib" in done.stderr
+
+
+# ---- claims ----
+
+
+def test_a_signature_is_a_claim():
+    target = Target(rotate)
+    assert {"base", "pairing"} <= target.claimed
+    assert target.declines["rotary_dim"] == "its signature does not name it"
+
+
+def test_a_default_in_the_signature_is_what_a_call_means():
+    def by_half(x, pos, pairing="half", base=500.0):
+        return ra.apply(x, pos, pairing=pairing, base=base)
+
+    assert check_backend(by_half).ok
+
+
+def test_a_field_that_is_swallowed_is_not_claimed():
+    target = Target(lambda x, pos, base=10000.0, **more: ra.apply(x, pos, base=base))
+    assert "changes nothing" in target.declines["rotary_dim"]
+    assert "base" in target.claimed
+
+
+def test_a_field_that_only_goes_to_spec_is_claimed():
+    """`**spec` alone takes the fields; one that changes nothing is then a fault."""
+    target = Target(lambda x, pos, **spec: ra.apply(x, pos))
+    assert set(FIELDS) <= target.claimed
+    assert {"base", "pairing", "inverse"} <= {result.name for result in run_checks(target).of("failed")}
+
+
+def test_a_refused_field_is_not_claimed():
+    def refusing(x, pos, **spec):
+        if "inv_freq" in spec:
+            raise NotImplementedError("no frequencies")
+        return ra.apply(x, pos, **spec)
+
+    report = check_backend(refusing, angles="exact")
+    assert report.target.declines["inv_freq"] == "refuses it: no frequencies"
+
+
+def test_a_fault_in_a_field_is_no_refusal():
+    def broken(x, pos, **spec):
+        if "base" in spec:
+            raise ZeroDivisionError
+        return ra.apply(x, pos, **spec)
+
+    assert "base" in {result.name for result in run_checks(broken).of("failed")}
+
+
+def test_what_a_call_refuses_is_listed():
+    def only_rows(x, pos, base=10000.0):
+        if np.ndim(pos) != 1:
+            raise ValueError("positions of one axis only")
+        return ra.apply(x, pos, base=base)
+
+    declines = run_checks(only_rows).target.declines
+    assert "positions of one axis only" in declines["batch_positions"]
+
+
+def test_a_declared_target_is_not_tried():
+    target = Target(rotate, fields=("base",), declared=True)
+    assert {"tuple", "float_positions"} <= target.claimed
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "sbhd", "bsd", "hsd", "shd", "sd"])
+def test_axes_of_its_own(layout):
+    def served(x, pos, base=10000.0):
+        assert x.ndim == len(layout)
+        moved = np.moveaxis(x, layout.index("s"), -2)
+        if np.ndim(pos) == 2:  # one row of positions for each batch
+            pos = np.reshape(pos, (len(pos),) + (1,) * (moved.ndim - 3) + np.shape(pos)[1:])
+            moved = np.moveaxis(moved, layout.replace("s", "").index("b"), 0)
+            y = ra.apply(moved, pos if moved.ndim > 3 else pos.reshape(len(pos), -1), base=base)
+            y = np.moveaxis(y, 0, layout.replace("s", "").index("b"))
+        else:
+            y = ra.apply(moved, pos, base=base)
+        return np.moveaxis(y, -2, layout.index("s"))
+
+    report = check_backend(served, layout=layout)
+    assert "definition" in {result.name for result in report.of("passed")}
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "sd"])
+def test_axes_that_are_mixed_up_are_convicted(layout):
+    def wrong(x, pos, base=10000.0):
+        return ra.apply(x, pos[::-1].copy() if np.ndim(pos) else pos, base=base, seq_axis=-2)
+
+    assert not run_checks(wrong, layout=layout).ok
+
+
+@pytest.mark.parametrize("positions", ["any", "offset", "arange"])
+def test_only_positions_that_are_served_are_asked_for(positions):
+    seen = []
+
+    def recording(x, pos, base=10000.0):
+        seen.append(np.asarray(pos))
+        return ra.apply(x, pos, base=base)
+
+    report = check_backend(recording, positions=positions, declared=True, lacks={"tuple": "takes one array"})
+    asked = [pos for pos in seen if pos.ndim == 1]
+    contiguous = all((np.diff(pos) == 1).all() for pos in asked)
+    from_zero = all(pos[:1].tolist() in ([], [0]) for pos in asked)
+    assert contiguous == (positions != "any")
+    assert from_zero == (positions == "arange")
+    assert report.target.claimed.isdisjoint({"any_positions"} if positions != "any" else ())
+
+
+def test_positions_beyond_a_table_are_not_asked_for():
+    seen = []
+
+    def recording(x, pos, base=10000.0):
+        seen.append(np.max(np.abs(np.asarray(pos, dtype=float)), initial=0))
+        return ra.apply(x, pos, base=base)
+
+    report = check_backend(recording, furthest=2047)
+    assert max(seen) <= 2047
+    assert report.target.declines["reaches_2e16"] == "serves positions up to 2,047"
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"library": "nump"}, {"fields": ("bases",)}, {"fixed": {"pairings": "half"}}, {"positions": "all"},
+        {"angles": "double"}, {"arithmetic": "bfloat16"}, {"lacks": {"speed": "slow"}}, {"dtypes": ("int8",)},
+        {"layout": "hbds"},
+    ],
+)  # fmt: skip
+def test_unknown_claims_are_refused(claims):
+    with pytest.raises(ValueError, match=r"unknown|layout"):
+        Target(rotate, **claims)
+
+
+def test_what_is_no_callable_is_refused():
+    with pytest.raises(ValueError, match="give a callable"):
+        Target(np.ones(2))
+
+
+def test_a_target_is_not_claimed_for_twice():
+    with pytest.raises(ValueError, match="has its claims already"):
+        check_backend(Target(rotate), angles="exact")
+
+
+# ---- reports ----
+
+
+def test_checks_have_stable_names_and_reasons():
+    """The names are what users' lists of expected failures hold: one that goes or changes is in the changelog."""
+    assert len({each.name for each in checks()}) == len(checks())
+    for each in checks():
+        assert len(each.requirement) > 20
+        assert each.requirement.endswith(".")
+        assert set(each.needs) <= set(CAPABILITIES)
+
+
+def test_iter_checks_runs_what_applies():
+    ran = [each.name for each, run in iter_checks(rotate) if run() is None]
+    assert ran == [result.name for result in run_checks(rotate).of("passed")]
+
+
+def test_expected_failures_are_strict_both_ways():
+    def off(x, pos, base=10000.0):
+        return ra.apply(x, pos, base=base) if base == 10000.0 else ra.apply(x, pos, base=base + 1)
+
+    failing = {result.name: "known, a link" for result in run_checks(off).of("failed")}
+    assert "base" in failing
+    assert check_backend(off, expected_failures=failing).ok
+    with pytest.raises(ConformanceError, match="base"):
+        check_backend(off)
+    with pytest.raises(ConformanceError, match="definition: unexpected pass"):
+        check_backend(off, expected_failures={**failing, "definition": "why"})
+    with pytest.raises(ConformanceError, match="inv_freq: unexpected pass: .* not applicable"):
+        check_backend(off, expected_failures={**failing, "inv_freq": "why"})
+
+
+def test_expected_failures_need_a_reason():
+    with pytest.raises(ValueError, match="give the reason"):
+        check_backend(rotate, expected_failures={"base": " "})
+    with pytest.raises(ValueError, match="no check is named 'bases'"):
+        check_backend(rotate, expected_failures={"bases": "why"})
+
+
+def test_a_missing_library_is_an_error(monkeypatch):
+    monkeypatch.setattr(type(LIBRARIES["cupy"]), "module", "no_such_library")
+    vars(LIBRARIES["cupy"]).pop("native", None)
+    with pytest.raises(MissingLibrary, match="needs the package no_such_library"):
+        resolve("cupy")
+
+
+def test_worst_errors_are_measured():
+    """A float32 angle at 2^20 is off by hundredths, an exact one by a rounding."""
+
+    def float32_angles(x, pos, base=10000.0):
+        omega = np.float32(base) ** (-np.arange(0, x.shape[-1], 2, dtype=np.float32) / np.float32(x.shape[-1]))
+        angle = np.asarray(pos).astype(np.float32)[..., None] * omega
+        cos, sin = np.cos(angle), np.sin(angle)
+        if angle.ndim == 3:
+            cos, sin = cos[:, None], sin[:, None]
+        a, b = x[..., ::2].astype(np.float32), x[..., 1::2].astype(np.float32)
+        y = np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape)
+        return y.astype(x.dtype)
+
+    report = run_checks(float32_angles, angles="float32", arithmetic="float32", dtypes=("float32",))
+    failed = {result.name.partition("[")[0] for result in report.of("failed")}
+    assert {"accuracy_2e20", "accuracy_2e24", "accuracy_int32"} <= failed
+    assert failed.isdisjoint({"accuracy_small", "accuracy_2e16", "definition"})
+    assert 1e-2 < report.worst["2^20"] < 1
+    assert run_checks("numpy").worst["2^20"] < 3e-7
