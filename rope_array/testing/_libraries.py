@@ -6,11 +6,12 @@ table are made from it. A library is imported when something is asked of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ class Library:
         Names of the floating dtypes that a result may be asked in.
     integers
         Names of the integer dtypes that positions may have; the first is the widest.
-    lacks
-        What it cannot do: capability to reason.
+    gaps
+        What it cannot do, each capability with its reason: the declared table.
     """
 
     name = ""
@@ -47,7 +48,7 @@ class Library:
     namespace = ""
     floats: tuple[str, ...] = ("float16", "float32", "float64")
     integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
-    _lacks: dict[str, str] = {}  # noqa: RUF012 (read only)
+    gaps: Mapping[str, str] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return self.name
@@ -90,10 +91,8 @@ class Library:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What it cannot do, and why."""
-        gaps = {"bfloat16": f"{self.name} has no bfloat16", "float16": f"{self.name} has no float16"}
-        missing = {name: reason for name, reason in gaps.items() if name not in self.dtypes}
-        return {**missing, **self._lacks}
+        """What it cannot do here, and why: `gaps`, less the dtypes that are there after all."""
+        return {name: reason for name, reason in self.gaps.items() if name not in self.dtypes}
 
     def dtype(self, name: str) -> Any:
         """Return the library's own object for a dtype."""
@@ -168,8 +167,8 @@ class Library:
         return ""
 
 
-_NO_JIT = {"jit": "the suite has no compiler for its functions"}
-_NO_GRADIENTS = {"gradient": "the library has no gradients", **_NO_JIT}
+_EAGER = {"lazy": "arrays are computed at once"}
+_PLAIN = {"gradient": "the library has no gradients", "jit": "the library has no compiler"}
 
 
 class NumPy(Library):
@@ -177,18 +176,11 @@ class NumPy(Library):
 
     name = module = "numpy"
     namespace = "array_api_compat.numpy"
-    _lacks = _NO_GRADIENTS
+    gaps = MappingProxyType({"bfloat16": "NumPy has bfloat16 through ml_dtypes alone", **_PLAIN, **_EAGER})
 
     @property
     def dtypes(self) -> list[str]:
         return [*self.floats, *(["bfloat16"] if find_spec("ml_dtypes") else [])]
-
-    @property
-    def lacks(self) -> dict[str, str]:
-        gaps = super().lacks
-        if "bfloat16" in gaps:
-            gaps["bfloat16"] = "NumPy has bfloat16 through ml_dtypes, which is not installed"
-        return gaps
 
     def dtype(self, name: str) -> Any:
         return numpy_dtype(name)
@@ -239,7 +231,9 @@ class Strict(Library):
     name = "array_api_strict"
     module = namespace = "array_api_strict"
     floats = ("float32", "float64")
-    _lacks = _NO_GRADIENTS
+    gaps = MappingProxyType(
+        {"float16": "the standard has none", "bfloat16": "the standard has none", **_PLAIN, **_EAGER}
+    )
 
     @property
     def label(self) -> str:
@@ -280,7 +274,7 @@ class Dask(Library):
     name = "dask"
     module = "dask.array"
     namespace = "array_api_compat.dask.array"
-    _lacks = {**_NO_GRADIENTS, "bfloat16": "dask is tried with NumPy's own dtypes"}  # noqa: RUF012
+    gaps = MappingProxyType({"bfloat16": "dask is tried with NumPy's own dtypes", **_PLAIN})
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         array = np.asarray(array, dtype=None if dtype is None else numpy_dtype(dtype))
@@ -318,20 +312,19 @@ class Jax(Library):
     integers: tuple[str, ...] = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
     x64 = False
     platform = "cpu"
-    _lacks = {"wide_positions": "JAX without x64 has no 64-bit integers"}  # noqa: RUF012
+    gaps = MappingProxyType(
+        {
+            "float64": "JAX without x64 has no float64",
+            "wide_positions": "JAX without x64 has no 64-bit integers",
+            **_EAGER,
+        }
+    )
 
     @property
     def dtypes(self) -> list[str]:
         # As the process is configured; `running` narrows it to the floats named here.
         wide = "float64" in self.floats or import_module("jax").config.jax_enable_x64
         return [*Jax.floats, *(["float64"] if wide else [])]
-
-    @property
-    def lacks(self) -> dict[str, str]:
-        gaps = super().lacks
-        if "float64" not in self.dtypes:
-            gaps["float64"] = "JAX without x64 has no float64"
-        return gaps
 
     def running(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.native.enable_x64(self.x64)
@@ -377,7 +370,7 @@ class JaxX64(Jax):
     x64 = True
     floats = (*Jax.floats, "float64")
     integers = Library.integers
-    _lacks: dict[str, str] = {}  # noqa: RUF012
+    gaps = MappingProxyType(_EAGER)
 
     def settings(self) -> str:
         return "x64"
@@ -397,7 +390,7 @@ class Torch(Library):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    _lacks = {"jit": "torch.compile is a target of its own: torch:compile"}  # noqa: RUF012
+    gaps = MappingProxyType({"jit": "torch.compile is a target of its own: torch:compile", **_EAGER})
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
@@ -436,7 +429,7 @@ class TorchMeta(Torch):
 
     name = "torch:meta"
     device = "meta"
-    _lacks = {"values": "the meta device has no values", **Torch._lacks}  # noqa: RUF012
+    gaps = MappingProxyType({"values": "the meta device has no values", **Torch.gaps})
 
     def snapshot(self, array: Array) -> bytes:
         return b""
@@ -466,7 +459,7 @@ class CuPy(Library):
 
     name = module = "cupy"
     namespace = "array_api_compat.cupy"
-    _lacks = _NO_GRADIENTS
+    gaps = MappingProxyType({"bfloat16": "CuPy has no bfloat16 arithmetic", **_PLAIN, **_EAGER})
 
     def check_present(self) -> None:
         try:

@@ -261,8 +261,6 @@ class Target:
             found["seq_axis"] = f"takes x as ({', '.join(self.layout)})"
         if self.furthest < 2**32:
             found.setdefault("wide_positions", f"serves positions up to {self.furthest:,}")
-        if not self.arrays.is_lazy(_one(self.arrays)):
-            found["lazy"] = f"arrays of {self.library} are computed at once"
         if self.angles != "exact":
             found.update(dict.fromkeys(_OF_THE_CONTRACT, "promised by the class of exact angles only"))
         found.update({k: v for k, v in _fields_declined(self, found).items() if k not in found})
@@ -277,10 +275,6 @@ class Target:
     def claimed(self) -> frozenset[str]:
         """Every capability that is claimed."""
         return frozenset(CAPABILITIES) - set(self.declines)
-
-
-def _one(lib: Library) -> Any:
-    return lib.asarray(np.zeros(1, np.float32))
 
 
 def _is_layout(layout: str) -> bool:
