@@ -1,13 +1,17 @@
 """Sphinx: `nox -s docs` builds the pages, warnings being errors, and runs their examples."""
 
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for _tables
 
 project = "rope_array"
 author = "rope_array contributors"
 copyright = author
 version = release = version_of("rope-array")
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.doctest", "_tables"]
 myst_enable_extensions = ["dollarmath"]
 html_theme = "furo"
 exclude_patterns = ["_build"]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from rope_array.testing import check_backend
+
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
@@ -20,7 +22,7 @@ def test_first_example_prints_what_the_readme_says(capsys):
 def test_examples_run_on_every_library(lib):
     """Pasted in order into one session; the array of the second block is the library's own."""
     names = {"own": lib.asarray(np.ones((1, 2, 3, 64), np.float32))}
-    first, second, third = blocks("python")
+    first, second, third, _ = blocks("python")
     written = "np.ones((1, 2, 3, 64), np.float32)"
     assert written in second
     for block in (first, second.replace(written, "own"), third):
@@ -32,6 +34,13 @@ def test_examples_run_as_they_are():
     names = {}
     for block in blocks("python"):
         exec(block, names)
+
+
+def test_the_embedding_of_a_stranger_conforms():
+    names = {}
+    exec(blocks("python")[-1], names)
+    report = check_backend(names["rotate"])
+    assert len(report.of("passed")) > 60
 
 
 def test_readme_names_both_commands():

@@ -1,0 +1,79 @@
+"""Tables of the documentation that are made from the declarations the tests read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from rope_array.testing._contract import ANGLES, ARITHMETIC
+from rope_array.testing._judge import checks
+from rope_array.testing._libraries import LIBRARIES
+from rope_array.testing._target import CAPABILITIES
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def check_rows() -> Iterator[tuple[str, ...]]:
+    yield "check", "for", "required", "needs"
+    names = dict.fromkeys(each.name.partition("[")[0] for each in checks())
+    for name in names:
+        group = [each for each in checks() if each.name.partition("[")[0] == name]
+        needs = [need for need in group[0].needs if need not in ("values", *FLOATS)]
+        yield (
+            f"`{name}`",
+            "each dtype" if len(group) > 1 else "",
+            group[0].requirement.replace("|", "\\|"),
+            ", ".join(f"`{need}`" for need in needs),
+        )
+
+
+def target_rows() -> Iterator[tuple[str, ...]]:
+    yield "target", *FLOATS, "configuration", "lacks"
+    for name, lib in LIBRARIES.items():
+        yield (
+            f"`{name}`",
+            *("yes" if dtype in lib.floats else _short(lib.gaps.get(dtype, "")) for dtype in FLOATS),
+            lib.settings(),
+            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in (*FLOATS, "jit", "lazy")),
+        )
+
+
+def _short(reason: str) -> str:
+    return "with ml_dtypes" if "ml_dtypes" in reason else "no"
+
+
+def class_rows() -> Iterator[tuple[str, ...]]:
+    yield "claim", "means"
+    for claim, values in (("angles", ANGLES), ("arithmetic", ARITHMETIC)):
+        for value, meaning in values.items():
+            yield f"`{claim}={value}`", meaning
+
+
+def capability_rows() -> Iterator[tuple[str, ...]]:
+    yield "capability", "means"
+    for name, meaning in CAPABILITIES.items():
+        yield f"`{name}`", meaning
+
+
+TABLES = {"checks": check_rows, "targets": target_rows, "classes": class_rows, "capabilities": capability_rows}
+
+
+class SuiteTable(SphinxDirective):
+    """`{suite-table} NAME` is one of TABLES."""
+
+    required_arguments = 1
+
+    def run(self) -> list[Any]:
+        head, *rows = TABLES[self.arguments[0]]()
+        lines = [head, tuple("---" for _ in head), *rows]
+        content = StringList([f"| {' | '.join(row)} |" for row in lines], self.arguments[0])
+        node = nodes.container()
+        self.state.nested_parse(content, 0, node)
+        return node.children
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.add_directive("suite-table", SuiteTable)
+    return {"parallel_read_safe": True}
