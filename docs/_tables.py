@@ -7,12 +7,13 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._contract import ANGLES, ARITHMETIC
 from rope_array.testing._judge import checks
 from rope_array.testing._libraries import LIBRARIES
-from rope_array.testing._target import CAPABILITIES
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+ELSEWHERE = (*FLOATS, "jit", "lazy")  # in columns of their own, or a property of every library but one
 
 
 def check_rows() -> Iterator[tuple[str, ...]]:
@@ -36,7 +37,7 @@ def target_rows() -> Iterator[tuple[str, ...]]:
             f"`{name}`",
             *("yes" if dtype in lib.floats else _short(lib.gaps.get(dtype, "")) for dtype in FLOATS),
             lib.settings(),
-            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in (*FLOATS, "jit", "lazy")),
+            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in ELSEWHERE),
         )
 
 
@@ -57,7 +58,12 @@ def capability_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", meaning
 
 
-TABLES = {"checks": check_rows, "targets": target_rows, "classes": class_rows, "capabilities": capability_rows}
+TABLES = {
+    "checks": check_rows,
+    "targets": target_rows,
+    "classes": class_rows,
+    "capabilities": capability_rows,
+}
 
 
 class SuiteTable(SphinxDirective):

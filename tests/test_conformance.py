@@ -6,9 +6,10 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target
+from rope_array.testing._claims import FIELDS
 from rope_array.testing._judge import Judge, checks
+from rope_array.testing._names import names, resolve
 from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
-from rope_array.testing._target import FIELDS, names, resolve
 
 PATHS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 DOORS = ["numpy", "array_api_strict", "dask", "jax", "torch"]

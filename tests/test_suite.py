@@ -17,9 +17,10 @@ from rope_array.testing import (
     iter_checks,
     run_checks,
 )
+from rope_array.testing._claims import CAPABILITIES, FIELDS
 from rope_array.testing._judge import checks
 from rope_array.testing._libraries import LIBRARIES
-from rope_array.testing._target import CAPABILITIES, FIELDS, names, resolve
+from rope_array.testing._names import names, resolve
 
 # Written as a stranger would: half pairing, float64 angles, its own defaults; 20 lines.
 MYLIB = '''
@@ -174,7 +175,9 @@ def test_plugin_is_strict_about_expected_failures(elsewhere):
     options = ["--rope-backend", "mylib:backwards", "--rope-claim", "pairing=half", "-k", "direction or kind"]
     expected = plugin(elsewhere, *options, "--rope-expect", "direction=known, a link")
     assert expected.returncode == 0, expected.stdout
-    unexpected = plugin(elsewhere, *options, "--rope-expect", "direction=known", "--rope-expect", "kind[float32]=?")
+    unexpected = plugin(
+        elsewhere, *options, "--rope-expect", "direction=known", "--rope-expect", "kind[float32]=?"
+    )
     assert unexpected.returncode == 1
     assert "XPASS(strict)" in unexpected.stdout
 
@@ -330,7 +333,7 @@ def test_a_target_is_not_claimed_for_twice():
 
 
 def test_checks_have_stable_names_and_reasons():
-    """The names are what users' lists of expected failures hold: one that goes or changes is in the changelog."""
+    """Lists of expected failures hold the names: one that goes or changes is in the changelog."""
     assert len({each.name for each in checks()}) == len(checks())
     for each in checks():
         assert len(each.requirement) > 20
@@ -354,7 +357,7 @@ def test_expected_failures_are_strict_both_ways():
         check_backend(off)
     with pytest.raises(ConformanceError, match="definition: unexpected pass"):
         check_backend(off, expected_failures={**failing, "definition": "why"})
-    with pytest.raises(ConformanceError, match="inv_freq: unexpected pass: .* not applicable"):
+    with pytest.raises(ConformanceError, match=r"inv_freq: unexpected pass: .* not applicable"):
         check_backend(off, expected_failures={**failing, "inv_freq": "why"})
 
 
@@ -376,7 +379,9 @@ def test_worst_errors_are_measured():
     """A float32 angle at 2^20 is off by hundredths, an exact one by a rounding."""
 
     def float32_angles(x, pos, base=10000.0):
-        omega = np.float32(base) ** (-np.arange(0, x.shape[-1], 2, dtype=np.float32) / np.float32(x.shape[-1]))
+        omega = np.float32(base) ** (
+            -np.arange(0, x.shape[-1], 2, dtype=np.float32) / np.float32(x.shape[-1])
+        )
         angle = np.asarray(pos).astype(np.float32)[..., None] * omega
         cos, sin = np.cos(angle), np.sin(angle)
         if angle.ndim == 3:

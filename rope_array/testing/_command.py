@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ._claims import CAPABILITIES, FIELDS
 from ._contract import ANGLES, ARITHMETIC
 from ._judge import checks
 from ._libraries import LIBRARIES, MissingLibrary
+from ._names import names, resolve
 from ._run import (
     EXPECTED,
     FAILED,
@@ -25,7 +27,7 @@ from ._run import (
     machine,
     run_checks,
 )
-from ._target import CAPABILITIES, FIELDS, Target, names, resolve
+from ._target import Target
 
 _WIDTH = 100
 

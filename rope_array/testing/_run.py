@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ._judge import Check, Judge, checks
-from ._target import Target, resolve
+from ._names import resolve
+from ._target import Target
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"

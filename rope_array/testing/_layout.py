@@ -1,0 +1,56 @@
+"""Callables that take x with axes of their own, served with the suite's (b, h, s, d)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ._libraries import Library
+
+AXES = "bhsd"
+
+
+def is_layout(layout: str) -> bool:
+    """Tell whether a layout has the sequence and the features, these last, and axes that the suite knows."""
+    return len(set(layout)) == len(layout) and set("sd") <= set(layout) <= set(AXES) and layout[-1] == "d"
+
+
+def laid_out(rotate: Callable[..., Any], layout: str, lib: Library) -> Callable[..., Any]:
+    """Serve x as (b, h, s, d) by a callable that takes the axes of `layout`, and loop over the others."""
+    looped = [axis for axis in (0, 1) if AXES[axis] not in layout]
+    inner = [a for a in AXES if a in layout]
+    order = tuple(inner.index(a) for a in layout)
+    back = tuple(layout.index(a) for a in inner)
+
+    def one(x: Any, pos: Any, **spec: Any) -> Any:
+        return _moved(rotate(_moved(x, order, lib), pos, **spec), back, lib)
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(call(each, pos, **spec) for each in x)
+        if not looped:
+            return one(x, pos, **spec)
+        parts = [one(part, row, **spec) for part, row in _parts(x, pos, looped)]
+        if len(looped) == 2:
+            heads = x.shape[1]
+            parts = [lib.stack(parts[i : i + heads]) for i in range(0, len(parts), heads)]
+        stacked = lib.stack(parts)
+        return lib.permute(stacked, (1, 0, 2, 3)) if looped == [1] else stacked
+
+    return call
+
+
+def _moved(x: Any, order: tuple[int, ...], lib: Library) -> Any:
+    # As it is where nothing moves: what a callable returns must be seen, its memory too.
+    return x if order == tuple(range(len(order))) else lib.permute(x, order)
+
+
+def _parts(x: Any, pos: Any, looped: list[int]) -> Iterator[tuple[Any, Any]]:
+    """Yield the parts of x along the axes that are looped over, each with its positions."""
+    for place in itertools.product(*(range(x.shape[axis]) for axis in looped)):
+        index: list[Any] = [slice(None)] * 4
+        for axis, i in zip(looped, place, strict=True):
+            index[axis] = i
+        by_batch = 0 in looped and getattr(pos, "ndim", 0) == 2
+        yield x[tuple(index)], pos[place[0] if pos.shape[0] > 1 else 0, ...] if by_batch else pos
