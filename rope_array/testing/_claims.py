@@ -111,7 +111,8 @@ def _by_dtypes(target: Any) -> dict[str, str]:
 def _by_positions(target: Any) -> dict[str, str]:
     found = dict.fromkeys(SPREAD[target.positions], f"serves positions {target.positions} only")
     if target.positions == "arange":
-        found.update(dict.fromkeys((*_REACH, *_OF_POSITIONS), "takes no positions: rows count from 0"))
+        found.update(dict.fromkeys(_OF_POSITIONS, "takes no positions: rows count from 0"))
+        found.update(dict.fromkeys(("reaches_2e24", "reaches_int32"), "would need as many rows as positions"))
     too_far = f"serves positions up to {target.furthest:,}"
     found.update({name: too_far for name, reach in _REACH.items() if target.furthest < reach})
     if target.furthest < 2**32:

@@ -122,6 +122,8 @@ def angle_slack(
         slack += 2 * math.pi * float(furthest) * 2.0 ** -(WORD_BITS[compute] + 1)
     if accuracy.angles in _UNIT:
         slack += _product_error(_omegas(lanes, fields), float(furthest), accuracy.angles)
+    if accuracy.angles == "float32" and compute == "float64":
+        slack += eps("float32")  # cos and sin of float32 angles are float32
     return slack
 
 

@@ -88,7 +88,7 @@ class Judge:
         """Return positions of a range, its ends among them, of the kind that the target serves."""
         low, high = RANGES[name]
         high = min(high, self.target.furthest)
-        if not self.claims("offset_positions"):
+        if name == "small" and not self.claims("offset_positions"):
             return np.arange(count)
         if not self.claims("any_positions"):
             return np.arange(high - count + 1, high + 1)

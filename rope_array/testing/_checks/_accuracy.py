@@ -1,20 +1,37 @@
 """How far results are from the definition, for each dtype and range of positions."""
 
+from typing import Any
+
 import numpy as np
 
-from rope_array.testing._judge import Judge, check
+from rope_array.testing._judge import Given, Judge, check
 
 _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
 
 
 def _within(j: Judge, name: str, dtype: str) -> None:
     pos = j.spread(name)
-    x = j.x(1, 2, len(pos), 64, dtype=dtype)
-    y = j.run(x, pos)
-    j.check_kind(y, x)
+    x, y = _last_rows(j, pos, dtype) if pos[0] and not j.claims("offset_positions") else _rows(j, pos, dtype)
     if dtype == j.dtype:
         j.note(name, j.numbers(y), x, pos)
     j.check_values(j.numbers(y), x, pos)
+
+
+def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Given, Any]:
+    x = j.x(1, 2, len(pos), 64, dtype=dtype)
+    y = j.run(x, pos)
+    j.check_kind(y, x)
+    return x, y
+
+
+def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Given, Any]:
+    """Reach positions by as many rows, of which the last are judged; narrow, as they are many."""
+    values = np.zeros((1, 1, pos[-1] + 1, 16))
+    values[:, :, pos] = np.random.default_rng(0).standard_normal((1, 1, len(pos), 16))
+    whole = j.given(values, dtype)
+    y = j.run(whole, np.arange(pos[-1] + 1))
+    j.check_kind(y, whole)
+    return Given(None, whole.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
 
 
 @check(each_dtype=True)

@@ -20,7 +20,7 @@ def identity_at_zero(j: Judge, dtype: str) -> None:
 def norm(j: Judge) -> None:
     """The length of every pair is kept."""
     x = j.x(1, 2, 24, 16)
-    pos = j.spread("2^16" if j.claims("reaches_2e16") else "small")
+    pos = j.spread("2^16" if j.claims("reaches_2e16", "offset_positions") else "small")
     y = j.numbers(j.run(x, pos))
     (a, b), (c, d) = j.pairs()
     before = np.hypot(x.values[..., a], x.values[..., b])
