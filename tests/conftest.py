@@ -12,144 +12,29 @@ A test is left out (deselected, not skipped) unless all that it needs is chosen:
 Tests that need two or more libraries get the mark `several`, by which the session `tests(all)` finds them.
 """
 
-import importlib
-import importlib.util
 import os
 
 import hypothesis
-import numpy as np
 import pytest
+
+from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
-class Lib:
-    """One array library: its namespace and the ways in and out.
-
-    `name`, `xp`; `dtypes`, the names of its floating dtypes; `dtype(name)`; `asarray(array, dtype=None)` from
-    NumPy; `to_numpy(array)`, bfloat16 as float32.
-    """
-
-    name: str
-    module: str  # what has to be importable
-    namespace: str
-
-    @property
-    def xp(self):
-        return importlib.import_module(self.namespace)
-
-    @property
-    def dtypes(self):
-        return ["float16", "float32", "float64"]
-
-    def dtype(self, name):
-        return getattr(self.xp, name)
-
-    def asarray(self, array, dtype=None):
-        return self.xp.asarray(array, dtype=None if dtype is None else self.dtype(dtype))
-
-    def to_numpy(self, array):
-        return _widened(np.asarray(array))
-
-    def __repr__(self):
-        return self.name
-
-
-class NumPy(Lib):
-    name = "numpy"
-    module = "numpy"
-    namespace = "array_api_compat.numpy"
-
-    @property
-    def dtypes(self):
-        return [*super().dtypes, *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
-
-    def dtype(self, name):
-        return _numpy_dtype(name)
-
-
-class Strict(Lib):
-    name = "strict"
-    module = namespace = "array_api_strict"
-
-    @property
-    def dtypes(self):
-        return ["float32", "float64"]
-
-    def to_numpy(self, array):
-        return np.from_dlpack(array)
-
-
-class Dask(Lib):
-    name = "dask"
-    module = "dask.array"
-    namespace = "array_api_compat.dask.array"
-
-    def asarray(self, array, dtype=None):
-        array = np.asarray(array, dtype=None if dtype is None else _numpy_dtype(dtype))
-        chunks = tuple(max(1, (n + 1) // 2) for n in array.shape[:-1]) + array.shape[-1:]
-        return self.xp.asarray(importlib.import_module("dask.array").from_array(array, chunks=chunks))
-
-    def dtype(self, name):
-        return _numpy_dtype(name)
-
-    def to_numpy(self, array):
-        return _widened(np.asarray(array.compute()))
-
-
-class Jax(Lib):
-    name = "jax"
-    module = "jax"
-    namespace = "jax.numpy"
-
-    @property
-    def dtypes(self):
-        x64 = importlib.import_module("jax").config.jax_enable_x64
-        return ["float16", "bfloat16", "float32", *(["float64"] if x64 else [])]
-
-
-class Torch(Lib):
-    name = "torch"
-    module = "torch"
-    namespace = "array_api_compat.torch"
-
-    @property
-    def dtypes(self):
-        return ["float16", "bfloat16", "float32", "float64"]
-
-    def asarray(self, array, dtype=None):
-        torch = importlib.import_module("torch")
-        array = np.array(array, order="C")  # a copy: torch warns of read-only memory
-        if array.dtype.name == "bfloat16":
-            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(array)
-        return tensor if dtype is None else tensor.to(self.dtype(dtype))
-
-    def to_numpy(self, array):
-        array = array.detach().cpu().resolve_conj()
-        return (array.float() if array.dtype == self.xp.bfloat16 else array).numpy()
-
-
-LIBS = {lib.name: lib for lib in (NumPy(), Strict(), Dask(), Jax(), Torch())}
-
-
-def _numpy_dtype(name):
-    return importlib.import_module("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
-
-
-def _widened(array):
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+# The libraries' own names, but for the one whose name here is shorter.
+LIBS: dict[str, Library] = {
+    lib.label: lib for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "jax", "torch"))
+}
 
 
 def _importable(name):
     try:
-        importlib.import_module(LIBS[name].module)
-    except ModuleNotFoundError:
+        return bool(LIBS[name].native)
+    except MissingLibrary:
         return False
-    return True
 
 
 def pytest_addoption(parser):
@@ -174,8 +59,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    modules = [(name, LIBS[name].module.partition(".")[0]) for name in config.chosen_libraries]
-    return "libraries: " + ", ".join(f"{n} {importlib.import_module(m).__version__}" for n, m in modules)
+    return "libraries: " + ", ".join(f"{name} {LIBS[name].version}" for name in config.chosen_libraries)
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -208,7 +92,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="session")  # so that Hypothesis tests may use it
-def lib(request) -> Lib:
+def lib(request) -> Library:
     """One of the chosen libraries."""
     return LIBS[request.param]
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from rope_array.testing._contract import assert_contract
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rope_array as ra
+from rope_array.testing._contract import assert_contract
 
 WORLD = 4
 FIELDS = [

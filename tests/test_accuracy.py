@@ -3,10 +3,10 @@
 import numpy as np
 import oracle
 import pytest
-from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin
+from rope_array.testing._contract import assert_contract
 
 INT32 = 2**31
 RANGES = {

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
 from rope_array.testing import apply_definition
+from rope_array.testing._contract import assert_contract
 
 B, H, S, D = 2, 3, 5, 8
 

@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from rope_array.testing._contract import assert_contract
 
 import rope_array as ra
+from rope_array.testing._contract import assert_contract
 
 dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")

@@ -13,10 +13,10 @@ import rope_array as ra
 from rope_array import _demo
 from rope_array.__main__ import main
 from rope_array._demo import _libraries, _measure, _text
+from rope_array.testing._contract import eps
+from rope_array.testing._libraries import NumPy, rounded
 
-SHOWN = {"strict": "array-api-strict"}
-PATHS = {"numpy": "array-api", "strict": "array-api"}
-DTYPES = ("float32", "bfloat16", "float64")
+PATHS = {"numpy": "array-api", "array_api_strict": "array-api"}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
 
@@ -32,9 +32,10 @@ def shipped():
 
 @pytest.fixture
 def only_numpy(monkeypatch):
-    library = _libraries.NumPy()
-    library.dtypes = ["float32"]
-    monkeypatch.setattr(_demo, "installed", lambda: ([library], ["jax"], ["torch (OSError)"]))
+    class InFloat32(NumPy):
+        dtypes = ("float32",)
+
+    monkeypatch.setattr(_demo, "installed", lambda: ([InFloat32()], ["jax"], ["torch (OSError)"]))
     monkeypatch.setattr(_measure, "_SECONDS_PER_TIMING", 0.0)
 
 
@@ -56,8 +57,8 @@ def rows(output, library):
 
 def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert shipped.returncode == 0, shipped.stderr
-    got = rows(shipped.stdout, SHOWN.get(lib.name, lib.name))
-    assert set(got) == set(lib.dtypes) & set(DTYPES)
+    got = rows(shipped.stdout, _libraries.shown(lib))
+    assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
     for dtype, (version, path, error, allowed, verdict, time) in got.items():
         assert version[0].isdigit()
         assert path == PATHS.get(lib.name, lib.name)
@@ -93,17 +94,17 @@ def test_names_what_is_left_out(file, only_numpy, capsys):
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch):
-    class Broken(_libraries.NumPy):
+    class Broken(NumPy):
         name = "jax"
 
-        def __init__(self):
+        def asarray(self, array, dtype=None):
             raise OSError("libcuda.so is missing")
 
-    class Absent(_libraries.NumPy):
+    class Absent(NumPy):
         name, module = "torch", "no_such_module.array"
 
-    monkeypatch.setattr(_libraries, "Jax", Broken)
-    monkeypatch.setattr(_libraries, "Torch", Absent)
+    monkeypatch.setitem(_libraries.LIBRARIES, "jax", Broken())
+    monkeypatch.setitem(_libraries.LIBRARIES, "torch", Absent())
     found, absent, broken = _libraries.installed()
     assert found[0].name == "numpy"
     assert "torch" in absent
@@ -283,7 +284,7 @@ def test_convicts(wrong, file, only_numpy, monkeypatch, capsys):
     assert "NO" in row or "RuntimeError:" in row
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", _measure.DTYPES)
 def test_the_judge_allows_the_contract_and_no_more(dtype):
     """A pair of length 5 whose exact result is (3, 4), a float of every dtype."""
     exact = np.array([[3.0, 4.0]])
@@ -294,7 +295,7 @@ def test_the_judge_allows_the_contract_and_no_more(dtype):
     for factor, verdict in ((0.95, True), (1.05, False)):
         worst, within = _measure.judge(exact + np.array([factor * bound, 0.0]), exact, dtype)
         assert within is verdict
-        assert worst == pytest.approx(factor * bound / 5 / _measure._EPS[dtype], rel=0.1)
+        assert worst == pytest.approx(factor * bound / 5 / eps(dtype), rel=0.1)
 
 
 def test_a_pair_of_zeros_must_stay_one():
@@ -307,4 +308,4 @@ def test_rounds_to_bfloat16_as_ml_dtypes_does():
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     values = np.random.default_rng(0).normal(size=10_000).astype(np.float32).astype(np.float64)
     expected = values.astype(bfloat16).astype(np.float64)
-    np.testing.assert_array_equal(_measure._rounded(values, "bfloat16"), expected)
+    np.testing.assert_array_equal(rounded(values, "bfloat16"), expected)

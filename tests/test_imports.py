@@ -91,7 +91,7 @@ def test_using_one_library_brings_in_no_other(lib: Any) -> None:
         print(*sorted(new & set(sys.argv[2:])))
         print(*sorted(name for name in sys.modules if name.startswith("rope_array.backends.")))
     """
-    libraries, backends = child.run(script, lib.name, *LIBRARIES).splitlines()
+    libraries, backends = child.run(script, lib.label, *LIBRARIES).splitlines()
     assert not libraries.split()
     assert {name.split(".")[2] for name in backends.split()} <= {lib.name}
 
@@ -129,6 +129,14 @@ OWN = {"jax": {"jax", "jaxlib"}}
 # Functions here import NumPy: where its arrays have been seen, and where a result of it is asked for.
 LATE_NUMPY = {"_namespace": {"numpy", "array_api_compat.numpy"}}
 COMMANDS = {"__main__", "_demo"}  # what a user runs, not what a user imports
+# The judge: what is exact and how far off a result may be stand alone; the rest is of the suite.
+JUDGE = {"testing._definition": set(), "testing._contract": {"testing._definition"}}
+# Modules of the suite that import array libraries, and the one that imports the package to judge it: late.
+LATE_LIBRARIES = {"testing._libraries", "testing._names"}
+LATE_PACKAGE = {"testing._names"}
+OF_PYTEST = {"testing.plugin"}
+# Checks register themselves with the module that hands them out.
+REGISTERED = {("testing._judge", "testing._checks")}
 
 
 class Source(NamedTuple):
@@ -197,7 +205,10 @@ def violations(given: dict[str, Source]) -> list[str]:
     inner: dict[str, set[str]] = {}
     for name, imports in import_graph(given).items():
         inner[name] = {
-            full.partition(".")[2] for full, _ in imports if full.partition(".")[0] == "rope_array"
+            full.partition(".")[2]
+            for full, at_top in imports
+            if full.partition(".")[0] == "rope_array"
+            and (at_top or (name, full.partition(".")[2]) not in REGISTERED)
         }
         for full, at_top in imports:
             if reason := forbidden(name, full, at_top):
@@ -214,9 +225,7 @@ def forbidden(name: str, full: str, at_top: bool) -> str:
     if area == "backends":
         return _forbidden_to_backend(name, root, rest)
     if area == "testing":
-        return (
-            "" if root == "numpy" or rest.startswith("testing") else "the judge shares nothing with the core"
-        )
+        return _forbidden_to_suite(name, root, rest, at_top)
     if root == "rope_array":
         return _forbidden_to_core(name, area, rest)
     if area in COMMANDS:
@@ -226,6 +235,21 @@ def forbidden(name: str, full: str, at_top: bool) -> str:
     if not at_top and full in LATE_NUMPY.get(area, ()):
         return ""
     return "the core knows no array library"
+
+
+def _forbidden_to_suite(name: str, root: str, rest: str, at_top: bool) -> str:
+    if root == "numpy" or (root == "pytest" and name in OF_PYTEST):
+        return ""
+    if root != "rope_array":
+        late = not at_top and name in LATE_LIBRARIES
+        return "" if late else "the suite imports NumPy, and others late, where they are named"
+    if rest == "" and not at_top and name in LATE_PACKAGE:
+        return ""
+    if rest.partition(".")[0] != "testing":
+        return "the judge shares nothing with the core"
+    if name in JUDGE and rest not in JUDGE[name]:
+        return f"it may import {sorted(JUDGE[name]) or 'nothing'} of the package"
+    return ""
 
 
 def _forbidden_to_core(name: str, area: str, rest: str) -> str:
@@ -286,6 +310,8 @@ def test_the_rules_see_the_whole_package() -> None:
     assert ("rope_array._core", True) in graph["backends.torch"]
     assert ("rope_array.backends.torch._distributed", True) in graph["backends.torch"]
     assert ("numpy", False) in graph["_namespace"]
+    assert ("rope_array", False) in graph["testing._names"]
+    assert ("rope_array.testing._judge", True) in graph["testing._checks._bits"]
 
 
 PLANTED = [
@@ -311,7 +337,18 @@ PLANTED = [
     ("_namespace.py", "def f():\n    from . import _registry", "cycle: "),
     ("testing/_definition.py", "from rope_array._plan import Layout", "shares nothing"),
     ("testing/__init__.py", "from .. import apply", "shares nothing"),
-    ("testing/__init__.py", "import mpmath", "shares nothing"),
+    ("testing/__init__.py", "import mpmath", "late, where"),
+    ("testing/_run.py", "def f():\n    import torch", "late, where"),
+    ("testing/_run.py", "import pytest", "late, where"),
+    ("testing/_libraries.py", "import torch", "late, where"),
+    ("testing/_libraries.py", "def f():\n    import rope_array", "shares nothing"),
+    ("testing/_names.py", "import rope_array", "shares nothing"),
+    ("testing/_names.py", "def f():\n    from rope_array._core import apply", "shares nothing"),
+    ("testing/_target.py", "def f():\n    import rope_array", "shares nothing"),
+    ("testing/_definition.py", "from ._libraries import rounded", "may import"),
+    ("testing/_contract.py", "from rope_array.testing import Target", "may import"),
+    ("testing/_judge.py", "from . import _checks", "cycle: "),
+    ("testing/_checks/_bits.py", "from rope_array._plan import Layout", "shares nothing"),
     ("backends/torch/__init__.py", "from rope_array._apply import apply", "may import"),
     ("backends/torch/__init__.py", "from rope_array import apply", "may import"),
     ("backends/torch/__init__.py", "from ... import _registry", "may import"),
@@ -436,12 +473,13 @@ def test_docstrings(name: str) -> None:
     assert text.splitlines()[0].endswith((".", ":")) or "." in text.partition("\n\n")[0]
     assert ">>> " in section(text, "Examples")
     if inspect.isfunction(value):
-        assert section(text, "Returns")
+        assert section(text, "Yields" if inspect.isgeneratorfunction(value) else "Returns")
         named = section(text, "Parameters")
         for parameter in inspect.signature(value).parameters.values():
             if parameter.name == "self":
                 continue
-            wanted = ("**" if parameter.kind == parameter.VAR_KEYWORD else "") + parameter.name
+            stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+            wanted = stars + parameter.name
             assert re.search(rf"(^|, ){re.escape(wanted)}\b", named, re.MULTILINE), wanted
 
 
@@ -530,7 +568,7 @@ for _ in range(ROUNDS):
 
 
 def test_first_calls_of_eight_threads_agree(lib: Any) -> None:
-    child.run(FIRST_CALLS, lib.name, {"jax": "2", "dask": "5", "torch": "5"}.get(lib.name, "15"))
+    child.run(FIRST_CALLS, lib.label, {"jax": "2", "dask": "5", "torch": "5"}.get(lib.name, "15"))
 
 
 def test_a_library_learned_by_two_threads_at_once_is_one(lib: Any, monkeypatch: Any) -> None:

@@ -8,10 +8,10 @@ import pickle
 import child
 import numpy as np
 import pytest
-from rope_array.testing._contract import assert_contract, eps
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix
+from rope_array.testing._contract import assert_contract, eps
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -15,12 +15,12 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
-from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
 from rope_array._spec import plan_of
 from rope_array.testing import rotation_matrix
+from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
 FIELDS = [
     "head_dim",

@@ -9,10 +9,10 @@ import shutil
 import child
 import numpy as np
 import pytest
-from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix
+from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.library("torch")
