@@ -7,9 +7,9 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
+from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._contract import ANGLES, ARITHMETIC
-from rope_array.testing._judge import checks
 from rope_array.testing._libraries import LIBRARIES
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")

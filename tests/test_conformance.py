@@ -6,8 +6,9 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target
+from rope_array.testing._checks import checks
 from rope_array.testing._claims import FIELDS
-from rope_array.testing._judge import Judge, checks
+from rope_array.testing._judge import Judge
 from rope_array.testing._names import names, resolve
 from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
 

@@ -135,8 +135,6 @@ JUDGE = {"testing._definition": set(), "testing._contract": {"testing._definitio
 LATE_LIBRARIES = {"testing._libraries", "testing._names"}
 LATE_PACKAGE = {"testing._names"}
 OF_PYTEST = {"testing.plugin"}
-# Checks register themselves with the module that hands them out.
-REGISTERED = {("testing._judge", "testing._checks")}
 
 
 class Source(NamedTuple):
@@ -205,10 +203,7 @@ def violations(given: dict[str, Source]) -> list[str]:
     inner: dict[str, set[str]] = {}
     for name, imports in import_graph(given).items():
         inner[name] = {
-            full.partition(".")[2]
-            for full, at_top in imports
-            if full.partition(".")[0] == "rope_array"
-            and (at_top or (name, full.partition(".")[2]) not in REGISTERED)
+            full.partition(".")[2] for full, at_top in imports if full.partition(".")[0] == "rope_array"
         }
         for full, at_top in imports:
             if reason := forbidden(name, full, at_top):

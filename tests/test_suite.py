@@ -17,8 +17,8 @@ from rope_array.testing import (
     iter_checks,
     run_checks,
 )
+from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES, FIELDS
-from rope_array.testing._judge import checks
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import names, resolve
 

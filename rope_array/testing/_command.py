@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from ._checks import checks
 from ._claims import CAPABILITIES, FIELDS
 from ._contract import ANGLES, ARITHMETIC
-from ._judge import checks
 from ._libraries import LIBRARIES, MissingLibrary
 from ._names import names, resolve
 from ._run import (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._contract import assert_contract, read_and_written
+from ._claims import DTYPES
+from ._contract import allowed, assert_contract, read_and_written
 from ._definition import apply_definition
 from ._libraries import rounded
 from ._target import Target
@@ -161,8 +162,6 @@ class Judge:
 
     def step(self, x: Floats, pos: Any, dtype: str) -> Floats:
         """Return what one rotation may be off by, for each element."""
-        from ._contract import allowed
-
         return allowed(x, dtype, self.fields({}), pos=pos, flushes=True, accuracy=self.target.accuracy)
 
     def pairs(self, spec: dict[str, Any] | None = None, width: int = SHAPE[3]) -> Any:
@@ -210,8 +209,7 @@ class Check:
         return "; ".join(reasons) or None
 
 
-_checks: list[Check] = []
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+registered: list[Check] = []
 
 
 def check(*needs: str, each_dtype: bool = False, values: bool = True) -> Callable[..., Any]:
@@ -223,14 +221,7 @@ def check(*needs: str, each_dtype: bool = False, values: bool = True) -> Callabl
         for dtype in DTYPES if each_dtype else [None]:
             name = function.__name__ if dtype is None else f"{function.__name__}[{dtype}]"
             more = () if dtype is None else (dtype,)
-            _checks.append(Check(name, requirement, (*wanted, *more), function, more))
+            registered.append(Check(name, requirement, (*wanted, *more), function, more))
         return function
 
     return register
-
-
-def checks() -> Sequence[Check]:
-    """Return every check, in the order in which they are run."""
-    from . import _checks as _  # noqa: F401 (registers them)
-
-    return tuple(_checks)

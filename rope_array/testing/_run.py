@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ._judge import Check, Judge, checks
+from ._checks import checks
+from ._judge import Check, Judge
 from ._names import resolve
 from ._target import Target
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from ._checks import checks
 from ._command import prepared, reasons_of
-from ._judge import Check, Judge, checks
+from ._judge import Check, Judge
 from ._run import FAILED, INAPPLICABLE, check_expected, outcome_of
 
 

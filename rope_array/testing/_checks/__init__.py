@@ -1,5 +1,13 @@
 """The checks by subject, in the order in which they are run."""
 
-from . import _kinds, _fields, _accuracy, _positions, _arrays, _invariants, _bits, _transforms  # noqa: I001
+from rope_array.testing._judge import Check, registered
 
-__all__ = ["_accuracy", "_arrays", "_bits", "_fields", "_invariants", "_kinds", "_positions", "_transforms"]
+# Importing a module registers its checks; the order is that of reports.
+from . import _accuracy, _arrays, _bits, _fields, _invariants, _kinds, _positions, _transforms  # noqa: F401
+
+__all__ = ["checks"]
+
+
+def checks() -> tuple[Check, ...]:
+    """Return every check."""
+    return tuple(registered)
