@@ -134,7 +134,7 @@ class Library:
         """Return the context in which the library is used."""
         return nullcontext()
 
-    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
         """Make arrays of the same values whose memory is laid otherwise, each with a name."""
         axes = tuple(range(array.ndim))
         yield "transposed", self.permute(self.permute(array, axes[::-1]) + 0, axes[::-1])
@@ -194,18 +194,18 @@ class NumPy(Library):
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
 
-    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
         yield from super().strided(array)
         yield "reversed", array[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
         yield "Fortran order", np.asfortranarray(array)
-        yield (
-            "the other byte order",
-            array.astype(array.dtype.newbyteorder()) if array.dtype.kind == "f" else array,
-        )
-        unaligned = (
-            np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
-        )
-        yield "unaligned", unaligned
+        if exotic:
+            yield from self._exotic(array)
+
+    def _exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
+        if array.dtype.kind == "f":  # which ml_dtypes' bfloat16 is not
+            yield "the other byte order", array.astype(array.dtype.newbyteorder())
+        shifted = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
+        yield "unaligned", shifted.view(array.dtype).reshape(array.shape)
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         return np.shares_memory(a, b)

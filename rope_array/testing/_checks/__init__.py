@@ -2,12 +2,17 @@
 
 from rope_array.testing._judge import Check, registered
 
-# Importing a module registers its checks; the order is that of reports.
-from . import _accuracy, _arrays, _bits, _fields, _invariants, _kinds, _positions, _transforms  # noqa: F401
+from . import _accuracy, _arrays, _bits, _fields, _invariants, _kinds, _positions, _transforms
 
 __all__ = ["checks"]
+
+# Importing a module registers its checks; this is the order of reports.
+_SUBJECTS = (_kinds, _fields, _accuracy, _positions, _arrays, _invariants, _bits, _transforms)
+_CHECKS = tuple(
+    check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__
+)
 
 
 def checks() -> tuple[Check, ...]:
     """Return every check."""
-    return tuple(registered)
+    return _CHECKS

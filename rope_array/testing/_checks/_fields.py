@@ -53,8 +53,8 @@ def direction(j: Judge) -> None:
 
 @check()
 def widths(j: Judge) -> None:
-    """Every even head_dim is served: 2, 4, 6, 10, 80, 128."""
-    for head_dim in (2, 4, 6, 10, 80, 128):
+    """Every even head_dim is served: 2, 4, 6, 10, 80, 128, 192, 256, 512."""
+    for head_dim in (2, 4, 6, 10, 80, 128, 192, 256, 512):
         j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
 
 

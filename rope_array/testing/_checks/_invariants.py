@@ -2,9 +2,37 @@
 
 import numpy as np
 
+from rope_array.testing._contract import FORMATS, largest
 from rope_array.testing._judge import Given, Judge, check
 
 _SLACK = 1e-30
+
+
+@check()
+def sizes(j: Judge) -> None:
+    """Many rows, heads or batches are rotated as few are."""
+    for shape in ((1, 1, 1100, 4), (1, 40, 3, 8), (20, 1, 3, 8), (1, 2, 130, 16)):
+        j.rotated(j.x(*shape), np.arange(shape[2]))
+
+
+@check(each_dtype=True)
+def magnitudes(j: Judge, dtype: str) -> None:
+    """Numbers near the ends of the dtype's range are rotated as others are; what fits does not overflow."""
+    for size in (largest(dtype) / 4, 2.0 ** (FORMATS[dtype][1] + 4)):
+        values = np.random.default_rng(4).uniform(1, 2, (1, 2, 5, 16))
+        j.rotated(j.given(values * size, dtype), j.places())
+
+
+@check("nonfinite_rows")
+def nonfinite_rows(j: Judge) -> None:
+    """NaN and infinities stay inside their vector: other rows, heads and batches are what they would be."""
+    values = np.random.default_rng(6).standard_normal((2, 3, 5, 16))
+    values[0, 1, 2, 3], values[1, 2, 4, 0] = np.nan, np.inf
+    y = j.numbers(j.run(j.given(values), j.places()))
+    struck = ~np.isfinite(values).all(axis=-1, keepdims=True)
+    assert np.isfinite(np.where(struck, 0.0, y)).all(), "a NaN or an infinity left its vector"
+    # Vectors of zeros stand for those struck, whose other pairs are held to the contract by `nonfinite`.
+    j.check_values(np.where(struck, 0.0, y), j.given(np.where(struck, 0.0, values)), j.places())
 
 
 @check("any_positions", each_dtype=True)
