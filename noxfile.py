@@ -109,6 +109,28 @@ def peers(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--peers", "tests/test_peers.py")
 
 
+@nox.session(requires=["build"], default=False)
+def scoreboard(session: nox.Session) -> None:
+    """Run the conformance suite on other implementations; writes docs/scoreboard.md and the README's table."""
+    session.install(TORCH)  # first and alone, as a peer would bring another build
+    install(session, TORCH, *GROUPS["scoreboard"])
+    # These ask for builds of PyTorch that a test of arithmetic does not need.
+    session.install("--no-deps", *GROUPS["scoreboard-alone"])
+    session.run("python", "bench/scoreboard.py", *session.posargs)
+
+
+@nox.session(requires=["build"], default=False)
+@nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
+def long(session: nox.Session, library: str) -> None:
+    """Try many times as many random examples, and every float32 remainder."""
+    install(session, *GROUPS["test"], *needs(library))
+    # JAX compiles for every shape anew: a tenth of the examples takes it as long.
+    session.env["ROPE_ARRAY_EXAMPLES"] = "4" if library == "jax" else "40"
+    pytest(session, [library], "tests/test_invariants.py", "tests/test_phase.py")
+    name = "array_api_strict" if library == "strict" else library
+    session.run("python", "bench/exhaustive.py", "--libraries", name, *session.posargs)
+
+
 @nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and run its examples."""

@@ -19,9 +19,11 @@ import pytest
 
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
-hypothesis.settings.register_profile("default", deadline=None)
+# How many times the usual number of random examples is tried; the session `long` takes 40.
+TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
+hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
 
 
 # The libraries' own names, but for the one whose name here is shorter.

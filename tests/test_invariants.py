@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from conftest import TIMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ import rope_array as ra
 from rope_array.testing import rotation_matrix
 
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-SOME = settings(max_examples=25)
+SOME = settings(max_examples=25 * TIMES)
 
 
 @st.composite
@@ -219,7 +220,7 @@ def test_gradient_is_the_adjoint_in_torch(rope, pos, seed):
 
 
 @pytest.mark.library("jax")
-@settings(max_examples=10)
+@settings(max_examples=10 * TIMES)
 @given(specs(), POSITIONS, SEEDS)
 def test_gradient_is_the_adjoint_in_jax(rope, pos, seed):
     import jax

@@ -1,0 +1,116 @@
+"""Every remainder of float32: cos and sin of all 2^30 angles within an eighth of a turn, on each library.
+
+    python bench/exhaustive.py [--libraries numpy,torch] [--stride N] [--json PATH]
+
+A plan of one lane whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase, bit for
+bit. So the positions -2^29 to 2^29 - 1 are all the remainders that the polynomials can be given, and they go the
+way of every call: the library's own path, compiled where that compiles. The other quadrants swap cos and sin and
+change signs, which rounds nothing; a sample of them is taken all the same. Exit status 1: the contract is missed.
+"""
+
+import argparse
+import importlib.metadata
+import math
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from _record import finish
+
+from rope_array import _registry
+from rope_array._plan import Layout, Plan
+from rope_array.testing._contract import AT_INTEGERS
+from rope_array.testing._libraries import LIBRARIES
+
+NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch")
+CHUNK = 2**22
+ENDS = -(2**29), 2**29
+# One unit of the phase in each word; the float64 frequency is not used by exact angles.
+PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [2 * math.pi / 2**32], [2**32], [2**64])
+
+
+def sweep(job):
+    """The largest errors of cos and sin over a part of the positions, on one library, and where."""
+    name, start, stop, stride = job
+    lib = LIBRARIES[name]
+    worst = {"cos": (0.0, 0), "sin": (0.0, 0)}
+    began = time.perf_counter()
+    with lib.running():
+        for first in range(start, stop, CHUNK * stride):
+            pos = np.arange(first, min(first + CHUNK * stride, stop), stride, dtype=np.int64)
+            for what, got, want in zip(("cos", "sin"), tables(lib, pos), truth(pos), strict=True):
+                error = np.abs(got - want)
+                place = int(np.argmax(error))
+                worst[what] = max(worst[what], (float(error[place]), int(pos[place])))
+    return name, worst, time.perf_counter() - began
+
+
+def tables(lib, pos):
+    """Cos and sin as the library's path makes them for float32."""
+    like = lib.asarray(np.zeros((1, 2), np.float32))
+    made = _registry.choose((like,), None).tables(
+        lib.asarray(pos.astype(np.int32)), like, PLAN, None, _registry.run
+    )
+    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in made]
+
+
+def truth(pos):
+    """Cos and sin in float64, whose error of 2e-16 is nothing beside a float32's of 6e-8."""
+    angle = pos * (math.pi / 4 * 2.0**-29)
+    return np.cos(angle), np.sin(angle)
+
+
+def jobs(names, stride):
+    """Parts of every library's sweep, and samples of the other quadrants, 2^20 phases each."""
+    part = (ENDS[1] - ENDS[0]) // 8
+    for name in names:
+        yield from ((name, start, start + part, stride) for start in range(*ENDS, part))
+        for quadrant in range(4):
+            start = -(2**31) + quadrant * 2**30
+            yield name, start, start + 2**30, 1021 * stride
+
+
+def version_of(name):
+    package = {"array_api_strict": "array-api-strict"}.get(name, name)
+    return f"{name} {importlib.metadata.version(package)}"
+
+
+def measure(names, stride):
+    found = {}
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for name, worst, seconds in pool.imap_unordered(sweep, list(jobs(names, stride))):
+            row = found.setdefault(version_of(name), {"cos": (0.0, 0), "sin": (0.0, 0), "seconds": 0.0})
+            row.update(
+                {what: max(row[what], worst[what]) for what in worst}, seconds=row["seconds"] + seconds
+            )
+    order = sorted(found, key=lambda label: names.index(label.split()[0]))
+    return {label: shown(found[label], stride) for label in order}
+
+
+def shown(row, stride):
+    figures = {f"max_error_{what}": float(f"{row[what][0]:.4g}") for what in ("cos", "sin")}
+    places = {f"at_{what}": row[what][1] for what in ("cos", "sin")}
+    return {
+        "remainders": (ENDS[1] - ENDS[0]) // stride,
+        **figures,
+        **places,
+        "seconds": round(row["seconds"]),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--libraries", default=",".join(NAMES), help=f"of {','.join(NAMES)}")
+    parser.add_argument("--stride", type=int, default=1, help="take every Nth remainder, for a quick try")
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
+    given = parser.parse_args()
+    numbers = measure(given.libraries.split(","), given.stride)
+    limit = AT_INTEGERS["float32"]
+    finish("exhaustive", numbers, f"errors of float32 cos and sin; {limit:g} is allowed", given.json)
+    sys.exit(any(max(row["max_error_cos"], row["max_error_sin"]) > limit for row in numbers.values()))
+
+
+if __name__ == "__main__":
+    main()
