@@ -111,7 +111,7 @@ def peers(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], default=False)
 def scoreboard(session: nox.Session) -> None:
-    """Run the conformance suite on other implementations; writes docs/scoreboard.md and the README's table."""
+    """Run the conformance suite on other implementations; writes docs/scoreboard.md, README.md's table."""
     session.install(TORCH)  # first and alone, as a peer would bring another build
     install(session, TORCH, *GROUPS["scoreboard"])
     # These ask for builds of PyTorch that a test of arithmetic does not need.

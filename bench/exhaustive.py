@@ -2,10 +2,11 @@
 
     python bench/exhaustive.py [--libraries numpy,torch] [--stride N] [--json PATH]
 
-A plan of one lane whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase, bit for
-bit. So the positions -2^29 to 2^29 - 1 are all the remainders that the polynomials can be given, and they go the
-way of every call: the library's own path, compiled where that compiles. The other quadrants swap cos and sin and
-change signs, which rounds nothing; a sample of them is taken all the same. Exit status 1: the contract is missed.
+A plan of one lane whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase,
+bit for bit. So the positions -2^29 to 2^29 - 1 are all the remainders that the polynomials can be given, and
+they go the way of every call: the library's own path, compiled where that compiles. The other quadrants swap
+cos and sin and change signs, which rounds nothing; a sample of them is taken all the same. Exit status 1: the
+contract is missed.
 """
 
 import argparse
