@@ -19,7 +19,7 @@ import pytest
 
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
-# How many times the usual number of random examples is tried; the session `long` takes 40.
+# How many times the usual number of random examples is tried; the session `long` takes more.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)

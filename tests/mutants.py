@@ -1,0 +1,625 @@
+"""Rotary embeddings with one fault each, and the checks that have to convict them.
+
+Each is this library's `apply` with something gone wrong around it, as it goes wrong in the code of others;
+where a fault was seen in a released package, its thread is named.
+"""
+
+import functools
+from importlib import import_module
+from typing import NamedTuple
+
+import numpy as np
+
+import rope_array as ra
+from rope_array.testing import Target
+from rope_array.testing._claims import FIELDS
+
+
+class Mutant(NamedTuple):
+    """A faulty callable, the target that it is judged as, and the names of the checks that convict it."""
+
+    rotate: object
+    library: str
+    convicted_by: tuple[str, ...]
+
+    @property
+    def name(self):
+        return self.rotate.__name__
+
+    def target(self):
+        return target(self.rotate, self.library)
+
+
+MUTANTS = []
+
+
+def target(rotate, library):
+    """All fields claimed, all dtypes, the contract: nothing is left out for want of a claim."""
+    dtypes = ("float32", "float64", *(("float16",) if library in ("numpy", "torch") else ()))
+    return Target(
+        rotate, library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact", furthest=2**62,
+        declared=True,
+    )  # fmt: skip
+
+
+def mutant(*convicted_by, library="numpy"):
+    def register(rotate):
+        MUTANTS.append(Mutant(rotate, library, convicted_by))
+        return rotate
+
+    return register
+
+
+def whole(x):
+    """The first array of a tuple, or the array."""
+    return x[0] if isinstance(x, tuple) else x
+
+
+def each(function):
+    """Serve a tuple array by array."""
+
+    @functools.wraps(function)
+    def served(x, pos, **spec):
+        if isinstance(x, tuple):
+            return tuple(function(one, pos, **spec) for one in x)
+        return function(x, pos, **spec)
+
+    return served
+
+
+def split(spec):
+    """The fields of a RoPE, and those of the call."""
+    call = {name: spec.pop(name) for name in ("seq_axis", "inverse") if name in spec}
+    return spec, call
+
+
+def nudged(y, where=...):
+    """The next float of some elements: other bits, within the contract."""
+    y = y.copy()
+    y[where] = np.nextafter(y[where], np.asarray(np.inf, y.dtype))
+    return y
+
+
+# ---- frequencies and pairs ----
+
+
+@mutant("definition", "direction", "inverse")
+def wrong_direction(x, pos, **spec):
+    return ra.apply(x, pos, **{**spec, "inverse": not spec.get("inverse", False)})
+
+
+@mutant("base", "calls_in_turn")
+def base_ignored(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "base"})
+
+
+_TABLES = {}
+
+
+@mutant("base", "calls_in_turn")
+def cache_keyed_without_base(x, pos, **spec):
+    """patrick-kidger/equinox, nn/_embedding.py of 0.13.8: the table's key is its size and dtype."""
+    key = whole(x).shape[-1], spec.get("rotary_dim")
+    base = _TABLES.setdefault(key, spec.get("base", 10000.0))
+    return ra.apply(x, pos, **{**spec, "base": base})
+
+
+@mutant("calls_at_other_positions")
+def cache_keyed_without_offset(x, pos, **spec):
+    """lucidrains/rotary-embedding-torch #11."""
+    kept = _TABLES.setdefault(("pos", np.shape(pos), np.asarray(pos).dtype), pos)
+    return ra.apply(x, kept, **spec)
+
+
+@mutant("definition", "widths")
+@each
+def exponent_i_over_d(x, pos, **spec):
+    spec, call = split(spec)
+    width = spec.get("rotary_dim", x.shape[-1] - spec.get("rotary_start", 0))
+    base = spec.pop("base", 10000.0)
+    spec.setdefault("inv_freq", [base ** (-i / width) for i in range(width // 2)])
+    return ra.apply(x, pos, **spec, **call)
+
+
+@mutant("rotary_dim", "rotary_start", "odd_width")
+@each
+def frequencies_from_head_dim(x, pos, **spec):
+    """pie #602."""
+    spec, call = split(spec)
+    width = spec.get("rotary_dim", x.shape[-1] - spec.get("rotary_start", 0))
+    base = spec.pop("base", 10000.0)
+    spec.setdefault("inv_freq", [base ** (-2 * i / x.shape[-1]) for i in range(width // 2)])
+    return ra.apply(x, pos, **spec, **call)
+
+
+@mutant("definition", "norm", "rotations_add", "scores_are_relative")
+@each
+def pairing_mixed(x, pos, **spec):
+    """facebookresearch/vjepa2 PR #15: cos and sin tiled for halves, x rotated pairwise."""
+    rotation = ra.RoPE(x.shape[-1]).rotation(pos, like=x)
+    cos, sin = (np.concatenate([t, t], -1) for t in (rotation.cos, rotation.sin))
+    if cos.ndim == 3 and x.ndim == 4:
+        cos, sin = cos[:, None], sin[:, None]
+    other = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    return (x * cos + other * sin).astype(x.dtype)
+
+
+@mutant("definition", "pairing")
+def other_pairing(x, pos, **spec):
+    other = {"interleaved": "half", "half": "interleaved"}[spec.get("pairing", "interleaved")]
+    return ra.apply(x, pos, **{**spec, "pairing": other})
+
+
+@mutant("pairing", "partial_pairing")
+def pairing_ignored(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "pairing"})
+
+
+@mutant("partial_pairing")
+@each
+def halves_of_the_head(x, pos, **spec):
+    width = spec.get("rotary_dim")
+    if spec.get("pairing") != "half" or not width or width == x.shape[-1]:
+        return ra.apply(x, pos, **spec)
+    middle = x.shape[-1] // 2
+    order = [*range(width // 2), *range(middle, middle + width // 2)]
+    y = x.copy()
+    y[..., order] = ra.apply(x[..., order], pos, pairing="half")
+    return y
+
+
+@mutant("out_pairing", "inverse_of_layout")
+def out_pairing_ignored(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "out_pairing"})
+
+
+@mutant("rotary_start")
+def rotary_start_ignored(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "rotary_start"})
+
+
+@mutant("rotary_dim", "rotary_start", "odd_width")
+@each
+def tail_zeroed(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if spec.get("rotary_dim") is not None:
+        y[..., spec.get("rotary_start", 0) + spec["rotary_dim"] :] = 0
+    return y
+
+
+@mutant("widths")
+@each
+def only_128_features(x, pos, **spec):
+    """Dao-AILab/flash-attention: a kernel for heads of a certain size."""
+    y = ra.apply(x, pos, **spec)
+    y[..., 128:] = x[..., 128:]
+    return y
+
+
+@mutant("inv_freq")
+def frequencies_sorted(x, pos, **spec):
+    if "inv_freq" in spec:
+        spec["inv_freq"] = sorted(spec["inv_freq"], reverse=True)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("attention_factor", "attention_factor_of_a_part")
+def amplitude_squared(x, pos, **spec):
+    if "attention_factor" in spec:
+        spec["attention_factor"] **= 2
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("attention_factor_of_a_part")
+@each
+def amplitude_on_all(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    width = spec.get("rotary_dim", x.shape[-1])
+    y[..., width:] *= spec.get("attention_factor", 1)
+    return y
+
+
+@mutant("inverse", "inverse_of_amplitude", "inverse_of_layout")
+def inverse_ignored(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "inverse"})
+
+
+@mutant("inverse_of_amplitude")
+@each
+def adjoint_for_inverse(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return (y * spec.get("attention_factor", 1.0) ** 2).astype(x.dtype) if spec.get("inverse") else y
+
+
+@mutant("seq_axis", "seq_axis_and_batch")
+def wrong_axis(x, pos, **spec):
+    return ra.apply(x, pos, **{name: value for name, value in spec.items() if name != "seq_axis"})
+
+
+@mutant("ranks")
+@each
+def vectors_and_videos(x, pos, **spec):
+    """What has another number of axes than four is taken for one position."""
+    return ra.apply(x, pos if x.ndim == 4 else 0, **spec)
+
+
+# ---- accuracy ----
+
+
+@mutant("definition", "accuracy_small", "accuracy_2e16")
+@each
+def bfloat16_tables(x, pos, **spec):
+    spec, call = split(spec)
+    rotation = ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x)
+    bits = [(t.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32) for t in rotation[:2]]
+    rotation = rotation._replace(
+        cos=bits[0].astype(rotation.cos.dtype), sin=bits[1].astype(rotation.sin.dtype)
+    )
+    rotation = rotation.inverse() if call.pop("inverse", False) else rotation
+    return rotation.apply(x, **call)
+
+
+@mutant("scores_are_relative", "accuracy_2e16", "positions_of_narrow_dtypes")
+def bfloat16_positions(x, pos, **spec):
+    """lucidrains/rotary-embedding-torch: positions in the dtype of x. huggingface/transformers #29285."""
+    numbers = np.asarray(pos, np.float32).view(np.uint32)
+    rounded = (numbers + 0x8000 & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    return ra.apply(x, rounded.astype(np.int64), **spec)
+
+
+@mutant("accuracy_2e20", "accuracy_2e24", "accuracy_int32", "accuracy_negative")
+def float32_angles(x, pos, **spec):
+    return ra.apply(x, pos, angles="float32", **spec)
+
+
+@mutant("accuracy_2e24", "accuracy_int32")
+def positions_counted_in_float32(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, numbers.astype(np.float32).astype(np.float64) if numbers.size else pos, **spec)
+
+
+@mutant("accuracy_2e24")
+def positions_wrapped_at_2_24(x, pos, **spec):
+    return ra.apply(x, np.where(np.asarray(pos) >= 2**24, np.asarray(pos) - 2**24, pos), **spec)
+
+
+@mutant("accuracy_2e16", "accuracy_2e20")
+def positions_clamped(x, pos, **spec):
+    """A table's last row for all positions beyond it, as JAX's indexing has it."""
+    return ra.apply(x, np.minimum(np.asarray(pos), 40_000), **spec)
+
+
+@mutant("accuracy_int32")
+def end_of_int32_off(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, np.where(numbers > 2**31 - 100, numbers - 1, numbers), **spec)
+
+
+@mutant("accuracy_negative")
+def absolute_positions(x, pos, **spec):
+    return ra.apply(x, np.abs(np.asarray(pos)), **spec)
+
+
+@mutant("accuracy_wide")
+def positions_of_32_bits(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, numbers.astype(np.int32) if numbers.dtype.kind in "iu" else pos, **spec)
+
+
+@mutant("accuracy_float", "accuracy_float64_positions")
+def positions_truncated(x, pos, **spec):
+    return ra.apply(x, np.asarray(pos).astype(np.int64), **spec)
+
+
+@mutant("accuracy_float64_positions")
+def float_positions_in_float32(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, numbers.astype(np.float32) if numbers.dtype.kind == "f" else pos, **spec)
+
+
+@mutant("accuracy_small", "accuracy_int32")
+@each
+def dtype_narrowed_inside(x, pos, **spec):
+    return ra.apply(x.astype(np.float32), pos, **spec).astype(x.dtype)
+
+
+@mutant("definition", "identity_at_zero", "positions_offset", "rotations_add")
+def off_by_one(x, pos, **spec):
+    return ra.apply(x, np.asarray(pos) + 1, **spec)
+
+
+@mutant("magnitudes", "linear")
+@each
+def clipped(x, pos, **spec):
+    return np.clip(ra.apply(x, pos, **spec), -2, 2)
+
+
+# ---- positions ----
+
+
+@mutant("positions_of_their_own", "positions_of_length_of_batch")
+def positions_sorted(x, pos, **spec):
+    return ra.apply(x, np.sort(np.asarray(pos), axis=-1) if np.ndim(pos) else pos, **spec)
+
+
+@mutant("positions_of_their_own", "accuracy_small")
+def positions_counted_from_the_first(x, pos, **spec):
+    """Packed sequences rotated as one: NVIDIA/Megatron-LM #453 and many after it."""
+    numbers = np.asarray(pos)
+    if numbers.ndim != 1 or not numbers.size:
+        return ra.apply(x, pos, **spec)
+    return ra.apply(x, numbers[0] + np.arange(len(numbers)), **spec)
+
+
+@mutant("positions_offset", "same_bits_in_a_slice", "size_one_axes")
+@each
+def one_row_is_the_first(x, pos, **spec):
+    return ra.apply(x, 0 if x.shape[-2:-1] == (1,) else pos, **spec)
+
+
+@mutant("positions_of_a_batch", "seq_axis_and_batch", "positions_broadcast")
+def batch_of_positions_ignored(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, numbers[:1] if numbers.ndim == 2 else pos, **spec)
+
+
+@mutant("positions_of_a_batch")
+def square_positions_transposed(x, pos, **spec):
+    numbers = np.asarray(pos)
+    square = numbers.ndim == 2 and len(set(numbers.shape)) == 1
+    return ra.apply(x, numbers.T if square else pos, **spec)
+
+
+@mutant("positions_of_heads")
+def heads_of_positions_ignored(x, pos, **spec):
+    numbers = np.asarray(pos)
+    return ra.apply(x, numbers[:, :1] if numbers.ndim == 3 else pos, **spec)
+
+
+@mutant("positions_of_length_of_batch")
+@each
+def positions_of_the_batch_first(x, pos, **spec):
+    if x.ndim == 4 and np.ndim(pos) == 1 and len(pos) == x.shape[0] > 2:
+        return ra.apply(x, np.asarray(pos)[:, None], **spec)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("size_one_axes")
+@each
+def one_head_unrotated(x, pos, **spec):
+    """linkedin/Liger-Kernel #342."""
+    return x.copy() if x.ndim == 4 and x.shape[1] == 1 else ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_python")
+@each
+def a_number_is_a_length(x, pos, **spec):
+    return ra.apply(x, range(x.shape[-2]) if isinstance(pos, int) else pos, **spec)
+
+
+@mutant("positions_of_narrow_dtypes")
+def positions_doubled_in_their_dtype(x, pos, **spec):
+    numbers = np.asarray(pos)
+    with np.errstate(over="ignore"):
+        return ra.apply(x, numbers * np.array(2, numbers.dtype) // np.array(2, numbers.dtype), **spec)
+
+
+# ---- arrays ----
+
+
+@mutant("kind")
+@each
+def dtype_widened(x, pos, **spec):
+    return ra.apply(x, pos, **spec).astype(np.float64)
+
+
+@mutant("kind_of_identity")
+@each
+def dtype_widened_in_a_part(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y.astype(np.float64) if spec.get("rotary_dim") == 4 else y
+
+
+@mutant("kind", "kind_of_identity", "definition")
+@each
+def a_list(x, pos, **spec):
+    return ra.apply(x, pos, **spec).tolist()
+
+
+@mutant("kind", library="array_api_strict:device1")
+@each
+def device_dropped(x, pos, **spec):
+    xp = x.__array_namespace__()
+    return xp.asarray(ra.apply(x, pos, **spec), device=xp.Device("CPU_DEVICE"))
+
+
+@mutant("zero_size")
+@each
+def nothing_squeezed(x, pos, **spec):
+    return ra.apply(x, pos, **spec) if x.size else np.empty((0, x.shape[-1]), x.dtype)
+
+
+@mutant("tuples", "same_bits_in_company")
+def second_of_a_tuple_shifted(x, pos, **spec):
+    if not isinstance(x, tuple):
+        return ra.apply(x, pos, **spec)
+    return (ra.apply(x[0], pos, **spec), *(ra.apply(one, np.asarray(pos) + 1, **spec) for one in x[1:]))
+
+
+@mutant("inputs_unchanged")
+@each
+def input_written(x, pos, **spec):
+    """linkedin/Liger-Kernel #272: kernels that rotate in place."""
+    y = ra.apply(x, pos, **spec)
+    x[...] = y
+    return y
+
+
+@mutant("inputs_unchanged")
+def positions_written(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if isinstance(pos, np.ndarray) and pos.ndim:
+        pos += 1
+    return y
+
+
+@mutant("no_aliasing")
+@each
+def output_aliased_where_nothing_turns(x, pos, **spec):
+    return x if spec.get("rotary_dim") == 0 else ra.apply(x, pos, **spec)
+
+
+@mutant("no_aliasing")
+@each
+def output_aliased_at_zero(x, pos, **spec):
+    return ra.apply(x, pos, **spec) if np.any(np.asarray(pos) != 0) else x[...]
+
+
+@mutant("strides", "same_bits_of_strides")
+@each
+def strides_misread(x, pos, **spec):
+    """Memory in its order, as a kernel without strides reads it."""
+    return ra.apply(x.ravel(order="K").reshape(x.shape), pos, **spec)
+
+
+@mutant("strides_of_positions")
+def strides_of_positions_misread(x, pos, **spec):
+    if isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1 and pos.strides[0] != pos.itemsize:
+        pos = np.lib.stride_tricks.as_strided(pos, strides=(pos.itemsize,))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("nonfinite")
+@each
+def nan_leaves_its_pair(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return np.where(np.isnan(y).any(-1, keepdims=True), np.asarray(np.nan, y.dtype), y)
+
+
+@mutant("nonfinite_rows")
+@each
+def nan_leaves_its_row(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return (
+        np.where(np.isnan(y).any(axis=-2, keepdims=True), np.asarray(np.nan, y.dtype), y) if y.ndim > 1 else y
+    )
+
+
+@mutant("sizes")
+@each
+def only_1024_rows(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if y.ndim > 1:
+        y[..., 1024:, :] = x[..., 1024:, :]
+    return y
+
+
+@mutant("sizes")
+@each
+def only_32_heads(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if y.ndim == 4:
+        y[:, 32:] = x[:, 32:]
+    return y
+
+
+# ---- properties ----
+
+
+@mutant("norm", "definition")
+@each
+def scaled(x, pos, **spec):
+    return (ra.apply(x, pos, **spec) * 1.01).astype(x.dtype)
+
+
+@mutant("heads_alike", "definition")
+@each
+def only_the_first_head(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if y.ndim == 4:
+        y[:, 1:] = x[:, 1:]
+    return y
+
+
+@mutant("linear")
+@each
+def bits_by_size(x, pos, **spec):
+    """Within the contract, and not linear: large vectors are rounded otherwise."""
+    y = ra.apply(x, pos, **spec)
+    return nudged(y) if y.size and np.abs(x).max() > 4 else y
+
+
+@mutant("same_bits_in_a_slice")
+@each
+def bits_by_length(x, pos, **spec):
+    """A vector loop and its tail."""
+    y = ra.apply(x, pos, **spec)
+    return nudged(y, np.s_[..., -1:, :]) if y.ndim > 1 and y.shape[-2] % 2 else y
+
+
+@mutant("same_bits_in_a_batch")
+@each
+def bits_by_batch(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return nudged(y) if y.ndim == 4 and y.shape[0] > 1 else y
+
+
+@mutant("same_bits_of_strides")
+@each
+def bits_by_strides(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y if x.flags.c_contiguous else nudged(y)
+
+
+@mutant("same_bits_in_company")
+def bits_by_company(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return tuple(map(nudged, y)) if isinstance(y, tuple) else y
+
+
+_CALLS = iter(range(10**9))
+
+
+@mutant("same_bits_again")
+@each
+def bits_by_call(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return nudged(y) if next(_CALLS) % 2 else y
+
+
+# ---- transforms ----
+
+
+@mutant("gradient", "gradient_keeps_the_amplitude", library="torch")
+@each
+def gradient_passed_on_unrotated(x, pos, **spec):
+    return x + (ra.apply(x, pos, **spec) - x).detach()
+
+
+@mutant("gradient_keeps_the_amplitude", library="torch")
+@each
+def inverse_for_adjoint(x, pos, **spec):
+    factor = spec.get("attention_factor", 1.0)
+    y = ra.apply(x, pos, **spec)
+    back = y / factor**2
+    return back + (y - back).detach()
+
+
+@mutant("gradient_of_a_part", library="torch")
+@each
+def gradient_of_the_tail_lost(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    width = spec.get("rotary_dim", x.shape[-1])
+    return import_module("torch").cat([y[..., :width], y[..., width:].detach()], -1)
+
+
+@mutant("jit", library="jax")
+@each
+def computed_by_numpy(x, pos, **spec):
+    return import_module("jax.numpy").asarray(ra.apply(np.asarray(x), np.asarray(pos), **spec))
+
+
+@mutant("lazy", library="dask")
+@each
+def computed_at_once(x, pos, **spec):
+    return import_module("dask.array").from_array(np.asarray(ra.apply(x, pos, **spec)))

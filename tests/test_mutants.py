@@ -1,0 +1,205 @@
+"""The tests of the tests: faults are convicted by the checks named for them, and correct code is not."""
+
+import functools
+
+import mutants
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array.testing import check_backend
+from rope_array.testing._checks import checks
+from rope_array.testing._judge import Judge
+from rope_array.testing._run import FAILED, PASSED, outcome_of
+
+
+def base_name(check):
+    return check.name.partition("[")[0]
+
+
+def session_of(library):
+    return library.partition(":")[0].replace("array_api_strict", "strict")
+
+
+BY_NAME = {mutant.name: mutant for mutant in mutants.MUTANTS}
+CASES = [
+    pytest.param(name, id=name, marks=pytest.mark.library(session_of(mutant.library)))
+    for name, mutant in BY_NAME.items()
+]
+
+
+@functools.cache
+def outcomes(name):
+    """What comes of the checks named for a mutant."""
+    judge = Judge(BY_NAME[name].target())
+    named = [check for check in checks() if base_name(check) in BY_NAME[name].convicted_by]
+    found = {}
+    for check in named:
+        found.setdefault(base_name(check), set()).add(outcome_of(check, judge)[0])
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_is_convicted_by_the_checks_named_for_it(name):
+    found = outcomes(name)
+    assert set(found) == set(BY_NAME[name].convicted_by)
+    assert [check for check, came in found.items() if FAILED not in came] == []
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param(library, id=library, marks=pytest.mark.library(session_of(library)))
+        for library in ("numpy", "array_api_strict:device1", "dask", "jax", "torch")
+    ],
+)
+def test_without_the_fault_the_same_checks_pass(library):
+    """Otherwise a check that fails always would convict everything."""
+    named = {
+        check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.convicted_by
+    }
+    judge = Judge(mutants.target(ra.apply, library))
+    came = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
+    assert {name: said for name, said in came.items() if said[0] == FAILED} == {}
+    assert PASSED in {outcome for outcome, _ in came.values()}
+
+
+def test_there_are_enough_of_them():
+    assert len(BY_NAME) == len(mutants.MUTANTS) >= 20
+
+
+def test_every_check_kills_a_mutant():
+    named = {check for mutant in mutants.MUTANTS for check in mutant.convicted_by}
+    assert sorted({base_name(check) for check in checks()} ^ named) == []
+
+
+# ---- correct code in other styles, handed in bare ----
+
+
+def angles(x, pos, base):
+    """In float64; positions of shape (B, S) serve all heads."""
+    width = x.shape[-1]
+    angle = np.asarray(pos, np.float64)[..., None] * base ** (-np.arange(0, width, 2) / width)
+    return angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+
+
+def by_rotate_half(x, pos, base=10000.0, pairing="half"):
+    if pairing != "half":
+        raise NotImplementedError("halves only")
+    angle = np.concatenate([angles(x, pos, base)] * 2, axis=-1)
+    a, b = np.split(x.astype(np.float64), 2, axis=-1)
+    y = x.astype(np.float64) * np.cos(angle) + np.concatenate([-b, a], axis=-1) * np.sin(angle)
+    return y.astype(x.dtype)
+
+
+def by_complex_numbers(x, pos, base=10000.0):
+    pairs = x[..., ::2] + 1j * x[..., 1::2].astype(np.float64)
+    turned = pairs * np.exp(1j * angles(x, pos, base))
+    return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(x.dtype)
+
+
+def by_view_as_complex(x, pos, base=10000.0):
+    turned = np.ascontiguousarray(x, np.float64).view(np.complex128) * np.exp(1j * angles(x, pos, base))
+    return turned.view(np.float64).astype(x.dtype)
+
+
+def by_matrix(x, pos, *, base=10000.0):
+    angle = angles(x, pos, base)
+    first = np.arange(0, x.shape[-1], 2)
+    matrix = np.zeros((*angle.shape[:-1], x.shape[-1], x.shape[-1]))
+    matrix[..., first, first] = matrix[..., first + 1, first + 1] = np.cos(angle)
+    matrix[..., first + 1, first] = np.sin(angle)
+    matrix[..., first, first + 1] = -np.sin(angle)
+    return np.einsum("...ij,...j->...i", matrix, x.astype(np.float64)).astype(x.dtype)
+
+
+def by_matrix_product(x, pos, *, base=10000.0):
+    angle = angles(x, pos, base)
+    cos, sin = np.cos(angle), np.sin(angle)
+    matrix = np.stack([np.stack([cos, -sin], -1), np.stack([sin, cos], -1)], -2)
+    pairs = x.astype(np.float64).reshape(*x.shape[:-1], -1 if x.size else x.shape[-1] // 2, 2, 1)
+    return (matrix @ pairs).reshape(x.shape).astype(x.dtype)
+
+
+def by_loop(x, pos, base=10000.0, pairing="interleaved", rotary_dim=None):
+    width = x.shape[-1] if rotary_dim is None else rotary_dim
+    y, numbers = x.copy(), np.asarray(pos, np.float64)
+    numbers = np.broadcast_to(numbers[:, None] if numbers.ndim == 2 else numbers, x.shape[:-1])
+    for i in range(width // 2):
+        one, other = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + width // 2)
+        angle = numbers * base ** (-2 * i / width)
+        a, b = x[..., one].astype(np.float64), x[..., other].astype(np.float64)
+        y[..., one] = a * np.cos(angle) - b * np.sin(angle)
+        y[..., other] = b * np.cos(angle) + a * np.sin(angle)
+    return y
+
+
+def by_float32_tables(x, pos, base=10000.0):
+    """Angles in float64, cos and sin kept in float32 where x is no wider."""
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    cos, sin = (f(angles(x, pos, base)).astype(dtype) for f in (np.cos, np.sin))
+    wide, y = x.astype(dtype), np.empty(x.shape, dtype)
+    y[..., ::2] = wide[..., ::2] * cos - wide[..., 1::2] * sin
+    y[..., 1::2] = wide[..., ::2] * sin + wide[..., 1::2] * cos
+    return y.astype(x.dtype)
+
+
+def by_ours(x, pos, **spec):
+    return ra.apply(x, pos, **spec)
+
+
+STYLES = [
+    by_rotate_half, by_complex_numbers, by_view_as_complex, by_matrix, by_matrix_product, by_loop,
+    by_float32_tables, by_ours,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rotate", STYLES)
+def test_correct_code_in_another_style_passes(rotate):
+    report = check_backend(rotate)
+    assert {"definition", "accuracy_int32[float32]", "positions_of_a_batch"} <= {
+        result.name for result in report.of(PASSED)
+    }
+
+
+def torch_angles(x, pos, base):
+    torch = pytest.importorskip("torch")
+    width = x.shape[-1]
+    angle = pos.double()[..., None] * base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+
+
+def by_torch_stack(x, pos, base=10000.0):
+    angle = torch_angles(x, pos, base)
+    a, b = x[..., ::2].double(), x[..., 1::2].double()
+    y = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()]
+    return pytest.importorskip("torch").stack(y, -1).flatten(-2).to(x.dtype)
+
+
+def by_torch_complex(x, pos, base=10000.0):
+    torch = pytest.importorskip("torch")
+    angle = torch_angles(x, pos, base)
+    pairs = torch.view_as_complex(x.double().reshape(*x.shape[:-1], -1, 2).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2).to(x.dtype)
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("rotate", [by_torch_stack, by_torch_complex])
+def test_correct_torch_code_passes(rotate):
+    assert "gradient" in {result.name for result in check_backend(rotate, library="torch").of(PASSED)}
+
+
+@pytest.mark.library("jax")
+def test_correct_jax_code_passes():
+    jnp = pytest.importorskip("jax.numpy")
+
+    def rotate(x, pos, base=10000.0):
+        width = x.shape[-1]
+        angle = pos[..., None].astype(jnp.float64) * base ** (-jnp.arange(0, width, 2) / width)
+        angle = angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+        a, b = x[..., ::2].astype(jnp.float64), x[..., 1::2].astype(jnp.float64)
+        y = [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)]
+        return jnp.stack(y, -1).reshape(x.shape).astype(x.dtype)
+
+    report = check_backend(rotate, library="jax:x64")
+    assert {"gradient", "jit"} <= {result.name for result in report.of(PASSED)}
