@@ -187,6 +187,14 @@ def tail_zeroed(x, pos, **spec):
     return y
 
 
+@mutant("wide_heads")
+@each
+def block_of_256_features(x, pos, **spec):
+    y = np.array(x)
+    y[..., :256] = ra.apply(x, pos, **spec)[..., :256]
+    return y
+
+
 @mutant("widths")
 @each
 def only_128_features(x, pos, **spec):

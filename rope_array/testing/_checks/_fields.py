@@ -53,8 +53,15 @@ def direction(j: Judge) -> None:
 
 @check()
 def widths(j: Judge) -> None:
-    """Every even head_dim is served: 2, 4, 6, 10, 80, 128, 192, 256, 512."""
-    for head_dim in (2, 4, 6, 10, 80, 128, 192, 256, 512):
+    """Every even head_dim is served: 2, 4, 6, 10, 80, 128, 192, 256."""
+    for head_dim in (2, 4, 6, 10, 80, 128, 192, 256):
+        j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
+
+
+@check("wide_heads")
+def wide_heads(j: Judge) -> None:
+    """Heads are as wide as 512 features, or 576."""
+    for head_dim in (512, 576):
         j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
 
 

@@ -1,0 +1,53 @@
+"""What a peer's module says beside its targets, and small things that several of them need."""
+
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+FLOAT32_ANGLES = (
+    "angles are a float32 product, whose rounding is up to 0.03 radians below 2^20, 0.5 below 2^24 and 64 "
+    "below 2^31"
+)
+# The checks that reach positions where float32 angles are off; narrow dtypes end at 2^31 - 1 too.
+FAR = dict.fromkeys(
+    ("accuracy_2e*", "accuracy_int32*", "accuracy_negative*", "positions_of_narrow*"), FLOAT32_ANGLES
+)
+
+# Of one author's two packages.
+WIDTH_2 = dict.fromkeys(
+    ("widths", "rotary_dim", "partial_*"),
+    "a rotated width of 2 divides by zero: the base is rescaled by 1 ** (dim / (dim - 2))",
+)
+
+
+class Note(NamedTuple):
+    """How a peer is called, and why checks fail: glob patterns of "check" or "check dtype", first match."""
+
+    how: str
+    why: Mapping[str, str] = {}
+
+
+def release(*distributions: str) -> str:
+    return ", ".join(f"{name} {version(name)}" for name in distributions)
+
+
+def first(pos) -> int:
+    """Return where positions start, of a peer that takes a start alone."""
+    if pos.ndim != 1:
+        raise TypeError(f"takes one start for all, not positions of shape {tuple(pos.shape)}")
+    return int(pos[0]) if len(pos) else 0
+
+
+def without_init(*packages: str) -> None:
+    """Make packages importable without running their __init__, whose other needs are not those of RoPE."""
+    for name in packages:
+        spec = find_spec(name)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        package = ModuleType(name)
+        package.__path__ = list(spec.submodule_search_locations or ())
+        package.__spec__ = spec
+        sys.modules[name] = package

@@ -1,0 +1,39 @@
+"""Equinox's RotaryPositionalEmbedding."""
+
+from rope_array.testing import Target
+
+from ._note import FAR, Note, release
+
+NOTES = {
+    "Equinox": Note(
+        "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), once for each batch "
+        "and head; it has no positions",
+        {
+            **FAR,
+            "base": "[the table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py)"
+            " is kept by (d, dtype) for the whole process, without theta: a second theta gets the angles of "
+            "the first",
+        },
+    ),
+}
+
+
+def targets() -> list[Target]:
+    from equinox.nn import RotaryPositionalEmbedding
+
+    def rotate(x, pos, base=10000.0):
+        return RotaryPositionalEmbedding(x.shape[-1], theta=base, dtype=x.dtype)(x)
+
+    return [
+        Target(
+            rotate,
+            name="Equinox",
+            version=release("equinox"),
+            library="jax",
+            fixed={"pairing": "half"},
+            layout="sd",
+            positions="arange",
+            angles="float32",
+            arithmetic="own",
+        )
+    ]

@@ -1,0 +1,57 @@
+"""flash-attention's Triton kernel, interpreted: the environment variable TRITON_INTERPRET has to be 1."""
+
+from contextlib import nullcontext
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import FAR, Note, first, release, without_init
+
+NOTES = {
+    "flash-attn, Triton kernel": Note(
+        "`flash_attn.layers.rotary.RotaryEmbedding(dim, base, interleaved)(q, kv, seqlen_offset=start)`, q "
+        "a copy as it is rotated in place; imported without the package's `__init__`, which needs its CUDA "
+        "code; Triton's interpreter on the CPU",
+        FAR,
+    ),
+}
+
+
+def targets() -> list[Target]:
+    import torch
+
+    without_init("flash_attn")
+    # Both are for a GPU only: the device to launch on, and the kernel's face for torch.compile.
+    torch.cuda.device = lambda index: nullcontext()
+    torch.library.wrap_triton = lambda kernel: kernel
+    from flash_attn.layers.rotary import RotaryEmbedding
+
+    @lru_cache(maxsize=8)
+    def embedding(width, base, interleaved, dtype):
+        return RotaryEmbedding(width, base=base, interleaved=interleaved)
+
+    def rotate(x, pos, base=10000.0, rotary_dim=None, pairing="half"):
+        if rotary_dim == 0:
+            return x.clone()  # a model without it does not make the module
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        b, s, _, d = x.shape
+        module = embedding(width, base, pairing == "interleaved", x.dtype)
+        return module(x.clone(), kv=x.new_zeros(b, s, 2, 1, d), seqlen_offset=first(pos))[0]
+
+    return [
+        Target(
+            rotate,
+            name="flash-attn, Triton kernel",
+            version=release("flash-attn", "triton"),
+            library="torch",
+            layout="bshd",
+            positions="offset",
+            furthest=2**20,  # a table up to 2^24 would be of 4 GB
+            angles="float32",
+            arithmetic="own",
+            lacks={
+                "bfloat16": "Triton's interpreter truncates bfloat16 where a GPU rounds it",
+                "float64": "computes in float32",
+            },
+        )
+    ]

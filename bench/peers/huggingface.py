@@ -1,0 +1,104 @@
+"""Hugging Face transformers: Llama, whose form most of its models have, RoFormer, and V-JEPA 2."""
+
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import FAR, Note, release
+
+NOTES = {
+    "transformers Llama": Note(
+        "`LlamaRotaryEmbedding(config)(x, position_ids)`, then `apply_rotary_pos_emb(q, k, cos, sin)`; the "
+        "base by `config.rope_parameters`",
+        FAR,
+    ),
+    "transformers RoFormer": Note(
+        "`RoFormerSinusoidalPositionalEmbedding` as long as the positions asked need, in x's dtype as with "
+        "its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`",
+    ),
+    "transformers V-JEPA 2": Note(
+        "`rotate_queries_or_keys(x, pos)`, which the model calls for each of its three axes",
+        {
+            "*": "cos and sin are tiled (half layout) while x is rotated by interleaved pairs, so a pair's "
+            "two members meet different angles: no rotation ([vjepa2 "
+            "#15](https://github.com/facebookresearch/vjepa2/pull/15)); and in 16 bits angles are formed in "
+            "x's dtype",
+        },
+    ),
+}
+
+
+def targets() -> list[Target]:
+    return [_llama(), _roformer(), _vjepa2()]
+
+
+def _llama() -> Target:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    from ._llama import cos_sin
+
+    def rotate(x, pos, base=10000.0):
+        return apply_rotary_pos_emb(x, x, *cos_sin(x, pos, base))[0]
+
+    return Target(
+        rotate,
+        name="transformers Llama",
+        version=release("transformers"),
+        library="torch",
+        fixed={"pairing": "half"},
+        layout="bhsd",
+        angles="float32",
+        arithmetic="own",
+        lacks={"head_positions": "takes (B, S)"},
+    )
+
+
+def _roformer() -> Target:
+    import torch
+    from transformers.models.roformer import modeling_roformer as roformer
+
+    @lru_cache
+    def table(length, width, dtype):
+        made = roformer.RoFormerSinusoidalPositionalEmbedding(length, width)
+        made.weight = torch.nn.Parameter(made.create_weight().to(dtype), requires_grad=False)
+        return made
+
+    def rotate(x, pos):
+        # 1536 is the configuration's default; longer tables, made by NumPy scalars, take seconds.
+        length = 1536 if not pos.numel() or int(pos.max()) < 1536 else 2**16 + 1
+        rows = table(length, x.shape[-1], x.dtype)(x.shape[:1] + x.shape[2:3], position_ids=pos)
+        sinusoidal = rows[:, None] if pos.ndim == 2 else rows[None, None]
+        return roformer.RoFormerSelfAttention.apply_rotary_position_embeddings(sinusoidal, x, x)[0]
+
+    return Target(
+        rotate,
+        name="transformers RoFormer",
+        version=release("transformers"),
+        library="torch",
+        layout="bhsd",
+        furthest=2**16,
+        arithmetic="own",
+        lacks={
+            "float64": "its table is rounded to float32",
+            "head_positions": "takes (S,) or (B, S)",
+            "negative_positions": "positions are rows of its table",
+        },
+    )
+
+
+def _vjepa2() -> Target:
+    from transformers.models.vjepa2 import modeling_vjepa2 as vjepa2
+
+    return Target(
+        lambda x, pos: vjepa2.rotate_queries_or_keys(x, pos),
+        name="transformers V-JEPA 2",
+        version=release("transformers"),
+        library="torch",
+        layout="bhsd",
+        angles="float32",
+        arithmetic="own",
+        lacks={
+            "batch_positions": "takes (S,) or (B, H, S)",
+            "broadcast_positions": "takes a position for each row",
+        },
+    )

@@ -1,0 +1,44 @@
+"""keras-hub's RotaryEmbedding, on the backend that the environment variable KERAS_BACKEND names."""
+
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import FAR, Note, release
+
+_NOTE = Note(
+    "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, x as (B, S, H, D)",
+    {
+        **FAR,
+        "accuracy_float*": "Keras casts the float inputs of a layer to its dtype, and positions with them: "
+        "bfloat16 has 8 bits, float16 ends at 65,504",
+    },
+)
+_NAMES = {"jax": "keras-hub on JAX", "torch": "keras-hub on PyTorch"}
+NOTES = dict.fromkeys(_NAMES.values(), _NOTE)
+
+
+def targets() -> list[Target]:
+    import keras
+    from keras_hub.layers import RotaryEmbedding
+
+    @lru_cache
+    def layer(base, dtype):
+        return RotaryEmbedding(max_wavelength=base, dtype=dtype)
+
+    def rotate(x, pos, base=10000.0):
+        return layer(base, keras.backend.standardize_dtype(x.dtype))(x, positions=pos)
+
+    library = keras.backend.backend()
+    return [
+        Target(
+            rotate,
+            name=_NAMES[library],
+            version=release("keras-hub", "keras"),
+            library=library,
+            fixed={"pairing": "half"},
+            layout="bshd",
+            angles="float32",
+            arithmetic="own",
+        )
+    ]

@@ -1,0 +1,46 @@
+"""Liger's Triton kernel, interpreted: the environment variable TRITON_INTERPRET has to be 1."""
+
+from rope_array.testing import Target
+
+from ._note import FAR, Note, release
+
+NOTES = {
+    "Liger, Triton kernel": Note(
+        "`LigerRopeFunction.apply(q, k, cos, sin)`, cos and sin of transformers' `LlamaRotaryEmbedding`, "
+        "into whose models it is patched; q a view of a (B, S, H, D) array as there (a contiguous "
+        "(B, H, 1, D) is taken for one and misread), and a copy, as it is rotated in place; Triton's "
+        "interpreter on the CPU",
+        FAR,
+    ),
+}
+
+
+def targets() -> list[Target]:
+    import torch
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    from ._llama import cos_sin
+
+    def rotate(x, pos, base=10000.0):
+        # It writes to both. The key has one head.
+        copies = (part.clone(memory_format=torch.contiguous_format) for part in (x, x[:, :, :1]))
+        query, key = (copy.transpose(1, 2) for copy in copies)
+        return LigerRopeFunction.apply(query, key, *cos_sin(query, pos, base))[0].transpose(1, 2)
+
+    return [
+        Target(
+            rotate,
+            name="Liger, Triton kernel",
+            version=release("liger-kernel", "triton"),
+            library="torch",
+            fixed={"pairing": "half"},
+            layout="bshd",
+            angles="float32",
+            arithmetic="own",
+            lacks={
+                "broadcast_positions": "takes a row of cos and sin for each row of x",
+                "head_positions": "takes (B, S)",
+                "bfloat16": "Triton's interpreter truncates bfloat16 where a GPU rounds it",
+            },
+        )
+    ]

@@ -1,0 +1,84 @@
+"""ONNX Runtime on the CPU: RotaryEmbedding of ai.onnx (opset 23), and its older one of com.microsoft."""
+
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import Note, release
+from ._onnx import caches
+
+_HOW = (
+    "an `InferenceSession` of one node; cos and sin are inputs of the node: made for the positions asked, "
+    "angles in float64, rounded to x's dtype as its type constraint says"
+)
+# The domain, and the order of the inputs, which differs.
+_DOMAINS = {
+    "ONNX Runtime, ai.onnx": ("", ("x", "cos", "sin", "ids")),
+    "ONNX Runtime, com.microsoft": ("com.microsoft", ("x", "ids", "cos", "sin")),
+}
+NOTES = dict.fromkeys(_DOMAINS, Note(_HOW))
+_SHAPES = {"x": "bhsd", "cos": "mr", "sin": "mr", "ids": "bs"}
+
+
+def targets() -> list[Target]:
+    return [_target(name, *of) for name, of in _DOMAINS.items()]
+
+
+def _target(name: str, domain: str, inputs: tuple[str, ...]) -> Target:
+    session = lru_cache(lambda *key: _session(domain, inputs, *key))
+
+    def rotate(x, pos, pairing="interleaved", rotary_dim=None):
+        if rotary_dim == 0:
+            return x.copy()  # 0 stands for all of them in the node: it is left out
+        cos, sin, ids = caches(x, pos, rotary_dim)
+        # The node wants num_heads where a part is rotated.
+        heads = x.shape[1] if rotary_dim else 0
+        run = session(x.dtype.name, int(pairing == "interleaved"), rotary_dim or 0, heads).run
+        return run(None, {"x": x, "cos": cos, "sin": sin, "ids": ids})[0]
+
+    return Target(
+        rotate,
+        name=name,
+        version=release("onnxruntime"),
+        library="numpy",
+        layout="bhsd",
+        dtypes=("float16", "float32"),
+        arithmetic="own",
+        lacks={
+            "base": "cos and sin are its inputs",
+            "bfloat16": "not on the CPU, and NumPy's own dtypes have none",
+        },
+    )
+
+
+def _session(domain, inputs, dtype, interleaved, width, heads):
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    element = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT}[dtype]
+    values = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64 if name == "ids" else element, list(_SHAPES[name])
+        )
+        for name in inputs
+    ]
+    result = helper.make_tensor_value_info("y", element, list(_SHAPES["x"]))
+    node = helper.make_node(
+        "RotaryEmbedding",
+        list(inputs),
+        ["y"],
+        domain=domain,
+        interleaved=interleaved,
+        rotary_embedding_dim=width,
+        **({"num_heads": heads} if heads else {}),
+    )
+    model = helper.make_model(
+        helper.make_graph([node], "rotary", values, [result]),
+        opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,  # that of opset 23 is read by older runtimes too
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )

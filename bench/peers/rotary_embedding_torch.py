@@ -1,0 +1,43 @@
+"""rotary-embedding-torch."""
+
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import FAR, WIDTH_2, Note, first, release
+
+_POSITIONS = (
+    "positions are made in the dtype of x: bfloat16 counts to 256, float16 to 2048 (and to 65,504 at all)"
+)
+NOTES = {
+    "rotary-embedding-torch": Note(
+        "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, a module for each "
+        "dtype as a model has",
+        {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, **FAR, **WIDTH_2},
+    ),
+}
+
+
+def targets() -> list[Target]:
+    from rotary_embedding_torch import RotaryEmbedding
+
+    @lru_cache
+    def embedding(width, base, dtype):
+        return RotaryEmbedding(dim=width, theta=base)
+
+    def rotate(x, pos, base=10000.0, rotary_dim=None):
+        if rotary_dim == 0:
+            return x.clone()  # a model without it does not make the module
+        width = x.shape[-1] if rotary_dim is None else rotary_dim
+        return embedding(width, base, x.dtype).rotate_queries_or_keys(x, offset=first(pos))
+
+    return [
+        Target(
+            rotate,
+            name="rotary-embedding-torch",
+            version=release("rotary-embedding-torch"),
+            library="torch",
+            positions="offset",
+            angles="float32",
+        )
+    ]

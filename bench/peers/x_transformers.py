@@ -1,0 +1,39 @@
+"""x-transformers."""
+
+from functools import lru_cache
+
+from rope_array.testing import Target
+
+from ._note import FAR, WIDTH_2, Note, release
+
+NOTES = {
+    "x-transformers": Note(
+        "`freqs, scale = RotaryEmbedding(dim, base=base)(pos)`, then `apply_rotary_pos_emb(x, freqs, scale)`",
+        {**FAR, **WIDTH_2},
+    ),
+}
+
+
+def targets() -> list[Target]:
+    from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
+
+    @lru_cache
+    def embedding(width, base):
+        return RotaryEmbedding(width, base=base)
+
+    def rotate(x, pos, base=10000.0, rotary_dim=None):
+        if rotary_dim == 0:
+            return x.clone()  # a model without it does not make the module
+        freqs, scale = embedding(x.shape[-1] if rotary_dim is None else rotary_dim, base)(pos)
+        return apply_rotary_pos_emb(x, freqs, scale)
+
+    return [
+        Target(
+            rotate,
+            name="x-transformers",
+            version=release("x-transformers"),
+            library="torch",
+            layout="bhsd",
+            angles="float32",
+        )
+    ]

@@ -1,0 +1,258 @@
+"""Hold other implementations to the definition, each to what it claims, and write down what came of it.
+
+Every group of bench/peers runs in a process of its own, in its environment: what cannot be imported, or
+crashes, costs its own rows. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the table
+between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes nothing.
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.scoreboard too
+
+from _record import RESULTS, ROOT, record
+from peers import GROUPS
+
+LIMIT = 600  # seconds for a group
+MANY = 8  # failed checks of one reason, beyond which their dtypes say nothing more
+RANGES = ("small", "2^16", "2^20", "2^24", "int32")
+MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
+WHAT = "the conformance suite on rope_array and on other implementations, each held to what it claims"
+
+INTRODUCTION = """\
+What the [suite](conformance.md) finds in other implementations, each called as its documentation says and
+held to what it claims: its kind of angles, of arithmetic and of positions, and its layout. A check of what a
+peer does not claim does not apply to it, so the counts of two peers do not compare."""
+ERRORS = """\
+Errors are the worst of float32 results, in lengths of the rotated pair, by range of positions; empty where a
+peer does not reach. At 2 a pair points the other way."""
+LEGEND = f"""\
+{ERRORS} *Held to* is how angles are formed, and whether 16-bit numbers are rotated in their own arithmetic:
+the classes of [tolerances](conformance.md)."""
+REASONS = """\
+The names are those of [checks](conformance.md). A reason is our reading of the code of that version; where it
+begins with "found", there is none yet, and it is what the suite says."""
+
+
+# ---- one group, in its process ----
+
+
+def judge(module, path):
+    """Write one line of JSON for each target of a module."""
+    peer = importlib.import_module(f"peers.{module}")
+    with path.open("w", encoding="utf-8") as lines:
+        for target in peer.targets():
+            lines.write(json.dumps(judged(target, peer.NOTES)) + "\n")
+            lines.flush()
+
+
+def judged(target, notes):
+    from rope_array.testing import run_checks
+
+    name = target if isinstance(target, str) else target.name
+    note = notes[name]
+    try:
+        report = run_checks(target)
+    except Exception as error:  # a target that cannot be judged is a row too
+        return {"missing": said(error), "how": note.how}
+    found = report.as_dict()
+    failed = [(each.name, each.detail) for each in report.of("failed")]
+    return {
+        "version": found["version"],
+        "class": found["class"],
+        "fixed": {key: str(value) for key, value in report.target.fixed.items()},
+        "positions": report.target.positions,
+        "furthest": report.target.furthest,
+        "counts": {key: found["counts"][key] for key in ("passed", "failed", "not applicable")},
+        "worst": found["worst"],
+        "failed": dict(failed),
+        "reasons": reasons(failed, note.why),
+        "declines": found["declines"],
+        "seconds": found["seconds"],
+        "how": note.how,
+    }
+
+
+def reasons(failed, why):
+    """Group failed checks by the reason known, or else by what the suite found."""
+    grouped = {}
+    for name, detail in failed:
+        plain = name.replace("[", " ").rstrip("]")
+        known = (reason for pattern, reason in why.items() if fnmatchcase(plain, pattern))
+        grouped.setdefault(next(known, f"found: {detail}"), []).append(name)
+    return [{"checks": names, "reason": reason} for reason, names in grouped.items()]
+
+
+def said(error):
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+# ---- all groups ----
+
+
+def run(group):
+    """Run a group; return its rows by name, of those that did not run why not."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines"
+        command = [sys.executable, __file__, "--judge", group.module, str(path)]
+        environment = {**os.environ, **group.environment, "PYTHONWARNINGS": "ignore"}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+            )
+            why = last_line(done.stderr) or f"its process ended with {done.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"took more than {LIMIT} s"
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    found = [json.loads(line) for line in lines]
+    found += [{"missing": why}] * (len(group.rows) - len(found))
+    return dict(zip(group.rows, found, strict=True))
+
+
+def last_line(text):
+    return " ".join(text.strip().rpartition("\n")[2].split())[:200]
+
+
+def rows_of(groups):
+    rows = {}
+    for group in groups:
+        started = time.perf_counter()
+        rows |= run(group)
+        print(f"{group.module}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    return rows
+
+
+# ---- tables ----
+
+
+def class_of(row):
+    arithmetic = ", own arithmetic" if row["class"]["arithmetic"] == "own" else ""
+    return f"{row['class']['angles']}{arithmetic}"
+
+
+def error(row, name):
+    return (
+        f"{row['worst'][name]:.0e}".replace("e-0", "e-").replace("e+00", "") if name in row["worst"] else ""
+    )
+
+
+def cells(line):
+    return f"| {' | '.join(line)} |"
+
+
+def table(head, lines):
+    numbers = {"passed", "failed", "not applicable", *RANGES}
+    return [cells(head), cells("---:" if name in numbers else "---" for name in head), *map(cells, lines)]
+
+
+def full_table(rows):
+    head = ("peer", "version", "held to", "passed", "failed", "not applicable", *RANGES)
+    lines = []
+    for name, row in rows.items():
+        if "missing" in row:
+            lines.append((name, f"not run: {row['missing']}", *[""] * (len(head) - 2)))
+            continue
+        counts = [str(count) for count in row["counts"].values()]
+        lines.append((name, row["version"], class_of(row), *counts, *(error(row, r) for r in RANGES)))
+    return table(head, lines)
+
+
+def short_table(rows):
+    head = ("implementation", "angles", "passed", "failed", "2^16", "2^20", "int32")
+    lines = []
+    for name, row in rows.items():
+        if "missing" in row:
+            lines.append((name, "not run", *[""] * (len(head) - 2)))
+            continue
+        counts = [str(row["counts"][key]) for key in ("passed", "failed")]
+        errors = (error(row, r) for r in ("2^16", "2^20", "int32"))
+        lines.append((name, row["class"]["angles"], *counts, *errors))
+    return [*table(head, lines), "", ERRORS]
+
+
+def grouped_names(names):
+    """Name checks once, with the dtypes of those for each dtype: a, b (float16, bfloat16)."""
+    dtypes = {}
+    for name in names:
+        check, _, dtype = name.rstrip("]").partition("[")
+        dtypes.setdefault(check, []).append(dtype)
+    brief = len(dtypes) > MANY
+    return ", ".join(
+        f"`{check}`" + (f" ({', '.join(kinds)})" if any(kinds) and not brief else "")
+        for check, kinds in dtypes.items()
+    )
+
+
+def failures(rows):
+    for name, row in rows.items():
+        if not row.get("reasons"):
+            continue
+        yield f"\n### {name}\n"
+        for each in row["reasons"]:
+            reason = each["reason"].replace("|", "\\|")
+            yield f"* {grouped_names(each['checks'])}: {reason}."
+
+
+def calls(rows):
+    for name, row in rows.items():
+        if "how" in row:
+            yield f"* **{name}**: {row['how']}."
+
+
+def page(rows, result):
+    machine, versions = result["machine"], result["versions"]
+    made = (
+        f"Made by `python bench/scoreboard.py` on {result['date']}, commit {result['commit'][:10]}, "
+        f"Python {versions['python']}, NumPy {versions['numpy']}, {machine['cpu']} with {machine['cores']} "
+        f"cores, {machine['system'].split()[0]}."
+    )
+    parts = (
+        ("# Scoreboard", "", INTRODUCTION, ""),
+        (*full_table(rows), "", LEGEND, "", made, ""),
+        ("## What failed", "", REASONS, *failures(rows), ""),
+        ("## How each is called", "", *calls(rows), ""),
+    )
+    return "\n".join(line for part in parts for line in part)
+
+
+def between_markers(text, lines):
+    start, end = (text.find(marker) for marker in MARKERS)
+    if not 0 <= start < end:
+        return text
+    return "\n".join([text[: start + len(MARKERS[0])], *lines, text[end:]])
+
+
+def write(rows):
+    result = record("scoreboard", rows, WHAT)
+    results = RESULTS / f"{datetime.date.today()}-scoreboard.json"
+    results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    (ROOT / "docs" / "scoreboard.md").write_text(page(rows, result), "utf-8")
+    readme = ROOT / "README.md"
+    readme.write_text(between_markers(readme.read_text("utf-8"), short_table(rows)), "utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="GROUP", help="run these alone, print, write nothing")
+    parser.add_argument("--judge", nargs=2, metavar=("GROUP", "PATH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.judge:
+        judge(options.judge[0], Path(options.judge[1]))
+        return
+    rows = rows_of(group for group in GROUPS if not options.only or group.module in options.only)
+    print("\n".join([*full_table(rows), *failures(rows)]))
+    if not options.only:
+        write(rows)
+
+
+if __name__ == "__main__":
+    main()
