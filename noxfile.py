@@ -20,9 +20,6 @@ DIST = ROOT / ".nox" / "dist"
 RESULTS = ROOT / ".nox" / "results"
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 
-# Of the session `long`: about five minutes each on two cores. JAX compiles for every shape anew.
-TIMES_THE_EXAMPLES = {"numpy": 400, "strict": 400, "torch": 400, "dask": 100, "jax": 10}
-
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
@@ -128,10 +125,9 @@ def scoreboard(session: nox.Session) -> None:
 def long(session: nox.Session, library: str) -> None:
     """Try many times as many random examples, and every float32 remainder."""
     install(session, *GROUPS["test"], *needs(library))
-    session.env["ROPE_ARRAY_EXAMPLES"] = str(TIMES_THE_EXAMPLES[library])
-    pytest(session, [library], "tests/test_invariants.py", "tests/test_phase.py")
     name = "array_api_strict" if library == "strict" else library
-    session.run("python", "bench/exhaustive.py", "--libraries", name, *session.posargs)
+    for script in ("random_examples", "exhaustive"):
+        session.run("python", f"bench/{script}.py", "--libraries", name)
 
 
 @nox.session(requires=["build"])

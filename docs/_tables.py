@@ -1,6 +1,8 @@
-"""Tables of the documentation that are made from the declarations the tests read."""
+"""Tables of the documentation that are made from the declarations the tests read, and from results."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -58,11 +60,41 @@ def capability_rows() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", meaning
 
 
+def remainder_rows() -> Iterator[tuple[str, ...]]:
+    yield "library", "remainders", "largest error of cos", "of sin", "seconds"
+    for label, row in _latest("exhaustive")["numbers"].items():
+        errors = (f"{row[key]:.3e}" for key in ("max_error_cos", "max_error_sin"))
+        yield label, f"{row['remainders']:,}", *errors, str(row["seconds"])
+
+
+def example_rows() -> Iterator[tuple[str, ...]]:
+    yield "library", "times the usual number", "tests", "failed", "random examples", "seconds"
+    for label, row in _latest("random-examples")["numbers"].items():
+        yield label, *(f"{row[key]:,}" for key in ("times", "tests", "failed", "examples", "seconds"))
+
+
+def origin_rows() -> Iterator[tuple[str, ...]]:
+    yield "run", "date", "commit", "machine", "versions"
+    for name in ("exhaustive", "random-examples"):
+        made = _latest(name)
+        machine = f"{made['machine']['cpu']}, {made['machine']['cores']} cores"
+        versions = ", ".join(f"{package} {made['versions'][package]}" for package in ("python", "numpy"))
+        yield name, made["date"], made["commit"][:10], machine, versions
+
+
+def _latest(name: str) -> Any:
+    results = Path(__file__).parents[1] / "bench" / "results"
+    return json.loads(max(results.glob(f"*-{name}.json")).read_text("utf-8"))
+
+
 TABLES = {
     "checks": check_rows,
     "targets": target_rows,
     "classes": class_rows,
     "capabilities": capability_rows,
+    "remainders": remainder_rows,
+    "examples": example_rows,
+    "origins": origin_rows,
 }
 
 

@@ -277,6 +277,22 @@ def test_axes_that_are_mixed_up_are_convicted(layout):
     assert not run_checks(wrong, layout=layout).ok
 
 
+@pytest.mark.parametrize(
+    "name", ["numpy", pytest.param("torch", marks=pytest.mark.library("torch"))], ids=["numpy", "torch"]
+)
+def test_strided_arrays_are_laid_otherwise(name):
+    lib = LIBRARIES[name]
+    array = lib.asarray(np.arange(240.0).reshape(2, 3, 5, 8), "float32")
+    made = dict(lib.strided(array))
+    assert {"transposed", "a slice", "every second"} <= made.keys()
+    for how, other in made.items():
+        assert np.array_equal(lib.to_numpy(other), lib.to_numpy(array))
+        assert lib.dtype_of(other) == "float32"
+        strides = other.strides if name == "numpy" else other.stride()
+        packed = strides == (array.strides if name == "numpy" else array.stride())
+        assert packed == (how == "a slice"), how  # which starts within other memory
+
+
 @pytest.mark.parametrize("positions", ["any", "offset", "arange"])
 def test_only_positions_that_are_served_are_asked_for(positions):
     seen = []

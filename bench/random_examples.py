@@ -1,0 +1,77 @@
+"""The tests of random examples, many times as many of them as every change tries.
+
+    python bench/random_examples.py [--libraries numpy,torch] [--times N] [--json PATH]
+
+Runs the files below under pytest with ROPE_ARRAY_EXAMPLES set, library by library, and counts the examples
+that Hypothesis found valid and passing. Needs the dependency group `test`. Exit status 1: a test failed, or
+none was run.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+from _record import ROOT, finish
+
+from rope_array.testing._libraries import LIBRARIES
+
+FILES = ("tests/test_invariants.py", "tests/test_phase.py")
+# About five minutes each on two cores. JAX compiles for every shape anew.
+TIMES = {"numpy": 400, "array_api_strict": 400, "dask": 100, "jax": 10, "torch": 400}
+
+
+def tried(name, times):
+    """Run the tests on one library; return the figures, and what pytest printed."""
+    lib = LIBRARIES[name]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "junit.xml"
+        options = (f"--libraries={lib.label}", f"--junitxml={report}", "-q", "--hypothesis-show-statistics")
+        # -P: an installed package is not shadowed by the checkout, whose fast paths lie elsewhere.
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options, *FILES],
+            cwd=ROOT,
+            env={**os.environ, "ROPE_ARRAY_EXAMPLES": str(times)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        counts = totals(report) if report.exists() else {"tests": 0, "failed": 1}
+    return {
+        "times": times,
+        **counts,
+        "examples": sum(map(int, re.findall(r"(\d+) passing\b", done.stdout))),
+        "seconds": round(time.perf_counter() - began),
+    }, done.stdout + done.stderr
+
+
+def totals(report):
+    suites = list(xml.parse(report).iter("testsuite"))
+    failed = sum(int(suite.get(key, 0)) for suite in suites for key in ("failures", "errors"))
+    return {"tests": sum(int(suite.get("tests", 0)) for suite in suites), "failed": failed}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--libraries", default=",".join(TIMES), help=f"of {','.join(TIMES)}")
+    parser.add_argument("--times", type=int, help="instead of the number that takes about five minutes")
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
+    given = parser.parse_args()
+    numbers = {}
+    for name in given.libraries.split(","):
+        row, printed = tried(name, given.times or TIMES[name])
+        numbers[f"{name} {LIBRARIES[name].version}"] = row
+        if row["failed"]:
+            print(printed)
+    finish("random-examples", numbers, "random examples of the invariants and of the phase", given.json)
+    sys.exit(any(row["failed"] or not row["examples"] for row in numbers.values()))
+
+
+if __name__ == "__main__":
+    main()
