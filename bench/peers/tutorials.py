@@ -22,8 +22,9 @@ NOTES = {
         FAR,
     ),
     "tutorial: matrix": Note(
-        "a rotation matrix for each position, `x @ R[:S]`, as in from-scratch rebuilds of Llama; one head "
-        "at a time, float32 as there",
+        "a rotation matrix for each position, `x @ R[:S]`, as in "
+        "[Llama from scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, float32 "
+        "as there",
         {
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
             "is base^(2/d) instead of 1; and a row times R turns the other way",
