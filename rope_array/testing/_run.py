@@ -259,7 +259,7 @@ def check_backend(
     True
     """
     resolved = resolve(target, **claims)
-    report = _run(resolved, {**resolved.expected_failures, **(expected_failures or {})})
+    report = _run(resolved, expected_failures)
     if not report.ok:
         raise ConformanceError("\n".join([f"{resolved.name}:", *map(_line, report.of(FAILED, UNEXPECTED))]))
     return report
