@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,23 @@ import numpy as np
 from ._libraries import Library, rounded
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# A valid value of each field of a call, for an x of four features, that changes the result.
-FIELDS: dict[str, Any] = {
-    "base": 50.0,
-    "rotary_dim": 2,
-    "rotary_start": 2,
-    "pairing": "half",
-    "out_pairing": "half",
-    "inv_freq": (0.5, 0.25),
-    "attention_factor": 2.0,
-    "inverse": True,
-    "seq_axis": -3,
+# A valid value of each field of a call that changes the result, for an x of any even width from 6 on.
+FIELDS: dict[str, Callable[[int], Any]] = {
+    "base": lambda width: 50.0,
+    "rotary_dim": lambda width: 2,
+    "rotary_start": lambda width: 2,
+    "pairing": lambda width: "half",
+    "out_pairing": lambda width: "half",
+    "inv_freq": lambda width: (0.5,) * (width // 2),
+    "attention_factor": lambda width: 2.0,
+    "inverse": lambda width: True,
+    "seq_axis": lambda width: -3,
 }
+# Those of a call: what is fixed of an embedding cannot be one of them.
+OF_A_CALL = ("inverse", "seq_axis")
+# Sizes that differ from each other, so that no axis can stand for another; and the usual width.
+SIZES = (2, 3, 5)
+WIDTH = 16
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
 
 CAPABILITIES = {
@@ -38,19 +44,22 @@ CAPABILITIES = {
     "float_positions": "takes float positions",
     "narrow_positions": "takes positions of every integer dtype",
     "wide_positions": "serves positions beyond 32 bits",
-    "reaches_2e16": "serves positions up to 2^16",
-    "reaches_2e20": "serves positions up to 2^20",
-    "reaches_2e24": "serves positions up to 2^24",
-    "reaches_int32": "serves positions up to 2^31 - 1",
+    "reaches_2e16": "serves positions beyond 4,095",
+    "reaches_2e20": "serves positions beyond 2^16",
+    "reaches_2e24": "serves positions beyond 2^20",
+    "reaches_int32": "serves positions beyond 2^24",
     "ranks": "takes x of any number of axes",
-    "odd_width": "takes an odd head_dim, of which an even part is rotated",
+    "narrow_heads": "takes every even head_dim from 2 on",
+    "widths": "takes the usual head_dims, 64 to 256",
     "wide_heads": "takes a head_dim beyond 256",
+    "odd_width": "takes an odd head_dim, of which an even part is rotated",
     "zero_size": "takes arrays without elements",
     "strides": "takes arrays of any strides",
     "tuple": "takes several arrays in a tuple",
     "nonfinite": "keeps NaN and infinities in their pair",
     "nonfinite_rows": "keeps NaN and infinities in their vector",
     "same_bits": "gives a row the same bits whatever stands beside it",
+    "threads": "is called in several threads at once",
     "gradient": "is differentiable",
     "float16": "takes float16",
     "bfloat16": "takes bfloat16",
@@ -59,36 +68,58 @@ CAPABILITIES = {
     "lazy": "has arrays that are computed later",
     "jit": "is compiled by its library",
 }
-_REACH = {"reaches_2e16": 2**16, "reaches_2e20": 2**20, "reaches_2e24": 2**24, "reaches_int32": 2**31 - 1}
+# The first position that counts as such.
+REACH = {
+    "reaches_2e16": 2**12,
+    "reaches_2e20": 2**16 + 1,
+    "reaches_2e24": 2**20 + 1,
+    "reaches_int32": 2**24 + 4,
+}
 SPREAD = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
+# Axes before the features, of one to six in all.
+RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
 # What a callable that declares nothing may refuse, loudly: it is tried, and named as not applicable.
 _OPTIONAL: dict[str, Callable[[_Trial], Any]] = {
-    "batch_positions": lambda t: t(t.x(2, 1, 2, 4), np.array([[0, 1], [2, 3]])),
-    "head_positions": lambda t: t(t.x(1, 2, 1, 4), np.array([[[0], [1]]])),
-    "broadcast_positions": lambda t: (
-        t(t.x(2, 1, 2, 4), np.array(1)),
-        t(t.x(2, 1, 2, 4), np.array([1])),
-        t(t.x(2, 1, 2, 4), np.array([[1], [2]])),
-    ),
-    "python_positions": lambda t: [t.raw(t.x(1, 1, 2, 4), pos) for pos in (1, range(2), [1, 2])],
-    "float_positions": lambda t: t(t.x(1, 1, 2, 4), np.array([0.5, 1.5])),
-    "ranks": lambda t: [t(t.x(*shape), pos) for shape, pos in (((4,), np.array(1)), ((2, 4), np.arange(2)))],
-    "odd_width": lambda t: t(t.x(1, 1, 2, 5), np.arange(2), rotary_dim=4),
-    "wide_heads": lambda t: t(t.x(1, 1, 2, 512), np.arange(2)),
-    "tuple": lambda t: t((t.x(1, 1, 2, 4), t.x(1, 2, 2, 4)), np.arange(2)),
-    "zero_size": lambda t: (
-        t(t.x(0, 3, 2, 4), np.arange(2)),
-        t(t.x(2, 0, 2, 4), np.arange(2)),
-        t(t.x(2, 3, 0, 4), np.arange(0)),
-    ),
-    "strides": lambda t: [t(x, np.arange(2)) for _, x in t.lib.strided(t.x(2, 3, 2, 4))],
-    "narrow_positions": lambda t: [t.raw(t.x(1, 1, 2, 4), t.pos([1, 2], kind)) for kind in t.lib.integers],
-    "float16": lambda t: t(t.x(1, 1, 2, 4, dtype="float16"), np.arange(2)),
-    "bfloat16": lambda t: t(t.x(1, 1, 2, 4, dtype="bfloat16"), np.arange(2)),
-    "float64": lambda t: t(t.x(1, 1, 2, 4, dtype="float64"), np.arange(2)),
+    "batch_positions": lambda t: t(t.x(), t.rows(2, 5)),
+    "head_positions": lambda t: t(t.x(), t.rows(2, 3, 5)),
+    "broadcast_positions": lambda t: [t(t.x(), t.rows(*shape)) for shape in ((), (1,), (1, 5), (2, 1))],
+    "python_positions": lambda t: [t.raw(t.x(), pos) for pos in (1, range(5), [3, 1, 2, 0, 1])],
+    "negative_positions": lambda t: t(t.x(), -t.rows(5)),
+    "float_positions": lambda t: t(t.x(), t.rows(5) + 0.5),
+    "ranks": lambda t: [t(t.x(lead), t.rows(*lead[-1:])) for lead in RANKS],
+    "narrow_heads": lambda t: [t(t.x(width=width), t.rows(5)) for width in (2, 4, 6)],
+    "widths": lambda t: [t(t.x(width=width), t.rows(5)) for width in (64, 80, 256)],
+    "wide_heads": lambda t: t(t.x(width=512), t.rows(5)),
+    "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=4),
+    "tuple": lambda t: t((t.x(), t.x((2, 1, 5))), t.rows(5)),
+    "zero_size": lambda t: [t(t.x(lead), t.rows(lead[-1])) for lead in ((0, 3, 5), (2, 0, 5), (2, 3, 0))],
+    "strides": lambda t: t.some(t.lib.strided(t.x())),
+    "narrow_positions": lambda t: [t.raw(t.x(), t.pos(t.rows(5), kind)) for kind in t.lib.integers],
+    "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
+    "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
+    "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
 }
+# How far a callable is tried, up to the first position that it refuses.
+_FURTHER = (
+    31,
+    63,
+    127,
+    255,
+    511,
+    1023,
+    2047,
+    2**12 - 1,
+    2**13 - 1,
+    2**14 - 1,
+    2**15 - 1,
+    2**16,
+    2**17,
+    2**20,
+    2**24 + 3,
+    2**31 - 1,
+)
 # What belongs to the contract, and code that forms its angles as products does not claim unless it says so.
-_OF_THE_CONTRACT = ("same_bits", "nonfinite")
+_OF_THE_CONTRACT = ("same_bits", "nonfinite", "threads")
 _OF_POSITIONS = tuple(
     name for name in CAPABILITIES if name.endswith("_positions") and name not in SPREAD["arange"]
 )
@@ -101,12 +132,25 @@ def declined(target: Any) -> dict[str, str]:
         **_by_dtypes(target),
         **_by_positions(target),
         **_by_layout(target),
+        **_by_width(target),
         **_by_class(target),
     }
     found = {**_by_fields(target, found), **found, **target.lacks}
     if "rotary_dim" in found:
         found.setdefault("odd_width", f"rotary_dim: {found['rotary_dim']}")
     return {**found, **({} if target.declared or "values" in found else _refused(target, found))}
+
+
+def reach_of(target: Any) -> int:
+    """Return the furthest position that a target serves: as it claims, or up to where it refuses."""
+    if target.declared or target.positions == "arange" or "values" in target.arrays.lacks:
+        return int(target.furthest)
+    trial, served = _Trial(target), 0
+    for step in sorted({*(step for step in _FURTHER if step < target.furthest), target.furthest}):
+        if _refusal(target, partial(trial, trial.x(), np.arange(step - 4, step + 1))) is not None:
+            break
+        served = step
+    return served or int(target.furthest)  # where it refuses every call, its checks say so
 
 
 def _by_dtypes(target: Any) -> dict[str, str]:
@@ -121,10 +165,15 @@ def _by_positions(target: Any) -> dict[str, str]:
     found = dict.fromkeys(SPREAD[target.positions], f"serves positions {target.positions} only")
     if target.positions == "arange":
         found.update(dict.fromkeys(_OF_POSITIONS, "takes no positions: rows count from 0"))
-        found.update(dict.fromkeys(("reaches_2e24", "reaches_int32"), "would need as many rows as positions"))
-    too_far = f"serves positions up to {target.furthest:,}"
-    found.update({name: too_far for name, reach in _REACH.items() if target.furthest < reach})
-    if target.furthest < 2**32:
+        beyond = (
+            "reaches_2e24",
+            "reaches_int32",
+            *(("reaches_2e20",) if target.width_of(0) > 2 * WIDTH else ()),
+        )
+        found.update(dict.fromkeys(beyond, "would need as many rows as positions"))
+    too_far = f"serves positions up to {target.reach:,}"
+    found.update({name: too_far for name, first in REACH.items() if target.reach < first})
+    if target.reach < 2**32:
         found["wide_positions"] = too_far
     return found
 
@@ -133,6 +182,15 @@ def _by_layout(target: Any) -> dict[str, str]:
     if target.layout == "...sd":
         return {}
     return dict.fromkeys(("ranks", "seq_axis"), f"takes x as ({', '.join(target.layout)})")
+
+
+def _by_width(target: Any) -> dict[str, str]:
+    if target.head_dim is not None:
+        names = ("narrow_heads", "widths", "wide_heads", "odd_width")
+        return dict.fromkeys(names, f"takes a head_dim of {target.head_dim} only")
+    if (least := target.width_of(0)) > 2:
+        return {"narrow_heads": f"rotates a slice that ends at {least}"}
+    return {}
 
 
 def _by_class(target: Any) -> dict[str, str]:
@@ -157,9 +215,7 @@ def _parameters(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 def stated_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
     named, _ = _parameters(rotate)
     return {
-        name: p.default
-        for name, p in named.items()
-        if p.default is not p.empty and p.default is not None and name not in ("inverse", "seq_axis")
+        name: p.default for name, p in named.items() if p.default is not p.empty and p.default is not None
     }
 
 
@@ -177,34 +233,56 @@ def _by_fields(target: Any, found: Mapping[str, str]) -> dict[str, str]:
 
 def _trial_of_field(target: Any, name: str, others_are_named: bool) -> str:
     trial = _Trial(target)
-    x, pos = trial.x(1, 2, 2, 4), np.array([1, 2])
-    try:
+    x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
+    spec = {name: FIELDS[name](trial.width)}
+    refusal = _refusal(target, lambda: trial(x, pos, **spec))
+    if refusal is not None:
+        said = isinstance(refusal, NotImplementedError) or (
+            isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
+        )
+        return f"refuses it: {one_line(refusal)}" if said else ""  # else a fault, which its check will show
+    if others_are_named:
         with target.arrays.running():
-            y = trial(x, pos, **{name: FIELDS[name]})
-            if others_are_named and np.array_equal(trial.numbers(y), trial.numbers(trial(x, pos))):
-                return "goes to its ** parameter and changes nothing"
-    except NotImplementedError as error:
-        return f"refuses it: {str(error) or 'NotImplementedError'}"
-    except TypeError as error:
-        return f"refuses it: {error}" if name in str(error) else ""
-    except Exception:
-        return ""  # a fault, which its check will show
+            changed, plain = (trial.numbers(trial(x, pos, **fields)) for fields in (spec, {}))
+        if np.array_equal(changed, plain):
+            return "goes to its ** parameter and changes nothing"
     return ""
 
 
 def _refused(target: Any, found: Mapping[str, str]) -> dict[str, str]:
     """Try what a callable may refuse; return what it does."""
-    reasons = {}
-    trial = _Trial(target)
+    trial, reasons = _Trial(target), {}
     for name, attempt in _OPTIONAL.items():
-        if name in found:
-            continue
-        try:
-            with target.arrays.running():
-                attempt(trial)
-        except Exception as error:  # whatever a refusal is made of
-            reasons[name] = f"refuses it: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        if name not in found and (refusal := _refusal(target, partial(attempt, trial))) is not None:
+            reasons[name] = f"refuses it: {one_line(refusal)}"
     return reasons
+
+
+def _refusal(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
+    """Return what a callable raises where it is tried: whatever a refusal is made of."""
+    try:
+        with target.arrays.running():
+            attempt()
+    except (Exception, SystemExit) as error:
+        return error
+    return None
+
+
+def one_line(error: BaseException, length: int = 160) -> str:
+    """Say in one line of printable characters what was raised."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # its own __str__ raises
+        text = "(its message cannot be read)"
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return shortened(text, length)
+
+
+def shortened(text: str, length: int = 400) -> str:
+    """Return a text as one line of printable characters, no longer than that."""
+    text = " ".join(text.split())[: 2 * length]
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class _Trial:
@@ -215,10 +293,17 @@ class _Trial:
 
     def __init__(self, target: Any):
         self.target, self.lib = target, target.arrays
+        self.width = target.width_of(WIDTH)
 
-    def x(self, *shape: int, dtype: str = "") -> Any:
+    def x(self, lead: tuple[int, ...] = SIZES, *, width: int = WIDTH, dtype: str = "") -> Any:
         dtype = dtype or (self.target.dtypes or ["float32"])[0]
-        return self.lib.asarray(rounded(np.random.default_rng(0).standard_normal(shape), dtype), dtype)
+        values = np.random.default_rng(0).standard_normal((*lead, self.target.width_of(width)))
+        return self.lib.asarray(rounded(values, dtype), dtype)
+
+    def rows(self, *shape: int) -> Any:
+        """Return positions of a shape, consecutive along its last axis."""
+        start = 0 if self.target.positions == "arange" else 1
+        return np.broadcast_to(start + (np.arange(shape[-1]) if shape else np.array(0)), shape)
 
     def pos(self, values: Any, kind: str) -> Any:
         return self.lib.asarray(np.asarray(values, kind))
@@ -232,6 +317,12 @@ class _Trial:
         if isinstance(x, tuple) and not isinstance(y, tuple | list):
             raise TypeError("one array came back for a tuple")
         return y
+
+    def some(self, arrays: Any) -> None:
+        """Raise where none of these arrays is taken."""
+        errors = [_refusal(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
+        if errors[0] is not None and None not in errors:
+            raise errors[0]
 
     def numbers(self, y: Any) -> Any:
         return self.lib.to_numpy(y)

@@ -25,6 +25,7 @@ from decimal import (
     Overflow,
     localcontext,
 )
+from functools import lru_cache
 from math import factorial, isfinite
 from typing import Any, TypeAlias
 
@@ -384,7 +385,7 @@ def _exact(number: Any) -> Decimal:
     return value
 
 
-def _table(pos: ArrayLike, omegas: Sequence[Decimal], amplitude: Decimal) -> Floats:
+def _table(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -> Floats:
     """Shape pos.shape + (lanes, 4): cos and sin times the amplitude, then what float64 left of each."""
     # As objects, so that integers beyond 2^53 beside a float keep their value.
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
@@ -396,7 +397,8 @@ def _table(pos: ArrayLike, omegas: Sequence[Decimal], amplitude: Decimal) -> Flo
     return np.asarray(table[chosen])
 
 
-def _row(pos: Decimal, omegas: Sequence[Decimal], amplitude: Decimal) -> list[list[float]]:
+@lru_cache(maxsize=2**14)  # a suite asks for the same positions in every dtype
+def _row(pos: Decimal, omegas: tuple[Decimal, ...], amplitude: Decimal) -> list[list[float]]:
     with localcontext(_REDUCTION):
         reduced = [_reduced(pos * omega) for omega in omegas]
     with localcontext(_SERIES):

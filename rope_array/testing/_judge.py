@@ -10,21 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._claims import DTYPES
+from ._claims import DTYPES, REACH, SIZES, WIDTH
 from ._contract import allowed, assert_contract, read_and_written
 from ._definition import apply_definition
 from ._libraries import rounded
 from ._target import Target
 
 Floats = NDArray[np.float64]
-# Sizes that differ from each other, so that no axis can stand for another.
-SHAPE = (2, 3, 5, 16)
+# First and last position of each range; each begins where the one before it ends.
 RANGES = {
-    "small": (0, 4095),
-    "2^16": (2**15, 2**16),
-    "2^20": (2**20 - 2**18, 2**20),
-    "2^24": (2**24 - 1, 2**24 + 3),
-    "int32": (2**30, 2**31 - 1),
+    "small": (0, 2**12 - 1),
+    "2^16": (REACH["reaches_2e16"], 2**16),
+    "2^20": (REACH["reaches_2e20"], 2**20),
+    "2^24": (REACH["reaches_2e24"], 2**24 + 3),
+    "int32": (REACH["reaches_int32"], 2**31 - 1),
 }
 
 
@@ -62,9 +61,16 @@ class Judge:
         """Tell whether all of these are claimed."""
         return self.target.claimed.issuperset(names)
 
+    @property
+    def width(self) -> int:
+        """The head_dim of checks that are of none in particular."""
+        return self.target.width_of(WIDTH)
+
     def x(self, *shape: int, dtype: str | None = None, seed: int = 0) -> Given:
-        """Make an array of random numbers."""
-        return self.given(np.random.default_rng(seed).standard_normal(shape or SHAPE), dtype)
+        """Make an array of random numbers; the last size gives way to the only head_dim that is taken."""
+        *lead, width = shape or (*SIZES, WIDTH)
+        values = np.random.default_rng(seed).standard_normal((*lead, self.target.width_of(width)))
+        return self.given(values, dtype)
 
     def given(self, values: NDArray[Any], dtype: str | None = None) -> Given:
         """Make an array of these numbers, rounded to its dtype."""
@@ -78,23 +84,34 @@ class Judge:
         kind = kind or ("float32" if values.dtype.kind == "f" else self.lib.integers[0])
         return self.lib.asarray(values.astype(kind))
 
-    def places(self, count: int = SHAPE[2]) -> NDArray[np.int64]:
+    def places(self, count: int = SIZES[2]) -> NDArray[np.int64]:
         """Return ordinary positions of the kind that the target serves."""
         if self.claims("any_positions"):
-            drawn = np.random.default_rng(7).permutation(min(600, self.target.furthest + 1))[:count]
+            drawn = np.random.default_rng(7).permutation(min(600, self.target.reach + 1))[:count]
             return drawn.astype(np.int64)
-        return np.arange(count) + (3 if self.claims("offset_positions") else 0)
+        return self.row(3, count)
 
-    def spread(self, name: str, count: int = 24) -> NDArray[np.int64]:
-        """Return positions of a range, its ends among them, of the kind that the target serves."""
+    def row(self, start: int, count: int) -> NDArray[np.int64]:
+        """Return consecutive positions, from `start` or as near to it as the target serves."""
+        start = min(start, self.target.reach + 1 - count) if self.claims("offset_positions") else 0
+        return np.arange(start, start + count)
+
+    def served(self, positions: Any) -> NDArray[np.int64]:
+        """Return positions as they are, or wrapped into those that the target serves."""
+        return np.asarray(np.asarray(positions) % (self.target.reach + 1), np.int64)
+
+    def spread(self, name: str, count: int = 40) -> NDArray[np.int64]:
+        """Return positions of a range, its ends and powers of two in it among them, of the kind served."""
         low, high = RANGES[name]
-        high = min(high, self.target.furthest)
-        if name == "small" and not self.claims("offset_positions"):
-            return np.arange(count)
+        high = min(high, self.target.reach)
         if not self.claims("any_positions"):
-            return np.arange(high - count + 1, high + 1)
-        inner = np.random.default_rng(11).integers(low, high + 1, count - 4)
-        return np.concatenate([[low, low + 1, high - 1, high], inner])
+            last = high + 1 if name != "small" or self.claims("offset_positions") else min(count, high + 1)
+            return np.arange(max(last - count, 0), last)
+        edges = {2**n + near for n in range(31) for near in (-1, 0, 1, 2, 3)} | {low, low + 1, high - 1, high}
+        # As many in each octave: what is wrong of a part of the range is met.
+        drawn = np.exp(np.random.default_rng(11).uniform(np.log(low + 1), np.log(high + 1), count))
+        drawn = np.clip(drawn.astype(np.int64), low, high)
+        return np.concatenate([sorted(edge for edge in edges if low <= edge <= high), drawn])
 
     def run(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target; positions of NumPy's become its own arrays first."""
@@ -103,8 +120,20 @@ class Judge:
     def call(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target with positions as they are."""
         if isinstance(x, Given):
-            return self.target.call(x.array, pos, **spec)
-        return self.target.call(tuple(one.array for one in x) if isinstance(x, tuple) else x, pos, **spec)
+            x = x.array
+        elif isinstance(x, tuple):
+            x = tuple(one.array for one in x)
+        with np.errstate():  # what the call makes of NumPy's error handling stays its own
+            return self.target.call(x, pos, **spec)
+
+    def offered(self, x: Any, pos: Any, **spec: Any) -> Any:
+        """Call the target as `call` does; None where it refuses, which one that declares nothing may."""
+        try:
+            return self.call(x, pos, **spec)
+        except Exception:
+            if self.target.declared:
+                raise
+            return None
 
     def numbers(self, y: Any) -> Floats:
         """Return a result's values in float64."""
@@ -164,9 +193,32 @@ class Judge:
         """Return what one rotation may be off by, for each element."""
         return allowed(x, dtype, self.fields({}), pos=pos, flushes=True, accuracy=self.target.accuracy)
 
-    def pairs(self, spec: dict[str, Any] | None = None, width: int = SHAPE[3]) -> Any:
+    def pairs(self, spec: dict[str, Any] | None = None, width: int | None = None) -> Any:
         """Return the indices of the pairs that are read, and of those that are written."""
-        return read_and_written(width, self.fields(spec or {}), False)
+        return read_and_written(width or self.width, self.fields(spec or {}), False)
+
+    @property
+    def amplitude(self) -> float:
+        """The attention factor of a call without fields."""
+        return abs(float(self.fields({}).get("attention_factor") or 1.0))
+
+    def touched(self, values: Floats, spec: dict[str, Any] | None = None) -> NDArray[np.bool_]:
+        """Tell which results a NaN or an infinity among the values belongs to."""
+        struck = ~np.isfinite(values)
+        (a, b), (c, d) = self.pairs(spec)
+        both = struck[..., a] | struck[..., b]
+        struck[..., a] = struck[..., b] = False
+        struck[..., c] = struck[..., d] = both
+        return struck
+
+    def check_struck(self, y: Floats, values: Floats, spec: dict[str, Any] | None = None) -> None:
+        """Assert that a pair with a NaN or an infinity shows it, and so a feature that is not rotated."""
+        struck = self.touched(values, spec)
+        (_, _), (c, d) = self.pairs(spec)
+        lost = struck & np.isfinite(y)
+        lost[..., c] &= lost[..., d]  # one of the two may be finite: an infinity times 0 is not
+        lost[..., d] = False
+        assert not lost.any(), f"{lost.sum()} of the NaN and infinities in x became numbers"
 
     def note(self, name: str, y: Floats, x: Given, pos: Any) -> None:
         """Keep the worst error of a range, in lengths of the pair."""

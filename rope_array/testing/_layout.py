@@ -52,5 +52,13 @@ def _parts(x: Any, pos: Any, looped: list[int]) -> Iterator[tuple[Any, Any]]:
         index: list[Any] = [slice(None)] * 4
         for axis, i in zip(looped, place, strict=True):
             index[axis] = i
-        by_batch = 0 in looped and getattr(pos, "ndim", 0) == 2
-        yield x[tuple(index)], pos[place[0] if pos.shape[0] > 1 else 0, ...] if by_batch else pos
+        yield x[tuple(index)], _positions_at(pos, looped, place)
+
+
+def _positions_at(pos: Any, looped: list[int], place: tuple[int, ...]) -> Any:
+    """Return the positions of one part: those of its batch, of its head, or all."""
+    index: list[Any] = [slice(None)] * getattr(pos, "ndim", 0)
+    for axis, i in zip(looped, place, strict=True):
+        if axis < len(index) - 1:
+            index[axis] = i if pos.shape[axis] > 1 else 0
+    return pos[tuple(index)] if index else pos

@@ -6,8 +6,10 @@ table are made from it. A library is imported when something is asked of it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from decimal import getcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,6 +43,8 @@ class Library:
         Names of the integer dtypes that positions may have; the first is the widest.
     gaps
         What it cannot do, each capability with its reason: the declared table.
+    calls
+        How many calls of different shapes and fields are quick: fewer where each is compiled.
     """
 
     name = ""
@@ -49,6 +53,7 @@ class Library:
     floats: tuple[str, ...] = ("float16", "float32", "float64")
     integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
     gaps: Mapping[str, str] = MappingProxyType({})
+    calls = 1000
 
     def __repr__(self) -> str:
         return self.name
@@ -142,6 +147,14 @@ class Library:
         yield "a slice", two[1, ...]
         yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
 
+    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Broadcast an array to a shape, its memory shared where the library can."""
+        return self.xp.broadcast_to(array, shape)
+
+    def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
+        """Make arrays of the same values within larger ones, each with a name and the larger one."""
+        yield from ()
+
     def _packed(self, array: Array) -> Array:
         # Through one axis, as a copy and a sum keep the order that the axes have in memory.
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
@@ -153,6 +166,23 @@ class Library:
     def shares_memory(self, a: Array, b: Array) -> bool:
         """Tell whether writing to one array could show in another."""
         return False
+
+    def advance(self, array: Array) -> bool:
+        """Add 1 to an array of positions where it lies; False where arrays cannot be written."""
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """Return the settings of the process that a call might change."""
+        return {
+            "NumPy's error handling": np.geterr(),
+            "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (that of the process)
+            "Python's random state": hash(random.getstate()),
+            "the precision of decimal": getcontext().prec,
+        }
+
+    def thread(self) -> AbstractContextManager[Any]:
+        """Return the context that a thread needs beside that of `running`."""
+        return nullcontext()
 
     def is_lazy(self, array: Array) -> bool:
         """Tell whether an array is not computed yet."""
@@ -193,15 +223,35 @@ class NumPy(Library):
         return np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
 
     def owns(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray)
+        return type(value) is np.ndarray  # a subclass may multiply otherwise
+
+    def dtype_of(self, array: Array) -> str:
+        return str(array.dtype.name if array.dtype.isnative else array.dtype.str)
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
+
+    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(array, shape)
+
+    def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
+        for name, index, larger in _parts(array):
+            whole = np.full(larger, 7, array.dtype)
+            whole[index] = array
+            yield name, whole[index], whole
+
+    def advance(self, array: Array) -> bool:
+        if array.flags.writeable:
+            array += 1
+        return bool(array.flags.writeable)
 
     def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
         yield from super().strided(array)
         yield "reversed", array[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
         yield "Fortran order", np.asfortranarray(array)
+        fixed = array.copy()
+        fixed.flags.writeable = False
+        yield "read-only", fixed
         if exotic:
             yield from self._exotic(array)
 
@@ -316,6 +366,7 @@ class Jax(Library):
     integers: tuple[str, ...] = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
     x64 = False
     platform = "cpu"
+    calls = 40
     gaps = MappingProxyType(
         {
             "float64": "JAX without x64 has no float64",
@@ -365,6 +416,14 @@ class Jax(Library):
     def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
         compiled: Callable[..., Array] = self.native.jit(f)
         return compiled
+
+    def state(self) -> dict[str, Any]:
+        config = self.native.config
+        names = ("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit")
+        return {**super().state(), **{name: str(getattr(config, name)) for name in names}}
+
+    def thread(self) -> AbstractContextManager[Any]:
+        return self.running()
 
 
 class JaxX64(Jax):
@@ -416,6 +475,29 @@ class Torch(Library):
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return self.native.permute(array, axes)
+
+    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
+        return array.expand(shape)
+
+    def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
+        for name, index, larger in _parts(array):
+            whole = self.native.full(larger, 7.0, dtype=array.dtype, device=array.device)
+            whole[index] = array
+            yield name, whole[index], whole
+
+    def advance(self, array: Array) -> bool:
+        array.add_(1)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        torch = self.native
+        return {
+            **super().state(),
+            "PyTorch's default dtype": torch.get_default_dtype(),
+            "whether gradients are recorded": torch.is_grad_enabled(),
+            "PyTorch's random state": hash(torch.get_rng_state().numpy().tobytes()),
+            "PyTorch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        }
 
     def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
         x = x.detach().clone().requires_grad_(True)
@@ -503,6 +585,13 @@ LIBRARIES: dict[str, Library] = {
 
 def _computed(block: Any) -> Any:
     raise AssertionError("an array was computed before its values were asked for")
+
+
+def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]]]:
+    """Yield places of an array within larger ones: each with its index, and the larger shape."""
+    b, h, s, d = array.shape
+    yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
+    yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
 
 
 def numpy_dtype(name: str) -> Any:

@@ -55,8 +55,10 @@ def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kind(value: Any) -> str:
-    """Return what compiled code is made for: an array's shape and dtype, or a number as it is."""
-    return f"{value.dtype}{tuple(value.shape)}" if hasattr(value, "dtype") else repr(value)
+    """Return what compiled code is made for: a tensor's dtype, shape and strides, or a number as it is."""
+    if not hasattr(value, "dtype"):
+        return repr(value)
+    return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
 
 
 _MODES = {"jit": _jitted, "compile": _compiled}

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from ._claims import CAPABILITIES, DEFAULTS, DTYPES, FIELDS, SPREAD, declined, stated_defaults
+import numpy as np
+
+from ._claims import (
+    CAPABILITIES,
+    DEFAULTS,
+    DTYPES,
+    FIELDS,
+    OF_A_CALL,
+    SPREAD,
+    WIDTH,
+    declined,
+    reach_of,
+    stated_defaults,
+)
 from ._contract import ANGLES, ARITHMETIC, Accuracy
+from ._definition import apply_definition
 from ._layout import is_layout, laid_out
 from ._libraries import LIBRARIES, Library
 
@@ -33,13 +48,15 @@ class Target:
     fixed : mapping
         Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature counts so
         by itself.
+    head_dim : int, optional
+        The only head_dim it takes, 16 or more, such as that of a module's tables; by default it takes any.
     layout : str
         Axes of the x it takes. "...sd" is any rank; of "b", "h", "s", "d" in the order it wants them, such as
         "bshd", the suite moves its own (b, h, s, d), and calls once for each of the axes that are not there.
     positions : {"any", "offset", "arange"}
         Which positions it serves: any; start, start + 1, ...; or 0, 1, 2, ... only.
     furthest : int
-        The largest position it serves, such as the last row of its table.
+        The largest position it serves, 31 or more, such as the last row of its table.
     dtypes : sequence of str, optional
         Names of the floating dtypes it takes; by default the library's own.
     angles : {"float64", "exact", "float32"}
@@ -58,14 +75,14 @@ class Target:
     Raises
     ------
     ValueError
-        A name among the arguments is unknown.
+        An argument is unknown, of a kind that has no meaning, or out of range.
 
     Notes
     -----
     Where nothing is declared, claims are read off: a field that the signature names is claimed. One that can
-    only go to ``**spec`` is claimed unless the call refuses it, by a TypeError that names it or by
-    NotImplementedError; beside named fields it has to change the result too, for else it was swallowed.
-    Shapes and kinds of positions that a call refuses, by any exception, are not claimed. All that is not
+    only go to ``**spec`` is claimed unless the call refuses it, by NotImplementedError or an error that names
+    it; beside named fields it has to change the result too, for else it was swallowed. Shapes, dtypes, and
+    kinds and sizes of positions that a call refuses, by any exception, are not claimed. All that is not
     claimed is listed with its reason.
 
     Examples
@@ -83,6 +100,7 @@ class Target:
     library: str = "numpy"
     fields: Collection[str] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    head_dim: int | None = None
     layout: str = "...sd"
     positions: str = "any"
     furthest: int = 2**31 - 1
@@ -97,26 +115,12 @@ class Target:
     def __post_init__(self) -> None:
         if not callable(self.rotate):
             raise ValueError(f"rotate is {self.rotate!r}; give a callable rotate(x, pos, **spec)")
-        for what, given, known in (
-            ("library", [self.library], LIBRARIES),
-            ("fields", self.fields or (), FIELDS),
-            ("fixed", self.fixed, FIELDS),
-            ("positions", [self.positions], SPREAD),
-            ("angles", [self.angles], ANGLES),
-            ("arithmetic", [self.arithmetic], ARITHMETIC),
-            ("lacks", self.lacks, CAPABILITIES),
-            ("dtypes", self.dtypes or (), DTYPES),
-        ):
-            if unknown := sorted(set(given) - set(known)):
-                raise ValueError(
-                    f"{what}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
-                )
-        if self.layout != "...sd" and not is_layout(self.layout):
-            raise ValueError(
-                f"layout is {self.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
-            )
+        _check_kinds(self)
+        _check_names(self)
+        _check_sizes(self)
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.rotate))
+        _check_defaults(self)
 
     @property
     def arrays(self) -> Library:
@@ -133,11 +137,32 @@ class Target:
         """The axes of (b, h, s, d) that its layout lacks: the suite calls once for each of their elements."""
         return "" if self.layout == "...sd" else "".join(a for a in "bh" if a not in self.layout)
 
+    def width_of(self, width: int) -> int:
+        """Return the head_dim that is handed in where one of `width` would be: it may take one only."""
+        if self.head_dim is not None:
+            return self.head_dim
+        start, rotated = self.defaults.get("rotary_start") or 0, self.defaults.get("rotary_dim")
+        if rotated is not None:
+            return max(width, int(start) + int(rotated))
+        if (given := self.defaults.get("inv_freq")) is not None:
+            return int(start) + 2 * len(given)
+        return max(width, int(start) + 2) + (max(width, int(start) + 2) - int(start)) % 2 if start else width
+
+    @cached_property
+    def reach(self) -> int:
+        """The furthest position that is tried: `furthest`, or the last before one that the call refuses."""
+        return reach_of(self)
+
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, on x of any layout the suite makes."""
         rotate = self.wraps(self.rotate) if self.wraps else self.rotate
-        return rotate if self.layout == "...sd" else laid_out(rotate, self.layout, self.arrays)
+        if self.layout != "...sd":
+            return laid_out(rotate, self.layout, self.arrays)
+        stated = stated_defaults(self.rotate)
+        # What the suite leaves out means -2 and False, whatever the signature says.
+        usual = {name: DEFAULTS[name] for name in OF_A_CALL if stated.get(name) not in (None, DEFAULTS[name])}
+        return functools.partial(rotate, **usual) if usual else rotate
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -155,6 +180,78 @@ class Target:
         return frozenset(CAPABILITIES) - set(self.declines)
 
 
+def _check_kinds(target: Target) -> None:
+    """Refuse arguments of another kind than is asked for."""
+    for name, kinds, wanted in (
+        ("name", str, "a string"),
+        ("version", str, "a string"),
+        ("library", str, "a string"),
+        ("layout", str, "a string"),
+        ("positions", str, "a string"),
+        ("angles", str, "a string"),
+        ("arithmetic", str, "a string"),
+        ("furthest", int, "an integer"),
+        ("head_dim", int | None, "an integer"),
+        ("fixed", Mapping, "a mapping of fields to values"),
+        ("lacks", Mapping, "a mapping of capabilities to reasons"),
+        ("expected_failures", Mapping, "a mapping of checks to reasons"),
+        ("fields", Collection | None, "a collection of names"),
+        ("dtypes", Sequence | None, "a sequence of names"),
+        ("wraps", Callable | None, "a callable"),
+        ("declared", bool, "True or False"),
+    ):
+        given = getattr(target, name)
+        as_name = isinstance(given, str) and kinds is not str
+        as_number = isinstance(given, bool) and kinds is not bool
+        if as_name or as_number or not isinstance(given, kinds):  # type: ignore[arg-type]
+            raise ValueError(f"{name} is {given!r}; give {wanted}")
+
+
+def _check_names(target: Target) -> None:
+    """Refuse unknown names."""
+    for what, given, known in (
+        ("library", [target.library], LIBRARIES),
+        ("fields", target.fields or (), FIELDS),
+        ("fixed", target.fixed, [name for name in FIELDS if name not in OF_A_CALL]),
+        ("positions", [target.positions], SPREAD),
+        ("angles", [target.angles], ANGLES),
+        ("arithmetic", [target.arithmetic], ARITHMETIC),
+        ("lacks", target.lacks, CAPABILITIES),
+        ("dtypes", target.dtypes or (), DTYPES),
+    ):
+        if unknown := sorted(set(map(str, given)) - set(known)):
+            raise ValueError(f"{what}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    if target.layout != "...sd" and not is_layout(target.layout):
+        raise ValueError(
+            f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
+        )
+    if empty := sorted(name for name, reason in target.lacks.items() if not str(reason or "").strip()):
+        raise ValueError(f"lacks: give the reason of {', '.join(empty)}")
+
+
+def _check_sizes(target: Target) -> None:
+    """Refuse what the suite cannot work with."""
+    if target.furthest < 31:
+        raise ValueError(f"furthest is {target.furthest}; the suite needs positions up to 31 at least")
+    if target.head_dim is not None and target.head_dim < 16:
+        raise ValueError(f"head_dim is {target.head_dim}; the suite needs 16 at least")
+    if target.dtypes is not None and not target.dtypes:
+        raise ValueError(f"dtypes is empty; give some of {', '.join(DTYPES)}")
+
+
+def _check_defaults(target: Target) -> None:
+    """Refuse what a call without fields cannot mean: a value that is fixed, or a default, has no meaning."""
+    fields = {name: value for name, value in target.defaults.items() if name not in OF_A_CALL}
+    try:
+        apply_definition(np.zeros(target.width_of(WIDTH)), 0, **fields)
+    except (ValueError, TypeError) as error:
+        given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
+        raise ValueError(f"built in, or defaults of the signature, are {given}: {error}") from None
+
+
 def _name_of(rotate: Callable[..., Any]) -> str:
-    module, name = getattr(rotate, "__module__", None), getattr(rotate, "__qualname__", None)
-    return f"{module}:{name}" if name else repr(rotate)
+    """Name a callable without its address, so that reports are alike."""
+    while isinstance(rotate, functools.partial):
+        rotate = rotate.func
+    named = rotate if getattr(rotate, "__qualname__", None) else type(rotate)
+    return f"{getattr(named, '__module__', None)}:{named.__qualname__}"

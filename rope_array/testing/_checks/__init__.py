@@ -2,12 +2,34 @@
 
 from rope_array.testing._judge import Check, registered
 
-from . import _accuracy, _arrays, _bits, _fields, _invariants, _kinds, _positions, _transforms
+from . import (
+    _accuracy,
+    _arrays,
+    _bits,
+    _fields,
+    _invariants,
+    _kinds,
+    _positions,
+    _state,
+    _together,
+    _transforms,
+)
 
 __all__ = ["checks"]
 
 # Importing a module registers its checks; this is the order of reports.
-_SUBJECTS = (_kinds, _fields, _accuracy, _positions, _arrays, _invariants, _bits, _transforms)
+_SUBJECTS = (
+    _kinds,
+    _fields,
+    _accuracy,
+    _positions,
+    _together,
+    _state,
+    _arrays,
+    _invariants,
+    _bits,
+    _transforms,
+)
 _CHECKS = tuple(
     check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__
 )

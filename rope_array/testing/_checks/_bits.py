@@ -4,7 +4,7 @@ import numpy as np
 
 from rope_array.testing._judge import Judge, check
 
-_SHAPE = (2, 3, 7, 20)
+_SHAPE = (2, 3, 7, 24)
 
 
 @check("any_positions", each_dtype=True)
@@ -27,6 +27,27 @@ def same_bits_in_a_batch(j: Judge, dtype: str) -> None:
         j.same(j.run(some, pos), whole[part], some, pos, "in a part of the batch")
 
 
+@check("any_positions", "same_bits")
+def same_bits_among_many(j: Judge) -> None:
+    """A row has the same bits beside many others: what is split among threads or blocks is as what is not."""
+    pos = j.served(np.arange(300) * 7)
+    x = j.x(2, 4, 300, 64)
+    whole = j.rotated(x, pos)
+    for part in (slice(0, 1), slice(140, 150), slice(299, 300)):
+        some = j.given(x.values[:, :, part])
+        j.same(j.run(some, pos[part]), whole[:, :, part], some, pos[part], "beside many rows")
+
+
+@check("same_bits", "broadcast_positions", "batch_positions", "any_positions")
+def same_bits_of_positions(j: Judge) -> None:
+    """A row has the same bits however its position is given: for it alone, for its batch, for all."""
+    x = j.x(*_SHAPE)
+    one, row = j.rotated(x, np.full(7, 11)), j.rotated(x, j.places(7))
+    j.same(j.run(x, np.array(11)), one, x, np.array(11), "at a scalar position")
+    j.same(j.run(x, np.full((2, 1), 11)), one, x, np.array(11), "at positions of shape (B, 1)")
+    j.same(j.run(x, np.stack([j.places(7)] * 2)), row, x, j.places(7), "at positions of shape (B, S)")
+
+
 @check("strides", "same_bits", each_dtype=True)
 def same_bits_of_strides(j: Judge, dtype: str) -> None:
     """A row has the same bits whatever x's strides."""
@@ -40,7 +61,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
 @check("tuple", "any_positions")
 def same_bits_in_company(j: Judge) -> None:
     """A row has the same bits whatever arrays are rotated in the same call."""
-    x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 20, dtype=j.dtypes[-1], seed=1), j.places(7)
+    x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.dtypes[-1], seed=1), j.places(7)
     alone = [j.rotated(one, pos) for one in (other, x)]
     for y, one, want in zip(j.run((other, x), pos), (other, x), alone, strict=True):
         j.same(y, want, one, pos, "in company")

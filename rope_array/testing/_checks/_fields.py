@@ -1,23 +1,57 @@
 """The fields of a rotary embedding: what is rotated, by which frequencies, and how pairs are laid."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import SHAPE, Given, Judge, check
+from rope_array.testing._claims import one_line
+from rope_array.testing._judge import Given, Judge, check
+from rope_array.testing._target import Target
 
 
 @check()
 def definition(j: Judge) -> None:
     """Each pair is turned counter-clockwise by pos·ω_i, ω_i = base^(-2i/d): y = R(Θ, pos)·x."""
-    for head_dim in (16, 64):
+    for head_dim in (16, 64) if j.claims("widths") else (16,):
         x, pos = j.x(2, 3, 5, head_dim), j.places()
-        y = j.run(x, pos)
+        y = _first_call(j, x, pos)
         j.check_kind(y, x)
         try:
             j.check_values(j.numbers(y), x, pos)
         except AssertionError as error:
             raise AssertionError(f"{error}{_likeness(j, y, x, pos)}") from None
+
+
+def _first_call(j: Judge, x: Given, pos: Any) -> Any:
+    """Call; where that raises, say what was called, and which claim the callable may lack."""
+    try:
+        return j.run(x, pos)
+    except Exception as error:
+        shape = tuple(x.values.shape)
+        called = f"x of shape {shape} and positions of shape {pos.shape} raise {one_line(error)}"
+        raise AssertionError(f"{called}; {_claim_that_helps(j.target)}") from None
+
+
+def _claim_that_helps(target: Target) -> str:
+    layouts: list[dict[str, Any]] = [
+        {"layout": layout} for layout in ("bshd", "sbhd", "hsd", "shd", "bsd", "sd")
+    ]
+    for claim in (*layouts, *({"head_dim": width} for width in (32, 64, 80, 96, 128, 256))):
+        j = Judge(
+            replace(target, **{"declared": True, "dtypes": ("float32",), "layout": target.layout, **claim})
+        )
+        try:
+            x, pos = j.x(), j.places()
+            j.check(j.run(x, pos), x, pos)
+        except Exception:
+            continue
+        ((name, value),) = claim.items()
+        return f"it is served where {name}={value} is claimed"
+    return (
+        "the suite calls rotate(x, pos), x of shape (batch, heads, sequence, features); where another call "
+        "is meant, claim a layout, a head_dim, positions or a library"
+    )
 
 
 def _likeness(j: Judge, y: Any, x: Given, pos: Any) -> str:
@@ -34,7 +68,8 @@ def _likeness(j: Judge, y: Any, x: Given, pos: Any) -> str:
         except AssertionError:
             continue
         return f"; it is {said}"
-    return ""
+    helps = _claim_that_helps(j.target) if j.target.layout == "...sd" else ""
+    return f"; {helps}" if "is served" in helps else ""
 
 
 @check()
@@ -43,25 +78,32 @@ def direction(j: Judge) -> None:
 
     So the second result is positive for a small angle.
     """
-    values = np.zeros((1, 1, 2, 4))
-    (a, _), (_, b) = j.pairs(width=4)
+    values = np.zeros((1, 1, 2, j.width))
+    (a, _), (_, b) = j.pairs()
     values[..., a[0]] = 1.0
     x = j.given(values)
     y = j.rotated(x, np.arange(2))
     assert y[0, 0, 1, b[0]] > 0, "the rotation goes the other way"
 
 
-@check()
+@check("narrow_heads")
+def narrow_heads(j: Judge) -> None:
+    """Every even head_dim is served from 2 on: 2, 4, 6, 10."""
+    for head_dim in (2, 4, 6, 10):
+        j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
+
+
+@check("widths")
 def widths(j: Judge) -> None:
-    """Every even head_dim is served: 2, 4, 6, 10, 80, 128, 192, 256."""
-    for head_dim in (2, 4, 6, 10, 80, 128, 192, 256):
+    """The head_dims of models are served: 64, 80, 96, 128, 192, 256."""
+    for head_dim in (64, 80, 96, 128, 192, 256):
         j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
 
 
 @check("wide_heads")
 def wide_heads(j: Judge) -> None:
-    """Heads are as wide as 512 features, or 576."""
-    for head_dim in (512, 576):
+    """Heads are as wide as 512 features, 576, or 2048."""
+    for head_dim in (512, 576, 2048):
         j.rotated(j.x(1, 2, 3, head_dim), j.places(3))
 
 
@@ -89,6 +131,15 @@ def base(j: Judge) -> None:
         j.rotated(x, j.places(), base=number)
 
 
+@check("base")
+def base_of_any_size(j: Judge) -> None:
+    """The base is the number given: an int, one with a fraction, one beyond int32, one below 1."""
+    pos = j.spread("2^16") if j.claims("reaches_2e16", "any_positions") else j.places()
+    x = j.x(1, 2, len(pos), 16)
+    for number in (10_000, 10_000.5, 1234.56789, 1e10, 5_000_000.0, 10.0, 0.25):
+        j.rotated(x, pos, base=number)
+
+
 @check("rotary_dim")
 def rotary_dim(j: Judge) -> None:
     """The first rotary_dim features are rotated, by frequencies over rotary_dim.
@@ -106,6 +157,8 @@ def rotary_start(j: Judge) -> None:
     x = j.x()
     for start, width in ((4, 8), (12, 4), (1, 6), (0, 8)):
         j.rotated(x, j.places(), rotary_start=start, rotary_dim=width)
+    if "rotary_dim" not in j.target.fixed:
+        j.rotated(x, j.places(), rotary_start=4 + j.width % 2)  # all from there on
 
 
 @check("rotary_dim", "pairing")
@@ -126,17 +179,26 @@ def inv_freq(j: Judge) -> None:
 
     Each is the exact number, in the order given, one set after another.
     """
-    x = j.x(2, 3, 5, 8)
-    for omegas in ((1.0, 0.5, 0.3, 0.001), (0.1, 0.2, 0.0, -0.4), (1.0, 0.5, 0.3, 0.002)):
+    x = j.x()
+    lanes = len(j.pairs()[0][0])
+    falling = tuple(1.75 * 0.6**i for i in range(lanes))
+    mixed = tuple((0.1, 0.2, 0.0, -0.4)[i % 4] for i in range(lanes))
+    for omegas in (falling, mixed, (*falling[:-1], 0.002)):
         j.rotated(x, j.places(), inv_freq=omegas)
+    given = list(mixed)
+    if (y := j.offered(x, j.pos(j.places()), inv_freq=given)) is not None:
+        j.check(y, x, j.places(), inv_freq=mixed)
+        assert given == list(mixed), "the list of frequencies was written"
 
 
 @check("attention_factor")
 def attention_factor(j: Judge) -> None:
     """The factor multiplies cos and sin, once."""
     x = j.x()
-    for factor in (1.25, 0.5, 1.0):
+    for factor in (1.25, 0.1, 1.0, 1.1386294361119891):
         j.rotated(x, j.places(), attention_factor=factor)
+        if j.claims("any_positions"):
+            j.rotated(x, np.zeros(5, np.int64), attention_factor=factor)
 
 
 @check("attention_factor", "rotary_dim")
@@ -170,6 +232,7 @@ def seq_axis(j: Judge) -> None:
     j.rotated(x, j.places(), seq_axis=-3)
     j.rotated(x, j.places(), seq_axis=1)
     j.rotated(x, j.places(2), seq_axis=0)
+    j.rotated(x, j.places(2), seq_axis=-4)
 
 
 @check("seq_axis", "batch_positions")
@@ -177,25 +240,3 @@ def seq_axis_and_batch(j: Judge) -> None:
     """Positions of shape (B, S) serve an x of shape (B, S, H, D) with seq_axis=-3."""
     pos = np.stack([j.places(5), j.places(5)[::-1]])
     j.rotated(j.x(2, 5, 3, 16), pos, seq_axis=-3)
-
-
-@check("base", "pairing", "rotary_dim")
-def calls_in_turn(j: Judge) -> None:
-    """A call depends on its own arguments only: spec, shape, dtype and positions.
-
-    Nothing is left of the calls before it.
-    """
-    specs: list[dict[str, Any]] = [{"base": 500.0}, {"pairing": "half"}, {"rotary_dim": 8}]
-    specs += [{"base": 500.0, "rotary_dim": 8}, {}]
-    for _ in range(2):
-        for i, spec in enumerate(specs):
-            x = j.x(2, 3, 5 - i % 2, SHAPE[3] + 4 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
-            j.rotated(x, j.places(5 - i % 2), **spec)
-
-
-@check("offset_positions")
-def calls_at_other_positions(j: Judge) -> None:
-    """Positions count in every call anew: the same shape at other positions is another rotation."""
-    x: Given = j.x(1, 2, 4, 8)
-    for start in (0, 7, 0, 100):
-        j.rotated(x, np.arange(start, start + 4))

@@ -1,8 +1,11 @@
 """What kind of array comes back: library, shape, dtype and device, before any value."""
 
+from typing import Any
+
 import numpy as np
 
-from rope_array.testing._judge import SHAPE, Judge, check
+from rope_array.testing._claims import RANKS
+from rope_array.testing._judge import Given, Judge, check
 
 
 @check(each_dtype=True, values=False)
@@ -16,7 +19,7 @@ def kind(j: Judge, dtype: str) -> None:
 def kind_of_identity(j: Judge, dtype: str) -> None:
     """The result is so too where only a part is rotated, or nothing (rotary_dim=0)."""
     x = j.x(dtype=dtype)
-    for width in (0, 4, SHAPE[3]):
+    for width in (0, 4, j.width // 2 * 2):
         j.check_kind(j.run(x, j.places(), rotary_dim=width), x)
 
 
@@ -27,15 +30,15 @@ def zero_size(j: Judge) -> None:
         if any(n == 0 and axis in j.target.looped for n, axis in zip(shape, "bhsd", strict=True)):
             continue  # the suite would make no call
         x = j.x(*shape)
-        j.check_kind(j.run(x, np.arange(count)), x)
+        j.check_kind(j.run(x, j.row(0, count)), x)
 
 
 @check("ranks", values=False)
 def ranks(j: Judge) -> None:
-    """Arrays x of one to five axes are served: a vector by one position, others along axis -2."""
-    for shape in ((16,), (5, 16), (3, 5, 16), (2, 3, 5, 16), (2, 2, 3, 5, 16)):
-        x = j.x(*shape)
-        pos = j.places() if len(shape) > 1 else np.asarray(3)
+    """Arrays x of one to six axes are served: a vector by one position, others along axis -2."""
+    for lead in RANKS:
+        x = j.x(*lead, j.width)
+        pos = j.places(lead[-1]) if lead else np.asarray(3)
         y = j.run(x, pos)
         j.check_kind(y, x)
         if j.claims("values"):
@@ -45,11 +48,26 @@ def ranks(j: Judge) -> None:
 @check("tuple", values=False)
 def tuples(j: Judge) -> None:
     """A tuple of arrays that differ in heads, and in dtype where there are two, gives a tuple of results."""
-    xs = (j.x(2, 4, 5, 16, dtype=j.dtypes[-1]), j.x(2, 1, 5, 16, seed=1))
+    _tuple(j, (j.x(2, 4, 5, 16, dtype=j.dtypes[-1]), j.x(2, 1, 5, 16, seed=1)))
+
+
+@check("tuple", values=False)
+def tuples_of_any_length(j: Judge) -> None:
+    """So does a tuple of one array, of three, of two that are alike, and of one array twice."""
+    q, k = j.x(2, 4, 5, 16), j.x(2, 4, 5, 16, seed=1)
+    for xs in ((q,), (q, k), (q, q), (q, j.x(2, 2, 5, 16, seed=2), k)):
+        ys = _tuple(j, xs)
+        if len(xs) == 2:
+            assert ys[0] is not ys[1], "two results are one array"
+            assert not j.lib.shares_memory(ys[0], ys[1]), "two results share memory"
+
+
+def _tuple(j: Judge, xs: tuple[Given, ...]) -> Any:
     ys = j.run(xs, j.places())
     assert isinstance(ys, tuple), f"the result is a {type(ys).__name__}"
-    assert len(ys) == 2, f"{len(ys)} results for 2 arrays"
+    assert len(ys) == len(xs), f"{len(ys)} results for {len(xs)} arrays"
     for x, y in zip(xs, ys, strict=True):
         j.check_kind(y, x)
         if j.claims("values"):
             j.check(y, x, j.places())
+    return ys

@@ -1,5 +1,7 @@
 """How positions are given: shapes, kinds, dtypes, and which row each belongs to."""
 
+from typing import Any
+
 import numpy as np
 
 from rope_array.testing._judge import Judge, check
@@ -16,33 +18,46 @@ def positions_of_their_own(j: Judge) -> None:
 def positions_offset(j: Judge) -> None:
     """A decoding step: one row, at its own position, is rotated by that position."""
     for start in (1, 17, 300):
-        j.rotated(j.x(2, 3, 1, 16), np.array([min(start, j.target.furthest)]))
+        j.rotated(j.x(2, 3, 1, 16), j.row(start, 1))
 
 
-@check("batch_positions", "any_positions")
+@check("batch_positions", "offset_positions")
 def positions_of_a_batch(j: Judge) -> None:
     """Positions of shape (B, S): each batch has its own, and B is paired with x's first axis."""
-    pos = np.array([[0, 1, 2, 3, 4], [7, 3, 100, 0, 5]])
-    j.rotated(j.x(), pos)
-    j.rotated(j.x(5, 3, 5, 16), np.arange(25).reshape(5, 5) * 7)  # B equal to S: neither stands for the other
+    for shape in ((2, 3, 5, 16), (5, 3, 5, 16), (3, 3, 5, 16)):  # B equal to S or H: none stands for another
+        rows = [j.row(start, 5) for start in (3, 100, 0, 31, 17)[: shape[0]]]
+        j.rotated(j.x(*shape), np.stack(rows))
+    if j.claims("any_positions"):
+        j.rotated(j.x(), j.served([[0, 1, 2, 3, 4], [7, 3, 100, 0, 5]]))
+
+
+@check("batch_positions", "offset_positions")
+def positions_of_a_batch_decoding(j: Judge) -> None:
+    """A decoding step of a batch: positions of shape (B, 1), each batch at its own."""
+    j.rotated(j.x(3, 2, 1, 16), np.stack([j.row(start, 1) for start in (40, 7, 29)]))
 
 
 @check("head_positions", "any_positions")
 def positions_of_heads(j: Judge) -> None:
     """Positions of shape (B, H, S): each head has its own."""
-    j.rotated(j.x(), np.random.default_rng(3).integers(0, 50, (2, 3, 5)))
+    many = np.random.default_rng(3).integers(0, 50, (2, 5, 5))
+    j.rotated(j.x(), j.served(many[:, :3]))
+    j.rotated(j.x(2, 5, 5, 16), j.served(many))
 
 
 @check("broadcast_positions", "any_positions")
 def positions_broadcast(j: Judge) -> None:
-    """A scalar serves all rows; a size of 1 serves all of its axis: (1,), (1, S), (B, 1)."""
-    for pos in (np.array(3), np.array([7]), np.array([[1, 2, 3, 4, 9]]), np.array([[3], [8]])):
-        if pos.ndim == 2 and not j.claims("batch_positions"):
-            continue
-        j.rotated(j.x(), pos)
+    """A scalar serves all rows; a size of 1 serves all of its axis: (1,), (1, S), (B, 1), (B, 1, S), ..."""
+    for shape, needed in (
+        ((), "values"), ((1,), "values"), ((1, 5), "batch_positions"), ((2, 1), "batch_positions"),
+        ((1, 1), "batch_positions"), ((2, 1, 5), "head_positions"), ((1, 3, 5), "head_positions"),
+        ((2, 3, 1), "head_positions"),
+    ):  # fmt: skip
+        if j.claims(needed):
+            j.rotated(j.x(), j.served(np.random.default_rng(len(shape)).integers(1, 50, shape)))
 
 
-@check("broadcast_positions", "offset_positions")
+@check()
 def size_one_axes(j: Judge) -> None:
     """Axes of size 1 in x are as any other: one batch, one head, one row."""
     for shape in ((1, 1, 1, 16), (2, 1, 5, 16), (1, 3, 5, 16), (2, 3, 1, 16), (1, 1, 5, 16)):
@@ -51,9 +66,16 @@ def size_one_axes(j: Judge) -> None:
 
 @check("python_positions", "any_positions")
 def positions_of_python(j: Judge) -> None:
-    """An int, a range and a list of ints are positions too."""
-    for pos in (3, range(2, 7), [4, 0, 2, 9, 1]):
+    """An int, a range and a list of ints are positions too; negative ones, and ranges with a step."""
+    kinds: list[Any] = [3, range(2, 7), range(0, 15, 3), [4, 0, 2, 9, 1]]
+    if j.claims("negative_positions"):
+        kinds += [-3, range(-4, 1), range(9, -1, -2), [4, -2, 0, -9, 1]]
+    if j.claims("wide_positions"):
+        kinds += [2**33 + 5, [2**40, 0, 1, 2**31, 2**32 + 7]]
+    for pos in kinds:
         j.rotated(j.x(), pos)
+    if (y := j.offered(x := j.x(), (4, 0, 2, 9, 1))) is not None:
+        j.check(y, x, np.array((4, 0, 2, 9, 1)))
 
 
 @check("narrow_positions", "offset_positions")
@@ -61,16 +83,18 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
     """Positions of int8, uint8, int16 and so on are served up to their ends: nothing wraps in their dtype."""
     for kind in j.lib.integers:
         ends = np.iinfo(kind)
-        top = min(int(ends.max), j.target.furthest, 2**31 - 1)
+        top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
-        bottom = -(2**31) if j.claims("reaches_int32") else -j.target.furthest
+        bottom = -(2**31) if j.target.reach >= 2**31 - 1 else -j.target.reach
         low = max(int(ends.min), bottom) if signed else top - 4
-        values = np.array([low, top - 3, top - 2, top - 1, top])
+        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top])
         x = j.x(1, 2, 5, 16)
         j.check(j.call(x, j.pos(values, kind)), x, values)
 
 
 @check("any_positions")
 def positions_of_length_of_batch(j: Judge) -> None:
-    """Positions of shape (S,) belong to the rows, also where the heads or the batch are as many."""
-    j.rotated(j.x(4, 4, 4, 16), np.array([5, 0, 9, 2]))
+    """Positions of shape (S,) belong to the rows, also where heads, batches or features are as many."""
+    j.rotated(j.x(4, 4, 4, 16), j.served([5, 0, 9, 2]))
+    if j.width <= 128:
+        j.rotated(j.x(2, 3, j.width, 16), j.served(np.arange(j.width) * 5 % 31))

@@ -4,42 +4,57 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import Judge, check
+from rope_array.testing._judge import Given, Judge, check
 
 
-def _adjoint(j: Judge, g: Any, pos: Any, **spec: Any) -> Any:
-    """Return the definition's adjoint of g: the inverse, the amplitude kept instead of divided out."""
-    amplitude = j.fields(spec).get("attention_factor") or 1.0
-    return amplitude**2 * j.exact(g, pos, inverse=True, **spec)
-
-
-def _check_gradient(j: Judge, **spec: Any) -> None:
-    x, g = j.x(), j.x(seed=1)
-    pos = j.pos(j.places())
-    pulled = j.lib.gradient(lambda array: j.call(array, pos, **spec), x.array, g.array)
+def _check_gradient(j: Judge, x: Given, g: Given, pos: Any, **spec: Any) -> None:
+    before = j.lib.snapshot(g.array)
+    places = j.pos(pos)
+    pulled = j.lib.gradient(lambda array: j.call(array, places, **spec), x.array, g.array)
     j.check_kind(pulled, x)
     amplitude = j.fields(spec).get("attention_factor") or 1.0
-    inverse = {"inverse": True, "exact": _adjoint(j, g.values, j.places(), **spec) / amplitude**2}
     # Held to the class as the inverse rotation of g is, scaled.
-    j.check_values(j.numbers(pulled) / amplitude**2, g, j.places(), **spec, inverse=inverse["inverse"])
+    j.check_values(j.numbers(pulled) / amplitude**2, g, pos, **spec, inverse=True)
+    assert j.lib.snapshot(g.array) == before, "the cotangent was written"
+
+
+@check("gradient", each_dtype=True)
+def gradient(j: Judge, dtype: str) -> None:
+    """The gradient with respect to x is the adjoint rotation of the cotangent."""
+    _check_gradient(j, j.x(dtype=dtype), j.x(dtype=dtype, seed=1), j.places())
+
+
+@check("gradient", "offset_positions")
+def gradient_of_a_step(j: Judge) -> None:
+    """So it is of a decoding step, one row."""
+    _check_gradient(j, j.x(2, 3, 1, 16), j.x(2, 3, 1, 16, seed=1), j.row(17, 1))
+
+
+@check("gradient", "batch_positions", "offset_positions")
+def gradient_of_a_batch(j: Judge) -> None:
+    """So it is at positions of shape (B, S)."""
+    _check_gradient(j, j.x(), j.x(seed=1), np.stack([j.row(3, 5), j.row(40, 5)]))
 
 
 @check("gradient")
-def gradient(j: Judge) -> None:
-    """The gradient with respect to x is the adjoint rotation of the cotangent."""
-    _check_gradient(j)
+def gradient_of_a_sum(j: Judge) -> None:
+    """So it is of a cotangent that is one number broadcast, as that of a sum is."""
+    x = j.x()
+    ones = j.given(np.ones((1, 1, 1, 1)))
+    g = Given(j.lib.expanded(ones.array, x.values.shape), np.ones(x.values.shape), x.dtype)
+    _check_gradient(j, x, g, j.places())
 
 
 @check("gradient", "attention_factor")
 def gradient_keeps_the_amplitude(j: Judge) -> None:
     """The adjoint keeps the attention factor, by which the inverse divides."""
-    _check_gradient(j, attention_factor=2.0)
+    _check_gradient(j, j.x(), j.x(seed=1), j.places(), attention_factor=2.0)
 
 
 @check("gradient", "rotary_dim")
 def gradient_of_a_part(j: Judge) -> None:
     """The cotangent of features that are not rotated is passed on."""
-    _check_gradient(j, rotary_dim=8)
+    _check_gradient(j, j.x(), j.x(seed=1), j.places(), rotary_dim=8)
 
 
 @check("jit")
@@ -48,7 +63,7 @@ def jit(j: Judge) -> None:
     x = j.x()
     compiled = j.lib.traced(lambda array, pos: j.target.call(array, pos))
     for start in (3, 70) if j.claims("offset_positions") else (0,):
-        pos = np.arange(start, start + 5)
+        pos = j.row(start, 5)
         j.check(compiled(x.array, j.pos(pos)), x, pos)
 
 

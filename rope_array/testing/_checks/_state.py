@@ -1,0 +1,114 @@
+"""What is left of a call: nothing that a later one, or an earlier result, could meet."""
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from rope_array.testing._judge import Given, Judge, check
+
+
+@check("base", "pairing", "rotary_dim")
+def calls_in_turn(j: Judge) -> None:
+    """A call depends on its own arguments only: spec, shape, dtype and positions.
+
+    Nothing is left of the calls before it.
+    """
+    specs: list[dict[str, Any]] = [{"base": 500.0}, {"pairing": "half"}, {"rotary_dim": 8}]
+    specs += [{"base": 500.0, "rotary_dim": 8}, {}]
+    for _ in range(2):
+        for i, spec in enumerate(specs):
+            x = j.x(2, 3, 5 - i % 2, 16 + 8 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
+            j.rotated(x, j.places(5 - i % 2), **spec)
+
+
+@check("offset_positions")
+def calls_at_other_positions(j: Judge) -> None:
+    """Positions count in every call anew: the same shape at other positions is another rotation."""
+    x: Given = j.x(1, 2, 4, 8)
+    for start in (0, 7, 0, 100):
+        j.rotated(x, j.row(start, 4))
+
+
+@check("any_positions")
+def calls_at_like_positions(j: Judge) -> None:
+    """Positions are told apart by all of their numbers, not by their ends, their sum or how they print."""
+    for four in ([2, 5, 7, 9], [2, 7, 5, 9], [2, 6, 6, 9]):
+        j.rotated(j.x(1, 2, 4, 16), np.array(four))
+    long = j.served(np.arange(1100) % 600)
+    for pos in (long, np.concatenate([long[:300], long[300:800][::-1], long[800:]])):
+        j.rotated(j.x(1, 1, 1100, 16), pos)
+
+
+@check("any_positions", "batch_positions")
+def calls_at_reshaped_positions(j: Judge) -> None:
+    """Positions are told apart by their shape too: the same numbers as (2, 3), and as (3, 2)."""
+    numbers = np.array([4, 8, 15, 16, 23, 30])
+    for batch in (2, 3, 2):
+        j.rotated(j.x(batch, 2, 6 // batch, 16), numbers.reshape(batch, -1))
+
+
+@check("any_positions")
+def positions_written_in_place(j: Judge) -> None:
+    """An array of positions that was written since the last call is read anew."""
+    x, pos = j.x(), j.pos(np.arange(5))
+    j.check(j.call(x, pos), x, np.arange(5))
+    if j.lib.advance(pos):
+        j.check(j.call(x, pos), x, np.arange(5) + 1)
+
+
+@check(each_dtype=True)
+def results_are_kept(j: Judge, dtype: str) -> None:
+    """A result is its own array: no later call of the same shape writes to it."""
+    for rows in (5, 400 if j.target.reach > 400 else 5):
+        first = j.x(2, 3, rows, 16, dtype=dtype)
+        y = j.run(first, j.row(3, rows))
+        before = j.lib.snapshot(y)
+        again = j.run(first, j.row(3, rows))
+        j.run(j.x(2, 3, rows, 16, dtype=dtype, seed=1), j.row(3, rows))
+        assert y is not again, "two calls give one array"
+        assert not j.lib.shares_memory(y, again), "results of two calls share memory"
+        assert j.lib.snapshot(y) == before, "a later call wrote to an earlier result"
+
+
+@check()
+def settings_unchanged(j: Judge) -> None:
+    """A call leaves the settings of the process as they were: error handling, random state, default dtype."""
+    with np.errstate():
+        before = j.lib.state()
+        j.target.call(j.x().array, j.pos(j.places()))
+        after = j.lib.state()
+    changed = [name for name in before if before[name] != after[name]]
+    assert not changed, f"the call changed {', '.join(changed)}"
+
+
+@check("threads", "offset_positions")
+def threads(j: Judge) -> None:
+    """Calls in several threads at once do not meet."""
+    x = [j.x(1, 2, 5, 16, seed=i) for i in range(4)]
+    pos = [j.row(start, 5) for start in (0, 7, 60, 200)]
+    for one, places in zip(x, pos, strict=True):  # what is compiled is compiled now
+        j.rotated(one, places)
+    errors: list[BaseException] = []
+
+    def calls(i: int) -> None:
+        try:
+            with j.lib.thread():
+                for _ in range(25):
+                    j.rotated(x[i], pos[i])
+        except BaseException as error:
+            errors.append(error)
+
+    at_once = [threading.Thread(target=calls, args=(i,)) for i in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in at_once:
+            thread.start()
+        for thread in at_once:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if errors:
+        raise errors[0]

@@ -1,0 +1,231 @@
+"""What each check holds alone, together: fields, shapes, dtypes and positions in combination."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rope_array.testing._judge import Judge, check
+
+# Sizes before the sequence, and its own: batch and heads alike, heads and sequence alike, one row, one head.
+_ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
+_ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
+# Axes of positions, as sizes of (B, H, S) or 1.
+_AXES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
+_TRIES = 25
+
+
+class Case(NamedTuple):
+    """One level of every factor; None leaves a field out."""
+
+    dtype: str
+    rows: tuple[int, ...]
+    axes: str
+    kind: str
+    reach: str
+    seq_axis: int | None
+    base: float | None
+    rotary_dim: int | None
+    rotary_start: int | None
+    pairing: str | None
+    out_pairing: str | None
+    inv_freq: bool | None
+    attention_factor: float | None
+    inverse: bool | None
+
+    def spec(self, j: Judge) -> dict[str, Any]:
+        """Return the fields of the call."""
+        fields = ("seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing")
+        spec = {name: getattr(self, name) for name in (*fields, "attention_factor", "inverse")}
+        spec = {name: value for name, value in spec.items() if value is not None}
+        if self.inv_freq:
+            spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.lanes(j)))
+        return spec
+
+    def lanes(self, j: Judge) -> int:
+        """Return the number of pairs."""
+        fields = {"rotary_dim": self.rotary_dim, "rotary_start": self.rotary_start}
+        return len(j.pairs({name: value for name, value in fields.items() if value is not None})[0][0])
+
+    def __str__(self) -> str:
+        fields = ", ".join(f"{n}={v}" for n, v in self._asdict().items() if v is not None)
+        return f"Of {fields}"
+
+
+@check()
+def combinations(j: Judge) -> None:
+    """Whatever is claimed holds in company: any two of the fields, shapes, dtypes and kinds of positions.
+
+    Calls are drawn, always the same ones, until every pair of values has been in one.
+    """
+    for case in itertools.islice(_covering(_levels(j), lambda case: _fits(j, case)), _many(j)):
+        _try(j, case)
+
+
+def _many(j: Judge) -> int:
+    # Compiled code is compiled for each: the first cases cover most pairs.
+    return 24 if j.target.wraps is not None else j.lib.calls
+
+
+def _try(j: Judge, case: Case) -> None:
+    spec = case.spec(j)
+    axis = case.seq_axis if case.seq_axis is not None else -2
+    values = np.random.default_rng(0).standard_normal((*case.rows, j.width))
+    values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
+    x, (pos, numbers) = j.given(values, case.dtype), _positions(j, case)
+    try:
+        y = j.offered(x, pos, **spec)
+        if y is not None:
+            j.check(y, x, numbers, **spec)
+    except Exception as error:
+        raise AssertionError(f"{case}: {error}") from error
+
+
+def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
+    """Return positions as they are handed in, and their numbers for the definition."""
+    shape = _shape(case)
+    draw = np.random.default_rng(len(shape) + sum(shape))
+    numbers: np.ndarray
+    if not j.claims("any_positions"):
+        numbers = np.broadcast_to(j.row(_LEAST[case.reach](j), shape[-1] if shape else 1), shape)
+    else:
+        low, high = _bounds(j, case)
+        numbers = draw.integers(low, high, shape, endpoint=True)
+    if case.kind == "python":
+        return (numbers.tolist() if shape else int(numbers)), numbers
+    if case.kind == "python float":
+        numbers = numbers + 0.25
+        return numbers.tolist(), numbers
+    if case.kind == "float":
+        wide = case.dtype == "float64" and j.target.angles == "float64"
+        numbers = (numbers + 0.25).astype("float64" if wide else "float32")
+        return j.pos(numbers, numbers.dtype.name), numbers
+    return j.pos(numbers, case.kind), numbers
+
+
+_LEAST: dict[str, Callable[[Judge], int]] = {
+    "small": lambda j: 3,
+    "far": lambda j: _far(j) - 8,
+    "negative": lambda j: 3,
+}
+
+
+def _far(j: Judge) -> int:
+    # Beyond that a float32 angle is off by more than it is held to, which accuracy_* say.
+    return min(j.target.reach, 2**15 if j.target.angles == "float32" else 2**31 - 1)
+
+
+def _bounds(j: Judge, case: Case) -> tuple[int, int]:
+    far = min(_far(j), 2**15 if "float" in case.kind else 2**31 - 1)
+    if case.kind in j.lib.integers:
+        far = min(far, int(np.iinfo(case.kind).max))
+    near = min(100, far)
+    return {"small": (0, near), "far": (far // 2, far), "negative": (-near, -1)}[case.reach]
+
+
+def _shape(case: Case) -> tuple[int, ...]:
+    rows = dict(zip("BH", case.rows[:-1], strict=False)) | {"S": case.rows[-1], "1": 1}
+    return tuple(rows[axis] for axis in case.axes)
+
+
+# ---- which cases there are ----
+
+
+def _levels(j: Judge) -> dict[str, list[Any]]:
+    """Return the levels of every factor that is claimed; the first is the usual one."""
+    any_positions, width = j.claims("any_positions"), j.width
+    optional: dict[str, list[Any]] = {
+        "seq_axis": [-2, -3, -4, 0, 1],
+        "base": [500.0, 1_000_003.5, 10.0],
+        "rotary_dim": [4, 8, width // 2 * 2],
+        "rotary_start": [3, 4],
+        "pairing": ["interleaved", "half"],
+        "out_pairing": ["interleaved", "half"],
+        "inv_freq": [True],
+        "attention_factor": [1.1, 0.7],
+        "inverse": [True],
+    }
+    levels: dict[str, list[Any]] = {
+        "dtype": list(j.dtypes),
+        "rows": [*_ROWS, *(_ROWS_OF_ANY_RANK if j.claims("ranks") else ())],
+        "axes": [axes for axes in _AXES if _claimed(j, axes)],
+        "kind": _kinds(j),
+        "reach": ["small"],
+    }
+    if any_positions or j.claims("offset_positions"):
+        levels["reach"].append("far")
+    if any_positions and j.claims("negative_positions"):
+        levels["reach"].append("negative")
+    for name, values in optional.items():
+        levels[name] = [None, *(values if j.claims(name) else ())]
+    return levels
+
+
+def _kinds(j: Judge) -> list[str]:
+    kinds = [j.lib.integers[0], *(j.lib.integers[1:] if j.claims("narrow_positions") else ())]
+    if j.claims("any_positions", "python_positions"):
+        kinds.append("python")
+    if j.claims("any_positions", "float_positions"):
+        kinds += ["float", *(["python float"] if j.claims("python_positions") else [])]
+    return kinds
+
+
+def _claimed(j: Judge, axes: str) -> bool:
+    needs = ["head_positions"] if len(axes) == 3 else ["batch_positions"] if len(axes) == 2 else []
+    if "1" in axes or not axes:
+        needs += ["broadcast_positions", "any_positions"]
+    return j.claims(*needs, *(["offset_positions"] if len(axes) > 1 else []))
+
+
+def _fits(j: Judge, case: Case) -> bool:
+    """Tell whether a case has a meaning, and one that is claimed."""
+    lead, exact = len(case.rows) - 1, j.target.angles == "exact"
+    if len(case.axes) > 1 and (len(case.axes) - 1 > lead or not (exact or lead == 2)):
+        return False  # where positions of a batch belong is plain for (B, H, S, D) only
+    if case.seq_axis is not None and not -lead - 2 <= case.seq_axis <= lead:
+        return False
+    if case.kind.startswith("python") and (len(case.axes) > 1 and not exact):
+        return False
+    if case.reach == "negative" and case.kind.startswith("uint"):
+        return False
+    if case.inv_freq and case.base is not None:
+        return False
+    return _slice_fits(j, case)
+
+
+def _slice_fits(j: Judge, case: Case) -> bool:
+    fields = j.fields({})
+    start = case.rotary_start if case.rotary_start is not None else fields.get("rotary_start") or 0
+    width = case.rotary_dim if case.rotary_dim is not None else fields.get("rotary_dim")
+    fixed = fields.get("inv_freq")
+    if fixed is not None and not case.inv_freq and (case.rotary_dim or case.rotary_start):
+        return False
+    return (j.width - start) % 2 == 0 if width is None else start + width <= j.width
+
+
+def _covering(levels: dict[str, list[Any]], fits: Callable[[Case], bool]) -> Iterator[Case]:
+    """Yield cases until every pair of levels that fits has been in one, those that cover most first."""
+    draw, names = random.Random(0), list(levels)
+    missing = {
+        pair
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for pair in itertools.product(
+            ((a, i) for i in range(len(levels[names[a]]))), ((b, i) for i in range(len(levels[names[b]])))
+        )
+    }
+    while missing:
+        best: tuple[int, Case | None, set[Any]] = (0, None, set())
+        wanted = min(missing) if len(missing) < 200 else draw.choice(sorted(missing))
+        for _ in range(_TRIES):
+            places = [draw.randrange(len(levels[name])) for name in names]
+            for factor, place in wanted:
+                places[factor] = place
+            case = Case(**{name: levels[name][place] for name, place in zip(names, places, strict=True)})
+            new = missing.intersection(itertools.combinations(enumerate(places), 2))
+            if len(new) > best[0] and fits(case):
+                best = (len(new), case, new)
+        missing -= best[2] | {wanted}
+        if best[1] is not None:
+            yield best[1]
