@@ -99,7 +99,8 @@ def _check(**given: Any) -> int:
 def _exit() -> None:
     try:
         status = main()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # which it is where standard output was closed
+            sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough; a second failure to flush would print a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0

@@ -5,6 +5,7 @@ where a fault was seen in a released package, its thread is named.
 """
 
 import functools
+import time
 from importlib import import_module
 from typing import NamedTuple
 
@@ -631,3 +632,204 @@ def computed_by_numpy(x, pos, **spec):
 @each
 def computed_at_once(x, pos, **spec):
     return import_module("dask.array").from_array(np.asarray(ra.apply(x, pos, **spec)))
+
+
+# ---- in company, and from call to call ----
+
+
+@mutant("combinations")
+def inverse_ignored_for_a_batch(x, pos, **spec):
+    return ra.apply(x, pos, **{**spec, "inverse": spec.get("inverse", False) and np.ndim(pos) < 2})
+
+
+@mutant("combinations")
+def start_ignored_beside_halves(x, pos, **spec):
+    if spec.get("pairing") == "half" and "rotary_dim" in spec:
+        spec.pop("rotary_start", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("combinations")
+@each
+def float16_by_the_usual_base(x, pos, **spec):
+    if x.dtype == np.float16:
+        spec.pop("base", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("base_of_any_size")
+def whole_base(x, pos, **spec):
+    base = spec.get("base", 10000.0)
+    return ra.apply(x, pos, **{**spec, "base": float(int(base)) if base > 1 else base})
+
+
+@mutant("narrow_heads")
+@each
+def two_features_are_none(x, pos, **spec):
+    return x.copy() if x.shape[-1] == 2 else ra.apply(x, pos, **spec)
+
+
+@mutant("large_sizes")
+@each
+def only_65536_rows(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if spec.get("seq_axis", -2) == -2 and y.ndim > 1:
+        y[..., 2**16 :, :] = x[..., 2**16 :, :]
+    return y
+
+
+@mutant("tuples_of_any_length")
+def one_of_a_tuple_unwrapped(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y[0] if isinstance(x, tuple) and len(x) == 1 else y
+
+
+@mutant("tuples_of_any_length")
+def query_for_key(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return (y[0], y[0]) if isinstance(x, tuple) and [one.shape for one in x] == [x[0].shape] * 2 else y
+
+
+@mutant("positions_of_a_batch_decoding")
+def step_of_the_first_batch(x, pos, **spec):
+    if np.ndim(pos) == 2 and np.shape(pos)[1] == 1 and whole(x).shape[-2] == 1:
+        pos = pos[:1]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_at_like_positions")
+def cache_keyed_by_the_ends(x, pos, **spec):
+    if np.ndim(pos) != 1 or not np.size(pos):
+        return ra.apply(x, pos, **spec)
+    numbers = np.asarray(pos)
+    key = "ends", numbers[[0, -1]].tobytes(), numbers.shape, str(numbers.dtype)
+    return ra.apply(x, _TABLES.setdefault(key, pos), **spec)
+
+
+@mutant("calls_at_reshaped_positions")
+def cache_keyed_without_shape(x, pos, **spec):
+    if not isinstance(pos, np.ndarray) or pos.ndim != 2:
+        return ra.apply(x, pos, **spec)
+    kept = _TABLES.setdefault(("bytes", pos.tobytes(), str(pos.dtype)), pos)
+    return ra.apply(x, kept if kept.shape == pos.shape else np.zeros_like(pos), **spec)
+
+
+@mutant("positions_written_in_place")
+def cache_keyed_by_identity(x, pos, **spec):
+    if not isinstance(pos, np.ndarray):
+        return ra.apply(x, pos, **spec)
+    given, kept = _TABLES.get("last", (None, None))
+    if given is not pos:
+        given, kept = _TABLES["last"] = pos, pos.copy()
+    return ra.apply(x, kept, **spec)
+
+
+_RESULTS = {}
+
+
+@mutant("results_are_kept")
+@each
+def result_in_a_buffer(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    kept = _RESULTS.setdefault((y.shape, y.dtype), np.empty_like(y))
+    kept[...] = y
+    return kept
+
+
+@mutant("settings_unchanged")
+def warnings_made_errors(x, pos, **spec):
+    np.seterr(all="raise")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("threads")
+def positions_in_one_place(x, pos, **spec):
+    _TABLES["now"] = pos
+    time.sleep(1e-4)  # where another thread may come between
+    return ra.apply(x, _TABLES["now"], **spec)
+
+
+@mutant("positions_unchanged")
+def positions_of_a_batch_written(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if isinstance(pos, np.ndarray) and pos.ndim == 2:
+        pos -= pos.min()
+    return y
+
+
+@mutant("neighbours_unchanged")
+@each
+def memory_beside_x_cleared(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if x.base is not None and x.base.flags.writeable:
+        x.base.reshape(-1)[0] = 0
+    return y
+
+
+@mutant("strides_of_zero")
+@each
+def broadcast_misread(x, pos, **spec):
+    return ra.apply(np.zeros_like(x) if 0 in x.strides and x.size else x, pos, **spec)
+
+
+@mutant("same_bits_among_many")
+@each
+def bits_by_number_of_elements(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return nudged(y, (..., 3)) if y.size > 5000 else y
+
+
+@mutant("same_bits_of_positions")
+@each
+def bits_by_shape_of_positions(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return nudged(y, (..., 3)) if np.ndim(pos) == 2 and y.size else y
+
+
+def _with_gradient(backward):
+    """Serve `apply` with a gradient of its own making: backward(gradient, pos, spec)."""
+    torch = import_module("torch")
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, pos, spec):
+            context.pos, context.spec = pos, spec
+            return ra.apply(x, pos, **spec)
+
+        @staticmethod
+        def backward(context, gradient):
+            return backward(gradient, context.pos, context.spec), None, None
+
+    return Rotated.apply
+
+
+def _adjoint(gradient, pos, spec):
+    factor = spec.get("attention_factor", 1.0) ** (-2 if spec.get("inverse") else 2)
+    return factor * ra.apply(gradient, pos, **{**spec, "inverse": not spec.get("inverse", False)})
+
+
+@mutant("gradient_of_a_step", library="torch")
+@each
+def gradient_of_a_step_forward(x, pos, **spec):
+    def backward(gradient, pos, spec):
+        return gradient.clone() if gradient.shape[-2] == 1 else _adjoint(gradient, pos, spec)
+
+    return _with_gradient(backward)(x, pos, spec)
+
+
+@mutant("gradient_of_a_batch", library="torch")
+@each
+def gradient_by_the_first_batch(x, pos, **spec):
+    def backward(gradient, pos, spec):
+        return _adjoint(gradient, pos[:1] if pos.ndim == 2 else pos, spec)
+
+    return _with_gradient(backward)(x, pos, spec)
+
+
+@mutant("gradient_of_a_sum", library="torch")
+@each
+def gradient_reads_memory(x, pos, **spec):
+    def backward(gradient, pos, spec):
+        return _adjoint(gradient if gradient.is_contiguous() else 0 * gradient, pos, spec)
+
+    return _with_gradient(backward)(x, pos, spec)

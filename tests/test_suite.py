@@ -118,7 +118,8 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
         (["mylib:rotate", "--claim", "angles=precise"], "known: exact"),
         (["mylib:rotate", "--library", "nump"], "unknown 'nump'"),
         (["mylib:rotate", "--expect", "definitions=why"], "no check is named 'definitions'"),
-        (["mylib:rotate", "--expect", "definition"], "give the reason"),
+        (["mylib:rotate", "--expect", "definition"], "give NAME=VALUE"),
+        (["mylib:rotate", "--expect", "definition="], "give the reason"),
         (["numpy", "--backend", "cuda"], "cuda"),
         (["cupy"], "cupy"),
         (["torch:cuda"], "torch"),
@@ -224,7 +225,7 @@ def test_a_refused_field_is_not_claimed():
         return ra.apply(x, pos, **spec)
 
     report = check_backend(refusing, angles="exact")
-    assert report.target.declines["inv_freq"] == "refuses it: no frequencies"
+    assert report.target.declines["inv_freq"] == "refuses it: NotImplementedError: no frequencies"
 
 
 def test_a_fault_in_a_field_is_no_refusal():
@@ -290,7 +291,7 @@ def test_strided_arrays_are_laid_otherwise(name):
         assert lib.dtype_of(other) == "float32"
         strides = other.strides if name == "numpy" else other.stride()
         packed = strides == (array.strides if name == "numpy" else array.stride())
-        assert packed == (how == "a slice"), how  # which starts within other memory
+        assert packed == (how in ("a slice", "read-only")), how  # the former starts within other memory
 
 
 @pytest.mark.parametrize("positions", ["any", "offset", "arange"])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import redirect_stdout
 from typing import Any
 
 from ._checks import checks
 from ._claims import CAPABILITIES, FIELDS
 from ._contract import ANGLES, ARITHMETIC
 from ._libraries import LIBRARIES, MissingLibrary
-from ._names import names, resolve
+from ._names import NOT_COMPILED, names, resolve
 from ._run import (
     EXPECTED,
     FAILED,
@@ -25,6 +27,7 @@ from ._run import (
     Result,
     check_expected,
     machine,
+    own_version,
     run_checks,
 )
 from ._target import Target
@@ -38,22 +41,43 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
     Raises
     ------
     ValueError
-        A pair has no "=".
+        A pair has no "=", is of no known name, or is given twice.
     """
     claims: dict[str, Any] = {} if library is None else {"library": library}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise ValueError(f"claim {pair!r}: give NAME=VALUE, such as pairing=half or angles=float32")
+    for name, text in _pairs(pairs, "claim", "such as pairing=half or angles=float32"):
         if name in FIELDS:
             claims.setdefault("fixed", {})[name] = _value(text)
         elif name in CAPABILITIES:
             claims.setdefault("lacks", {})[name] = text
         elif name in ("dtypes", "fields"):
             claims[name] = tuple(filter(None, text.split(",")))
-        else:
+        elif name in ("furthest", "head_dim"):
             claims[name] = _value(text)
+        elif name in _WORDS:
+            claims[name] = text
+        else:
+            known = (*FIELDS, *_WORDS, "furthest", "head_dim", "dtypes", "fields")
+            raise ValueError(
+                f"unknown claim {name!r}; known: {', '.join(known)}, and as lacking, with a reason, the "
+                "capabilities of `check --list`"
+            )
     return claims
+
+
+# Claims whose value is a word as it is.
+_WORDS = ("name", "version", "layout", "positions", "angles", "arithmetic")
+
+
+def _pairs(given: Sequence[str], what: str, example: str) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{what} {pair!r}: give NAME=VALUE, {example}")
+        if name in seen:
+            raise ValueError(f"{what} {name} is given twice")
+        seen.add(name)
+        yield name, text
 
 
 def _value(text: str) -> Any:
@@ -65,8 +89,7 @@ def _value(text: str) -> Any:
 
 def reasons_of(pairs: Sequence[str]) -> dict[str, str]:
     """Read expected failures given as NAME=REASON."""
-    split = (pair.partition("=") for pair in pairs)
-    return {name: reason for name, _, reason in split}
+    return dict(_pairs(pairs, "expected failure", "such as norm='a reason, and a link'"))
 
 
 def prepared(name: str, backend: str | None, library: str | None, claims: Sequence[str]) -> Target:
@@ -79,10 +102,7 @@ def prepared(name: str, backend: str | None, library: str | None, claims: Sequen
     MissingLibrary, ImportError
         What it needs is not there.
     """
-    try:
-        return resolve(name, backend, **claims_of(claims, library))
-    except TypeError as error:  # a claim that Target does not have
-        raise ValueError(str(error)) from None
+    return resolve(name, backend, **claims_of(claims, library))
 
 
 def run(
@@ -91,18 +111,29 @@ def run(
 ) -> int:  # fmt: skip
     """Run the command; return its exit status: 0 all well, 1 a failure, 2 the target cannot be judged."""
     if listing or target is None:
-        print(_listing())
+        _print(_listing())
         return 0 if listing else 2
     try:
-        judged = prepared(target, backend, library, claims)
-        reasons = reasons_of(expected)
-        check_expected(reasons)
-        report = run_checks(judged, expected_failures=reasons)
-    except (ValueError, ImportError) as error:
+        with redirect_stdout(sys.stderr):  # what the target prints is not the report
+            judged = prepared(target, backend, library, claims)
+            reasons = reasons_of(expected)
+            check_expected(reasons)
+            report = run_checks(judged, expected_failures=reasons)
+    except (ValueError, ImportError, RuntimeError) as error:
         print(f"rope_array check: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(report.as_dict(), indent=1) if as_json else "\n".join(table(report)))
+    _print(json.dumps(report.as_dict(), indent=1, default=str) if as_json else "\n".join(table(report)))
     return 0 if report.ok else 1
+
+
+def _print(text: str) -> None:
+    """Print in whatever encoding there is; a reader that has seen enough does not change the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ---- the table ----
@@ -126,21 +157,16 @@ def table(report: Report) -> Iterator[str]:
 def _head(report: Report) -> Iterator[str]:
     target, here = report.target, machine()
     of_version = f" ({target.version})" if target.version else ""
-    yield f"rope_array {_own_version()}: conformance of {target.name}{of_version}"
+    yield f"rope_array {own_version()}: conformance of {target.name}{of_version}"
     settings = target.arrays.settings()
     yield f"Arrays: {target.library} {target.arrays.version}{f' ({settings})' if settings else ''}"
     yield f"Python {here['python']}, NumPy {here['numpy']}, {here['machine']}"
+    if claims := target.claims():
+        yield from _wrapped(f"Claims: {', '.join(f'{name}={value}' for name, value in claims.items())}", 8)
     yield from _wrapped(f"Held to: {ANGLES[target.angles]}; {ARITHMETIC[target.arithmetic]}.", 9)
     if target.angles != "exact":
         yield "(The default for code that declares nothing is float64; --claim angles=exact is the contract.)"
     yield ""
-
-
-def _own_version() -> str:
-    try:
-        return version("rope-array")
-    except PackageNotFoundError:  # run from a checkout
-        return "(not installed)"
 
 
 def _grouped(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -209,6 +235,9 @@ def _listing() -> str:
         if name not in said:
             lines += _wrapped(f"  {name:<30}{check.requirement}", 32)
         said.add(name)
+    lines.append("\nCapabilities, which a check may need:")
+    for name, meaning in CAPABILITIES.items():
+        lines += _wrapped(f"  {name:<30}{meaning}", 32)
     return "\n".join(lines)
 
 
@@ -220,4 +249,5 @@ def _gaps(name: str) -> str:
         gaps: Mapping[str, str] = lib.lacks
     except (MissingLibrary, ImportError):
         return "not here"
+    gaps = {**gaps, **(NOT_COMPILED if lib.name != name else {})}
     return ", ".join(gap for gap in gaps if gap != "jit") or "-"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ._claims import FIELDS
+from ._claims import FIELDS, one_line
 from ._libraries import LIBRARIES, Jax, Torch
 from ._target import Target
 
@@ -25,11 +30,14 @@ def _own(backend: str | None) -> Callable[..., Any]:
 def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
     """Compile by jax.jit: arrays are traced, all else is static."""
     jax = import_module("jax")
+    made: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        if hasattr(pos, "dtype"):
-            return jax.jit(lambda x, pos: rotate(x, pos, **spec))(x, pos)
-        return jax.jit(lambda x: rotate(x, pos, **spec))(x)
+        traced = (x, pos) if hasattr(pos, "dtype") else (x,)
+        key = repr(spec), repr(pos) if len(traced) == 1 else None
+        if key not in made:
+            made[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
+        return made[key](*traced)
 
     return call
 
@@ -61,6 +69,14 @@ def _kind(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
 
 
+# Compiling takes seconds. Of dtypes, one that is rotated as it is and one that is widened are compiled.
+NOT_COMPILED = {
+    **dict.fromkeys(
+        ("float16", "float64", "narrow_heads", "wide_heads", "python_positions"),
+        "not compiled here, to save time; the target without a compiler has it",
+    ),
+    "threads": "compiled code is called by one thread here",
+}
 _MODES = {"jit": _jitted, "compile": _compiled}
 
 
@@ -93,19 +109,43 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
     Raises
     ------
     ValueError
-        The name is not known, or what it names is neither a callable nor a `Target`.
+        The name or a claim is not known, or what is named is neither a callable nor a `Target`.
+    ImportError
+        The module that is named cannot be imported.
     MissingLibrary
         The library or device asked for is not there.
+    RuntimeError
+        Python runs with -O, which takes out the checks' assertions.
     """
+    if not __debug__:
+        raise RuntimeError("python -O takes out the assertions that the checks are made of; run without -O")
+    if isinstance(target, str) and target in names():
+        if claims:
+            raise ValueError(
+                f"{target} claims all that rope_array does; {', '.join(claims)}: say it of a callable"
+            )
+        return _built_in(target, backend)
+    if backend is not None:
+        raise ValueError(
+            f"backend={backend!r} forces a path of rope_array's; {target} is none of its targets"
+        )
     if isinstance(target, str):
-        target = _built_in(target, backend) if target in names() else _imported(target)
+        target, about = _imported(target)
+        claims = {**about, **claims} if not isinstance(target, Target) else claims
     if isinstance(target, Target):
-        if given := sorted(claims):
-            raise ValueError(f"{', '.join(given)}: a Target has its claims already; change those")
+        if claims:
+            raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change those")
     else:
-        target = Target(target, **claims)
+        target = _claimed(target, claims)
     target.arrays.check_present()
     return target
+
+
+def _claimed(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
+    known = [each.name for each in fields(Target) if each.name != "rotate"]
+    if unknown := sorted(set(claims) - set(known)):
+        raise ValueError(f"unknown claim {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    return Target(rotate, **claims)
 
 
 def _built_in(name: str, backend: str | None) -> Target:
@@ -114,9 +154,8 @@ def _built_in(name: str, backend: str | None) -> Target:
         library, mode = name, ""
     lib = LIBRARIES[library]
     lib.check_present()
-    if backend is not None:
-        with lib.running():  # raises where there is no such path, or none for these arrays
-            _own(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
+    with lib.running():  # raises where there is no such path, none for these arrays, or it is not installed
+        _own(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
     return Target(
         _own(backend),
         name=name if backend is None else f"{name} [{backend}]",
@@ -128,22 +167,41 @@ def _built_in(name: str, backend: str | None) -> Target:
         wraps=_MODES[mode] if mode else None,
         declared=True,
         furthest=2**62,
+        lacks=NOT_COMPILED if mode else {},
     )
 
 
-def _imported(name: str) -> Target | Callable[..., Any]:
+def _imported(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:
+    """Return what a name stands for, and what reports call it."""
     module, colon, attribute = name.partition(":")
-    if not colon:
+    if not colon or not attribute or not all(part.isidentifier() for part in module.split(".")):
+        near = get_close_matches(name, names(), 1)
         raise ValueError(
-            f"unknown target {name!r}; give one of {', '.join(names())}, "
-            "or package.module:attribute for a callable"
+            f"unknown target {name!r}; give one of {', '.join(names())}, or package.module:attribute for a "
+            f"callable, the module as `import` takes it{f'. Did you mean {near[0]}?' if near else ''}"
         )
-    found = import_module(module)
+    try:
+        root = found = import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ImportError(f"cannot import {module}: {one_line(error)}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
             raise ValueError(f"{module} has no attribute {attribute!r}") from None
-    if isinstance(found, Target) or callable(found):
-        return found
-    raise ValueError(f"{name} is a {type(found).__name__}; give a callable, or a rope_array.testing.Target")
+    if isinstance(found, Target) or (callable(found) and not isinstance(found, type)):
+        return found, {"name": name, "version": _version_of(root)}
+    what = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    raise ValueError(
+        f"{name} is {what}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
+    )
+
+
+def _version_of(module: ModuleType) -> str:
+    """Return the version of a module's package, as it or its distribution says; nothing where none does."""
+    package = module.__name__.partition(".")[0]
+    said = getattr(sys.modules[package], "__version__", None)
+    try:
+        return f"{package} {said or version(package)}"
+    except PackageNotFoundError:
+        return ""

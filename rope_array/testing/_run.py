@@ -7,17 +7,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from ._checks import checks
+from ._claims import one_line, shortened
 from ._judge import Check, Judge
 from ._names import resolve
 from ._target import Target
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
+# What a rotary embedding cannot refuse and be one.
+NEVER_REFUSED = ("definition",)
 EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 
@@ -124,16 +130,27 @@ class Report:
         return {
             "target": target.name,
             "version": target.version,
-            "library": target.library,
+            "library": f"{target.library} {target.arrays.version}",
             "class": {"angles": target.angles, "arithmetic": target.arithmetic},
+            "claims": target.claims(),
+            "rope_array": own_version(),
             "machine": machine(),
             "seconds": round(self.seconds, 2),
             "ok": self.ok,
             "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
-            "worst": {name: float(f"{error:.3g}") for name, error in self.worst.items()},
+            # JSON has no infinity: null is a result that is no number.
+            "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},
             "declines": dict(target.declines),
             "results": [vars(result) for result in self.results],
         }
+
+
+def own_version() -> str:
+    """Return the version of rope_array."""
+    try:
+        return version("rope-array")
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"
 
 
 def machine() -> dict[str, str]:
@@ -148,7 +165,7 @@ def machine() -> dict[str, str]:
 def iter_checks(
     target: str | Target | Callable[..., Any], **claims: Any
 ) -> Iterator[tuple[Check, Callable[[], None]]]:
-    """Yield every check that applies to a target, with a function that runs it.
+    """Return every check that applies to a target, with a function that runs it.
 
     Parameters
     ----------
@@ -158,12 +175,11 @@ def iter_checks(
     **claims
         For a callable: fields of `Target`.
 
-    Yields
-    ------
-    check : Check
-        With its name, requirement and needs.
-    run : callable
-        Raises AssertionError where the requirement is not met, or what the target raised.
+    Returns
+    -------
+    iterator of (Check, callable)
+        The check has a name, a requirement and needs; the callable raises AssertionError where the
+        requirement is not met, or what the target raised.
 
     Raises
     ------
@@ -177,11 +193,9 @@ def iter_checks(
     >>> "definition" in names, "gradient" in names
     (True, False)
     """
-    resolved = resolve(target, **claims)
+    resolved = resolve(target, **claims)  # now, not when the first check is asked for
     judge = Judge(resolved)
-    for check in checks():
-        if check.inapplicable(resolved) is None:
-            yield check, _runner(check, judge)
+    return ((check, _runner(check, judge)) for check in checks() if check.inapplicable(resolved) is None)
 
 
 def _runner(check: Check, judge: Judge) -> Callable[[], None]:
@@ -280,10 +294,13 @@ def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
 
 def check_expected(expected: Mapping[str, str]) -> None:
     """Raise ValueError unless each is the name of a check with a reason."""
-    known = {check.name for check in checks()}
-    if unknown := sorted(set(expected) - known):
-        raise ValueError(f"expected_failures: no check is named {', '.join(map(repr, unknown))}")
-    if empty := sorted(name for name, reason in expected.items() if not str(reason).strip()):
+    known = [check.name for check in checks()]
+    for name in expected:
+        if name not in known:
+            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise ValueError(f"expected_failures: no check is named {name!r}{hint}")
+    if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):
         raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
 
 
@@ -291,7 +308,7 @@ def _result(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
     reason = expected.get(check.name)
     outcome, detail = outcome_of(check, judge)
     if reason is not None and outcome == FAILED:
-        return Result(check.name, EXPECTED, reason)
+        return Result(check.name, EXPECTED, f"{reason} (found: {detail})")
     if reason is not None:
         return Result(check.name, UNEXPECTED, f"expected to fail ({reason}), and {outcome}")
     return Result(check.name, outcome, detail)
@@ -304,19 +321,15 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         _runner(check, judge)()
     except AssertionError as error:
-        return FAILED, _shortened(str(error) or _where(error))
+        return FAILED, shortened(str(error) or _where(error))
     except NotImplementedError as error:
-        return (FAILED if judge.target.declared else INAPPLICABLE), f"NotImplementedError: {error}"
-    except Exception as error:  # whatever the code under test raises is its failure
-        return FAILED, _shortened(f"{type(error).__name__}: {error} {_where(error)}")
+        refused = not judge.target.declared and check.name not in NEVER_REFUSED
+        return (INAPPLICABLE if refused else FAILED), one_line(error, 400)
+    except (Exception, SystemExit) as error:  # whatever the code under test raises is its failure
+        return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, ""
 
 
 def _where(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"(in {frame.name}, {frame.filename.rpartition('/')[2]}:{frame.lineno})"
-
-
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 400 else f"{text[:397]}..."

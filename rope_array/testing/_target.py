@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -137,8 +137,51 @@ class Target:
         """The axes of (b, h, s, d) that its layout lacks: the suite calls once for each of their elements."""
         return "" if self.layout == "...sd" else "".join(a for a in "bh" if a not in self.layout)
 
+    def claims(self) -> dict[str, Any]:
+        """Return what was claimed in so many words: the arguments that are not the default.
+
+        Returns
+        -------
+        dict
+            Plain values by name.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> Target(lambda x, pos: x, fixed={"pairing": "half"}, furthest=2047).claims()
+        {'fixed': {'pairing': 'half'}, 'furthest': 2047}
+        """
+        told = ("rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures")
+        found = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            usual = each.default if each.default_factory is MISSING else each.default_factory()
+            if each.name not in told and value != usual:
+                found[each.name] = dict(value) if isinstance(value, Mapping) else value
+                if isinstance(value, Collection) and not isinstance(value, Mapping | str):
+                    found[each.name] = list(value)
+        return found
+
     def width_of(self, width: int) -> int:
-        """Return the head_dim that is handed in where one of `width` would be: it may take one only."""
+        """Return the head_dim that is handed in where one of `width` would be.
+
+        Parameters
+        ----------
+        width : int
+            What a check would ask for.
+
+        Returns
+        -------
+        int
+            The only one that is taken, or one into which the slice fits that is rotated.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> target = Target(lambda x, pos: x, fixed={"rotary_dim": 32})
+        >>> target.width_of(16), target.width_of(64)
+        (32, 64)
+        """
         if self.head_dim is not None:
             return self.head_dim
         start, rotated = self.defaults.get("rotary_start") or 0, self.defaults.get("rotary_dim")

@@ -6,6 +6,7 @@ not apply is skipped with its reason; one expected to fail is a strict xfail.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,18 +49,26 @@ class CheckFailed(Exception):
     """What a failed check says."""
 
 
+class UnexpectedlyInapplicable(Exception):
+    """A check that was expected to fail does not apply."""
+
+
 class RopeCheck(pytest.Item):
     """One check of one target."""
 
     def __init__(self, *, check: Check, judge: Judge, reason: str | None, **more: Any):
         super().__init__(**more)
-        self.check, self.judge = check, judge
+        self.check, self.judge, self.expected = check, judge, reason
         if reason is not None:
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=CheckFailed))
 
     def runtest(self) -> None:
         """Run the check."""
         outcome, detail = outcome_of(self.check, self.judge)
+        if outcome == INAPPLICABLE and self.expected is not None:
+            raise UnexpectedlyInapplicable(
+                f"expected to fail ({self.expected}), and not applicable: {detail}"
+            )
         if outcome == INAPPLICABLE:
             pytest.skip(detail)
         if outcome == FAILED:
@@ -69,6 +78,8 @@ class RopeCheck(pytest.Item):
         """Say what was required and what was found, without a traceback through the suite."""
         if isinstance(excinfo.value, CheckFailed):
             return f"required: {self.check.requirement}\nfound:    {excinfo.value}"
+        if isinstance(excinfo.value, UnexpectedlyInapplicable):
+            return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
@@ -90,12 +101,22 @@ class RopeTarget(pytest.Collector):
             target = prepared(self.given, None, option("--rope-library"), option("--rope-claim"))
             expected = {**target.expected_failures, **reasons_of(option("--rope-expect"))}
             check_expected(expected)
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, RuntimeError) as error:
             raise pytest.UsageError(f"--rope-backend {self.given}: {error}") from None
         judge = Judge(target)
         for check in checks():
             reason = expected.get(check.name)
             yield RopeCheck.from_parent(self, name=check.name, check=check, judge=judge, reason=reason)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse options that would have no effect; find modules where pytest was called, as `python -m` does."""
+    if not config.getoption("--rope-backend"):
+        for option in ("--rope-library", "--rope-claim", "--rope-expect"):
+            if config.getoption(option):
+                raise pytest.UsageError(f"{option} says something of a --rope-backend, and none is given")
+    elif (here := str(config.invocation_params.dir)) not in sys.path:
+        sys.path.insert(0, here)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m are applied

@@ -91,10 +91,12 @@ def threads(j: Judge) -> None:
     for one, places in zip(x, pos, strict=True):  # what is compiled is compiled now
         j.rotated(one, places)
     errors: list[BaseException] = []
+    start = threading.Barrier(len(x))
 
     def calls(i: int) -> None:
         try:
             with j.lib.thread():
+                start.wait()
                 for _ in range(25):
                     j.rotated(x[i], pos[i])
         except BaseException as error:
