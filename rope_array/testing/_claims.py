@@ -153,6 +153,21 @@ def reach_of(target: Any) -> int:
     return served or int(target.furthest)  # where it refuses every call, its checks say so
 
 
+def only_width(target: Any) -> int | None:
+    """Return the one head_dim that a callable takes, by trying; None where it takes more, or none."""
+    if target.declared or "values" in target.arrays.lacks:
+        return None
+    trial = _Trial(target)
+
+    def served(width: int) -> bool:
+        return _refusal(target, lambda: trial(trial.array((*SIZES, width)), trial.rows(SIZES[-1]))) is None
+
+    usual = target._least_width(WIDTH)
+    if all(map(served, (usual, usual + 8, max(64, usual)))):
+        return None
+    return next(filter(served, (WIDTH, 32, 64, 80, 96, 128, 192, 256)), None)
+
+
 def _by_dtypes(target: Any) -> dict[str, str]:
     if target.dtypes is not None:
         return {name: "not among its dtypes" for name in DTYPES if name not in target.dtypes}
@@ -185,9 +200,9 @@ def _by_layout(target: Any) -> dict[str, str]:
 
 
 def _by_width(target: Any) -> dict[str, str]:
-    if target.head_dim is not None:
+    if (only := target.only_width) is not None:
         names = ("narrow_heads", "widths", "wide_heads", "odd_width")
-        return dict.fromkeys(names, f"takes a head_dim of {target.head_dim} only")
+        return dict.fromkeys(names, f"takes a head_dim of {only} only")
     if (least := target.width_of(0)) > 2:
         return {"narrow_heads": f"rotates a slice that ends at {least}"}
     return {}
@@ -234,7 +249,7 @@ def _by_fields(target: Any, found: Mapping[str, str]) -> dict[str, str]:
 def _trial_of_field(target: Any, name: str, others_are_named: bool) -> str:
     trial = _Trial(target)
     x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
-    spec = {name: FIELDS[name](trial.width)}
+    spec = {name: FIELDS[name](target.width_of(WIDTH))}
     refusal = _refusal(target, lambda: trial(x, pos, **spec))
     if refusal is not None:
         said = isinstance(refusal, NotImplementedError) or (
@@ -293,11 +308,13 @@ class _Trial:
 
     def __init__(self, target: Any):
         self.target, self.lib = target, target.arrays
-        self.width = target.width_of(WIDTH)
 
     def x(self, lead: tuple[int, ...] = SIZES, *, width: int = WIDTH, dtype: str = "") -> Any:
+        return self.array((*lead, self.target.width_of(width)), dtype)
+
+    def array(self, shape: tuple[int, ...], dtype: str = "") -> Any:
         dtype = dtype or (self.target.dtypes or ["float32"])[0]
-        values = np.random.default_rng(0).standard_normal((*lead, self.target.width_of(width)))
+        values = np.random.default_rng(0).standard_normal(shape)
         return self.lib.asarray(rounded(values, dtype), dtype)
 
     def rows(self, *shape: int) -> Any:

@@ -42,12 +42,16 @@ class Judge:
     ----------
     target, lib
         What is judged, and its arrays.
+    settings
+        Defaults of the library before the target was called.
     worst
         Largest error of the float32 results by range of positions, in lengths of the pair.
     """
 
     def __init__(self, target: Target):
         self.target, self.lib = target, target.arrays
+        with self.lib.running():  # before the first call, of those by which claims are tried
+            self.settings = {name: value for name, value in self.lib.state().items() if "default" in name}
         self.worst: dict[str, float] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]

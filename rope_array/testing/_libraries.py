@@ -494,7 +494,7 @@ class Torch(Library):
         return {
             **super().state(),
             "PyTorch's default dtype": torch.get_default_dtype(),
-            "whether gradients are recorded": torch.is_grad_enabled(),
+            "PyTorch's default of recording gradients": torch.is_grad_enabled(),
             "PyTorch's random state": hash(torch.get_rng_state().numpy().tobytes()),
             "PyTorch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
         }

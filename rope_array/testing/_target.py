@@ -20,6 +20,7 @@ from ._claims import (
     SPREAD,
     WIDTH,
     declined,
+    only_width,
     reach_of,
     stated_defaults,
 )
@@ -182,8 +183,17 @@ class Target:
         >>> target.width_of(16), target.width_of(64)
         (32, 64)
         """
-        if self.head_dim is not None:
-            return self.head_dim
+        if self.only_width is not None:
+            return self.only_width
+        return self._least_width(width)
+
+    @cached_property
+    def only_width(self) -> int | None:
+        """The one head_dim that it takes, as it claims or as was found by trying."""
+        return self.head_dim if self.head_dim is not None else only_width(self)
+
+    def _least_width(self, width: int) -> int:
+        """Return a width into which the slice fits that is rotated whatever the call says."""
         start, rotated = self.defaults.get("rotary_start") or 0, self.defaults.get("rotary_dim")
         if rotated is not None:
             return max(width, int(start) + int(rotated))
@@ -286,7 +296,7 @@ def _check_defaults(target: Target) -> None:
     """Refuse what a call without fields cannot mean: a value that is fixed, or a default, has no meaning."""
     fields = {name: value for name, value in target.defaults.items() if name not in OF_A_CALL}
     try:
-        apply_definition(np.zeros(target.width_of(WIDTH)), 0, **fields)
+        apply_definition(np.zeros(target.head_dim or target._least_width(WIDTH)), 0, **fields)
     except (ValueError, TypeError) as error:
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"built in, or defaults of the signature, are {given}: {error}") from None

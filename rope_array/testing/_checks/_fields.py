@@ -136,7 +136,7 @@ def base_of_any_size(j: Judge) -> None:
     """The base is the number given: an int, one with a fraction, one beyond int32, one below 1."""
     pos = j.spread("2^16") if j.claims("reaches_2e16", "any_positions") else j.places()
     x = j.x(1, 2, len(pos), 16)
-    for number in (10_000, 10_000.5, 1234.56789, 1e10, 5_000_000.0, 10.0, 0.25):
+    for number in (20_000, 10_000.5, 1234.56789, 1e10, 5_000_000.0, 10.0, 0.25):
         j.rotated(x, pos, base=number)
 
 
@@ -233,6 +233,8 @@ def seq_axis(j: Judge) -> None:
     j.rotated(x, j.places(), seq_axis=1)
     j.rotated(x, j.places(2), seq_axis=0)
     j.rotated(x, j.places(2), seq_axis=-4)
+    for axis in (-2, -3, -4):  # which the sizes do not tell
+        j.rotated(j.x(4, 4, 4, 16), j.places(4), seq_axis=axis)
 
 
 @check("seq_axis", "batch_positions")

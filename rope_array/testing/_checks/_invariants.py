@@ -42,12 +42,12 @@ def nonfinite_rows(j: Judge) -> None:
     struck = ~np.isfinite(values).all(axis=-1, keepdims=True)
     assert np.isfinite(np.where(struck, 0.0, y)).all(), "a NaN or an infinity left its vector"
     j.check_struck(y, values)
+    # Vectors of zeros stand for those struck, whose other pairs are held to the contract by `nonfinite`.
+    j.check_values(np.where(struck, 0.0, y), j.given(np.where(struck, 0.0, values)), j.places())
     if j.claims("rotary_dim"):
         values[0, 2, 1, 13] = np.nan
         part = j.numbers(j.run(j.given(values), j.places(), rotary_dim=8))
         j.check_struck(part, values, {"rotary_dim": 8})
-    # Vectors of zeros stand for those struck, whose other pairs are held to the contract by `nonfinite`.
-    j.check_values(np.where(struck, 0.0, y), j.given(np.where(struck, 0.0, values)), j.places())
 
 
 @check("any_positions", each_dtype=True)
@@ -84,8 +84,7 @@ def rotations_add(j: Judge) -> None:
     first, second = j.places() // 2, j.places()[::-1] // 2
     once = j.amplitude * j.numbers(j.run(x, first + second))
     between, (read, written) = j.numbers(j.run(x, first)), j.pairs()
-    for here, there in zip(read, written, strict=True):  # as it is to be read again
-        between[..., here] = between[..., there].copy()
+    between[..., np.concatenate(read)] = between[..., np.concatenate(written)]  # as it is to be read again
     twice = j.numbers(j.run(j.given(between), second))
     # Three rotations, each off by one step at most; the lengths of pairs, and so steps, are kept.
     bound = 3.1 * 2**0.5 * max(j.amplitude, 1.0) * j.step(x.values, first + second, x.dtype).max()

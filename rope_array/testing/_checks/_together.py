@@ -34,6 +34,7 @@ class Case(NamedTuple):
     inv_freq: bool | None
     attention_factor: float | None
     inverse: bool | None
+    company: bool | None
 
     def spec(self, j: Judge) -> dict[str, Any]:
         """Return the fields of the call."""
@@ -75,10 +76,12 @@ def _try(j: Judge, case: Case) -> None:
     values = np.random.default_rng(0).standard_normal((*case.rows, j.width))
     values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
     x, (pos, numbers) = j.given(values, case.dtype), _positions(j, case)
+    other = j.given(values[..., ::-1], j.dtypes[-1])
     try:
-        y = j.offered(x, pos, **spec)
-        if y is not None:
-            j.check(y, x, numbers, **spec)
+        ys = j.offered((other, x) if case.company else x, pos, **spec)
+        if ys is not None:
+            for y, one in zip(ys, (other, x), strict=True) if case.company else [(ys, x)]:
+                j.check(y, one, numbers, **spec)
     except Exception as error:
         raise AssertionError(f"{case}: {error}") from error
 
@@ -151,6 +154,7 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
         levels["reach"].append("negative")
     for name, values in optional.items():
         levels[name] = [None, *(values if j.claims(name) else ())]
+    levels["company"] = [None, *([True] if j.claims("tuple") else [])]
     return levels
 
 
