@@ -1,5 +1,6 @@
 """The suite's own doors: what a target claims, what is reported, the command line and the pytest plugin."""
 
+import functools
 import json
 import os
 import subprocess
@@ -413,3 +414,254 @@ def test_worst_errors_are_measured():
     assert failed.isdisjoint({"accuracy_small", "accuracy_2e16", "definition"})
     assert 1e-2 < report.worst["2^20"] < 1
     assert run_checks("numpy").worst["2^20"] < 3e-7
+
+
+# ---- what a target may be, and what may go wrong with one ----
+
+
+class Tables:
+    """A module with tables for one head_dim, of so many rows."""
+
+    def __init__(self, head_dim=64, rows=300, base=10000.0):
+        angle = np.arange(rows)[:, None] * base ** (-np.arange(0, head_dim, 2) / head_dim)
+        self.cos, self.sin = np.cos(angle), np.sin(angle)
+
+    def __call__(self, x, pos):
+        if np.any(np.asarray(pos) < 0):
+            raise IndexError("rows count from 0")
+        cos, sin = self.cos[pos], self.sin[pos]
+        if cos.ndim == 3:
+            cos, sin = cos[:, None], sin[:, None]
+        a, b = np.split(x.astype(np.float64), 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("rows", [32, 300, 3000])
+def test_a_module_of_one_head_dim_and_so_many_rows(head_dim, rows):
+    """It says neither: both are found by trying, and are reported."""
+    report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"})
+    passed = {result.name for result in report.of("passed")}
+    assert {"definition", "accuracy_small[float16]", "positions_of_a_batch"} <= passed
+    assert report.target.declines["widths"] == f"takes a head_dim of {head_dim} only"
+    assert "rows count from 0" in report.target.declines["negative_positions"]
+    assert report.target.reach <= rows - 1
+
+
+def test_a_module_says_what_it_takes():
+    report = check_backend(Tables(64, 600), fixed={"pairing": "half"}, head_dim=64, furthest=599)
+    assert report.as_dict()["claims"] == {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599}
+    assert report.target.reach == 599
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rotary_dim", 8), ("rotary_dim", 32), ("rotary_start", 3), ("inv_freq", (1.0, 0.5, 0.2) * 3),
+        ("attention_factor", 1.2), ("out_pairing", "half"), ("base", 500.0),
+    ],
+)  # fmt: skip
+def test_what_is_fixed_is_what_a_call_means(field, value):
+    assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}).ok
+
+
+def test_defaults_of_the_call_in_a_signature():
+    def rotate(x, pos, seq_axis=-3, inverse=True):
+        return ra.apply(x, pos, seq_axis=seq_axis, inverse=inverse)
+
+    assert {"seq_axis", "inverse"} <= check_backend(rotate).target.claimed
+
+
+def test_positions_of_heads_in_a_layout_without_batch():
+    """(B, H, S) positions become (H, S) for each batch."""
+    report = check_backend(lambda x, pos: ra.apply(x, pos), layout="hsd")
+    assert "positions_of_heads" in {result.name for result in report.of("passed")}
+
+
+def test_a_wrong_layout_is_named():
+    def rotate(x, pos):
+        assert x.shape[1] == len(pos), "positions are those of axis 1"
+        return ra.apply(x, pos, seq_axis=-3)
+
+    (said,) = (result.detail for result in run_checks(rotate).of("failed") if result.name == "definition")
+    assert "it is served where layout=bshd is claimed" in said
+
+
+@pytest.mark.parametrize(
+    "error", [NotImplementedError, SystemExit, KeyError, "a message that cannot be read"]
+)
+def test_what_refuses_every_call_is_convicted(error):
+    class Unreadable(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def rotate(x, pos):
+        raise Unreadable if isinstance(error, str) else error(0)
+
+    report = run_checks(rotate)
+    assert not report.ok
+    assert "definition" in {result.name for result in report.of("failed")}
+
+
+def test_error_handling_that_a_target_sets_is_its_own():
+    def rotate(x, pos, base=10000.0):
+        y = ra.apply(x, pos, base=base)
+        np.seterr(all="raise")
+        return y
+
+    assert [result.name for result in run_checks(rotate).of("failed")] == ["settings_unchanged"]
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"fixed": {"pairing": "neox"}}, {"fixed": {"rotary_dim": 7}}, {"fixed": {"base": "abc"}},
+        {"fixed": {"inverse": True}}, {"fixed": ["pairing"]}, {"dtypes": ()}, {"dtypes": "float32"},
+        {"furthest": "abc"}, {"furthest": True}, {"furthest": 9}, {"head_dim": 8}, {"layout": 3},
+        {"angles": ["exact"]}, {"lacks": ["gradient"]}, {"lacks": {"gradient": " "}}, {"wraps": "jit"},
+        {"declared": "no"}, {"expected_failures": ["norm"]},
+    ],
+)  # fmt: skip
+def test_claims_without_a_meaning_are_refused(claims):
+    with pytest.raises(ValueError, match=r"give|unknown|built in|needs|empty"):
+        Target(rotate, **claims)
+
+
+def test_claims_are_checked_when_they_are_made():
+    with pytest.raises(ValueError, match="unknown target"):
+        iter_checks("numppy")
+    with pytest.raises(ValueError, match="unknown claim 'angels'; known: .*angles"):
+        run_checks(rotate, angels="exact")
+
+
+def test_names_of_targets_have_no_address():
+    assert Target(Tables()).name.endswith("test_suite:Tables")
+    assert Target(functools.partial(rotate, base=500.0)).name.endswith("test_suite:rotate")
+
+
+FAULTY = """
+import numpy as np
+from mylib import rotate as good
+print("imported")
+
+def prints(x, pos):
+    print("called")
+    return good(x, pos)
+
+def exits(x, pos):
+    raise SystemExit(0)
+
+def unprintable(x, pos):
+    raise ValueError("\\udcff \\x1b[31m \\x00 \u03c0")
+
+def nan(x, pos):
+    return x * np.nan
+
+def wide(x, pos):
+    return good(x, pos).astype(np.float64)
+"""
+
+
+@pytest.fixture
+def faulty(elsewhere):
+    (elsewhere / "faulty.py").write_text(FAULTY, encoding="utf-8")
+    for name, text in (("quits", "raise SystemExit(0)"), ("broken", "1 / 0"), ("unsaid", "raise ValueError")):
+        (elsewhere / f"{name}.py").write_text(text, encoding="utf-8")
+    return elsewhere
+
+
+def test_json_stands_alone_on_standard_output(faulty):
+    done = check(faulty, "faulty:prints", "--json", "--claim", "pairing=half")
+    assert json.loads(done.stdout)["ok"]
+    assert "imported" in done.stderr
+    strict = json.loads(check(faulty, "faulty:nan", "--json").stdout, parse_constant=pytest.fail)
+    assert strict["worst"]["small"] is None
+    assert strict["claims"] == {}
+
+
+def test_exits_are_failures(faulty):
+    assert check(faulty, "faulty:exits").returncode == 1
+
+
+def test_any_encoding_will_do(faulty):
+    for target in ("faulty:unprintable", "--list"):
+        done = subprocess.run(
+            [sys.executable, "-m", "rope_array", "check", target], cwd=faulty, capture_output=True,
+            timeout=120, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == (0 if target == "--list" else 1)
+        assert b"Traceback" not in done.stderr
+        assert b"\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("module", ["quits", "broken", "unsaid"])
+def test_modules_that_cannot_be_imported_are_named(faulty, module):
+    done = check(faulty, f"{module}:rotate")
+    assert done.returncode == 2
+    assert f"cannot import {module}: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
+def test_a_reader_that_stops_changes_no_verdict(faulty):
+    script = f"{sys.executable} -m rope_array check faulty:wide --json | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=faulty, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split()[-1] == "1"
+
+
+def test_without_assertions_nothing_is_judged(faulty):
+    done = command(faulty, "-O", "-m", "rope_array", "check", "faulty:wide")
+    assert done.returncode == 2
+    assert "run without -O" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["mylib"], "package.module:attribute"),
+        (["mylib.py:rotate"], "cannot import mylib.py"),
+        (["./mylib:rotate"], "the module as `import` takes it"),
+        (["nunpy"], "Did you mean numpy?"),
+        (["mylib:rotate", "--claim", "foo=1"], "unknown claim 'foo'; known: base"),
+        (["mylib:rotate", "--claim", "pairing=neox"], "pairing must be one of"),
+        (["mylib:rotate", "--claim", "furthest=abc"], "give an integer"),
+        (["mylib:rotate", "--claim", "layout=bshd", "--claim", "layout=sd"], "given twice"),
+        (["mylib:rotate", "--backend", "array-api"], "is none of its targets"),
+        (["numpy", "--claim", "pairing=half"], "say it of a callable"),
+        (["mylib:rotate", "--expect", "nrom=why"], "near it: norm"),
+        (["mylib:rotate", "--expect", "accuracy_negative=why"], "accuracy_negative[float16]"),
+    ],
+)
+def test_mistakes_are_answered(elsewhere, arguments, said):
+    done = check(elsewhere, *arguments)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plugin_finds_what_lies_beside_the_call(elsewhere):
+    """By `pytest`, which unlike `python -m pytest` does not look there."""
+    script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
+    script += (
+        "sys.exit(pytest.main(['-q', '-p', 'rope_array.testing.plugin', '--rope-backend', 'mylib:rotate', "
+    )
+    script += "'--rope-claim', 'pairing=half', '-k', 'definition', '-p', 'no:cacheprovider']))"
+    done = command(elsewhere, "-c", script, str(elsewhere))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_plugin_reports_an_expected_failure_that_does_not_apply(elsewhere):
+    done = plugin(
+        elsewhere, "--rope-backend", "mylib:rotate", "--rope-claim", "pairing=half", "-k", "inv_freq",
+        "--rope-expect", "inv_freq=known",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "not applicable" in done.stdout
+
+
+def test_plugin_options_need_a_target(elsewhere):
+    done = plugin(elsewhere, "--rope-claim", "pairing=half")
+    assert done.returncode == 4
+    assert "--rope-claim says something of a --rope-backend" in done.stderr
