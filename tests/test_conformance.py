@@ -26,6 +26,7 @@ def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
     """Each array of a tuple by cos and sin of its own precision, in its own company."""
     if isinstance(x, tuple):
         made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
+        made = {dtype: made[dtype].inverse() if inverse else made[dtype] for dtype in made}
         return tuple(made[one.dtype].apply((one, one), seq_axis=seq_axis)[1] for one in x)
     rotation = ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x)
     return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis)

@@ -4,16 +4,15 @@ from rope_array.testing import Target
 
 from ._note import FAR, Note, release
 
+_TABLE = (
+    "[the table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py) is kept by "
+    "(d, dtype) for the whole process, without theta: a second theta gets the angles of the first"
+)
 NOTES = {
     "Equinox": Note(
         "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), once for each batch "
         "and head; it has no positions",
-        {
-            **FAR,
-            "base": "[the table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py)"
-            " is kept by (d, dtype) for the whole process, without theta: a second theta gets the angles of "
-            "the first",
-        },
+        {**FAR, "base": _TABLE, "base_of_any_size": _TABLE, "combinations": _TABLE},
     ),
 }
 

@@ -6,13 +6,13 @@ from rope_array.testing import Target
 
 from ._note import FAR, Note, release
 
+_CAST = (
+    "Keras casts the float inputs of a layer to its dtype, and positions with them: bfloat16 has 8 bits, float16 "
+    "ends at 65,504"
+)
 _NOTE = Note(
     "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, x as (B, S, H, D)",
-    {
-        **FAR,
-        "accuracy_float*": "Keras casts the float inputs of a layer to its dtype, and positions with them: "
-        "bfloat16 has 8 bits, float16 ends at 65,504",
-    },
+    {**FAR, "accuracy_float*": _CAST, "combinations": _CAST},
 )
 _NAMES = {"jax": "keras-hub on JAX", "torch": "keras-hub on PyTorch"}
 NOTES = dict.fromkeys(_NAMES.values(), _NOTE)

@@ -10,7 +10,11 @@ NOTES = {
         "into whose models it is patched; q a view of a (B, S, H, D) array as there (a contiguous "
         "(B, H, 1, D) is taken for one and misread), and a copy, as it is rotated in place; Triton's "
         "interpreter on the CPU",
-        FAR,
+        {
+            **FAR,
+            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which says "
+            "nothing where there is one row: a cotangent that is laid as (B, H, 1, D) is misread",
+        },
     ),
 }
 

@@ -13,7 +13,7 @@ NOTES = {
     "rotary-embedding-torch": Note(
         "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, a module for each "
         "dtype as a model has",
-        {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, **FAR, **WIDTH_2},
+        {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, "combinations": _POSITIONS, **FAR, **WIDTH_2},
     ),
 }
 

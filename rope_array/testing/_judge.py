@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._claims import DTYPES, REACH, SIZES, WIDTH
-from ._contract import allowed, assert_contract, read_and_written
+from ._contract import Accuracy, allowed, assert_contract, read_and_written
 from ._definition import apply_definition
 from ._libraries import rounded
 from ._target import Target
@@ -170,11 +170,13 @@ class Judge:
         self.check_kind(y, x)
         self.check_values(self.numbers(y), x, pos, **spec)
 
-    def check_values(self, y: Floats, x: Given, pos: Any, **spec: Any) -> None:
-        """Assert it of the values."""
+    def check_values(
+        self, y: Floats, x: Given, pos: Any, accuracy: Accuracy | None = None, **spec: Any
+    ) -> None:
+        """Assert it of the values; of another class than the target's where one is given."""
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         assert_contract(
-            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=self.target.accuracy,
+            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
             **self.fields(spec), **more,
         )  # fmt: skip
 
