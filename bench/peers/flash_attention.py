@@ -12,7 +12,11 @@ NOTES = {
         "`flash_attn.layers.rotary.RotaryEmbedding(dim, base, interleaved)(q, kv, seqlen_offset=start)`, q "
         "a copy as it is rotated in place; imported without the package's `__init__`, which needs its CUDA "
         "code; Triton's interpreter on the CPU",
-        FAR,
+        {
+            **FAR,
+            "gradient*": "as the module rotates in place, so does its backward, in the gradient handed to "
+            "it: that is written, and of a sum, whose elements are one, misread",
+        },
     ),
 }
 

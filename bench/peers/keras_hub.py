@@ -7,8 +7,8 @@ from rope_array.testing import Target
 from ._note import FAR, Note, release
 
 _CAST = (
-    "Keras casts the float inputs of a layer to its dtype, and positions with them: bfloat16 has 8 bits, float16 "
-    "ends at 65,504"
+    "Keras casts the float inputs of a layer to its dtype, and positions with them: bfloat16 has 8 bits, "
+    "float16 ends at 65,504"
 )
 _NOTE = Note(
     "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, x as (B, S, H, D)",

@@ -12,8 +12,8 @@ NOTES = {
         "interpreter on the CPU",
         {
             **FAR,
-            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which says "
-            "nothing where there is one row: a cotangent that is laid as (B, H, 1, D) is misread",
+            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which "
+            "says nothing where there is one row: a cotangent that is laid as (B, H, 1, D) is misread",
         },
     ),
 }
