@@ -18,7 +18,7 @@ FAR = dict.fromkeys(
 
 # Of one author's two packages.
 WIDTH_2 = dict.fromkeys(
-    ("widths", "rotary_dim", "partial_*"),
+    ("narrow_heads", "rotary_dim", "partial_*"),
     "a rotated width of 2 divides by zero: the base is rescaled by 1 ** (dim / (dim - 2))",
 )
 

@@ -136,7 +136,7 @@ def base_of_any_size(j: Judge) -> None:
     """The base is the number given: an int, one with a fraction, one beyond int32, one below 1."""
     pos = j.spread("2^16") if j.claims("reaches_2e16", "any_positions") else j.places()
     x = j.x(1, 2, len(pos), 16)
-    for number in (20_000, 10_000.5, 1234.56789, 1e10, 5_000_000.0, 10.0):
+    for number in (20_000, 10_000.0, 10_000.5, 1234.56789, 1e10, 5_000_000.0, 10.0):
         j.rotated(x, pos, base=number)
     j.rotated(j.x(), j.places(), base=0.25)
 
