@@ -52,13 +52,13 @@ def elsewhere(tmp_path):
     return tmp_path
 
 
-def command(folder, *arguments):
-    """Run `python *arguments` in a folder that its imports come from too."""
+def command(folder, *arguments, program=(sys.executable,), encoding="utf-8"):
+    """Run `python *arguments` in a folder that its imports come from too; it prints in that encoding."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    environment["PYTHONIOENCODING"] = "utf-8"
+    environment["PYTHONIOENCODING"] = encoding
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
-        encoding="utf-8", timeout=120,
+        [*program, *arguments], cwd=folder, env=environment, capture_output=True, text=True,
+        encoding="utf-8", timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -585,13 +585,10 @@ def test_exits_are_failures(faulty):
 
 def test_any_encoding_will_do(faulty):
     for target in ("faulty:unprintable", "--list"):
-        done = subprocess.run(
-            [sys.executable, "-m", "rope_array", "check", target], cwd=faulty, capture_output=True,
-            timeout=120, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False,
-        )  # fmt: skip
+        done = command(faulty, "-m", "rope_array", "check", target, encoding="ascii")
         assert done.returncode == (0 if target == "--list" else 1)
-        assert b"Traceback" not in done.stderr
-        assert b"\x1b" not in done.stdout
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stdout
 
 
 @pytest.mark.parametrize("module", ["quits", "broken", "unsaid"])
@@ -605,9 +602,7 @@ def test_modules_that_cannot_be_imported_are_named(faulty, module):
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_reader_that_stops_changes_no_verdict(faulty):
     script = f"{sys.executable} -m rope_array check faulty:wide --json | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=faulty, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = command(faulty, "-c", script, program=("bash",))
     assert done.stdout.split()[-1] == "1"
 
 

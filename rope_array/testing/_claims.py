@@ -101,23 +101,9 @@ _OPTIONAL: dict[str, Callable[[_Trial], Any]] = {
 }
 # How far a callable is tried, up to the first position that it refuses.
 _FURTHER = (
-    31,
-    63,
-    127,
-    255,
-    511,
-    1023,
-    2047,
-    2**12 - 1,
-    2**13 - 1,
-    2**14 - 1,
-    2**15 - 1,
-    2**16,
-    2**17,
-    2**20,
-    2**24 + 3,
-    2**31 - 1,
-)
+    31, 63, 127, 255, 511, 1023, 2047, 2**12 - 1, 2**13 - 1, 2**14 - 1, 2**15 - 1, 2**16, 2**17, 2**20,
+    2**24 + 3, 2**31 - 1,
+)  # fmt: skip
 # What belongs to the contract, and code that forms its angles as products does not claim unless it says so.
 _OF_THE_CONTRACT = ("same_bits", "nonfinite", "threads")
 _OF_POSITIONS = tuple(
