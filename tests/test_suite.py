@@ -530,7 +530,7 @@ def test_claims_without_a_meaning_are_refused(claims):
 def test_claims_are_checked_when_they_are_made():
     with pytest.raises(ValueError, match="unknown target"):
         iter_checks("numppy")
-    with pytest.raises(ValueError, match="unknown claim 'angels'; known: .*angles"):
+    with pytest.raises(ValueError, match=r"unknown claim 'angels'; known: .*angles"):
         run_checks(rotate, angels="exact")
 
 

@@ -72,7 +72,7 @@ def _kind(value: Any) -> str:
 # Compiling takes seconds. Of dtypes, one that is rotated as it is and one that is widened are compiled.
 NOT_COMPILED = {
     **dict.fromkeys(
-        ("float16", "float64", "narrow_heads", "wide_heads", "python_positions"),
+        ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
         "not compiled here, to save time; the target without a compiler has it",
     ),
     "threads": "compiled code is called by one thread here",
