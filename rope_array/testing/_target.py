@@ -194,12 +194,15 @@ class Target:
 
     def _least_width(self, width: int) -> int:
         """Return a width into which the slice fits that is rotated whatever the call says."""
-        start, rotated = self.defaults.get("rotary_start") or 0, self.defaults.get("rotary_dim")
+        start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
         if rotated is not None:
-            return max(width, int(start) + int(rotated))
+            return max(width, start + int(rotated))
         if (given := self.defaults.get("inv_freq")) is not None:
-            return int(start) + 2 * len(given)
-        return max(width, int(start) + 2) + (max(width, int(start) + 2) - int(start)) % 2 if start else width
+            return start + 2 * len(given)
+        if not start:
+            return width
+        width = max(width, start + 2)
+        return width + (width - start) % 2
 
     @cached_property
     def reach(self) -> int:
