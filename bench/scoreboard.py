@@ -57,13 +57,14 @@ def judge(module, path):
 
 def judged(target, notes):
     from rope_array.testing import run_checks
+    from rope_array.testing._claims import one_line
 
     name = target if isinstance(target, str) else target.name
     note = notes[name]
     try:
         report = run_checks(target)
     except Exception as error:  # a target that cannot be judged is a row too
-        return {"missing": said(error), "how": note.how}
+        return {"missing": one_line(error), "how": note.how}
     found = report.as_dict()
     failed = [(each.name, each.detail) for each in report.of("failed")]
     return {
@@ -90,10 +91,6 @@ def reasons(failed, why):
         known = (reason for pattern, reason in why.items() if fnmatchcase(plain, pattern))
         grouped.setdefault(next(known, f"found: {detail}"), []).append(name)
     return [{"checks": names, "reason": reason} for reason, names in grouped.items()]
-
-
-def said(error):
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 # ---- all groups ----
@@ -140,9 +137,10 @@ def class_of(row):
 
 
 def error(row, name):
-    return (
-        f"{row['worst'][name]:.0e}".replace("e-0", "e-").replace("e+00", "") if name in row["worst"] else ""
-    )
+    if name not in row["worst"]:
+        return ""
+    worst = row["worst"][name]  # None: a result was no number
+    return "no number" if worst is None else f"{worst:.0e}".replace("e-0", "e-").replace("e+00", "")
 
 
 def cells(line):

@@ -12,7 +12,7 @@ from sphinx.util.docutils import SphinxDirective
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._contract import ANGLES, ARITHMETIC
-from rope_array.testing._libraries import LIBRARIES
+from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 ELSEWHERE = (*FLOATS, "jit", "lazy")  # in columns of their own, or a property of every library but one
@@ -41,6 +41,12 @@ def target_rows() -> Iterator[tuple[str, ...]]:
             lib.settings(),
             "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in ELSEWHERE),
         )
+
+
+def compiled_rows() -> Iterator[tuple[str, ...]]:
+    yield "not compiled", "why"
+    for name, why in NOT_COMPILED.items():
+        yield f"`{name}`", why
 
 
 def _short(reason: str) -> str:
@@ -90,6 +96,7 @@ def _latest(name: str) -> Any:
 TABLES = {
     "checks": check_rows,
     "targets": target_rows,
+    "compiled": compiled_rows,
     "classes": class_rows,
     "capabilities": capability_rows,
     "remainders": remainder_rows,

@@ -15,8 +15,8 @@ from typing import Any
 from ._checks import checks
 from ._claims import CAPABILITIES, FIELDS
 from ._contract import ANGLES, ARITHMETIC
-from ._libraries import LIBRARIES, MissingLibrary
-from ._names import NOT_COMPILED, names, resolve
+from ._libraries import LIBRARIES, NOT_COMPILED, MissingLibrary
+from ._names import names, resolve
 from ._run import (
     EXPECTED,
     FAILED,

@@ -130,11 +130,13 @@ def angle_slack(
 def _product_error(omegas: Floats, furthest: float, angles: str) -> Floats:
     """Bound the error of an angle that is a product in floating point.
 
-    Half an ulp (one unit u, relative) each for the base, the position, a quotient, the product, and two for
-    the power; the rounding of the exponent 2i/d costs another ln(base^(2i/d)) = |ln ω| or two.
+    Half an ulp (one unit u, relative) each for the position, a quotient, the product, and two for the power;
+    one for the base, which float64 holds and float32 may not; the rounding of the exponent 2i/d costs another
+    ln(base^(2i/d)) = |ln ω| or two.
     """
+    roundings = 6 if angles == "float32" else 5
     with np.errstate(divide="ignore", invalid="ignore"):
-        units = np.where(omegas > 0, omegas * (6 + 2 * np.abs(np.log(omegas))), 0.0)
+        units = np.where(omegas > 0, omegas * (roundings + 2 * np.abs(np.log(omegas))), 0.0)
     return np.asarray(np.minimum(_UNIT[angles] * furthest * units, ANGLE_LIMIT))
 
 

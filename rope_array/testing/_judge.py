@@ -51,7 +51,7 @@ class Judge:
     def __init__(self, target: Target):
         self.target, self.lib = target, target.arrays
         with self.lib.running():  # before the first call, of those by which claims are tried
-            self.settings = {name: value for name, value in self.lib.state().items() if "default" in name}
+            self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]

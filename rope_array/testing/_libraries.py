@@ -171,9 +171,14 @@ class Library:
         """Add 1 to an array of positions where it lies; False where arrays cannot be written."""
         return False
 
+    def defaults(self) -> dict[str, Any]:
+        """Return the library's settings that a call might change."""
+        return {}
+
     def state(self) -> dict[str, Any]:
-        """Return the settings of the process that a call might change."""
+        """Return these, and what else of the process it might change."""
         return {
+            **self.defaults(),
             "NumPy's error handling": np.geterr(),
             "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (that of the process)
             "Python's random state": hash(random.getstate()),
@@ -417,10 +422,10 @@ class Jax(Library):
         compiled: Callable[..., Array] = self.native.jit(f)
         return compiled
 
-    def state(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         config = self.native.config
         names = ("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit")
-        return {**super().state(), **{name: str(getattr(config, name)) for name in names}}
+        return {name: str(getattr(config, name)) for name in names}
 
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
@@ -489,15 +494,17 @@ class Torch(Library):
         array.add_(1)
         return True
 
-    def state(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         torch = self.native
         return {
-            **super().state(),
             "PyTorch's default dtype": torch.get_default_dtype(),
-            "PyTorch's default of recording gradients": torch.is_grad_enabled(),
-            "PyTorch's random state": hash(torch.get_rng_state().numpy().tobytes()),
+            "whether PyTorch records gradients": torch.is_grad_enabled(),
             "PyTorch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
         }
+
+    def state(self) -> dict[str, Any]:
+        random_state = hash(self.native.get_rng_state().numpy().tobytes())
+        return {**super().state(), "PyTorch's random state": random_state}
 
     def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
         x = x.detach().clone().requires_grad_(True)
@@ -563,6 +570,15 @@ class CuPy(Library):
     def shares_memory(self, a: Array, b: Array) -> bool:
         return bool(self.native.shares_memory(a, b))
 
+
+# Compiling takes seconds. Of dtypes, one that is rotated as it is and one that is widened are compiled.
+NOT_COMPILED = {
+    **dict.fromkeys(
+        ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
+        "not compiled here, to save time; the target without a compiler has it",
+    ),
+    "threads": "compiled code is called by one thread here",
+}
 
 LIBRARIES: dict[str, Library] = {
     lib.name: lib

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ._claims import FIELDS, one_line
-from ._libraries import LIBRARIES, Jax, Torch
+from ._libraries import LIBRARIES, NOT_COMPILED, Jax, Torch
 from ._target import Target
 
 
@@ -69,14 +69,6 @@ def _kind(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
 
 
-# Compiling takes seconds. Of dtypes, one that is rotated as it is and one that is widened are compiled.
-NOT_COMPILED = {
-    **dict.fromkeys(
-        ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
-        "not compiled here, to save time; the target without a compiler has it",
-    ),
-    "threads": "compiled code is called by one thread here",
-}
 _MODES = {"jit": _jitted, "compile": _compiled}
 
 

@@ -22,8 +22,6 @@ from ._target import Target
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
-# What a rotary embedding cannot refuse and be one.
-NEVER_REFUSED = ("definition",)
 EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 
@@ -323,8 +321,7 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     except AssertionError as error:
         return FAILED, shortened(str(error) or _where(error))
     except NotImplementedError as error:
-        refused = not judge.target.declared and check.name not in NEVER_REFUSED
-        return (INAPPLICABLE if refused else FAILED), one_line(error, 400)
+        return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
     except (Exception, SystemExit) as error:  # whatever the code under test raises is its failure
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, ""

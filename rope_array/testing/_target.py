@@ -201,7 +201,7 @@ class Target:
             return start + 2 * len(given)
         if not start:
             return width
-        width = max(width, start + 2)
+        width = max(width, start + WIDTH)  # so that every rotary_dim of the checks fits behind it
         return width + (width - start) % 2
 
     @cached_property

@@ -19,7 +19,7 @@ def kind(j: Judge, dtype: str) -> None:
 def kind_of_identity(j: Judge, dtype: str) -> None:
     """The result is so too where only a part is rotated, or nothing (rotary_dim=0)."""
     x = j.x(dtype=dtype)
-    for width in (0, 4, j.width // 2 * 2):
+    for width in (0, 4, 2 * len(j.pairs()[0][0])):
         j.check_kind(j.run(x, j.places(), rotary_dim=width), x)
 
 
