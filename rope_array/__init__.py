@@ -3,18 +3,29 @@
 from typing import Any
 
 from ._apply import RoPE, apply
+from ._axes import Axes
 from ._errors import ArrayTypeError, BackendError, PositionError, RoPEError, ShapeError, SpecError
 from ._rotation import Rotation
+from ._scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Periods, Proportional, YaRN
 
 __all__ = [
     "ArrayTypeError",
+    "Axes",
     "BackendError",
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "NTKAware",
+    "Periods",
     "PositionError",
+    "Proportional",
     "RoPE",
     "RoPEError",
     "Rotation",
     "ShapeError",
     "SpecError",
+    "YaRN",
     "apply",
 ]
 

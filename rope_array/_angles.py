@@ -63,6 +63,12 @@ def split(pos: Any, xp: Any, wide: bool) -> tuple[Any, Any]:
     return xp.astype(nearest, xp.int64 if wide else xp.int32), pos - nearest
 
 
+def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
+    """Return positions as floats, rounded as a cast does."""
+    numbers = xp.astype(whole, dtype)
+    return numbers if fraction is None else numbers + xp.astype(fraction, dtype)
+
+
 def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
     """Return the fraction of a turn of every lane at integer positions, in units of 2^-32 (`double`: 2^-64).
 
@@ -70,14 +76,22 @@ def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
     int64 where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64 for `double`, its bits
     are the same on every library.
     """
-    pos = whole[..., None]
     if not kit.wide:
-        return _phase_in_uint32(pos, plan, kit)
-    pos = kit.cast(pos, kit.xp.int64)
+        return _phase_in_uint32(by_lane(whole, plan, kit), plan, kit)
+    pos = by_lane(kit.cast(whole, kit.xp.int64), plan, kit)
     if double:
         return _phase_of_96(pos, plan, kit)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
     return (pos * _row(plan.words64, pos, kit.xp.int64, kit)) >> 32
+
+
+def by_lane(pos: Any, plan: Plan, kit: Kit) -> Any:
+    """Give positions the axis of lanes: a new one, or for each lane the coordinate that drives it."""
+    if plan.coordinates is None:
+        return pos[..., None]
+    # Indices, not slices: slices with a stride have been miscompiled (pytorch issue 193183).
+    index = kit.constants(plan.coordinates.lanes, kit.xp.int64 if kit.wide else kit.xp.int32, kit.create)
+    return kit.xp.take(pos, index, axis=-1)
 
 
 def _phase_of_96(pos: Any, plan: Plan, kit: Kit) -> Any:
@@ -137,7 +151,7 @@ _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 def _turn_further(quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
     """Add the angle of a fraction of a position, and bring the sum back within an eighth of a turn."""
     xp = kit.xp
-    part = xp.astype(fraction, dtype)[..., None]
+    part = by_lane(xp.astype(fraction, dtype), plan, kit)
     u = u + part * _row(plan.eighths, part, dtype, kit)
     quarters = xp.round(u * 0.5)
     return quadrant + xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
@@ -174,16 +188,13 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit)
     Source: LlamaRotaryEmbedding.forward, transformers modeling_llama.py.
     """
     xp = kit.xp
-    pos = xp.astype(whole, xp.float32)
-    if fraction is not None:
-        pos = pos + xp.astype(fraction, xp.float32)
-    frequencies = _row(plan.frequencies, pos[..., None], xp.float32, kit)
-    return product_cos_sin(pos, frequencies, plan, dtype, xp)
+    pos = by_lane(floats(whole, fraction, xp.float32, xp), plan, kit)
+    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, kit), plan, dtype, xp)
 
 
 def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
     """Cos and sin of the plain product pos·ω, in its dtype: for learned frequencies and float32 angles."""
-    angle = pos[..., None] * frequencies
+    angle = pos * frequencies
     return _amplified(xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan)
 
 

@@ -6,15 +6,16 @@ plan, which is static; the path then checks shapes and positions, makes cos and 
 """
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from . import _core, _registry
+from . import _builders, _core, _registry
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe
-from ._namespace import numpy_library
+from ._namespace import Library, numpy_library
 from ._plan import Plan, unknown
 from ._rotation import Rotation
-from ._spec import Spec, plan_of
+from ._spec import Spec, plan_of, settled
+from ._values import integer, number, positive
 
 
 def apply(
@@ -94,9 +95,18 @@ def apply(
     xs = x if type(x) is tuple else (x,)
     path = _registry.choose(xs, backend)
     _core.check_kinds(xs, path.library(xs[0]))
-    plan = rope._plan if type(rope) is RoPE and not spec else _plan(xs[0], rope, spec)
+    plan = (type(rope) is RoPE and not spec and rope._plan) or _plan(xs[0], rope, spec)
     ys = path.apply(xs, pos, plan.inverse if inverse else plan, seq_axis, _registry.run)
     return ys if type(x) is tuple else ys[0]
+
+
+def _library_of(like: Any) -> Library:
+    """Return the library of an array that tables are made beside, its kind checked."""
+    if not hasattr(like, "dtype"):
+        raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
+    lib = _registry.choose((like,), None).library(like)
+    _core.check_kinds((like,), lib, "like")
+    return lib
 
 
 def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
@@ -112,7 +122,7 @@ def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
     if spec:
         given = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
-    return rope._plan
+    return settled(rope)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -136,10 +146,18 @@ class RoPE(Spec):
         (i, i + rotary_dim/2) as in GPT-NeoX and most Hugging Face models.
     out_pairing : {"interleaved", "half"}, optional
         How the result is laid out; None, the default, is as `pairing`.
+    scaling : Linear, NTKAware, DynamicNTK, YaRN, Llama3, LongRoPE, Proportional or Periods, optional
+        The rule that makes other frequencies of the usual ones. Where it depends on the length of the
+        sequence, `at_length` must say it before anything is rotated.
+    axes : Axes, optional
+        Which coordinate drives each lane. Positions then have one more, last, axis: the coordinates. The map
+        fixes rotary_dim where that is not given.
     inv_freq : sequence of float, optional
-        The frequency of each pair in radians per position, each taken as the exact number it is.
+        The frequency of each pair in radians per position, each taken as the exact number it is, in place of
+        base and scaling.
     attention_factor : float, optional
-        Factor on cos and sin, above 0. The inverse divides by it, the adjoint keeps it.
+        Factor on cos and sin, above 0, in place of the scaling's. The inverse divides by it, and the adjoint
+        keeps it.
     angles : {"exact", "float32"}
         "float32" follows the steps of Hugging Face's code, whose error grows with the position.
 
@@ -226,12 +244,193 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((3, 32), (2, 8, 3, 64))
         """
-        if not hasattr(like, "dtype"):
-            raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
+        _library_of(like)
         path = _registry.choose((like,), backend)
-        _core.check_kinds((like,), path.library(like), "like")
-        cos, sin = path.tables(pos, like, self._plan, inv_freq, _registry.run)
-        return Rotation(cos, sin, {self._plan.layout: ()})
+        plan = settled(self)
+        cos, sin = path.tables(pos, like, plan, inv_freq, _registry.run)
+        return Rotation(cos, sin, {plan.layout: ()})
+
+    def at_length(self, length: int) -> "RoPE":
+        """Return this rope for sequences of a length, where its scaling depends on one.
+
+        The length is said once for all keys that are read together: keys that were rotated at one length and
+        stand in a cache must not be read by queries rotated at another.
+
+        Parameters
+        ----------
+        length : int
+            Positions in the sequence, or in the longest one to come; at least 1.
+
+        Returns
+        -------
+        RoPE
+            Itself where the length changes nothing. Lengths that mean the same give equal ropes.
+
+        Raises
+        ------
+        SpecError
+            `length` is not an int of at least 1.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rope = ra.RoPE(16, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=4096))
+        >>> rope.at_length(100).frequencies == ra.RoPE(16).frequencies
+        True
+        >>> round(rope.at_length(8192).frequencies[1], 6)
+        0.270296
+        """
+        length = integer("length", length, 1)
+        scaling = self.scaling and self.scaling.at_length(length)
+        return self if scaling == self.scaling else replace(self, scaling=scaling)
+
+    def rotation_mixed(self, pos: Any, *, like: Any, inv_freq: Any) -> Rotation:
+        """Make cos and sin of learned frequencies per head and coordinate: RoPE-ViT's mixed form [1]_.
+
+        The angle of lane i in head h at coordinates p is the sum of p_a·inv_freq[h, a, i] over coordinates a:
+        every lane looks in a direction of its own.
+
+        Parameters
+        ----------
+        pos : array or sequence of shape (..., S, n)
+            Coordinates; n is that of `inv_freq`.
+        like : array
+            An array as it will be rotated, as of `rotation`.
+        inv_freq : array of shape (heads, n, rotary_dim/2)
+            Learned frequencies, radians per unit of a coordinate, of like's library. Angles are plain
+            products and sums in the compute dtype, differentiable in both.
+
+        Returns
+        -------
+        Rotation
+            With cos and sin of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of
+            shape (S, n). It rotates arrays of shape (B, heads, S, head_dim), or (B, S, heads, head_dim) with
+            ``seq_axis=-3``.
+
+        Raises
+        ------
+        ArrayTypeError, PositionError
+            As of `rope_array.apply`.
+        ShapeError
+            `inv_freq` is not of the shape above, or pos has not as many coordinates.
+        SpecError
+            The rope has `axes`, which give each lane one coordinate.
+
+        References
+        ----------
+        .. [1] Heo et al., "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, eq. 9.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> q = np.ones((2, 3, 4, 8), dtype=np.float32)              # 3 heads, 2 × 2 patches
+        >>> inv_freq = np.random.default_rng(0).normal(size=(3, 2, 4))
+        >>> patches = [[0, 0], [0, 1], [1, 0], [1, 1]]
+        >>> rot = ra.RoPE(8).rotation_mixed(patches, like=q, inv_freq=inv_freq)
+        >>> rot.cos.shape, rot.apply(q).shape
+        ((1, 3, 4, 4), (2, 3, 4, 8))
+        """
+        lib = _library_of(like)
+        return Rotation(*_builders.mixed(pos, like, settled(self), inv_freq, lib))
+
+    def rotation_xpos(
+        self, pos: Any, *, like: Any, scale_base: float = 512.0, center: float = 0.0
+    ) -> tuple[Rotation, Rotation]:
+        """Make the rotations of queries and of keys for xPos, whose scores decay with the distance [1]_.
+
+        Lane i of d/2 is multiplied by ζ_i^((p - center)/scale_base) in queries and divided by it in keys,
+        with ζ_i = (2i + 0.4·d)/(1.4·d). A score then depends on the distance alone if queries and keys share
+        one center. It is fixed, so that keys in a growing cache stay right; implementations that take the
+        middle of the sequence change it with every token.
+
+        Parameters
+        ----------
+        pos, like
+            As of `rotation`.
+        scale_base : float
+            Positions over which a lane decays by ζ_i; above 0. 512 in the paper.
+        center : float
+            The position at which nothing is scaled. Powers grow with the distance from it: in float32 the
+            lowest lane, ζ_0 = 2/7, leaves the range of normal numbers beyond some 35,000 positions from it.
+
+        Returns
+        -------
+        (Rotation, Rotation)
+            For queries and for keys.
+
+        Raises
+        ------
+        ArrayTypeError, PositionError
+            As of `rope_array.apply`.
+        SpecError
+            A scale_base that is not above 0, or a center that is no finite number; a rope with `axes`.
+
+        References
+        ----------
+        .. [1] Sun et al., "A Length-Extrapolatable Transformer", arXiv 2212.10554, section 3.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> q = k = np.ones((3, 8))
+        >>> of_q, of_k = ra.RoPE(8).rotation_xpos(range(3), like=q)
+        >>> scores = of_q.apply(q) @ of_k.apply(k).T
+        >>> bool(np.isclose(scores[1, 0], scores[2, 1]))
+        True
+        """
+        lib = _library_of(like)
+        scale = positive("scale_base", scale_base), number("center", center)
+        rotation = self.rotation(pos, like=like)
+        of_q, of_k = _builders.xpos(pos, like, settled(self), rotation[:2], *scale, lib)
+        return Rotation(*of_q), Rotation(*of_k)
+
+    @classmethod
+    def from_config(
+        cls, config: Any, *, part: str | None = None, layer_type: str | int | None = None
+    ) -> "RoPE":
+        """Read the rope of a Hugging Face model from its config; needs neither torch nor transformers.
+
+        Parameters
+        ----------
+        config : path, mapping or object
+            A config.json or the folder that holds one, its contents, or an object with ``to_dict()``.
+        part : str, optional
+            The part of a model that has several: "text", "vision", "audio", or a path of keys such as
+            "thinker.text". By default the text part.
+        layer_type : str or int, optional
+            The type of layer ("sliding_attention"), or a layer's number, where a model's layers differ.
+
+        Returns
+        -------
+        RoPE
+            Of rotary_dim 0 for layers without position embedding. A rule that depends on the length waits for
+            ``rope.at_length(n)``.
+
+        Raises
+        ------
+        ConfigError
+            The config cannot be read, contradicts itself, has a key or rope type that is not known, or is of
+            a model whose position embedding is not a rotation.
+
+        See Also
+        --------
+        rope_array.config.read : The same, with a report of what was stated and what was inferred.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rope = ra.RoPE.from_config({"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
+        ...                             "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
+        ...                             "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        ...                             "original_max_position_embeddings": 8192}})
+        >>> rope.head_dim, rope.pairing, rope.scaling.factor
+        (128, 'half', 8.0)
+        """
+        from .config import read  # beside the usual way: most programs never read a config
+
+        return read(config, part=part, layer_type=layer_type).rope
 
     def matrix(self, pos: Any, like: Any = None) -> Any:
         """Return the rotation as a dense matrix M: for a vector x, ``rope.apply(x, pos)`` is M @ x.
@@ -263,7 +462,7 @@ class RoPE(Spec):
         if like is None:
             like = numpy_library().xp.empty(0, dtype="float64")
         rotation = self.rotation(pos, like=like)
-        lib = _registry.choose((like,), None).library(like)
+        lib = _library_of(like)
         lead = tuple(rotation.cos.shape)[:-1]
         units = lib.xp.eye(self.head_dim, dtype=like.dtype, **lib.kit(like).create)
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))

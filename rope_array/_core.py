@@ -6,11 +6,11 @@ A fast path offers the same three functions, `apply`, `tables` and `rotate`; mos
 from typing import Any
 
 from . import _host
-from ._angles import cos_sin, product_cos_sin, split
+from ._angles import by_lane, cos_sin, floats, product_cos_sin, split
 from ._errors import ArrayTypeError, RoPEError, ShapeError, describe
 from ._kit import Kit
 from ._namespace import X_DTYPES, Library, dtype_name
-from ._plan import Layout, Plan, check_line_up, placement, sequence_axis
+from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, without_coordinates
 from ._rotate import rotate as turn
 
 Arrays = tuple[Any, ...]
@@ -27,7 +27,7 @@ def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> 
     check_arrays(xs, plan.layout, lib)
     own = lib.owns(pos)
     _host.check(pos, xs[0], own, lib)
-    shape = pos.shape if own else _host.shape_of(pos)
+    shape = without_coordinates(pos.shape if own else _host.shape_of(pos), plan)
     for x in xs:
         check_line_up(x.shape, shape, seq_axis)
     return (pos, None) if own else _host.read(pos, lib.host_kit(xs[0]), any(map(is_double, xs)))
@@ -52,6 +52,7 @@ def table_positions(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library
     """Check a call for tables, and hand its positions to the library."""
     own = lib.owns(pos)
     _host.check(pos, like, own, lib)
+    without_coordinates(pos.shape if own else _host.shape_of(pos), plan)
     check_frequencies(inv_freq, like, plan.layout, lib)
     return (pos, None) if own else _host.read(pos, lib.host_kit(like), is_double(like))
 
@@ -104,10 +105,8 @@ def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit: Kit
 def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any) -> tuple[Any, Any]:
     xp = kit.xp
     dtype = xp.float64 if double else xp.float32
-    pos = xp.astype(whole, dtype)
-    if fraction is not None:
-        pos = pos + xp.astype(fraction, dtype)
-    frequencies = xp.astype(inv_freq, dtype)[(None,) * pos.ndim + (...,)]
+    pos = by_lane(floats(whole, fraction, dtype, xp), plan, kit)
+    frequencies = xp.astype(inv_freq, dtype)[(None,) * (pos.ndim - 1) + (...,)]
     return product_cos_sin(pos, frequencies, plan, dtype, xp)
 
 
@@ -175,6 +174,16 @@ def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) ->
     """Check learned frequencies: a floating array of one number per pair, where the positions are."""
     if inv_freq is None:
         return
+    check_frequency_kind(inv_freq, like, lib)
+    if tuple(inv_freq.shape) != (layout.lanes,):
+        raise ShapeError(
+            f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs "
+            f"({layout.lanes},)."
+        )
+
+
+def check_frequency_kind(inv_freq: Any, like: Any, lib: Library) -> None:
+    """Check that learned frequencies are a floating array of the library, where the positions are."""
     if not lib.owns(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
         raise ArrayTypeError(
             f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
@@ -183,11 +192,6 @@ def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) ->
     if not lib.together(inv_freq, like):
         raise ArrayTypeError(
             f"inv_freq is on {lib.device(inv_freq)} and like on {lib.device(like)}; move one of them."
-        )
-    if tuple(inv_freq.shape) != (layout.lanes,):
-        raise ShapeError(
-            f"inv_freq has the shape {tuple(inv_freq.shape)}; a rotary_dim of {2 * layout.lanes} needs "
-            f"({layout.lanes},)."
         )
 
 

@@ -14,8 +14,10 @@ class Layout(NamedTuple):
     """Where the pairs stand: which slice is rotated, how pairs are laid in it, and the amplitude.
 
     Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`; the pair is
-    read by `pairing` and written by `out_pairing`. The amplitude is a part of cos and sin already; it is
-    kept here because the inverse divides by it twice (once to undo, once because it is in the tables).
+    read by `pairing` and written by `out_pairing`. Where there are several blocks, the slice is cut into so
+    many equal ones, d is the width of one, and lanes go on from block to block. The amplitude is a part of
+    cos and sin already; it is kept here because the inverse divides by it twice (once to undo, once because
+    it is in the tables). None: it is another at each position and lane.
     """
 
     head_dim: int
@@ -23,15 +25,31 @@ class Layout(NamedTuple):
     stop: int
     pairing: str
     out_pairing: str
-    amplitude: float
+    amplitude: float | None
+    blocks: int = 1
 
     @property
     def lanes(self) -> int:
         return (self.stop - self.start) // 2
 
-    def transposed(self, amplitude: float) -> "Layout":
+    def transposed(self, amplitude: float | None) -> "Layout":
         """Lay out the way back: what was written is read."""
-        return Layout(self.head_dim, self.start, self.stop, self.out_pairing, self.pairing, amplitude)
+        return self._replace(pairing=self.out_pairing, out_pairing=self.pairing, amplitude=amplitude)
+
+
+class Coordinates(NamedTuple):
+    """Which of a position's coordinates drives each lane.
+
+    Attributes
+    ----------
+    number
+        How many coordinates a position has, along the last axis of positions.
+    lanes
+        The coordinate of each lane.
+    """
+
+    number: int
+    lanes: "Constants"
 
 
 class Plan:
@@ -41,6 +59,8 @@ class Plan:
     ----------
     layout
         Where the pairs stand.
+    coordinates
+        Which coordinate drives each lane; None where a position is one number.
     exact
         Whether angles are exact or follow the float32 product.
     frequencies
@@ -58,6 +78,7 @@ class Plan:
     __slots__ = (
         "_hash",
         "_key",
+        "coordinates",
         "eighths",
         "exact",
         "frequencies",
@@ -75,8 +96,10 @@ class Plan:
         turns64: Sequence[int],
         turns96: Sequence[int],
         inverse: "Plan | None" = None,
+        coordinates: Coordinates | None = None,
     ):
         self.layout = layout
+        self.coordinates = coordinates
         self.exact = exact
         self.frequencies = Constants(frequencies)
         self.eighths = Constants([omega * 4 / pi for omega in frequencies])
@@ -85,21 +108,25 @@ class Plan:
             Constants([_signed64(f >> 32) for f in turns96]),
             Constants([f & 0xFFFFFFFF for f in turns96]),
         )
-        self._key = (layout, exact, self.frequencies.values, *(words.values for words in self.words96))
+        drivers = coordinates and (coordinates.number, coordinates.lanes.values)
+        words = (words.values for words in self.words96)
+        self._key = (layout, drivers, exact, self.frequencies.values, *words)
         self._hash = hash(self._key)
         self.inverse = inverse or self._way_back(turns64, turns96)
 
     def _way_back(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
         """Plan the inverse, a rotation too: by the negative frequencies, from the layout that was written."""
+        assert self.layout.amplitude is not None
         layout = self.layout.transposed(1.0 / self.layout.amplitude)
         back = [[-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)]
-        return Plan(layout, self.exact, back[0], back[1], back[2], inverse=self)
+        return Plan(layout, self.exact, back[0], back[1], back[2], self, self.coordinates)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Made anew where it is loaded: the hash of a string is another in each process.
         upper, lower = (words.values for words in self.words96)
         turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
-        return Plan, (self.layout, self.exact, self.frequencies.values, self.words64.values, turns96)
+        words = self.words64.values, turns96
+        return Plan, (self.layout, self.exact, self.frequencies.values, *words, None, self.coordinates)
 
     def __hash__(self) -> int:
         return self._hash
@@ -182,6 +209,24 @@ def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | No
         return None, index
     order = sorted(range(pos_ndim), key=covered.__getitem__)
     return (*order, pos_ndim), index
+
+
+def without_coordinates(shape: tuple[Any, ...], plan: Plan) -> tuple[Any, ...]:
+    """Return the shape of positions without the axis of their coordinates, whose number is checked."""
+    if plan.coordinates is None:
+        return shape
+    count = plan.coordinates.number
+    if shape and (shape[-1] == count or unknown(shape[-1])):
+        return shape[:-1]
+    text = (
+        f"pos has the shape {_shape(shape)}; the rope's axes take {count} coordinates for each position, "
+        f"along pos's last axis: give it the shape (..., {count})."
+    )
+    if shape and shape[0] == count and len(shape) > 1:
+        raise ShapeError(f"{text} Move pos's first axis, of size {count}, to the end.")
+    raise ShapeError(
+        f"{text} Where all coordinates are equal, as of text, repeat each position {count} times."
+    )
 
 
 def covered_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:

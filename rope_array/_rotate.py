@@ -31,6 +31,18 @@ def _parts(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> list[Any]:
 
 
 def _turn(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
+    if layout.blocks == 1:
+        return _turn_block(x, cos, sin, layout, kit)
+    x, cos, sin = (_in_blocks(array, layout, kit) for array in (x, cos, sin))
+    y = _turn_block(x, cos, sin, layout, kit)
+    return kit.reshape(y, (*y.shape[:-2], 2 * layout.lanes))
+
+
+def _in_blocks(array: Any, layout: Layout, kit: Kit) -> Any:
+    return kit.reshape(array, (*array.shape[:-1], layout.blocks, array.shape[-1] // layout.blocks))
+
+
+def _turn_block(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
     a, b = _members(x, layout)
     if x.dtype == cos.dtype:
         first, second = a * cos - b * sin, b * cos + a * sin
@@ -46,5 +58,6 @@ def _turn(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:
 def _members(x: Any, layout: Layout) -> tuple[Any, Any]:
     """Return the first and the second members of all pairs."""
     if layout.pairing == "half":
-        return x[..., : layout.lanes], x[..., layout.lanes :]
+        half = layout.lanes // layout.blocks
+        return x[..., :half], x[..., half:]
     return x[..., ::2], x[..., 1::2]

@@ -101,7 +101,11 @@ class Rotation(NamedTuple):
         >>> rope.rotation(0, like=np.ones(2)).inverse().apply(np.ones(2))
         array([0.5, 0.5])
         """
-        layout, factor = self.layout, 1.0 / self.layout.amplitude
+        layout = self.layout
+        if layout.amplitude is None:
+            square = self.cos * self.cos + self.sin * self.sin
+            return Rotation(self.cos / square, -self.sin / square, {layout.transposed(None): ()})
+        factor = 1.0 / layout.amplitude
         cos, sin = self.cos, -self.sin
         if factor != 1.0:
             # One factor undoes the amplitude in the tables, the other that in x. Not their square, which may

@@ -1,77 +1,627 @@
-"""Frequencies in plain Python numbers: no arrays, exact where the contract says exact.
+"""Rules that stretch a model's frequencies to contexts longer than it was trained on: plain Python numbers.
 
-A frequency is the angle in radians that one lane (one pair of features) turns per position. RoFormer
-(arXiv 2104.09864, eq. 15) takes base^(-2i/d) for lane i of d/2. The rules that stretch these numbers for
-long contexts belong here too.
+A rule is a frozen record. It makes one series of frequencies of another: `stretched_base` changes the base
+that the series is made of, `stretched` each frequency of it, in float64. What a rule depends on of a series
+is its base and its width (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
 """
 
-import struct
-from collections.abc import Iterable
-from decimal import Context, Decimal, localcontext
-from functools import lru_cache
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias, get_args
 
-# A word must be right to half a unit in its last of 96 bits (29 digits) and lane i is the i-th power of a
-# ratio, whose error grows with i: 60 digits leave more than 25 to spare.
-_DIGITS = 60
+from ._errors import SpecError, describe, short
+from ._frequencies import default_frequencies, divided, float32, float32_frequencies
+from ._values import choice, integer, number, positive, sequence
 
-
-def default_frequencies(base: float, rotary_dim: int) -> tuple[Decimal, ...]:
-    """Real numbers base^(-2i/rotary_dim) for i = 0 .. rotary_dim/2 - 1 (RoFormer, eq. 15)."""
-    if not rotary_dim:
-        return ()
-    # A base below 1 gives frequencies above 1, whose digits before the point come on top.
-    with localcontext(Context(prec=_DIGITS + max(0, -Decimal(base).adjusted()))):
-        ratio = (Decimal(base).ln() * -2 / rotary_dim).exp()
-        powers = [Decimal(1)]
-        while len(powers) < rotary_dim // 2:
-            powers.append(powers[-1] * ratio)
-        return tuple(powers)
+Omegas: TypeAlias = Sequence[float]
 
 
-def float32_frequencies(base: float, rotary_dim: int) -> tuple[float, ...]:
-    """Round as Hugging Face's code does: exponent, power and reciprocal each to float32.
+class Scaling:
+    """What all rules have in common: they change nothing, unless they say so."""
 
-    Source: ``1.0 / (base ** (torch.arange(0, dim, 2).float() / dim))``, transformers modeling_rope_utils.
+    @property
+    def resolved(self) -> bool:
+        """Tell whether frequencies follow from the record; where not, `at_length` makes one where they do."""
+        return True
+
+    @property
+    def amplitude(self) -> float:
+        """The factor on cos and sin."""
+        return 1.0
+
+    def stretched_base(self, base: float, width: int) -> float:
+        """Return the base that the series is made of."""
+        return base
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        """Return the frequencies that the rule makes of a series."""
+        return omegas
+
+    def at_length(self, length: int) -> "Scaling":
+        """Return the rule for a sequence of `length` positions."""
+        return self
+
+    def check_length(self) -> None:
+        """Refuse a rule that waits for a length."""
+        if not self.resolved:
+            raise SpecError(
+                f"{type(self).__name__} depends on the length of the sequence, which is never read off "
+                "positions; say it first: rope.at_length(n), with n the longest sequence that keys of one "
+                "cache will see."
+            )
+
+    def _settle(self, **checked: Any) -> None:
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True)
+class Linear(Scaling):
+    """Position interpolation: all frequencies divided by one factor, ω/f [1]_.
+
+    Parameters
+    ----------
+    factor : float
+        How many times the trained context; above 0.
+
+    Raises
+    ------
+    SpecError
+        The factor is not a finite number above 0.
+
+    References
+    ----------
+    .. [1] Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+       arXiv 2306.15595.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> ra.RoPE(4, scaling=ra.Linear(factor=4.0)).frequencies
+    (0.25, 0.0025)
     """
-    exponents = (float32(i / rotary_dim) for i in range(0, rotary_dim, 2))
-    powers = [float32(float32(base) ** e) for e in exponents]
-    return tuple(float32(1.0 / power) if power else float("inf") for power in powers)
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        self._settle(factor=positive("factor", self.factor))
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        return [omega / self.factor for omega in omegas]
 
 
-def float32(value: float) -> float:
-    """Round a float64 to the nearest float32, to infinity beyond its range."""
+Variant = Literal["aware", "fixed", "mixed", "base", "every_lane"]
+
+
+@dataclass(frozen=True)
+class NTKAware(Scaling):
+    """NTK-aware scaling: low frequencies are stretched, high ones kept, by another base [1]_.
+
+    Parameters
+    ----------
+    factor : float
+        How many times the trained context (HunYuan's "alpha"); above 0.
+    variant : {"aware", "fixed", "mixed", "base", "every_lane"}
+        Of a series of width d, base θ and factor f:
+
+        * "aware": the base becomes θ·f^(d/(d-2)), so that the lowest frequency is divided by f and the
+          highest by 1. HunYuan's ``alpha``, lucidrains' ``theta_rescale_factor``, vLLM's ``dynamic`` with
+          ``alpha``.
+        * "fixed": the base becomes θ·f and every frequency is divided by f^(2/d) [2]_ (vLLM's ``ntk``).
+        * "mixed": frequency i is divided by exp(a·(i+1)^b), a = ln f/(d/2)^b, b = `mixed_b` [2]_ (vLLM's
+          ``ntk`` with ``mixed_b``).
+        * "base": the base becomes θ·f (diffusers' ``ntk_factor``).
+        * "every_lane": every frequency is divided by f^(d/(d-2)) (keras-hub's ``dynamic``, which is not NTK).
+    mixed_b : float, optional
+        The exponent b of "mixed", which needs it.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule; a `mixed_b` beside another variant.
+
+    References
+    ----------
+    .. [1] bloc97, "NTK-Aware Scaled RoPE allows LLaMA models to have extended (8k+) context size", 2023.
+    .. [2] Su, "Transformer upgrade 11: base-β positions", kexue.fm/archives/9706, 2023.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> [round(w, 6) for w in ra.RoPE(16, scaling=ra.NTKAware(4.0)).frequencies[:3]]
+    [1.0, 0.259413, 0.067295]
+    """
+
+    factor: float
+    variant: Variant = "aware"
+    mixed_b: float | None = None
+
+    def __post_init__(self) -> None:
+        variant = choice("variant", self.variant, get_args(Variant))
+        if (variant == "mixed") != (self.mixed_b is not None):
+            raise SpecError(
+                f"variant is {variant!r} and mixed_b is {self.mixed_b}; give mixed_b with variant='mixed', "
+                "and with no other."
+            )
+        self._settle(factor=positive("factor", self.factor))
+        if self.mixed_b is not None:
+            self._settle(mixed_b=number("mixed_b", self.mixed_b))
+
+    def stretched_base(self, base: float, width: int) -> float:
+        if self.variant == "aware":
+            return float(base * self.factor ** _ntk_exponent(width))
+        return base * self.factor if self.variant in ("fixed", "base") else base
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        if self.variant == "mixed":
+            assert self.mixed_b is not None
+            a = math.log(self.factor) / (width / 2) ** self.mixed_b
+            return [omega / math.exp(a * (i + 1) ** self.mixed_b) for i, omega in enumerate(omegas)]
+        exponents = {"fixed": 2 / width, "every_lane": _ntk_exponent(width)} if width else {}
+        divisor = self.factor ** exponents.get(self.variant, 0.0)
+        return [omega / divisor for omega in omegas]
+
+
+def _ntk_exponent(width: int) -> float:
+    if width == 2:
+        raise SpecError(
+            "NTK scaling divides by rotary_dim - 2, and rotary_dim is 2; with one frequency there is nothing "
+            "to spread. Give ra.Linear(factor), or a wider rotary_dim."
+        )
+    return float(width / (width - 2))
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Scaling):
+    """NTK-aware scaling by the length of the sequence: the longer it is, the larger the base [1]_.
+
+    At a length L above `max_position_embeddings` m the base becomes θ·(f·L/m - (f - 1))^(d/(d-2)); up to m
+    nothing changes. The length is said, by ``rope.at_length(L)``, and never read off positions: keys in a
+    cache were rotated at one length and must be read at the same one.
+
+    Parameters
+    ----------
+    factor : float
+        f; above 0.
+    max_position_embeddings : int
+        m, the trained context.
+    length : int, optional
+        L. None until ``rope.at_length`` gives it; lengths up to m are all m, at which the rule does nothing.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule.
+
+    References
+    ----------
+    .. [1] emozilla, "Dynamically Scaled RoPE further increases performance of long context LLaMA", 2023;
+       transformers, modeling_rope_utils.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> rope = ra.RoPE(16, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=4096))
+    >>> [round(w, 6) for w in rope.at_length(8192).frequencies[:3]]
+    [1.0, 0.270296, 0.07306]
+    """
+
+    factor: float
+    max_position_embeddings: int
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        most = integer("max_position_embeddings", self.max_position_embeddings, 1)
+        self._settle(factor=positive("factor", self.factor), max_position_embeddings=most)
+        if self.length is not None:
+            # One record for all lengths that mean the same: a spec is static under jit.
+            self._settle(length=max(integer("length", self.length, 1), most))
+
+    @property
+    def resolved(self) -> bool:
+        return self.length is not None
+
+    def at_length(self, length: int) -> "DynamicNTK":
+        return replace(self, length=integer("length", length, 1))
+
+    def stretched_base(self, base: float, width: int) -> float:
+        assert self.length is not None
+        growth = self.factor * self.length / self.max_position_embeddings - (self.factor - 1)
+        return base if self.length == self.max_position_embeddings else base * growth ** _ntk_exponent(width)
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """YaRN: frequencies that turn often in the trained context are kept, slow ones divided by f [1]_.
+
+    Between frequency numbers low and high, where low (high) is the one that turns `beta_fast` (`beta_slow`)
+    times in the trained context, a linear ramp goes from ω to ω/f. cos and sin have an amplitude:
+    `attention_factor`, else g(mscale)/g(mscale_all_dim) where both are given and not 0, else g(1), with
+    g(m) = 0.1·m·ln f + 1, or 1 for f ≤ 1.
+
+    Parameters
+    ----------
+    factor : float
+        f; above 0.
+    original_max_position_embeddings : float
+        The trained context; above 0.
+    beta_fast, beta_slow : float
+        Turns in the trained context; above 0.
+    truncate : bool
+        Whether low and high are rounded outwards to whole frequency numbers (gpt-oss does not).
+    attention_factor : float, optional
+        The amplitude, given outright; above 0.
+    mscale, mscale_all_dim : float, optional
+        DeepSeek's: see above. What DeepSeek multiplies its softmax scale by is not a part of the rotation.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule, or a base of 1, whose frequencies are all the same.
+
+    References
+    ----------
+    .. [1] Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", arXiv 2309.00071;
+       the amplitude of mscale and mscale_all_dim: DeepSeek-V2, arXiv 2405.04434.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> rope = ra.RoPE(16, scaling=ra.YaRN(factor=4.0, original_max_position_embeddings=4096))
+    >>> [round(w, 6) for w in rope.frequencies[2:5]], round(rope.amplitude, 6)
+    ([0.1, 0.025694, 0.00625], 1.138629)
+    """
+
+    factor: float
+    original_max_position_embeddings: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"):
+            self._settle(**{name: positive(name, getattr(self, name))})
+        if not isinstance(self.truncate, bool):
+            raise SpecError(f"truncate is {describe(self.truncate)}; give True or False.")
+        _settle_optional(self, "attention_factor", positive)
+        _settle_optional(self, "mscale", number)
+        _settle_optional(self, "mscale_all_dim", number)
+        if not 0 < self.amplitude < math.inf:
+            raise SpecError(
+                f"mscale is {self.mscale} and mscale_all_dim {self.mscale_all_dim}, which puts the factor "
+                f"{self.amplitude} on cos and sin; give values whose quotient is above 0."
+            )
+
+    @property
+    def amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            over = self._gain(self.mscale_all_dim)
+            return self._gain(self.mscale) / over if over else math.inf
+        return self._gain(1.0)
+
+    def _gain(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        low, high = self._ramp(base, width)
+        ramps = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(omegas))]
+        return [w / self.factor * ramp + w * (1 - ramp) for w, ramp in zip(omegas, ramps, strict=True)]
+
+    def _ramp(self, base: float, width: int) -> tuple[float, float]:
+        """Return where the ramp begins and ends, in frequency numbers."""
+        if base == 1:
+            raise SpecError("base is 1, at which all frequencies are 1 and YaRN has no ramp; give another.")
+
+        def number_that_turns(times: float) -> float:
+            turned = self.original_max_position_embeddings / (times * 2 * math.pi)
+            return width * math.log(turned) / (2 * math.log(base))
+
+        low, high = number_that_turns(self.beta_fast), number_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        # The upper bound is width - 1, not the last frequency's number: so in the reference code too.
+        low, high = max(low, 0), min(high, width - 1)
+        return low, high + 0.001 if low == high else high
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Llama 3.1's rule: wavelengths short in the trained context are kept, long ones stretched by the factor.
+
+    With λ = 2π/ω and the trained context n: λ < n/high_freq_factor is kept, λ > n/low_freq_factor becomes
+    ω/f, and between them (1 - s)·ω/f + s·ω with s = (n/λ - low)/(high - low) [1]_.
+
+    Parameters
+    ----------
+    factor : float
+        f; above 0. 8 in Llama 3.1, 32 in Llama 3.2.
+    low_freq_factor, high_freq_factor : float
+        Wavelengths in the trained context between which the rule goes over; above 0, low ≤ high.
+    original_max_position_embeddings : float
+        n; above 0.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule.
+
+    References
+    ----------
+    .. [1] Llama team, "The Llama 3 Herd of Models", arXiv 2407.21783; meta-llama/llama-models,
+       ``apply_scaling``.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> rope = ra.RoPE(16, base=500_000.0, scaling=ra.Llama3(factor=8.0))
+    >>> [round(w, 7) for w in rope.frequencies[2:5]]
+    [0.037606, 0.0072927, 0.0005248]
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: float = 8192.0
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+            self._settle(**{name: positive(name, getattr(self, name))})
+        if self.low_freq_factor > self.high_freq_factor:
+            raise SpecError(
+                f"low_freq_factor is {self.low_freq_factor}, above high_freq_factor {self.high_freq_factor}; "
+                "give the smaller first: a low frequency turns fewer times in the trained context."
+            )
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        return [self._stretched_one(omega) for omega in omegas]
+
+    def _stretched_one(self, omega: float) -> float:
+        turned = self.original_max_position_embeddings * omega / (2 * math.pi)
+        if turned < self.low_freq_factor:
+            return omega / self.factor
+        if turned > self.high_freq_factor or self.low_freq_factor == self.high_freq_factor:
+            return omega
+        s = (turned - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return (1 - s) * omega / self.factor + s * omega
+
+
+@dataclass(frozen=True)
+class LongRoPE(Scaling):
+    """LongRoPE (Phi-3's "su"): every frequency has a divisor of its own, found by search [1]_.
+
+    One list of divisors serves sequences up to the trained context, another longer ones. Which, is said by
+    ``rope.at_length(n)`` and never read off positions: keys in a cache must be read as they were written.
+
+    Parameters
+    ----------
+    short_factor, long_factor : sequence of float
+        The divisors, one per frequency; above 0.
+    original_max_position_embeddings : int
+        The trained context: a sequence of more positions takes `long_factor`.
+    factor : float, optional
+        How many times the trained context the longest one is: max_position_embeddings over the original.
+        The amplitude is √(1 + ln f/ln n) with n the trained context, or 1 for f ≤ 1 and where none is given.
+    attention_factor : float, optional
+        The amplitude, given outright; above 0.
+    short_mscale, long_mscale : float, optional
+        The amplitude beside each list, given outright (Phi-3.5-MoE); above 0.
+    length : int, optional
+        None until ``rope.at_length`` gives it; then the trained context, or one position more.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule, or lists that are not one divisor per frequency.
+
+    References
+    ----------
+    .. [1] Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv 2402.13753;
+       the amplitude and the switch: transformers, modeling_rope_utils.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> rule = ra.LongRoPE(short_factor=(1.0, 1.1), long_factor=(2.0, 3.0),
+    ...                    original_max_position_embeddings=4096, factor=32.0)
+    >>> rope = ra.RoPE(4, scaling=rule)
+    >>> rope.at_length(4097).frequencies[0], round(rope.at_length(1).amplitude, 6)
+    (0.5, 1.190238)
+    """
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    factor: float | None = None
+    attention_factor: float | None = None
+    short_mscale: float | None = None
+    long_mscale: float | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        trained = integer("original_max_position_embeddings", self.original_max_position_embeddings, 1)
+        self._settle(original_max_position_embeddings=trained)
+        for name in ("short_factor", "long_factor"):
+            values = sequence(name, getattr(self, name), "a sequence of numbers above 0")
+            self._settle(**{name: tuple(positive(f"{name}[{i}]", v) for i, v in enumerate(values))})
+        for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
+            _settle_optional(self, name, positive)
+        if trained == 1 and (self.factor or 0) > 1:
+            raise SpecError(
+                "original_max_position_embeddings is 1, whose logarithm the amplitude divides by; give the "
+                "trained context."
+            )
+        if self.length is not None:
+            # One record for all lengths that mean the same: a spec is static under jit.
+            self._settle(length=trained + (integer("length", self.length, 1) > trained))
+
+    @property
+    def resolved(self) -> bool:
+        return self.length is not None
+
+    @property
+    def _long(self) -> bool:
+        assert self.length is not None
+        return self.length > self.original_max_position_embeddings
+
+    @property
+    def amplitude(self) -> float:
+        mscale = self.long_mscale if self._long else self.short_mscale
+        for given in (mscale, self.attention_factor):
+            if given is not None:
+                return given
+        if self.factor is None or self.factor <= 1:
+            return 1.0
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
+
+    def at_length(self, length: int) -> "LongRoPE":
+        return replace(self, length=integer("length", length, 1))
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        for name, divisors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
+            if len(divisors) != len(omegas):
+                raise SpecError(
+                    f"{name} has {len(divisors)} numbers, and there are {len(omegas)} frequencies; give one "
+                    f"for each, or rotary_dim={2 * len(divisors)}."
+                )
+        divisors = self.long_factor if self._long else self.short_factor
+        return [omega / divisor for omega, divisor in zip(omegas, divisors, strict=True)]
+
+
+@dataclass(frozen=True)
+class Proportional(Scaling):
+    """Gemma 4's rule ("p-RoPE"): the first share of the frequencies, divided by the factor; the others are 0.
+
+    The exponents count over the full width, and with the half pairing the features that turn are two runs, in
+    the first and in the second half of the head: another thing than a rotary_dim of the same share.
+
+    Parameters
+    ----------
+    partial_rotary_factor : float
+        The share of lanes that turn, rounded down to whole lanes; from 0 to 1.
+    factor : float
+        What frequencies are divided by; above 0.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule.
+
+    References
+    ----------
+    .. [1] Barbero et al., "Round and Round We Go! What makes Rotary Positional Encodings useful?",
+       arXiv 2410.06205; transformers, modeling_rope_utils.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> ra.RoPE(8, base=1e4, pairing="half", scaling=ra.Proportional(0.5)).frequencies
+    (1.0, 0.1, 0.0, 0.0)
+    """
+
+    partial_rotary_factor: float
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        share = number("partial_rotary_factor", self.partial_rotary_factor, "a number from 0 to 1")
+        if not 0 <= share <= 1:
+            raise SpecError(f"partial_rotary_factor is {share}; give a number from 0 to 1.")
+        self._settle(partial_rotary_factor=share, factor=positive("factor", self.factor))
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        turning = int(self.partial_rotary_factor * width // 2)
+        return [omega / self.factor if i < turning else 0.0 for i, omega in enumerate(omegas)]
+
+
+@dataclass(frozen=True)
+class Periods(Scaling):
+    """DINOv3's frequencies: 2π divided by periods, for coordinates that are normalised to [-1, 1] [1]_.
+
+    Without arguments the periods are base^(2j/d): every frequency is 2π times the usual one. With both, the
+    n periods of a series are min·(max/min)^(j/(n-1)).
+
+    Parameters
+    ----------
+    min_period, max_period : float, optional
+        Both or neither; above 0. The base is then not used.
+
+    Raises
+    ------
+    SpecError
+        A value that names no rule, or one of the two alone.
+
+    References
+    ----------
+    .. [1] Siméoni et al., "DINOv3", arXiv 2508.10104; facebookresearch/dinov3, ``rope_position_encoding``.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> rope = ra.RoPE(16, base=100.0, pairing="half", axes=ra.Axes.axial(8, 8), scaling=ra.Periods())
+    >>> [round(w, 6) for w in rope.frequencies[:4]]
+    [6.283185, 1.986918, 0.628319, 0.198692]
+    """
+
+    min_period: float | None = None
+    max_period: float | None = None
+
+    def __post_init__(self) -> None:
+        _settle_optional(self, "min_period", positive)
+        _settle_optional(self, "max_period", positive)
+        if (self.min_period is None) != (self.max_period is None):
+            raise SpecError(
+                f"min_period is {self.min_period} and max_period {self.max_period}; give both, or neither."
+            )
+
+    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        if self.min_period is None or self.max_period is None:
+            return [2 * math.pi * omega for omega in omegas]
+        last = max(len(omegas) - 1, 1)
+        growth = self.max_period / self.min_period
+        return [2 * math.pi / (self.min_period * growth ** (j / last)) for j in range(len(omegas))]
+
+
+def _settle_optional(rule: Scaling, name: str, check: Any) -> None:
+    if getattr(rule, name) is not None:
+        rule._settle(**{name: check(name, getattr(rule, name))})
+
+
+def frequencies(
+    base: float, width: int, count: int, rule: Scaling | None, angles: str
+) -> tuple[Decimal, ...]:
+    """Return the frequencies of one series: what the angles are made of, each an exact number.
+
+    With exact angles the default and `Linear` are real numbers; what any other rule gives is a float64, taken
+    exactly. With float32 angles each is a float32, the rule applied to float32 frequencies.
+    """
+    if rule is not None:
+        rule.check_length()
     try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+        if angles == "float32":
+            return tuple(map(Decimal, _float32_series(base, width, count, rule)))
+        if rule is None:
+            return default_frequencies(base, width, count)
+        if isinstance(rule, Linear):
+            return divided(default_frequencies(base, width, count), rule.factor)
+        made = default_frequencies(rule.stretched_base(base, width), width, count)
+        return tuple(Decimal(float(w)) for w in rule.stretched([*map(float, made)], base, width))
+    except SpecError:
+        raise
+    except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
+        raise SpecError(
+            f"base {base} and scaling {short(rule)} over a width of {width} give frequencies beyond the "
+            "range of floats; give values nearer to 1."
+        ) from None
 
 
-def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:
-    """F = round(ω/2π · 2^bits): the turns per position of each lane, in units of 2^-bits turn."""
-    return tuple(_turns(omega, bits) for omega in frequencies)
-
-
-def _turns(omega: Decimal, bits: int) -> int:
-    digits = _DIGITS + max(0, omega.adjusted())
-    context = Context(prec=digits)
-    product = context.divide(context.multiply(omega, Decimal(2**bits)), _two_pi(digits))
-    return int(product.to_integral_value())
-
-
-@lru_cache(maxsize=8)
-def _two_pi(digits: int) -> Decimal:
-    """2π by Machin's formula, 32 arctan(1/5) - 8 arctan(1/239), in integers with ten guard digits."""
-    unit = 10 ** (digits + 10)
-    scaled = 32 * _arctan_inverse(5, unit) - 8 * _arctan_inverse(239, unit)
-    return Decimal(scaled).scaleb(-digits - 10, Context(prec=digits + 12))
-
-
-def _arctan_inverse(x: int, unit: int) -> int:
-    """Sum unit · arctan(1/x) by its Taylor series."""
-    term = total = unit // x
-    n = 1
-    while term:
-        term //= -x * x
-        n += 2
-        total += term // n
-    return total
+def _float32_series(base: float, width: int, count: int, rule: Scaling | None) -> Omegas:
+    if rule is None:
+        return float32_frequencies(base, width, count)
+    made = float32_frequencies(rule.stretched_base(base, width), width, count)
+    return [float32(omega) for omega in rule.stretched(made, base, width)]

@@ -1,18 +1,18 @@
 """What a model's rotary embedding is: a frozen record of plain Python values, checked when it is made."""
 
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from itertools import count
-from numbers import Integral, Real
 from threading import Lock
 from typing import Any, ClassVar, Literal, get_args
 
+from ._axes import Axes
 from ._errors import SpecError, describe, short
-from ._plan import Layout, Plan
-from ._scaling import default_frequencies, float32, float32_frequencies, turns
+from ._frequencies import float32, turns
+from ._plan import Constants, Coordinates, Layout, Plan
+from ._scaling import Scaling, frequencies
+from ._values import choice, integer, number, positive, sequence
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -29,15 +29,21 @@ class Spec:
     rotary_start: int = 0
     pairing: Pairing = "interleaved"
     out_pairing: Pairing | None = None
+    scaling: Scaling | None = None
+    axes: Axes | None = None
     inv_freq: tuple[float, ...] | None = None
     attention_factor: float | None = None
     angles: Angles = "exact"
-    _plan: ClassVar[Plan]  # of each instance, but no field of it
+    _plan: ClassVar[Plan | None]  # of each instance, but no field of it; None where the length is not said
 
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_plan", _plan(self))
+        object.__setattr__(self, "_plan", _plan(self) if self._resolved else None)
+
+    @property
+    def _resolved(self) -> bool:
+        return self.scaling is None or self.scaling.resolved
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan is derived: it is made anew where the spec is loaded, by the version that runs there.
@@ -46,12 +52,22 @@ class Spec:
     @property
     def frequencies(self) -> tuple[float, ...]:
         """Effective frequency ω of each lane, in radians per position: rotary_dim/2 floats."""
-        return self._plan.frequencies.values
+        return settled(self).frequencies.values
 
     @property
     def amplitude(self) -> float:
-        """The factor on cos and sin: `attention_factor`, or 1.0 where none is given."""
-        return 1.0 if self.attention_factor is None else self.attention_factor
+        """The factor on cos and sin: `attention_factor`, or the scaling's, or 1.0."""
+        factor = settled(self).layout.amplitude
+        assert factor is not None
+        return factor
+
+
+def settled(spec: Spec) -> Plan:
+    """Return the plan of a spec, which one that waits for a length does not have."""
+    if spec._plan is None:
+        assert spec.scaling is not None
+        spec.scaling.check_length()
+    return spec._plan  # type: ignore[return-value]  # check_length has raised
 
 
 def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
@@ -60,44 +76,60 @@ def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
 def _checked(spec: Spec) -> dict[str, Any]:
     """Return the values that the checks settled: defaults resolved, numbers made plain Python ones."""
-    head_dim = _integer("head_dim", spec.head_dim, 1)
-    start = _integer("rotary_start", spec.rotary_start, 0)
+    head_dim = integer("head_dim", spec.head_dim, 1)
+    start = integer("rotary_start", spec.rotary_start, 0)
     if start > head_dim:
         raise SpecError(
             f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
         )
-    width = _rotary_dim(spec.rotary_dim, head_dim, start)
-    pairing = _choice("pairing", spec.pairing, get_args(Pairing))
+    axes = _instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
+    pairing = choice("pairing", spec.pairing, get_args(Pairing))
     return {
         "head_dim": head_dim,
-        "base": _base(spec.base),
+        "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
         "rotary_dim": width,
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "inv_freq": _inv_freq(spec.inv_freq, width),
+        "scaling": _instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "axes": axes,
+        "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
         "attention_factor": _amplitude(spec.attention_factor),
-        "angles": _choice("angles", spec.angles, get_args(Angles)),
+        "angles": choice("angles", spec.angles, get_args(Angles)),
     }
 
 
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None where it is the same, so that dataclasses.replace(rope, pairing=...) changes both.
-    return (
-        None if value is None or _choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
-    )
+    return None if value is None or choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
 
 
-def _rotary_dim(value: Any, head_dim: int, start: int) -> int:
-    width = head_dim - start if value is None else _integer("rotary_dim", value, 0)
+def _instance(name: str, value: Any, kind: type, need: str) -> Any:
+    if value is not None and not isinstance(value, kind):
+        raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
+    return value
+
+
+def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:
+    name = "rotary_dim"
+    if value is not None:
+        width = integer(name, value, 0)
+    elif axes is not None:
+        width = 2 * len(axes.lanes)
+    else:
+        width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
+    if axes is not None and 2 * len(axes.lanes) != width:
+        raise SpecError(
+            f"axes has {len(axes.lanes)} lanes, and rotary_dim is {width}; give a map of {width // 2} lanes, "
+            f"or rotary_dim={2 * len(axes.lanes)}."
+        )
     if start + width > head_dim:
         raise SpecError(
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
     if width % 2:
-        derived = "head_dim - rotary_start" if start else "head_dim"
-        name = derived if value is None else "rotary_dim"
         raise SpecError(
             f"{name} is {width}, odd; features turn in pairs, so the rotated width must be even: "
             f"give rotary_dim={width - 1} to leave one feature unrotated."
@@ -105,40 +137,11 @@ def _rotary_dim(value: Any, head_dim: int, start: int) -> int:
     return width
 
 
-def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.")
-    if (number := operator.index(value)) < least:
-        raise SpecError(f"{name} is {short(number)}; give an int of at least {least}.")
-    return number
-
-
-def _number(name: str, value: Any, need: str) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError
-        number = float(value)
-    except (TypeError, OverflowError):
-        raise SpecError(f"{name} is {describe(value)}; give {need}.") from None
-    if not math.isfinite(number):
-        raise SpecError(f"{name} is {number}; give {need}.")
-    return number
-
-
-def _base(value: Any) -> float:
-    base = _number("base", value, "a finite number above 0, such as 10000.0")
-    if base <= 0:
-        raise SpecError(f"base is {base}; give a finite number above 0, such as 10000.0.")
-    return base
-
-
 def _amplitude(value: Any) -> float | None:
     if value is None:
         return None
-    factor = _number("attention_factor", value, "a finite number above 0, or None")
-    if factor <= 0:
-        # 0 has no inverse, and a negative factor would be a half turn that no model means.
-        raise SpecError(f"attention_factor is {factor}; give a finite number above 0, or None.")
+    # 0 has no inverse, and a negative factor would be a half turn that no model means.
+    factor = positive("attention_factor", value, "a finite number above 0, or None")
     if not math.isfinite(1 / factor):
         raise SpecError(
             f"attention_factor is {factor}, whose inverse is beyond floats; give one nearer to 1."
@@ -146,37 +149,40 @@ def _amplitude(value: Any) -> float | None:
     return factor
 
 
-def _inv_freq(value: Any, width: int) -> tuple[float, ...] | None:
+def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+    if scaling is not None:
         raise SpecError(
-            f"inv_freq is {describe(value)}; a RoPE holds plain Python numbers. Give a tuple of floats "
-            "(inv_freq.tolist() makes one), or pass the array to rope.rotation(pos, like=x, inv_freq=...), "
-            "which keeps its gradient."
+            f"both inv_freq and scaling={short(scaling)} are given, and each says what the frequencies are; "
+            "give one. A rule's amplitude goes with inv_freq as attention_factor."
         )
+    value = sequence("inv_freq", value, _NEED)
     if len(value) != width // 2:
         raise SpecError(
             f"inv_freq has {len(value)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
             f"Give {width // 2} frequencies, or rotary_dim={2 * len(value)}."
         )
-    return tuple(_number(f"inv_freq[{i}]", v, "a finite number") for i, v in enumerate(value))
+    return tuple(number(f"inv_freq[{i}]", v) for i, v in enumerate(value))
 
 
-def _choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise SpecError(f"{name} is {short(value)}; give one of {', '.join(map(repr, allowed))}.")
-    return str(value)
+# A RoPE holds plain Python numbers.
+_NEED = (
+    "a tuple of floats (inv_freq.tolist() makes one), or pass the array to "
+    "rope.rotation(pos, like=x, inv_freq=...), which keeps its gradient"
+)
 
 
 def _plan(spec: Spec) -> Plan:
+    factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
     layout = Layout(
         spec.head_dim,
         spec.rotary_start,
         spec.rotary_start + spec.rotary_dim,
         spec.pairing,
         spec.out_pairing or spec.pairing,
-        spec.amplitude,
+        factor if spec.attention_factor is None else spec.attention_factor,
+        spec.axes.blocks if spec.axes else 1,
     )
     omegas = _frequencies(spec)
     if not all(math.isfinite(float(omega)) for omega in omegas):
@@ -184,18 +190,35 @@ def _plan(spec: Spec) -> Plan:
             f"base is {spec.base} and angles {spec.angles!r}, which gives frequencies beyond the range of "
             "floats; give a base or inv_freq nearer to 1."
         )
-    return Plan(layout, spec.angles == "exact", [*map(float, omegas)], turns(omegas, 64), turns(omegas, 96))
+    words = turns(omegas, 64), turns(omegas, 96)
+    return Plan(layout, spec.angles == "exact", [*map(float, omegas)], *words, coordinates=_coordinates(spec))
+
+
+def _coordinates(spec: Spec) -> Coordinates | None:
+    if spec.axes is None:
+        return None
+    assert spec.axes.count is not None
+    return Coordinates(spec.axes.count, Constants([a or 0 for a in spec.axes.lanes]))
 
 
 def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
-    """Return the numbers the angles are made of: the real base^(-2i/d), or each float taken exactly."""
-    if spec.angles == "float32":
-        if spec.inv_freq is None:
-            return tuple(map(Decimal, float32_frequencies(spec.base, spec.rotary_dim)))
-        return tuple(Decimal(float32(omega)) for omega in spec.inv_freq)
-    if spec.inv_freq is None:
-        return default_frequencies(spec.base, spec.rotary_dim)
-    return tuple(map(Decimal, spec.inv_freq))
+    """Return the numbers the angles are made of, one per lane."""
+    if spec.inv_freq is not None:
+        given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
+        return tuple(map(Decimal, given))
+    sources = _sources(spec)
+    series = {}
+    for width in {source[0] for source in sources if source}:
+        # All of a series even where lanes take a part: a rule may go by the whole.
+        count = max((width + 1) // 2, *(n + 1 for w, n in filter(None, sources) if w == width))
+        series[width] = frequencies(spec.base, width, count, spec.scaling, spec.angles)
+    return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
+
+
+def _sources(spec: Spec) -> list[tuple[int, int] | None]:
+    if spec.axes is not None:
+        return spec.axes.sources(spec.rotary_dim)
+    return [(spec.rotary_dim, i) for i in range(spec.rotary_dim // 2)]
 
 
 _FIELDS = tuple(f.name for f in fields(Spec) if f.init)
@@ -247,6 +270,6 @@ def _keep(key: tuple[Any, ...], spec: Spec) -> str:
                 _names.clear()
                 vars(_kept).clear()
             name = f"plan{next(_numbers)}"
-            setattr(_kept, name, spec._plan)
+            setattr(_kept, name, settled(spec))
             _names[key] = name
         return _names[key]

@@ -116,10 +116,12 @@ STDLIB = sys.stdlib_module_names
 # What each module of the core may import of the package; all of it but `testing` and `_demo` where not named.
 PLAIN = {
     "_errors": set(),
-    "_scaling": {"_errors"},
-    "_axes": {"_errors"},
+    "_values": {"_errors"},
+    "_frequencies": {"_errors"},
+    "_scaling": {"_errors", "_values", "_frequencies"},
+    "_axes": {"_errors", "_values"},
     "_plan": {"_errors"},
-    "_spec": {"_errors", "_scaling", "_axes", "_plan"},
+    "_spec": {"_errors", "_values", "_frequencies", "_scaling", "_axes", "_plan"},
     "_kit": set(),
     "_angles": {"_kit", "_plan"},
     "_rotate": {"_kit", "_plan"},

@@ -29,6 +29,8 @@ FIELDS = [
     "rotary_start",
     "pairing",
     "out_pairing",
+    "scaling",
+    "axes",
     "inv_freq",
     "attention_factor",
     "angles",

@@ -17,7 +17,7 @@ from rope_array import _core, _host
 from rope_array._errors import ShapeError
 from rope_array._namespace import Library
 from rope_array._namespace import library as library_of
-from rope_array._plan import Layout, Plan, covered_axes, unknown
+from rope_array._plan import Layout, Plan, covered_axes, unknown, without_coordinates
 
 name = "dask"
 is_core = False
@@ -35,7 +35,7 @@ class Dask(Library):
 
 LIBRARY = Dask("dask", xp, takes_numpy=True, placeless=True)
 # Labels of axes that x does not have; its own are labelled 0, 1, ...
-_LANE, _TABLE = -1, -2
+_LANE, _TABLE, _COORDINATE = -1, -2, -3
 
 
 def library(x: Any) -> Library:
@@ -54,19 +54,22 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
     _core.table_positions(pos, like, plan, inv_freq, LIBRARY)
     pos = da.asarray(_lazy(pos))
-    axes = tuple(range(pos.ndim))
+    more = _more_axes(plan)
+    pos = _whole_last(pos) if more else pos
+    axes = tuple(range(pos.ndim - len(more)))
     frequencies = () if inv_freq is None else (inv_freq.rechunk(-1), (_LANE,))
     both = da.blockwise(
         _tables_of_chunk,
         (_TABLE, *axes, _LANE),
         pos,
-        axes,
+        (*axes, *more),
         *frequencies,
         like=like._meta,
         plan=plan,
         run=run,
         new_axes={_TABLE: 2} | ({_LANE: plan.layout.lanes} if inv_freq is None else {}),
         dtype=np.float64 if _core.is_double(like) else np.float32,
+        concatenate=True,
     )
     return both[0], both[1]
 
@@ -78,17 +81,29 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any)
 
 
 def _apply_one(x: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
-    x = _whole_heads(x)
-    axes = covered_axes(x.ndim, np.ndim(pos), seq_axis)
-    operand = (_chunked_like(pos, x, axes), axes) if axes else (pos, () if LIBRARY.owns(pos) else None)
-    spread = tuple(size == 1 for size in _host.shape_of(pos))
+    x = _whole_last(x)
+    shape = without_coordinates(_host.shape_of(pos), plan)
+    axes = covered_axes(x.ndim, len(shape), seq_axis)
+    operand = _operand(pos, x, axes, _more_axes(plan))
+    spread = tuple(size == 1 for size in shape)
     return _blockwise(_apply_to_chunk, x, *operand, plan=plan, seq_axis=seq_axis, spread=spread, run=run)
 
 
+def _operand(pos: Any, x: Any, axes: tuple[int, ...], more: tuple[int, ...]) -> tuple[Any, Any]:
+    """Return positions with the labels of their axes; None where they go into every task as they are."""
+    if LIBRARY.owns(pos):
+        return _chunked_like(_whole_last(pos) if more else pos, x, axes), (*axes, *more)
+    return (_chunked_like(pos, x, axes), axes) if axes else (pos, None)
+
+
+def _more_axes(plan: Plan) -> tuple[int, ...]:
+    return () if plan.coordinates is None else (_COORDINATE,)
+
+
 def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
-    x = _whole_heads(x)
+    x = _whole_last(x)
     axes = covered_axes(x.ndim, cos.ndim - 1, seq_axis)
-    operands = [a for t in (cos, sin) for a in (_chunked_like(_whole_heads(t), x, axes), (*axes, _LANE))]
+    operands = [a for t in (cos, sin) for a in (_chunked_like(_whole_last(t), x, axes), (*axes, _LANE))]
     spread = tuple(size == 1 for size in cos.shape[:-1])
     return _blockwise(_rotate_chunk, x, *operands, layout=layout, seq_axis=seq_axis, spread=spread, run=run)
 
@@ -101,7 +116,7 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
 
 
 def _apply_to_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any, run: Any) -> Any:
-    _check_sizes(x, np.shape(pos), seq_axis, spread)
+    _check_sizes(x, without_coordinates(np.shape(pos), plan), seq_axis, spread)
     if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library_of(x).takes_numpy:
         pos = library_of(x).xp.asarray(pos)
     return run("apply", x, (x,), pos, plan, seq_axis)[0]
@@ -134,8 +149,8 @@ def _lazy(pos: Any) -> Any:
     return np.asarray(pos) if isinstance(pos, (range, list, tuple)) else pos
 
 
-def _whole_heads(x: Any) -> Any:
-    """Bring the last axis into one chunk: the members of a pair may stand half a head apart."""
+def _whole_last(x: Any) -> Any:
+    """Bring the last axis into one chunk: a head, whose pairs may stand half of it apart, or coordinates."""
     return x if x.numblocks[-1] == 1 else x.rechunk({x.ndim - 1: -1})
 
 

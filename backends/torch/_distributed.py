@@ -10,7 +10,7 @@ from typing import Any
 from rope_array import _core, _host
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 from rope_array._namespace import Library
-from rope_array._plan import Layout, Plan, covered_axes
+from rope_array._plan import Layout, Plan, covered_axes, without_coordinates
 
 _MODULE = "torch.distributed.tensor"
 
@@ -70,8 +70,9 @@ def check(xs: Any, pos: Any) -> None:
 
 def _apply_one(x: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
     local = x.to_local()
-    whole = _beside(whole, x, seq_axis, 0)
-    fraction = fraction if fraction is None else _beside(fraction, x, seq_axis, 0)
+    more = 0 if plan.coordinates is None else 1
+    whole = _beside(whole, x, seq_axis, more)
+    fraction = fraction if fraction is None else _beside(fraction, x, seq_axis, more)
     return _placed(
         _core.compute((local,), whole, fraction, plan, seq_axis, lib.kit(local))[0], x, x.placements
     )
@@ -87,13 +88,18 @@ def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib:
     local = whole.to_local() if is_placed(whole) else whole
     made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
     places = whole.placements if is_placed(whole) else _everywhere(like)
-    shape = lib.xp.empty((*whole.shape, plan.layout.lanes), device="meta")
+    lead = without_coordinates(tuple(whole.shape), plan)
+    if is_placed(whole) and any(p.is_shard() and p.dim >= len(lead) for p in whole.placements):
+        raise ShapeError(
+            f"pos is placed as {whole.placements}, its coordinates split; redistribute it first."
+        )
+    shape = lib.xp.empty((*lead, plan.layout.lanes), device="meta")
     cos, sin = (_placed(table, shape, places, like.device_mesh) for table in made)
     return cos, sin
 
 
 def _beside(table: Any, x: Any, seq_axis: int, more: int) -> Any:
-    """Return the part of positions, or of tables with `more` axes behind, that stands beside x's shard."""
+    """Return the part of positions, or of tables, with `more` axes behind, that stands beside x's shard."""
     ndim = table.ndim - more
     if not is_placed(table):
         table = _placed(table, table, _everywhere(x), x.device_mesh)
