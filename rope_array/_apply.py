@@ -281,7 +281,7 @@ class RoPE(Spec):
         0.270296
         """
         length = integer("length", length, 1)
-        scaling = self.scaling and self.scaling.at_length(length)
+        scaling = self.scaling and self.scaling._at_length(length)
         return self if scaling == self.scaling else replace(self, scaling=scaling)
 
     def rotation_mixed(self, pos: Any, *, like: Any, inv_freq: Any) -> Rotation:

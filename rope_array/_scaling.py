@@ -1,7 +1,7 @@
 """Rules that stretch a model's frequencies to contexts longer than it was trained on: plain Python numbers.
 
-A rule is a frozen record. It makes one series of frequencies of another: `stretched_base` changes the base
-that the series is made of, `stretched` each frequency of it, in float64. What a rule depends on of a series
+A rule is a frozen record. It makes one series of frequencies of another: `_new_base` changes the base
+that the series is made of, `_stretched` each frequency of it, in float64. What a rule depends on of a series
 is its base and its width (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
 """
 
@@ -31,19 +31,19 @@ class Scaling:
         """The factor on cos and sin."""
         return 1.0
 
-    def stretched_base(self, base: float, width: int) -> float:
+    def _new_base(self, base: float, width: int) -> float:
         """Return the base that the series is made of."""
         return base
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         """Return the frequencies that the rule makes of a series."""
         return omegas
 
-    def at_length(self, length: int) -> "Scaling":
+    def _at_length(self, length: int) -> "Scaling":
         """Return the rule for a sequence of `length` positions."""
         return self
 
-    def check_length(self) -> None:
+    def _check_length(self) -> None:
         """Refuse a rule that waits for a length."""
         if not self.resolved:
             raise SpecError(
@@ -88,7 +88,7 @@ class Linear(Scaling):
     def __post_init__(self) -> None:
         self._settle(factor=positive("factor", self.factor))
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [omega / self.factor for omega in omegas]
 
 
@@ -149,12 +149,12 @@ class NTKAware(Scaling):
         if self.mixed_b is not None:
             self._settle(mixed_b=number("mixed_b", self.mixed_b))
 
-    def stretched_base(self, base: float, width: int) -> float:
+    def _new_base(self, base: float, width: int) -> float:
         if self.variant == "aware":
             return float(base * self.factor ** _ntk_exponent(width))
         return base * self.factor if self.variant in ("fixed", "base") else base
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         if self.variant == "mixed":
             assert self.mixed_b is not None
             a = math.log(self.factor) / (width / 2) ** self.mixed_b
@@ -167,8 +167,8 @@ class NTKAware(Scaling):
 def _ntk_exponent(width: int) -> float:
     if width == 2:
         raise SpecError(
-            "NTK scaling divides by rotary_dim - 2, and rotary_dim is 2; with one frequency there is nothing "
-            "to spread. Give ra.Linear(factor), or a wider rotary_dim."
+            "NTK scaling divides by d - 2, and d, the width of a series of frequencies, is 2; with one "
+            "frequency there is nothing to spread. Give ra.Linear(factor), or a wider rotary_dim."
         )
     return float(width / (width - 2))
 
@@ -223,10 +223,10 @@ class DynamicNTK(Scaling):
     def resolved(self) -> bool:
         return self.length is not None
 
-    def at_length(self, length: int) -> "DynamicNTK":
+    def _at_length(self, length: int) -> "DynamicNTK":
         return replace(self, length=integer("length", length, 1))
 
-    def stretched_base(self, base: float, width: int) -> float:
+    def _new_base(self, base: float, width: int) -> float:
         assert self.length is not None
         growth = self.factor * self.length / self.max_position_embeddings - (self.factor - 1)
         return base if self.length == self.max_position_embeddings else base * growth ** _ntk_exponent(width)
@@ -309,7 +309,7 @@ class YaRN(Scaling):
     def _gain(self, mscale: float) -> float:
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         low, high = self._ramp(base, width)
         ramps = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(omegas))]
         return [w / self.factor * ramp + w * (1 - ramp) for w, ramp in zip(omegas, ramps, strict=True)]
@@ -379,7 +379,7 @@ class Llama3(Scaling):
                 "give the smaller first: a low frequency turns fewer times in the trained context."
             )
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [self._stretched_one(omega) for omega in omegas]
 
     def _stretched_one(self, omega: float) -> float:
@@ -480,10 +480,10 @@ class LongRoPE(Scaling):
             return 1.0
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
 
-    def at_length(self, length: int) -> "LongRoPE":
+    def _at_length(self, length: int) -> "LongRoPE":
         return replace(self, length=integer("length", length, 1))
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         for name, divisors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
             if len(divisors) != len(omegas):
                 raise SpecError(
@@ -534,7 +534,7 @@ class Proportional(Scaling):
             raise SpecError(f"partial_rotary_factor is {share}; give a number from 0 to 1.")
         self._settle(partial_rotary_factor=share, factor=positive("factor", self.factor))
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         turning = int(self.partial_rotary_factor * width // 2)
         return [omega / self.factor if i < turning else 0.0 for i, omega in enumerate(omegas)]
 
@@ -579,7 +579,7 @@ class Periods(Scaling):
                 f"min_period is {self.min_period} and max_period {self.max_period}; give both, or neither."
             )
 
-    def stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         if self.min_period is None or self.max_period is None:
             return [2 * math.pi * omega for omega in omegas]
         last = max(len(omegas) - 1, 1)
@@ -601,7 +601,7 @@ def frequencies(
     exactly. With float32 angles each is a float32, the rule applied to float32 frequencies.
     """
     if rule is not None:
-        rule.check_length()
+        rule._check_length()
     try:
         if angles == "float32":
             return tuple(map(Decimal, _float32_series(base, width, count, rule)))
@@ -609,8 +609,8 @@ def frequencies(
             return default_frequencies(base, width, count)
         if isinstance(rule, Linear):
             return divided(default_frequencies(base, width, count), rule.factor)
-        made = default_frequencies(rule.stretched_base(base, width), width, count)
-        return tuple(Decimal(float(w)) for w in rule.stretched([*map(float, made)], base, width))
+        made = default_frequencies(rule._new_base(base, width), width, count)
+        return tuple(Decimal(float(w)) for w in rule._stretched([*map(float, made)], base, width))
     except SpecError:
         raise
     except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
@@ -623,5 +623,5 @@ def frequencies(
 def _float32_series(base: float, width: int, count: int, rule: Scaling | None) -> Omegas:
     if rule is None:
         return float32_frequencies(base, width, count)
-    made = float32_frequencies(rule.stretched_base(base, width), width, count)
-    return [float32(omega) for omega in rule.stretched(made, base, width)]
+    made = float32_frequencies(rule._new_base(base, width), width, count)
+    return [float32(omega) for omega in rule._stretched(made, base, width)]

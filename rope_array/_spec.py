@@ -66,7 +66,7 @@ def settled(spec: Spec) -> Plan:
     """Return the plan of a spec, which one that waits for a length does not have."""
     if spec._plan is None:
         assert spec.scaling is not None
-        spec.scaling.check_length()
+        spec.scaling._check_length()
     return spec._plan  # type: ignore[return-value]  # check_length has raised
 
 

@@ -6,13 +6,14 @@ where a fault was seen in a released package, its thread is named.
 
 import functools
 import time
+from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
 
 import rope_array as ra
-from rope_array.testing import Target
+from rope_array.testing import Target, _names
 from rope_array.testing._claims import FIELDS
 
 
@@ -38,9 +39,19 @@ def target(rotate, library):
     """All fields claimed, all dtypes, the contract: nothing is left out for want of a claim."""
     dtypes = ("float32", "float64", *(("float16",) if library in ("numpy", "torch") else ()))
     return Target(
-        rotate, library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact", furthest=2**62,
-        declared=True,
+        in_words_of_the_package(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
+        furthest=2**62, declared=True,
     )  # fmt: skip
+
+
+def in_words_of_the_package(rotate):
+    """Hand rules and maps on as rope_array's records."""
+
+    @functools.wraps(rotate)
+    def spelled(x, pos, **spec):
+        return rotate(x, pos, **_names.spelled(spec))
+
+    return spelled
 
 
 def mutant(*convicted_by, library="numpy"):
@@ -250,6 +261,183 @@ def wrong_axis(x, pos, **spec):
 def vectors_and_videos(x, pos, **spec):
     """What has another number of axes than four is taken for one position."""
     return ra.apply(x, pos if x.ndim == 4 else 0, **spec)
+
+
+# ---- rules ----
+
+
+def without(spec, *names):
+    return {name: value for name, value in spec.items() if name not in names}
+
+
+def rule_of(spec, kind):
+    """The rule of a call where it is one of a kind."""
+    return spec["scaling"] if isinstance(spec.get("scaling"), kind) else None
+
+
+@mutant(
+    "scaling_linear", "scaling_ntk", "scaling_dynamic", "scaling_yarn", "scaling_llama3", "scaling_longrope",
+    "scaling_proportional", "scaling_periods", "scaling_amplitude", "scaling_of_a_part", "scaling_inverse",
+    "axes_and_scaling",
+)  # fmt: skip
+def scaling_ignored(x, pos, **spec):
+    """vllm PR #44158: readers of an old key fell to no scaling."""
+    return ra.apply(x, pos, **without(spec, "scaling"))
+
+
+@mutant("scaling_ntk", "axes_and_scaling")
+def ntk_for_every_lane(x, pos, **spec):
+    """keras-hub 0.32.0, rope_type="dynamic": all frequencies are divided by the power."""
+    if rule := rule_of(spec, ra.NTKAware):
+        spec["scaling"] = replace(rule, variant="every_lane")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_dynamic")
+def dynamic_below_the_trained_length(x, pos, **spec):
+    if rule := rule_of(spec, ra.DynamicNTK):
+        spec["scaling"] = ra.NTKAware(rule.factor)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_yarn")
+def yarn_always_truncated(x, pos, **spec):
+    """transformers 5.23: truncate is read from the outer dict; vllm PR #28244."""
+    if rule := rule_of(spec, ra.YaRN):
+        spec["scaling"] = replace(rule, truncate=True)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_yarn", "scaling_amplitude", "scaling_in_turn")
+def yarn_without_amplitude(x, pos, **spec):
+    """torchtitan: the amplitude is not in the rotation."""
+    if rule := rule_of(spec, ra.YaRN):
+        spec["scaling"] = replace(rule, attention_factor=1.0)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_amplitude")
+def yarn_amplitude_for_any_factor(x, pos, **spec):
+    """keras-hub 0.32.0: 0.1·ln f + 1 always, mscale and attention_factor unread."""
+    if rule := rule_of(spec, ra.YaRN):
+        spec["scaling"] = replace(rule, attention_factor=0.1 * np.log(rule.factor) + 1)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_and_attention_factor")
+def amplitudes_multiplied(x, pos, **spec):
+    """sglang, mlx-lm: attn_factor multiplies the default instead of replacing it."""
+    if rule := rule_of(spec, ra.YaRN):
+        spec["attention_factor"] = spec.get("attention_factor", 1.0) * rule.amplitude
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_of_a_part")
+@each
+def rule_by_the_head(x, pos, **spec):
+    rule, width = spec.get("scaling"), spec.get("rotary_dim")
+    if rule is None or width is None:
+        return ra.apply(x, pos, **spec)
+    spec, call = split(spec)
+    whole_head = ra.RoPE(x.shape[-1], base=spec.get("base", 10000.0), scaling=rule)
+    spec["inv_freq"] = whole_head.frequencies[: width // 2]
+    spec.setdefault("attention_factor", whole_head.amplitude)
+    return ra.apply(x, pos, **without(spec, "scaling"), **call)
+
+
+@mutant("scaling_llama3")
+def llama3_without_the_ramp(x, pos, **spec):
+    if rule := rule_of(spec, ra.Llama3):
+        spec["scaling"] = replace(rule, low_freq_factor=rule.high_freq_factor)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_longrope")
+def longrope_long_at_the_trained_length(x, pos, **spec):
+    """sglang: the boundary is > the trained length, not ≥."""
+    if rule := rule_of(spec, ra.LongRoPE):
+        spec["scaling"] = replace(rule, length=rule.length + 1)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_proportional")
+@each
+def proportional_as_partial(x, pos, **spec):
+    """Megatron-Bridge #4195: the first features of the head instead of the first lanes."""
+    rule = rule_of(spec, ra.Proportional)
+    if rule is None:
+        return ra.apply(x, pos, **spec)
+    width = int(rule.partial_rotary_factor * x.shape[-1]) // 2 * 2
+    return ra.apply(x, pos, **{**spec, "scaling": ra.Linear(rule.factor), "rotary_dim": width})
+
+
+@mutant("scaling_in_turn")
+def rule_kept_from_the_first_call(x, pos, **spec):
+    if "scaling" in spec:
+        spec["scaling"] = _TABLES.setdefault(("rule", type(spec["scaling"])), spec["scaling"])
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("scaling_inverse")
+def inverse_keeps_the_rules_amplitude(x, pos, **spec):
+    if spec.get("inverse") and (rule := rule_of(spec, ra.YaRN)):
+        spec["attention_factor"] = 1 / rule.amplitude
+    return ra.apply(x, pos, **spec)
+
+
+# ---- coordinates ----
+
+
+@mutant(
+    "axes_chunked", "axes_interleaved", "axes_alternating", "axes_axial", "axes_blocks", "axes_indices",
+    "axes_without_a_coordinate", "axes_of_a_part", "axes_of_floats", "axes_of_a_batch",
+    "axes_of_one_position", "axes_and_seq_axis", "axes_inverse", "axes_and_scaling", "axes_and_inv_freq",
+    "axes_of_a_tuple",
+)  # fmt: skip
+def first_coordinate_only(x, pos, **spec):
+    """A wrong map that passes every test with text: candle #3551, Liger PR #276, transformers #40490."""
+    if "axes" in spec:
+        pos = np.broadcast_to(np.asarray(pos)[..., :1], np.shape(pos))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("axes_interleaved", "axes_alternating")
+def every_map_is_chunked(x, pos, **spec):
+    if "axes" in spec:
+        lanes = spec["axes"].lanes
+        if None not in lanes and spec["axes"].widths is None and spec["axes"].indices is None:
+            spec["axes"] = replace(spec["axes"], lanes=tuple(sorted(lanes)))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("axes_axial", "axes_blocks", "axes_of_floats")
+def frequencies_that_never_restart(x, pos, **spec):
+    if "axes" in spec:
+        spec["axes"] = replace(spec["axes"], widths=None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("axes_of_text", "axes_chunked")
+def frequencies_that_always_restart(x, pos, **spec):
+    if "axes" in spec and spec["axes"].widths is None and spec["axes"].indices is None:
+        width = 2 * len(spec["axes"].lanes)
+        spec["axes"] = replace(spec["axes"], widths=(width,) * spec["axes"].count)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("axes_blocks", "axes_inverse")
+def halves_across_blocks(x, pos, **spec):
+    if "axes" in spec:
+        spec["axes"] = replace(spec["axes"], blocks=1)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("axes_of_a_batch")
+def coordinates_first(x, pos, **spec):
+    """Three rows of three coordinates are read the other way round, as (n, S)."""
+    if "axes" in spec and np.ndim(pos) > 1 and np.shape(pos)[-2:] == (3, 3):
+        pos = np.swapaxes(pos, -1, -2)
+    return ra.apply(x, pos, **spec)
 
 
 # ---- accuracy ----

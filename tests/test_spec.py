@@ -44,8 +44,9 @@ ROPES = [
     {"head_dim": 4, "inv_freq": (1.0, 0.3), "attention_factor": 1.25},
     {"head_dim": 8, "rotary_dim": 0},
     {"head_dim": 8, "angles": "float32"},
+    {"head_dim": 8, "scaling": ra.YaRN(4.0, 2048), "pairing": "half"},
 ]
-IDS = ["default", "half", "slice", "odd", "explicit", "identity", "float32"]
+IDS = ["default", "half", "slice", "odd", "explicit", "identity", "float32", "scaled"]
 each_rope = pytest.mark.parametrize("fields", ROPES, ids=IDS)
 
 # ---- a value ----
@@ -66,6 +67,8 @@ def test_defaults_are_resolved() -> None:
         "rotary_start": 0,
         "pairing": "interleaved",
         "out_pairing": None,
+        "scaling": None,
+        "axes": None,
         "inv_freq": None,
         "attention_factor": None,
         "angles": "exact",
@@ -96,7 +99,7 @@ def test_values_are_plain_python_ones() -> None:
         attention_factor=np.float16(1.5),
         angles=np.str_("exact"),
     )
-    for name in FIELDS:
+    for name in set(FIELDS) - {"scaling", "axes"}:  # records: see test_scaling.py and test_maps.py
         value = getattr(rope, name)
         assert type(value) in (int, float, str, tuple), f"{name} is a {type(value)}"
     assert [type(omega) for omega in rope.inv_freq] == [float, float]
@@ -133,6 +136,12 @@ def test_every_field_counts_in_equality() -> None:
         RoPE(8, out_pairing="half"),
         RoPE(8, pairing="half", out_pairing="interleaved"),
         RoPE(8, inv_freq=RoPE(8).frequencies),
+        RoPE(8, scaling=ra.Linear(1.0)),
+        RoPE(8, scaling=ra.Linear(2.0)),
+        RoPE(8, scaling=ra.NTKAware(2.0)),
+        RoPE(8, axes=ra.Axes.chunked(2, 2)),
+        RoPE(8, axes=ra.Axes.axial(4, 4)),
+        RoPE(8, axes=ra.Axes.axial(4, 4, blocks=True)),
         RoPE(8, attention_factor=1.0),
         RoPE(8, angles="float32"),
     ]

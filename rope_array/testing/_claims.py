@@ -21,6 +21,8 @@ FIELDS: dict[str, Callable[[int], Any]] = {
     "out_pairing": lambda width: "half",
     "inv_freq": lambda width: (0.5,) * (width // 2),
     "attention_factor": lambda width: 2.0,
+    "scaling": lambda width: {"rope_type": "linear", "factor": 2.0},
+    "axes": lambda width: {"lanes": tuple(range(2)) * (width // 4) + (0,) * (width // 2 % 2)},
     "inverse": lambda width: True,
     "seq_axis": lambda width: -3,
 }
@@ -235,6 +237,8 @@ def _by_fields(target: Any, found: Mapping[str, str]) -> dict[str, str]:
 def _trial_of_field(target: Any, name: str, others_are_named: bool) -> str:
     trial = _Trial(target)
     x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
+    if name == "axes":
+        pos = np.stack([pos, pos + 1], -1)
     spec = {name: FIELDS[name](target.width_of(WIDTH))}
     refusal = _refusal(target, lambda: trial(x, pos, **spec))
     if refusal is not None:
@@ -243,8 +247,10 @@ def _trial_of_field(target: Any, name: str, others_are_named: bool) -> str:
         )
         return f"refuses it: {one_line(refusal)}" if said else ""  # else a fault, which its check will show
     if others_are_named:
+        plain_pos = pos[..., 0] if name == "axes" else pos
         with target.arrays.running():
-            changed, plain = (trial.numbers(trial(x, pos, **fields)) for fields in (spec, {}))
+            changed = trial.numbers(trial(x, pos, **spec))
+            plain = trial.numbers(trial(x, plain_pos))
         if np.array_equal(changed, plain):
             return "goes to its ** parameter and changes nothing"
     return ""

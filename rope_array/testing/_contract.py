@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._definition import apply_definition, frequencies
+from ._definition import apply_definition, lanes_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -45,6 +45,8 @@ ARITHMETIC = {
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
 # The eps of bfloat16, the coarsest dtype that models run in: an angle that is off by more is no rounding.
 ANGLE_LIMIT = 2.0**-7
+# What a rule makes of frequencies is float64: its sums, powers and logarithms, against the largest frequency.
+_RULE_ERROR = 2.0**-44
 
 
 class Accuracy(NamedTuple):
@@ -84,44 +86,43 @@ def ulp(values: ArrayLike, dtype: str) -> Floats:
     )
 
 
-def pair_indices(
-    width: int, rotary_dim: int | None = None, rotary_start: int = 0, pairing: str = "interleaved"
-) -> tuple[Indices, Indices]:
-    """Return the indices of the first and of the second member of every pair."""
-    lanes = np.arange((width - rotary_start if rotary_dim is None else rotary_dim) // 2)
-    if pairing == "half":
-        return rotary_start + lanes, rotary_start + lanes + len(lanes)
-    return rotary_start + 2 * lanes, rotary_start + 2 * lanes + 1
-
-
 def read_and_written(width: int, fields: Mapping[str, Any], inverse: bool) -> list[tuple[Indices, Indices]]:
     """Return the pairs that are read, and those that are written."""
-    where = {name: fields[name] for name in ("rotary_dim", "rotary_start") if fields.get(name) is not None}
-    pairing = fields.get("pairing", "interleaved")
-    laid = [pair_indices(width, **where, pairing=p) for p in (pairing, fields.get("out_pairing") or pairing)]
+    lanes = lanes_of(width, _of_the_rotation(fields))
+    laid = [lanes.source, lanes.target]
     return laid[::-1] if inverse else laid
 
 
-def _omegas(lanes: int, fields: Mapping[str, Any]) -> Floats:
-    given = fields.get("inv_freq")
-    omegas = frequencies(2 * lanes, fields.get("base", 10000.0)) if given is None else given
-    return np.array([abs(float(omega)) for omega in omegas])
+def _of_the_rotation(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and name != "angles"}
+
+
+def amplitude_of(width: int, fields: Mapping[str, Any]) -> float:
+    """Return the factor on cos and sin."""
+    return float(lanes_of(width, _of_the_rotation(fields)).amplitude)
+
+
+def _omegas(width: int, fields: Mapping[str, Any]) -> Floats:
+    return np.array([abs(float(omega)) for omega in lanes_of(width, _of_the_rotation(fields)).omegas])
 
 
 def angle_slack(
-    pos: Any, lanes: int, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy = EXACT
+    pos: Any, width: int, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy = EXACT
 ) -> Floats:
     """Return what the error of cos and sin may be beyond that at an int32 position, for each lane."""
     compute = compute_dtype(dtype)
     flat = np.asarray(pos if hasattr(pos, "dtype") else np.array(pos, dtype=object)).ravel().tolist()
     furthest = max((abs(p) for p in flat), default=0)
-    slack = np.zeros(lanes)
+    omegas = _omegas(width, fields)
+    slack = np.zeros(len(omegas))
     if any(isinstance(p, float) for p in flat):
-        slack += AT_FLOATS[compute] * np.maximum(1.0, _omegas(lanes, fields)) - AT_INTEGERS[compute]
+        slack += AT_FLOATS[compute] * np.maximum(1.0, omegas) - AT_INTEGERS[compute]
     if furthest > 2**31:
         slack += 2 * math.pi * float(furthest) * 2.0 ** -(WORD_BITS[compute] + 1)
     if accuracy.angles in _UNIT:
-        slack += _product_error(_omegas(lanes, fields), float(furthest), accuracy.angles)
+        slack += _product_error(omegas, float(furthest), accuracy.angles)
+    if fields.get("scaling"):
+        slack += _RULE_ERROR * furthest * max(omegas, default=0.0)
     if accuracy.angles == "float32" and compute == "float64":
         slack += eps("float32")  # cos and sin of float32 angles are float32
     return slack
@@ -176,11 +177,11 @@ def allowed(
     x = np.asarray(x)
     assert x.dtype == np.float64, "give x as float64, its values those of its own dtype"
     (a, b), (out_a, out_b) = read_and_written(x.shape[-1], fields, inverse)
-    amplitude = fields.get("attention_factor") or 1.0
+    amplitude = amplitude_of(x.shape[-1], fields)
     amplitude = 1.0 / amplitude if inverse else amplitude
     with np.errstate(over="ignore", invalid="ignore"):
         length = amplitude * np.hypot(x[..., a], x[..., b])
-        slack = angle_slack(pos, len(a), dtype, fields, accuracy)
+        slack = angle_slack(pos, x.shape[-1], dtype, fields, accuracy)
         per_lane = 2.5 * eps(compute_dtype(dtype, accuracy)) + slack
         bound = np.zeros(x.shape)
         for out in (out_a, out_b):

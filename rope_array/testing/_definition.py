@@ -14,7 +14,7 @@ angles by another method than the package does, so that the two cannot share a m
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import (
     ROUND_HALF_EVEN,
@@ -32,19 +32,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from . import _rules
+from ._rules import PI
+
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 Frequencies: TypeAlias = Sequence[float | Decimal]
 
 PAIRINGS = ("interleaved", "half")
-
-_PI = Decimal(
-    "3."
-    "14159265358979323846264338327950288419716939937510"
-    "58209749445923078164062862089986280348253421170679"
-    "82148086513282306647093844609550582231725359408128"
-    "48111745028410270193852110555964462294895493038196"
-)
 
 
 def _context(digits: int) -> Context:
@@ -61,8 +56,8 @@ _ANGLE_LIMIT = Decimal("1e40")
 # 38 digits hold twice a float64's precision (32 digits), and are two words of libmpdec.
 _SERIES = _context(38)
 with localcontext(_REDUCTION):
-    _HALF_PI = _PI / 2
-    _TWO_OVER_PI = 2 / _PI
+    _HALF_PI = PI / 2
+    _TWO_OVER_PI = 2 / PI
 with localcontext(_SERIES):
     # 16 terms: (pi/4)^32 / 32! is 2e-39.
     _COS_TERMS = tuple((-1) ** n / Decimal(factorial(2 * n)) for n in reversed(range(16)))
@@ -78,6 +73,8 @@ class _Plan:
     amplitude: Decimal
     source: tuple[Indices, Indices]
     target: tuple[Indices, Indices]
+    drivers: tuple[int, ...] | None = None
+    count: int = 1
 
     def inverse(self) -> _Plan:
         """Turn back: opposite angles, the reciprocal amplitude, results read from where they were written."""
@@ -87,7 +84,8 @@ class _Plan:
             )
         with localcontext(_REDUCTION):
             omegas = tuple(-omega for omega in self.omegas)
-            return _Plan(self.head_dim, omegas, 1 / self.amplitude, self.target, self.source)
+            back = 1 / self.amplitude, self.target, self.source
+            return _Plan(self.head_dim, omegas, *back, self.drivers, self.count)
 
 
 def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
@@ -119,11 +117,15 @@ def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     >>> [str(omega) for omega in frequencies(4)]
     ['1', '0.01']
     """
-    width = _width(rotary_dim)
+    number = _exact(base)
+    if number <= 0:
+        raise ValueError(f"base must be a positive number, got {base!r}")
+    return _series(_width(rotary_dim), number)
+
+
+@lru_cache(maxsize=256)
+def _series(width: int, number: Decimal) -> tuple[Decimal, ...]:
     with localcontext(_REDUCTION):
-        number = _exact(base)
-        if number <= 0:
-            raise ValueError(f"base must be a positive number, got {base!r}")
         logarithm = number.ln()
         powers = [(-2 * i * logarithm / width).exp() for i in range(width // 2)]
     # The last ten digits carry the error of the logarithm; without them 0.01 is 0.01.
@@ -168,7 +170,7 @@ def cos_sin(
     >>> cos[:, 0].tolist(), sin[:, 0].tolist()
     ([1.0, 0.523214785395139], [0.0, -0.8522008497671888])
     """
-    table = _table(pos, _omegas(_width(rotary_dim), base, inv_freq), Decimal(1))
+    table = _table_of(pos, _omegas(_width(rotary_dim), base, inv_freq), Decimal(1))
     return table[..., 0], table[..., 1]
 
 
@@ -183,6 +185,8 @@ def rotation_matrix(
     out_pairing: str | None = None,
     inv_freq: Frequencies | None = None,
     attention_factor: float | None = None,
+    scaling: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Any] | None = None,
 ) -> Floats:
     """Matrix M of the rotation at each position: y = M @ x.
 
@@ -203,7 +207,16 @@ def rotation_matrix(
     out_pairing : {"interleaved", "half"}, optional
         Where the two results of pair i are written; `pairing` by default.
     attention_factor : float, optional
-        Multiplies cos and sin, and not the elements left as they are; 1 by default.
+        Multiplies cos and sin, and not the elements left as they are; by default the rule's, or 1.
+    scaling : mapping, optional
+        A rule for longer contexts, with the keys of a Hugging Face config's ``rope_parameters`` such as
+        ``{"rope_type": "linear", "factor": 4.0}``, and ``length`` where the rule goes by it.
+    axes : mapping, optional
+        Which coordinate drives which lane; positions then have the shape (..., count). "lanes" names the
+        coordinate of each lane, or None for one that never turns. "indices" names the number of its
+        frequency: by default the lane's own number, or, where "widths" gives each coordinate a series of that
+        width, how many lanes before it the coordinate drives. "blocks" is into how many parts, pairs standing
+        inside each, the slice is cut; "count" is how many coordinates a position has.
 
     Returns
     -------
@@ -238,8 +251,10 @@ def rotation_matrix(
         out_pairing=out_pairing,
         inv_freq=inv_freq,
         attention_factor=attention_factor,
+        scaling=scaling,
+        axes=axes,
     )
-    table = _table(pos, plan.omegas, plan.amplitude)
+    table = _table(pos, plan)
     (a, b), (out_a, out_b) = plan.source, plan.target
     matrix = np.zeros((*table.shape[:-2], plan.head_dim, plan.head_dim))
     rest = np.setdiff1d(np.arange(plan.head_dim), np.concatenate(plan.source))
@@ -304,11 +319,34 @@ def apply_definition(
     plan = plan.inverse() if inverse else plan
     # A view: what is written to it below is written to the copy that is returned.
     rows = values if values.ndim == 1 else np.moveaxis(values, _sequence_axis(seq_axis, values.ndim), -2)
-    table = _table(pos, plan.omegas, plan.amplitude)
+    table = _table(pos, plan)
     table = _lined_up(table, table.shape[:-2], rows.shape[:-1])
     first, second = rows[..., plan.source[0]], rows[..., plan.source[1]]
     rows[..., plan.target[0]], rows[..., plan.target[1]] = _rotated(first, second, table)
     return values
+
+
+def lanes_of(width: int, fields: Mapping[str, Any]) -> _Plan:
+    """Return where the pairs of a head of `width` stand, their frequencies, and the amplitude.
+
+    Parameters
+    ----------
+    width : int
+        Number of elements of x.
+    fields : mapping
+        Those of `rotation_matrix`.
+
+    Returns
+    -------
+    record
+        With `source` and `target`, the indices of pairs that are read and written, `omegas` and `amplitude`.
+
+    Examples
+    --------
+    >>> lanes_of(4, {"base": 100.0}).omegas
+    (Decimal('1'), Decimal('0.1'))
+    """
+    return _plan(**{"head_dim": width, **fields})
 
 
 # ---- fields ----
@@ -324,17 +362,36 @@ def _plan(
     out_pairing: str | None = None,
     inv_freq: Frequencies | None = None,
     attention_factor: float | None = None,
+    scaling: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Any] | None = None,
 ) -> _Plan:
     size, start = operator.index(head_dim), operator.index(rotary_start)
-    width = _width(size - start if rotary_dim is None else rotary_dim)
+    if rotary_dim is None:
+        rotary_dim = size - start if axes is None else 2 * len(axes["lanes"])
+    width = _width(rotary_dim)
     if size < 1 or start < 0 or start + width > size:
         raise ValueError(
             f"the rotated slice [{start}, {start + width}) must lie within head_dim, which is {size}"
         )
-    source = _pairs(pairing, width, start)
-    target = source if out_pairing is None else _pairs(out_pairing, width, start)
-    amplitude = Decimal(1) if attention_factor is None else _exact(attention_factor)
-    return _Plan(size, _omegas(width, base, inv_freq), amplitude, source, target)
+    blocks = 1 if axes is None else axes.get("blocks", 1)
+    source = _pairs(pairing, width, start, blocks)
+    target = source if out_pairing is None else _pairs(out_pairing, width, start, blocks)
+    laid = _amplitude(attention_factor, scaling), source, target
+    if axes is None:
+        return _Plan(size, _omegas(width, base, inv_freq, scaling), *laid)
+    lanes = tuple(axes["lanes"])
+    if 2 * len(lanes) != width or len(lanes) % blocks:
+        raise ValueError(f"axes has {len(lanes)} lanes and {blocks} blocks for a rotated width of {width}")
+    omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
+    count = axes.get("count") or max(a + 1 for a in lanes if a is not None)
+    return _Plan(size, omegas, *laid, tuple(a or 0 for a in lanes), count)
+
+
+def _amplitude(attention_factor: float | None, scaling: Mapping[str, Any] | None) -> Decimal:
+    if attention_factor is not None:
+        return _exact(attention_factor)
+    with localcontext(_REDUCTION):
+        return Decimal(1) if scaling is None else _rules.amplitude(scaling)
 
 
 def _width(rotary_dim: int) -> int:
@@ -344,9 +401,11 @@ def _width(rotary_dim: int) -> int:
     return width
 
 
-def _omegas(rotary_dim: int, base: float, inv_freq: Frequencies | None) -> tuple[Decimal, ...]:
+def _omegas(
+    rotary_dim: int, base: float, inv_freq: Frequencies | None, scaling: Mapping[str, Any] | None = None
+) -> tuple[Decimal, ...]:
     if inv_freq is None:
-        return frequencies(rotary_dim, base)
+        return frequencies(rotary_dim, base) if scaling is None else _scaled(rotary_dim, base, scaling)
     omegas = tuple(_exact(omega) for omega in inv_freq)
     if len(omegas) != rotary_dim // 2:
         raise ValueError(
@@ -355,8 +414,43 @@ def _omegas(rotary_dim: int, base: float, inv_freq: Frequencies | None) -> tuple
     return omegas
 
 
-def _pairs(pairing: str, rotary_dim: int, start: int) -> tuple[Indices, Indices]:
+def _scaled(width: int, base: float, scaling: Mapping[str, Any]) -> tuple[Decimal, ...]:
+    """Return what a rule makes of the series of a width."""
+    with localcontext(_REDUCTION):
+        number = _rules.new_base(scaling, _exact(base), width)
+        return tuple(_rules.stretched(scaling, frequencies(width, number), number, width))  # type: ignore[arg-type]
+
+
+def _omegas_of_axes(
+    width: int,
+    base: float,
+    inv_freq: Frequencies | None,
+    scaling: Mapping[str, Any] | None,
+    axes: Mapping[str, Any],
+) -> tuple[Decimal, ...]:
+    """Return the frequency of each lane, from the series of the coordinate that drives it."""
+    if inv_freq is not None:
+        return _omegas(width, base, inv_freq)
+    lanes, widths, indices = axes["lanes"], axes.get("widths"), axes.get("indices")
+    found = []
+    for i, a in enumerate(lanes):
+        if a is None:
+            found.append(Decimal(0))
+            continue
+        series = _omegas(width if widths is None else widths[a], base, None, scaling)
+        restarted = sum(other == a for other in lanes[:i])
+        number = indices[i] if indices is not None else i if widths is None else restarted
+        found.append(series[number])
+    return tuple(found)
+
+
+def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[Indices, Indices]:
     """Return the indices of the first and of the second element of every pair."""
+    if blocks > 1:
+        size = rotary_dim // blocks
+        parts = [_pairs(pairing, size, start + size * block) for block in range(blocks)]
+        first, second = (np.concatenate(members) for members in zip(*parts, strict=True))
+        return first, second
     lanes = np.arange(rotary_dim // 2)
     if pairing == "interleaved":
         return start + 2 * lanes, start + 2 * lanes + 1
@@ -385,7 +479,22 @@ def _exact(number: Any) -> Decimal:
     return value
 
 
-def _table(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -> Floats:
+def _table(pos: ArrayLike, plan: _Plan) -> Floats:
+    """Return the table of positions, each lane by its coordinate where there are several."""
+    if plan.drivers is None:
+        return _table_of(pos, plan.omegas, plan.amplitude)
+    array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
+    if array.shape[-1:] != (plan.count,):
+        raise ValueError(f"pos of shape {array.shape} needs a last axis of {plan.count} coordinates")
+    table = np.zeros((*array.shape[:-1], len(plan.omegas), 4))
+    for a in set(plan.drivers):
+        driven = [i for i, driver in enumerate(plan.drivers) if driver == a]
+        omegas = tuple(plan.omegas[i] for i in driven)
+        table[..., driven, :] = _table_of(array[..., a], omegas, plan.amplitude)
+    return table
+
+
+def _table_of(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -> Floats:
     """Shape pos.shape + (lanes, 4): cos and sin times the amplitude, then what float64 left of each."""
     # As objects, so that integers beyond 2^53 beside a float keep their value.
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)

@@ -146,6 +146,8 @@ class Judge:
     def fields(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Return what a call means to the definition."""
         merged = {**self.target.defaults, **spec}
+        if spec.get("axes") is not None and "rotary_dim" not in spec:
+            merged.pop("rotary_dim", None)  # the map says it
         return {name: value for name, value in merged.items() if name not in ("inverse", "seq_axis")}
 
     def exact(self, values: Floats, pos: Any, **spec: Any) -> Floats:

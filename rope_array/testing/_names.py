@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
@@ -22,9 +22,33 @@ def _own(backend: str | None) -> Callable[..., Any]:
     apply = import_module("rope_array").apply
 
     def rotate(x: Any, pos: Any, **spec: Any) -> Any:
-        return apply(x, pos, backend=backend, **spec)
+        return apply(x, pos, backend=backend, **spelled(spec))
 
     return rotate
+
+
+def spelled(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's fields with rules and maps as rope_array takes them: as its own records."""
+    package = import_module("rope_array")
+    made = dict(spec)
+    if isinstance(spec.get("axes"), Mapping):
+        made["axes"] = package.Axes(**spec["axes"])
+    if isinstance(spec.get("scaling"), Mapping):
+        rule = dict(spec["scaling"])
+        made["scaling"] = getattr(package, _RULES[rule.pop("rope_type")])(**rule)
+    return made
+
+
+_RULES = {
+    "linear": "Linear",
+    "ntk": "NTKAware",
+    "dynamic": "DynamicNTK",
+    "yarn": "YaRN",
+    "llama3": "Llama3",
+    "longrope": "LongRoPE",
+    "proportional": "Proportional",
+    "periods": "Periods",
+}
 
 
 def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,8 @@ class Target:
     ----------
     rotate : callable
         ``rotate(x, pos, **spec)`` returns x rotated. The fields of spec are those of `rope_array.apply`:
-        base, rotary_dim, rotary_start, pairing, out_pairing, inv_freq, attention_factor, inverse, seq_axis.
+        base, rotary_dim, rotary_start, pairing, out_pairing, inv_freq, attention_factor, inverse, seq_axis,
+        and scaling and axes as plain mappings: those of `rotation_matrix`.
     name, version : str
         What reports call it; by default the callable's own name.
     library : str

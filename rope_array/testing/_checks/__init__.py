@@ -13,6 +13,7 @@ from . import (
     _state,
     _together,
     _transforms,
+    _variants,
 )
 
 __all__ = ["checks"]
@@ -21,6 +22,7 @@ __all__ = ["checks"]
 _SUBJECTS = (
     _kinds,
     _fields,
+    _variants,
     _accuracy,
     _positions,
     _together,

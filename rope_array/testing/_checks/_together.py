@@ -15,6 +15,18 @@ _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
 # Axes of positions, as sizes of (B, H, S) or 1.
 _AXES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
 _TRIES = 25
+_RULES = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "ntk": {"rope_type": "ntk", "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64},
+}
+# By the number of lanes; each for positions of two coordinates.
+_MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "in turn": lambda lanes: {"lanes": (0, 1) * (lanes // 2) + (0,) * (lanes % 2), "count": 2},
+    "blocks": lambda lanes: {
+        "lanes": (0,) * (lanes // 2) + (1,) * (lanes // 2), "widths": (lanes, lanes), "blocks": 2
+    },
+}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -33,6 +45,8 @@ class Case(NamedTuple):
     out_pairing: str | None
     inv_freq: bool | None
     attention_factor: float | None
+    scaling: str | None
+    axes_of_lanes: str | None
     inverse: bool | None
     company: bool | None
 
@@ -43,6 +57,10 @@ class Case(NamedTuple):
         spec = {name: value for name, value in spec.items() if value is not None}
         if self.inv_freq:
             spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.lanes(j)))
+        if self.scaling:
+            spec["scaling"] = _RULES[self.scaling]
+        if self.axes_of_lanes:
+            spec["axes"] = _MAPS[self.axes_of_lanes](self.lanes(j))
         return spec
 
     def lanes(self, j: Judge) -> int:
@@ -94,6 +112,8 @@ def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
     shape = _shape(case)
     draw = np.random.default_rng(len(shape) + sum(shape))
     low, high = _bounds(j, case)
+    if case.axes_of_lanes:
+        shape = (*shape, 2)
     numbers: np.ndarray = draw.integers(low, high, shape, endpoint=True)
     if not j.claims("any_positions"):
         numbers = np.broadcast_to(j.row(max(low, high - 8), shape[-1]), shape)
@@ -142,6 +162,7 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
         "out_pairing": ["interleaved", "half"],
         "inv_freq": [True],
         "attention_factor": [1.1, 0.7],
+        "scaling": [*_RULES],
         "inverse": [True],
     }
     levels: dict[str, list[Any]] = {
@@ -157,6 +178,7 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
         levels["reach"].append("negative")
     for name, values in optional.items():
         levels[name] = [None, *(values if j.claims(name) else ())]
+    levels["axes_of_lanes"] = [None, *(_MAPS if any_positions and j.claims("axes") else ())]
     levels["company"] = [None, *([True] if j.claims("tuple") else [])]
     return levels
 
@@ -188,9 +210,14 @@ def _fits(j: Judge, case: Case) -> bool:
         return False
     if case.reach == "negative" and case.kind.startswith("uint"):
         return False
-    if case.inv_freq and case.base is not None:
+    if case.inv_freq and (case.base is not None or case.scaling):
         return False
-    return _slice_fits(j, case)
+    if not _slice_fits(j, case):
+        return False
+    if case.axes_of_lanes != "blocks":
+        return True
+    # NTK scaling spreads frequencies between the first and the last: two blocks of one lane have none.
+    return case.lanes(j) % 2 == 0 and not (case.scaling == "ntk" and case.lanes(j) == 2)
 
 
 def _slice_fits(j: Judge, case: Case) -> bool:

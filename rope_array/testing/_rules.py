@@ -1,0 +1,134 @@
+"""What rules for longer contexts make of frequencies, in decimals: the part of the definition that has names.
+
+A rule is a mapping with the keys of a Hugging Face config's ``rope_parameters``, ``rope_type`` first among
+them; a rule that goes by the length of the sequence has the key ``length`` too. Formulas are those of the
+papers, as transformers' modeling_rope_utils computes them, written anew: nothing is shared with what is
+judged. All arithmetic is in the caller's decimal context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any, TypeAlias
+
+Rule: TypeAlias = Mapping[str, Any]
+Omegas: TypeAlias = Sequence[Decimal]
+
+PI = Decimal(
+    "3."
+    "14159265358979323846264338327950288419716939937510"
+    "58209749445923078164062862089986280348253421170679"
+    "82148086513282306647093844609550582231725359408128"
+    "48111745028410270193852110555964462294895493038196"
+)
+
+
+def new_base(rule: Rule, base: Decimal, width: int) -> Decimal:
+    """Return the base of the series that a rule starts from."""
+    kind = rule["rope_type"]
+    if kind == "ntk":  # bloc97's NTK-aware scaling; HunYuan's alpha
+        return base * _power(_number(rule, "factor"), Decimal(width) / (width - 2))
+    if kind == "dynamic":  # emozilla
+        trained, factor = _number(rule, "max_position_embeddings"), _number(rule, "factor")
+        length = max(_number(rule, "length"), trained)
+        return base * _power(factor * length / trained - (factor - 1), Decimal(width) / (width - 2))
+    return base
+
+
+def stretched(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Return what a rule makes of a series."""
+    kind = rule["rope_type"]
+    if kind in ("ntk", "dynamic"):
+        return list(omegas)
+    if kind not in _RULES:
+        known = ", ".join(map(repr, ("ntk", "dynamic", *_RULES)))
+        raise ValueError(f"scaling has the rope_type {kind!r}; known: {known}")
+    return _RULES[kind](rule, omegas, base, width)
+
+
+def amplitude(rule: Rule) -> Decimal:
+    """Return the factor that a rule puts on cos and sin."""
+    if rule.get("attention_factor") is not None:
+        return _number(rule, "attention_factor")
+    factor = _number(rule, "factor") if rule.get("factor") is not None else Decimal(1)
+    if rule["rope_type"] == "yarn":
+        if rule.get("mscale") and rule.get("mscale_all_dim"):
+            return _gain(factor, _number(rule, "mscale")) / _gain(factor, _number(rule, "mscale_all_dim"))
+        return _gain(factor, Decimal(1))
+    if rule["rope_type"] == "longrope" and factor > 1:
+        return (1 + factor.ln() / _number(rule, "original_max_position_embeddings").ln()).sqrt()
+    return Decimal(1)
+
+
+def _gain(factor: Decimal, mscale: Decimal) -> Decimal:
+    return Decimal(1) if factor <= 1 else mscale * factor.ln() / 10 + 1
+
+
+def _linear(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    return [omega / _number(rule, "factor") for omega in omegas]  # Chen et al., arXiv 2306.15595
+
+
+def _yarn(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Peng et al., arXiv 2309.00071, section 3.2, in numbers of frequencies instead of wavelengths."""
+    trained, factor = _number(rule, "original_max_position_embeddings"), _number(rule, "factor")
+
+    def place(turns: Decimal) -> Decimal:  # of the frequency that turns so often: trained·ω = 2π·turns
+        return width * (trained / (2 * PI * turns)).ln() / (2 * base.ln())
+
+    first, last = place(_number(rule, "beta_fast", 32)), place(_number(rule, "beta_slow", 1))
+    if rule.get("truncate", True):
+        first, last = first.to_integral_value(ROUND_FLOOR), last.to_integral_value(ROUND_CEILING)
+    first, last = max(first, Decimal(0)), min(last, Decimal(width - 1))
+    last += Decimal("0.001") if first == last else 0
+    shares = [min(max((i - first) / (last - first), Decimal(0)), Decimal(1)) for i in range(len(omegas))]
+    return [w * (share / factor + 1 - share) for w, share in zip(omegas, shares, strict=True)]
+
+
+def _llama3(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Return Llama 3.1's smoothed step; meta-llama/llama-models, apply_scaling."""
+    low, high = _number(rule, "low_freq_factor"), _number(rule, "high_freq_factor")
+    found = []
+    for omega in omegas:
+        turns = _number(rule, "original_max_position_embeddings") * omega / (2 * PI)
+        kept = min(max((turns - low) / (high - low), Decimal(0)), Decimal(1))
+        found.append(omega * (kept + (1 - kept) / _number(rule, "factor")))
+    return found
+
+
+def _longrope(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Ding et al., arXiv 2402.13753; the long list is that of sequences longer than the trained context."""
+    long = rule["length"] > rule["original_max_position_embeddings"]
+    divisors = rule["long_factor" if long else "short_factor"]
+    return [omega / Decimal(divisor) for omega, divisor in zip(omegas, divisors, strict=True)]
+
+
+def _proportional(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Gemma 4: the first share of the lanes turn."""
+    turning = int(_number(rule, "partial_rotary_factor") * width / 2)
+    factor = _number(rule, "factor", 1)
+    return [omega / factor if i < turning else Decimal(0) for i, omega in enumerate(omegas)]
+
+
+def _periods(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Return 2π over periods that are powers of the base: DINOv3, arXiv 2508.10104."""
+    return [2 * PI * omega for omega in omegas]
+
+
+_RULES: dict[str, Callable[[Rule, Omegas, Decimal, int], list[Decimal]]] = {
+    "linear": _linear,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
+    "periods": _periods,
+}
+
+
+def _number(rule: Rule, key: str, usual: float | None = None) -> Decimal:
+    value = rule[key] if usual is None else rule.get(key, usual)
+    return Decimal(value)
+
+
+def _power(number: Decimal, exponent: Decimal) -> Decimal:
+    return (number.ln() * exponent).exp()
