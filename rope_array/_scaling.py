@@ -48,7 +48,7 @@ class Scaling:
         if not self.resolved:
             raise SpecError(
                 f"{type(self).__name__} depends on the length of the sequence, which is never read off "
-                "positions; say it first: rope.at_length(n), with n the longest sequence that keys of one "
+                "positions; give it first: rope.at_length(n), with n the longest sequence that keys of one "
                 "cache will see."
             )
 

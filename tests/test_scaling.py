@@ -1,0 +1,396 @@
+"""The rules that scale frequencies: golden tables, formulas anew in mpmath, lengths, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array import RoPE, SpecError
+from rope_array.testing import frequencies, rotation_matrix
+from rope_array.testing._names import spelled
+
+LONG = {
+    "short_factor": tuple(1 + 0.1 * i for i in range(8)),
+    "long_factor": tuple(2.0 + i for i in range(8)),
+    "original_max_position_embeddings": 4096,
+    "factor": 32.0,
+}
+
+# ---- golden tables: float32 of the library named, 8 lanes, base 10000 unless said otherwise ----
+
+GOLDEN: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "default": (None, {}, "1 .3162278 .1 .03162278 .01 .003162278 .001 .0003162278"),
+    "linear, transformers": (
+        ra.Linear(4.0), {}, ".25 .07905694 .025 .007905695 .0025 .0007905695 .00025 7.905695e-05"
+    ),
+    "dynamic at 8192, transformers": (
+        ra.DynamicNTK(2.0, 4096, length=8192), {},
+        "1 .2702961 .07306 .01974783 .005337763 .001442777 .0003899769 .0001054093",
+    ),
+    "dynamic at 4096, transformers": (
+        ra.DynamicNTK(2.0, 4096, length=4096), {},
+        "1 .3162278 .1 .03162278 .01 .003162278 .001 .0003162278",
+    ),
+    "alpha, HunYuan": (
+        ra.NTKAware(4.0), {},
+        "1 .2594128 .06729501 .01745719 .004528618 .001174782 .0003047534 7.905694e-05",
+    ),
+    "fixed, vLLM": (
+        ra.NTKAware(4.0, "fixed"), {},
+        ".8408964 .2236068 .05946036 .01581139 .004204482 .001118034 .0002973018 7.905694e-05",
+    ),
+    "mixed, vLLM": (
+        ra.NTKAware(4.0, "mixed", mixed_b=0.75), {},
+        ".7471925 .1937045 .05146221 .01386797 .003773949 .001034626 .0002853084 7.905694e-05",
+    ),
+    "ntk_factor, diffusers": (ra.NTKAware(4.0, "base"), {}, "1 .2659148 .07071068"),
+    "dynamic, keras-hub": (ra.NTKAware(4.0, "every_lane"), {}, ".2050838 .0648532 .02050838"),
+    "yarn, transformers": (
+        ra.YaRN(4.0, 4096), {}, "1 .3162278 .1 .02569351 .00625 .001383497 .00025 7.905695e-05"
+    ),
+    "yarn without truncation, transformers": (
+        ra.YaRN(4.0, 4096, truncate=False), {},
+        "1 .3162278 .1 .02861361 .006556971 .001285632 .00025 7.905695e-05",
+    ),
+    "yarn by 40, transformers": (
+        ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.707), {},
+        "1 .3162278 .1 .02391472 .005125 .0008498622 2.5e-05 7.905694e-06",
+    ),
+    "yarn of a part, transformers": (
+        ra.YaRN(4.0, 4096), {"head_dim": 32, "rotary_dim": 16},
+        "1 .3162278 .1 .02569351 .00625 .001383497 .00025 7.905695e-05",
+    ),
+    "llama3, transformers": (
+        ra.Llama3(8.0, 1.0, 4.0, 8192), {"base": 500_000.0},
+        "1 .1939228 .03760603 .007292665 .000524846 3.428102e-05 6.64787e-06 1.289173e-06",
+    ),
+    "longrope at 4096, transformers": (
+        ra.LongRoPE(**LONG, length=4096), {},
+        "1 .2874798 .08333334 .02432521 .007142857 .002108185 .000625 .0001860163",
+    ),
+    "longrope at 4097, transformers": (
+        ra.LongRoPE(**LONG, length=4097), {},
+        ".5 .1054092 .025 .006324556 .001666667 .000451754 .000125 3.513642e-05",
+    ),
+    "proportional, transformers": (ra.Proportional(0.25), {"base": 1e6}, "1 .1778279 0 0 0 0 0 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_frequencies(name: str) -> None:
+    rule, fields, numbers = GOLDEN[name]
+    wanted = [float(n) for n in numbers.split()]
+    rope = RoPE(**{"head_dim": 16, "scaling": rule, **fields})
+    np.testing.assert_allclose(rope.frequencies[: len(wanted)], wanted, rtol=1e-6)
+    narrow = dataclasses.replace(rope, angles="float32")
+    np.testing.assert_allclose(narrow.frequencies[: len(wanted)], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        (ra.YaRN(4.0, 4096), 1.13862944),
+        (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.707), 1.0857264),
+        (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0), 1.0),
+        (ra.YaRN(40.0, 4096, mscale=0.707), 1.36888795),  # alone, it is not read: g(1)
+        (ra.YaRN(40.0, 4096, mscale=0.0, mscale_all_dim=0.707), 1.36888795),  # 0 counts as not given
+        (ra.YaRN(40.0, 4096, attention_factor=1.5, mscale=1.0, mscale_all_dim=0.7), 1.5),
+        (ra.YaRN(0.5, 4096), 1.0),
+        (ra.LongRoPE(**LONG, length=1), 1.19023807),
+        (ra.LongRoPE(**{**LONG, "factor": 1.0}, length=1), 1.0),
+        (ra.LongRoPE(**{**LONG, "factor": None}, length=1), 1.0),
+        (ra.LongRoPE(**LONG, attention_factor=2.0, length=1), 2.0),
+        (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4096), 1.1),
+        (ra.LongRoPE(**LONG, short_mscale=1.1, long_mscale=1.2, length=4097), 1.2),
+        (ra.Llama3(), 1.0),
+    ],
+    ids=str,
+)
+def test_golden_amplitudes(rule: Any, wanted: float) -> None:
+    assert RoPE(16, scaling=rule).amplitude == pytest.approx(wanted, rel=1e-8)
+
+
+def test_hunyuan_base() -> None:
+    """HunYuan's alpha of 1000 over a head of 128 (transformers, configuration_hunyuan_v1_dense)."""
+    assert ra.NTKAware(1000.0)._new_base(10000.0, 128) == pytest.approx(11158839.92507748, rel=1e-12)
+
+
+def test_golden_yarn_bounds() -> None:
+    """Low and high before rounding, of three released models."""
+    for base, width, trained, low, high in (
+        (150_000.0, 64, 4096, 8.0928, 17.3980),
+        (1e4, 128, 4096, 20.9445, 45.0269),
+        (1e6, 128, 32768, 23.5959, 39.6509),
+    ):
+        found = ra.YaRN(4.0, trained, truncate=False)._ramp(base, width)
+        assert found == pytest.approx((low, high), abs=1e-4)
+
+
+def test_golden_periods() -> None:
+    """DINOv3's, for a head of 16: 1, 3.162278, 10, 31.62278 (facebookresearch/dinov3)."""
+    rope = RoPE(16, base=100.0, axes=ra.Axes.axial(8, 8), scaling=ra.Periods())
+    periods = [2 * math.pi / omega for omega in rope.frequencies]
+    np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
+    between = RoPE(16, axes=ra.Axes.axial(8, 8), scaling=ra.Periods(0.5, 32.0)).frequencies
+    np.testing.assert_allclose([2 * math.pi / omega for omega in between[:4]], [0.5, 2.0, 8.0, 32.0])
+
+
+# ---- against formulas of their own ----
+
+RULES = [
+    {"rope_type": "linear", "factor": 3.7},
+    {"rope_type": "ntk", "factor": 3.7},
+    {"rope_type": "dynamic", "factor": 2.5, "max_position_embeddings": 300, "length": 1000},
+    {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 512},
+    {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8192, "truncate": False},
+    {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0,
+        "original_max_position_embeddings": 2048,
+    },
+    {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0},
+    {"rope_type": "periods"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule['rope_type']}")
+@pytest.mark.parametrize(("base", "width"), [(10_000.0, 64), (500_000.0, 128), (1234.5, 30)])
+def test_frequencies_against_decimals(rule: dict[str, Any], base: float, width: int) -> None:
+    """The definition's rules are written without this library's; float64 is right to its last digits."""
+    rope = RoPE(width, base=base, **spelled({"scaling": rule}))
+    wanted = rotation_matrix(1, head_dim=width, base=base, scaling={**rule, "attention_factor": 1})
+    found = [math.atan2(wanted[2 * i + 1, 2 * i], wanted[2 * i, 2 * i]) for i in range(width // 2)]
+    turned = np.asarray(rope.frequencies)
+    turned = (turned + np.pi) % (2 * np.pi) - np.pi  # periods turn by more than half a turn
+    np.testing.assert_allclose(turned, found, rtol=2e-13, atol=1e-14)
+
+
+def test_linear_is_exact() -> None:
+    """ω is the real number base^(-2i/d)/f, to all bits of the angle: not a float64 of it."""
+    rope = RoPE(8, base=12345.678, scaling=ra.Linear(3.3))
+    mpmath.mp.prec = 400
+    for number, upper, lower in zip(
+        frequencies(8, 12345.678), *(w.values for w in rope._plan.words96), strict=True
+    ):
+        omega = mpmath.mpf(str(number)) / mpmath.mpf(3.3)
+        wanted = int(mpmath.nint(omega / (2 * mpmath.pi) * mpmath.mpf(2) ** 96)) % 2**96
+        assert (upper % 2**64) << 32 | lower == wanted
+
+
+def test_other_rules_are_the_float64_of_their_frequencies() -> None:
+    """So a rope of these numbers as inv_freq has the same bits."""
+    for rule in (ra.YaRN(4.0, 4096), ra.Llama3(), ra.NTKAware(3.0), ra.LongRoPE(**LONG, length=1)):
+        rope = RoPE(16, scaling=rule, pairing="half")
+        same = RoPE(16, inv_freq=rope.frequencies, attention_factor=rope.amplitude, pairing="half")
+        x, pos = np.random.default_rng(0).standard_normal((3, 16)), [7, 10**6, 2**31 - 1]
+        np.testing.assert_array_equal(rope.apply(x, pos), same.apply(x, pos))
+
+
+def test_a_factor_of_1_changes_nothing() -> None:
+    plain = RoPE(32).frequencies
+    for rule in (ra.Linear(1.0), ra.NTKAware(1.0), ra.NTKAware(1.0, "fixed"), ra.NTKAware(1.0, "mixed", 0.5),
+                 ra.Llama3(1.0), ra.YaRN(1.0, 2048), ra.Proportional(1.0)):  # fmt: skip
+        np.testing.assert_allclose(RoPE(32, scaling=rule).frequencies, plain, rtol=1e-15)
+        assert RoPE(32, scaling=rule).amplitude == 1.0
+
+
+def test_llama3_with_equal_bounds_is_a_step() -> None:
+    rope = RoPE(32, scaling=ra.Llama3(8.0, 2.0, 2.0, 512))
+    turns = [512 * omega / (2 * math.pi) for omega in RoPE(32).frequencies]
+    wanted = [omega if n >= 2 else omega / 8 for omega, n in zip(RoPE(32).frequencies, turns, strict=True)]
+    np.testing.assert_allclose(rope.frequencies, wanted)
+
+
+def test_yarn_with_equal_bounds() -> None:
+    """The upper bound moves by 0.001, so that the ramp is a step (AXLearn moves the lower: a ramp back)."""
+    found = RoPE(16, scaling=ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)).frequencies
+    plain = RoPE(16).frequencies
+    low = ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)._ramp(10000.0, 16)[0]
+    wanted = [omega if i <= low else omega / 4 for i, omega in enumerate(plain)]
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_float32_angles_of_linear_are_huggingfaces() -> None:
+    """1.0 / base**(arange/d) in float32, divided by the factor in float32."""
+    exponents = np.arange(0, 64, 2, dtype=np.float32) / np.float32(64)
+    wanted = np.float32(1.0) / np.float32(10000.0) ** exponents / np.float32(4.0)
+    found = RoPE(64, scaling=ra.Linear(4.0), angles="float32").frequencies
+    np.testing.assert_allclose(found, wanted, rtol=2.5e-7)  # NumPy's float32 power may be off by an ulp
+    assert all(np.float32(omega) == omega for omega in found)
+
+
+def test_the_attention_factor_of_the_rope_stands_in_place_of_the_rules() -> None:
+    rope = RoPE(16, scaling=ra.YaRN(4.0, 4096), attention_factor=2.0)
+    assert rope.amplitude == 2.0
+    assert rope.frequencies == RoPE(16, scaling=ra.YaRN(4.0, 4096)).frequencies
+
+
+# ---- rules that go by the length ----
+
+WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG)]
+each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope"])
+
+
+@each_waiting
+def test_an_angle_before_the_length_is_an_error(rule: Any) -> None:
+    rope, x = RoPE(16, scaling=rule), np.ones((3, 16))
+    for ask in (
+        lambda: rope.frequencies,
+        lambda: rope.amplitude,
+        lambda: rope.apply(x, range(3)),
+        lambda: ra.apply(x, range(3), rope),
+        lambda: ra.apply(x, range(3), scaling=rule),
+        lambda: rope.rotation(range(3), like=x),
+        lambda: rope.rotation_xpos(range(3), like=x),
+        lambda: rope.matrix(0),
+    ):
+        with pytest.raises(SpecError, match=r"at_length\(n\)"):
+            ask()
+
+
+@each_waiting
+def test_a_rope_that_waits_is_a_value(rule: Any) -> None:
+    rope = RoPE(16, scaling=rule)
+    assert pickle.loads(pickle.dumps(rope)) == rope
+    assert hash(rope) == hash(RoPE(16, scaling=rule))
+    assert "length=None" in repr(rope)
+    assert dataclasses.replace(rope, base=5.0).scaling == rule
+
+
+@each_waiting
+def test_lengths_that_mean_the_same_give_equal_ropes(rule: Any) -> None:
+    """A rope is static under jit: one more token must not be another rope where nothing changes."""
+    rope = RoPE(16, scaling=rule)
+    assert rope.at_length(1) == rope.at_length(4096) != rope.at_length(4097)
+    assert hash(rope.at_length(1)) == hash(rope.at_length(4096))
+    assert rope.at_length(4097).at_length(7) == rope.at_length(7)
+
+
+def test_longrope_has_two_ropes() -> None:
+    """The boundary is > the trained length (sglang takes the long list one position early)."""
+    rope = RoPE(16, scaling=ra.LongRoPE(**LONG))
+    assert rope.at_length(4097) == rope.at_length(10**6)
+    assert rope.at_length(4096).frequencies != rope.at_length(4097).frequencies
+
+
+def test_dynamic_does_not_depend_on_the_calls_before() -> None:
+    """transformers #25104: frequencies that grew stayed grown."""
+    rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64))
+    x = np.random.default_rng(0).standard_normal((3, 16))
+    first = rope.at_length(10).apply(x, range(3))
+    rope.at_length(1000).apply(x, [997, 998, 999])
+    np.testing.assert_array_equal(rope.at_length(10).apply(x, range(3)), first)
+    np.testing.assert_array_equal(RoPE(16).apply(x, range(3)), first)
+
+
+def test_the_length_is_never_read_off_positions() -> None:
+    """Short rows of a long sequence are rotated as the long ones are."""
+    rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64)).at_length(1000)
+    x = np.ones((1, 16))
+    assert not np.array_equal(rope.apply(x, [3]), RoPE(16).apply(x, [3]))
+
+
+def test_at_length_of_other_ropes_is_the_rope() -> None:
+    for rope in (RoPE(16), RoPE(16, scaling=ra.YaRN(4.0, 4096))):
+        assert rope.at_length(10**6) is rope
+
+
+@pytest.mark.parametrize("length", [0, -1, 2.0, True, "8", None, 10**400], ids=str)
+def test_lengths_that_are_none(length: Any) -> None:
+    rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 4096))
+    with pytest.raises(SpecError, match=r"length|range of floats"):
+        rope.at_length(length).frequencies  # noqa: B018
+
+
+# ---- what is refused ----
+
+BAD = {float("nan"), float("inf"), 0.0, -1.0}
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    *((ra.Linear, {"factor": v}, "factor") for v in (*BAD, None, "4", True, 1j, [4.0])),
+    *((ra.NTKAware, {"factor": v}, "factor") for v in BAD),
+    (ra.NTKAware, {"factor": 2.0, "variant": "dynamic"}, "variant"),
+    (ra.NTKAware, {"factor": 2.0, "variant": "mixed"}, "mixed_b"),
+    (ra.NTKAware, {"factor": 2.0, "mixed_b": 0.5}, "mixed_b"),
+    *((ra.DynamicNTK, {"factor": v, "max_position_embeddings": 8}, "factor") for v in BAD),
+    *((ra.DynamicNTK, {"factor": 2.0, "max_position_embeddings": v}, "max_pos") for v in (0, 8.0, None)),
+    *((ra.YaRN, {"factor": v, "original_max_position_embeddings": 8}, "factor") for v in (*BAD, None)),
+    *((ra.YaRN, {"factor": 2.0, "original_max_position_embeddings": v}, "original") for v in (*BAD, None)),
+    *(
+        (ra.YaRN, {"factor": 2.0, "original_max_position_embeddings": 8, name: v}, name)
+        for name in ("beta_fast", "beta_slow", "attention_factor")
+        for v in BAD
+    ),
+    (ra.YaRN, {"factor": 2.0, "original_max_position_embeddings": 8, "truncate": 0}, "truncate"),
+    (ra.YaRN, {"factor": 9.0, "original_max_position_embeddings": 8, "mscale": -99.0, "mscale_all_dim": 1.0},
+     "mscale"),
+    (ra.Llama3, {"factor": 0.0}, "factor"),
+    (ra.Llama3, {"low_freq_factor": 5.0}, "low_freq_factor"),
+    (ra.LongRoPE, {**LONG, "short_factor": "12345678"}, "short_factor"),
+    (ra.LongRoPE, {**LONG, "long_factor": (1.0, 0.0)}, r"long_factor\[1\]"),
+    (ra.LongRoPE, {**LONG, "long_factor": (1.0, float("nan"))}, r"long_factor\[1\]"),
+    (ra.LongRoPE, {**LONG, "original_max_position_embeddings": 1}, "logarithm"),
+    (ra.LongRoPE, {**LONG, "original_max_position_embeddings": 0}, "original"),
+    (ra.Proportional, {"partial_rotary_factor": 1.1}, "from 0 to 1"),
+    (ra.Proportional, {"partial_rotary_factor": -0.1}, "from 0 to 1"),
+    (ra.Proportional, {"partial_rotary_factor": 0.5, "factor": 0.0}, "factor"),
+    (ra.Periods, {"min_period": 1.0}, "both, or neither"),
+    (ra.Periods, {"min_period": 0.0, "max_period": 1.0}, "min_period"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "fields", "said"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
+def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        rule(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"head_dim": 2, "scaling": ra.NTKAware(2.0)}, "d - 2"),
+        ({"head_dim": 16, "base": 1.0, "scaling": ra.YaRN(2.0, 8)}, "base is 1"),
+        ({"head_dim": 16, "scaling": ra.LongRoPE(**{**LONG, "short_factor": (1.0,)}, length=1)}, "has 1 num"),
+        ({"head_dim": 32, "scaling": ra.LongRoPE(**LONG, length=1)}, "rotary_dim=16"),
+        ({"head_dim": 4, "base": 1e300, "scaling": ra.NTKAware(1e300)}, "range of floats"),
+        ({"head_dim": 16, "scaling": ra.NTKAware(1e300, "mixed", 1e300)}, "range of floats"),
+        ({"head_dim": 16, "scaling": {"rope_type": "linear"}}, r"Linear\(factor=4.0\)"),
+        ({"head_dim": 16, "scaling": "linear"}, "give a rule"),
+        ({"head_dim": 16, "scaling": ra.Linear}, "give a rule"),
+        ({"head_dim": 4, "inv_freq": (1.0, 0.5), "scaling": ra.Linear(2.0)}, "give one"),
+    ],
+    ids=str,
+)
+def test_what_names_no_rope(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        RoPE(**fields)
+
+
+def test_numbers_become_plain_ones() -> None:
+    assert ra.Linear(np.float32(4)) == ra.Linear(4)
+    assert type(ra.Linear(np.int64(4)).factor) is float
+    rule = ra.LongRoPE([np.float32(1)] * 2, np.ones(2).tolist(), np.int64(64), length=np.int32(3))
+    assert rule == ra.LongRoPE((1.0, 1.0), (1, 1), 64, length=1)
+    assert {type(v) for v in dataclasses.astuple(rule)} <= {tuple, int, float, type(None)}
+
+
+@pytest.mark.parametrize("rule", [ra.Linear(2.0), ra.YaRN(4.0, 64), ra.LongRoPE(**LONG, length=5)], ids=str)
+def test_a_rule_is_a_value(rule: Any) -> None:
+    assert eval(repr(rule), vars(ra)) == rule
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert hash(pickle.loads(pickle.dumps(rule))) == hash(rule)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.factor = 3.0
+
+
+def test_one_liners_take_rules_and_maps(lib: Any) -> None:
+    x = lib.asarray(np.random.default_rng(0).standard_normal((3, 16)).astype("float32"))
+    rule = ra.YaRN(4.0, 64)
+    found = lib.to_numpy(ra.apply(x, [1, 2, 70], scaling=rule, pairing="half"))
+    wanted = lib.to_numpy(RoPE(16, scaling=rule, pairing="half").apply(x, [1, 2, 70]))
+    np.testing.assert_array_equal(found, wanted)
