@@ -29,13 +29,12 @@ def _own(backend: str | None) -> Callable[..., Any]:
 
 def spelled(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a call's fields with rules and maps as rope_array takes them: as its own records."""
-    package = import_module("rope_array")
     made = dict(spec)
     if isinstance(spec.get("axes"), Mapping):
-        made["axes"] = package.Axes(**spec["axes"])
+        made["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        made["scaling"] = getattr(package, _RULES[rule.pop("rope_type")])(**rule)
+        made["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
     return made
 
 
@@ -57,7 +56,7 @@ def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        traced = (x, pos) if hasattr(pos, "dtype") else (x,)
+        spec, traced = spelled(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
         key = repr(spec), repr(pos) if len(traced) == 1 else None
         if key not in made:
             made[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
@@ -72,6 +71,7 @@ def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
+        spec = spelled(spec)  # before it is traced
         key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
         if key not in made:
 

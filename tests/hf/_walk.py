@@ -1,0 +1,282 @@
+"""Every rotary class of transformers, and how each is compared with `RoPE.from_config`.
+
+`_text.CASES` and `_vision.CASES` hold one `Case` for each class that `classes()` finds. A case makes its
+probes only when asked, so that a model's module is imported only for its own case.
+`PYTHONPATH=tests python -m hf._walk` writes the table of docs/models.md.
+"""
+
+import functools
+import importlib
+import inspect
+import json
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import rope_array as ra
+
+NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
+TABLE = pathlib.Path(__file__).parents[2] / "docs" / "models.md"
+EQUAL = "equal"
+EPS = 2.0**-24  # half a unit in the last place of float32, relative
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What a model computes for one array of positions; arrays of NumPy, float32.
+
+    `inv_freq` (lanes,) and `cos`, `sin` (S, lanes) go by lane: one number for each pair of features, in the
+    order of our lanes. Any of them is None where the model keeps no such thing.
+    """
+
+    rotate: Callable[[tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]  # each (B, H, S, head_dim)
+    inv_freq: np.ndarray | None
+    factor: float = 1.0
+    cos: np.ndarray | None = None
+    sin: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One config, or one layer type of it, of a rotary class.
+
+    `theirs` takes positions as `RoPE.apply` does, (S,) or (S, coordinates). `rotation` replaces
+    `RoPE.from_config` where a config cannot hold the rope: it gets the positions and `like`.
+    `ours` overrides what `RoPE.from_config` would be asked for: it gets the config in one of the forms.
+    """
+
+    config: Any
+    theirs: Callable[[np.ndarray], Theirs]
+    head_dim: int
+    positions: tuple[np.ndarray, ...]
+    part: str | None = None
+    layer_type: str | int | None = None
+    rotation: Callable[[np.ndarray, np.ndarray], ra.Rotation] | None = None
+    ours: Callable[[Any], ra.RoPE] | None = None
+    frequencies: bool = True  # False: `rope.frequencies` are not one number for each lane
+    slack: float = 1.0  # how many times the tolerance of a frequency
+    shown: bool = True  # False: not in the table, as the config is no model's default
+
+
+@dataclass(frozen=True)
+class Case:
+    """A class of `transformers.models.<model>`, and what is expected of it.
+
+    `status` is "equal" or the reason why it is not reached. `refused` yields (config, part, text): for these,
+    `RoPE.from_config` must raise an error that has `text` in it.
+    """
+
+    model: str
+    cls: str
+    probes: Callable[[], Iterable[Probe]] | None = None
+    status: str = EQUAL
+    refused: Callable[[], Iterable[tuple[Any, str | None, str]]] | None = None
+    uses: str | None = field(default=None)  # the table's text, where there is no rope to describe
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.cls}"
+
+
+# What transformers has
+
+
+def modeling(model: str, suffix: str = "") -> Any:
+    """Import a model's file, `modeling_<model><suffix>.py`."""
+    return importlib.import_module(f"transformers.models.{model}.modeling_{model}{suffix}")
+
+
+def config_class(model: str, name: str) -> Any:
+    """Return a class of the model's own configuration file."""
+    return getattr(importlib.import_module(f"transformers.models.{model}.configuration_{model}"), name)
+
+
+def own_config(model: str, cls: str) -> Any:
+    """Return a default config of the class that `cls.__init__` is annotated with."""
+    owner = getattr(modeling(model), cls)
+    parameter = inspect.signature(owner.__init__).parameters["config"]
+    kind = parameter.annotation
+    names = re.findall(r"\w+Config", kind) if isinstance(kind, str) else []
+    return (getattr(modeling(model), names[0]) if names else kind)()
+
+
+@functools.cache
+def classes() -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
+    """Return (model, class) of every rotary class, and why a file could not be imported, by its name."""
+    torch, models = importlib.import_module("torch"), importlib.import_module("transformers.models")
+    found, failed = set(), {}
+    for file in sorted(pathlib.Path(models.__path__[0]).glob("*/modeling_*.py")):
+        name = f"transformers.models.{file.parent.name}.{file.stem}"
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            failed[name] = str(error)
+            continue
+        for label, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, torch.nn.Module) and value.__module__ == name:
+                found |= {(file.parent.name, label)} if NAMES.search(label) else set()
+    return frozenset(found), failed
+
+
+def cases() -> list[Case]:
+    """Return all cases, ordered by model and class."""
+    parts = [importlib.import_module(f"hf.{name}") for name in ("_text", "_vision")]
+    return sorted((case for part in parts for case in part.CASES), key=lambda case: (case.model, case.cls))
+
+
+# Comparison
+
+
+FORMS: Mapping[str, Callable[[Any], Any]] = {
+    "object": lambda config: config,
+    "dict": lambda config: config.to_dict(),
+    "saved": lambda config: json.loads(config.to_json_string()),  # what config.json holds
+}
+
+
+def ours(probe: Probe, form: str = "object") -> ra.RoPE:
+    """Read the probe's config in one of FORMS, or as it is where it is a dict already."""
+    config = probe.config if isinstance(probe.config, dict) else FORMS[form](probe.config)
+    if probe.ours is not None:
+        return probe.ours(config)
+    return ra.RoPE.from_config(config, part=probe.part, layer_type=probe.layer_type)
+
+
+def frequency_tolerance(inv_freq: np.ndarray) -> np.ndarray:
+    """Bound the error of a float32 frequency.
+
+    base^(2i/d) has an exponent rounded to 2^-25 and at most ln(1e8) = 18.4 times that in the power, then
+    the roundings of the power, the reciprocal and the few operations of a scaling rule.
+    """
+    return 20 * EPS * np.abs(inv_freq) + 4 * EPS * np.max(np.abs(inv_freq), initial=0) * 1e-3
+
+
+def angle_tolerance(pos: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """Bound the difference of the angles, (S, lanes): that of the frequencies, and a rounding of pos·ω."""
+    far = np.abs(pos).reshape(pos.shape[0], -1).max(axis=-1, keepdims=True)
+    return far * (np.abs(theirs - ours) + 2 * EPS * np.abs(ours)) + 4 * EPS
+
+
+def _same(name: str, got: np.ndarray, want: np.ndarray, tolerance: Any) -> list[str]:
+    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
+    if got.shape != want.shape:
+        return [f"{name}: shape {got.shape}, theirs {want.shape}"]
+    wrong = ~(np.abs(got - want) <= tolerance)
+    if not wrong.any():
+        return []
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return [
+        f"{name}: {wrong.sum()} of {wrong.size} differ, at {first} {got[first]:.9g}, theirs {want[first]:.9g}"
+    ]
+
+
+def _length(pos: np.ndarray) -> int:
+    return int(np.ceil(pos.max())) + 1
+
+
+def differences(probe: Probe, form: str = "object") -> list[str]:
+    """Return what differs between the model and our reading of its config, for each array of positions."""
+    rope = ours(probe, form) if probe.rotation is None else None
+    found = []
+    for number, pos in enumerate(probe.positions):
+        at = None if rope is None else rope.at_length(_length(pos))
+        found += [f"positions {number}: {text}" for text in _compare(probe, pos, at)]
+    return found
+
+
+def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE | None) -> list[str]:
+    theirs = probe.theirs(pos)
+    q, k = features(pos.shape[0], probe.head_dim)
+    rotation = probe.rotation(pos, q) if probe.rotation is not None else rope.rotation(pos, like=q)
+    omega = rope.frequencies if rope is not None and probe.frequencies else theirs.inv_freq
+    want_omega = omega if theirs.inv_freq is None else theirs.inv_freq
+    omega, want_omega = (np.asarray([] if w is None else w, dtype=np.float64) for w in (omega, want_omega))
+    found = _same("inverse frequencies", omega, want_omega, probe.slack * frequency_tolerance(want_omega))
+    if rope is not None:
+        found += _same("attention factor", rope.amplitude, theirs.factor, 4 * EPS * abs(theirs.factor))
+    error = angle_tolerance(pos, want_omega, omega if omega.shape == want_omega.shape else want_omega)
+    for name in ("cos", "sin"):
+        if (want := getattr(theirs, name)) is not None:
+            found += _same(name, getattr(rotation, name), want, abs(theirs.factor) * (error + 2 * EPS))
+    for name, x, want in zip("qk", (q, k), theirs.rotate((q, k)), strict=True):
+        found += _same(name, rotation.apply(x), want, rotation_tolerance(x, error, theirs.factor))
+    return found
+
+
+def rotation_tolerance(x: np.ndarray, angles: np.ndarray, factor: float) -> np.ndarray:
+    """Bound the difference of x·cos ± x'·sin in each row: that of the angles, and a few roundings."""
+    angle = angles.max(axis=-1, keepdims=True, initial=0)
+    return (angle + 8 * EPS) * max(1.0, abs(factor)) * 2**0.5 * np.abs(x).max()
+
+
+def features(length: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return q (2, 4, S, D) and k (2, 2, S, D): heads are grouped, as in most models."""
+    rng = np.random.default_rng(length * 1000 + head_dim)
+    q, k = (rng.standard_normal((2, heads, length, head_dim), dtype=np.float32) for heads in (4, 2))
+    return q, k
+
+
+# The table
+
+
+def describe(rope: ra.RoPE) -> str:
+    """Say in a few words what a rope is."""
+    if rope.rotary_dim == 0:
+        return "none"
+    words = [
+        rope.pairing if rope.out_pairing in (None, rope.pairing) else f"{rope.pairing} to {rope.out_pairing}"
+    ]
+    words += [f"base {rope.base:g}"]
+    if rope.rotary_dim not in (None, rope.head_dim):
+        start = f" from {rope.rotary_start}" if rope.rotary_start else ""
+        words += [f"{rope.rotary_dim} of {rope.head_dim}{start}"]
+    words += [text for value in (rope.scaling, rope.axes) if value is not None for text in [_short(value)]]
+    return ", ".join(words)
+
+
+def _short(value: Any) -> str:
+    """Name a rule with its factor, or a map with the lanes of each coordinate."""
+    if (lanes := getattr(value, "lanes", None)) is not None:
+        counts = [sum(lane == axis for lane in lanes) for axis in sorted({x for x in lanes if x is not None})]
+        return f"lanes by coordinate {'+'.join(map(str, counts))}"
+    factor = getattr(value, "partial_rotary_factor", getattr(value, "factor", None))
+    return type(value).__name__ + ("" if factor is None else f"({factor:g})")
+
+
+def _row(case: Case) -> str:
+    uses = case.uses
+    if uses is None and case.probes is not None:
+        texts = [describe(ours(probe)) for probe in case.probes() if probe.rotation is None and probe.shown]
+        uses = "; ".join(dict.fromkeys(texts))
+    return f"| {case.model} | {case.cls} | {uses or '–'} | {case.status} |"
+
+
+def table() -> str:
+    """Return docs/models.md."""
+    transformers = importlib.import_module("transformers")
+    listed = cases()
+    equal = sum(case.status == EQUAL for case in listed)
+    head = f"""# Models
+
+The rotary classes of transformers {transformers.__version__}, each with the default config of its model, or
+with what makes that run. *equal*: `RoPE.from_config` has the class's frequencies, attention factor and lane
+map, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
+checks. Otherwise the reason stands there. Equal are {equal} of {len(listed)}.
+
+| model | class | RoPE | status |
+| --- | --- | --- | --- |
+"""
+    return head + "\n".join(_row(case) for case in listed) + "\n"
+
+
+def write_table(path: pathlib.Path = TABLE) -> None:
+    """Write the table that the documentation shows."""
+    path.write_text(table(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    importlib.import_module("hf._walk").write_table()

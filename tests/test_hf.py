@@ -1,0 +1,74 @@
+"""Every rotary class of transformers: `RoPE.from_config` reads its config and rotates as the model does.
+
+Collected with `--peers` alone, as it needs transformers and PyTorch. The classes are found by walking the
+package, so that a new version's class fails here until `hf/_text.py` or `hf/_vision.py` has its case.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+from hf import _random, _vision, _walk
+
+from rope_array import RoPE
+from rope_array._errors import SpecError
+
+transformers.logging.set_verbosity_error()
+pytestmark = pytest.mark.filterwarnings("default")  # transformers' own
+
+CASES = _walk.cases()
+torch.set_num_threads(1)
+
+
+def test_every_class_has_one_case():
+    found, failed = _walk.classes()
+    count = Counter((case.model, case.cls) for case in CASES)
+    assert sorted(found - count.keys()) == [], "a class of transformers without a case"
+    assert sorted(count.keys() - found) == [], "a case of no class"
+    assert [name for name, times in count.items() if times > 1] == []
+    # An audio codec that needs torchaudio, and has no rotary class.
+    assert set(failed) <= {"transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"}
+
+
+def test_a_case_compares_or_says_why_not():
+    for case in CASES:
+        assert case.probes or case.status != _walk.EQUAL, case.id
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.probes], ids=lambda case: case.id)
+def test_a_class_is_equal(case):
+    probes = list(case.probes())
+    assert probes
+    wrong = [
+        f"{form}, part {probe.part}, layer {probe.layer_type}: {text}"
+        for probe in probes
+        for form in _walk.FORMS
+        for text in _walk.differences(probe, form)
+    ]
+    assert not wrong, "\n".join([case.id, *wrong])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.refused], ids=lambda case: case.id)
+def test_what_is_no_rotation_is_refused(case):
+    for config, part, text in case.refused():
+        for form in _walk.FORMS.values():
+            with pytest.raises(SpecError, match=text):
+                RoPE.from_config(form(config), part=part)
+
+
+@pytest.mark.parametrize("form", [*_random.FORMS, *_vision.FORMS], ids=lambda form: form.name)
+@pytest.mark.parametrize("seed", range(4))
+def test_random_configs_are_equal(form, seed):
+    wrong = [
+        f"{given}\n  {layer}: {text}"
+        for given, layer, probe in form.probes(seed)
+        for text in _walk.differences(probe)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_table_is_current():
+    assert _walk.TABLE.read_text(encoding="utf-8") == _walk.table(), (
+        "PYTHONPATH=tests python -m hf._walk writes it"
+    )

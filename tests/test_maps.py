@@ -1,0 +1,409 @@
+"""Lane-to-axis maps against formulas that are written out here, lane by lane, for each model that uses one.
+
+The angle of a lane is its coordinate times its frequency; the sources of the formulas are named beside them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rope_array import Axes, Linear, NTKAware, Periods, RoPE, SpecError
+
+Lane = tuple[int, float] | None  # the coordinate and the frequency, or None: it never turns
+
+
+def power(base: float, numerator: float, width: float) -> float:
+    return float(base ** (-numerator / width))
+
+
+def series(coordinate: int, width: int, base: float = 10000.0) -> list[Lane]:
+    """Return the lanes of a coordinate whose frequencies restart: base^(-2j/width)."""
+    return [(coordinate, power(base, 2 * j, width)) for j in range(width // 2)]
+
+
+def letters(text: str, width: int, base: float) -> list[Lane]:
+    """Return the lanes of one series, each driven by the coordinate that its letter names."""
+    return [("THW".index(letter), power(base, 2 * i, width)) for i, letter in enumerate(text)]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A model's rope, and what its lanes and pairs are."""
+
+    rope: RoPE
+    lanes: list[Lane]
+    pairs: Callable[[int], tuple[int, int]]
+    one_series: bool = False
+
+    @property
+    def coordinates(self) -> int:
+        return 1 + max(lane[0] for lane in self.lanes if lane is not None)
+
+
+def half(width: int) -> Callable[[int], tuple[int, int]]:
+    return lambda i: (i, i + width // 2)
+
+
+def beside(i: int) -> tuple[int, int]:
+    return 2 * i, 2 * i + 1
+
+
+def in_blocks(i: int) -> tuple[int, int]:
+    """Pair the halves of each block of 32: Gemma 4 rotates each coordinate's part of the head on its own."""
+    first = i // 16 * 32 + i % 16
+    return first, first + 16
+
+
+MAPS: dict[str, Map] = {
+    # M-RoPE: one series, coordinates (t, h, w)
+    "Qwen2-VL": Map(
+        RoPE(128, base=1e6, pairing="half", axes=Axes.chunked(16, 24, 24)),
+        letters("T" * 16 + "H" * 24 + "W" * 24, 128, 1e6),
+        half(128),
+        one_series=True,
+    ),
+    "GLM-4V": Map(
+        RoPE(128, rotary_dim=64, pairing="interleaved", axes=Axes.chunked(8, 12, 12)),
+        letters("T" * 8 + "H" * 12 + "W" * 12, 64, 1e4),
+        beside,
+        one_series=True,
+    ),
+    "Qwen3-VL": Map(
+        RoPE(128, base=5e6, pairing="half", axes=Axes.interleaved(24, 20, 20)),
+        letters("THW" * 20 + "TTTT", 128, 5e6),
+        half(128),
+        one_series=True,
+    ),
+    "Qwen3.5": Map(
+        RoPE(256, base=1e7, rotary_dim=64, pairing="half", axes=Axes.interleaved(11, 11, 10)),
+        letters("THW" * 10 + "TH", 64, 1e7),
+        half(64),
+        one_series=True,
+    ),
+    "ERNIE-4.5-VL": Map(
+        RoPE(128, base=5e5, pairing="interleaved", axes=Axes.alternating(20, 22, 22)),
+        letters("HW" * 22 + "T" * 20, 128, 5e5),
+        beside,
+        one_series=True,
+    ),
+    "NeoMME": Map(
+        RoPE(64, base=1e4, pairing="half", axes=Axes((0, 1) * 16)),
+        letters("TH" * 16, 64, 1e4),
+        half(64),
+        one_series=True,
+    ),
+    # Axial: each coordinate has a series of its own
+    "Qwen2-VL's ViT": Map(
+        RoPE(80, pairing="half", axes=Axes.axial(40, 40)), series(0, 40) + series(1, 40), half(80)
+    ),
+    "Step-3's ViT": Map(
+        RoPE(96, pairing="half", axes=Axes.axial(48, 48, order=(1, 0))),
+        series(1, 48) + series(0, 48),
+        half(96),
+    ),
+    "SAM 2": Map(RoPE(256, axes=Axes.axial(128, 128)), series(0, 128) + series(1, 128), beside),
+    "Kimi's ViT": Map(
+        RoPE(72, pairing="half", axes=Axes((1, 0) * 18, widths=(36, 36))),
+        [(a, power(1e4, 2 * j, 36)) for j in range(18) for a in (1, 0)],
+        half(72),
+    ),
+    "Gemma 4's ViT": Map(
+        RoPE(64, base=100.0, pairing="half", axes=Axes.axial(32, 32, blocks=True)),
+        series(0, 32, 100.0) + series(1, 32, 100.0),
+        in_blocks,
+    ),
+    "Pixtral": Map(
+        RoPE(64, pairing="half", axes=Axes.even_odd(64)),
+        [(a, power(1e4, 2 * (2 * j + a), 64)) for a in (0, 1) for j in range(16)],
+        half(64),
+    ),
+    "MiniMax-M3's ViT": Map(  # 80 // 3 // 2 = 13 pairs for each coordinate; two features do not turn
+        RoPE(80, rotary_dim=78, pairing="half", axes=Axes.axial(26, 26, 26)),
+        series(0, 26) + series(1, 26) + series(2, 26),
+        half(78),
+    ),
+    "Flux": Map(
+        RoPE(128, axes=Axes.axial(16, 56, 56)), series(0, 16) + series(1, 56) + series(2, 56), beside
+    ),
+    "Wan": Map(  # h and w have 2·(d//6) features each, t the rest
+        RoPE(128, axes=Axes.axial(128 - 2 * 42, 42, 42)),
+        series(0, 44) + series(1, 42) + series(2, 42),
+        beside,
+    ),
+    "HunyuanVideo": Map(
+        RoPE(128, base=256.0, axes=Axes.axial(16, 56, 56)),
+        series(0, 16, 256.0) + series(1, 56, 256.0) + series(2, 56, 256.0),
+        beside,
+    ),
+    "CogVideoX": Map(  # t has d/4 features, h and w 3d/8 each
+        RoPE(64, axes=Axes.axial(16, 24, 24)), series(0, 16) + series(1, 24) + series(2, 24), beside
+    ),
+    "DINOv3": Map(
+        RoPE(64, base=100.0, pairing="half", axes=Axes.axial(32, 32), scaling=Periods()),
+        [(a, 2 * math.pi / 100 ** (j / 16)) for a in (0, 1) for j in range(16)],
+        half(64),
+    ),
+    # Lanes that never turn, frequencies from a table
+    "ESMFold2's atoms": Map(
+        RoPE(
+            32,
+            pairing="half",
+            axes=Axes((0, 0, 1, 1, 2, 2, *(3,) * 8, None, None)),
+            inv_freq=(*(1.0, 20**-0.5) * 3, *(10 ** (-i / 2) for i in range(8)), 0.0, 0.0),
+        ),
+        [(a, 20 ** (-j / 2)) for a in range(3) for j in range(2)]
+        + [(3, 1e4 ** (-j / 8)) for j in range(8)]
+        + [None, None],
+        half(32),
+    ),
+}
+each_map = pytest.mark.parametrize("name", MAPS)
+
+
+def places(map_: Map, length: int = 9, floats: bool = False) -> np.ndarray:
+    """Return positions whose coordinates differ at nearly every token."""
+    steps = np.arange(length)[:, None] * np.array([3, 5, 7, 2])[: map_.coordinates]
+    pos = (steps + np.array([0, 4, 1, 9])[: map_.coordinates]) % 31
+    return (pos / 8 - 1.3).astype(np.float32) if floats else pos
+
+
+def expected(map_: Map, x: np.ndarray, pos: np.ndarray) -> np.ndarray:
+    """Turn one pair after another by the formula of the map."""
+    y = x.astype(np.float64).copy()
+    for i, lane in enumerate(map_.lanes):
+        a, b = map_.pairs(i)
+        angle = np.zeros(len(pos)) if lane is None else pos[:, lane[0]].astype(np.float64) * lane[1]
+        y[..., a] = x[..., a] * np.cos(angle) - x[..., b] * np.sin(angle)
+        y[..., b] = x[..., b] * np.cos(angle) + x[..., a] * np.sin(angle)
+    return y
+
+
+def features(width: int, *lead: int) -> np.ndarray:
+    return np.random.default_rng(width).standard_normal((*lead, width))
+
+
+@each_map
+def test_frequencies(name: str) -> None:
+    want = [0.0 if lane is None else lane[1] for lane in MAPS[name].lanes]
+    np.testing.assert_allclose(MAPS[name].rope.frequencies, want, rtol=1e-13)
+
+
+@each_map
+def test_lanes(name: str) -> None:
+    want = tuple(None if lane is None else lane[0] for lane in MAPS[name].lanes)
+    assert MAPS[name].rope.axes.lanes == want
+
+
+@each_map
+@pytest.mark.parametrize("floats", [False, True], ids=["ints", "floats"])
+def test_rotation(lib: Any, name: str, floats: bool) -> None:
+    """Every library turns every pair by its own coordinate, at whole numbers and between them."""
+    map_ = MAPS[name]
+    pos = places(map_, floats=floats)
+    x = features(map_.rope.head_dim, 2, 3, len(pos)).astype(np.float32)
+    got = map_.rope.apply(lib.asarray(x, "float32"), lib.asarray(pos, "float32" if floats else "int32"))
+    # Angles at float positions are off by up to 2.5e-7 · max(1, ω); features up to 4 or so multiply that.
+    tolerance = 2e-6 * max(1.0, max(map_.rope.frequencies))
+    np.testing.assert_allclose(lib.to_numpy(got), expected(map_, x, pos), rtol=0, atol=tolerance)
+
+
+@each_map
+def test_rotation_in_double(name: str) -> None:
+    map_ = MAPS[name]
+    pos = places(map_)
+    x = features(map_.rope.head_dim, 2, len(pos))
+    np.testing.assert_allclose(map_.rope.apply(x, pos), expected(map_, x, pos), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        np.einsum("sij,bsj->bsi", map_.rope.matrix(pos), x), expected(map_, x, pos), rtol=0, atol=1e-12
+    )
+
+
+@each_map
+def test_is_a_rotation(name: str) -> None:
+    """Norms stay, the inverse undoes, and a score depends on the differences of the coordinates alone."""
+    map_ = MAPS[name]
+    pos, shift = places(map_), np.array([2, -3, 11, 5])[: map_.coordinates]
+    q, k = (features(map_.rope.head_dim, n, len(pos))[n - 1] for n in (1, 2))
+    turned = map_.rope.apply(q, pos)
+    np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(q, axis=-1), rtol=1e-13)
+    np.testing.assert_allclose(map_.rope.apply(turned, pos, inverse=True), q, atol=1e-13)
+    scores = [map_.rope.apply(q, p) @ map_.rope.apply(k, p).T for p in (pos, pos + shift)]
+    np.testing.assert_allclose(*scores, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name, map_ in MAPS.items() if map_.one_series])
+def test_equal_coordinates(lib: Any, name: str) -> None:
+    """Text, whose coordinates are equal, is rotated as by 1-D RoPE, bit for bit."""
+    map_, line = MAPS[name], np.array([0, 1, 2, 77, 4097, 2**31 - 1], dtype=np.int32)
+    x = lib.asarray(features(map_.rope.head_dim, len(line)), "float32")
+    plain = RoPE(
+        map_.rope.head_dim,
+        base=map_.rope.base,
+        rotary_dim=map_.rope.rotary_dim,
+        pairing=map_.rope.pairing,
+    )
+    pos = np.repeat(line[:, None], map_.coordinates, axis=-1)
+    got, want = (
+        lib.to_numpy(rope.apply(x, lib.asarray(p, "int32"))) for rope, p in ((map_.rope, pos), (plain, line))
+    )
+    assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("scaling", [Linear(4.0), NTKAware(4.0)], ids=["linear", "ntk"])
+def test_scaled_text(scaling: Any) -> None:
+    """A scaling rule makes the one series of M-RoPE as it makes that of 1-D RoPE."""
+    fields = {"base": 1e6, "pairing": "half", "scaling": scaling}
+    mrope, plain = RoPE(128, axes=Axes.chunked(16, 24, 24), **fields), RoPE(128, **fields)
+    assert mrope.frequencies == plain.frequencies
+
+
+def test_scaled_axes() -> None:
+    """A scaling rule makes each series by its own width: Cosmos scales each base by f^(d/(d-2))."""
+    rope = RoPE(128, axes=Axes.axial(44, 42, 42), scaling=NTKAware(3.0))
+    want = [
+        power(1e4 * 3.0 ** (width / (width - 2)), 2 * j, width)
+        for width in (44, 42, 42)
+        for j in range(width // 2)
+    ]
+    np.testing.assert_allclose(rope.frequencies, want, rtol=1e-12)
+
+
+# Of a head of 48 with three coordinates; each tells its own story only where the coordinates differ.
+SIMILAR = {
+    "chunked": Axes.chunked(8, 8, 8),
+    "interleaved": Axes.interleaved(8, 8, 8),
+    "alternating": Axes.alternating(8, 8, 8),
+    "alternating, t first": Axes((0,) * 8 + (1, 2) * 8),
+    "axial": Axes.axial(16, 16, 16),
+    "axial, backwards": Axes.axial(16, 16, 16, order=(2, 1, 0)),
+    "axial in blocks": Axes.axial(16, 16, 16, blocks=True),
+    "by turns": Axes((0, 1, 2) * 8, widths=(16, 16, 16)),
+    "first only": Axes((0,) * 24, count=3),
+    "half of the lanes": Axes((0, 1, 2) * 4 + (None,) * 12),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(SIMILAR, 2)])
+def test_unequal_coordinates_tell_maps_apart(one: str, other: str) -> None:
+    pos, x = [[1, 5, 11]], features(48, 1)
+    a, b = (RoPE(48, pairing="half", axes=SIMILAR[name]).apply(x, pos) for name in (one, other))
+    assert np.abs(a - b).max() > 0.05
+
+
+@pytest.mark.parametrize(("name", "axis"), [(n, a) for n, m in MAPS.items() for a in range(m.coordinates)])
+def test_one_coordinate_turns_its_lanes_only(name: str, axis: int) -> None:
+    map_ = MAPS[name]
+    pos = np.zeros((1, map_.coordinates))
+    pos[0, axis] = 0.7  # no whole turn of any lane
+    x = features(map_.rope.head_dim, 1)
+    changed = map_.rope.apply(x, pos)[0] != x[0]
+    want = np.zeros(map_.rope.head_dim, dtype=bool)
+    for i, lane in enumerate(map_.lanes):
+        want[list(map_.pairs(i))] = lane is not None and lane[0] == axis
+    np.testing.assert_array_equal(changed, want)
+
+
+def test_lanes_that_never_turn(lib: Any) -> None:
+    """They keep their features, bit for bit, at any position; so does what follows the rotated slice."""
+    rope = RoPE(20, rotary_dim=16, pairing="half", axes=Axes((0, None, 1, 1, None, 0, None, None)))
+    still = [1, 4, 6, 7]
+    kept = [*still, *(i + 8 for i in still), *range(16, 20)]
+    x = features(20, 3).astype(np.float32)
+    pos = np.array([[5, 9], [2**31 - 1, 7], [-3, -(2**31)]], dtype=np.int32)
+    got = lib.to_numpy(rope.apply(lib.asarray(x, "float32"), lib.asarray(pos, "int32")))
+    assert got[:, kept].tobytes() == x[:, kept].tobytes()
+    assert (got != x).sum() == 3 * (20 - len(kept))
+    assert [rope.frequencies[i] for i in still] == [0.0] * 4
+
+
+def test_a_coordinate_that_drives_nothing() -> None:
+    """A position may have more coordinates than the map uses, when it says so."""
+    x, pos = features(16, 4), np.arange(16).reshape(4, 4)
+    map_, more = Axes.chunked(2, 3, 3), Axes(Axes.chunked(2, 3, 3).lanes, count=4)
+    got = RoPE(16, axes=more).apply(x, pos)
+    np.testing.assert_array_equal(got, RoPE(16, axes=map_).apply(x, pos[:, :3]))
+
+
+def test_periods_of_dinov3() -> None:
+    """The golden periods of a head of 16: 1, 10^(1/2), 10, 10^(3/2), for each of h and w."""
+    rope = RoPE(16, base=100.0, pairing="half", axes=Axes.axial(8, 8), scaling=Periods())
+    periods = [2 * math.pi / omega for omega in rope.frequencies]
+    np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
+    rope = RoPE(16, pairing="half", axes=Axes.axial(8, 8), scaling=Periods(0.5, 4.0))
+    periods = [2 * math.pi / omega for omega in rope.frequencies]
+    np.testing.assert_allclose(periods, [0.5, 1, 2, 4] * 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rotary_dim", "axes"),
+    [(128, Axes.chunked(16, 24, 23)), (64, Axes.interleaved(24, 20, 20)), (64, Axes.axial(32, 16))],
+)
+def test_lanes_must_fit(rotary_dim: int, axes: Axes) -> None:
+    """Sections that do not sum to rotary_dim/2 are an error, not a rescaled map."""
+    with pytest.raises(SpecError, match="lanes"):
+        RoPE(128, rotary_dim=rotary_dim, axes=axes)
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "Qwen2-VL's ViT": (
+        {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_heads": 16}},
+        "vision",
+    ),
+    "Step-3's ViT": ({"model_type": "step3p5_vision", "hidden_size": 1536, "num_attention_heads": 16}, None),
+    "SAM 2": ({"model_type": "sam2_video", "memory_attention_hidden_size": 256}, None),
+    "Kimi's ViT": ({"model_type": "kimi_k25_vision", "hidden_size": 1152, "num_attention_heads": 16}, None),
+    "Gemma 4's ViT": ({"model_type": "gemma4", "vision_config": {"head_dim": 64}}, "vision"),
+    "Pixtral": ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}, "vision"),
+    "MiniMax-M3's ViT": (
+        {"model_type": "minimax_m3_vl_vision", "hidden_size": 640, "num_attention_heads": 8},
+        None,
+    ),
+    "DINOv3": ({"model_type": "dinov3_vit", "hidden_size": 384, "num_attention_heads": 6}, None),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_from_config(name: str) -> None:
+    """A config.json of the kind that checkpoints have, without what transformers adds, gives the map."""
+    config, part = CONFIGS[name]
+    assert RoPE.from_config(config, part=part) == MAPS[name].rope
+
+
+def test_atoms_from_config() -> None:
+    """Two bases in one head make a table of frequencies."""
+    config = {"model_type": "esmfold2", "atom_encoder": {"num_uid_rope_pairs": 8}}
+    rope, want = RoPE.from_config(config, part="atom_encoder"), MAPS["ESMFold2's atoms"].rope
+    assert rope.axes == want.axes
+    np.testing.assert_allclose(rope.frequencies, want.frequencies, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "vjepa2"}, "norms change"),
+        ({"model_type": "qwen2_5_vl_vision", "hidden_size": 1120, "num_heads": 16}, "multiple of 4"),
+        (
+            {
+                "model_type": "pixtral",
+                "head_dim": 64,
+                "rope_parameters": {"rope_type": "yarn", "factor": 4.0},
+            },
+            "yarn",
+        ),
+    ],
+)
+def test_configs_that_have_no_map(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        RoPE.from_config(config)
+
+
+def test_older_base_of_sam2() -> None:
+    config = {"model_type": "sam2_video", "memory_attention_rope_theta": 500.0}
+    assert RoPE.from_config(config).base == 500.0
