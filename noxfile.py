@@ -101,6 +101,14 @@ def tests_min(session: nox.Session) -> None:
     pytest(session, libraries)
 
 
+@nox.session(requires=["build"])
+def models(session: nox.Session) -> None:
+    """Compare every rotary class of transformers, and whole models, with what is read from their configs."""
+    session.install(TORCH)  # first and alone, as transformers would bring another build
+    install(session, *GROUPS["test"], TORCH, *GROUPS["models"])
+    pytest(session, ["numpy", "torch"], "--models", "tests/test_hf.py", "tests/test_hf_models.py")
+
+
 @nox.session(requires=["build"], default=False)
 def peers(session: nox.Session) -> None:
     """Compare with other implementations: Hugging Face, ONNX, Meta's complex form, rotary-embedding-torch."""

@@ -1,6 +1,7 @@
 """Rotary position embedding (RoPE) for every array library, exact at every position."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._apply import RoPE, apply
 from ._axes import Axes
@@ -27,7 +28,15 @@ __all__ = [
     "SpecError",
     "YaRN",
     "apply",
+    "config",
+    "convert",
+    "diagnose",
+    "positions",
 ]
+
+if TYPE_CHECKING:
+    from . import config, convert, positions
+    from ._diagnose import diagnose
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +44,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
+    if name in ("config", "convert", "positions"):  # imported when asked for: most programs need one or none
+        return import_module(f"{__name__}.{name}")
+    if name == "diagnose":
+        from ._diagnose import diagnose
+
+        return diagnose
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

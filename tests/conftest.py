@@ -43,6 +43,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("rope_array")
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(LIBS)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
+    group.addoption("--models", action="store_true", help="compare with the models of transformers too")
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -68,6 +69,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "test_wheel.py" and not config.getoption("--wheel"):
         return True
     if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
+        return True
+    if collection_path.name.startswith("test_hf") and not config.getoption("--models"):
         return True
     return None
 
