@@ -107,7 +107,8 @@ def _out_pairing(value: Any, pairing: str) -> str | None:
 
 def _instance(name: str, value: Any, kind: type, need: str) -> Any:
     if value is not None and not isinstance(value, kind):
-        raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
+        given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
+        raise SpecError(f"{name} is {given}; give {need}, or None.")
     return value
 
 

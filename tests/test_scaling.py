@@ -10,6 +10,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+from test_errors import faults_of
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
@@ -346,8 +347,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("rule", "fields", "said"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
 def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=said) as caught:
         rule(**fields)
+    assert faults_of(str(caught.value), none_given=True) == []
 
 
 @pytest.mark.parametrize(
@@ -367,8 +369,9 @@ def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> Non
     ids=str,
 )
 def test_what_names_no_rope(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=said) as caught:
         RoPE(**fields)
+    assert faults_of(str(caught.value), none_given=True) == []
 
 
 def test_numbers_become_plain_ones() -> None:

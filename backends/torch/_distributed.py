@@ -85,14 +85,14 @@ def _rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: 
 
 
 def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, double: bool, lib: Library) -> Any:
-    local = whole.to_local() if is_placed(whole) else whole
-    made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
-    places = whole.placements if is_placed(whole) else _everywhere(like)
     lead = without_coordinates(tuple(whole.shape), plan)
     if is_placed(whole) and any(p.is_shard() and p.dim >= len(lead) for p in whole.placements):
         raise ShapeError(
             f"pos is placed as {whole.placements}, its coordinates split; redistribute it first."
         )
+    local = whole.to_local() if is_placed(whole) else whole
+    made = _core.make_tables(local, fraction, plan, double, lib.kit(local))
+    places = whole.placements if is_placed(whole) else _everywhere(like)
     shape = lib.xp.empty((*lead, plan.layout.lanes), device="meta")
     cos, sin = (_placed(table, shape, places, like.device_mesh) for table in made)
     return cos, sin

@@ -1,0 +1,591 @@
+"""diagnose: what was done to an array is found, by formulas written here and by the suite's definition."""
+
+import dataclasses
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import rope_array as ra
+from rope_array import ArrayTypeError, PositionError, ShapeError, SpecError
+from rope_array._diagnose import diagnose
+from rope_array.testing import apply_definition
+
+ROWS = 48
+
+
+def features(*shape, dtype="float32", seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def again(found, x, pos):
+    """What the code of an explanation makes."""
+    return eval(found.code, {"ra": ra, "np": np, "x": x.astype("float64"), "pos": pos})
+
+
+def only(diagnosis, x, y, pos, bound=1e-6):
+    """The one explanation, whose code was run."""
+    assert len(diagnosis.explanations) == 1, diagnosis
+    [found] = diagnosis.explanations
+    assert abs(again(found, x, pos) - y.astype("float64")).max() < bound * abs(y.astype("float64")).max()
+    assert found.code in str(diagnosis)
+    assert not diagnosis.reason
+    return found
+
+
+def tables(pos, width, base):
+    angles = np.asarray(pos)[..., None] * float(base) ** (-np.arange(0, width, 2) / width)
+    return np.cos(angles), np.sin(angles)
+
+
+def half(x, cos, sin, signs=(-1, 1)):
+    a, b = np.split(x, 2, -1)
+    made = np.concatenate([a * cos + signs[0] * b * sin, b * cos + signs[1] * a * sin], -1)
+    return made.astype(x.dtype)
+
+
+# ---- plain rotations ----
+
+BASES = [10000.0, 500000.0, 1000000.0, 100.0, 34567.0, 250000.5, 9999.0]
+
+
+@given(
+    base=st.sampled_from(BASES),
+    pairing=st.sampled_from(["interleaved", "half"]),
+    out_pairing=st.sampled_from(["interleaved", "half"]),
+    start=st.integers(0, 12),
+    width=st.integers(2, 16),
+    factor=st.sampled_from([1.0, 1.2, 0.7071, 1.138629]),
+    inverse=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64"]),
+    step=st.sampled_from([1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_random_ropes(base, pairing, out_pairing, start, width, factor, inverse, dtype, step, seed):
+    width = min(2 * width, 32 - start - start % 2)
+    assume(width >= 6)
+    fields = {
+        "base": base,
+        "pairing": pairing,
+        "out_pairing": out_pairing,
+        "rotary_start": start,
+        "rotary_dim": width,
+        "attention_factor": factor,
+    }
+    pos = step * np.arange(ROWS)
+    x = features(2, ROWS, 32, dtype=dtype, seed=seed)
+    y = apply_definition(x, pos, inverse=inverse, **fields).astype(dtype)
+    found = only(diagnose(x, y, pos), x, y, pos)
+    rope = found.rope
+    assert found.inverse == inverse
+    assert found.direction == (-1 if inverse else 1)
+    assert math.isclose(rope.base, base, rel_tol=1e-6)
+    assert (rope.rotary_start, rope.rotary_dim) == (start, width)
+    assert (rope.pairing, rope.out_pairing or rope.pairing) == (pairing, out_pairing)
+    assert math.isclose(rope.amplitude, factor, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(pairing, dtype):
+    pytest.importorskip("ml_dtypes")
+    x = features(2, 4, 64, 32).astype(dtype)
+    y = apply_definition(x.astype("float64"), range(64), pairing=pairing, base=500000.0).astype(dtype)
+    found = only(diagnose(x, y, range(64)), x, y, range(64), 0.01)
+    assert (found.rope.pairing, found.rope.base) == (pairing, 500000.0)
+
+
+@pytest.mark.parametrize("pos", [[0, 1000, 3000, 5000, 70000], [3, 3, 8, 100, 2], np.linspace(0, 9, 40)])
+def test_positions_of_every_kind(pos):
+    x = features(3, len(pos), 32)
+    y = apply_definition(x, pos, base=500000.0, pairing="half").astype("float32")
+    assert only(diagnose(x, y, pos), x, y, pos).rope == ra.RoPE(32, base=500000.0, pairing="half")
+
+
+def test_an_unknown_base_behind_wide_steps():
+    """Fast lanes turn many times between the positions; they follow from the slow ones."""
+    pos = 3001 * np.arange(64)
+    x = features(2, 64, 64, dtype="float64")
+    y = apply_definition(x, pos, base=1234567.0, pairing="half")
+    assert diagnose(x, y, pos).rope == ra.RoPE(64, base=1234567.0, pairing="half")
+
+
+def test_one_position_per_row_and_one_row():
+    x = features(1, ROWS, 16)
+    y = apply_definition(x, range(ROWS), pairing="half").astype("float32")
+    assert diagnose(x[0], y[0], range(ROWS)).rope == ra.RoPE(16, pairing="half")
+    assert diagnose(x[:, 7:8], y[:, 7:8], 7).rope == ra.RoPE(16, pairing="half")
+
+
+def test_positions_of_each_sequence_and_another_axis():
+    pos = np.arange(10) + np.array([[0], [40]])
+    x = features(2, 10, 3, 16)
+    y = apply_definition(x, pos, pairing="half", seq_axis=-3).astype("float32")
+    diagnosis = diagnose(x, y, pos, seq_axis=-3)
+    assert diagnosis.rope == ra.RoPE(16, pairing="half")
+    assert only(diagnosis, x, y, pos).seq_axis == -3
+
+
+def test_float32_angles_are_told_from_exact_ones():
+    pos = 3001 * np.arange(64)
+    x = features(2, 64, 32)
+    for angles in ("exact", "float32"):
+        y = ra.apply(x, pos, pairing="half", angles=angles)
+        assert diagnose(x, y, pos).rope == ra.RoPE(32, pairing="half", angles=angles)
+
+
+def test_slices_whose_slow_lanes_do_not_show():
+    """Half pairs say where their partners are; interleaved ones hide the width, and the base with it."""
+    x = features(4, 8, 64).astype("float16")
+    y = ra.apply(x, range(8), pairing="half", rotary_dim=32, base=1e11)
+    assert diagnose(x, y, range(8)).rope == ra.RoPE(64, pairing="half", rotary_dim=32, base=1e11)
+    assert "less than the rounding" in str(diagnose(x, y, range(8)))
+
+
+@pytest.mark.parametrize("width", [6, 8, 12])
+def test_narrow_interleaved_slices_have_one_explanation(width):
+    x = features(2, ROWS, 32)
+    y = apply_definition(x, range(ROWS), rotary_dim=width).astype("float32")
+    assert diagnose(x, y, range(ROWS)).rope == ra.RoPE(32, rotary_dim=width)
+
+
+def test_a_width_that_does_not_show_is_one_of_several():
+    x = features(2, 5, 64).astype("float16")
+    pos = 3 * np.arange(5)
+    found = diagnose(x, ra.apply(x, pos, rotary_dim=32, base=500000.0), pos)
+    assert ra.RoPE(64, rotary_dim=32, base=500000.0) in [e.rope for e in found.explanations]
+    assert found.rope is None
+    assert "slice does not show" in found.reason
+
+
+def test_exponents_over_the_head_are_named():
+    x = features(3, ROWS, 64)
+    omegas = tuple((10000.0 ** (-np.arange(0, 16, 2) / 64)).tolist())
+    y = ra.apply(x, range(ROWS), rotary_dim=16, inv_freq=omegas, pairing="half")
+    found = only(diagnose(x, y, range(ROWS)), x, y, range(ROWS))
+    assert math.isclose(found.rope.base, 10.0, rel_tol=1e-6)
+    assert any("base 10000 with exponents over head_dim" in note for note in found.notes)
+
+
+def test_ntk_is_named():
+    x = features(3, ROWS, 64)
+    y = ra.apply(x, range(ROWS), scaling=ra.NTKAware(4.0))
+    found = only(diagnose(x, y, range(ROWS)), x, y, range(ROWS))
+    assert any("NTKAware(factor=4)" in note for note in found.notes)
+
+
+# ---- rules ----
+
+
+@pytest.mark.parametrize(
+    ("rule", "base"),
+    [
+        (ra.Linear(4.0), 10000.0),
+        (ra.Proportional(0.25), 1000000.0),
+        (ra.Llama3(factor=8.0), 500000.0),
+        (ra.Llama3(factor=32.0), 500000.0),
+        (ra.YaRN(16.0, 4096), 10000.0),
+        (ra.YaRN(32.0, 4096, truncate=False), 150000.0),
+    ],
+)
+def test_rules_that_are_found(rule, base):
+    rope = ra.RoPE(64, base=base, scaling=rule, pairing="half")
+    pos = 3 * np.arange(256)
+    x = features(2, 256, 64)
+    y = rope.apply(x, pos)
+    assert only(diagnose(x, y, pos), x, y, pos).rope == rope
+
+
+def test_other_frequencies_are_reported_or_recognized():
+    omegas = tuple(np.linspace(0.01, 1, 16)[::-1].tolist())
+    x = features(2, 64, 32)
+    y = apply_definition(x, range(64), inv_freq=omegas).astype("float32")
+    found = only(diagnose(x, y, range(64)), x, y, range(64))
+    assert np.allclose(found.rope.frequencies, omegas, atol=1e-8)
+    assert "no rule" in found.notes[0]
+    rope = ra.RoPE(32, inv_freq=omegas)
+    assert diagnose(x, y, range(64), candidates=[rope]).rope == rope
+
+
+def test_candidates_are_tried():
+    rule = ra.LongRoPE([1.5] * 16, [*np.linspace(1, 9, 16) ** 2], 4096, factor=8.0, length=5000)
+    rope = ra.RoPE(32, scaling=rule, pairing="half")
+    x = features(2, 64, 32)
+    y = rope.apply(x, range(64))
+    assert "no rule" in str(diagnose(x, y, range(64)))
+    for candidate in (rule, rope):
+        assert diagnose(x, y, range(64), candidates=[ra.RoPE(32), candidate]).rope == rope
+
+
+def test_two_names_of_the_same_frequencies_are_one_explanation():
+    rule = ra.LongRoPE([1.5] * 16, [7.0] * 16, 4096, factor=8.0, length=5000)
+    x = features(2, 64, 32)
+    y = ra.apply(x, range(64), scaling=rule)
+    assert diagnose(x, y, range(64)).rope.scaling == ra.Linear(7.0)
+    for candidate in (rule, ra.RoPE(32, scaling=rule)):
+        assert diagnose(x, y, range(64), candidates=[candidate]).rope.scaling == rule
+
+
+# ---- coordinates ----
+
+GRID = np.stack(np.meshgrid(range(3), range(5), range(7), indexing="ij"), -1).reshape(-1, 3)
+FLAT = np.stack(np.meshgrid(range(8), range(9), indexing="ij"), -1).reshape(-1, 2)
+SOME = tuple(np.random.default_rng(1).integers(0, 2, 32).tolist())
+
+
+def by_lane(x, coordinates, omegas, lanes, blocks=1):
+    """Half pairs inside blocks, lane i by coordinate lanes[i]: by the formula."""
+    y = x.astype("float64")
+    width = x.shape[-1] // blocks
+    for i, lane in enumerate(lanes):
+        block, place = divmod(i, width // 2)
+        a = block * width + place
+        b = a + width // 2
+        angle = coordinates[:, lane] * omegas[i]
+        u, v = y[..., a].copy(), y[..., b].copy()
+        y[..., a], y[..., b] = u * np.cos(angle) - v * np.sin(angle), v * np.cos(angle) + u * np.sin(angle)
+    return y.astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("pos", "axes"),
+    [
+        (GRID, ra.Axes.chunked(8, 12, 12)),
+        (GRID, ra.Axes.interleaved(12, 10, 10)),
+        (GRID, ra.Axes.alternating(8, 12, 12)),
+        (GRID, ra.Axes.axial(16, 24, 24)),
+        (FLAT, ra.Axes.axial(32, 32)),
+        (FLAT, ra.Axes.axial(32, 32, order=(1, 0))),
+        (FLAT, ra.Axes.axial(32, 32, blocks=True)),
+        (FLAT, ra.Axes.even_odd(64)),
+        (FLAT, ra.Axes(SOME, count=2)),
+    ],
+)
+@pytest.mark.parametrize("base", [100.0, 12345.0])
+def test_lane_maps(pos, axes, base):
+    x = features(2, 2, len(pos), 64)
+    omegas = [base ** (-2 * number / width) for width, number in axes.sources(64)]
+    y = by_lane(x, pos, omegas, axes.lanes, axes.blocks)
+    found = only(diagnose(x, y, pos), x, y, pos)
+    assert math.isclose(found.rope.base, base, rel_tol=1e-6)
+    assert found.rope.axes.lanes == axes.lanes
+    assert found.rope.axes.sources(64) == axes.sources(64)
+    assert found.rope.axes.blocks == axes.blocks
+
+
+def test_periods_of_normalized_coordinates():
+    pos = (2 * FLAT + 1) / np.array([8, 9]) - 1
+    rope = ra.RoPE(64, base=100.0, pairing="half", axes=ra.Axes.axial(32, 32), scaling=ra.Periods())
+    x = features(2, 2, 72, 64)
+    assert diagnose(x, rope.apply(x, pos), pos).rope == rope
+
+
+def test_equal_coordinates_do_not_tell_maps_apart():
+    pos = np.repeat(np.arange(40)[:, None], 3, 1)
+    x = features(1, 2, 40, 64)
+    y = ra.apply(x, pos, axes=ra.Axes.chunked(8, 12, 12), pairing="half")
+    found = diagnose(x, y, pos)
+    assert found.ambiguous
+    assert found.rope is None
+    maps = {e.rope.axes for e in found.explanations}
+    assert {
+        ra.Axes.chunked(8, 12, 12),
+        ra.Axes.alternating(8, 12, 12),
+        ra.Axes.interleaved(12, 10, 10),
+    } <= maps
+    assert "coordinates are equal" in found.reason
+
+
+# ---- mistakes ----
+
+
+def mistaken(x, y, pos, words, **fields):
+    """The one explanation of a mistake, and what its rope is."""
+    diagnosis = diagnose(x, y, pos)
+    assert len(diagnosis.explanations) == 1, diagnosis
+    [found] = diagnosis.explanations
+    assert words in found.mistake
+    assert diagnosis.rope is None
+    assert words in str(diagnosis)
+    for name, value in fields.items():
+        assert getattr(found.rope, name) == value
+    if found.code.startswith("ra.apply"):
+        assert abs(again(found, x, pos) - y).max() < 1e-5
+    return found
+
+
+@pytest.mark.parametrize("shift", [1, -7, 100])
+@pytest.mark.parametrize("kind", [range, np.arange])
+def test_positions_off_by_a_constant(shift, kind):
+    x = features(2, 64, 32)
+    y = half(x, *tables(np.arange(64) + shift, 32, 500000.0))
+    mistaken(x, y, kind(64), f"off by {shift}", base=500000.0, pairing="half")
+
+
+def test_positions_off_by_a_constant_and_backwards():
+    x = features(2, 64, 32)
+    y = half(x, *tables(-(np.arange(64) + 3), 32, 500000.0))
+    assert mistaken(x, y, range(64), "off by 3", base=500000.0).inverse
+
+
+@pytest.mark.parametrize(("axis", "size"), [(-3, 4), (-4, 6)])
+def test_positions_along_another_axis(axis, size):
+    x = features(6, 4, 16, 32)
+    pos = np.arange(size).reshape(-1, *(1,) * (-axis - 2))
+    found = mistaken(x, half(x, *tables(pos, 32, 10000.0)), range(16), f"along axis {axis}")
+    assert found.seq_axis == axis
+
+
+def test_positions_given_are_not_used():
+    pos = np.maximum(np.arange(64) - np.array([[0], [9]]), 0)  # left padding
+    x = features(2, 4, 64, 32)
+    y = half(x, *tables(range(64), 32, 10000.0))
+    mistaken(x, y, pos, "counted from 0", pairing="half")
+
+
+def test_all_tokens_turn_by_one_position():
+    x = features(2, 4, 64, 32)
+    found = mistaken(x, half(x, *tables(17, 32, 10000.0)), range(64), "of position 17", pairing="half")
+    assert found.code == "ra.apply(x, 17, pairing='half')"
+
+
+def test_nothing_is_rotated():
+    x = features(2, 8, 32)
+    found = mistaken(x, x.copy(), range(8), "nothing was rotated", rotary_dim=0)
+    assert found.code == "x"
+
+
+@pytest.mark.parametrize("kind", [range, np.arange])
+def test_a_table_that_ends(kind):
+    x, pos = features(2, 4, 64, 32), np.arange(64)
+    y = half(x, *tables(np.where(pos < 40, pos, 0), 32, 10000.0))
+    mistaken(x, y, kind(64), "from 40 on are not rotated", pairing="half")
+    y = half(x, *tables(np.minimum(pos, 40), 32, 10000.0))
+    mistaken(x, y, kind(64), "past 40 are rotated as 40", pairing="half")
+
+
+def test_rotated_twice():
+    x = features(2, 4, 64, 32)
+    cos, sin = tables(range(64), 32, 500000.0)
+    mistaken(x, half(half(x, cos, sin), cos, sin), range(64), "twice", base=500000.0, scaling=ra.Linear(0.5))
+
+
+@pytest.mark.parametrize("signs", [(1, 1), (-1, -1)])
+def test_one_sign_in_both_members(signs):
+    x = features(2, 4, 64, 32)
+    y = half(x, *tables(range(64), 32, 500000.0), signs)
+    found = mistaken(x, y, range(64), "one sign", base=500000.0, pairing="half")
+    assert found.direction == signs[0]
+    assert "base=500000.0" in found.code
+
+
+def test_tables_laid_out_for_the_other_pairing():
+    """V-JEPA 2: features pair interleaved, and cos and sin are repeated as for halves."""
+    x = features(2, 4, 64, 32)
+    cos, sin = (np.concatenate([t, t], -1) for t in tables(range(64), 32, 10000.0))
+    turned = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+    y = (x * cos + turned * sin).astype("float32")
+    mistaken(x, y, range(64), "features pair interleaved", pairing="interleaved")
+    cos, sin = (np.repeat(t, 2, -1) for t in tables(range(64), 32, 10000.0))
+    a, b = np.split(x, 2, -1)
+    y = (x * cos + np.concatenate([-b, a], -1) * sin).astype("float32")
+    mistaken(x, y, range(64), "features pair half", pairing="half")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("what", ["angles", "positions", "frequencies", "cos and sin"])
+def test_numbers_of_16_bits(dtype, what):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    cut = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[dtype]
+    pos, omegas = np.arange(4000, 4512)[:, None].astype(float), 10000.0 ** (-np.arange(0, 32, 2) / 32)
+
+    def narrow(array, *of):
+        return array.astype(cut).astype(float) if what in of else array
+
+    angles = narrow(narrow(pos, "angles", "positions") * narrow(omegas, "angles", "frequencies"), "angles")
+    x = features(1, 2, 512, 32)
+    y = half(x, narrow(np.cos(angles), "cos and sin"), narrow(np.sin(angles), "cos and sin"))
+    mistaken(x, y, np.arange(4000, 4512), f"{what} are {dtype}", pairing="half")
+
+
+# ---- what data do not tell ----
+
+
+def test_all_positions_0():
+    x = features(2, 8, 32)
+    found = diagnose(x, x.copy(), [0] * 8)
+    assert found.ambiguous
+    assert {e.rope.pairing for e in found.explanations if e.rope.rotary_dim} == {"interleaved", "half"}
+    assert "all positions are 0" in found.reason
+    assert "all of x is 0" in diagnose(0 * x, 0 * x, range(8)).reason
+
+
+def test_a_head_of_one_pair():
+    x = features(2, 8, 2)
+    found = diagnose(x, ra.apply(x, range(8)), range(8))
+    assert {e.rope.pairing for e in found.explanations} == {"interleaved", "half"}
+    assert "2 features is one pair" in found.reason
+
+
+def test_a_half_turn_has_no_direction():
+    x = features(4, 1, 8, dtype="float64")
+    rope = ra.RoPE(8, inv_freq=(math.pi,) * 4)
+    y = np.concatenate([-x])
+    found = diagnose(x, y, [1], candidates=[rope, dataclasses.replace(rope, pairing="half")])
+    assert len({(e.rope.pairing, e.inverse) for e in found.explanations}) == 4
+    assert "+φ and -φ" in found.reason
+    assert "pairings" in found.reason
+
+
+def test_symmetric_features():
+    """With equal features and frequencies pairings differ only by where a result stands."""
+    x = np.ones((3, 6, 4), "float64")
+    rope = ra.RoPE(4, inv_freq=(0.0, 0.0), attention_factor=2.0)
+    found = diagnose(
+        x, rope.apply(x, range(6)), range(6), candidates=[rope, ra.RoPE(4, attention_factor=2.0)]
+    )
+    assert rope in [e.rope for e in found.explanations] or found.ambiguous
+
+
+def test_one_position_does_not_tell_an_offset_from_a_factor():
+    x = features(1, 4, 1, 64)
+    found = diagnose(x, ra.apply(x, [6]), [5])
+    assert found.ambiguous
+    assert any("off by 1" in e.mistake for e in found.explanations)
+    assert any(isinstance(e.rope.scaling, ra.Linear) for e in found.explanations)
+    assert "positions" in found.reason
+
+
+def test_few_lanes_that_show_leave_bases_open():
+    x = features(2, 2, 4).astype("float16")
+    found = diagnose(x, ra.apply(x, range(2), base=1e9), range(2))
+    assert len({e.rope.base for e in found.explanations}) > 1 or "base shows" in str(found)
+
+
+# ---- nothing explains ----
+
+
+def test_nothing_explains():
+    x = features(2, 4, 64, 32)
+    for y in (x[..., ::-1].copy(), x + 1, features(2, 4, 64, 32, seed=5)):
+        found = diagnose(x, y, range(64))
+        assert not found.explanations
+        assert found.rope is None
+        assert not found.ambiguous
+        assert found.nearest
+        assert "candidates" in found.reason
+        assert str(found).startswith("nothing that was tried")
+
+
+def test_one_wrong_element_is_seen():
+    x = features(2, 4, 64, 32)
+    y = ra.apply(x, range(64), pairing="half")
+    y[1, 2, 50, 3] += 1e-3
+    assert not diagnose(x, y, range(64)).explanations
+    assert diagnose(x, y, range(64), tolerance=0.1).rope == ra.RoPE(32, pairing="half")
+
+
+def test_what_is_ruled_out():
+    x = features(2, 4, 64, 32)
+    found = diagnose(x, ra.apply(x, range(64), pairing="half", base=500000.0), range(64))
+    codes = {e.code for e in found.nearest}
+    assert "ra.apply(x, pos, base=500000.0)" in codes
+    assert "ra.apply(x, pos, pairing='half')" in codes
+    assert "ra.apply(x, pos, base=500000.0, pairing='half', inverse=True)" in codes
+    assert all(e.residual > 0.1 for e in found.nearest)
+
+
+# ---- arrays and errors ----
+
+
+def test_every_library(lib, float_dtype):
+    with lib.running():
+        x = lib.asarray(features(2, 4, 32, 32), float_dtype)
+        pos = lib.asarray(np.arange(32, dtype=np.int32))
+        y = ra.apply(x, pos, base=500000.0, pairing="half")
+        for given in (pos, range(32), np.arange(32)):
+            found = diagnose(x, y, given)
+            assert found.rope == ra.RoPE(32, base=500000.0, pairing="half"), found
+
+
+@pytest.mark.library("torch")
+def test_tensors_that_need_gradients():
+    import torch
+
+    x = torch.randn(2, 32, 16, requires_grad=True)
+    y = ra.apply(x, range(32))
+    assert diagnose(x, y, torch.arange(32)).rope == ra.RoPE(16)
+
+
+@pytest.mark.library("jax")
+def test_under_jit_it_says_that_it_cannot():
+    import jax
+
+    with pytest.raises(ArrayTypeError, match="outside of jit"):
+        jax.jit(lambda x: diagnose(x, x, range(4)) and x)(np.ones((4, 8), "float32"))
+
+
+def test_rows_that_are_not_finite_are_left_out():
+    x = features(2, 64, 32)
+    y = ra.apply(x, range(64))
+    y[0, 3] = np.nan
+    x[1, 5, 2] = np.inf
+    found = diagnose(x, y, range(64))
+    assert found.rope == ra.RoPE(32)
+    assert "2 rows" in str(found)
+
+
+X = np.ones((4, 8), "float32")
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "match"),
+    [
+        ((X, X[:2], range(4)), {}, ShapeError, "one shape"),
+        ((X[0], X[0], 1), {}, ShapeError, "two axes"),
+        ((X, X, range(5)), {}, ShapeError, "pos"),
+        ((X, X, range(4)), {"seq_axis": -1}, ShapeError, "seq_axis"),
+        ((X, X, range(4)), {"seq_axis": "2"}, ShapeError, "seq_axis"),
+        (([1.0], X, range(4)), {}, ArrayTypeError, "before"),
+        ((X, X.astype(int), range(4)), {}, ArrayTypeError, "after"),
+        ((X, X, "abc"), {}, ArrayTypeError, "pos"),
+        ((X, X, [True] * 4), {}, ArrayTypeError, "pos"),
+        ((X, X, np.ones(4, "float16")), {}, ArrayTypeError, "float16"),
+        ((X, X, [[1], [2, 3]]), {}, ShapeError, "ragged"),
+        ((X, X, [math.nan] * 4), {}, PositionError, "finite"),
+        ((X * math.nan, X, range(4)), {}, ShapeError, "finite"),
+        ((X, X, range(4)), {"tolerance": -1.0}, SpecError, "tolerance"),
+        ((X, X, range(4)), {"candidates": ["half"]}, SpecError, "candidate"),
+        ((X, X, range(4)), {"candidates": 7}, SpecError, "candidate"),
+        ((X, X, range(4)), {"candidates": [ra.DynamicNTK(2.0, 64)]}, SpecError, "length"),
+    ],
+)
+def test_errors(args, options, error, match):
+    with pytest.raises(error, match=match):
+        diagnose(*args, **options)
+
+
+def test_arguments_are_not_written():
+    x = features(2, 64, 32)
+    y = ra.apply(x, range(64))
+    pos = np.arange(64)
+    kept = x.copy(), y.copy(), pos.copy()
+    diagnose(x, y, pos)
+    for array, before in zip((x, y, pos), kept, strict=True):
+        assert (array == before).all()
+
+
+def test_it_is_deterministic_and_quick():
+    x = features(1, 8, 128, 128)
+    outputs = [ra.apply(x, range(128), base=500000.0, pairing="half"), x[..., ::-1].copy()]
+    for y in outputs:
+        start = time.perf_counter()
+        first = diagnose(x, y, range(128))
+        taken = time.perf_counter() - start
+        assert first == diagnose(x, y, range(128))
+        assert taken < 5  # of a busy machine; about 0.3 seconds
+    assert list(itertools.chain(first.explanations)) == []
