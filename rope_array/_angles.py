@@ -76,10 +76,12 @@ def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
     int64 where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64 for `double`, its bits
     are the same on every library.
     """
-    pos = by_lane(whole, plan, kit)
     if not kit.wide:
-        return _phase_in_uint32(pos, plan, kit)
-    pos = kit.cast(pos, kit.xp.int64)
+        return _phase_in_uint32(by_lane(whole, plan, kit), plan, kit)
+    if plan.coordinates is None:
+        pos = kit.cast(whole[..., None], kit.xp.int64)  # in this order: NumPy may give a number, not an array
+    else:
+        pos = by_lane(kit.cast(whole, kit.xp.int64), plan, kit)  # in this one: PyTorch indexes no uint32
     if double:
         return _phase_of_96(pos, plan, kit)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.

@@ -1,0 +1,240 @@
+"""Write rope_array/_model_defaults.py: what transformers' classes hold that a config.json may leave out.
+
+    PYTHONPATH=. python bench/hf_defaults.py > rope_array/_model_defaults.py
+
+A config.json may leave out every value that equals its class's default, so a reader needs those defaults:
+the widths, the base, the rotary parameters, the layer types and the parts of each model type that has a
+rotary embedding. Facts only: plain numbers, names and dicts, read from instances of the classes.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import logging
+import pathlib
+import re
+import sys
+import warnings
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+
+from rope_array.config import conventions
+
+MODELS = pathlib.Path(transformers.__file__).parent / "models"
+KEYS = re.compile(
+    r"^(head_dim|hidden_size|hidden_dim|num_attention_heads|num_hidden_layers|max_position_embeddings|d_model"
+    r"|n_embd|n_head|n_heads|num_heads|embed_dim|max_seq_len|n_positions|model_max_length|projection_dim"
+    r"|original_max_position_embeddings|\w*rope\w*|rotary_\w+|partial_rotary_factor|kv_channels|alibi"
+    r"|attention_head_dim|global_head_dim|position_embeddings?_type|use_rotary_embedding|sliding_window"
+    r"|(encoder|decoder)_num_attention_heads|speech_encoder_attention_heads|memory_attention_\w+"
+    r"|num_spatial_rope_pairs_per_axis|num_uid_rope_pairs)$"
+)
+ELSEWHERE = {"rope_parameters", "rope_scaling", "no_rope_layers"}
+CANONICAL = ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "layer_types")
+# Stated parameters, and older keys that a class may make its own of: none is any class's default.
+PROBE = {"rope_type": "default", "rope_theta": 12345.0}
+OLDER = {
+    "rope_theta": 777.5,
+    "rotary_emb_base": 777.5,
+    "partial_rotary_factor": 0.375,
+    "rotary_pct": 0.375,
+    "max_position_embeddings": 4099,
+}
+HEAD = '''\
+"""Class defaults of transformers {version}, written by bench/hf_defaults.py; do not edit.
+
+An entry's key is a model type, or its root's type and the part. Besides plain fields an entry has: alias (of
+a name, the key it is stored under), parts (of a sub-config, its entry), of_parts (values that the whole gives
+a part that is not stated), default_theta, rope_parameters (where none are stated), added (to stated ones),
+labels (of rotary parameters), layer_types (as a run that repeats).
+"""
+
+from typing import Any
+
+# fmt: off
+# ruff: noqa: E501
+'''
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    classes = _classes()
+    names = _names(classes)
+    entries = _pruned({names[cls]: _entry(cls, names) for cls in classes})
+    rotary = [key for key, entry in entries.items() if entry.pop("rotary", False)]
+    shared = {cls.__name__: key for cls, key in names.items() if ":" in key and key in entries}
+    _write(dict(sorted(entries.items())), sorted(rotary), dict(sorted(shared.items())))
+
+
+def _classes() -> list[Any]:
+    found: dict[Any, None] = {}
+    for path in sorted(MODELS.glob("*/configuration_*.py")):
+        module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, PreTrainedConfig):
+                found |= {value: None} if value.__module__ == module.__name__ else {}
+    return [cls for cls in found if not _is_another_name(cls, found)]
+
+
+def _is_another_name(cls: Any, found: dict[Any, None]) -> bool:
+    """Tell a deprecated second name: a class that is another of the same model type."""
+    return any(base in found and base.model_type == cls.model_type for base in cls.__mro__[1:])
+
+
+def _names(classes: list[Any]) -> dict[Any, str]:
+    """Name each class by its model type, or by its root's type and its place there where types are shared."""
+    owners: dict[str, list[Any]] = {}
+    for cls in classes:
+        owners.setdefault(cls.model_type, []).append(cls)
+    places = {sub: f"{root.model_type}:{path}" for root in classes for path, sub in _places(root)}
+    names = {}
+    for kind, sharing in owners.items():
+        # The bare name is the root's: the class that is no part of another.
+        roots = [cls for cls in sharing if cls not in places] or sharing[:1]
+        for cls in sharing:
+            bare = kind and cls is roots[0]
+            names[cls] = kind if bare else places.get(cls, f"{kind}:{cls.__name__}")
+    return names
+
+
+def _places(root: Any) -> list[tuple[str, Any]]:
+    """Return the path and the class of each part of a class's default, and of their parts."""
+    found = []
+    for name, part in _parts(root).items():
+        found.append((name, type(part)))
+        found += [(f"{name}.{path}", sub) for path, sub in _places(type(part))]
+    return found
+
+
+def _parts(cls: Any) -> dict[str, Any]:
+    config = _make(cls)
+    parts = {key: getattr(config, key, None) for key in getattr(cls, "sub_configs", None) or {}}
+    return {k.removesuffix("_config"): v for k, v in parts.items() if isinstance(v, PreTrainedConfig)}
+
+
+def _make(cls: Any, **values: Any) -> Any:
+    try:
+        return cls(**values)
+    except Exception:  # a class that needs values it has no default for, or refuses the probe
+        return None
+
+
+def _entry(cls: Any, names: dict[Any, str]) -> dict[str, Any]:
+    entry: dict[str, Any] = dict(sorted(_fields(cls).items()))
+    mapped = {k: v for k, v in (getattr(cls, "attribute_map", None) or {}).items() if k in CANONICAL}
+    parts = _parts(cls)
+    entry |= {"alias": mapped} if mapped else {}
+    entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in parts.items()}} if parts else {}
+    given = {k: values for k, v in parts.items() if (values := _given(v))}
+    entry |= {"of_parts": given} if given else {}
+    config = _make(cls)
+    return entry if config is None else entry | _rotary(cls, config) | _layers(config)
+
+
+def _fields(cls: Any) -> dict[str, Any]:
+    """Return the plain field defaults that a rotary embedding may depend on."""
+    return {
+        f.name: f.default
+        for f in dataclasses.fields(cls)
+        if KEYS.match(f.name) and f.name not in ELSEWHERE and isinstance(f.default, (int, float, str))
+    }
+
+
+def _given(part: Any) -> dict[str, Any]:
+    """Return what a whole gives a part beyond the defaults of the part's class."""
+    usual = _make(type(part))
+    own, other = part.to_dict(), {} if usual is None else usual.to_dict()
+    wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
+    return {
+        k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != other.get(k)
+    }
+
+
+def _rotary(cls: Any, config: Any) -> dict[str, Any]:
+    """Return the rotary parameters of the default config, and what the class adds to stated ones."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not isinstance(parameters, dict) or not parameters:
+        return {}
+    found: dict[str, Any] = {"rotary": True}
+    theta = getattr(cls, "default_theta", 10000.0)
+    if not isinstance(theta, dict):
+        found["default_theta"] = float(theta)
+    own = _without_followers(cls, _numbers(parameters))
+    if set(own) - {"rope_type"} and own != {"rope_type": "default", "rope_theta": theta}:
+        found["rope_parameters"] = own
+    if labels := getattr(cls, "_rope_type_labels", None):
+        found["labels"] = tuple(labels)
+    added = getattr(_make(cls, rope_parameters=dict(PROBE)), "rope_parameters", None) or {}
+    more = {k: v for k, v in added.items() if k not in PROBE and not isinstance(v, dict) and k != "type"}
+    return found | ({"added": _numbers(more)} if more else {})
+
+
+def _without_followers(cls: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what a class derives from its other keys: it is derived again from what a config states."""
+    made = [getattr(_make(cls, **{key: value}), "rope_parameters", None) for key, value in OLDER.items()]
+    others = [other for other in made if isinstance(other, dict)]
+    kept: dict[str, Any] = {}
+    for key, value in parameters.items():
+        now = [other[key] for other in others if key in other]
+        if isinstance(value, dict):
+            kept[key] = {k: v for k, v in value.items() if all((o or {}).get(k, v) == v for o in now)}
+        elif all(v == value for v in now):
+            kept[key] = value
+    return kept
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in sorted(value.items())}
+    return [_numbers(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _layers(config: Any) -> dict[str, Any]:
+    """Return the layer types as their shortest run that repeats; the last layer may break it."""
+    types = getattr(config, "layer_types", None)
+    if not isinstance(types, (list, tuple)) or not types:
+        return {}
+    for period in range(1, len(types)):
+        if all(types[i] == types[i % period] for i in range(len(types) - 1)):
+            return {"layer_types": tuple(types[:period])}
+    return {"layer_types": tuple(types)}
+
+
+def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Keep what has a rotary embedding, and the wholes that lead there."""
+    wanted = {key for key, entry in entries.items() if entry.get("rotary")} | conventions().keys()
+    while True:
+        leading = {k for k, e in entries.items() if wanted.intersection(e.get("parts", {}).values())}
+        if leading <= wanted:
+            break
+        wanted |= leading
+    kept = {key: dict(entry) for key, entry in entries.items() if key in wanted}
+    for key, entry in kept.items():
+        for name in ("parts", "of_parts"):
+            of = {k: v for k, v in entry.pop(name, {}).items() if entries[key]["parts"][k] in wanted}
+            entry |= {name: of} if of else {}
+        if not entry.get("rotary") and key not in conventions():
+            kept[key] = {name: entry[name] for name in ("parts", "of_parts") if name in entry}
+    return kept
+
+
+def _write(entries: dict[str, dict[str, Any]], rotary: list[str], shared: dict[str, str]) -> None:
+    out = sys.stdout.write
+    out(HEAD.replace("{version}", transformers.__version__))
+    out("MODELS: dict[str, dict[str, Any]] = {\n")
+    for key, entry in entries.items():
+        out(f"    {key!r}: {entry!r},\n")
+    out("}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n")
+    for key in rotary:
+        out(f"    {key!r},\n")
+    out("))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n")
+    for name, key in shared.items():
+        out(f"    {name!r}: {key!r},\n")
+    out("}\n# fmt: on\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,478 @@
+"""How each model family turns its config into a rotation: what a config.json leaves to the model's code.
+
+A `Convention` is one rotary module. The table is keyed by the `model_type` of the config part that holds
+the module's parameters, or by ``"root model_type:part"`` where the part's own name is shared or missing.
+Read from the modeling and configuration files of transformers 5.23.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from ._axes import Axes
+from ._errors import SpecError, short
+
+Pairing = Literal["interleaved", "half"]
+
+
+class Part(Protocol):
+    """One part of a config, as the functions of a `Convention` see it: stated values, then class defaults.
+
+    The typed getters check what they read: the config may hold anything.
+    """
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value under a key, unchecked."""
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return the whole number under a key; an error names the key if it is missing or no such number."""
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return the finite number under a key; an error names the key if it is missing or no such number."""
+
+    def width(self, *keys: str) -> int:
+        """Return the first given of several widths; ``"a/b"`` is one that two keys divide to."""
+
+    def layer_types(self) -> tuple[str, ...]:
+        """Return the different layer types of the model, stated or its class's."""
+
+
+Parameters = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """What one rotary module does that its config does not say.
+
+    Attributes
+    ----------
+    pairing, out_pairing
+        Which features make a pair, before and after.
+    width
+        Keys of the head's width, the first given wins; ``"hidden_size/num_attention_heads"`` divides, a
+        number before ``*`` multiplies, a number alone is a constant of the code, and ``"layer.key"`` is the
+        layer's own value of `per_layer_config`.
+    rotated
+        The features that turn, from the part and the head's width. None: the share of the width that
+        `partial_rotary_factor` states, cut to a whole number.
+    partial
+        False: the model's own default rule ignores `partial_rotary_factor` (the scaling rules heed it).
+    share
+        The share of the head that turns by the model's own default rule where none is stated.
+    absolute
+        `rotary_dim` states the rotated width, in features.
+    start
+        "first" or "last": where in the head the rotated slice lies.
+    pairing_flag
+        A key that, where it is false, makes the pairing "half" before and after.
+    sign
+        -1 where the model turns the other way.
+    theta
+        Base where neither the config nor the class defaults name one.
+    theta_keys, share_keys
+        Keys of the base, and of the share of the head that turns, beside the rotary parameters.
+    axes
+        The lane-to-axis map, from the part and the rotated width (None: one position).
+    sections
+        How `mrope_section` is laid out: "chunked", "interleaved" or "alternating" (None: not read).
+    default_sections
+        The sections of a model whose code has them.
+    scaling, inv_freq, attention_factor
+        What the module computes in a way of its own, from the part and the rotated width. None: by
+        `rope_type`.
+    types
+        The rope types the module takes (None: all).
+    type_names
+        Rope types that mean another to this model.
+    parameters
+        What the model makes of its rotary parameters before they are read: from the part and the parameters.
+    layers
+        Conventions of single layer types that differ from this one.
+    labels
+        The key of the rotary parameters for a layer type, where it is another name.
+    nope
+        Layer types without rotation.
+    turns
+        Layers, by index, that rotate though their type is one of these.
+    nope_needs, nope_unless
+        A key that must be set for that, and one that must not be stated.
+    scaled_layers
+        A key that lists the layers which have the stated rule; the others have none.
+    unless
+        Keys and the values they need for the module to be used; otherwise the layer has no rotation.
+    refusal
+        Why this is no rotation of pairs: the error says so.
+    note
+        What a reader of the result should know.
+    """
+
+    pairing: Pairing = "half"
+    out_pairing: Pairing | None = None
+    width: tuple[str, ...] = ("head_dim", "hidden_size/num_attention_heads")
+    rotated: "Callable[[Part, int], int] | None" = None
+    partial: bool = True
+    share: float = 1.0
+    absolute: bool = False
+    start: Literal["first", "last"] = "first"
+    pairing_flag: str | None = None
+    sign: int = 1
+    theta: float = 10000.0
+    theta_keys: tuple[str, ...] = ("rope_theta",)
+    share_keys: tuple[str, ...] = ("partial_rotary_factor",)
+    axes: "Callable[[Part, int], Any] | None" = None
+    sections: Literal["chunked", "interleaved", "alternating"] | None = None
+    default_sections: tuple[int, ...] | None = None
+    scaling: "Callable[[Part, int], Any] | None" = None
+    inv_freq: "Callable[[Part, int], tuple[float, ...]] | None" = None
+    attention_factor: "Callable[[Part], float] | None" = None
+    types: tuple[str, ...] | None = None
+    type_names: Mapping[str, str] = field(default_factory=dict)
+    parameters: "Callable[[Part, Parameters], Parameters] | None" = None
+    layers: "Mapping[str, Convention]" = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    nope: tuple[str, ...] = ()
+    turns: "Callable[[Part, int], bool] | None" = None
+    nope_needs: str | None = None
+    nope_unless: str | None = None
+    scaled_layers: str | None = None
+    unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    refusal: str | None = None
+    note: str | None = None
+
+
+# Rotary parameters that a family makes of older keys
+
+
+def _by_layer_type(
+    thetas: Mapping[str, tuple[str, float]], scaled: tuple[str, ...]
+) -> Callable[[Part, Parameters], Parameters]:
+    """Return the rule of families with a base per layer type, whose older configs scale only some of them."""
+
+    def parameters(part: Part, given: Parameters) -> Parameters:
+        nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
+        flat = {k: v for k, v in given.items() if k not in thetas}
+        made: Parameters = {}
+        for label, (key, theta) in thetas.items():
+            own = nested.get(label) if nested else (flat if label in scaled else None)
+            made[label] = {"rope_theta": part.number(key, theta) if key else theta, **(own or {})}
+        return made
+
+    return parameters
+
+
+def _gemma3(part: Part, given: Parameters) -> Parameters:
+    return _by_layer_type(
+        {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)},
+        ("full_attention",),
+    )(part, given)
+
+
+def _modernbert(part: Part, given: Parameters) -> Parameters:
+    return _by_layer_type(
+        {"full_attention": ("global_rope_theta", 1.6e5), "sliding_attention": ("local_rope_theta", 1e4)},
+        ("full_attention", "sliding_attention"),
+    )(part, given)
+
+
+def _olmo3(part: Part, given: Parameters) -> Parameters:
+    # The class takes a rope_theta beside the parameters for full_attention alone.
+    return _by_layer_type(
+        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)},
+        ("full_attention",),
+    )(part, given)
+
+
+def _neomme(part: Part, given: Parameters) -> Parameters:
+    defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
+    return {
+        label: {
+            "rope_theta": part.number("rope_theta", theta),
+            "partial_rotary_factor": share,
+            **(given.get(label) or {}),
+        }
+        for label, (theta, share) in defaults.items()
+    }
+
+
+def _deepseek_v4(part: Part, given: Parameters) -> Parameters:
+    """Scale the layers with a compressor only, and leave cos and sin as they are there."""
+    if isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping):
+        return {"main": given["main"], "compress": given["compress"]}
+    share = _share_of_v4(part)
+    rule = {k: v for k, v in given.items() if k not in ("main", "compress")}
+    main = {"rope_theta": part.number("rope_theta", 1e4), "partial_rotary_factor": share}
+    compress = {**rule, "rope_theta": part.number("compress_rope_theta", 1.6e5)}
+    compress["partial_rotary_factor"] = share
+    if compress.get("rope_type", compress.get("type")) == "yarn":
+        compress.setdefault("attention_factor", 1.0)
+    return {"main": main, "compress": compress}
+
+
+def _share_of_v4(part: Part) -> float:
+    if part.get("partial_rotary_factor") is not None:
+        return part.number("partial_rotary_factor")
+    head = part.integer("head_dim", 512)
+    return part.integer("qk_rope_head_dim") / head if part.get("qk_rope_head_dim") is not None else 64 / 512
+
+
+def _dots3_note(part: Part, given: Parameters) -> Parameters:
+    thetas = {"sliding_attention": part.number("swa_rope_theta", 5e4)}
+    theta = part.number("rope_theta", 8e7)
+    labels = part.layer_types() or ("indexed_attention", "sliding_attention")
+    if any(isinstance(given.get(label), Mapping) for label in labels):
+        return given
+    if given:
+        return {label: {"rope_theta": theta, **given} for label in labels}
+    return {label: {"rope_theta": thetas.get(label, theta)} for label in labels}
+
+
+def _step3p7(part: Part, given: Parameters) -> Parameters:
+    labels = part.layer_types() or ("full_attention",)
+    if all(isinstance(given.get(label), Mapping) for label in labels):
+        return {label: given[label] for label in labels}
+    flat = {k: v for k, v in given.items() if not isinstance(v, Mapping)}
+    thetas, shares = part.get("rope_theta", 1e4), part.get("partial_rotary_factors")
+    types = part.get("layer_types") or labels
+    made: Parameters = {}
+    for label in labels:
+        index = list(types).index(label)
+        made[label] = {"rope_theta": _nth("rope_theta", thetas, index)}
+        if shares:
+            made[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
+        if label == "full_attention":
+            made[label].update(flat)
+    return made
+
+
+def _nth(name: str, values: Any, index: int) -> Any:
+    if not isinstance(values, (list, tuple)):
+        return values
+    if index >= len(values):
+        raise SpecError(f"{name} has {len(values)} values and layer_types more; give one for each layer.")
+    return values[index]
+
+
+def _hunyuan_vl(part: Part, given: Parameters) -> Parameters:
+    sections = given.get("mrope_section") or given.get("xdrope_section")
+    if sections:
+        raise SpecError(
+            f"mrope_section is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
+            "head: the two features of a pair follow different coordinates, which is no rotation unless all "
+            "are equal. For text alone, leave the sections out."
+        )
+    return given
+
+
+# Layers
+
+
+def _is_dense_prefix(part: Part, index: int) -> bool:
+    """Tell Cohere2-MoE's first, dense layers, which rotate whatever their attention."""
+    if part.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return False
+    kinds = part.get("mlp_layer_types")
+    if isinstance(kinds, (list, tuple)) and index < len(kinds):
+        return bool(kinds[index] == "dense")
+    return part.get("first_k_dense_replace") is not None and index < part.integer("first_k_dense_replace")
+
+
+# Families
+
+PLAIN = _HALF = Convention(partial=False)
+_PARTIAL = Convention()
+_NEOX = Convention(theta_keys=("rotary_emb_base",), share_keys=("rotary_pct",))
+_INTERLEAVED = Convention(pairing="interleaved", partial=False)
+_INTERLEAVED_PARTIAL = Convention(pairing="interleaved")
+_MLA = Convention(
+    pairing="interleaved",
+    out_pairing="half",
+    width=("qk_rope_head_dim",),
+    partial=False,
+    rotated=lambda p, w: w,
+)
+_MLA_HALF = replace(_MLA, pairing="half", out_pairing=None)
+_SECTIONS_QWEN2 = replace(_HALF, sections="chunked", default_sections=(16, 24, 24))
+_SECTIONS_QWEN3 = replace(_HALF, sections="interleaved", default_sections=(24, 20, 20))
+_SECTIONS_QWEN3_5 = replace(_PARTIAL, sections="interleaved", default_sections=(11, 11, 10))
+_SECTIONS_GLM = replace(_PARTIAL, sections="chunked", default_sections=(8, 12, 12))
+_SLIDING_ONLY = replace(_HALF, nope=("full_attention",), nope_needs="sliding_window")
+_COHERE2 = replace(_INTERLEAVED, nope=("full_attention",))
+_COHERE2_MOE = replace(_COHERE2, turns=_is_dense_prefix)
+_GEMMA3 = replace(_HALF, parameters=_gemma3)
+_GLOBAL = ("layer.head_dim", "global_head_dim", "512")
+_GEMMA4 = replace(_HALF, layers={"full_attention": replace(_HALF, width=_GLOBAL)})
+_PHI3 = replace(_PARTIAL, type_names={"su": "longrope", "yarn": "longrope"})
+_DOTS3 = replace(_MLA, width=("layer.qk_rope_head_dim", "qk_rope_head_dim"), parameters=_dots3_note)
+
+
+# The rotary modules that are not Llama's: those that differ in nothing from it are not listed.
+TEXT: dict[str, Convention] = {
+    # Pairs of neighbours
+    **dict.fromkeys(
+        (
+            "blt_patcher",
+            "blt_local_encoder",
+            "blt_local_decoder",
+            "blt_global_transformer",
+            "cohere",
+            "ernie4_5",
+            "ernie4_5_moe",
+            "helium",
+            "llama4_text",
+            "openai_privacy_filter",
+        ),
+        _INTERLEAVED,
+    ),
+    **dict.fromkeys(("glm", "glm4"), _INTERLEAVED_PARTIAL),
+    "cohere2": _COHERE2,
+    "cohere2_moe": _COHERE2_MOE,
+    **dict.fromkeys(
+        ("gptj", "codegen"),
+        replace(
+            _INTERLEAVED,
+            width=("hidden_size/num_attention_heads",),
+            rotated=lambda p, w: p.integer("rotary_dim"),
+        ),
+    ),
+    "roformer": replace(_INTERLEAVED, width=("hidden_size/num_attention_heads",)),
+    # Multi-head latent attention: the rotated arrays are separate projections
+    **dict.fromkeys(
+        ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral_large4_text"),
+        _MLA,
+    ),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
+        replace(_MLA, pairing_flag="rope_interleave"),
+    ),
+    "kimi_k2": replace(_MLA, pairing_flag="rope_interleave"),
+    **dict.fromkeys(("hy_v4", "kimi_linear", "minicpm3"), _MLA_HALF),
+    "deepseek_v2": replace(_MLA, out_pairing=None),
+    "dots3_note_text": _DOTS3,
+    "deepseek_v4": Convention(
+        pairing="interleaved",
+        start="last",
+        parameters=_deepseek_v4,
+        labels={
+            "sliding_attention": "main",
+            "compressed_sparse_attention": "compress",
+            "heavily_compressed_attention": "compress",
+        },
+    ),
+    # Partial rotation
+    **dict.fromkeys(
+        (
+            "bamba",
+            "glm4_moe",
+            "laguna",
+            "minimax_m3_vl_text",
+            "nemotron",
+            "persimmon",
+            "phi",
+            "phi4_multimodal",
+            "qwen3_next",
+            "recurrent_gemma",
+            "solar_open",
+            "stablelm",
+            "step3p5",
+            "zaya",
+            "mellum",
+        ),
+        _PARTIAL,
+    ),
+    "gpt_neox": _NEOX,
+    "gpt_neox_japanese": _NEOX,
+    **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
+    "minimax_m2": replace(_PARTIAL, absolute=True),
+    "step3p5": replace(_PARTIAL, parameters=_step3p7),
+    "mimo_v2_flash": replace(_PARTIAL, share=0.334),
+    **dict.fromkeys(
+        ("deepseek_ocr2_text", "unlimited_ocr_text"),
+        replace(_HALF, width=("hidden_size/num_attention_heads",)),
+    ),
+    # Several coordinates
+    **dict.fromkeys(
+        ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"),
+        _SECTIONS_QWEN2,
+    ),
+    **dict.fromkeys(
+        (
+            "cohere_compass_text",
+            "cosmos3_edge_text",
+            "qwen3_omni_moe_text",
+            "qwen3_omni_moe_talker_text",
+            "qwen3_vl_text",
+            "qwen3_vl_moe_text",
+        ),
+        _SECTIONS_QWEN3,
+    ),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), _SECTIONS_QWEN3_5),
+    **dict.fromkeys(("glm4v_moe_text", "glm_image_text"), _SECTIONS_GLM),
+    **dict.fromkeys(("glm4v_text", "glm_ocr_text"), replace(_SECTIONS_GLM, pairing="interleaved")),
+    "ernie4_5_vl_moe_text": Convention(
+        pairing="interleaved",
+        partial=False,
+        sections="alternating",
+        default_sections=(22, 22, 20),
+        types=("default",),
+    ),
+    "hunyuan_vl_text": replace(
+        _HALF,
+        parameters=_hunyuan_vl,
+        types=("default", "dynamic", "linear", "yarn", "llama3", "longrope", "proportional"),
+    ),
+    "neomme": Convention(
+        parameters=_neomme,
+        axes=lambda part, width: Axes(tuple(i % 2 for i in range(width // 2)), count=2),
+        note="coordinates are (row, column), equal for text",
+    ),
+    # Parameters by layer type
+    **dict.fromkeys(("gemma3_text", "gemma3n_text", "t5gemma2_text", "t5gemma2_decoder"), _GEMMA3),
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"), _GEMMA4),
+    "diffusion_gemma_text": replace(
+        _GEMMA4, partial=True, layers={"full_attention": replace(_PARTIAL, width=_GLOBAL)}
+    ),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert)),
+    "olmo3": replace(_HALF, parameters=_olmo3),
+    # Layers without rotation
+    **dict.fromkeys(("exaone4", "exaone_moe", "kolibri1"), _SLIDING_ONLY),
+    **dict.fromkeys(("afmoe", "flint"), replace(_HALF, nope=("full_attention",))),
+    **dict.fromkeys(
+        ("muse_glimmer_text", "muse_spark_text"),
+        replace(_HALF, nope=("full_attention",), nope_unless="layer_rope_theta"),
+    ),
+    # Used in some configs only
+    "falcon": replace(_HALF, unless={"alibi": (False, None)}),
+    "granitemoehybrid": replace(_HALF, unless={"position_embedding_type": ("rope",)}),
+    "zamba2": replace(
+        _HALF, width=("head_dim", "2*hidden_size/num_attention_heads"), unless={"use_mem_rope": (True,)}
+    ),
+    # The other way round
+    "nanochat": replace(_HALF, sign=-1),
+    "molmo2_text": replace(_HALF, scaled_layers="rope_scaling_layers"),
+}
+
+
+_WIDTHS = (
+    "head_dim",
+    "kv_channels",
+    "hidden_size/num_attention_heads",
+    "n_embd/n_head",
+    "d_model/n_heads",
+    "hidden_size/n_head",
+)
+
+
+def generic(content: Mapping[str, Any]) -> Convention:
+    """Return what most models do, with the keys that older ones have, for a model type that is not known."""
+    latent = content.get("qk_rope_head_dim") is not None
+    given = content.get("rope_parameters") or content.get("rope_scaling")
+    by_turns = isinstance(given, Mapping) and given.get("mrope_interleaved") is True
+    return Convention(
+        width=("qk_rope_head_dim",) if latent else _WIDTHS,
+        partial=not latent,
+        absolute=True,
+        theta_keys=("rope_theta", "rotary_emb_base", "rotary_base"),
+        share_keys=("partial_rotary_factor", "rotary_pct"),
+        sections="interleaved" if by_turns else "chunked",
+        note="latent attention of DeepSeek's line pairs neighbours: check the pairing" if latent else None,
+    )

@@ -1,0 +1,355 @@
+"""Conventions of the models that see, hear and fold: vision, video, audio, time series and proteins.
+
+Each entry is what a model's code does and its config does not say. The coordinates of a position are in the
+order in which the model itself has them: (h, w), and (t, h, w) for a clip, unless a note says otherwise.
+"""
+
+from dataclasses import replace
+
+from ._axes import Axes
+from ._errors import SpecError, short
+from ._models import Convention, Part
+from ._scaling import Periods
+
+_HEADS = ("head_dim", "hidden_size/num_attention_heads", "hidden_size/num_heads")
+_AXIAL = ("axial", "default")
+_DIVIDED = ("hidden_size/num_attention_heads",)
+_FLAMINGO = ("audio_config.hidden_size", "head_dim")
+
+
+def _quarters(width: int) -> int:
+    """Return how many pairs each of two coordinates drives where they share a head in equal parts."""
+    if width % 4:
+        raise SpecError(
+            f"the rotated width is {width}; two coordinates that share it equally need a multiple of 4."
+        )
+    return width // 4
+
+
+# Maps
+
+
+def _height_width(part: Part, width: int) -> Axes:
+    half = 2 * _quarters(width)
+    return Axes.axial(half, half)
+
+
+def _width_height(part: Part, width: int) -> Axes:
+    half = 2 * _quarters(width)
+    return Axes.axial(half, half, order=(1, 0))
+
+
+def _in_blocks(part: Part, width: int) -> Axes:
+    half = 2 * _quarters(width)
+    return Axes.axial(half, half, blocks=True)
+
+
+def _even_odd(part: Part, width: int) -> Axes:
+    return Axes.even_odd(width)
+
+
+def _row_column_pairs(part: Part, width: int) -> Axes:
+    """Row and column by turns, each with the series of half the width."""
+    lanes = _quarters(width)
+    return Axes((0, 1) * lanes, widths=(2 * lanes, 2 * lanes))
+
+
+def _column_row_pairs(part: Part, width: int) -> Axes:
+    lanes = _quarters(width)
+    return Axes((1, 0) * lanes, widths=(2 * lanes, 2 * lanes))
+
+
+def _thirds(part: Part, width: int) -> Axes:
+    return Axes.axial(width // 3, width // 3, width // 3)
+
+
+# Widths
+
+
+def _three_axes(part: Part, width: int) -> int:
+    return 3 * 2 * (width // 3 // 2)
+
+
+def _nothing(part: Part, width: int) -> int:
+    return 0
+
+
+def _all(part: Part, width: int) -> int:
+    return width
+
+
+def _of_projection(part: Part, width: int) -> int:
+    return max(part.integer("projection_dim") // (part.integer("num_attention_heads") * 2), 32)
+
+
+# Periods, and tables
+
+
+def _periods(part: Part, width: int) -> Periods:
+    return Periods()
+
+
+def _flamingo_series(part: Part) -> int:
+    """Return the width of each of MusicFlamingo's two series."""
+    key = "partial_rotary_factor"
+    stated = (
+        name for name in (f"rope_parameters.{key}", f"rope_scaling.{key}", key) if part.get(name) is not None
+    )
+    return int(part.width(*_FLAMINGO) * part.number(next(stated, key), 0.2))
+
+
+def _window_and_time(part: Part, width: int) -> int:
+    series = _flamingo_series(part)
+    return 2 * (series + series % 2)
+
+
+def _two_series(part: Part, width: int) -> Axes:
+    lanes, series = width // 4, _flamingo_series(part)
+    return Axes((0,) * lanes + (1,) * lanes, widths=(series, series))
+
+
+def _atom_lanes(part: Part, width: int) -> tuple[int, int]:
+    """Return the pairs of each coordinate of a place, and those of the residue's number."""
+    spatial, residue = (
+        part.integer("num_spatial_rope_pairs_per_axis", 2),
+        part.integer("num_uid_rope_pairs", 10),
+    )
+    if min(spatial, residue) < 0 or 3 * spatial + residue > width // 2:
+        raise SpecError(
+            f"num_spatial_rope_pairs_per_axis is {short(spatial)} and num_uid_rope_pairs {short(residue)}; "
+            f"three of the one and one of the other must fit into the {width // 2} pairs of a head."
+        )
+    return spatial, residue
+
+
+def _atoms(part: Part, width: int) -> Axes:
+    spatial, residue = _atom_lanes(part, width)
+    lanes = (*(axis for axis in range(3) for _ in range(spatial)), *(3,) * residue)
+    return Axes((*lanes, *(None,) * (width // 2 - len(lanes))), count=4)
+
+
+def _atom_frequencies(part: Part, width: int) -> tuple[float, ...]:
+    spatial, residue = _atom_lanes(part, width)
+    base, other = (
+        part.number("spatial_rope_base_frequency", 20.0),
+        part.number("uid_rope_base_frequency", 1e4),
+    )
+    place = [base ** (-i / spatial) for i in range(spatial)]
+    table = (*place * 3, *(other ** (-i / residue) for i in range(residue)))
+    return (*table, *(0.0,) * (width // 2 - len(table)))
+
+
+# Families
+
+
+def _vision(**changes: object) -> Convention:
+    """Return the convention of Qwen2-VL's ViT, which many share: [h, w] lanes, half pairing."""
+    made = Convention(width=_HEADS, partial=False, axes=_height_width, types=_AXIAL)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+_WH = "the coordinates are (w, h)"
+_SAM = Convention(
+    pairing="interleaved",
+    width=(
+        "memory_attention_hidden_size/memory_attention_downsample_rate/memory_attention_num_attention_heads",
+    ),
+    partial=False,
+    theta_keys=("memory_attention_rope_theta",),
+    axes=_height_width,
+    types=_AXIAL,
+    note=f"memory attention: {_WH}; the last keys, the object pointers, are not rotated",
+)
+_DINO = Convention(
+    width=_DIVIDED,
+    partial=False,
+    theta=100.0,
+    axes=_height_width,
+    scaling=_periods,
+    types=("default",),
+    note="the coordinates are patch centres (h, w), each from -1 to 1; prefix tokens are not rotated",
+)
+_CONFORMER = Convention(
+    width=_DIVIDED,
+    partial=False,
+    theta_keys=("rotary_embedding_base",),
+    types=("default",),
+    unless={"position_embeddings_type": ("rotary",)},
+    note="the input of the q and k projections is rotated, in head-sized slices, not q and k",
+)
+_PROTEIN = Convention(partial=False, types=("default",), unless={"position_embedding_type": ("rotary",)})
+_HEAD_NUMBER = Convention(partial=False, note="the position is the number of the head, not of the token")
+_PLAIN = Convention(partial=False)
+_PARTIAL = Convention()
+_NONE = Convention(rotated=_nothing, note="this part has no rotary embedding")
+
+_TOWERS = {
+    "cohere_compass_vision": _vision(),
+    "dots3_note_vision_encoder": _vision(),
+    "ernie4_5_vl_moe_vision": _vision(),
+    "exaone4_5_vision": _vision(),
+    "glm4v_vision": _vision(),
+    "glm4v_moe_vision": _vision(),
+    "glm5_next_vision": _vision(),
+    "glm_ocr_vision": _vision(),
+    "lfm3_vl_vision": _vision(theta=1e6),
+    "mlcd_vision_model": _vision(note="the class token has a learned angle: it is not rotated by position"),
+    "muse_glimmer_vision": _vision(),
+    "muse_spark_vision": _vision(),
+    "paddleocr_vl_vision": _vision(),
+    "qwen2_vl_vision": _vision(width=("head_dim", "embed_dim/num_attention_heads", "embed_dim/num_heads")),
+    "qwen2_5_vl_vision": _vision(),
+    "qwen2_5_omni_vision_encoder": _vision(),
+    "qwen3_5_vision": _vision(),
+    "qwen3_5_moe_vision": _vision(),
+    "qwen3_omni_moe_vision_encoder": _vision(),
+    "qwen3_vl_vision": _vision(),
+    "qwen3_vl_moe_vision": _vision(),
+    "qwen4_exp_vision": _vision(),
+    "video_llama_3_vision": _vision(),
+    # The maps of their own
+    "gemma4_vision": _vision(theta=100.0, axes=_in_blocks, note="the coordinates are (x, y)"),
+    "inkling2_vision": _vision(pairing="interleaved", axes=_width_height),
+    "kimi_k25_vision": _vision(axes=_column_row_pairs),
+    "llama4_vision_model": _vision(
+        pairing="interleaved",
+        axes=_height_width,
+        note="the coordinates are (x, y), both counted from 1; the class token stands at (0, 0)",
+    ),
+    "minimax_m3_vl_vision": _vision(rotated=_three_axes, axes=_thirds),
+    "pixtral": _vision(axes=_even_odd),
+    "sam3_vit_model": _vision(
+        pairing="interleaved", note=f"{_WH}, scaled by window_size over the grid's size"
+    ),
+    "step3p5_vision": _vision(axes=_width_height),
+}
+
+# Older config.json files give the part another name, or none: the root's and the part's path tell.
+_BY_PATH = {
+    "cohere_compass:vision": "cohere_compass_vision",
+    "ernie4_5_vl_moe:vision": "ernie4_5_vl_moe_vision",
+    "exaone4_5:vision": "exaone4_5_vision",
+    "gemma4:vision": "gemma4_vision",
+    "glm4v:vision": "glm4v_vision",
+    "glm4v_moe:vision": "glm4v_moe_vision",
+    "glm_ocr:vision": "glm_ocr_vision",
+    "kimi_k25:vision": "kimi_k25_vision",
+    "llama4:vision": "llama4_vision_model",
+    "paddleocr_vl:vision": "paddleocr_vl_vision",
+    "qwen2_vl:vision": "qwen2_vl_vision",
+    "qwen2_5_vl:vision": "qwen2_5_vl_vision",
+    "qwen3_5:vision": "qwen3_5_vision",
+    "qwen3_5_moe:vision": "qwen3_5_moe_vision",
+    "qwen3_vl:vision": "qwen3_vl_vision",
+    "qwen3_vl_moe:vision": "qwen3_vl_moe_vision",
+    "step3p7:vision": "step3p5_vision",
+    "video_llama_3:vision": "video_llama_3_vision",
+}
+
+_SIGHT = {
+    "sam2_video": _SAM,
+    "sam3_tracker_video": _SAM,
+    "edgetam_video": _SAM,
+    "dinov3_vit": _DINO,
+    "sapiens2": _DINO,
+    "eomt_dinov3": _DINO,
+    "efficientloftr": Convention(
+        pairing="interleaved",
+        width=("hidden_size",),
+        rotated=_all,
+        axes=_row_column_pairs,
+        note="the whole hidden state is rotated before it is cut into heads; coordinates (h, w) count from 1",
+    ),
+    "deepseek_ocr2_encoder": _PLAIN,
+    "vjepa2": Convention(
+        width=_DIVIDED,
+        refusal="V-JEPA2 turns neighbouring features but gives them cos and sin of different frequencies: no "
+        "rotation, norms change",
+    ),
+}
+
+_SOUND = {
+    "clvp_encoder": Convention(
+        width=_DIVIDED,
+        rotated=_of_projection,
+        types=("default",),
+        unless={"use_rotary_embedding": (True,)},
+        note="v is rotated as well",
+    ),
+    "wav2vec2-bert": _CONFORMER,
+    "wav2vec2-conformer": _CONFORMER,
+    "seamless_m4t": replace(_CONFORMER, width=("hidden_size/speech_encoder_attention_heads",)),
+    "moonshine": Convention(
+        pairing="interleaved",
+        width=("head_dim", "hidden_size/num_attention_heads", "hidden_size/decoder_num_attention_heads"),
+    ),
+    "moonshine_streaming": Convention(pairing="interleaved"),
+    "moonshine_streaming_encoder": _NONE,
+    "musicflamingo": Convention(
+        pairing="interleaved",
+        width=_FLAMINGO,
+        rotated=_window_and_time,
+        theta=1200.0,
+        axes=_two_series,
+        note="rotates the audio encoder's output. The coordinates of frame k, at t seconds, in a window of d "
+        "seconds from t0, with m = rope_theta, are -2π·t·round(t0/d)/m and -4π²·t·k/m",
+    ),
+    "qwen2_5_omni_dit": replace(
+        _PLAIN, pairing="interleaved", out_pairing="half", note="only head 0 is rotated"
+    ),
+    "qwen3_omni_moe:code2wav": _PLAIN,
+    "qwen3_omni_moe_talker_code_predictor": _PLAIN,
+    "dots3_note_audio_encoder": _PARTIAL,
+    "glmasr_encoder": _PARTIAL,
+    "nemotron3_5_transcribe_asr_audio": _PARTIAL,
+    "nemotron3_5_transcribe_word_timestamp": _PARTIAL,
+    "nemotron3_diarization_audio": _PARTIAL,
+    "pe_audio_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
+    "pe_audio_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
+    "pe_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
+    "lasr_encoder": _PLAIN,
+    "mimi": _PLAIN,
+    "mimi_encoder": _PLAIN,
+    "mimi_decoder": _PLAIN,
+    "moshi": _PLAIN,
+    "moshi_depth": _NONE,
+    "kyutai_speech_to_text": _PLAIN,
+    "csm": replace(_PLAIN, theta=5e5),
+    "csm_depth_decoder_model": replace(_PLAIN, theta=5e5),
+    "dia_encoder": _PLAIN,
+    "dia_decoder": _PLAIN,
+    "higgs_audio_v2": replace(_PLAIN, theta=5e5),
+    "voxtral_realtime_encoder": _PLAIN,
+    "voxtral_realtime_text": _PLAIN,
+    "gradium_phonon_tts": _PLAIN,
+    "pocket_tts": _PLAIN,
+    "pocket_tts_audio_tokenizer": _PLAIN,
+    "pocket_tts_audio_tokenizer_encoder": _PLAIN,
+    "pocket_tts_audio_tokenizer_decoder": _PLAIN,
+    "xcodec2": _HEAD_NUMBER,
+    "neucodec": _HEAD_NUMBER,
+    "timesfm2_5": _PLAIN,
+}
+
+_ATOMS = Convention(
+    rotated=_all,
+    axes=_atoms,
+    inv_freq=_atom_frequencies,
+    types=("default",),
+    note="the coordinates are an atom's place (x, y, z) and the number of its residue",
+)
+_LIFE = {
+    "esm": _PROTEIN,
+    "evolla:protein_encoder": _PROTEIN,
+    "esmc": _PLAIN,
+    "esmfold2:atom_encoder": _ATOMS,
+    "esmfold2:structure_head.diffusion_module.atom_encoder": _ATOMS,
+}
+
+VISION: dict[str, Convention] = {
+    **_TOWERS,
+    **{path: _TOWERS[name] for path, name in _BY_PATH.items()},
+    **_SIGHT,
+    **_SOUND,
+    **_LIFE,
+}

@@ -1,0 +1,608 @@
+"""Hugging Face configs: what published ones say, what they leave out, and what none may do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+import rope_array as ra
+from rope_array import SpecError
+from rope_array import _model_defaults as defaults
+from rope_array.config import ConfigError, Reading, conventions, read
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+LLAMA = {"model_type": "llama", "head_dim": 128, "rope_theta": 500000.0, "max_position_embeddings": 131072}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+QWEN2_VL = {
+    "model_type": "qwen2_vl",
+    "hidden_size": 1536,
+    "num_attention_heads": 12,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vision_config": {"depth": 32, "embed_dim": 1280, "num_heads": 16},
+}
+GEMMA3 = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+    "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_attention_heads": 16},
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+DEEPSEEK_V4 = {
+    "model_type": "deepseek_v4",
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "rope_scaling": {"type": "yarn", "factor": 16, "original_max_position_embeddings": 65536},
+}
+
+
+def rope(config: Any, **which: Any) -> ra.RoPE:
+    return read(config, **which).rope
+
+
+def refuse(text: str, config: Any, **which: Any) -> None:
+    with pytest.raises(ConfigError, match=text):
+        read(config, **which)
+
+
+# ---- published configs, as their config.json has them ----
+
+HALF = {"pairing": "half"}
+PUBLISHED = {
+    "Llama 3.1": (
+        {**LLAMA, "rope_scaling": LLAMA3},
+        {},
+        ra.RoPE(128, base=5e5, scaling=ra.Llama3(), **HALF),
+    ),
+    "Llama 2": (
+        {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32},
+        {},
+        ra.RoPE(128, **HALF),
+    ),
+    "GPT-NeoX": (
+        {"model_type": "gpt_neox", "hidden_size": 6144, "num_attention_heads": 64, "rotary_emb_base": 10000},
+        {},
+        ra.RoPE(96, rotary_dim=24, **HALF),
+    ),
+    "GPT-J": (
+        {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "rotary_dim": 64},
+        {},
+        ra.RoPE(256, rotary_dim=64),
+    ),
+    "GLM-4": ({"model_type": "glm", "head_dim": 128}, {}, ra.RoPE(128, rotary_dim=64)),
+    "Phi-2": (
+        {"model_type": "phi", "hidden_size": 2560, "num_attention_heads": 32, "partial_rotary_factor": 0.4},
+        {},
+        ra.RoPE(80, rotary_dim=32, **HALF),
+    ),
+    "Qwen2-VL": (QWEN2_VL, {}, ra.RoPE(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24), **HALF)),
+    "Qwen2-VL, vision": (QWEN2_VL, {"part": "vision"}, ra.RoPE(80, axes=ra.Axes.axial(40, 40), **HALF)),
+    "Gemma 3, full": (
+        GEMMA3,
+        {"layer_type": "full_attention"},
+        ra.RoPE(256, base=1e6, scaling=ra.Linear(8.0), **HALF),
+    ),
+    "Gemma 3, layer 4": (GEMMA3, {"layer_type": 4}, ra.RoPE(256, **HALF)),
+    "Gemma 3, layer 5": (
+        GEMMA3,
+        {"part": "text_config", "layer_type": 5},
+        ra.RoPE(256, base=1e6, scaling=ra.Linear(8.0), **HALF),
+    ),
+    "DeepSeek V3": (
+        DEEPSEEK_V3,
+        {},
+        ra.RoPE(64, out_pairing="half", scaling=ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)),
+    ),
+    "DeepSeek V4, main": (
+        DEEPSEEK_V4,
+        {"layer_type": "main"},
+        ra.RoPE(512, rotary_dim=64, rotary_start=448),
+    ),
+    "DeepSeek V4, compressed": (
+        DEEPSEEK_V4,
+        {"layer_type": "compressed_sparse_attention"},
+        ra.RoPE(
+            512,
+            base=160000.0,
+            rotary_dim=64,
+            rotary_start=448,
+            scaling=ra.YaRN(16.0, 65536, attention_factor=1.0),
+        ),
+    ),
+    "gpt-oss": (
+        {"model_type": "gpt_oss"},
+        {"layer_type": 0},
+        ra.RoPE(64, base=150000.0, scaling=ra.YaRN(32.0, 4096, truncate=False), **HALF),
+    ),
+    "Llama 4, a layer without": (
+        {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+        {"layer_type": 3},
+        ra.RoPE(128, rotary_dim=0),
+    ),
+    "Llama 4": (
+        {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+        {"layer_type": "chunked_attention"},
+        ra.RoPE(128, base=5e5),
+    ),
+    "Llava": (
+        {
+            "model_type": "llava",
+            "text_config": {"model_type": "llama"},
+            "vision_config": {"model_type": "clip"},
+        },
+        {},
+        ra.RoPE(128, **HALF),
+    ),
+    "Gemma 4, full": (
+        {"model_type": "gemma4_text"},
+        {"layer_type": "full_attention"},
+        ra.RoPE(512, base=1e6, scaling=ra.Proportional(0.25), **HALF),
+    ),
+    "HunYuan": (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 128,
+            "rope_theta": 10000.0,
+            "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0},
+        },
+        {},
+        ra.RoPE(128, scaling=ra.NTKAware(1000.0), **HALF),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published(name: str) -> None:
+    config, which, expected = PUBLISHED[name]
+    assert rope(config, **which) == expected
+    assert rope(json.loads(json.dumps(config)), **which) == expected
+
+
+def test_phi_3() -> None:
+    config = {
+        "model_type": "phi3",
+        "hidden_size": 3072,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_scaling": {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    }
+    made = rope(config)
+    assert made.at_length(4096).frequencies[0] == 1.0
+    assert made.at_length(4097).frequencies[0] == 0.5
+    assert made.at_length(1).amplitude == pytest.approx(1.19023807)
+
+
+def test_nanochat_turns_the_other_way() -> None:
+    made = rope({"model_type": "nanochat", "head_dim": 8})
+    assert made.frequencies == pytest.approx([-w for w in ra.RoPE(8).frequencies])
+    waiting = rope(
+        {
+            "model_type": "nanochat",
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+            "rope_scaling": {"type": "dynamic", "factor": 2.0},
+        }
+    )
+    assert waiting.at_length(128).frequencies[1] < 0
+
+
+def test_nested_truncate_is_honoured() -> None:
+    nested = {"full_attention": {**YARN, "truncate": False}, "sliding_attention": {"rope_type": "default"}}
+    config = {"model_type": "olmo3", "head_dim": 64, "rope_parameters": nested}
+    reading = read(config, layer_type="full_attention")
+    assert reading.rope.scaling == ra.YaRN(4.0, 4096, truncate=False)
+    assert any("truncate" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("name", ["deepseek_yarn", "deepseek_llama_scaling", "telechat3-yarn"])
+def test_other_names_of_yarn(name: str) -> None:
+    scaling = {**YARN, "rope_type": name, "mscale": 0.707}
+    made = rope({**LLAMA, "rope_scaling": scaling})
+    assert made.amplitude == pytest.approx(0.1 * 0.707 * math.log(4) + 1)
+    made = rope({**LLAMA, "rope_scaling": {**scaling, "mscale": 1.0, "mscale_all_dim": 0.707}})
+    assert made.amplitude == pytest.approx((0.1 * math.log(4) + 1) / (0.0707 * math.log(4) + 1))
+
+
+def test_vllm_ntk() -> None:
+    assert rope({**LLAMA, "rope_scaling": {"type": "ntk", "factor": 4.0}}).scaling == ra.NTKAware(
+        4.0, "fixed"
+    )
+    mixed = {"type": "ntk", "factor": 4.0, "mixed_b": 0.75}
+    assert rope({**LLAMA, "rope_scaling": mixed}).scaling == ra.NTKAware(4.0, "mixed", 0.75)
+
+
+# ---- what was stated, and what inferred ----
+
+
+def test_stated_and_inferred() -> None:
+    reading = read({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4})
+    assert isinstance(reading, Reading)
+    assert reading.stated == {"hidden_size": 256, "num_attention_heads": 4}
+    assert reading.inferred == {"rope_type": "default", "rope_theta": 10000.0, "pairing": "half"}
+    assert (reading.model_type, reading.part, reading.layer_type) == ("llama", None, None)
+
+
+def test_the_part_that_is_chosen_is_inferred() -> None:
+    reading = read(GEMMA3, layer_type="sliding_attention")
+    assert reading.part == reading.inferred["part"] == "text"
+    assert "rope_parameters.sliding_attention.rope_theta" in reading.inferred
+    assert "part" not in read(GEMMA3, part="text", layer_type=0).inferred
+
+
+@pytest.mark.parametrize("kind", [{}, {"model_type": "zork"}])
+def test_an_unknown_model_is_read_as_most_are(kind: dict[str, str]) -> None:
+    reading = read({**kind, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5})
+    assert reading.rope == ra.RoPE(64, base=2e4, rotary_dim=32, pairing="half")
+    assert "not known" in reading.inferred["convention"]
+
+
+def test_an_unknown_model_without_a_trace_of_rope_is_refused() -> None:
+    refuse("bert is of no known model", {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
+    refuse("no known model", GEMMA3, part="vision")
+    refuse("no known model", {})
+
+
+def test_keys_that_are_not_used_are_noted() -> None:
+    parameters = {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}
+    assert read({**LLAMA, "rope_parameters": parameters}).notes == (
+        "rope_type 'linear' does not use 'beta_fast'",
+    )
+
+
+# ---- doors ----
+
+
+class Config:
+    """A config object, of no library."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def to_dict(self) -> Any:
+        return self.content
+
+
+def test_doors(tmp_path: Any) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    expected = ra.RoPE(128, base=5e5, pairing="half")
+    for door in (LLAMA, Config(LLAMA), file, str(file), tmp_path, str(tmp_path)):
+        assert rope(door) == ra.RoPE.from_config(door) == expected
+
+
+@pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
+def test_what_is_no_config(thing: Any) -> None:
+    refuse("config is|no dict", thing)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe\x00\x01", "no JSON"),
+        (b"{'model_type': 1}", "no JSON"),
+        (b"[1, 2]", "holds"),
+        (b"null", "holds"),
+        (b'{"head_dim": 8, "head_dim": 16}', "twice"),
+        (b"[" * 200_000, "too deeply|no JSON"),
+        (b'{"a":' * 200_000, "too deeply|no JSON"),
+        (b'{"rope_theta": ' + b"9" * 10_000 + b"}", "no JSON"),
+        (b'{"model_type": "llama", "rope_theta": NaN}', "rope_theta is nan"),
+        (b'{"model_type": "llama", "rope_theta": 1e999}', "rope_theta is inf"),
+    ],
+    ids=["empty", "binary", "python", "list", "null", "twins", "brackets", "depth", "digits", "nan", "inf"],
+)
+def test_bad_files(tmp_path: Any, content: bytes, text: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    refuse(text, file)
+
+
+def test_files_that_are_none(tmp_path: Any) -> None:
+    refuse("is no file", tmp_path)
+    refuse("is no file", tmp_path / "absent")
+    refuse("cannot be read|is no file", "a\0b")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    refuse("is no file|cannot be read", tmp_path / "loop")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        refuse("is no file", tmp_path / "pipe")
+
+
+def test_a_file_too_large(tmp_path: Any) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(2**30)  # a hole: it takes no room
+    refuse("no config.json is as large", tmp_path)
+
+
+# ---- contradictions, and what is not known ----
+
+LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, {}, "is 'zork', which is not known; known: .*yarn"),
+    "type of no name": ({**LLAMA, "rope_scaling": {"type": 3}}, {}, "type is 3; it must be a name"),
+    "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, {}, "'zork'; known: alpha"),
+    "two types": ({**LLAMA, "rope_scaling": {**YARN, "type": "linear"}}, {}, "differ"),
+    "two bases": ({**LLAMA, "rope_parameters": {"rope_theta": 1e4}}, {}, "rope_theta is 500000.0, and"),
+    "two dicts": (
+        {**LLAMA, "rope_parameters": YARN, "rope_scaling": {**YARN, "factor": 2.0}},
+        {},
+        "differ in 'factor': 4.0 and 2.0",
+    ),
+    "two shares": (
+        {**LLAMA, "partial_rotary_factor": 0.5, "rope_scaling": {**YARN, "partial_rotary_factor": 0.25}},
+        {},
+        "partial_rotary_factor in the rotary parameters is 0.25, and partial_rotary_factor 0.5",
+    ),
+    "share and width": (
+        {"head_dim": 64, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "rotary_dim": 16},
+        {},
+        "partial_rotary_factor 0.5 of a head of 64 is 32, and .* stated as 16",
+    ),
+    "share": ({**LLAMA, "rope_scaling": {**YARN, "partial_rotary_factor": 1.5}}, {}, "from 0 to 1"),
+    "sections": (
+        {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}},
+        {},
+        "sums to 65 pairs; the rotated width has 64",
+    ),
+    "two sections": ({**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [32, 32]}}, {}, "three"),
+    "lists": ({**LLAMA, "rope_scaling": {**LISTS, "long_factor": [1.0]}}, {}, "long_factor has 1 numbers"),
+    "no list": (
+        {**LLAMA, "rope_scaling": {**LISTS, "long_factor": None}},
+        {},
+        "long_factor is a NoneType|None",
+    ),
+    "no factor": ({**LLAMA, "rope_scaling": {"type": "linear"}}, {}, "factor is missing"),
+    "no yarn factor": ({**LLAMA, "rope_scaling": {"type": "yarn"}}, {}, "factor is missing"),
+    "factor": ({**LLAMA, "rope_scaling": {"type": "linear", "factor": "8"}}, {}, "factor is '8'"),
+    "rest": ({"hidden_size": 100, "num_attention_heads": 3, "rope_theta": 1e4}, {}, "state head_dim"),
+    "no width": ({"rope_theta": 1e4}, {}, "width of a head is missing"),
+    "wide": ({**LLAMA, "head_dim": 10**9}, {}, "head_dim is 1000000000"),
+    "odd": ({**LLAMA, "head_dim": 127}, {}, "the rotated width is 127 of a head of 127"),
+    "no head": ({**LLAMA, "head_dim": 0}, {}, "head_dim is 0"),
+    "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, {}, "state attention_factor"),
+    "layers differ": (GEMMA3, {}, "layers differ"),
+    "layer type": (GEMMA3, {"layer_type": "zork"}, "layer_type is 'zork'"),
+    "layer": (GEMMA3, {"layer_type": 34}, "from 0 to 34 - 1"),
+    "negative layer": (GEMMA3, {"layer_type": -1}, "layer_type is -1"),
+    "no layer": (GEMMA3, {"layer_type": 1.5}, "layer_type is 1.5"),
+    "layer of one kind": (LLAMA, {"layer_type": "full_attention"}, "layers of one kind"),
+    "part": (GEMMA3, {"part": "audio"}, "no part 'audio'; it has 'text', 'vision'"),
+    "no part": (GEMMA3, {"part": ""}, "part is ''"),
+    "model type": ({"model_type": ["llama"]}, {}, "model_type is a list"),
+    "parameters": ({**LLAMA, "rope_parameters": [1]}, {}, "rope_parameters is a list of length 1"),
+    "object for a number": (
+        {**LLAMA, "rope_parameters": {"factor": {}}},
+        {},
+        "factor .* an object of 0 keys",
+    ),
+    "xdrope": ({**LLAMA, "rope_scaling": {"type": "xdrope", "xdrope_section": [1]}}, {}, "no rotation"),
+    "HunYuan-VL": (
+        {
+            "model_type": "hunyuan_vl_text",
+            "rope_scaling": {"type": "default", "mrope_section": [16, 16, 16, 16]},
+        },
+        {},
+        "no rotation",
+    ),
+    "V-JEPA 2": ({"model_type": "vjepa2"}, {}, "V-JEPA2.*no rotation"),
+    "FoPE": ({**LLAMA, "rope_scaling": {"type": "fope"}}, {}, "no rotation"),
+    "axial only": ({"model_type": "pixtral", "rope_parameters": YARN}, {}, "takes 'axial'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    config, which, text = REFUSED[name]
+    refuse(text, config, **which)
+    assert issubclass(ConfigError, SpecError)
+
+
+def test_a_config_that_holds_itself() -> None:
+    config: dict[str, Any] = {"model_type": "zork"}
+    config["text_config"] = config["rope_parameters"] = config
+    refuse("no rotary parameter is known as 'model_type'", config)
+    refuse("no rotary parameter|no part", config, part="text.text.text")
+
+
+# ---- anything ----
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**400, -(10**400), 2**63]),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["default", "yarn", "longrope", "full_attention", "sliding_attention"]),
+)
+JSON = st.recursive(
+    SCALARS, lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=4), x, max_size=4)
+)
+PLAUSIBLE = st.one_of(
+    JSON, st.sampled_from([1, 2, 8, 64, 128, 0.5, 1.0, 2.0, 4096, [16, 24, 24], [1.0] * 32])
+)
+PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "rope_type",
+            "type",
+            "rope_theta",
+            "partial_rotary_factor",
+            "factor",
+            "alpha",
+            "original_max_position_embeddings",
+            "beta_fast",
+            "attention_factor",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+            "low_freq_factor",
+            "high_freq_factor",
+            "short_factor",
+            "long_factor",
+            "mrope_section",
+            "mrope_interleaved",
+            "full_attention",
+            "sliding_attention",
+            "main",
+            "rope_dim",
+            "zork",
+        ]
+    ),
+    PLAUSIBLE,
+    max_size=6,
+)
+TOP = [
+    "head_dim",
+    "hidden_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "rope_theta",
+    "rotary_dim",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "rotary_pct",
+    "qk_rope_head_dim",
+    "layer_types",
+    "no_rope_layers",
+    "no_rope_layer_interval",
+    "layer_rope_theta",
+    "per_layer_config",
+    "alibi",
+    "sliding_window",
+    "text_config",
+    "vision_config",
+]
+CONFIGS = st.builds(
+    lambda kind, top, parameters: {"model_type": kind, **top, **parameters},
+    st.one_of(st.sampled_from(sorted(defaults.MODELS)), JSON),
+    st.dictionaries(st.sampled_from(TOP), PLAUSIBLE, max_size=6),
+    st.dictionaries(
+        st.sampled_from(["rope_parameters", "rope_scaling"]),
+        st.one_of(PARAMETERS, st.dictionaries(st.sampled_from(["full_attention", "main"]), PARAMETERS), JSON),
+        max_size=2,
+    ),
+)
+
+
+@settings(max_examples=400)
+@given(
+    CONFIGS,
+    st.sampled_from([None, None, "text", "vision", "text.text", "", 3]),
+    st.sampled_from([None, None, 0, 3, -1, 10**400, "full_attention", "main", True, 1.5]),
+)
+@example({"model_type": "neomme", "rope_parameters": {"full_attention": [1]}}, None, None)
+def test_any_config_is_read_or_refused(config: Any, part: Any, layer_type: Any) -> None:
+    with contextlib.suppress(ConfigError):
+        reading = read(config, part=part, layer_type=layer_type)
+        assert len(repr(reading)) < 100_000
+        assert hash(reading.rope) == hash(read(config, part=part, layer_type=layer_type).rope)
+
+
+@given(st.one_of(st.binary(max_size=64), CONFIGS.map(lambda c: json.dumps(c).encode("utf-8", "replace"))))
+def test_any_file_is_read_or_refused(tmp_path_factory: Any, content: bytes) -> None:
+    file = tmp_path_factory.mktemp("configs") / "config.json"
+    file.write_bytes(content)
+    with contextlib.suppress(ConfigError):
+        read(file)
+
+
+# Python writes no integer of so many digits, so that messages must not try.
+@pytest.mark.parametrize("value", [10**5000, {"a": 10**5000}, [10**5000], {10**5000}], ids="abcd")
+@pytest.mark.parametrize(
+    "key", ["rope_theta", "head_dim", "rope_parameters", "num_hidden_layers", "model_type"]
+)
+def test_numbers_of_too_many_digits(key: str, value: Any) -> None:
+    refuse(".", {**LLAMA, key: value}, layer_type=0)
+    refuse(".", {**LLAMA, "rope_parameters": {"rope_theta": value}})
+    refuse(".", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": value}})
+
+
+def test_a_huge_config_takes_no_time() -> None:
+    huge = {"model_type": "smollm3", "num_hidden_layers": 2**60, "layer_types": ["full_attention"] * 10**6}
+    assert rope(huge, layer_type=3).rotary_dim == 0
+    refuse("names 1000000 layers", huge, layer_type=2**50)
+    refuse("keys", {**LLAMA, "rope_scaling": {f"k{i}": 1 for i in range(10**5)}})
+    refuse("it must be a list of names", {**LLAMA, "layer_types": list(range(10**5))}, layer_type=3)
+
+
+# ---- the tables ----
+
+
+def test_the_defaults_are_plain_and_sorted() -> None:
+    keys = list(defaults.MODELS)
+    assert keys == sorted(keys)
+    assert re.search(r"transformers \d+\.\d+\.\d+", defaults.__doc__ or "")
+    json.dumps(defaults.MODELS)
+    assert set(defaults.SHARED.values()) <= set(keys)
+    assert set(keys) >= defaults.ROTARY
+    for entry in defaults.MODELS.values():
+        assert set(entry.get("of_parts", {})) <= set(entry.get("parts", {}))
+
+
+def test_every_convention_is_of_a_model() -> None:
+    others = {"kimi_k2", "roformer"}  # of no class with rope_parameters in transformers
+    names = {key for key in conventions() if ":" not in key}
+    assert names - set(defaults.MODELS) <= others
+
+
+UNFIT = ("glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text", "blt", "musicflamingo")
+
+
+@pytest.mark.parametrize("kind", sorted(defaults.ROTARY))
+def test_every_default_is_read(kind: str) -> None:
+    which = {"layer_type": 0} if ":" not in kind else {}
+    # Some classes' own defaults are no rotary embedding: sections that do not fit, odd heads.
+    if kind in UNFIT:
+        refuse("width|sums", {"model_type": kind}, **which)
+    else:
+        assert rope({"model_type": kind}, **which).head_dim > 0
+
+
+def test_reading_needs_no_array_library() -> None:
+    import subprocess
+
+    code = (
+        "import sys, rope_array.config as c; before = set(sys.modules)\n"
+        "c.read({'model_type': 'llama'})\n"
+        "print(*{n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) <= {"rope_array"}
