@@ -89,6 +89,8 @@ def built(family: Family, dtype: torch.dtype) -> Model:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):  # they start at zero
                 torch.nn.init.normal_(parameter, std=0.2)
+            elif name.endswith("q_norm.weight"):  # Gemma-4 divides scores by nothing else
+                torch.nn.init.constant_(parameter, 0.25)
     if dtype is FLOAT64:
         # Sinusoidal tables are weights of RoFormer, and those of float32 are rounded.
         weights = built(family, FLOAT32).state_dict()
@@ -277,12 +279,7 @@ def made(name: str, **values: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, f"{name}Config")(**values)
 
 
-def yarn(length: int, **more: Any) -> dict[str, Any]:
-    """Return parameters whose rule changes lanes that turn within the passage."""
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    return {**rope, "original_max_position_embeddings": length, **more}
-
-
+# Rules that change lanes which turn within the passage.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -292,12 +289,23 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+
 IMAGE, VIDEO, START, END = 256, 257, 258, 259
 GRIDS = {IMAGE: [1, 6, 8], VIDEO: [3, 4, 6]}  # frames, rows and columns of patches, before 2 × 2 are merged
 
 
 def qwen2_vl_config() -> Any:
-    """Return a config with 8 heads' lanes in sections, and a vision tower of 2-D rotation."""
+    """Return a config whose 8 lanes are in sections, with a vision tower of 2-D rotation."""
     text = {**GROUPED, "vocab_size": 260, "bos_token_id": None, "eos_token_id": None}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
@@ -468,7 +476,7 @@ FAMILIES = (
             moe_intermediate_size=32,
             first_k_dense_replace=1,
             experts_implementation="eager",  # the usual one has no float64
-            rope_parameters=yarn(64, mscale=1.0, mscale_all_dim=0.5),
+            rope_parameters=YARN,
         ),
         whole,
         deepseek,
