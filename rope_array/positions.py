@@ -12,12 +12,11 @@ or float64 where asked for: 16-bit floats skip integers, and are never made.
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
-from . import _errors, _frequencies, _namespace, _plan, _registry, _values
+from . import _errors, _making, _mrope, _namespace, _plan, _values
 
 __all__ = [
     "context_parallel",
@@ -77,9 +76,9 @@ def offset(length: int, offsets: Any = 0, *, like: Any = None, dtype: Any = None
     array([[ 0,  1,  2],
            [10, 11, 12]])
     """
-    length = _size("length", length)
-    make = _integers(dtype, like, offsets=offsets)
-    _check_range("offsets", offsets, make, length)
+    length = _making.size_of("length", length)
+    make = _making.integers(dtype, like, offsets=offsets)
+    _making.check_range("offsets", offsets, make, length)
     start = make.array("offsets", offsets)
     return start[..., None] + make.arange(length)
 
@@ -138,7 +137,7 @@ def packed(
     >>> positions.packed([0, 3, 5], offsets=[7, 0])
     array([7, 8, 9, 0, 1])
     """
-    make = _integers(dtype, like, cu_seqlens=cu_seqlens, offsets=offsets)
+    make = _making.integers(dtype, like, cu_seqlens=cu_seqlens, offsets=offsets)
     count = _sequences(cu_seqlens)
     total = _total(cu_seqlens, total)
     pad = _pad(pad, make)
@@ -193,10 +192,10 @@ def from_mask(mask: Any, *, pad: int = 0, like: Any = None, dtype: Any = None) -
     array([[0, 0, 0, 1, 2],
            [0, 1, 2, 3, 4]])
     """
-    make = _integers(dtype, like, mask=mask)
-    if not _shape("mask", mask):
+    make = _making.integers(dtype, like, mask=mask)
+    if not _making.shape_of("mask", mask):
         raise _errors.ShapeError(f"mask is {_errors.describe(mask)}; give an array of shape (..., S).")
-    _check_mask(mask)
+    _making.check_mask(mask)
     pad = _pad(pad, make)
     kept = make.array("mask", mask, boolean=True) != 0
     return make.xp.where(kept, make.running_sum(make.cast(kept)) - 1, make.number(pad))
@@ -258,18 +257,18 @@ def context_parallel(
     """
     size = _values.integer("size", size, 1)
     pieces = 2 if _values.choice("layout", layout, get_args(ChunkLayout)) == "zigzag" else 1
-    cut = _is_array(sequence)
+    cut = _making.is_array(sequence)
     axis = _axis(sequence, axis) if cut else 0
-    length = sequence.shape[axis] if cut else _size("sequence", sequence)
+    length = sequence.shape[axis] if cut else _making.size_of("sequence", sequence)
     chunk = _chunk(length, size, pieces)
     rank = _rank(rank, size)
-    if cut and not _is_array(rank):
+    if cut and not _making.is_array(rank):
         return _slices(sequence, _starts(rank, size, pieces, chunk), chunk, axis, like)
-    make = _integers(dtype, like, sequence=sequence if cut else None, rank=rank)
+    make = _making.integers(dtype, like, sequence=sequence if cut else None, rank=rank)
     if cut:
         _check_cut(sequence, make.lib, make.beside)
     else:
-        _check_range("sequence", 0, make, length)
+        _making.check_range("sequence", 0, make, length)
     number = make.array("rank", rank)
     run = make.arange(chunk)
     index = make.xp.concat([run + start for start in _starts(number, size, pieces, chunk)])
@@ -309,12 +308,12 @@ def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
     array([[0, 0, 0],
            [1, 1, 1]])
     """
-    n = _size("n", n, 1)
-    make = _integers(None, like, pos=pos)
+    n = _making.size_of("n", n, 1)
+    make = _making.integers(None, like, pos=pos)
     if make.lib.owns(pos):
         make.check("pos", pos, _namespace.POSITION_DTYPES, "integers, float32 or float64")
     else:
-        _check_range("pos", pos, make)
+        _making.check_range("pos", pos, make)
         pos = make.array("pos", pos)
     return make.xp.stack([pos] * n, axis=-1)
 
@@ -367,7 +366,7 @@ def grid(*sizes: int, origin: Any = 0, step: Any = 1, like: Any = None, dtype: A
            [2.5],
            [4.5]], dtype=float32)
     """
-    extents = _sizes(sizes)
+    extents = _making.sizes_of(sizes)
     make, series = _ruled(extents, origin, step, like, dtype)
     return _mesh(series, *_row_major(extents), make)
 
@@ -415,8 +414,8 @@ def video_grid(
     >>> positions.video_grid(1, 2, 4, spatial_merge_size=2)[:, 1:].tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3], [1, 2], [1, 3]]
     """
-    frames, height, width = sizes = _sizes((frames, height, width))
-    merge = _size("spatial_merge_size", spatial_merge_size, 1)
+    frames, height, width = sizes = _making.sizes_of((frames, height, width))
+    merge = _making.size_of("spatial_merge_size", spatial_merge_size, 1)
     for name, extent in (("height", height), ("width", width)):
         if extent % merge:
             raise _errors.ShapeError(
@@ -469,10 +468,10 @@ def normalized_grid(
            [ 0.  ,  0.25],
            [ 0.  ,  0.75]], dtype=float32)
     """
-    counts = _sizes(sizes)
+    counts = _making.sizes_of(sizes)
     rule = _values.choice("normalize", normalize, get_args(Normalize))
     extents = counts if rule == "separate" else [min(counts) if rule == "min" else max(counts)] * len(counts)
-    make = _floats(dtype, like)
+    make = _making.floats(dtype, like)
     # An extent of 0 is of a grid without points, but for the sizes of the other axes.
     series = [
         make.filled([(2 * i + 1 - (e or 1)) / (e or 1) for i in range(n)])
@@ -703,255 +702,24 @@ def mrope(
     >>> int(delta)
     0
     """
-    make = _integers(dtype, like, tokens=tokens)
-    rows, shape = _rows(tokens)
-    kept = _kept(mask, shape)
-    ids = _ids(image_token_id, video_token_id)
-    merge = _size("spatial_merge_size", spatial_merge_size, 1)
+    make = _making.integers(dtype, like, tokens=tokens)
+    rows, shape = _mrope.rows_of(tokens)
+    kept = _mrope.kept_of(mask, shape)
+    ids = _mrope.ids_of(image_token_id, video_token_id)
+    merge = _making.size_of("spatial_merge_size", spatial_merge_size, 1)
     spatial = _values.choice("advance", advance, get_args(Advance)) == "spatial"
-    images = _blocks("image_grid_thw", image_grid_thw, merge)
-    videos = _blocks("video_grid_thw", video_grid_thw, merge)
-    videos = _timed(videos, tokens_per_second, second_per_grid_ts)
+    images = _mrope.blocks_of("image_grid_thw", image_grid_thw, merge)
+    videos = _mrope.blocks_of("video_grid_thw", video_grid_thw, merge)
+    videos = _mrope.timed(videos, tokens_per_second, second_per_grid_ts)
     if split_frames:
-        videos = [_Block(1, h, w, 1.0) for t, h, w, _ in videos for _ in range(t)]
+        videos = [_mrope.Block(1, h, w, 1.0) for t, h, w, _ in videos for _ in range(t)]
     pad = _pad(pad, make)
-    queues = dict(zip(ids, (_Queue("image", iter(images)), _Queue("video", iter(videos))), strict=True))
-    made = [_along(row, keep, queues, spatial, pad) for row, keep in zip(rows, kept, strict=True)]
-    _check_rest(queues)
-    return _coordinates(made, shape, make)
-
-
-# ---- where arrays are made ----
-
-_SIGNED = frozenset(name for name in _namespace.POSITION_DTYPES if "int" in name)
-_REAL = frozenset({"float32", "float64"})
-_LARGEST = {32: float.fromhex("0x1.fffffep127"), 64: float.fromhex("0x1.fffffffffffffp1023")}
-
-
-class _Make(NamedTuple):
-    """A library, one of its arrays, beside which others are made, and the dtype of the result."""
-
-    lib: _namespace.Library
-    beside: Any
-    create: dict[str, Any]
-    dtype: Any
-    bits: int
-
-    @property
-    def xp(self) -> Any:
-        return self.lib.xp
-
-    def arange(self, length: Any) -> Any:
-        return self.xp.arange(length, dtype=self.dtype, **self.create)
-
-    def number(self, value: Any) -> Any:
-        # Not asarray, for which torch.compile makes a constant of the number and compiles for each anew.
-        return self.xp.full((), value, dtype=self.dtype, **self.create)
-
-    def filled(self, values: Any) -> Any:
-        return self.xp.asarray(values, dtype=self.dtype, **self.create)
-
-    def running_sum(self, array: Any) -> Any:
-        # By its older name where there is one: array-api-compat's wrapper of PyTorch's looks the library up
-        # by a cached function, of which Dynamo warns.
-        if hasattr(self.xp, "cumsum"):
-            return self.xp.cumsum(array, -1, dtype=self.dtype)
-        return self.xp.cumulative_sum(array, axis=-1, dtype=self.dtype)
-
-    def cast(self, array: Any) -> Any:
-        return self.lib.cast(array, self.dtype)
-
-    def check(self, name: str, value: Any, dtypes: frozenset[str], need: str) -> None:
-        """Check an array of the library."""
-        self.lib.check_sound(value)
-        if _namespace.dtype_name(value) not in dtypes:
-            raise _errors.ArrayTypeError(f"{name} is {_errors.describe(value)}; give {need}.")
-        if not self.lib.together(value, self.beside):
-            raise _errors.ArrayTypeError(
-                f"{name} is on {self.lib.device(value)}, and other arrays of the call on "
-                f"{self.lib.device(self.beside)}; move one of them: nothing moves silently."
-            )
-
-    def array(self, name: str, value: Any, *, boolean: bool = False) -> Any:
-        """Make an integer array of checked values, which are the library's or on the host."""
-        if self.lib.owns(value):
-            self.check(name, value, _SIGNED | {"bool"} if boolean else _SIGNED, _need(boolean))
-            return self.cast(value)
-        if isinstance(value, int):
-            return self.number(value)
-        shape = _shape(name, value)
-        return self.xp.reshape(self.filled(_listed(value)), shape)
-
-
-def _need(boolean: bool) -> str:
-    return (
-        "booleans, or integers 0 and 1"
-        if boolean
-        else "integers of at most 64 bits with a sign, or unsigned ones of at most 32"
+    queues = dict(
+        zip(ids, (_mrope.Queue("image", iter(images)), _mrope.Queue("video", iter(videos))), strict=True)
     )
-
-
-def _integers(dtype: Any, like: Any, **values: Any) -> _Make:
-    """Find the library of a call, whose result has integers."""
-    lib, beside = _found(like, values)
-    name = ("int64" if lib.wide() else "int32") if dtype is None else _dtype_name(dtype)
-    return _made(lib, beside, name, ("int32", "int64"))
-
-
-def _floats(dtype: Any, like: Any) -> _Make:
-    lib, beside = _found(like, {})
-    return _made(lib, beside, "float32" if dtype is None else _dtype_name(dtype), ("float32", "float64"))
-
-
-def _made(lib: _namespace.Library, beside: Any, name: str, served: tuple[str, ...]) -> _Make:
-    if name not in served:
-        raise _errors.ArrayTypeError(f"dtype is {name!r}; give one of {', '.join(map(repr, served))}.")
-    if name.endswith("64") and not lib.wide():
-        raise _errors.ArrayTypeError(
-            f"dtype is {name!r}, which {lib.name} has with its setting for 64 bits alone (JAX: "
-            f"jax_enable_x64); give {name[:-2]}32, or turn it on."
-        )
-    bits = int(name[-2:]) - 1
-    return _Make(lib, beside, lib.kit(beside).create, getattr(lib.xp, name), bits)
-
-
-def _dtype_name(dtype: Any) -> str:
-    # A class such as numpy.int32 is written "<class 'numpy.int32'>".
-    return dtype if isinstance(dtype, str) else _namespace._name_of(dtype).strip("'>")
-
-
-def _found(like: Any, values: dict[str, Any]) -> tuple[_namespace.Library, Any]:
-    """Return the library of a call and one of its arrays: `like`, or the first that is not on the host."""
-    if like is not None and not _is_array(like):
-        raise _errors.ArrayTypeError(f"like is {_errors.describe(like)}; give an array, or leave it out.")
-    arrays = {name: value for name, value in values.items() if _is_array(value)}
-    beside = like
-    for name, value in arrays.items():
-        lib = _library(value)
-        if lib.name == "numpy":
-            continue
-        if beside is None:
-            beside = value
-        elif not _library(beside).owns(value):
-            raise _errors.ArrayTypeError(
-                f"{name} is {_errors.describe(value)} beside {_errors.describe(beside)}; arrays of two "
-                "libraries are not mixed. Bring one of them into the other's library."
-            )
-    if beside is None:
-        beside = _namespace.numpy_library().xp.empty(0)
-    return _library(beside), beside
-
-
-def _library(array: Any) -> _namespace.Library:
-    return _registry.choose((array,), None).library(array)
-
-
-def _is_array(value: Any) -> bool:
-    """Tell arrays from what has no dtype, and from NumPy's numbers."""
-    if value is None or isinstance(value, (int, float, range, list, tuple)):
-        return False
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, Real)
-
-
-# ---- values on the host ----
-
-
-def _is_host(value: Any) -> bool:
-    """Tell whether values can be looked at without waiting: Python's and NumPy's."""
-    return not _is_array(value) or _library(value).name == "numpy"
-
-
-def _shape(name: str, value: Any, kind: type = Integral) -> tuple[Any, ...]:
-    """Return the shape of an array, a number, or a sequence of equal ones."""
-    if _is_array(value):
-        return tuple(value.shape)
-    if isinstance(value, range):
-        return (len(value),)
-    if not isinstance(value, (list, tuple)):
-        if isinstance(value, kind) or type(value).__name__ == "SymInt":
-            return ()
-        need = "integers" if kind is Integral else "numbers"
-        raise _errors.ArrayTypeError(
-            f"{name} is {_errors.describe(value)}; give {need}, or an array of them."
-        )
-    inner = {_shape(name, part, kind) for part in value}
-    if len(inner) > 1:
-        raise _errors.ShapeError(
-            f"{name} is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
-        )
-    return (len(value), *(inner.pop() if inner else ()))
-
-
-def _listed(value: Any) -> Any:
-    """Make plain Python integers, nested as they are, of values on the host."""
-    if isinstance(value, (list, tuple, range)):
-        return [_listed(part) for part in value]
-    if _is_array(value):
-        return value.tolist()
-    return value if isinstance(value, bool) else operator.index(value)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    if isinstance(values, list):
-        for part in values:
-            yield from _flat(part)
-    else:
-        yield values
-
-
-def _check_range(name: str, value: Any, make: _Make, length: Any = None) -> None:
-    """Check that values, and `length` positions from each, fit the dtype, where the host can see them."""
-    _shape(name, value)
-    if not _is_host(value):
-        return
-    # A tracer may hold a length as a symbol. Of 64 bits a quarter is left for it, so that nothing is asked
-    # of the symbol, which would narrow what the traced program serves.
-    top = 2**make.bits if length is None else 2**62 if make.bits == 63 else 2**make.bits - max(length, 1) + 1
-    for end in _ends(name, value):
-        if isinstance(end, bool):
-            raise _errors.ArrayTypeError(f"{name} holds {end}, a bool; give integers.")
-        if not -(2**make.bits) <= end < top:
-            behind = "" if length is None else f", and {length} positions from there,"
-            raise _errors.PositionError(
-                f"{name} holds {_errors.short(end)}; it{behind} must fit a signed integer of "
-                f"{make.bits + 1} bits. Give smaller ones."
-            )
-
-
-def _ends(name: str, value: Any) -> list[Any]:
-    """Return values on the host, of an array the extremes."""
-    if isinstance(value, int):
-        return [value]
-    if not _is_array(value):
-        return [*_flat(_listed(value))]
-    _check_numpy(name, value, boolean=False)
-    return [int(value.min()), int(value.max())] if value.size else []
-
-
-def _check_numpy(name: str, value: Any, *, boolean: bool) -> None:
-    """Check the dtype of an array of NumPy's."""
-    lib = _namespace.numpy_library()
-    _Make(lib, value, {}, None, 0).check(
-        name, value, _SIGNED | {"bool"} if boolean else _SIGNED, _need(boolean)
-    )
-
-
-def _size(name: str, value: Any, least: int = 0) -> Any:
-    """Return a size as a Python int, or as the symbol that a tracer has for one."""
-    symbol = type(value).__name__ == "SymInt"
-    if isinstance(value, bool) or not (isinstance(value, Integral) or symbol):
-        raise _errors.ArrayTypeError(
-            f"{name} is {_errors.describe(value)}; give a Python int of at least {least}."
-        )
-    if value < least:
-        raise _errors.ShapeError(f"{name} is {_errors.short(value)}; give an int of at least {least}.")
-    return value if isinstance(value, int) or symbol else operator.index(value)
-
-
-def _sizes(sizes: Sequence[Any]) -> list[Any]:
-    if not sizes:
-        raise _errors.ShapeError("the grid has no axis; give the number of points along each: grid(h, w).")
-    return [_size(f"sizes[{i}]", size) for i, size in enumerate(sizes)]
+    made = [_mrope.walk(row, keep, queues, spatial, pad) for row, keep in zip(rows, kept, strict=True)]
+    _mrope.check_rest(queues)
+    return _mrope.as_arrays(made, shape, make)
 
 
 # ---- packed sequences, masks, ranks ----
@@ -959,7 +727,7 @@ def _sizes(sizes: Sequence[Any]) -> list[Any]:
 
 def _sequences(cu_seqlens: Any) -> Any:
     """Return how many sequences cumulative lengths are of."""
-    shape = _shape("cu_seqlens", cu_seqlens)
+    shape = _making.shape_of("cu_seqlens", cu_seqlens)
     if len(shape) != 1 or _plan.unknown(shape[0]) or shape[0] < 1:
         raise _errors.ShapeError(
             f"cu_seqlens is {_errors.describe(cu_seqlens)}; give the cumulative lengths of n sequences, from "
@@ -970,17 +738,17 @@ def _sequences(cu_seqlens: Any) -> Any:
 
 def _total(cu_seqlens: Any, total: Any) -> Any:
     """Return the number of tokens, and check cumulative lengths that the host can see."""
-    total = None if total is None else _size("total", total)
-    if not _is_host(cu_seqlens):
+    total = None if total is None else _making.size_of("total", total)
+    if not _making.is_host(cu_seqlens):
         if total is None:
             raise _errors.ShapeError(
                 f"total is not given, and cu_seqlens is {_errors.describe(cu_seqlens)}, whose values are not "
                 "looked at; give the number of tokens: total=x.shape[0]."
             )
         return total
-    if _is_array(cu_seqlens):
-        _check_numpy("cu_seqlens", cu_seqlens, boolean=False)
-    ends = _listed(cu_seqlens)
+    if _making.is_array(cu_seqlens):
+        _making.check_numpy("cu_seqlens", cu_seqlens, boolean=False)
+    ends = _making.as_lists(cu_seqlens)
     if any(isinstance(end, bool) for end in ends):
         raise _errors.ArrayTypeError(
             f"cu_seqlens is {_errors.describe(cu_seqlens)}; give integers, no bools."
@@ -1000,38 +768,22 @@ def _total(cu_seqlens: Any, total: Any) -> Any:
     return ends[-1] if total is None else total
 
 
-def _check_offsets(offsets: Any, count: Any, total: Any, make: _Make) -> None:
-    shape = () if offsets is None else _shape("offsets", offsets)
+def _check_offsets(offsets: Any, count: Any, total: Any, make: _making.Make) -> None:
+    shape = () if offsets is None else _making.shape_of("offsets", offsets)
     if shape not in ((), (count,)):
         raise _errors.ShapeError(
             f"offsets has the shape {shape}, and cu_seqlens is of {count} sequences; give one number, "
             f"or ({count},)."
         )
-    _check_range("offsets", 0 if offsets is None else offsets, make, total)
+    _making.check_range("offsets", 0 if offsets is None else offsets, make, total)
 
 
-def _pad(pad: Any, make: _Make) -> int:
+def _pad(pad: Any, make: _making.Make) -> int:
     """Return the position of padding as a Python int."""
     if not isinstance(pad, Integral):
         raise _errors.ArrayTypeError(f"pad is {_errors.describe(pad)}; give a Python int.")
-    _check_range("pad", pad, make)
+    _making.check_range("pad", pad, make)
     return pad if isinstance(pad, int) else operator.index(pad)
-
-
-def _check_mask(mask: Any) -> None:
-    """Check the numbers of a mask that the host can see."""
-    if not _is_host(mask):
-        return
-    if _is_array(mask):
-        _check_numpy("mask", mask, boolean=True)
-        good = bool(((mask == 0) | (mask == 1)).all())
-    else:
-        good = all(value in (0, 1) for value in _flat(_listed(mask)))
-    if not good:
-        raise _errors.PositionError(
-            "mask holds another number than 0 and 1; give 1 for tokens and 0 for padding. Packed sequences "
-            "are of positions.packed."
-        )
 
 
 def _axis(array: Any, axis: Any) -> int:
@@ -1058,12 +810,12 @@ def _chunk(length: Any, size: int, pieces: int) -> Any:
 
 
 def _rank(rank: Any, size: int) -> Any:
-    if _is_array(rank):
+    if _making.is_array(rank):
         if tuple(rank.shape):
             raise _errors.ShapeError(f"rank is {_errors.describe(rank)}; give one number.")
-        if not _is_host(rank):
+        if not _making.is_host(rank):
             return rank
-        _check_numpy("rank", rank, boolean=False)
+        _making.check_numpy("rank", rank, boolean=False)
         rank = rank[()]
     number = _values.integer("rank", rank, 0)
     if number >= size:
@@ -1088,7 +840,7 @@ def _check_cut(array: Any, lib: _namespace.Library, beside: Any) -> None:
 
 def _slices(array: Any, starts: list[Any], chunk: Any, axis: int, like: Any) -> Any:
     """Cut the runs of a rank out of an array."""
-    lib, beside = _found(like, {"sequence": array})
+    lib, beside = _making.find_library(like, {"sequence": array})
     _check_cut(array, lib, beside)
     before = (slice(None),) * axis
     return lib.xp.concat([array[(*before, slice(s, s + chunk), ...)] for s in starts], axis=axis)
@@ -1097,15 +849,15 @@ def _slices(array: Any, starts: list[Any], chunk: Any, axis: int, like: Any) -> 
 # ---- grids ----
 
 
-def _ruled(sizes: list[Any], origin: Any, step: Any, like: Any, dtype: Any) -> tuple[_Make, list[Any]]:
+def _ruled(sizes: list[Any], origin: Any, step: Any, like: Any, dtype: Any) -> tuple[_making.Make, list[Any]]:
     """Return origin + step·index for each axis: integers, or floats, rounded once on the host."""
     origins, steps = _each("origin", origin, len(sizes)), _each("step", step, len(sizes))
     whole = all(isinstance(number, Integral) for number in (*origins, *steps))
-    name = None if dtype is None else _dtype_name(dtype)
+    name = None if dtype is None else _making.name_of_dtype(dtype)
     if (whole and name is None) or (name or "").startswith("int"):
-        make = _integers(dtype, like)
+        make = _making.integers(dtype, like)
         return make, [_rule(n, o, s, make) for n, o, s in zip(sizes, origins, steps, strict=True)]
-    make = _floats(dtype, like)
+    make = _making.floats(dtype, like)
     origins, steps = (
         [_values.number("origin", o) for o in origins],
         [_values.number("step", s) for s in steps],
@@ -1114,7 +866,7 @@ def _ruled(sizes: list[Any], origin: Any, step: Any, like: Any, dtype: Any) -> t
     return make, [make.filled([_fitting(o + s * i, make) for i in range(n)]) for n, o, s in axes]
 
 
-def _rule(size: Any, origin: Any, step: Any, make: _Make) -> Any:
+def _rule(size: Any, origin: Any, step: Any, make: _making.Make) -> Any:
     for name, number in (("origin", origin), ("step", step)):
         if not isinstance(number, Integral):
             raise _errors.SpecError(
@@ -1131,8 +883,8 @@ def _rule(size: Any, origin: Any, step: Any, make: _Make) -> Any:
     return make.arange(size) * step + origin
 
 
-def _fitting(coordinate: float, make: _Make) -> float:
-    largest = _LARGEST[make.bits + 1]
+def _fitting(coordinate: float, make: _making.Make) -> float:
+    largest = _making.LARGEST[make.bits + 1]
     if not abs(coordinate) <= largest:
         raise _errors.PositionError(
             f"a coordinate of the grid is {coordinate}, beyond float{make.bits + 1}; give a "
@@ -1156,7 +908,9 @@ def _each(name: str, value: Any, count: int) -> list[Any]:
     ]
 
 
-def _mesh(series: list[Any], shapes: list[tuple[Any, ...]], whole: tuple[Any, ...], make: _Make) -> Any:
+def _mesh(
+    series: list[Any], shapes: list[tuple[Any, ...]], whole: tuple[Any, ...], make: _making.Make
+) -> Any:
     """Spread each axis's coordinates, each of its shape, over the whole grid; bring them on a last axis."""
     xp, count = make.xp, math.prod(whole)
     laid = [xp.reshape(array, shape) for array, shape in zip(series, shapes, strict=True)]
@@ -1183,13 +937,13 @@ def _log(name: str, factor: Any) -> float:
 
 def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
     """Return 2u - 1 in coords' dtype, laid so that it lines up with coords; and the namespace."""
-    if not _is_array(coords):
+    if not _making.is_array(coords):
         raise _errors.ArrayTypeError(
             f"coords is {_errors.describe(coords)}; give an array of float32 or float64."
         )
-    lib = _library(coords)
-    make = _Make(lib, coords, lib.kit(coords).create, coords.dtype, 0)
-    make.check("coords", coords, _REAL, "an array of float32 or float64")
+    lib = _making.library_of(coords)
+    make = _making.Make(lib, coords, lib.kit(coords).create, coords.dtype, 0)
+    make.check("coords", coords, _making.REAL, "an array of float32 or float64")
     if coords.ndim < 2:
         raise _errors.ShapeError(f"coords is {_errors.describe(coords)}; give an array of shape (..., S, n).")
     u = _uniform(uniform, coords.shape[-1], per_axis, make)
@@ -1198,20 +952,20 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
     return centred[..., None, :] if per_axis else centred[..., None, None], lib.xp
 
 
-def _uniform(uniform: Any, n: Any, per_axis: bool, make: _Make) -> Any:
+def _uniform(uniform: Any, n: Any, per_axis: bool, make: _making.Make) -> Any:
     """Make an array of coords' library of random numbers, or draw them."""
-    if make.lib.owns(uniform) and _is_array(uniform):
-        make.check("uniform", uniform, _REAL, "random numbers of [0, 1) in float32 or float64")
+    if make.lib.owns(uniform) and _making.is_array(uniform):
+        make.check("uniform", uniform, _making.REAL, "random numbers of [0, 1) in float32 or float64")
         return uniform
     if callable(getattr(uniform, "random", None)):
         drawn = [float(uniform.random()) for _ in range(n if per_axis else 1)]
         return make.filled(drawn if per_axis else drawn[0])
-    if not _is_host(uniform):
+    if not _making.is_host(uniform):
         raise _errors.ArrayTypeError(
             f"uniform is {_errors.describe(uniform)} beside {_errors.describe(make.beside)}; give random "
             "numbers of the same library."
         )
-    shape = _shape("uniform", uniform, Real)
+    shape = _making.shape_of("uniform", uniform, Real)
     return make.xp.reshape(make.filled(_unit(uniform)), shape)
 
 
@@ -1219,7 +973,7 @@ def _unit(uniform: Any) -> Any:
     """Make plain floats of random numbers on the host, and check them."""
     if isinstance(uniform, (list, tuple, range)):
         return [_unit(part) for part in uniform]
-    if _is_array(uniform):
+    if _making.is_array(uniform):
         return _unit(uniform.tolist())
     if isinstance(uniform, bool) or not 0 <= uniform <= 1:
         raise _errors.PositionError(f"uniform holds {uniform}; give random numbers of [0, 1).")
@@ -1239,195 +993,3 @@ def _check_draw(shape: tuple[Any, ...], coords: Any, per_axis: bool) -> None:
             f"uniform has the shape {shape}, and coords is {_errors.describe(coords)}; give {need}, or that "
             f"behind the axes of images{f', {lead}' if lead else ''}."
         )
-
-
-# ---- vision and text ----
-
-
-class _Block(NamedTuple):
-    """An image or a video in tokens, and the time from one frame to the next."""
-
-    frames: int
-    rows: int
-    columns: int
-    interval: float = 1.0
-
-    def coordinates(self, start: int) -> list[tuple[int, int, int]]:
-        # The product is rounded to float32 before it is cut to an integer, as it was in training.
-        times = [int(_frequencies.float32(k * self.interval)) for k in range(self.frames)]
-        rows, columns = range(self.rows), range(self.columns)
-        return [(start + t, start + h, start + w) for t in times for h in rows for w in columns]
-
-
-class _Queue(NamedTuple):
-    """The blocks of one kind that no token has been met of yet."""
-
-    name: str
-    blocks: Iterator[_Block]
-
-
-class _Along(NamedTuple):
-    """The coordinates of one sequence, and its delta."""
-
-    coordinates: list[tuple[int, int, int]]
-    delta: int
-
-
-def _ids(*ids: Any) -> list[int]:
-    found = [
-        _values.integer(name, i, 0) for name, i in zip(("image_token_id", "video_token_id"), ids, strict=True)
-    ]
-    if found[0] == found[1]:
-        raise _errors.SpecError(f"image_token_id and video_token_id are both {found[0]}; give two ids.")
-    return found
-
-
-def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -> tuple[Any, tuple[int, ...]]:
-    """Return values as nested lists, and their shape; for an array on a device this waits."""
-    if not _is_array(value):
-        shape = _shape(name, value, kind)
-        return _plain(value), shape
-    lib = _library(value)
-    lib.check_sound(value)
-    allowed = _REAL | _SIGNED if kind is Real else _SIGNED | {"bool"} if boolean else _SIGNED
-    if _namespace.dtype_name(value) not in allowed:
-        raise _errors.ArrayTypeError(f"{name} is {_errors.describe(value)}; give {_need(boolean)}.")
-    try:
-        read = value.tolist() if hasattr(value, "tolist") else _through_dlpack(value)
-    except (TypeError, ValueError, RuntimeError, AttributeError, BufferError, NotImplementedError):
-        read = None
-    if read is None:
-        raise _errors.ArrayTypeError(
-            f"{name} is {_errors.describe(value)}, whose values cannot be read here; give values that the "
-            "host has, outside of a compiled function (of a dask array, its compute())."
-        ) from None
-    return read, tuple(value.shape)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (list, tuple, range)):
-        return [_plain(part) for part in value]
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _through_dlpack(value: Any) -> Any:
-    return _namespace.numpy_library().xp.from_dlpack(value).tolist()
-
-
-def _rows(tokens: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the rows of tokens, and their shape."""
-    read, shape = _read("tokens", tokens)
-    if len(shape) not in (1, 2):
-        raise _errors.ShapeError(f"tokens is {_errors.describe(tokens)}; give the shape (S,) or (B, S).")
-    return read if len(shape) == 2 else [read], shape
-
-
-def _kept(mask: Any, shape: tuple[int, ...]) -> list[Any]:
-    """Return for each row of tokens which of them are no padding."""
-    rows = 1 if len(shape) == 1 else shape[0]
-    if mask is None:
-        return [[True] * shape[-1]] * rows
-    read, have = _read("mask", mask, boolean=True)
-    if have != shape:
-        raise _errors.ShapeError(
-            f"mask has the shape {have} and tokens {shape}; give one value for each token."
-        )
-    _check_mask(read)
-    return read if len(shape) == 2 else [read]
-
-
-def _blocks(name: str, grids: Any, merge: int) -> list[_Block]:
-    """Return the blocks of tokens that grids of patches become."""
-    read, shape = _read(name, () if grids is None else grids)
-    if shape != (0,) and (len(shape) != 2 or shape[1] != 3):
-        raise _errors.ShapeError(f"{name} has the shape {shape}; give one (t, h, w) for each, (number, 3).")
-    for t, h, w in read:
-        if min(t, h, w) < 1 or h % merge or w % merge:
-            raise _errors.ShapeError(
-                f"{name} holds ({t}, {h}, {w}); give numbers of patches (t, h, w) of at least 1, h and w "
-                f"multiples of spatial_merge_size {merge}."
-            )
-    return [_Block(t, h // merge, w // merge) for t, h, w in read]
-
-
-def _timed(videos: list[_Block], tokens_per_second: Any, second_per_grid_ts: Any) -> list[_Block]:
-    """Give each video its time from frame to frame."""
-    rate = _values.positive("tokens_per_second", tokens_per_second)
-    seconds, shape = _read("second_per_grid_ts", second_per_grid_ts, kind=Real)
-    if shape not in ((), (len(videos),)):
-        raise _errors.ShapeError(
-            f"second_per_grid_ts has the shape {shape} for {len(videos)} videos; give one number, or "
-            "one for each."
-        )
-    checked = [_values.positive("second_per_grid_ts", s) for s in (seconds if shape else [seconds])]
-    each = checked if shape else checked * len(videos)
-    for video, s in zip(videos, each, strict=True):
-        if not video.frames * rate * s < 2**62:
-            raise _errors.SpecError(
-                f"tokens_per_second is {rate} and second_per_grid_ts {s}, which takes {video.frames} frames "
-                "out of the range of integers; give smaller ones."
-            )
-    intervals = [_frequencies.float32(rate * s) for s in each]
-    return [video._replace(interval=one) for video, one in zip(videos, intervals, strict=True)]
-
-
-def _along(row: list[int], keep: list[Any], queues: dict[int, _Queue], spatial: bool, pad: int) -> _Along:
-    """Walk along one sequence."""
-    tokens = [token for token, kept in zip(row, keep, strict=True) if kept]
-    made: list[tuple[int, int, int]] = []
-    following = largest = 0
-    while len(made) < len(tokens):
-        queue = queues.get(tokens[len(made)])
-        if queue is None:
-            made.append((following,) * 3)
-            following += 1
-            largest = max(largest, following)
-            continue
-        block = _next(queue, tokens, len(made))
-        added = block.coordinates(following)
-        made += added
-        largest = max(largest, 1 + max(map(max, added)))
-        following = following + max(block.rows, block.columns) if spatial else largest
-    left = iter(made)
-    return _Along([next(left) if kept else (pad,) * 3 for kept in keep], largest - len(tokens))
-
-
-def _next(queue: _Queue, tokens: list[int], at: int) -> _Block:
-    """Take the block that begins at a token, if the tokens are those of it."""
-    block = next(queue.blocks, None)
-    if block is None:
-        raise _errors.ShapeError(
-            f"tokens has a block of {queue.name} tokens, from token {at} of a sequence, for which there is "
-            f"no grid; give {queue.name}_grid_thw one (t, h, w) for each {queue.name}."
-        )
-    need = block.frames * block.rows * block.columns
-    have = 0
-    while have < need and at + have < len(tokens) and tokens[at + have] == tokens[at]:
-        have += 1
-    if have < need:
-        raise _errors.ShapeError(
-            f"the grid of {block.frames} by {block.rows} by {block.columns} tokens needs {need} {queue.name} "
-            f"tokens in a row, and tokens has {have} from token {at} of a sequence; give the grids in the "
-            "order of the tokens, the model's spatial_merge_size, and split_frames where text stands between "
-            "the frames of a video."
-        )
-    return block
-
-
-def _check_rest(queues: dict[int, _Queue]) -> None:
-    for name, blocks in queues.values():
-        if rest := len([*blocks]):
-            raise _errors.ShapeError(
-                f"{name}_grid_thw has {rest} blocks more than tokens has; give the grids of these "
-                "tokens alone."
-            )
-
-
-def _coordinates(made: list[_Along], shape: tuple[int, ...], make: _Make) -> tuple[Any, Any]:
-    """Make arrays of the coordinates and the deltas of all sequences."""
-    deltas = [one.delta for one in made]
-    nested = [[list(point) for point in one.coordinates] for one in made]
-    for value in (deltas, nested):
-        _check_range("the result", value, make)
-    xp = make.xp
-    return xp.reshape(make.filled(nested), (*shape, 3)), xp.reshape(make.filled(deltas), shape[:-1])

@@ -318,7 +318,8 @@ class _Trial:
         return self.lib.asarray(np.asarray(values, kind))
 
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
-        return self.target.call(x, pos, **spec)
+        with np.errstate():  # what the call makes of NumPy's error handling stays its own
+            return self.target.call(x, pos, **spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
