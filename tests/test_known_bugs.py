@@ -6,6 +6,7 @@ Results are held to formulas written out here, one pair after another, or to the
 import ast
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -52,6 +53,7 @@ def named_on_the_page():
     return set(re.findall(r"`([\w./]+\.py)::(\w+)`", page))
 
 
+@functools.cache
 def functions_of(path):
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
