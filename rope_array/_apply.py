@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _builders, _core, _registry
-from ._errors import ArrayTypeError, ShapeError, SpecError, describe
+from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._namespace import Library, numpy_library
 from ._plan import Plan, unknown
 from ._rotation import Rotation
@@ -98,6 +98,16 @@ def apply(
     plan = (type(rope) is RoPE and not spec and rope._plan) or _plan(xs[0], rope, spec)
     ys = path.apply(xs, pos, plan.inverse if inverse else plan, seq_axis, _registry.run)
     return ys if type(x) is tuple else ys[0]
+
+
+def _refuse_scaling(rope: "RoPE") -> None:
+    """Refuse learned frequencies beside a rule, each of which says what the frequencies are."""
+    if rope.scaling is not None:
+        raise SpecError(
+            f"the rope has scaling={short(rope.scaling)}, and inv_freq says what the frequencies are too; give "
+            "a rope without scaling, dataclasses.replace(rope, scaling=None). A rule's amplitude goes with "
+            "learned frequencies as attention_factor."
+        )
 
 
 def _library_of(like: Any) -> Library:
@@ -234,6 +244,8 @@ class RoPE(Spec):
             As of `rope_array.apply`.
         ShapeError
             `inv_freq` is not of shape (rotary_dim/2,).
+        SpecError
+            The frequencies go by a length that is not given, or `inv_freq` is given beside `scaling`.
 
         Examples
         --------
@@ -245,6 +257,8 @@ class RoPE(Spec):
         ((3, 32), (2, 8, 3, 64))
         """
         _library_of(like)
+        if inv_freq is not None:
+            _refuse_scaling(self)
         path = _registry.choose((like,), backend)
         plan = settled(self)
         cos, sin = path.tables(pos, like, plan, inv_freq, _registry.run)
@@ -304,8 +318,8 @@ class RoPE(Spec):
         -------
         Rotation
             With cos and sin of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of
-            shape (S, n). It rotates arrays of shape (B, heads, S, head_dim), or (B, S, heads, head_dim) with
-            ``seq_axis=-3``.
+            shape (S, n), and nothing where like has no batch. It rotates arrays of shape (B, heads, S,
+            head_dim) or (heads, S, head_dim), and those of (B, S, heads, head_dim) with ``seq_axis=-3``.
 
         Raises
         ------
@@ -314,7 +328,7 @@ class RoPE(Spec):
         ShapeError
             `inv_freq` is not of the shape above, or pos has not as many coordinates.
         SpecError
-            The rope has `axes`, which give each lane one coordinate.
+            The rope has `axes`, which give each lane one coordinate, or `scaling`.
 
         References
         ----------
@@ -332,6 +346,7 @@ class RoPE(Spec):
         ((1, 3, 4, 4), (2, 3, 4, 8))
         """
         lib = _library_of(like)
+        _refuse_scaling(self)
         return Rotation(*_builders.mixed(pos, like, settled(self), inv_freq, lib))
 
     def rotation_xpos(

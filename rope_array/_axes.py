@@ -249,7 +249,10 @@ class Axes:
         for a, width in enumerate(_sections(widths)):
             if width % 2:
                 raise SpecError(f"width {a} is {width}, odd; features turn in pairs: give an even width.")
-        order = range(len(widths)) if order is None else order
+        order = _integers(
+            "order", range(len(widths)) if order is None else order, 0, len(widths), "coordinate"
+        )
+        assert order is not None
         if sorted(order) != [*range(len(widths))]:
             raise SpecError(
                 f"order is {tuple(order)}; give each of the coordinates 0 to {len(widths) - 1} once."

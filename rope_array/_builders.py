@@ -20,7 +20,7 @@ def mixed(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Table
     _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
     _core.check_frequency_kind(inv_freq, like, lib)
     shape, given = tuple(inv_freq.shape), _shape(pos, lib)
-    if len(shape) != 3 or shape[-1] != plan.layout.lanes:
+    if len(shape) != 3 or shape[-1] != plan.layout.lanes or not shape[1]:
         raise ShapeError(
             f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, lanes), "
             f"with {plan.layout.lanes} lanes for a rotary_dim of {2 * plan.layout.lanes}."
@@ -33,7 +33,7 @@ def mixed(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Table
     whole, fraction = _core.table_positions(pos, like, plan, None, lib)
     dtype = lib.xp.float64 if _core.is_double(like) else lib.xp.float32
     numbers = floats(whole, fraction, dtype, lib.xp)
-    numbers = numbers[None, ...] if len(given) == 2 else numbers
+    numbers = numbers[None, ...] if len(given) == 2 and like.ndim > 3 else numbers
     omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
     # (..., 1, S, 1) · (heads, 1, lanes) for each coordinate: sums of products, and no matrix product, which
     # hardware may round to fewer digits.

@@ -94,6 +94,15 @@ def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit:
     return tuple(ys)
 
 
+def undone(cos: Any, sin: Any) -> tuple[Any, Any]:
+    """Return the tables of the inverse where the amplitude is another at each position and lane."""
+    # The larger of the two is divided out first: squares would leave the range of floats half as far out.
+    size = abs(cos) + abs(sin)
+    c, s = cos / size, sin / size
+    square = c * c + s * s
+    return c / square / size, -s / square / size
+
+
 def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit: Kit) -> Any:
     """Rotate one array by tables of its own precision."""
     order, index = placement(x.ndim, cos.ndim - 1, sequence_axis(x.ndim, seq_axis))
@@ -106,7 +115,10 @@ def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_
     xp = kit.xp
     dtype = xp.float64 if double else xp.float32
     pos = by_lane(floats(whole, fraction, dtype, xp), plan, kit)
-    frequencies = xp.astype(inv_freq, dtype)[(None,) * (pos.ndim - 1) + (...,)]
+    frequencies = xp.astype(inv_freq, dtype)
+    if plan.coordinates is not None and plan.coordinates.moves is not None:
+        frequencies = frequencies * kit.constants(plan.coordinates.moves, dtype, kit.create)
+    frequencies = frequencies[(None,) * (pos.ndim - 1) + (...,)]
     return product_cos_sin(pos, frequencies, plan, dtype, xp)
 
 

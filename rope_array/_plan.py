@@ -46,10 +46,13 @@ class Coordinates(NamedTuple):
         How many coordinates a position has, along the last axis of positions.
     lanes
         The coordinate of each lane.
+    moves
+        1.0 for each lane that a coordinate drives and 0.0 for the others; None where all are driven.
     """
 
     number: int
     lanes: "Constants"
+    moves: "Constants | None" = None
 
 
 class Plan:
@@ -108,7 +111,9 @@ class Plan:
             Constants([_signed64(f >> 32) for f in turns96]),
             Constants([f & 0xFFFFFFFF for f in turns96]),
         )
-        drivers = coordinates and (coordinates.number, coordinates.lanes.values)
+        drivers = coordinates and (
+            coordinates.number, coordinates.lanes.values, coordinates.moves and coordinates.moves.values
+        )  # fmt: skip
         words = (words.values for words in self.words96)
         self._key = (layout, drivers, exact, self.frequencies.values, *words)
         self._hash = hash(self._key)

@@ -103,8 +103,7 @@ class Rotation(NamedTuple):
         """
         layout = self.layout
         if layout.amplitude is None:
-            square = self.cos * self.cos + self.sin * self.sin
-            return Rotation(self.cos / square, -self.sin / square, {layout.transposed(None): ()})
+            return Rotation(*_core.undone(self.cos, self.sin), {layout.transposed(None): ()})
         factor = 1.0 / layout.amplitude
         cos, sin = self.cos, -self.sin
         if factor != 1.0:

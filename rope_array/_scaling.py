@@ -43,6 +43,9 @@ class Scaling:
         """Return the rule for a sequence of `length` positions."""
         return self
 
+    def _check_series(self, width: int, count: int) -> None:
+        """Refuse a series that the rule does not fit, as far as can be seen without a length."""
+
     def _check_length(self) -> None:
         """Refuse a rule that waits for a length."""
         if not self.resolved:
@@ -472,6 +475,7 @@ class LongRoPE(Scaling):
 
     @property
     def amplitude(self) -> float:
+        self._check_length()
         mscale = self.long_mscale if self._long else self.short_mscale
         for given in (mscale, self.attention_factor):
             if given is not None:
@@ -483,13 +487,17 @@ class LongRoPE(Scaling):
     def _at_length(self, length: int) -> "LongRoPE":
         return replace(self, length=integer("length", length, 1))
 
-    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+    def _check_series(self, width: int, count: int) -> None:
         for name, divisors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
-            if len(divisors) != len(omegas):
+            if len(divisors) != count:
                 raise SpecError(
-                    f"{name} has {len(divisors)} numbers, and there are {len(omegas)} frequencies; give one "
-                    f"for each, or rotary_dim={2 * len(divisors)}."
+                    f"{name} has {len(divisors)} numbers, and a series of width {width} has {count} "
+                    f"frequencies; give one for each, or a width of {2 * len(divisors)}: rotary_dim, or that "
+                    "of the axes."
                 )
+
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        self._check_series(width, len(omegas))
         divisors = self.long_factor if self._long else self.short_factor
         return [omega / divisor for omega, divisor in zip(omegas, divisors, strict=True)]
 

@@ -39,11 +39,7 @@ class Spec:
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_plan", _plan(self) if self._resolved else None)
-
-    @property
-    def _resolved(self) -> bool:
-        return self.scaling is None or self.scaling.resolved
+        object.__setattr__(self, "_plan", _plan(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The plan is derived: it is made anew where the spec is loaded, by the version that runs there.
@@ -174,7 +170,12 @@ _NEED = (
 )
 
 
-def _plan(spec: Spec) -> Plan:
+def _plan(spec: Spec) -> Plan | None:
+    """Return the plan; None where a rule waits for a length, what can be checked without it being checked."""
+    if spec.scaling is not None and not spec.scaling.resolved:
+        for width, terms in _series(_sources(spec)):
+            spec.scaling._check_series(width, terms)
+        return None
     factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
     layout = Layout(
         spec.head_dim,
@@ -187,9 +188,11 @@ def _plan(spec: Spec) -> Plan:
     )
     omegas = _frequencies(spec)
     if not all(math.isfinite(float(omega)) for omega in omegas):
+        made_of = f"base {spec.base}" if spec.inv_freq is None else "inv_freq"
+        rule = "" if spec.scaling is None else f", scaling {short(spec.scaling)}"
         raise SpecError(
-            f"base is {spec.base} and angles {spec.angles!r}, which gives frequencies beyond the range of "
-            "floats; give a base or inv_freq nearer to 1."
+            f"{made_of}{rule} and angles {spec.angles!r} give frequencies beyond the range of floats; give "
+            "values nearer to 1."
         )
     words = turns(omegas, 64), turns(omegas, 96)
     return Plan(layout, spec.angles == "exact", [*map(float, omegas)], *words, coordinates=_coordinates(spec))
@@ -199,21 +202,33 @@ def _coordinates(spec: Spec) -> Coordinates | None:
     if spec.axes is None:
         return None
     assert spec.axes.count is not None
-    return Coordinates(spec.axes.count, Constants([a or 0 for a in spec.axes.lanes]))
+    lanes = spec.axes.lanes
+    moves = Constants([float(a is not None) for a in lanes]) if None in lanes else None
+    return Coordinates(spec.axes.count, Constants([a or 0 for a in lanes]), moves)
 
 
 def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     """Return the numbers the angles are made of, one per lane."""
     if spec.inv_freq is not None:
         given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
-        return tuple(map(Decimal, given))
+        driven = spec.axes.lanes if spec.axes else spec.inv_freq
+        return tuple(Decimal(0 if a is None else w) for w, a in zip(given, driven, strict=True))
     sources = _sources(spec)
-    series = {}
-    for width in {source[0] for source in sources if source}:
-        # All of a series even where lanes take a part: a rule may go by the whole.
-        count = max((width + 1) // 2, *(n + 1 for w, n in filter(None, sources) if w == width))
-        series[width] = frequencies(spec.base, width, count, spec.scaling, spec.angles)
+    series = {
+        width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
+        for width, terms in _series(sources)
+    }
     return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
+
+
+def _series(sources: list[tuple[int, int] | None]) -> list[tuple[int, int]]:
+    """Return the width and the length of each series that lanes take from.
+
+    All of a series, even where lanes take a part: a rule may go by the whole.
+    """
+    taken = [source for source in sources if source is not None]
+    widths = dict.fromkeys(width for width, _ in taken)
+    return [(width, max((width + 1) // 2, *(n + 1 for w, n in taken if w == width))) for width in widths]
 
 
 def _sources(spec: Spec) -> list[tuple[int, int] | None]:

@@ -258,3 +258,49 @@ def test_xpos_refusals(fields: dict[str, Any], call: dict[str, Any], said: str) 
     pos = [[0, 0], [1, 1]] if fields else [0, 1]
     with pytest.raises(SpecError, match=said):
         RoPE(8, **fields).rotation_xpos(pos, like=np.ones((2, 8)), **call)
+
+
+def test_learned_frequencies_of_lanes_that_never_turn(lib: Any) -> None:
+    """A lane without a coordinate has the frequency 0, whatever is given for it."""
+    axes, pos = ra.Axes((0, None, 1, None)), PATCHES * 3
+    like = made(lib, RNG.normal(size=(1, 3, 6, 8)))
+    rope = RoPE(8, axes=axes, inv_freq=(1.0, 2.0, 3.0, 4.0))
+    assert rope.frequencies == (1.0, 0.0, 3.0, 0.0)
+    given = made(lib, [1.0, 2.0, 3.0, 4.0])
+    for rotation in (
+        rope.rotation(made(lib, pos, "int32"), like=like),
+        RoPE(8, axes=axes).rotation(made(lib, pos, "int32"), like=like, inv_freq=given),
+    ):
+        np.testing.assert_allclose(lib.to_numpy(rotation.sin)[:, [1, 3]], 0)
+        np.testing.assert_allclose(lib.to_numpy(rotation.cos)[:, 2], np.cos(pos[:, 1] * 3.0), atol=1e-5)
+    still = RoPE(8, axes=axes, inv_freq=(0.0,) * 4)
+    moving = RoPE(8, axes=ra.Axes((0, 0, 1, 0)), inv_freq=(0.0,) * 4)
+    assert still._plan != moving._plan  # which is what compiled code is kept by
+
+
+@pytest.mark.parametrize(
+    "rule", [ra.Linear(2.0), ra.DynamicNTK(2.0, 64, length=100)], ids=["linear", "dynamic"]
+)
+def test_learned_frequencies_beside_a_rule_are_refused(rule: Any) -> None:
+    rope, x = RoPE(8, scaling=rule), np.ones((1, 3, 6, 8))
+    with pytest.raises(SpecError, match="scaling=None"):
+        rope.rotation(range(6), like=x, inv_freq=np.ones(4))
+    with pytest.raises(SpecError, match="scaling=None"):
+        rope.rotation_mixed(PATCHES, like=x, inv_freq=np.ones((3, 2, 4)))
+
+
+def test_mixed_without_a_batch(lib: Any) -> None:
+    inv_freq, x = (RNG.normal(size=size).astype("float32") for size in ((3, 2, 4), (3, 6, 8)))
+    like = made(lib, x)
+    rotation = RoPE(8).rotation_mixed(PATCHES.tolist(), like=like, inv_freq=made(lib, inv_freq))
+    wanted = turned(x, mixed_angles(PATCHES, inv_freq), "interleaved")
+    np.testing.assert_allclose(lib.to_numpy(rotation.apply(like)), wanted, atol=3e-6)
+
+
+def test_xpos_is_undone_as_far_out_as_it_goes() -> None:
+    """Squares of the tables would be 0 or infinite at half the distance."""
+    x = np.ones((1, 8), np.float32)
+    for pos in ([30_000], [-30_000]):
+        for rotation in RoPE(8).rotation_xpos(pos, like=x):
+            back = rotation.inverse().apply(rotation.apply(x))
+            np.testing.assert_allclose(back, x, rtol=1e-5)

@@ -358,7 +358,7 @@ def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> Non
         ({"head_dim": 2, "scaling": ra.NTKAware(2.0)}, "d - 2"),
         ({"head_dim": 16, "base": 1.0, "scaling": ra.YaRN(2.0, 8)}, "base is 1"),
         ({"head_dim": 16, "scaling": ra.LongRoPE(**{**LONG, "short_factor": (1.0,)}, length=1)}, "has 1 num"),
-        ({"head_dim": 32, "scaling": ra.LongRoPE(**LONG, length=1)}, "rotary_dim=16"),
+        ({"head_dim": 32, "scaling": ra.LongRoPE(**LONG, length=1)}, "a width of 16"),
         ({"head_dim": 4, "base": 1e300, "scaling": ra.NTKAware(1e300)}, "range of floats"),
         ({"head_dim": 16, "scaling": ra.NTKAware(1e300, "mixed", 1e300)}, "range of floats"),
         ({"head_dim": 16, "scaling": {"rope_type": "linear"}}, r"Linear\(factor=4.0\)"),

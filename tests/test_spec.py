@@ -167,7 +167,7 @@ def test_frozen(fields: dict[str, Any]) -> None:
 @each_rope
 def test_repr_makes_it_again(fields: dict[str, Any]) -> None:
     rope = RoPE(**fields)
-    assert eval(repr(rope), {"RoPE": RoPE}) == rope
+    assert eval(repr(rope), vars(ra)) == rope
     assert all(f"{name}=" in repr(rope) for name in FIELDS)
 
 
