@@ -604,7 +604,7 @@ def test_a_list_that_is_too_short_or_too_long(name):
         with pytest.raises(ConfigError, match=f"{name} has {count} numbers.*16 pairs"):
             read(config)
         lists = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, name: [1.0] * count}
-        rope = RoPE(32, scaling=ra.LongRoPE(**lists, original_max_position_embeddings=64))
-        for length in (1, 65):  # both lists are checked, whichever is in use
+        for length in (None, 1, 65):  # both lists are checked, whichever is in use
+            rule = ra.LongRoPE(**lists, original_max_position_embeddings=64, length=length)
             with pytest.raises(SpecError, match=f"{name} has {count} numbers"):
-                rope.at_length(length)
+                RoPE(32, scaling=rule)
