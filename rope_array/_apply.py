@@ -104,9 +104,9 @@ def _refuse_scaling(rope: "RoPE") -> None:
     """Refuse learned frequencies beside a rule, each of which says what the frequencies are."""
     if rope.scaling is not None:
         raise SpecError(
-            f"the rope has scaling={short(rope.scaling)}, and inv_freq says what the frequencies are too; "
-            "give a rope without scaling, dataclasses.replace(rope, scaling=None). A rule's amplitude goes with "
-            "learned frequencies as attention_factor."
+            f"the rope has scaling={short(rope.scaling)}, and inv_freq says what frequencies are too; "
+            "give a rope without scaling, dataclasses.replace(rope, scaling=None). A rule's amplitude goes "
+            "with learned frequencies as attention_factor."
         )
 
 

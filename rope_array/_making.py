@@ -198,7 +198,8 @@ def check_range(name: str, value: Any, make: Make, length: Any = None) -> None:
             behind = "" if length is None else f", and {length} positions from there,"
             raise _errors.PositionError(
                 f"{name} holds {_errors.short(end)}; it{behind} must fit a signed integer of "
-                f"{make.bits + 1} bits. Give smaller ones."
+                f"{make.bits + 1} bits{', of which lengths have a quarter' if top == 2**62 else ''}. Give smaller "
+                "ones."
             )
 
 

@@ -985,9 +985,9 @@ def _check_draw(shape: tuple[Any, ...], coords: Any, per_axis: bool) -> None:
     n, lead = coords.shape[-1], tuple(coords.shape[:-2])
     axes = shape[:-1] if per_axis else shape
     fits = not per_axis or (len(shape) > 0 and shape[-1] == n)
-    # Where one of them has fewer axes than the other, it serves all along the axes that it lacks.
-    pairs = zip(reversed(axes), reversed(lead), strict=False)
-    if not fits or any(1 not in (a, b) and a != b for a, b in pairs):
+    # One number serves all images, and one image has as many results as there are numbers.
+    fits = fits and (not axes or not lead or len(axes) == len(lead))
+    if not fits or any(1 not in (a, b) and a != b for a, b in zip(axes, lead, strict=False)):
         need = f"({n},)" if per_axis else "()"
         raise _errors.ShapeError(
             f"uniform has the shape {shape}, and coords is {_errors.describe(coords)}; give {need}, or that "

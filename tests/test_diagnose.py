@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import rope_array as ra
-from rope_array import ArrayTypeError, PositionError, ShapeError, SpecError
-from rope_array._diagnose import diagnose
+from rope_array import ArrayTypeError, PositionError, ShapeError, SpecError, diagnose
 from rope_array.testing import apply_definition
 
 ROWS = 48
@@ -219,6 +218,18 @@ def test_candidates_are_tried():
     assert "no rule" in str(diagnose(x, y, range(64)))
     for candidate in (rule, rope):
         assert diagnose(x, y, range(64), candidates=[ra.RoPE(32), candidate]).rope == rope
+
+
+def test_what_fits_far_worse_than_the_best_is_no_explanation():
+    """Within the tolerance are the base, one that fits half as badly as it may, and one next to the best."""
+    x = features(2, 64, 32, dtype="float64")
+    y = apply_definition(x, range(64), base=34567.0)
+    loose, close = ra.RoPE(32, base=34580.0), ra.RoPE(32, base=34567.01)
+    right = ra.RoPE(32, base=34567.0)
+    for candidates, kept in [([loose], {34580.0}), ([loose, right], {34567.0}),
+                             ([close, right, loose], {34567.0, 34567.01})]:  # fmt: skip
+        found = diagnose(x, y, range(64), candidates=candidates, tolerance=1e-2)
+        print({(e.rope.base, e._rms, e.residual) for e in found.explanations})
 
 
 def test_two_names_of_the_same_frequencies_are_one_explanation():
