@@ -196,10 +196,10 @@ def check_range(name: str, value: Any, make: Make, length: Any = None) -> None:
             raise _errors.ArrayTypeError(f"{name} holds {end}, a bool; give integers.")
         if not -(2**make.bits) <= end < top:
             behind = "" if length is None else f", and {length} positions from there,"
+            bits = f"{make.bits + 1} bits" + (", of which lengths have a quarter" if top == 2**62 else "")
             raise _errors.PositionError(
-                f"{name} holds {_errors.short(end)}; it{behind} must fit a signed integer of "
-                f"{make.bits + 1} bits{', of which lengths have a quarter' if top == 2**62 else ''}. Give smaller "
-                "ones."
+                f"{name} holds {_errors.short(end)}; it{behind} must fit a signed integer of {bits}. Give "
+                "smaller ones."
             )
 
 
