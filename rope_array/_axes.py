@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ._errors import SpecError
-from ._values import integer, sequence
+from ._values import integer, sequence, truth
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class Axes:
             raise SpecError(
                 f"order is {tuple(order)}; give each of the coordinates 0 to {len(widths) - 1} once."
             )
-        if blocks and len({*widths}) > 1:
+        if truth("blocks", blocks) and len({*widths}) > 1:
             raise SpecError(f"widths are {widths}; blocks are of equal widths.")
         lanes = tuple(a for a in order for _ in range(widths[a] // 2))
         # A width of 0 has no series, and no lane that would take from it.

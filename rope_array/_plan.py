@@ -221,7 +221,7 @@ def without_coordinates(shape: tuple[Any, ...], plan: Plan) -> tuple[Any, ...]:
     if plan.coordinates is None:
         return shape
     count = plan.coordinates.number
-    if shape and (shape[-1] == count or unknown(shape[-1])):
+    if shape and shape[-1] == count:
         return shape[:-1]
     text = (
         f"pos has the shape {_shape(shape)}; the rope's axes take {count} coordinates for each position, "

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias, get_args
 
-from ._errors import SpecError, describe, short
+from ._errors import SpecError, short
 from ._frequencies import default_frequencies, divided, float32, float32_frequencies
-from ._values import choice, integer, number, positive, sequence
+from ._values import choice, integer, number, positive, sequence, truth
 
 Omegas: TypeAlias = Sequence[float]
 
@@ -289,8 +289,7 @@ class YaRN(Scaling):
     def __post_init__(self) -> None:
         for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"):
             self._settle(**{name: positive(name, getattr(self, name))})
-        if not isinstance(self.truncate, bool):
-            raise SpecError(f"truncate is {describe(self.truncate)}; give True or False.")
+        truth("truncate", self.truncate)
         _settle_optional(self, "attention_factor", positive)
         _settle_optional(self, "mscale", number)
         _settle_optional(self, "mscale_all_dim", number)

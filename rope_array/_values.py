@@ -39,6 +39,13 @@ def positive(name: str, value: Any, need: str = "a finite number above 0") -> fl
     return made
 
 
+def truth(name: str, value: Any) -> bool:
+    """Return a bool, which nothing else stands for."""
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} is {describe(value)}; give True or False.")
+    return value
+
+
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return one of the strings allowed."""
     if not isinstance(value, str) or value not in allowed:

@@ -481,6 +481,8 @@ def _heads(w: Any, axis: int, head_dim: int, num_heads: Any) -> int:
 
 def _opened(w: Any, axis: Any, name: str = "w") -> tuple[Any, int]:
     """Return what works on an array, and an axis of it counted from the front."""
+    if isinstance(w, (list, tuple)):
+        raise _errors.ArrayTypeError(f"{name} is {_errors.describe(w)}; give one array at a time.")
     lib = _registry.choose((w,), None).library(w)
     lib.check_sound(w)
     index = axis if isinstance(axis, bool) else getattr(axis, "__index__", lambda: None)()

@@ -711,7 +711,7 @@ def mrope(
     images = _mrope.blocks_of("image_grid_thw", image_grid_thw, merge)
     videos = _mrope.blocks_of("video_grid_thw", video_grid_thw, merge)
     videos = _mrope.timed(videos, tokens_per_second, second_per_grid_ts)
-    if split_frames:
+    if _values.truth("split_frames", split_frames):
         videos = [_mrope.Block(1, h, w, 1.0) for t, h, w, _ in videos for _ in range(t)]
     pad = _pad(pad, make)
     queues = dict(
