@@ -1,7 +1,7 @@
 """What a model's rotary embedding is: a frozen record of plain Python values, checked when it is made."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from decimal import Decimal
 from itertools import count
 from threading import Lock
@@ -262,12 +262,28 @@ def _name_of(head_dim: int, **spec: Any) -> str:
         raise SpecError(
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
+    for name in ("scaling", "axes"):
+        _refuse_half_made(name, spec.get(name))
     key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
     except TypeError:  # not hashable: a list of frequencies, which the spec makes a tuple, or bad input
         made = Spec(head_dim, **spec)
         return _keep((made,), made)
+
+
+def _refuse_half_made(name: str, record: Any) -> None:
+    """Refuse a record of which only the class's defaults are there.
+
+    Dynamo hands one that is made inside a compiled function over before its fields are set (torch 2.13).
+    """
+    if not is_dataclass(record) or isinstance(record, type):
+        return
+    if any(field.name not in vars(record) for field in fields(record) if field.init):
+        raise SpecError(
+            f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot be "
+            "traced; make it outside, and use it inside."
+        )
 
 
 def _typed(value: Any) -> tuple[Any, ...]:

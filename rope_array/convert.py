@@ -511,11 +511,15 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
     for name, rope in (("from_rope", from_rope), ("to_rope", to_rope)):
         _check_rope(name, rope)
         _spec.settled(rope)
-    for name in ("head_dim", "pairing"):
-        before, after = getattr(from_rope, name), getattr(to_rope, name)
+    for name, read in (
+        ("head_dim", lambda rope: rope.head_dim),
+        ("pairing", lambda rope: rope.pairing),
+        ("blocks", lambda rope: rope.axes.blocks if rope.axes else 1),
+    ):
+        before, after = read(from_rope), read(to_rope)
         if before != after:
             raise _errors.SpecError(
-                f"from_rope has the {name} {before!r} and to_rope {after!r}; both must rotate the "
+                f"from_rope has {name} {before!r} and to_rope {after!r}; both must rotate the "
                 "same features; give two ropes that differ in frequencies, slice or amplitude."
             )
 

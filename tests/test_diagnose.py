@@ -221,18 +221,14 @@ def test_candidates_are_tried():
 
 
 def test_what_fits_far_worse_than_the_best_is_no_explanation():
-    """Every candidate is within the tolerance; the loose one explains only where there is no better one."""
-    x = features(2, 64, 32, dtype="float64")
-    y = apply_definition(x, range(64), base=34567.0)
-    loose, close, right = (ra.RoPE(32, base=base) for base in (34700.0, 34567.01, 34567.0))
-
-    def explained(*candidates):
-        found = diagnose(x, y, range(64), candidates=candidates, tolerance=1e-2)
-        return {e.rope for e in found.explanations}
-
-    assert explained(loose) == {loose}
-    assert explained(loose, right) == {right}
-    assert explained(loose, close, right) == {close, right}
+    """All three are within the tolerance, and one is off by far more than the others."""
+    x, tolerance = features(2, 64, 32, dtype="float64"), 1e-2
+    y = apply_definition(x, range(64))
+    right, close, loose = (ra.RoPE(32, base=base) for base in (10000.0, 10000.01, 10040.0))
+    size = np.repeat(np.hypot(y[..., ::2], y[..., 1::2]), 2, -1)
+    assert (abs(loose.apply(x, range(64)) - y) < tolerance * size).all()
+    found = diagnose(x, y, range(64), candidates=[loose, close], tolerance=tolerance)
+    assert {e.rope for e in found.explanations} == {right, close}
 
 
 def test_two_names_of_the_same_frequencies_are_one_explanation():

@@ -88,7 +88,10 @@ def made_inside(x, pos):
     return a, rotation.inverse().apply(b), rotation.adjoint().apply(x)
 
 
+MROPE = ra.RoPE(16, axes=ra.Axes.interleaved(4, 2, 2), scaling=ra.YaRN(4.0, 64))
 OVER_LENGTHS = {
+    "coordinates": lambda x, pos: MROPE.apply(x, pos[:, None] + torch.arange(3)),
+    "rotation of coordinates": lambda x, pos: MROPE.rotation(pos[:, None] * torch.arange(3), like=x).apply(x),
     "rope": lambda x, pos: ROPE.apply(x, pos),
     "front door": lambda x, pos: ra.apply(x, pos, ROPE, inverse=True),
     "inline": lambda x, pos: ra.apply(x, pos, base=123.0, pairing="half", rotary_dim=8),
@@ -867,3 +870,31 @@ def test_dtensor(rank):
     if not torch.distributed.is_available():
         pytest.skip("this build of torch has no torch.distributed")
     child.run("import dtensor_cases; dtensor_cases.main()", str(rank))
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize(
+    "rule", [lambda: ra.Llama3(factor=32.0), lambda: ra.Linear(4.0), lambda: ra.Periods(1.0, 2.0)]
+)
+def test_rules_made_inside_a_compiled_function_are_refused(rule, fullgraph):
+    """Dynamo hands them over without their fields: the class's defaults would be rotated by."""
+    torch._dynamo.reset()
+
+    def of(x):
+        return ra.apply(x, torch.arange(5), scaling=rule())
+
+    compiled = torch.compile(of, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(Exception, match="make it outside"):
+        compiled(torch.ones(5, 16))
+
+
+def test_axes_decode_without_compiling_anew(compile_counting):
+    rope, x = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2)), torch.ones(1, 2, 1, 16)
+
+    def of(x, start):
+        return rope.apply(x, ra.positions.text(ra.positions.offset(1, start, like=x)))
+
+    compiled, counter = compile_counting(of)
+    for start in range(5, 15):
+        assert same(compiled(x, start), of(x, start))
+    assert counter.frame_count <= 2

@@ -1,0 +1,174 @@
+"""What was given: the two arrays and the positions on the host, in float64."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_array import _host
+from rope_array._apply import RoPE
+from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
+from rope_array._namespace import POSITION_DTYPES, X_DTYPES, dtype_name, library
+from rope_array._plan import check_line_up
+from rope_array._scaling import Scaling
+from rope_array._values import positive, sequence
+
+Floats: TypeAlias = NDArray[np.float64]
+Complex: TypeAlias = NDArray[np.complex128]
+Indices: TypeAlias = NDArray[np.intp]
+
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPS32 = _EPS["float32"]
+COORDINATES = 8  # more than any model has
+_ROUNDINGS = 4  # that a model may have made in the narrower dtype: of cos, of two products, of their sum
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arrays on the host, and their rows."""
+
+    before: Floats
+    after: Floats
+    pos: NDArray[Any]
+    on_host: bool  # whether pos is a Python value, which has no arithmetic
+    seq_axis: int
+    eps: float
+    tolerance: float | None
+
+    @property
+    def tol(self) -> float:
+        return self.tolerance or _ROUNDINGS * self.eps
+
+    @property
+    def angle_tol(self) -> float:
+        """What a rounded angle may be off, per radian: of float32, unless all was float64 or it is said."""
+        double = self.tolerance is not None or self.eps < EPS32
+        return 8 * _EPS["float64"] if double else 2 * EPS32
+
+    @cached_property
+    def finite(self) -> NDArray[np.bool_]:
+        width = self.before.shape[-1]
+        both = np.isfinite(self.before) & np.isfinite(self.after)
+        return np.asarray(both.reshape(-1, width).all(-1))
+
+    @cached_property
+    def x(self) -> Floats:
+        return np.asarray(self.before.reshape(-1, self.before.shape[-1])[self.finite])
+
+    @cached_property
+    def y(self) -> Floats:
+        return np.asarray(self.after.reshape(-1, self.after.shape[-1])[self.finite])
+
+    @cached_property
+    def touched(self) -> NDArray[np.bool_]:
+        """Which features changed in any row."""
+        return np.asarray((abs(self.y - self.x) > self.tol / 4 * abs(self.x) + 1e-300).any(0))
+
+    def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> Floats | None:
+        """Return the position of each row, or None where they do not line up."""
+        shape = pos.shape[:-1] if coordinates else pos.shape
+        try:
+            check_line_up(self.before.shape, shape, seq_axis)
+        except ShapeError:
+            return None
+        axis = seq_axis % self.before.ndim
+        sizes = (*np.delete(self.before.shape[:-1], axis), self.before.shape[axis])
+        rest = pos.shape[len(shape) :]
+        if shape:
+            pos = pos.reshape(*shape[:-1], *(1,) * (len(sizes) - len(shape)), shape[-1], *rest)
+        full = np.moveaxis(np.broadcast_to(pos, (*sizes, *rest)), len(sizes) - 1, axis)
+        return np.asarray(full.reshape(-1, *rest)[self.finite], np.float64)
+
+
+def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None) -> Case:
+    x, y = _numpy(before, "before"), _numpy(after, "after")
+    if x.shape != y.shape:
+        raise ShapeError(
+            f"before is {describe(before)} and after {describe(after)}; give one array before and after its "
+            "rotation, of one shape."
+        )
+    if x.ndim < 2:
+        raise ShapeError(f"before is {describe(before)}; give (..., S, head_dim), of two axes at least.")
+    if isinstance(seq_axis, bool) or not isinstance(seq_axis, int):
+        raise ShapeError(f"seq_axis is {describe(seq_axis)}; give the number of an axis of before.")
+    places, on_host = _positions(pos)
+    if tolerance is not None:
+        tolerance = positive("tolerance", tolerance)
+    eps = max(_EPS[dtype_name(before)], _EPS[dtype_name(after)])
+    case = Case(x, y, places, on_host, seq_axis, eps, tolerance)
+    if not case.x.size:
+        raise ShapeError(
+            f"before is {describe(before)} with no row that is finite before and after; give such."
+        )
+    coordinates = places.ndim > 1 and case.spread(places, seq_axis, True) is not None
+    if not coordinates or places.shape[-1] > COORDINATES:
+        check_line_up(x.shape, places.shape, seq_axis)
+    return case
+
+
+def _numpy(array: Any, name: str) -> Floats:
+    """Bring an array of any library to the host, in float64."""
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ArrayTypeError(f"{name} is {describe(array)}; give an array.")
+    library(array).check_sound(array)
+    if dtype_name(array) not in X_DTYPES:
+        raise ArrayTypeError(
+            f"{name} is {describe(array)}; a rotation has real floating point: {', '.join(X_DTYPES)}."
+        )
+    return np.array(_on_host(array, name), np.float64)
+
+
+def _on_host(array: Any, name: str) -> Any:
+    """Return what NumPy makes an array of."""
+    try:
+        if hasattr(array, "detach"):  # PyTorch; NumPy knows no bfloat16 of its
+            array = array.detach().cpu()
+            return (array.double() if array.is_floating_point() else array).numpy()
+        if type(array).__module__.partition(".")[0] == "cupy":
+            return array.get()
+        return np.asarray(array)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise ArrayTypeError(
+            f"{name} is {describe(array)}, whose values cannot be read here ({type(error).__name__}); "
+            "diagnose works on the host: call it outside of jit and compile, on arrays that hold values."
+        ) from error
+
+
+def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
+    """Return positions as NumPy's, and whether they are Python values."""
+    if _host.is_host(pos):
+        _host.shape_of(pos)  # refuses ragged ones and such
+        made = np.asarray([*pos] if isinstance(pos, range) else pos)
+        if made.dtype.kind not in "if":
+            raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")
+        return _in_range(made), True
+    if not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
+        raise ArrayTypeError(f"pos is {describe(pos)}; give a number, a range, a sequence, or an array.")
+    if dtype_name(pos) not in POSITION_DTYPES:
+        raise ArrayTypeError(f"pos is {describe(pos)}; give integers, or float32 or float64.")
+    return _in_range(np.asarray(_on_host(pos, "pos"))), False
+
+
+def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
+    """Refuse float positions that `apply` would refuse or make nothing of."""
+    if pos.dtype.kind == "f" and not (abs(pos) < 2.0**31).all():
+        raise PositionError(
+            "pos holds a float that is not finite, or not below 2**31 in size; give finite ones."
+        )
+    return pos
+
+
+def checked_candidates(candidates: Any) -> tuple[Any, ...]:
+    if candidates is None:
+        return ()
+    if isinstance(candidates, (RoPE, Scaling)):
+        candidates = (candidates,)
+    for value in sequence("candidates", candidates, "a sequence of RoPEs or rules"):
+        if not isinstance(value, (RoPE, Scaling)):
+            raise SpecError(f"a candidate is {describe(value)}; give RoPEs, or rules such as Linear(4.0).")
+        rule = value.scaling if isinstance(value, RoPE) else value
+        if rule is not None and not rule.resolved:
+            raise SpecError(f"a candidate has {rule!r}, which waits for a length; say it: at_length(n).")
+    return tuple(candidates)

@@ -1,0 +1,216 @@
+"""The report: explanations, how they are written, and why there is not exactly one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rope_array._apply import RoPE
+from rope_array._diagnose._case import Case
+from rope_array._diagnose._positions import Positions
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One way to make `after` of `before`.
+
+    Attributes
+    ----------
+    rope : RoPE or None
+        The rotary embedding; None where nothing was rotated.
+    code : str
+        The call that reproduces the output, where x is `before`; for a mistake, what it computes.
+    residual : float
+        The largest difference from `after`, relative to the size of its pair.
+    mistake : str
+        What is wrong with it; empty where it is a plain rotation by the positions given.
+    inverse : bool
+        Whether it turns by -φ.
+    seq_axis : int
+        The axis of x along which the positions run.
+    notes : tuple of str
+        What else is to be known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> x = np.random.default_rng(0).standard_normal((6, 8))
+    >>> [found] = ra.diagnose(x, ra.apply(x, range(6), pairing="half"), range(6)).explanations
+    >>> found.code
+    "ra.apply(x, pos, pairing='half')"
+    """
+
+    rope: RoPE | None
+    code: str
+    residual: float
+    mistake: str = ""
+    inverse: bool = False
+    seq_axis: int = -2
+    notes: tuple[str, ...] = ()
+    _rms: float = 0.0
+    _estimate: bool = False
+    _given: bool = False
+    _axes: str = ""
+
+    @property
+    def direction(self) -> int:
+        """The sign of the angles: 1 or -1."""
+        return -1 if self.inverse else 1
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What explains an output; printed, a report.
+
+    Attributes
+    ----------
+    explanations : tuple of Explanation
+        Those that fit as well as the rounding allows, plain rotations first, then by their residual.
+    nearest : tuple of Explanation
+        What was tried and does not fit, the best first.
+    reason : str
+        Why there is not exactly one explanation, and what data would tell; empty where there is.
+    notes : tuple of str
+        What the data did not show.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> x = np.random.default_rng(0).standard_normal((6, 2))
+    >>> ra.diagnose(x, ra.apply(x, range(6)), range(6)).ambiguous
+    True
+    """
+
+    explanations: tuple[Explanation, ...]
+    nearest: tuple[Explanation, ...] = ()
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether several explanations fit."""
+        return len(self.explanations) > 1
+
+    @property
+    def rope(self) -> RoPE | None:
+        """The rope where exactly one explanation fits and it is no mistake; None otherwise, see `reason`."""
+        if len(self.explanations) == 1 and not self.explanations[0].mistake:
+            return self.explanations[0].rope
+        return None
+
+    def __str__(self) -> str:
+        count = len(self.explanations)
+        head = {0: "nothing that was tried explains the output", 1: "one explanation"}
+        lines = [f"{head.get(count, f'{count} explanations, which these data do not tell apart')}:"]
+        if not count:
+            lines = [f"{head[0]}."]
+        for found in self.explanations[:_SHOWN]:
+            lines += _told(found)
+        if count > _SHOWN:
+            lines.append(f"  and {count - _SHOWN} more")
+        lines += [f"why: {self.reason}"] if self.reason else []
+        lines += [f"note: {note}" for note in self.notes]
+        if self.nearest:
+            lines.append("ruled out, with the largest error relative to a pair:")
+            lines += [f"  {near.residual:8.1e}  {_labelled(near)}" for near in self.nearest]
+        return "\n".join(lines)
+
+
+def reason_of(kept: list[Explanation]) -> str:
+    """Say why there is not exactly one explanation, and what data would tell; empty where there is."""
+    if not kept:
+        return (
+            "frequencies may follow a rule to be given in `candidates`, features may turn in another "
+            "order, or `after` may hold more than a rotation, such as a norm; if it was computed in "
+            "another precision than its dtype, give a `tolerance`"
+        )
+    if len(kept) == 1:
+        return ""
+    return "; ".join(_causes(kept)) + (
+        ". Give random features of several rows at positions with a step of 1 that reach far, unlike on "
+        "every axis and in every coordinate"
+    )
+
+
+def _causes(kept: list[Explanation]) -> list[str]:
+    ropes = [e.rope for e in kept if e.rope]
+    found = []
+    if len({(r.pairing, r.out_pairing) for r in ropes}) > 1:
+        small = min(r.rotary_dim for r in ropes) == 2
+        found.append(
+            "a slice of 2 features is one pair in either pairing"
+            if small
+            else "the features do not tell pairings apart (symmetric, or too few turn)"
+        )
+    if len({e.direction for e in kept}) > 1:
+        found.append("+φ and -φ give the same (multiples of a half turn, or too few positions)")
+    if len({r.base for r in ropes}) > 1:
+        found.append("the lanes that show do not tell bases apart")
+    if len({(r.rotary_dim, r.rotary_start) for r in ropes}) > 1:
+        found.append("the last lanes turn by less than the rounding, so that the slice does not show")
+    if len({r.axes for r in ropes}) > 1:
+        found.append("the coordinates are equal, or lanes too slow to show, so that lane maps agree")
+    if len({(e.seq_axis, e.mistake) for e in kept}) > 1:
+        found.append("the positions given are the same as others (of another axis, or another count)")
+    return found or ["several fit"]
+
+
+def _unsure(rope: RoPE, reach: float, tol: float) -> float:
+    """How far the logarithm of the base may be off before some lane is off by the tolerance."""
+    exponents = 2 * np.arange(len(rope.frequencies)) / max(rope.rotary_dim, 1)
+    return float(tol / max((abs(np.array(rope.frequencies)) * reach * exponents).max(), 1e-30))
+
+
+def notes_of(kept: list[Explanation], case: Case) -> Iterator[str]:
+    """Say what the data did not show."""
+    dropped = int((~case.finite).sum())
+    if dropped:
+        yield f"{dropped} rows hold NaN or infinities and were left out"
+    if len(kept) == 1 and kept[0].rope and kept[0].rope.frequencies:
+        rope = kept[0].rope
+        reach = abs(np.asarray(case.pos, np.float64)).max()
+        hidden = sum(0 < abs(w) * reach < case.tol for w in rope.frequencies)
+        unsure = _unsure(rope, reach, case.tol)
+        if rope.inv_freq is None and len(rope.frequencies) > 1 and unsure > 0.01:
+            yield f"the base shows to about ±{min(unsure, 1):.0%} only"
+        if hidden:
+            yield f"{hidden} of {len(rope.frequencies)} lanes turn by less than the rounding here"
+
+
+def code_of(rope: RoPE, positions: Positions, inverse: bool, axes_text: str) -> str:
+    """Write the call that reproduces an output."""
+    words = ["x", positions.code, *fields_of(rope, axes_text)]
+    words += [f"seq_axis={positions.seq_axis}"] if positions.seq_axis != -2 else []
+    words += ["inverse=True"] if inverse else []
+    return f"ra.apply({', '.join(words)})"
+
+
+def fields_of(rope: RoPE, axes_text: str = "") -> list[str]:
+    """Write the fields that differ from the defaults."""
+    words = []
+    usual = RoPE(rope.head_dim)
+    rest = rope.head_dim - rope.rotary_start
+    for name in (f.name for f in fields(rope) if f.name != "head_dim"):
+        value = getattr(rope, name)
+        if value == (rest if name == "rotary_dim" else getattr(usual, name)):
+            continue
+        text = f"ra.{value!r}" if name in ("scaling", "axes") else repr(value)
+        words.append(f"{name}={axes_text if name == 'axes' and axes_text else text}")
+    return words
+
+
+def _labelled(found: Explanation) -> str:
+    code = found.code if len(found.code) < 160 else f"{found.code[:157]}..."
+    return f"{code}  ({found.mistake})" if found.mistake else code
+
+
+def _told(found: Explanation) -> list[str]:
+    lines = [f"  {found.code}", *([f"    {found.mistake}"] if found.mistake else [])]
+    if found.inverse:
+        lines.append("    turns by -φ")
+    lines.append(f"    largest error, relative to a pair: {found.residual:.1e}")
+    return lines + [f"    {note}" for note in found.notes]
