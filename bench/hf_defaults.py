@@ -1,6 +1,6 @@
-"""Write rope_array/_model_defaults.py: what transformers' classes hold that a config.json may leave out.
+"""Write rope_array/_config/_model_defaults.py: what transformers' classes hold that configs may leave out.
 
-    PYTHONPATH=. python bench/hf_defaults.py > rope_array/_model_defaults.py
+    PYTHONPATH=. python bench/hf_defaults.py
 
 A config.json may leave out every value that equals its class's default, so a reader needs those defaults:
 the widths, the base, the rotary parameters, the layer types and the parts of each model type that has a
@@ -13,15 +13,15 @@ import inspect
 import logging
 import pathlib
 import re
-import sys
 import warnings
 from typing import Any
 
 import transformers
 from transformers import PreTrainedConfig
 
-from rope_array.config import conventions
+from rope_array._config._document import CONVENTIONS
 
+WRITTEN = pathlib.Path(__file__).parents[1] / "rope_array" / "_config" / "_model_defaults.py"
 MODELS = pathlib.Path(transformers.__file__).parent / "models"
 KEYS = re.compile(
     r"^(head_dim|hidden_size|hidden_dim|num_attention_heads|num_hidden_layers|max_position_embeddings|d_model"
@@ -66,7 +66,8 @@ def main() -> None:
     entries = _pruned({names[cls]: _entry(cls, names) for cls in classes})
     rotary = [key for key, entry in entries.items() if entry.pop("rotary", False)]
     shared = {cls.__name__: key for cls, key in names.items() if ":" in key and key in entries}
-    _write(dict(sorted(entries.items())), sorted(rotary), dict(sorted(shared.items())))
+    text = _text(dict(sorted(entries.items())), sorted(rotary), dict(sorted(shared.items())))
+    WRITTEN.write_text(text, encoding="utf-8")
 
 
 def _classes() -> list[Any]:
@@ -205,7 +206,7 @@ def _layers(config: Any) -> dict[str, Any]:
 
 def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Keep what has a rotary embedding, and the wholes that lead there."""
-    wanted = {key for key, entry in entries.items() if entry.get("rotary")} | conventions().keys()
+    wanted = {key for key, entry in entries.items() if entry.get("rotary")} | CONVENTIONS.keys()
     while True:
         leading = {k for k, e in entries.items() if wanted.intersection(e.get("parts", {}).values())}
         if leading <= wanted:
@@ -216,24 +217,20 @@ def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name in ("parts", "of_parts"):
             of = {k: v for k, v in entry.pop(name, {}).items() if entries[key]["parts"][k] in wanted}
             entry |= {name: of} if of else {}
-        if not entry.get("rotary") and key not in conventions():
+        if not entry.get("rotary") and key not in CONVENTIONS:
             kept[key] = {name: entry[name] for name in ("parts", "of_parts") if name in entry}
     return kept
 
 
-def _write(entries: dict[str, dict[str, Any]], rotary: list[str], shared: dict[str, str]) -> None:
-    out = sys.stdout.write
-    out(HEAD.replace("{version}", transformers.__version__))
-    out("MODELS: dict[str, dict[str, Any]] = {\n")
-    for key, entry in entries.items():
-        out(f"    {key!r}: {entry!r},\n")
-    out("}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n")
-    for key in rotary:
-        out(f"    {key!r},\n")
-    out("))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n")
-    for name, key in shared.items():
-        out(f"    {name!r}: {key!r},\n")
-    out("}\n# fmt: on\n")
+def _text(entries: dict[str, dict[str, Any]], rotary: list[str], shared: dict[str, str]) -> str:
+    parts = [HEAD.replace("{version}", transformers.__version__)]
+    parts += ["MODELS: dict[str, dict[str, Any]] = {\n"]
+    parts += [f"    {key!r}: {entry!r},\n" for key, entry in entries.items()]
+    parts += ["}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n"]
+    parts += [f"    {key!r},\n" for key in rotary]
+    parts += ["))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n"]
+    parts += [f"    {name!r}: {key!r},\n" for name, key in shared.items()]
+    return "".join([*parts, "}\n# fmt: on\n"])
 
 
 if __name__ == "__main__":

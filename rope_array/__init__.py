@@ -5,14 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 from ._apply import RoPE, apply
 from ._axes import Axes
-from ._errors import ArrayTypeError, BackendError, PositionError, RoPEError, ShapeError, SpecError
+from ._errors import (
+    ArrayTypeError,
+    BackendError,
+    ConfigError,
+    PositionError,
+    RoPEError,
+    ShapeError,
+    SpecError,
+)
 from ._rotation import Rotation
-from ._scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Periods, Proportional, YaRN
 
 __all__ = [
     "ArrayTypeError",
     "Axes",
     "BackendError",
+    "Backwards",
+    "ConfigError",
     "DynamicNTK",
     "Linear",
     "Llama3",
@@ -37,6 +46,21 @@ __all__ = [
 if TYPE_CHECKING:
     from . import config, convert, positions
     from ._diagnose import diagnose
+    from ._scaling import (
+        Backwards,
+        DynamicNTK,
+        Linear,
+        Llama3,
+        LongRoPE,
+        NTKAware,
+        Periods,
+        Proportional,
+        YaRN,
+    )
+
+# What is imported when it is asked for, from where: most programs need little of it.
+_RULES = "Backwards DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
+_LATE = {**dict.fromkeys(_RULES.split(), "_scaling"), "diagnose": "_diagnose"}
 
 
 def __getattr__(name: str) -> Any:
@@ -44,10 +68,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
-    if name in ("config", "convert", "positions"):  # imported when asked for: most programs need one or none
+    if name in ("config", "convert", "positions"):
         return import_module(f"{__name__}.{name}")
-    if name == "diagnose":
-        from ._diagnose import diagnose
-
-        return diagnose
+    if name in _LATE:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -156,9 +156,10 @@ class RoPE(Spec):
         (i, i + rotary_dim/2) as in GPT-NeoX and most Hugging Face models.
     out_pairing : {"interleaved", "half"}, optional
         How the result is laid out; None, the default, is as `pairing`.
-    scaling : Linear, NTKAware, DynamicNTK, YaRN, Llama3, LongRoPE, Proportional or Periods, optional
-        The rule that makes other frequencies of the usual ones. Where it depends on the length of the
-        sequence, `at_length` must say it before anything is rotated.
+    scaling : rule, optional
+        What makes other frequencies of the usual ones: `Linear`, `NTKAware`, `DynamicNTK`, `YaRN`, `Llama3`,
+        `LongRoPE`, `Proportional`, `Periods` or `Backwards`. Where it depends on the length of the sequence,
+        `at_length` must say it before anything is rotated.
     axes : Axes, optional
         Which coordinate drives each lane. Positions then have one more, last, axis: the coordinates. The map
         fixes rotary_dim where that is not given.
@@ -443,9 +444,10 @@ class RoPE(Spec):
         >>> rope.head_dim, rope.pairing, rope.scaling.factor
         (128, 'half', 8.0)
         """
-        from .config import read  # beside the usual way: most programs never read a config
+        from . import _config  # beside the usual way: most programs never read a config
 
-        return read(config, part=part, layer_type=layer_type).rope
+        with _config.refusals(config):
+            return cls(**_config.fields(config, part, layer_type)[0])
 
     def matrix(self, pos: Any, like: Any = None) -> Any:
         """Return the rotation as a dense matrix M: for a vector x, ``rope.apply(x, pos)`` is M @ x.

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-__all__ = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
+__all__ = [
+    "ArrayTypeError",
+    "BackendError",
+    "ConfigError",
+    "PositionError",
+    "RoPEError",
+    "ShapeError",
+    "SpecError",
+]
 
 
 class RoPEError(Exception):
@@ -11,6 +19,10 @@ class RoPEError(Exception):
 
 class SpecError(RoPEError, ValueError):
     """A field of `RoPE` has a value that names no rotary embedding."""
+
+
+class ConfigError(SpecError):
+    """A config that cannot be read, contradicts itself, or names what is no known rotary embedding."""
 
 
 class ArrayTypeError(RoPEError, TypeError):
@@ -43,8 +55,10 @@ def short(value: Any) -> str:
     """Write a value so that it fits a message."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
-        return f"a number of {value.bit_length()} bits"
+    except ValueError:  # Python writes no integer of thousands of digits, nor what holds one
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that cannot be written out"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -2,17 +2,103 @@
 
 A frequency is the angle in radians that one lane (one pair of features) turns per position. RoFormer
 (arXiv 2104.09864, eq. 15) takes base^(-2i/d) for lane i of d/2: a series that its width d fixes. A rule for
-longer contexts (`_scaling`) makes another series of it.
+longer contexts makes another series of it. Here is what all rules have in common; the rules themselves are in
+`_scaling`, which is imported when the first of them is asked for.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal, localcontext
 from functools import lru_cache
+from typing import Any, TypeAlias
 
+from ._errors import SpecError, short
+
+Omegas: TypeAlias = Sequence[float]
 # A word must be right to half a unit in its last of 96 bits (29 digits) and lane i is the i-th power of a
 # ratio, whose error grows with i: 60 digits leave more than 25 to spare.
 _DIGITS = 60
+
+
+class Scaling:
+    """What all rules have in common: they change nothing, unless they say so."""
+
+    @property
+    def resolved(self) -> bool:
+        """Tell whether frequencies follow from the record; where not, `at_length` makes one where they do."""
+        return True
+
+    @property
+    def amplitude(self) -> float:
+        """The factor on cos and sin."""
+        return 1.0
+
+    def _new_base(self, base: float, width: int) -> float:
+        """Return the base that the series is made of."""
+        return base
+
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        """Return the frequencies that the rule makes of a series."""
+        return omegas
+
+    def _at_length(self, length: int) -> "Scaling":
+        """Return the rule for a sequence of `length` positions."""
+        return self
+
+    def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...] | None:
+        """Return the series that real numbers give, where the rule is one of real numbers."""
+        return None
+
+    def _check_series(self, width: int, count: int) -> None:
+        """Refuse a series that the rule does not fit, as far as can be seen without a length."""
+
+    def _check_length(self) -> None:
+        """Refuse a rule that waits for a length."""
+        if not self.resolved:
+            raise SpecError(
+                f"{type(self).__name__} depends on the length of the sequence, which is never read off "
+                "positions; give it first: rope.at_length(n), with n the longest sequence that keys of one "
+                "cache will see."
+            )
+
+    def _settle(self, **checked: Any) -> None:
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def frequencies(
+    base: float, width: int, count: int, rule: Scaling | None, angles: str
+) -> tuple[Decimal, ...]:
+    """Return the frequencies of one series: what the angles are made of, each an exact number.
+
+    With exact angles the default and `Linear` are real numbers; what any other rule gives is a float64, taken
+    exactly. With float32 angles each is a float32, the rule applied to float32 frequencies.
+    """
+    if rule is not None:
+        rule._check_length()
+    try:
+        if angles == "float32":
+            return tuple(map(Decimal, _float32_series(base, width, count, rule)))
+        if rule is None:
+            return default_frequencies(base, width, count)
+        made = default_frequencies(rule._new_base(base, width), width, count)
+        if (exact := rule._exact(made)) is not None:
+            return exact
+        return tuple(Decimal(float(w)) for w in rule._stretched([*map(float, made)], base, width))
+    except SpecError:
+        raise
+    except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
+        raise SpecError(
+            f"base {base} and scaling {short(rule)} over a width of {width} give frequencies beyond the "
+            "range of floats; give values nearer to 1."
+        ) from None
+
+
+def _float32_series(base: float, width: int, count: int, rule: Scaling | None) -> Omegas:
+    if rule is None:
+        return float32_frequencies(base, width, count)
+    made = float32_frequencies(rule._new_base(base, width), width, count)
+    return [float32(omega) for omega in rule._stretched(made, base, width)]
 
 
 def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, ...]:

@@ -6,58 +6,13 @@ is its base and its width (the d of base^(-2i/d)). `amplitude` is the rule's fac
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
-from ._errors import SpecError, short
-from ._frequencies import default_frequencies, divided, float32, float32_frequencies
+from ._errors import SpecError, describe
+from ._frequencies import Omegas, Scaling, divided
 from ._values import choice, integer, number, positive, sequence, truth
-
-Omegas: TypeAlias = Sequence[float]
-
-
-class Scaling:
-    """What all rules have in common: they change nothing, unless they say so."""
-
-    @property
-    def resolved(self) -> bool:
-        """Tell whether frequencies follow from the record; where not, `at_length` makes one where they do."""
-        return True
-
-    @property
-    def amplitude(self) -> float:
-        """The factor on cos and sin."""
-        return 1.0
-
-    def _new_base(self, base: float, width: int) -> float:
-        """Return the base that the series is made of."""
-        return base
-
-    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
-        """Return the frequencies that the rule makes of a series."""
-        return omegas
-
-    def _at_length(self, length: int) -> "Scaling":
-        """Return the rule for a sequence of `length` positions."""
-        return self
-
-    def _check_series(self, width: int, count: int) -> None:
-        """Refuse a series that the rule does not fit, as far as can be seen without a length."""
-
-    def _check_length(self) -> None:
-        """Refuse a rule that waits for a length."""
-        if not self.resolved:
-            raise SpecError(
-                f"{type(self).__name__} depends on the length of the sequence, which is never read off "
-                "positions; give it first: rope.at_length(n), with n the longest sequence that keys of one "
-                "cache will see."
-            )
-
-    def _settle(self, **checked: Any) -> None:
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -93,6 +48,9 @@ class Linear(Scaling):
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [omega / self.factor for omega in omegas]
+
+    def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...]:
+        return divided(series, self.factor)
 
 
 Variant = Literal["aware", "fixed", "mixed", "base", "every_lane"]
@@ -594,41 +552,70 @@ class Periods(Scaling):
         return [2 * math.pi / (self.min_period * growth ** (j / last)) for j in range(len(omegas))]
 
 
+@dataclass(frozen=True)
+class Backwards(Scaling):
+    """Turning the other way: the frequencies of another rule, or of none, with their signs changed.
+
+    Nanochat's models turn so: features (a, b) become (a·cos + b·sin, b·cos - a·sin).
+
+    Parameters
+    ----------
+    rule : Linear, NTKAware, DynamicNTK, YaRN, Llama3, LongRoPE, Proportional or Periods, optional
+        The rule whose frequencies these are but for the sign; its amplitude stays. None: the usual ones.
+
+    Raises
+    ------
+    SpecError
+        `rule` is no rule.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> ra.RoPE(4, scaling=ra.Backwards()).frequencies
+    (-1.0, -0.01)
+    >>> ra.RoPE(4, scaling=ra.Backwards(ra.Linear(2.0))).frequencies
+    (-0.5, -0.005)
+    """
+
+    rule: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and not isinstance(self.rule, Scaling):
+            given = f"the class {self.rule.__name__}" if isinstance(self.rule, type) else describe(self.rule)
+            raise SpecError(f"rule is {given}; give a rule, such as Linear(factor=4.0), or None.")
+
+    @property
+    def resolved(self) -> bool:
+        return self._turned.resolved
+
+    @property
+    def amplitude(self) -> float:
+        return self._turned.amplitude
+
+    def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...] | None:
+        exact = series if self.rule is None else self.rule._exact(series)
+        return None if exact is None else tuple(omega.copy_negate() for omega in exact)
+
+    @property
+    def _turned(self) -> Scaling:
+        return self.rule or Scaling()
+
+    def _new_base(self, base: float, width: int) -> float:
+        return self._turned._new_base(base, width)
+
+    def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
+        return [-omega for omega in self._turned._stretched(omegas, base, width)]
+
+    def _at_length(self, length: int) -> "Backwards":
+        return Backwards(self.rule and self.rule._at_length(length))
+
+    def _check_series(self, width: int, count: int) -> None:
+        self._turned._check_series(width, count)
+
+    def _check_length(self) -> None:
+        self._turned._check_length()
+
+
 def _settle_optional(rule: Scaling, name: str, check: Any) -> None:
     if getattr(rule, name) is not None:
         rule._settle(**{name: check(name, getattr(rule, name))})
-
-
-def frequencies(
-    base: float, width: int, count: int, rule: Scaling | None, angles: str
-) -> tuple[Decimal, ...]:
-    """Return the frequencies of one series: what the angles are made of, each an exact number.
-
-    With exact angles the default and `Linear` are real numbers; what any other rule gives is a float64, taken
-    exactly. With float32 angles each is a float32, the rule applied to float32 frequencies.
-    """
-    if rule is not None:
-        rule._check_length()
-    try:
-        if angles == "float32":
-            return tuple(map(Decimal, _float32_series(base, width, count, rule)))
-        if rule is None:
-            return default_frequencies(base, width, count)
-        if isinstance(rule, Linear):
-            return divided(default_frequencies(base, width, count), rule.factor)
-        made = default_frequencies(rule._new_base(base, width), width, count)
-        return tuple(Decimal(float(w)) for w in rule._stretched([*map(float, made)], base, width))
-    except SpecError:
-        raise
-    except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
-        raise SpecError(
-            f"base {base} and scaling {short(rule)} over a width of {width} give frequencies beyond the "
-            "range of floats; give values nearer to 1."
-        ) from None
-
-
-def _float32_series(base: float, width: int, count: int, rule: Scaling | None) -> Omegas:
-    if rule is None:
-        return float32_frequencies(base, width, count)
-    made = float32_frequencies(rule._new_base(base, width), width, count)
-    return [float32(omega) for omega in rule._stretched(made, base, width)]

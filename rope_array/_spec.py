@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ._axes import Axes
 from ._errors import SpecError, describe, short
-from ._frequencies import float32, turns
+from ._frequencies import Scaling, float32, frequencies, turns
 from ._plan import Constants, Coordinates, Layout, Plan
-from ._scaling import Scaling, frequencies
 from ._values import choice, integer, number, positive, sequence
 
 Pairing = Literal["interleaved", "half"]
@@ -262,8 +261,8 @@ def _name_of(head_dim: int, **spec: Any) -> str:
         raise SpecError(
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
-    for name in ("scaling", "axes"):
-        _refuse_half_made(name, spec.get(name))
+    if "scaling" in spec or "axes" in spec:
+        _refuse_half_made(spec)
     key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
@@ -272,18 +271,20 @@ def _name_of(head_dim: int, **spec: Any) -> str:
         return _keep((made,), made)
 
 
-def _refuse_half_made(name: str, record: Any) -> None:
+def _refuse_half_made(spec: dict[str, Any]) -> None:
     """Refuse a record of which only the class's defaults are there.
 
     Dynamo hands one that is made inside a compiled function over before its fields are set (torch 2.13).
     """
-    if not is_dataclass(record) or isinstance(record, type):
-        return
-    if any(field.name not in vars(record) for field in fields(record) if field.init):
-        raise SpecError(
-            f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot be "
-            "traced; make it outside, and use it inside."
-        )
+    for name in ("scaling", "axes"):
+        record = spec.get(name)
+        if not is_dataclass(record) or isinstance(record, type):
+            continue
+        if any(field.name not in vars(record) for field in fields(record) if field.init):
+            raise SpecError(
+                f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot "
+                "be traced; make it outside, and use it inside."
+            )
 
 
 def _typed(value: Any) -> tuple[Any, ...]:

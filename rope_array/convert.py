@@ -511,12 +511,8 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
     for name, rope in (("from_rope", from_rope), ("to_rope", to_rope)):
         _check_rope(name, rope)
         _spec.settled(rope)
-    for name, read in (
-        ("head_dim", lambda rope: rope.head_dim),
-        ("pairing", lambda rope: rope.pairing),
-        ("blocks", lambda rope: rope.axes.blocks if rope.axes else 1),
-    ):
-        before, after = read(from_rope), read(to_rope)
+    for name in ("head_dim", "pairing", "blocks"):
+        before, after = (getattr(rope._plan.layout, name) for rope in (from_rope, to_rope))
         if before != after:
             raise _errors.SpecError(
                 f"from_rope has {name} {before!r} and to_rope {after!r}; both must rotate the "

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,8 +17,9 @@ from hypothesis import example, given, settings
 
 import rope_array as ra
 from rope_array import SpecError
-from rope_array import _model_defaults as defaults
-from rope_array.config import ConfigError, Reading, conventions, read
+from rope_array._config import _model_defaults as defaults
+from rope_array._config._document import CONVENTIONS
+from rope_array.config import ConfigError, Reading, read
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -218,6 +220,8 @@ def test_nanochat_turns_the_other_way() -> None:
         }
     )
     assert waiting.at_length(128).frequencies[1] < 0
+    assert waiting.scaling == ra.Backwards(ra.DynamicNTK(2.0, 64))
+    assert eval(repr(waiting), vars(ra)) == waiting
 
 
 def test_nested_truncate_is_honoured() -> None:
@@ -304,6 +308,29 @@ def test_doors(tmp_path: Any) -> None:
         assert rope(door) == ra.RoPE.from_config(door) == expected
 
 
+def test_what_is_read_for_a_subclass_is_one() -> None:
+    class Own(ra.RoPE):
+        pass
+
+    assert type(Own.from_config(LLAMA)) is Own
+
+
+# Refused while reading, by a scaling rule, and by RoPE itself.
+@pytest.mark.parametrize(
+    ("scaling", "text"),
+    [
+        ({"type": "zork"}, "'zork', which is not known"),
+        ({"type": "linear", "factor": 0.0}, "llama: factor is 0.0"),
+        ({"type": "linear", "factor": 5e-324}, "llama: .* beyond the range of floats"),
+    ],
+)
+def test_both_doors_refuse_alike(scaling: dict[str, Any], text: str) -> None:
+    config = {**LLAMA, "rope_scaling": scaling}
+    refuse(text, config)
+    with pytest.raises(ConfigError, match=text):
+        ra.RoPE.from_config(config)
+
+
 @pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
 def test_what_is_no_config(thing: Any) -> None:
     refuse("config is|no dict", thing)
@@ -345,7 +372,7 @@ def test_files_that_are_none(tmp_path: Any) -> None:
 
 def test_a_file_too_large(tmp_path: Any) -> None:
     with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(2**30)  # a hole: it takes no room
+        file.truncate(2**21 + 1)  # a hole: it takes no room
     refuse("no config.json is as large", tmp_path)
 
 
@@ -435,8 +462,90 @@ def test_refused(name: str) -> None:
 def test_a_config_that_holds_itself() -> None:
     config: dict[str, Any] = {"model_type": "zork"}
     config["text_config"] = config["rope_parameters"] = config
-    refuse("no rotary parameter is known as 'model_type'", config)
-    refuse("no rotary parameter|no part", config, part="text.text.text")
+    refuse("it holds itself", config)
+    refuse("it holds itself", config, part="text.text.text")
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    refuse("nested too deeply", {**LLAMA, "zork": deep})
+    # What is shared is no circle, however often it is held.
+    shared: Any = {}
+    for _ in range(60):
+        shared = [shared, shared]
+    assert rope({**LLAMA, "zork": shared}) == rope(LLAMA)
+
+
+def raising(*args: Any) -> Any:
+    raise RuntimeError("no")
+
+
+def made(base: type, **methods: Any) -> Any:
+    return type("Odd", (base,), methods)
+
+
+class Endless(Mapping):  # type: ignore[type-arg]
+    def __getitem__(self, key: Any) -> Any:
+        return 1
+
+    def __iter__(self) -> Any:
+        return iter(range(10**9))
+
+    def __len__(self) -> int:
+        return 10**9
+
+
+FOREIGN: dict[str, Any] = {
+    "getitem": made(dict, __getitem__=raising)(LLAMA),
+    "iter": made(dict, __iter__=raising)(LLAMA),
+    "nested": {**LLAMA, "rope_parameters": made(dict, __iter__=raising)()},
+    "list": {**LLAMA, "zork": made(list, __iter__=raising)()},
+    "division": made(dict, __iter__=lambda self: iter([1 // 0]))(),
+    "to_dict": made(object, to_dict=raising)(),
+    "property": made(object, to_dict=property(raising))(),
+    "arguments": made(object, to_dict=lambda self, needed: {})(),
+    "class": made(object, __class__=property(raising))(),
+    "path": made(os.PathLike, __fspath__=raising)(),
+    "path that is none": made(os.PathLike, __fspath__=lambda self: 3)(),
+    "endless": Endless(),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_foreign_code_raises_is_a_config_error(name: str) -> None:
+    refuse("cannot be read|more than 2097152 values", FOREIGN[name])
+    with pytest.raises(ConfigError):
+        ra.RoPE.from_config(FOREIGN[name])
+
+
+def test_subclasses_are_read_as_what_they_are() -> None:
+    text = made(str, __eq__=raising, __hash__=str.__hash__)
+    assert rope({"model_type": text("llama"), "head_dim": made(int, __eq__=raising)(8)}) == rope(
+        {"model_type": "llama", "head_dim": 8}
+    )
+
+
+@pytest.mark.parametrize("key", ["model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types"])
+def test_arrays_are_no_values(key: str) -> None:
+    np = pytest.importorskip("numpy")
+    refuse(r"is a ndarray|type is .*ndarray", {**LLAMA, key: np.array([1, 2])}, layer_type=0)
+
+
+def test_messages_hold_no_raw_bytes_and_no_long_names() -> None:
+    for config in ({"model_type": "\x1b[31mred\n"}, {"model_type": "\x1b[31mred\n", "rope_theta": "x"}):
+        with pytest.raises(ConfigError) as caught:
+            read(config)
+        assert str(caught.value).isprintable()
+    for name in ("x" * 5000, "x/" * 5000):
+        with pytest.raises(ConfigError) as caught:
+            read(name)
+        assert len(str(caught.value)) < 300
+
+
+def test_nanochat_is_a_value() -> None:
+    config = {"model_type": "nanochat"}
+    assert rope(config) == rope(config)
+    assert hash(rope(config)) == hash(rope(config))
+    assert " at 0x" not in repr(rope(config))
 
 
 # ---- anything ----
@@ -579,7 +688,7 @@ def test_the_defaults_are_plain_and_sorted() -> None:
 
 def test_every_convention_is_of_a_model() -> None:
     others = {"kimi_k2", "roformer"}  # of no class with rope_parameters in transformers
-    names = {key for key in conventions() if ":" not in key}
+    names = {key for key in CONVENTIONS if ":" not in key}
     assert names - set(defaults.MODELS) <= others
 
 

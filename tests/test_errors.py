@@ -17,6 +17,7 @@ from conftest import LIBS
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, PositionError, RoPE, ShapeError, SpecError
+from rope_array._errors import short
 
 NAN, INF = float("nan"), float("inf")
 
@@ -993,6 +994,25 @@ def test_a_thing_that_is_no_array_is_not_called_one(lib: Any, pos: Any) -> None:
 def test_like_is_called_like(like: Any) -> None:
     text = refused(ArrayTypeError, ["like"], lambda: RoPE(4).rotation(0, like=like), none_given=like is None)
     assert "or a tuple" not in text
+
+
+# Python writes no integer of so many digits, nor what holds one.
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (10**5000, "a number of 16610 bits"),
+        (-(10**5000), "a number of 16610 bits"),
+        ([10**5000], "a list that cannot be written out"),
+        ({"a": [10**5000]}, "a dict that cannot be written out"),
+        ({10**5000}, "a set that cannot be written out"),
+    ],
+    ids=["number", "negative", "list", "dict", "set"],
+)
+def test_numbers_of_too_many_digits_are_said(value: Any, says: str) -> None:
+    assert short(value) == says
+    with pytest.raises(SpecError, match=says) as caught:
+        RoPE(8, pairing=value)
+    assert faults_of(str(caught.value)) == []
 
 
 def test_two_fields_beside_a_rope() -> None:

@@ -60,7 +60,7 @@ def test_the_check_of_it_convicts(module: str) -> None:
     assert imported_by("rope_array", f"import {module}") == {"numpy"}
 
 
-@pytest.mark.parametrize("name", ["_scaling", "_errors", "_registry", "__init__"])
+@pytest.mark.parametrize("name", ["_frequencies", "_errors", "_registry", "__init__"])
 def test_a_package_that_imports_numpy_is_convicted(name: str, tmp_path: Path) -> None:
     copied = copy_of_package(tmp_path)
     with (copied / f"{name}.py").open("a", encoding="utf-8") as file:
@@ -73,6 +73,21 @@ def test_the_copy_as_it_is_is_not(tmp_path: Path) -> None:
     assert imported_by("rope_array", **from_folder(tmp_path)) == set()
     where = child.run("import rope_array; print(rope_array.__file__)", **from_folder(tmp_path))
     assert Path(where.strip()).parent == copied  # the checks above look at the copy
+
+
+def test_importing_brings_in_no_module_that_is_asked_for() -> None:
+    names = ("_config", "_diagnose", "_scaling", "config", "convert", "positions")
+    late = {f"rope_array.{name}" for name in names}
+    script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
+    for use, wanted in [
+        ("ra.RoPE(4).frequencies", set()),
+        ("ra.Linear(2.0)", {"rope_array._scaling"}),
+        ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._scaling"}),
+        ("ra.config", {"rope_array._config", "rope_array._scaling", "rope_array.config"}),
+    ]:
+        before, after = child.run(script.format(use)).split("|")
+        assert set(before.split()) & late == set()
+        assert set(after.split()) & late == wanted
 
 
 def test_using_one_library_brings_in_no_other(lib: Any) -> None:
@@ -121,11 +136,16 @@ PLAIN = {
     "_scaling": {"_errors", "_values", "_frequencies"},
     "_axes": {"_errors", "_values"},
     "_plan": {"_errors"},
-    "_spec": {"_errors", "_values", "_frequencies", "_scaling", "_axes", "_plan"},
+    "_spec": {"_errors", "_values", "_frequencies", "_axes", "_plan"},
     "_kit": set(),
     "_angles": {"_kit", "_plan"},
     "_rotate": {"_kit", "_plan"},
+    # The fields of a RoPE, without `RoPE`.
+    "_config": {"_config", "_errors", "_values", "_axes", "_frequencies", "_scaling", "_spec"},
+    "config": {"_config", "_apply", "_errors"},
 }
+# Imported inside functions, as most programs never need it; at the top by those named.
+LATE_CORE = {"_config": {"_config", "config"}}
 FOR_BACKENDS = {"_kit", "_core", "_host", "_plan", "_angles", "_rotate", "_namespace", "_errors"}
 OWN = {"jax": {"jax", "jaxlib"}}
 # Functions here import NumPy: where its arrays have been seen, and where a result of it is asked for.
@@ -229,7 +249,7 @@ def forbidden(name: str, full: str, at_top: bool) -> str:
     if area == "testing":
         return _forbidden_to_suite(name, root, rest, at_top)
     if root == "rope_array":
-        return _forbidden_to_core(name, area, rest)
+        return _forbidden_to_core(area, rest, at_top)
     if area in COMMANDS:
         return "" if root == "numpy" or not at_top else "a command imports other libraries late"
     if area in HOST_TOOLS and root == "numpy":
@@ -256,7 +276,7 @@ def _forbidden_to_suite(name: str, root: str, rest: str, at_top: bool) -> str:
     return ""
 
 
-def _forbidden_to_core(name: str, area: str, rest: str) -> str:
+def _forbidden_to_core(area: str, rest: str, at_top: bool) -> str:
     target = rest.partition(".")[0]
     if area in COMMANDS:
         return "" if target in {"", "testing", "_registry", "_demo"} else "a command uses what is public"
@@ -264,6 +284,8 @@ def _forbidden_to_core(name: str, area: str, rest: str) -> str:
         return "nothing in the core imports it"
     if target == "backends":
         return "backends are loaded late, by name"
+    if at_top and area not in LATE_CORE.get(target, {area}):
+        return "it is imported late, when it is asked for"
     if area in PLAIN and target not in PLAIN[area]:
         return f"it may import {sorted(PLAIN[area]) or 'nothing'} of the package"
     return ""
@@ -314,6 +336,8 @@ def test_the_rules_see_the_whole_package() -> None:
     assert ("rope_array._core", True) in graph["backends.torch"]
     assert ("rope_array.backends.torch._distributed", True) in graph["backends.torch"]
     assert ("numpy", False) in graph["_namespace"]
+    assert ("rope_array._config", False) in graph["_apply"]
+    assert ("rope_array._config._reader", True) in graph["_config"]
     assert ("rope_array", False) in graph["testing._names"]
     assert ("rope_array.testing._judge", True) in graph["testing._checks._bits"]
 
@@ -334,6 +358,13 @@ PLANTED = [
     ("_core.py", "from rope_array.testing import cos_sin", "nothing in the core"),
     ("_core.py", "def f():\n    from .testing._definition import cos_sin", "nothing in the core"),
     ("_core.py", "from . import _demo", "nothing in the core"),
+    ("_config/_rules.py", "import numpy", "no array library"),
+    ("_config/_document.py", "def f():\n    import array_api_compat", "no array library"),
+    ("_config/__init__.py", "def f():\n    from rope_array._apply import RoPE", "may import"),
+    ("_config/_module.py", "from rope_array._config import _reader", "cycle: "),
+    ("config.py", "def f():\n    from . import _registry", "may import"),
+    ("_apply.py", "from . import _config", "imported late"),
+    ("_apply.py", "def f():\n    from . import config", "cycle: "),
     ("_registry.py", "from .backends import torch", "loaded late"),
     ("_registry.py", "import_module('rope_array.backends.torch')", "loaded late"),
     ("_plan.py", "def f():\n    from ._spec import Spec", "may import"),
@@ -462,7 +493,9 @@ def test_all_is_complete_and_sorted(module: Any) -> None:
 def test_names_that_users_have() -> None:
     """A name that goes breaks somebody; one that comes is written down here."""
     errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
+    errors += ["ConfigError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
+    rules += ["Backwards"]
     modules = ["config", "convert", "positions"]
     others = ["Axes", "RoPE", "Rotation", "apply", "diagnose"]
     assert sorted(rope_array.__all__) == sorted([*errors, *rules, *modules, *others])

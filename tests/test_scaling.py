@@ -232,10 +232,28 @@ def test_the_attention_factor_of_the_rope_stands_in_place_of_the_rules() -> None
     assert rope.frequencies == RoPE(16, scaling=ra.YaRN(4.0, 4096)).frequencies
 
 
+@pytest.mark.parametrize("angles", ["exact", "float32"])
+@pytest.mark.parametrize("rule", [None, ra.Linear(4.0), ra.YaRN(4.0, 64), ra.Proportional(0.5)], ids=str)
+def test_backwards_turns_the_other_way(rule: Any, angles: Any) -> None:
+    rope = RoPE(16, scaling=rule, angles=angles)
+    other = RoPE(16, scaling=ra.Backwards(rule), angles=angles)
+    assert other.frequencies == tuple(-omega for omega in rope.frequencies)
+    assert other.amplitude == rope.amplitude
+    assert RoPE(16, scaling=ra.Backwards(ra.Backwards(rule)), angles=angles).frequencies == rope.frequencies
+    x = np.random.default_rng(0).standard_normal((3, 16))
+    wanted = rope.amplitude**2 * rope.apply(x, range(3), inverse=True)
+    np.testing.assert_allclose(other.apply(x, range(3)), wanted, rtol=1e-12)
+
+
+def test_backwards_takes_the_lists_of_its_rule() -> None:
+    with pytest.raises(SpecError, match="short_factor has 8 numbers"):
+        RoPE(64, scaling=ra.Backwards(ra.LongRoPE(**LONG)))
+
+
 # ---- rules that go by the length ----
 
-WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG)]
-each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope"])
+WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG), ra.Backwards(ra.DynamicNTK(2.0, 4096))]
+each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope", "backwards"])
 
 
 @each_waiting
@@ -342,6 +360,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ra.Proportional, {"partial_rotary_factor": 0.5, "factor": 0.0}, "factor"),
     (ra.Periods, {"min_period": 1.0}, "both, or neither"),
     (ra.Periods, {"min_period": 0.0, "max_period": 1.0}, "min_period"),
+    *((ra.Backwards, {"rule": v}, "rule is") for v in (2.0, True, "linear", ra.Linear)),
 ]  # fmt: skip
 
 
@@ -382,7 +401,17 @@ def test_numbers_become_plain_ones() -> None:
     assert {type(v) for v in dataclasses.astuple(rule)} <= {tuple, int, float, type(None)}
 
 
-@pytest.mark.parametrize("rule", [ra.Linear(2.0), ra.YaRN(4.0, 64), ra.LongRoPE(**LONG, length=5)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ra.Linear(2.0),
+        ra.YaRN(4.0, 64),
+        ra.LongRoPE(**LONG, length=5),
+        ra.Backwards(),
+        ra.Backwards(ra.YaRN(4.0, 64)),
+    ],
+    ids=str,
+)
 def test_a_rule_is_a_value(rule: Any) -> None:
     assert eval(repr(rule), vars(ra)) == rule
     assert pickle.loads(pickle.dumps(rule)) == rule

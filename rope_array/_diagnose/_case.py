@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rope_array import _host
 from rope_array._apply import RoPE
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
+from rope_array._frequencies import Scaling
 from rope_array._namespace import POSITION_DTYPES, X_DTYPES, dtype_name, library
 from rope_array._plan import check_line_up
-from rope_array._scaling import Scaling
 from rope_array._values import positive, sequence
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -21,6 +21,7 @@ Indices: TypeAlias = NDArray[np.intp]
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 EPS32 = _EPS["float32"]
+LOOSEST = 2.0**-7  # what rounded angles may cost in all; more is no rounding but another rotation
 COORDINATES = 8  # more than any model has
 _ROUNDINGS = 4  # that a model may have made in the narrower dtype: of cos, of two products, of their sum
 
@@ -46,6 +47,24 @@ class Case:
         """What a rounded angle may be off, per radian: of float32, unless all was float64 or it is said."""
         double = self.tolerance is not None or self.eps < EPS32
         return 8 * _EPS["float64"] if double else 2 * EPS32
+
+    def allowed(self, angles: Floats) -> Floats:
+        """The error, relative to a pair, that counts as explained at these angles."""
+        return self.tol + np.minimum(self.angle_tol * abs(angles), LOOSEST)
+
+    @property
+    def telling(self) -> float:
+        """Up to which position rounded angles tell."""
+        return LOOSEST / self.angle_tol
+
+    @property
+    def far(self) -> bool:
+        """Whether float32 angles may be others than the exact ones, so that both are to be tried."""
+        return self.eps >= EPS32 and self.reach > self.telling
+
+    @cached_property
+    def reach(self) -> float:
+        return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
     @cached_property
     def finite(self) -> NDArray[np.bool_]:

@@ -10,12 +10,16 @@ from rope_array._apply import RoPE
 from rope_array._diagnose._case import Case, Complex, Floats
 from rope_array._diagnose._rounding import CUTS
 from rope_array._errors import SpecError
-from rope_array._scaling import Linear, Llama3, Proportional, Scaling, YaRN
+from rope_array._frequencies import Scaling
+from rope_array._scaling import Linear, Llama3, Proportional, YaRN
 
 # Bases of published models, the commonest first.
 BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6, 1e7, 1e8, 1e9, 1e11)
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-NO_RULE = "the frequencies follow no rule that was tried: `rope.frequencies` has the estimates"
+NO_RULE = (
+    "the frequencies follow no rule that was tried: `rope.frequencies` has the estimates, which may be off by "
+    "twice the tolerance"
+)
 
 
 class Series(NamedTuple):
@@ -45,9 +49,16 @@ def _misfit(series: Series, omegas: Floats, case: Case, offset: float = 0.0) -> 
     total = weight.sum()
     if not total:
         return 0.0
-    angles = np.multiply.outer(at, omegas)
-    off = abs(turns - np.exp(1j * angles)) / (case.tol + case.angle_tol * abs(angles))
-    return float(np.sqrt((weight * off**2).sum() / total))
+
+    def misfit(angles: Floats) -> float:
+        off = abs(turns - np.exp(1j * angles)) / case.allowed(angles)
+        return float(np.sqrt((weight * off**2).sum() / total))
+
+    found = misfit(np.multiply.outer(at, omegas))
+    if found > 1.0 and case.far:
+        rounded = np.multiply.outer(at.astype(np.float32), omegas.astype(np.float32))
+        return min(found, misfit(rounded.astype(np.float64)))
+    return found
 
 
 def amplitude_of(turns: Complex, weight: Floats, tol: float) -> float:
@@ -62,7 +73,7 @@ def amplitude_of(turns: Complex, weight: Floats, tol: float) -> float:
 def shortest(size: float, close: float) -> float:
     """Return the number of fewest digits that is as close."""
     tried = (float(f"{size:.{n}g}") for n in range(1, 17))
-    return next((v for v in tried if abs(v - size) <= (close + 1e-15) * size), size)
+    return next((v for v in tried if abs(v - size) <= (close + 2**-52) * size), size)
 
 
 def anchored(series: Series) -> Series:
@@ -189,7 +200,7 @@ class Fit:
         for base in self.bases if self.width > 2 else self.bases[:1]:  # one pair turns by 1 in any base
             omegas = base**-self.exponents
             for sign in (1, -1):
-                if self.fits(sign * omegas):
+                if self.fits(sign * omegas) or self._fits_rounded(sign, base, None):
                     yield Found({"base": base}, omegas, sign)
 
     def _ruled(self) -> Iterator[Found]:
@@ -214,8 +225,15 @@ class Fit:
         except SpecError:
             return
         for sign in (1, -1):
-            if self.fits(sign * omegas):
+            if self.fits(sign * omegas) or self._fits_rounded(sign, base, rule):
                 yield Found({"base": base, "scaling": rule}, omegas, sign)
+
+    def _fits_rounded(self, sign: int, base: float, rule: Scaling | None) -> bool:
+        """Whether float32 frequencies fit, far enough that rounding them makes other angles."""
+        if not self.case.far:
+            return False
+        rope = RoPE(self.width, base=base, scaling=rule, angles="float32")
+        return self.fits(sign * np.array(rope.frequencies))
 
     def _shifted(self) -> Iterator[Found]:
         """Positions with a constant added: the phases at 0 are the frequencies times it."""
@@ -314,14 +332,18 @@ class Fit:
 
     def _stretched(self, omegas: Floats, seen: Any, sign: int) -> Iterator[Found]:
         """Llama 3's rule and YaRN, of factors as the slow lanes show them and the usual contexts."""
-        fast = np.flatnonzero(seen)[:3]
+        # The slowest lanes that show well: where few lanes turn, the first ones may be stretched already.
+        at = abs(self.series.at).max()
+        well = np.flatnonzero(seen & (abs(omegas) * at > 64 * self.case.tol))
+        if not len(well) or well[0]:
+            return
         for base in self.bases:
-            usual = base**-self.exponents
-            if not np.allclose(omegas[fast], usual[fast], rtol=2e-2):
+            ratios = base ** -self.exponents[well] / omegas[well]
+            if abs(ratios[0] - 1) > 2e-2 or (np.diff(ratios) < -2e-2 * ratios[1:]).any():
                 continue
-            ratio = float(np.median((usual / np.where(seen, omegas, 1.0))[seen][-3:]))
-            for factor in sorted({float(round(ratio)), round(2 * ratio) / 2, 8.0, 32.0}):
-                for rule in _usual_rules(factor) if factor > 1 else ():
+            shown = {round(2 * float(r)) / 2 for r in ratios[-3:]} | {8.0, 32.0}
+            for factor in sorted(f for f in shown if f > 1 and f > 0.95 * ratios[-1]):
+                for rule in _usual_rules(factor):
                     yield from (f for f in self._by_rule(base, rule) if f.sign == sign)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rope_array._apply import RoPE
-from rope_array._diagnose._case import Case
+from rope_array._diagnose._case import EPS32, LOOSEST, Case
 from rope_array._diagnose._positions import Positions
 
 _SHOWN = 8
@@ -120,19 +120,31 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def reason_of(kept: list[Explanation]) -> str:
+def reason_of(kept: list[Explanation], case: Case) -> str:
     """Say why there is not exactly one explanation, and what data would tell; empty where there is."""
     if not kept:
-        return (
+        return _too_far(case) + (
             "frequencies may follow a rule to be given in `candidates`, features may turn in another "
             "order, or `after` may hold more than a rotation, such as a norm; if it was computed in "
             "another precision than its dtype, give a `tolerance`"
         )
     if len(kept) == 1:
         return ""
-    return "; ".join(_causes(kept)) + (
+    return _too_far(case) + "; ".join(_causes(kept)) + (
         ". Give random features of several rows at positions with a step of 1 that reach far, unlike on "
         "every axis and in every coordinate"
+    )
+
+
+def _too_far(case: Case) -> str:
+    """Say that positions are so far that rounded angles do not tell; empty where they do."""
+    if case.reach <= case.telling:
+        return ""
+    dtype = "float32" if case.angle_tol >= EPS32 else "float64"
+    return (
+        f"positions reach {case.reach:.3g}, where an angle that code rounds to {dtype} may be off by more than "
+        f"{LOOSEST:g}, so that its output does not tell which rope it has: give nearer positions, below "
+        f"{case.telling:.3g}, which tell it; else "
     )
 
 

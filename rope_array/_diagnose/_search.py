@@ -17,7 +17,8 @@ from rope_array._diagnose._positions import Positions, given_positions, moved_po
 from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, notes_of, reason_of
 from rope_array._diagnose._rounding import narrow_tables
 from rope_array._diagnose._verdict import judge
-from rope_array._scaling import Linear, Periods, Scaling
+from rope_array._frequencies import Scaling
+from rope_array._scaling import Linear, Periods
 
 
 class Search:
@@ -40,6 +41,8 @@ class Search:
         for positions in given:
             self._candidates(positions)
             self._rotations(positions)
+            if self.case.reach >= 2.0**53 and not positions.coordinates:
+                self._far(positions)
         for positions in other_positions(self.case):
             if any(_usual(e) for e in self.kept):
                 self._again(positions)
@@ -66,6 +69,14 @@ class Search:
                 self._by_coordinates(mix, sums, positions)
             else:
                 self._by_position(mix, sums, positions)
+
+    def _far(self, positions: Positions) -> None:
+        """Try ropes of models whole: float64, of which the sums are made, does not tell such positions apart."""
+        head_dim = self.case.x.shape[1]
+        for pairing in PAIRINGS if not head_dim % 2 else ():
+            for base in self.bases:
+                for inverse in (False, True):
+                    self._judge(RoPE(head_dim, base=base, pairing=pairing), positions, inverse)
 
     def _sums(self, mix: Mix) -> Sums:
         key = (mix.pairing, mix.out_pairing, mix.start, mix.width, mix.blocks, mix.mistake)
@@ -233,9 +244,8 @@ class Search:
         size_of = np.maximum(abs(self.case.x), 1e-30)
         for feature in features_of_pairs(mix.out_pairing, mix.start, mix.width):
             size_of[:, feature] = np.maximum(norm, 1e-30)
-        allowed = self.case.tol + self.case.angle_tol * abs(positions.rows[:, None] * found.omegas).max(
-            1, keepdims=True
-        )
+        angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
+        allowed = self.case.allowed(angles)
         relative = abs(rows - self.case.y) / size_of
         head_dim = self.case.x.shape[1]
         rope = _with_amplitude(RoPE(head_dim, **found.fields, **mix.fields(head_dim)), size)
@@ -303,7 +313,7 @@ class Search:
         if not kept:
             self._usual_ones()
         nearest = _distinct(sorted(self.others, key=lambda e: e._rms))[: 4 if kept else 3]
-        return Diagnosis(tuple(kept), tuple(nearest), reason_of(kept), tuple(notes_of(kept, self.case)))
+        return Diagnosis(tuple(kept), tuple(nearest), reason_of(kept, self.case), tuple(notes_of(kept, self.case)))
 
     def _usual_ones(self) -> None:
         """Say how far off the usual ropes are, where nothing was near."""

@@ -13,6 +13,8 @@ from rope_array._diagnose._positions import Positions
 from rope_array._diagnose._report import Explanation, code_of
 from rope_array._errors import ShapeError, SpecError
 
+_ESTIMATED = 2.0  # tolerances: frequencies and amplitude are made of the rounded output, so they have errors too
+
 
 def judge(
     case: Case, rope: RoPE, positions: Positions, inverse: bool, notes: tuple[str, ...] = (),
@@ -27,7 +29,7 @@ def judge(
         turned = rope
     if inverse and rope.amplitude != 1.0 and not candidate:
         turned = replace(turned, attention_factor=shortest(1 / rope.amplitude, case.tol / 8))
-    best: tuple[Explanation, bool] | None = None
+    best: tuple[Explanation, float] | None = None
     for angles in dict.fromkeys((rope.angles, "exact", "float32") if case.eps >= EPS32 else ("exact",)):
         tried = replace(turned, angles=angles)
         try:
@@ -40,12 +42,14 @@ def judge(
         if made[0]._rms < case.tol / 16 and angles == "exact":
             break
     assert best is not None
-    return replace(best[0], _estimate=estimate, _given=candidate, _axes=axes_text), best[1]
+    fits = best[1] <= (_ESTIMATED if estimate else 1.0)
+    return replace(best[0], _estimate=estimate, _given=candidate, _axes=axes_text), fits
 
 
 def _explained(
     case: Case, rope: RoPE, y: Floats, positions: Positions, inverse: bool, notes: tuple[str, ...], text: str
-) -> tuple[Explanation, bool]:
+) -> tuple[Explanation, float]:
+    """Return the explanation, and its largest error in units of what is allowed."""
     rows = y.reshape(-1, y.shape[-1])[case.finite]
     blocks = rope.axes.blocks if rope.axes else 1
     # The inverse reads what was written.
@@ -54,7 +58,7 @@ def _explained(
     residual, rms, worst = _errors(case, rows, out, positions, np.array(rope.frequencies), rope.axes)
     code = code_of(rope, positions, inverse, text)
     found = Explanation(rope, code, residual, positions.mistake, inverse, positions.seq_axis, notes, rms)
-    return found, worst <= 1.0
+    return found, worst
 
 
 def _errors(
@@ -64,10 +68,10 @@ def _errors(
     size, allowed = abs(rows), np.full(rows.shape, case.tol)
     norm = np.maximum(*(np.hypot(y[:, out[0]], y[:, out[1]]) for y in (rows, case.y)))
     at = positions.rows[:, None] if axes is None else positions.rows[:, [a or 0 for a in axes.lanes]]
-    angles = case.angle_tol * abs(at * omegas)
+    loose = case.allowed(at * omegas)
     for feature in out:
         size[:, feature] = norm
-        allowed[:, feature] += angles
+        allowed[:, feature] = loose
     size = np.maximum(size, 1e-30 + 1e-7 * abs(case.y).max())
     relative = abs(rows - case.y) / size
     return float(relative.max()), float(np.sqrt((relative**2).mean())), float((relative / allowed).max())
