@@ -199,6 +199,33 @@ def test_rules_that_are_found(rule, base):
     assert only(diagnose(x, y, pos), x, y, pos).rope == rope
 
 
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1000000.0])
+@pytest.mark.parametrize("width", [8, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_yarn_of_few_lanes(base, width, dtype):
+    """The lanes after the first may be stretched already."""
+    rope = ra.RoPE(16, base=base, rotary_dim=width, scaling=ra.YaRN(4.0, 4096))
+    x = features(2, 64, 16, dtype=dtype)
+    diagnosis = diagnose(x, rope.apply(x, range(64)), range(64))
+    [found] = diagnosis.explanations
+    assert np.allclose(found.rope.frequencies, rope.frequencies, rtol=1e-12, atol=0.0)
+    assert (found.rope.base, found.rope.scaling.factor) == (base, 4.0)
+    contexts = f"{found.rope.scaling.original_max_position_embeddings:g} {found.notes}"
+    assert "4096" in contexts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_estimates_of_float64_outputs(seed):
+    rng = np.random.default_rng(seed)
+    omegas = tuple(np.sort(rng.uniform(0, 1, 8) ** 2)[::-1].tolist())
+    rope = ra.RoPE(16, inv_freq=omegas, attention_factor=float(rng.uniform(0.5, 2)))
+    x = features(2, 64, 16, dtype="float64", seed=seed)
+    y = rope.apply(x, range(64))
+    found = only(diagnose(x, y, range(64)), x, y, range(64), 1e-14)
+    assert np.allclose(found.rope.frequencies, omegas, rtol=0.0, atol=1e-15)
+    assert "twice the tolerance" in found.notes[0]
+
+
 def test_other_frequencies_are_reported_or_recognized():
     omegas = tuple(np.linspace(0.01, 1, 16)[::-1].tolist())
     x = features(2, 64, 32)
@@ -369,6 +396,24 @@ def test_nothing_is_rotated():
     assert found.code == "x"
 
 
+@pytest.mark.parametrize("factor", [2.0, 0.3, -1.0, 0.0])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_only_a_factor(factor, dtype):
+    x = features(2, 4, 64, 32, dtype=dtype)
+    found = diagnose(x, (factor * x).astype(dtype), range(64))
+    [explained] = found.explanations
+    assert explained.mistake == f"not rotated, scaled by {factor:g}"
+    assert explained.code == f"{factor!r} * x"
+    assert found.rope is None
+
+
+def test_only_a_factor_at_positions_0():
+    x = features(2, 8, 32)
+    found = diagnose(x, 2 * x, [0] * 8)
+    assert {e.rope.amplitude for e in found.explanations if e.rope} == {2.0}
+    assert "all positions are 0" in found.reason
+
+
 @pytest.mark.parametrize("kind", [range, np.arange])
 def test_a_table_that_ends(kind):
     x, pos = features(2, 4, 64, 32), np.arange(64)
@@ -509,6 +554,64 @@ def test_what_is_ruled_out():
     assert all(e.residual > 0.1 for e in found.nearest)
 
 
+# ---- far positions ----
+
+FAR = [10**8 + i for i in range(64)]
+
+
+def test_rounded_angles_explain_no_other_rotation():
+    """Float32 angles may be anything there, which does not make any residual one of rounding."""
+    x = features(2, 64, 32)
+    y = ra.apply(x, [p + 1 for p in FAR])
+    mistaken(x, y, FAR, "off by 1", base=10000.0, pairing="interleaved")
+    assert diagnose(x, ra.apply(x, FAR), FAR).rope == ra.RoPE(32)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_float32_angles_of_far_positions(base, inverse):
+    x = features(2, 64, 32)
+    rope = ra.RoPE(32, base=base, angles="float32")
+    found = diagnose(x, rope.apply(x, FAR, inverse=inverse), FAR)
+    assert found.rope == rope
+    assert found.explanations[0].inverse == inverse
+
+
+def rounded_otherwise(x, pos):
+    """Float32 angles whose frequencies are of another way to round."""
+    omegas = np.exp(np.arange(0, 32, 2, dtype="float32") * np.float32(-math.log(10000.0) / 32))
+    angles = np.asarray(pos, "float32")[:, None] * omegas
+    return half(x, np.cos(angles), np.sin(angles))
+
+
+@pytest.mark.parametrize("pos", [FAR, [2**60 + i for i in range(64)]])
+def test_what_far_positions_do_not_tell_is_said(pos):
+    x = features(2, 64, 32)
+    found = diagnose(x, rounded_otherwise(x, pos), pos)
+    assert not found.explanations
+    assert "float32" in found.reason
+    assert "nearer positions" in found.reason
+    near = range(64)
+    assert diagnose(x, rounded_otherwise(x, near), near).rope == ra.RoPE(32, pairing="half")
+
+
+@pytest.mark.parametrize("start", [2**31 - 100, 2**60])
+def test_far_rules_are_not_explained_by_what_does_not_fit(start):
+    pos = [start + i for i in range(64)]
+    x = features(2, 64, 32)
+    rule = ra.LongRoPE([1.5] * 16, [*np.linspace(1, 9, 16) ** 2], 4096, factor=8.0, length=5000)
+    y = apply_definition(x.astype("float64"), pos, inv_freq=ra.RoPE(32, scaling=rule).frequencies)
+    found = diagnose(x, y.astype("float32"), pos)
+    assert all(e.residual < 2.0**-7 for e in found.explanations)
+
+
+def test_farther_than_float64_counts():
+    pos = [2**60 + i for i in range(64)]
+    x = features(2, 64, 32)
+    y = apply_definition(x.astype("float64"), pos, base=500000.0).astype("float32")
+    assert diagnose(x, y, pos).rope == ra.RoPE(32, base=500000.0)
+
+
 # ---- arrays and errors ----
 
 
@@ -549,6 +652,23 @@ def test_rows_that_are_not_finite_are_left_out():
     assert "2 rows" in str(found)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e300, 1e-300])
+def test_features_of_any_size(size):
+    x = features(2, 64, 16, dtype="float64") * size
+    assert diagnose(x, ra.apply(x, range(64)), range(64)).rope == ra.RoPE(16)
+    smaller = ra.apply(x, range(64)) * (1e-100 if size > 1 else 1e100)
+    assert diagnose(x, smaller, range(64)).rope.amplitude == (1e-100 if size > 1 else 1e100)
+    other = diagnose(x, x[..., ::-1].copy(), range(64))
+    assert not other.explanations
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_side_of_zeros():
+    x = features(2, 64, 16)
+    assert not diagnose(0 * x, x, range(64)).explanations
+
+
 X = np.ones((4, 8), "float32")
 
 
@@ -570,6 +690,9 @@ X = np.ones((4, 8), "float32")
         ((X * math.nan, X, range(4)), {}, ShapeError, "finite"),
         ((X, X, range(4)), {"tolerance": -1.0}, SpecError, "tolerance"),
         ((X, X, range(4)), {"candidates": ["half"]}, SpecError, "candidate"),
+        ((X[:, :0], X[:, :0], range(4)), {}, ShapeError, "holds no features"),
+        ((X[:0], X[:0], []), {}, ShapeError, "holds no features"),
+        ((X, X, range(4)), {"candidates": [ra.RoPE(4)]}, ShapeError, "head_dim=4"),
         ((X, X, range(4)), {"candidates": 7}, SpecError, "candidate"),
         ((X, X, range(4)), {"candidates": [ra.DynamicNTK(2.0, 64)]}, SpecError, "length"),
     ],

@@ -8,6 +8,7 @@ The way of a reading:
 2. `_reader`: find the rotary parameters of the layer that is asked for (`_tables` reads and checks values).
 3. `_module`: make the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
    of one kind of layer (`_layer`).
+4. `_unread`: refuse or note what looks rotary and was read by none of these.
 """
 
 from collections.abc import Iterator

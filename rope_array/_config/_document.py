@@ -19,6 +19,9 @@ from rope_array._errors import ConfigError, short
 # Every convention that is not Llama's, by its key.
 CONVENTIONS: dict[str, Convention] = {**VISION, **TEXT}
 
+# Model types of published configs that transformers has under another name.
+OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
+
 # Far above every published config, and small enough that a hostile one costs no time.
 _MOST_BYTES = 2 * 2**20
 _MOST_VALUES = 2**21
@@ -236,6 +239,7 @@ class Spot:
     model_type: str | None
     key: str | None  # of its convention
     defaults: Mapping[str, Any]
+    above: Mapping[str, Any] = field(default_factory=dict)  # beside the part, where it should be in it
     stated: dict[str, Any] = field(default_factory=dict)
     inferred: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -279,9 +283,10 @@ class Spot:
 def locate(content: Mapping[str, Any], class_name: str | None, part: str | None) -> Spot:
     """Return the part that is asked for, or else the text part, or the whole."""
     kind = _model_type(content)
+    root = OTHER_NAMES.get(kind or "", kind)
     # Some parts share the name of their whole: of an object, the class tells them apart.
-    key = SHARED.get(class_name or "", kind)
-    spot = Spot(content, "", kind, kind, key, MODELS.get(key or "", {}))
+    key = SHARED.get(class_name or "", root)
+    spot = Spot(content, "", root, kind, key, MODELS.get(key or "", {}))
     names = _text_part(spot) if part is None else _names(part)
     if part == "text" and not _part_names(spot):
         return spot
@@ -312,7 +317,8 @@ def _descend(spot: Spot, name: str) -> Spot:
     keys = (f"{name}_config", name)
     content = next((c for key in keys if isinstance(c := spot.content.get(key), Mapping)), None)
     if content is not None:
-        return _part(spot, name, path, content)
+        above = spot.content if name in _TEXT_PARTS and convention_of(spot.key) is None else {}
+        return replace(_part(spot, name, path, content), above=above)
     if name not in spot.parts:
         raise ConfigError(
             f"{spot.name} has no part {said(name)}; it has {listed(_part_names(spot)) or 'no parts'}."
@@ -328,7 +334,7 @@ def _descend(spot: Spot, name: str) -> Spot:
 def _part(spot: Spot, name: str, path: str, content: Mapping[str, Any]) -> Spot:
     own, known, by_path = _model_type(content), spot.parts.get(name), f"{spot.root}:{path}"
     # A part's own model type tells, unless it repeats the whole's or is none: then its place does.
-    if own is None or own == spot.root or convention_of(own) is None:
+    if own in (None, spot.root) or convention_of(own) is None:
         key = by_path if by_path in CONVENTIONS else known if own in (None, spot.root) else own
     else:
         key = own

@@ -454,6 +454,7 @@ TEXT: dict[str, Convention] = {
 
 _WIDTHS = (
     "head_dim",
+    "attention_head_dim",
     "kv_channels",
     "hidden_size/num_attention_heads",
     "n_embd/n_head",

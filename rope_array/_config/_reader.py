@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rope_array._config import _unread
 from rope_array._config._document import Spot, listed, said
 from rope_array._config._models import Convention
 from rope_array._config._module import Module
@@ -33,6 +34,12 @@ class Reader:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the rope of the layer that was asked for."""
+        made = self._fields()
+        _unread.check(self.spot, self.convention, self.values.asked, made)
+        _unread.check_above(self.spot)
+        return made
+
+    def _fields(self) -> dict[str, Any]:
         if (why := self._why_none()) is not None:
             return self._identity(why)
         given = self._given()

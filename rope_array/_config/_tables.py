@@ -111,9 +111,11 @@ class Values(Table):
         super().__init__(spot.content, "", spot.stated)
         self.spot, self.alias = spot, spot.defaults.get("alias", {})
         self.layer: Mapping[str, Any] = {}
+        self.asked: set[str] = set()
 
     def stated(self, name: str) -> Any:
         """Return what the config states under a name or its alias, and leave no record."""
+        self.asked |= {name, self.alias.get(name, name)}
         values = (
             where.get(k) for k in (self.alias.get(name, name), name) for where in (self.layer, self.content)
         )

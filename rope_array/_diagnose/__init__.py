@@ -49,7 +49,7 @@ def diagnose(
         The axis of x along which positions should run.
     tolerance : float, optional
         The largest error, relative to the size of a pair, that counts as explained. By default four units of
-        the narrower dtype of the two, and what angles in float32 cost at these positions.
+        the narrower dtype of the two, and what angles in float32 cost at these positions, 2^-7 at most.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def diagnose(
     ArrayTypeError
         An array or positions of a kind or dtype that is not served, or that hold no values yet.
     ShapeError
-        The shapes differ, or positions do not line up with them.
+        The shapes differ, hold nothing, or positions or a candidate's head_dim do not line up with them.
     SpecError
         A candidate that is neither a RoPE nor a rule, or one that waits for a length.
 
@@ -81,4 +81,4 @@ def diagnose(
     (500000.0, 'half', 16)
     """
     case = read_case(before, after, pos, seq_axis, tolerance)
-    return Search(case, checked_candidates(candidates)).run()
+    return Search(case, checked_candidates(candidates, case.before.shape[-1])).run()

@@ -49,7 +49,7 @@ class Case:
         return 8 * _EPS["float64"] if double else 2 * EPS32
 
     def allowed(self, angles: Floats) -> Floats:
-        """The error, relative to a pair, that counts as explained at these angles."""
+        """Return the error, relative to a pair, that counts as explained at these angles."""
         return self.tol + np.minimum(self.angle_tol * abs(angles), LOOSEST)
 
     @property
@@ -108,6 +108,8 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
             f"before is {describe(before)} and after {describe(after)}; give one array before and after its "
             "rotation, of one shape."
         )
+    if not x.size:
+        raise ShapeError(f"before is {describe(before)}, which holds no features; give an array that does.")
     if x.ndim < 2:
         raise ShapeError(f"before is {describe(before)}; give (..., S, head_dim), of two axes at least.")
     if isinstance(seq_axis, bool) or not isinstance(seq_axis, int):
@@ -116,7 +118,7 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
     eps = max(_EPS[dtype_name(before)], _EPS[dtype_name(after)])
-    case = Case(x, y, places, on_host, seq_axis, eps, tolerance)
+    case = Case(*_scaled(x, y), places, on_host, seq_axis, eps, tolerance)
     if not case.x.size:
         raise ShapeError(
             f"before is {describe(before)} with no row that is finite before and after; give such."
@@ -137,6 +139,13 @@ def _numpy(array: Any, name: str) -> Floats:
             f"{name} is {describe(array)}; a rotation has real floating point: {', '.join(X_DTYPES)}."
         )
     return np.array(_on_host(array, name), np.float64)
+
+
+def _scaled(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Bring features near 1 by a power of two, which is exact: their products stay in range."""
+    first, second = (int(np.frexp(abs(v[np.isfinite(v)]).max(initial=0.0))[1]) for v in (x, y))
+    power = (first + second) // 2
+    return np.ldexp(x, -power), np.ldexp(y, -power)
 
 
 def _on_host(array: Any, name: str) -> Any:
@@ -179,7 +188,7 @@ def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
     return pos
 
 
-def checked_candidates(candidates: Any) -> tuple[Any, ...]:
+def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
     if candidates is None:
         return ()
     if isinstance(candidates, (RoPE, Scaling)):
@@ -187,6 +196,11 @@ def checked_candidates(candidates: Any) -> tuple[Any, ...]:
     for value in sequence("candidates", candidates, "a sequence of RoPEs or rules"):
         if not isinstance(value, (RoPE, Scaling)):
             raise SpecError(f"a candidate is {describe(value)}; give RoPEs, or rules such as Linear(4.0).")
+        if isinstance(value, RoPE) and value.head_dim != head_dim:
+            raise ShapeError(
+                f"a candidate has head_dim={value.head_dim} and the last axis of before holds {head_dim} "
+                "features; give it that head_dim, with rotary_dim and rotary_start for a slice of the head."
+            )
         rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
             raise SpecError(f"a candidate has {rule!r}, which waits for a length; say it: at_length(n).")

@@ -17,8 +17,8 @@ from rope_array._scaling import Linear, Llama3, Proportional, YaRN
 BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6, 1e7, 1e8, 1e9, 1e11)
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 NO_RULE = (
-    "the frequencies follow no rule that was tried: `rope.frequencies` has the estimates, which may be off by "
-    "twice the tolerance"
+    "the frequencies follow no rule that was tried: `rope.frequencies` has the estimates, of which the "
+    "output may be off by twice the tolerance"
 )
 
 
@@ -343,8 +343,24 @@ class Fit:
                 continue
             shown = {round(2 * float(r)) / 2 for r in ratios[-3:]} | {8.0, 32.0}
             for factor in sorted(f for f in shown if f > 1 and f > 0.95 * ratios[-1]):
-                for rule in _usual_rules(factor):
-                    yield from (f for f in self._by_rule(base, rule) if f.sign == sign)
+                made = [f for rule in _usual_rules(factor) for f in self._by_rule(base, rule)]
+                yield from _alike([f for f in made if f.sign == sign])
+
+
+def _alike(found: list[Found]) -> Iterator[Found]:
+    """Name the rules of the same frequencies in the notes of the first."""
+    while found:
+        first = found[0]
+        same = [f for f in found if np.allclose(f.omegas, first.omegas, rtol=1e-12, atol=0.0)]
+        found = [f for f in found if not any(f is s for s in same)]
+        names = ", ".join(_short(f.fields["scaling"]) for f in same[1:])
+        notes = (f"other rules give the same frequencies: {names}",) if names else ()
+        yield first._replace(notes=notes)
+
+
+def _short(rule: Any) -> str:
+    exact = ", truncate=False" if isinstance(rule, YaRN) and not rule.truncate else ""
+    return f"{type(rule).__name__}({rule.factor:g}, {rule.original_max_position_embeddings:g}{exact})"
 
 
 def _usual_rules(factor: float) -> Iterator[Scaling]:

@@ -144,7 +144,8 @@ class Sums:
         good = xx > 0
         ratio = np.sqrt(yy[good] / xx[good])
         size = float(np.median(ratio)) if len(ratio) else 1.0
-        self.plausible = bool(mix.mistake) or float(np.median(abs(ratio - size))) < 0.2 * size
+        one_size = len(ratio) > 0 and float(np.median(abs(ratio - size))) < 0.2 * size
+        self.plausible = bool(mix.mistake) or one_size
 
     def at(self, inverse: Indices, count: int) -> tuple[Complex, Floats]:
         """Return cos + i sin for each of `count` positions and lane, and its weight: (count, lanes)."""

@@ -130,9 +130,10 @@ def reason_of(kept: list[Explanation], case: Case) -> str:
         )
     if len(kept) == 1:
         return ""
-    return _too_far(case) + "; ".join(_causes(kept)) + (
-        ". Give random features of several rows at positions with a step of 1 that reach far, unlike on "
-        "every axis and in every coordinate"
+    causes = "; ".join(_causes(kept))
+    return (
+        f"{_too_far(case)}{causes}. Give random features of several rows at positions with a step of 1 that "
+        "reach far, unlike on every axis and in every coordinate"
     )
 
 
@@ -142,8 +143,8 @@ def _too_far(case: Case) -> str:
         return ""
     dtype = "float32" if case.angle_tol >= EPS32 else "float64"
     return (
-        f"positions reach {case.reach:.3g}, where an angle that code rounds to {dtype} may be off by more than "
-        f"{LOOSEST:g}, so that its output does not tell which rope it has: give nearer positions, below "
+        f"positions reach {case.reach:.3g}, where an angle that code rounds to {dtype} may be off by more "
+        f"than {LOOSEST:g}, so that its output does not tell which rope it has: give nearer positions, below "
         f"{case.telling:.3g}, which tell it; else "
     )
 

@@ -10,7 +10,16 @@ import numpy as np
 from rope_array._apply import RoPE
 from rope_array._axes import Axes
 from rope_array._diagnose._case import Case, Floats, Indices
-from rope_array._diagnose._frequencies import BASES, NO_RULE, Fit, Found, Series, amplitude_of, fit_line
+from rope_array._diagnose._frequencies import (
+    BASES,
+    NO_RULE,
+    Fit,
+    Found,
+    Series,
+    amplitude_of,
+    fit_line,
+    shortest,
+)
 from rope_array._diagnose._lane_maps import axes_guesses, filled_lanes, lane_map
 from rope_array._diagnose._mixes import PAIRINGS, Mix, Sums, features_of_pairs, mistaken_mixes, mixes
 from rope_array._diagnose._positions import Positions, given_positions, moved_positions, other_positions
@@ -36,10 +45,14 @@ class Search:
     def run(self) -> Diagnosis:
         """Try everything and report."""
         if not self.case.touched.any():
-            return self._unrotated()
+            return self._unrotated(1.0)
         given = [*given_positions(self.case)]
         for positions in given:
             self._candidates(positions)
+        times = self._times()
+        if times > 0 and not self.kept:
+            return self._unrotated(times)
+        for positions in given:
             self._rotations(positions)
             if self.case.reach >= 2.0**53 and not positions.coordinates:
                 self._far(positions)
@@ -50,6 +63,8 @@ class Search:
                 self._rotations(positions)
         if not self.kept:
             self._mistakes(given)
+        if not self.kept and not math.isnan(times):
+            return self._unrotated(times)
         return self._told()
 
     # tries
@@ -71,7 +86,7 @@ class Search:
                 self._by_position(mix, sums, positions)
 
     def _far(self, positions: Positions) -> None:
-        """Try ropes of models whole: float64, of which the sums are made, does not tell such positions apart."""
+        """Try ropes of models whole: in float64, as the sums are, such positions are not told apart."""
         head_dim = self.case.x.shape[1]
         for pairing in PAIRINGS if not head_dim % 2 else ():
             for base in self.bases:
@@ -241,9 +256,9 @@ class Search:
         norm = size * np.hypot(
             *(self.case.x[:, f] for f in features_of_pairs(mix.pairing, mix.start, mix.width))
         )
-        size_of = np.maximum(abs(self.case.x), 1e-30)
+        size_of = np.maximum(abs(self.case.x), 1e-150)
         for feature in features_of_pairs(mix.out_pairing, mix.start, mix.width):
-            size_of[:, feature] = np.maximum(norm, 1e-30)
+            size_of[:, feature] = np.maximum(norm, 1e-150)
         angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
         allowed = self.case.allowed(angles)
         relative = abs(rows - self.case.y) / size_of
@@ -282,16 +297,31 @@ class Search:
 
     # the result
 
-    def _unrotated(self) -> Diagnosis:
-        nothing = Explanation(RoPE(self.case.x.shape[1], rotary_dim=0), "x", 0.0, "nothing was rotated")
+    def _times(self) -> float:
+        """Return the number that after is before times; NaN where there is none."""
+        x, y, tol = self.case.x, self.case.y, self.case.tol
+        size = float((x * y).sum() / max((x * x).sum(), 1e-300))
+        near = shortest(abs(size), tol / 8)
+        found = near if size >= 0 else -near
+        return found if (abs(y - found * x) <= tol / 4 * abs(found * x)).all() else math.nan
+
+    def _unrotated(self, times: float) -> Diagnosis:
+        head_dim = self.case.x.shape[1]
+        nothing = Explanation(RoPE(head_dim, rotary_dim=0), "x", 0.0, "nothing was rotated")
+        notes = ("rotary_dim=0: a layer without position embedding",)
+        if times != 1.0:
+            off = abs(self.case.y - times * self.case.x) / np.maximum(abs(times * self.case.x), 1e-300)
+            text = f"not rotated, scaled by {times:g}"
+            nothing = Explanation(None, f"{times!r} * x", float(off.max()), text)
+            notes = ("only a factor: no feature turns with the position",)
         if self.case.pos.any() and self.case.x.any():
-            return Diagnosis((replace(nothing, notes=("rotary_dim=0: a layer without position embedding",)),))
+            return Diagnosis((replace(nothing, notes=notes),))
         why = "all positions are 0, where no RoPE turns anything" if self.case.x.any() else "all of x is 0"
         for positions in given_positions(self.case):
             if not positions.coordinates:
                 for pairing in PAIRINGS:
-                    if not self.case.x.shape[1] % 2:
-                        self._judge(RoPE(self.case.x.shape[1], pairing=pairing), positions, False)
+                    if not head_dim % 2 and times > 0:
+                        self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), times), positions, False)
         return Diagnosis(
             (nothing, *self.kept),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
@@ -313,7 +343,8 @@ class Search:
         if not kept:
             self._usual_ones()
         nearest = _distinct(sorted(self.others, key=lambda e: e._rms))[: 4 if kept else 3]
-        return Diagnosis(tuple(kept), tuple(nearest), reason_of(kept, self.case), tuple(notes_of(kept, self.case)))
+        reason, notes = reason_of(kept, self.case), tuple(notes_of(kept, self.case))
+        return Diagnosis(tuple(kept), tuple(nearest), reason, notes)
 
     def _usual_ones(self) -> None:
         """Say how far off the usual ropes are, where nothing was near."""

@@ -13,7 +13,7 @@ from rope_array._diagnose._positions import Positions
 from rope_array._diagnose._report import Explanation, code_of
 from rope_array._errors import ShapeError, SpecError
 
-_ESTIMATED = 2.0  # tolerances: frequencies and amplitude are made of the rounded output, so they have errors too
+_ESTIMATED = 2.0  # tolerances: an estimate is made of the rounded output, so that it has errors too
 
 
 def judge(
@@ -72,6 +72,6 @@ def _errors(
     for feature in out:
         size[:, feature] = norm
         allowed[:, feature] = loose
-    size = np.maximum(size, 1e-30 + 1e-7 * abs(case.y).max())
+    size = np.maximum(size, 1e-150 + 1e-7 * abs(case.y).max())
     relative = abs(rows - case.y) / size
     return float(relative.max()), float(np.sqrt((relative**2).mean())), float((relative / allowed).max())
