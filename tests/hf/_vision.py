@@ -144,7 +144,7 @@ def _plain(
             varied = _other(_at(config_class(model, root)(**(changes or {})), part))
             if varied is not None and getattr(varied, "model_type", ""):
                 call = partial(_line, model, cls, varied, None, **options)
-                yield Probe(varied, call, _head_dim(varied), positions)
+                yield Probe(varied, call, _head_dim(varied), positions, shown=False)
 
     return Case(model, cls, probes)
 
@@ -237,7 +237,8 @@ def _vision(
             found.insert(0, (config_class(model, root)(), part))
         for config, path in found:
             call = partial(_tower, model, cls, config, path, **options)
-            yield Probe(config, call, head_dim(_at(config, path)), positions, part=path)
+            shown = config is not other
+            yield Probe(config, call, head_dim(_at(config, path)), positions, part=path, shown=shown)
 
     return Case(model, cls, probes)
 
@@ -262,8 +263,9 @@ def _gemma4(config: Any, pos: np.ndarray) -> Theirs:
 
 
 def _gemma4_probes() -> Iterator[Probe]:
-    for config in (own := partial(own_config, "gemma4", "Gemma4VisionRotaryEmbedding"))(), _other(own()):
-        yield Probe(config, partial(_gemma4, config), _head_dim(config), (GRID,))
+    own = partial(own_config, "gemma4", "Gemma4VisionRotaryEmbedding")
+    for config, shown in ((own(), True), (_other(own()), False)):
+        yield Probe(config, partial(_gemma4, config), _head_dim(config), (GRID,), shown=shown)
     whole = config_class("gemma4", "Gemma4Config")(vision_config=own())
     yield Probe(
         whole, partial(_gemma4, whole.vision_config), _head_dim(whole.vision_config), (GRID,), part="vision"
