@@ -424,7 +424,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, {}, "state attention_factor"),
     "layers differ": (GEMMA3, {}, "layers differ"),
     "layer type": (GEMMA3, {"layer_type": "zork"}, "layer_type is 'zork'"),
-    "layer": (GEMMA3, {"layer_type": 34}, "from 0 to 34 - 1"),
+    "layer": (GEMMA3, {"layer_type": 34}, "from 0 to 33"),
     "negative layer": (GEMMA3, {"layer_type": -1}, "layer_type is -1"),
     "no layer": (GEMMA3, {"layer_type": 1.5}, "layer_type is 1.5"),
     "layer of one kind": (LLAMA, {"layer_type": "full_attention"}, "layers of one kind"),
@@ -539,6 +539,121 @@ def test_messages_hold_no_raw_bytes_and_no_long_names() -> None:
         with pytest.raises(ConfigError) as caught:
             read(name)
         assert len(str(caught.value)) < 300
+
+
+MISSPELT = {
+    "rope_thetta": "is 'rope_theta' meant",
+    "rope_base": "not known",
+    "rope_params": "not known",
+    "rope_pct": "not known|rotary_pct",
+    "rope_ratio": "not known",
+    "rope_3d": "not known",
+    "use_dynamic_ntk": "not known",
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "stablelm_epoch", None])
+@pytest.mark.parametrize("key", MISSPELT)
+def test_rotary_keys_of_no_model_are_refused(key: str, kind: str | None) -> None:
+    config = {"model_type": kind, "head_dim": 64, "rope_theta": 1e4}
+    refuse(f"the key '{key}'.*{MISSPELT[key]}", {**config, key: True})
+    assert rope({**config, key: None}).head_dim == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "same"),
+    [
+        ("partial_rotary_factor", 0.5, 1.0),
+        ("rotary_pct", 0.25, 1.0),
+        ("rotary_dim", 64, 128),
+        ("rotary_emb_base", 1e6, 5e5),
+        ("rope_interleaved", True, False),
+        ("qk_rope_head_dim", 32, 128),
+        ("rope_type", "yarn", "default"),
+        ("rotary_scaling_factor", 2.0, 1.0),
+        ("use_rotary_pos_emb", "yes", True),
+    ],
+)
+def test_rotary_keys_of_other_models_are_noted(key: str, value: Any, same: Any) -> None:
+    reading = read({**LLAMA, key: value})
+    assert reading.rope == rope(LLAMA)
+    assert reading.notes == (f"{key} is not used: the model's code in transformers does not read it",)
+    for neutral in (same, None):
+        assert read({**LLAMA, key: neutral}).notes == ()
+
+
+def test_words_that_hold_rope_are_no_rotary_keys() -> None:
+    assert read({**LLAMA, "properties": 1, "europe": 2}).notes == ()
+
+
+def test_other_keys_of_unknown_models() -> None:
+    config = {"model_type": "hunyuan", "hidden_size": 6400, "num_attention_heads": 80, "rope_theta": 1e4}
+    assert rope({**config, "attention_head_dim": 128}).head_dim == 128
+    ernie = {"hidden_size": 2560, "num_attention_heads": 20, "rope_3d": True, "rope_theta": 5e5}
+    made = rope({"model_type": "ernie4_5_moe_vl", **ernie, "vision_config": {}})
+    assert made == ra.RoPE(128, base=5e5, axes=ra.Axes.alternating(20, 22, 22))
+
+
+def test_rotary_keys_beside_the_part() -> None:
+    text = {"model_type": "llama4_text", "rope_theta": 5e5}
+    config = {"model_type": "llama4", "text_config": text}
+    refuse("rope_theta is 500000.0 in the part 'text', and 1000000.0 beside", {**config, "rope_theta": 1e6})
+    assert not any("beside" in note for note in read({**config, "rope_theta": 5e5}).notes)
+    gemma = {**GEMMA3, "rope_local_base_freq": 5.0}
+    assert any("rope_local_base_freq beside" in n for n in read(gemma, layer_type=0).notes)
+
+
+# The key that sets a pattern, the layers asked for, and which of them are full attention (or rotate).
+PATTERNS: list[tuple[dict[str, Any], set[int]]] = [
+    ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, {2, 5, 8, 11}),
+    ({"model_type": "embedding_gemma2_text", "sliding_window_pattern": 5}, {4, 9, 11}),
+    ({"model_type": "cohere2", "sliding_window_pattern": 2}, {1, 3, 5, 7, 9, 11}),
+    ({"model_type": "cohere2_moe", "sliding_window_pattern": 3, "first_k_dense_replace": 1}, {0, 3, 6, 9}),
+    ({"model_type": "exaone4", "sliding_window_pattern": 3}, {2, 5, 8, 11}),
+    ({"model_type": "afmoe", "global_attn_every_n_layers": 3}, {2, 5, 8, 11}),
+    ({"model_type": "modernbert", "global_attn_every_n_layers": 4}, {0, 4, 8}),
+    ({"model_type": "modernbert-decoder", "global_attn_every_n_layers": 4}, {0, 4, 8}),
+    ({"model_type": "qwen3_next", "full_attention_interval": 3}, {2, 5, 8, 11}),
+    ({"model_type": "qwen3_5_text", "full_attention_interval": 3}, {2, 5, 8, 11}),
+    ({"model_type": "lfm2", "full_attn_idxs": [1, 4]}, {1, 4}),
+    ({"model_type": "gemma4_text", "num_hidden_layers": 9}, {5, 8}),
+    ({"model_type": "gemma4_text", "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3}, {2}),
+    ({"model_type": "flint"}, {0, 1, 5, 9, 11}),
+    ({"model_type": "muse_glimmer_text", "num_hidden_layers": 6}, {1, 5}),
+    ({"model_type": "bailing_hybrid", "layer_group_size": 4}, {3, 7, 11}),
+]
+
+
+@pytest.mark.parametrize(("config", "full"), PATTERNS, ids=lambda x: str(x)[:60])
+def test_a_layer_is_of_the_type_that_the_pattern_gives(config: dict[str, Any], full: set[int]) -> None:
+    config = {"num_hidden_layers": 12, **config}
+    kinds = [(read(config, layer_type=i)) for i in range(config["num_hidden_layers"])]
+    wanted = rope(config, layer_type=min(full))
+    ours = {i for i, reading in enumerate(kinds) if reading.rope == wanted}
+    # Dense first layers of Cohere2-MoE rotate though they are full attention.
+    assert ours == full or (config["model_type"] == "cohere2_moe" and ours != set(range(12)))
+
+
+WITHOUT = ["llama4_text", "smollm3", "exaone4", "cohere2", "cohere2_moe", "afmoe", "mistral_large4_text"]
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_layers_that_do_not_rotate_are_noted(kind: str) -> None:
+    reading = read({"model_type": kind, "num_hidden_layers": 8})
+    assert reading.rope.rotary_dim
+    assert "layers 3, 7 (2 of 8) have no rotation: ask for a layer with layer_type=" in reading.notes
+    assert not any("ask for" in n for n in read({"model_type": kind}, layer_type=0).notes)
+    assert rope({"model_type": kind}, layer_type=3).rotary_dim == 0
+
+
+def test_no_rope_layers_are_checked() -> None:
+    config = {"model_type": "smollm3", "num_hidden_layers": 8, "no_rope_layers": [1, 0]}
+    refuse("no_rope_layers has 2 layers, and the layer is 5", config, layer_type=5)
+    for junk in ("a", None, 2, -1, [1]):
+        refuse(
+            r"no_rope_layers\[1\] is", {"model_type": "smollm3", "no_rope_layers": [1, junk]}, layer_type=1
+        )
+    refuse("leaves some without rotation", {"model_type": "smollm3"}, layer_type="full_attention")
 
 
 def test_nanochat_is_a_value() -> None:

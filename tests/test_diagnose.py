@@ -592,7 +592,8 @@ def test_what_far_positions_do_not_tell_is_said(pos):
     assert "float32" in found.reason
     assert "nearer positions" in found.reason
     near = range(64)
-    assert diagnose(x, rounded_otherwise(x, near), near).rope == ra.RoPE(32, pairing="half")
+    rope = diagnose(x, rounded_otherwise(x, near), near).rope
+    assert dataclasses.replace(rope, angles="exact") == ra.RoPE(32, pairing="half")
 
 
 @pytest.mark.parametrize("start", [2**31 - 100, 2**60])
@@ -610,6 +611,10 @@ def test_farther_than_float64_counts():
     x = features(2, 64, 32)
     y = apply_definition(x.astype("float64"), pos, base=500000.0).astype("float32")
     assert diagnose(x, y, pos).rope == ra.RoPE(32, base=500000.0)
+    rules = [ra.LongRoPE([1.5] * n, [2.0] * n, 4096, factor=8.0, length=9) for n in (8, 16)]
+    y = apply_definition(x.astype("float64"), pos, inv_freq=ra.RoPE(32, scaling=rules[1]).frequencies)
+    y = (y * ra.RoPE(32, scaling=rules[1]).amplitude).astype("float32")
+    assert diagnose(x, y, pos, candidates=rules).rope == ra.RoPE(32, scaling=rules[1])
 
 
 # ---- arrays and errors ----

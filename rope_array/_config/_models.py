@@ -96,6 +96,8 @@ class Convention:
         Layers, by index, that rotate though their type is one of these.
     nope_needs, nope_unless
         A key that must be set for that, and one that must not be stated.
+    nope_every
+        Every so many layers one has no rotation, where neither `no_rope_layers` nor an interval is stated.
     scaled_layers
         A key that lists the layers which have the stated rule; the others have none.
     unless
@@ -134,6 +136,7 @@ class Convention:
     turns: "Callable[[Part, int], bool] | None" = None
     nope_needs: str | None = None
     nope_unless: str | None = None
+    nope_every: int | None = None
     scaled_layers: str | None = None
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refusal: str | None = None
@@ -337,9 +340,10 @@ TEXT: dict[str, Convention] = {
     "roformer": replace(_INTERLEAVED, width=("hidden_size/num_attention_heads",)),
     # Multi-head latent attention: the rotated arrays are separate projections
     **dict.fromkeys(
-        ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash", "mistral_large4_text"),
+        ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
         _MLA,
     ),
+    "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
         ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
         replace(_MLA, pairing_flag="rope_interleave"),

@@ -1,6 +1,7 @@
 """From one part of a config to the fields of a rope: which kind of layer, and its parameters."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rope_array._config import _unread
@@ -8,7 +9,7 @@ from rope_array._config._document import Spot, listed, said
 from rope_array._config._models import Convention
 from rope_array._config._module import Module
 from rope_array._config._rules import SAME_AS, kind_of
-from rope_array._config._tables import KEYS, MOST_KEYS, RotaryParameters, Values, check_keys, check_shape
+from rope_array._config._tables import KEYS, MOST_KEYS, MOST_LAYERS, RotaryParameters, Values, check_keys, check_shape
 from rope_array._errors import ConfigError
 from rope_array._spec import Spec
 from rope_array._values import number
@@ -26,6 +27,7 @@ class Reader:
         self.index: int | None = None
         self.label: str | None = None
         self.given: Mapping[str, Any] = {}  # the rotary parameters as the config states them
+        self.asked = layer_type
         if isinstance(layer_type, str):
             self.label = layer_type
         elif layer_type is not None:
@@ -35,6 +37,8 @@ class Reader:
     def fields(self) -> dict[str, Any]:
         """Return the fields of the rope of the layer that was asked for."""
         made = self._fields()
+        if self.asked is None and made["rotary_dim"]:
+            self._note_layers_without()
         _unread.check(self.spot, self.convention, self.values.asked, made)
         _unread.check_above(self.spot)
         return made
@@ -51,6 +55,30 @@ class Reader:
         self._check_label()
         return self._of_one(given, "")
 
+    def _note_layers_without(self) -> None:
+        """Tell of layers that do not rotate, where none was asked for."""
+        scratch = Reader(replace(self.spot, stated={}, inferred={}, notes=[]), self.convention, None)
+        lists = ("no_rope_layers", "no_rope_layer_interval", "layer_rope_theta")
+        every = any(scratch.values.get(key) is not None for key in lists) or self.convention.nope_every
+        if not self.convention.nope and not every:
+            return
+        count = min(scratch.values.count() or len(scratch.values.types_of_layers()), MOST_LAYERS)
+        still = [index for index in range(count) if scratch._stands(index)]
+        if still:
+            first = ", ".join(map(str, still[:8])) + (", ..." if len(still) > 8 else "")
+            self.spot.note(
+                f"layers {first} ({len(still)} of {count}) have no rotation: ask for a layer with layer_type="
+            )
+
+    def _stands(self, index: int) -> bool:
+        """Whether a layer with attention has no rotation."""
+        self.index, self.label = index, self._label_of(index)
+        if self.label in _NO_ATTENTION:
+            return False
+        thetas = self.values.stated("layer_rope_theta")
+        listed_base = isinstance(thetas, (list, tuple)) and index < len(thetas)
+        return self._why_none() is not None or (listed_base and not thetas[index])
+
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""
         self.spot.note(f"{why}: no rotation")
@@ -63,11 +91,10 @@ class Reader:
     def _checked(self, index: Any) -> int:
         if isinstance(index, bool) or not isinstance(index, int):
             raise ConfigError(f"layer_type is {said(index)}; give a name, or the index of a layer.")
-        count = self.values.integer("num_hidden_layers") if self.values.get("num_hidden_layers") else None
+        count = self.values.count()
         if index < 0 or (count is not None and index >= count):
-            raise ConfigError(
-                f"layer_type is {said(index)}; the index of a layer is from 0 to {count or 'n'} - 1."
-            )
+            last = "that of the last layer" if count is None else said(count - 1)
+            raise ConfigError(f"layer_type is {said(index)}; the index of a layer is from 0 to {last}.")
         return index
 
     def _label_of(self, index: int) -> str | None:
@@ -120,23 +147,32 @@ class Reader:
     def _why_listed(self) -> str | None:
         """Follow `no_rope_layers`, which has 0 for a layer without rotation, or its interval."""
         layers = self.values.stated("no_rope_layers")
-        interval = None if layers else self.values.get("no_rope_layer_interval")
+        default = self.convention.nope_every
+        interval = None if layers else self.values.get("no_rope_layer_interval", default)
         if not layers and interval is None:
             return None
         if layers and not isinstance(layers, (list, tuple)):
             raise ConfigError(f"no_rope_layers is {said(layers)}; it must be a list of 0 and 1.")
-        every = 1 if layers else self.values.integer("no_rope_layer_interval")
+        every = 1 if layers else self.values.integer("no_rope_layer_interval", default)
 
         def turns(index: int) -> bool:
-            return bool(layers[index]) if layers and index < len(layers) else (index + 1) % every != 0
+            return self._is_listed(layers, index) if layers else (index + 1) % every != 0
 
         if self.index is not None:
             return None if turns(self.index) else f"no_rope_layers, layer {self.index}"
-        return self._why_all(turns, len(layers) if layers else 0)
+        return self._why_all(turns, len(layers) if layers else 0) if self.label else None
+
+    def _is_listed(self, layers: Any, index: int) -> bool:
+        if index >= len(layers):
+            raise ConfigError(f"no_rope_layers has {len(layers)} layers, and the layer is {said(index)}.")
+        if layers[index] not in (0, 1):
+            raise ConfigError(f"no_rope_layers[{index}] is {said(layers[index])}; it must be 0 or 1.")
+        return bool(layers[index])
 
     def _why_all(self, turns: Callable[[int], bool], count: int) -> str | None:
         types = self.values.types_of_layers()
-        alike = [i for i in range(count or len(types)) if types and types[i % len(types)] == self.label]
+        count = count or max(len(types), min(self.values.count() or 0, MOST_LAYERS))
+        alike = [i for i in range(count) if types and types[i % len(types)] == self.label]
         found = {turns(i) for i in alike}
         if len(found) == 2:
             raise ConfigError(

@@ -5,10 +5,12 @@ from typing import Any
 
 from rope_array import _values
 from rope_array._config._document import Spot, listed, said
+from rope_array._config._layers import TYPES, with_last
 from rope_array._errors import ConfigError
 
 # Far above every published config, and small enough that a hostile one costs no time.
 MOST_KEYS = 64
+MOST_LAYERS = 4096
 _WIDEST = 2**16
 _LARGEST = 2**62
 
@@ -112,6 +114,7 @@ class Values(Table):
         self.spot, self.alias = spot, spot.defaults.get("alias", {})
         self.layer: Mapping[str, Any] = {}
         self.asked: set[str] = set()
+        self.types: tuple[str, ...] | None = None
 
     def stated(self, name: str) -> Any:
         """Return what the config states under a name or its alias, and leave no record."""
@@ -171,15 +174,29 @@ class Values(Table):
             raise ConfigError(f"no head_dim is given, and {what}; state head_dim.")
         self.spot.note(f"{what}: transformers drops it")
 
+    def count(self) -> int | None:
+        """Return the number of layers, where it is known."""
+        return None if self.get("num_hidden_layers") is None else self.integer("num_hidden_layers")
+
     def types_of_layers(self) -> Sequence[str]:
-        """Return the type of each layer, stated or as far as the class's default is known."""
+        """Return the type of each layer, stated, or as the class makes it, as far as that is known."""
+        if self.types is None:
+            self.types = tuple(self._types())
+        return self.types
+
+    def _types(self) -> Sequence[str]:
+        type_of = TYPES.get(self.spot.key or "")
+        if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
+            if count > MOST_LAYERS:
+                raise ConfigError(f"num_hidden_layers is {said(count)}; no model has as many.")
+            return [type_of(self, count, index) for index in range(count)]
         found = self.get("layer_types")
         if found is None:
             return ()
         names = isinstance(found, (list, tuple)) and all(isinstance(name, str) for name in found)
         if not names:
             raise ConfigError(f"layer_types is {said(found)}; it must be a list of names.")
-        return found  # type: ignore[no-any-return]
+        return with_last(self.spot.key, found) if self.stated("layer_types") is not None else found
 
     def layer_types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.types_of_layers()))

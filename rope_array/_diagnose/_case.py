@@ -58,6 +58,11 @@ class Case:
         return LOOSEST / self.angle_tol
 
     @property
+    def countless(self) -> bool:
+        """Whether float64, in which frequencies are looked for, does not hold every position."""
+        return self.reach >= 2.0**53
+
+    @property
     def far(self) -> bool:
         """Whether float32 angles may be others than the exact ones, so that both are to be tried."""
         return self.eps >= EPS32 and self.reach > self.telling

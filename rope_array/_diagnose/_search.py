@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from rope_array._diagnose._positions import Positions, given_positions, moved_po
 from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, notes_of, reason_of
 from rope_array._diagnose._rounding import narrow_tables
 from rope_array._diagnose._verdict import judge
+from rope_array._errors import SpecError
 from rope_array._frequencies import Scaling
 from rope_array._scaling import Linear, Periods
 
@@ -54,7 +56,7 @@ class Search:
             return self._unrotated(times)
         for positions in given:
             self._rotations(positions)
-            if self.case.reach >= 2.0**53 and not positions.coordinates:
+            if self.case.countless and not positions.coordinates:
                 self._far(positions)
         for positions in other_positions(self.case):
             if any(_usual(e) for e in self.kept):
@@ -72,8 +74,7 @@ class Search:
     def _candidates(self, positions: Positions) -> None:
         for rope in self.ropes:
             for inverse in (False, True):
-                if rope.head_dim == self.case.x.shape[1]:
-                    self._judge(rope, positions, inverse, candidate=True)
+                self._judge(rope, positions, inverse, candidate=True)
 
     def _rotations(self, positions: Positions) -> None:
         for mix in mixes(self.case, positions.coordinates):
@@ -89,9 +90,13 @@ class Search:
         """Try ropes of models whole: in float64, as the sums are, such positions are not told apart."""
         head_dim = self.case.x.shape[1]
         for pairing in PAIRINGS if not head_dim % 2 else ():
-            for base in self.bases:
+            for base, rule in product(self.bases, (None, *self.rules)):
+                try:
+                    rope = RoPE(head_dim, base=base, pairing=pairing, scaling=rule)
+                except SpecError:  # a rule with a table of another length
+                    continue
                 for inverse in (False, True):
-                    self._judge(RoPE(head_dim, base=base, pairing=pairing), positions, inverse)
+                    self._judge(rope, positions, inverse)
 
     def _sums(self, mix: Mix) -> Sums:
         key = (mix.pairing, mix.out_pairing, mix.start, mix.width, mix.blocks, mix.mistake)
@@ -116,6 +121,8 @@ class Search:
         return Fit(series, mix.width, self.case, self.bases, self.rules, tails)
 
     def _keep(self, found: Found, mix: Mix, size: float, positions: Positions) -> None:
+        if found.estimate and self.case.countless:
+            return  # several positions would turn as one
         given = {**found.fields, **mix.fields(self.case.x.shape[1])}
         rope = _with_amplitude(RoPE(self.case.x.shape[1], **given), size)
         notes = (*found.notes, *_names_of(rope))
