@@ -22,6 +22,9 @@ CONVENTIONS: dict[str, Convention] = {**VISION, **TEXT}
 # Model types of published configs that transformers has under another name.
 OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
 
+# Wholes whose class gives a part its values beneath those that are stated, too.
+_MERGED = frozenset(("voxtral", "voxtral_realtime"))
+
 # Far above every published config, and small enough that a hostile one costs no time.
 _MOST_BYTES = 2 * 2**20
 _MOST_VALUES = 2**21
@@ -315,10 +318,15 @@ def _model_type(content: Mapping[str, Any]) -> str | None:
 def _descend(spot: Spot, name: str) -> Spot:
     path = f"{spot.path}.{name}" if spot.path else name
     keys = (f"{name}_config", name)
-    content = next((c for key in keys if isinstance(c := spot.content.get(key), Mapping)), None)
+    stated = {key: spot.content[key] for key in keys if spot.content.get(key) is not None}
+    content = next((c for c in stated.values() if isinstance(c, Mapping)), None)
+    if content is None and keys[0] in stated:
+        raise ConfigError(f"{keys[0]} is {said(stated[keys[0]])}; it must be an object.")
     if content is not None:
         above = spot.content if name in _TEXT_PARTS and convention_of(spot.key) is None else {}
-        return replace(_part(spot, name, path, content), above=above)
+        made = _part(spot, name, path, content)
+        given = spot.defaults.get("of_parts", {}).get(name, {}) if spot.key in _MERGED else {}
+        return replace(made, above=above, defaults={**made.defaults, **given})
     if name not in spot.parts:
         raise ConfigError(
             f"{spot.name} has no part {said(name)}; it has {listed(_part_names(spot)) or 'no parts'}."

@@ -71,6 +71,8 @@ class Convention:
         Base where neither the config nor the class defaults name one.
     theta_keys, share_keys
         Keys of the base, and of the share of the head that turns, beside the rotary parameters.
+    theta_note
+        What a reader should know where the base is one of those.
     axes
         The lane-to-axis map, from the part and the rotated width (None: one position).
     sections
@@ -80,6 +82,12 @@ class Convention:
     scaling, inv_freq, attention_factor
         What the module computes in a way of its own, from the part and the rotated width. None: by
         `rope_type`.
+    drops
+        Which of `rope_parameters` and `rope_scaling` the model's code does not read.
+    by_type
+        The class reads parameters by layer type alone, and drops flat ones and an older `type`.
+    null_head_dim
+        A head_dim of null is not the class's default, but stands for none.
     types
         The rope types the module takes (None: all).
     type_names
@@ -120,6 +128,7 @@ class Convention:
     sign: int = 1
     theta: float = 10000.0
     theta_keys: tuple[str, ...] = ("rope_theta",)
+    theta_note: str | None = None
     share_keys: tuple[str, ...] = ("partial_rotary_factor",)
     axes: "Callable[[Part, int], Any] | None" = None
     sections: Literal["chunked", "interleaved", "alternating"] | None = None
@@ -127,6 +136,9 @@ class Convention:
     scaling: "Callable[[Part, int], Any] | None" = None
     inv_freq: "Callable[[Part, int], tuple[float, ...]] | None" = None
     attention_factor: "Callable[[Part], float] | None" = None
+    drops: tuple[str, ...] = ()
+    by_type: bool = False
+    null_head_dim: bool = False
     types: tuple[str, ...] | None = None
     type_names: Mapping[str, str] = field(default_factory=dict)
     parameters: "Callable[[Part, Parameters], Parameters] | None" = None
@@ -300,8 +312,9 @@ _SECTIONS_QWEN3_5 = replace(_PARTIAL, sections="interleaved", default_sections=(
 _SECTIONS_GLM = replace(_PARTIAL, sections="chunked", default_sections=(8, 12, 12))
 _SLIDING_ONLY = replace(_HALF, nope=("full_attention",), nope_needs="sliding_window")
 _COHERE2 = replace(_INTERLEAVED, nope=("full_attention",))
-_COHERE2_MOE = replace(_COHERE2, turns=_is_dense_prefix)
-_GEMMA3 = replace(_HALF, parameters=_gemma3)
+_COHERE2_MOE = replace(_COHERE2, turns=_is_dense_prefix, drops=("rope_scaling",))
+_GEMMA3 = replace(_HALF, parameters=_gemma3, by_type=True)
+_DROPS = ("rope_parameters", "rope_scaling")
 _GLOBAL = ("layer.head_dim", "global_head_dim", "512")
 _GEMMA4 = replace(_HALF, layers={"full_attention": replace(_HALF, width=_GLOBAL)})
 _PHI3 = replace(_PARTIAL, type_names={"su": "longrope", "yarn": "longrope"})
@@ -318,7 +331,6 @@ TEXT: dict[str, Convention] = {
             "blt_local_decoder",
             "blt_global_transformer",
             "cohere",
-            "ernie4_5",
             "ernie4_5_moe",
             "helium",
             "llama4_text",
@@ -327,6 +339,7 @@ TEXT: dict[str, Convention] = {
         _INTERLEAVED,
     ),
     **dict.fromkeys(("glm", "glm4"), _INTERLEAVED_PARTIAL),
+    "ernie4_5": replace(_INTERLEAVED, null_head_dim=True),
     "cohere2": _COHERE2,
     "cohere2_moe": _COHERE2_MOE,
     **dict.fromkeys(
@@ -335,9 +348,13 @@ TEXT: dict[str, Convention] = {
             _INTERLEAVED,
             width=("hidden_size/num_attention_heads",),
             rotated=lambda p, w: p.integer("rotary_dim"),
+            theta_keys=(),
+            drops=_DROPS,
         ),
     ),
-    "roformer": replace(_INTERLEAVED, width=("hidden_size/num_attention_heads",)),
+    "roformer": replace(
+        _INTERLEAVED, width=("hidden_size/num_attention_heads",), theta_keys=(), drops=_DROPS
+    ),
     # Multi-head latent attention: the rotated arrays are separate projections
     **dict.fromkeys(
         ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
@@ -387,7 +404,7 @@ TEXT: dict[str, Convention] = {
     "gpt_neox_japanese": _NEOX,
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
     "minimax_m2": replace(_PARTIAL, absolute=True),
-    "step3p5": replace(_PARTIAL, parameters=_step3p7),
+    "step3p5": replace(_PARTIAL, parameters=_step3p7, by_type=True),
     "mimo_v2_flash": replace(_PARTIAL, share=0.334),
     **dict.fromkeys(
         ("deepseek_ocr2_text", "unlimited_ocr_text"),
@@ -435,8 +452,13 @@ TEXT: dict[str, Convention] = {
     "diffusion_gemma_text": replace(
         _GEMMA4, partial=True, layers={"full_attention": replace(_PARTIAL, width=_GLOBAL)}
     ),
-    **dict.fromkeys(("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert)),
-    "olmo3": replace(_HALF, parameters=_olmo3),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)),
+    "olmo3": replace(_HALF, parameters=_olmo3, by_type=True),
+    "dbrx": replace(
+        _HALF,
+        theta_keys=("attn_config.rope_theta", "rope_theta"),
+        theta_note="attn_config.rope_theta is honoured here; transformers 5.23 does not read it",
+    ),
     # Layers without rotation
     **dict.fromkeys(("exaone4", "exaone_moe", "kolibri1"), _SLIDING_ONLY),
     **dict.fromkeys(("afmoe", "flint"), replace(_HALF, nope=("full_attention",))),

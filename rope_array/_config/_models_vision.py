@@ -272,6 +272,8 @@ _SOUND = {
     "clvp_encoder": Convention(
         width=_DIVIDED,
         rotated=_of_projection,
+        theta_keys=(),
+        drops=("rope_parameters", "rope_scaling"),
         types=("default",),
         unless={"use_rotary_embedding": (True,)},
         note="v is rotated as well",

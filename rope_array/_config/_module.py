@@ -26,7 +26,7 @@ class Module(Layer):
     def fields(self, base: float | None) -> dict[str, Any]:
         """Return the fields of the module's rope; a base that is given goes before those of the config."""
         base = self._base() if base is None else base
-        head = self.values.width(*self.convention.width)
+        head = self.values.width(*self._widths())
         width = self._rotated(head)
         rotary = width + width % 2  # an odd width has a last pair with one feature beyond it
         if rotary > head:
@@ -37,6 +37,11 @@ class Module(Layer):
             self.spot.note(self.convention.note)
         return {"base": base, **place, **self._pairing(), **self._turning(base, width, rotary)}
 
+    def _widths(self) -> tuple[str, ...]:
+        keys = self.convention.width
+        unset = self.convention.null_head_dim and self.values.content.get("head_dim", 0) is None
+        return tuple(key for key in keys if key != "head_dim") if unset else keys
+
     def _pairing(self) -> dict[str, Any]:
         convention = self.convention
         flag = convention.pairing_flag
@@ -46,6 +51,12 @@ class Module(Layer):
             "out_pairing": None if halves else convention.out_pairing,
         }
         self.spot.inferred |= {key: value for key, value in made.items() if value}
+        stated = self.table.get("interleaved")
+        if stated is not None and bool(stated) is not (made["pairing"] == "interleaved"):
+            raise ConfigError(
+                f"interleaved in the rotary parameters is {said(stated)}, and the model's code has "
+                f"{made['pairing']} pairs."
+            )
         return made
 
     def _turning(self, base: float, width: int, rotary: int) -> dict[str, Any]:
@@ -71,6 +82,8 @@ class Module(Layer):
             self._compare(top)
             return self.table.number("rope_theta")
         if top is not None:
+            if self.convention.theta_note and "." in top:
+                self.spot.note(self.convention.theta_note)
             return self.values.number(top)
         defaults = self.spot.defaults
         known = (defaults.get(name) for name in (*names, "default_theta"))
@@ -103,6 +116,11 @@ class Module(Layer):
             width = head
         else:
             width = self._partial(head)
+        if (stated := self.table.get("rope_dim")) is not None and stated != width:
+            raise ConfigError(
+                f"rope_dim in the rotary parameters is {said(stated)}, and the model's code turns "
+                f"{said(width)} features of a head."
+            )
         if not 0 <= width <= head:
             raise ConfigError(f"the rotated width is {said(width)}, and the head is {head} wide.")
         return width
@@ -153,6 +171,12 @@ class Module(Layer):
             return None
         if not isinstance(given, (list, tuple)) or len(given) != 3:
             raise ConfigError(f"mrope_section is {said(given)}; it must be a list of three numbers of pairs.")
+        by_turns = self.table.get("mrope_interleaved")
+        if by_turns is not None and bool(by_turns) is not (self.convention.sections == "interleaved"):
+            raise ConfigError(
+                f"mrope_interleaved is {said(by_turns)}, and the model's code lays its sections out "
+                f"{self.convention.sections}."
+            )
         sections = [integer(f"mrope_section[{i}]", size, 0) for i, size in enumerate(given)]
         if sum(sections) != lanes:
             raise ConfigError(

@@ -48,6 +48,8 @@ class Reader:
             return self._identity(why)
         given = self._given()
         check_shape(given)
+        self._check_nested(given)
+        self._note_flat(given)
         if self.convention.parameters is not None:
             given = self.convention.parameters(self.values, dict(given))
         if any(isinstance(value, Mapping) for value in given.values()):
@@ -78,6 +80,29 @@ class Reader:
         thetas = self.values.stated("layer_rope_theta")
         listed_base = isinstance(thetas, (list, tuple)) and index < len(thetas)
         return self._why_none() is not None or (listed_base and not thetas[index])
+
+    def _check_nested(self, given: Mapping[str, Any]) -> None:
+        """Refuse what is not known in the parameters of any layer type, asked for or not."""
+        for label, own in given.items():
+            if isinstance(own, Mapping):
+                check_keys(own)
+                for key in ("rope_type", "type"):
+                    if own.get(key) is not None:
+                        kind_of(f"rope_parameters.{said(label)[1:-1]}.{key}", own[key], self.convention)
+
+    def _note_flat(self, given: Mapping[str, Any]) -> None:
+        """Tell of rules that the class of a family with parameters by layer type drops."""
+        if not self.convention.by_type or not self.given:
+            return
+        flat = not any(isinstance(own, Mapping) for own in given.values())
+        if flat and self.values.content.get("rope_parameters"):
+            self.spot.note("rope_parameters of no layer type are honoured here; transformers 5.23 drops them")
+        elif any(
+            own.get("type") is not None and own.get("rope_type") is None
+            for own in (given, *given.values())
+            if isinstance(own, Mapping)
+        ):
+            self.spot.note("type is honoured here; transformers 5.23 reads rope_type alone for this model")
 
     def _identity(self, why: str) -> dict[str, Any]:
         """Return the fields of the rope of a layer without rotation."""
@@ -209,7 +234,7 @@ class Reader:
         """Return the rotary parameters that the config states, or else the class's own."""
         new, old = self._mapping("rope_parameters"), self._mapping("rope_scaling")
         if new and old:
-            _agree(new, old)
+            _agree(_renamed(new), _renamed(old))
             self.spot.note("rope_parameters and rope_scaling are both given, and agree")
         self.given = {**old, **new}
         # What a family makes of older keys, it makes of no keys at all.
@@ -219,6 +244,10 @@ class Reader:
     def _mapping(self, name: str) -> Mapping[str, Any]:
         if (value := self.values.content.get(name)) is None:
             return {}
+        if name in self.convention.drops:
+            if value and not self._is_usual(value):
+                self.spot.note(f"{name} is not used: the model's code in transformers does not read it")
+            return {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {said(value)}; it must be an object, or null.")
         if len(value) > MOST_KEYS:
@@ -226,6 +255,13 @@ class Reader:
         if not all(isinstance(key, str) for key in value):
             raise ConfigError(f"{name} has a key that is no name.")
         return value
+
+    def _is_usual(self, value: Any) -> bool:
+        """Whether rotary parameters say what the code does without them."""
+        usual = {"rope_type": "default", "type": "default", "rope_theta": self.convention.theta}
+        return isinstance(value, Mapping) and all(
+            own is None or (key in usual and own == usual[key]) for key, own in value.items()
+        )
 
     def _of_nested(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Read parameters by layer type; null there is a type without rotation."""
@@ -296,6 +332,10 @@ class Reader:
             return "default"
         named = {key: table.get(key) for key in ("rope_type", "type") if table.get(key) is not None}
         kinds = {kind_of(table.prefix + key, kind, convention) for key, kind in named.items()}
+        if len(kinds) > 1 and named["rope_type"] == "default":
+            # What the class adds to a rule in the older form.
+            self.spot.note(f"type {said(named['type'])} is not used: rope_type is 'default'")
+            return "default"
         if len(kinds) > 1:
             rope_type, other = map(said, named.values())
             raise ConfigError(f"rope_type is {rope_type} and type is {other}, which differ; leave one out.")
@@ -313,10 +353,20 @@ class Reader:
         return not isinstance(chosen, (list, tuple)) or self.index in chosen
 
 
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with the type under its newer name, and without what is null."""
+    made = {key: value for key, value in given.items() if value is not None}
+    if "type" in made:
+        made.setdefault("rope_type", made.pop("type"))
+    return made
+
+
 def _agree(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    for key in new.keys() & old.keys():
-        if new[key] != old[key]:
+    """Refuse two sets of parameters that differ; the newer holds the base and the share as well."""
+    more = {"rope_theta", "partial_rotary_factor"} - old.keys()
+    for key in sorted(map(str, (new.keys() | old.keys()) - more)):
+        if new.get(key) != old.get(key):
             raise ConfigError(
                 f"rope_parameters and rope_scaling are both given, and differ in {said(key)}: "
-                f"{said(new[key])} and {said(old[key])}; leave one out."
+                f"{said(new.get(key))} and {said(old.get(key))}; leave one out."
             )

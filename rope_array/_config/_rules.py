@@ -55,8 +55,24 @@ def _linear(layer: Layer, width: int) -> Scaling:
 
 def _dynamic(layer: Layer, width: int) -> Scaling:
     if layer.table.optional("alpha"):
+        _check_alpha(layer)
         return NTKAware(layer.table.number("alpha"))
-    return DynamicNTK(layer.table.number("factor"), layer.values.integer("max_position_embeddings"))
+    longest, own = layer.values.integer("max_position_embeddings"), layer.table.get("max_position_embeddings")
+    if own not in (None, longest):
+        raise ConfigError(
+            f"max_position_embeddings is {longest}, and {said(own)} in the rotary parameters; leave one out."
+        )
+    return DynamicNTK(layer.table.number("factor"), longest)
+
+
+def _check_alpha(layer: Layer) -> None:
+    """Refuse HunYuan's factor elsewhere: the code of other models does not know it."""
+    names = f"{layer.spot.key} {layer.table.get('rope_type')} {layer.table.get('type')}"
+    if layer.spot.known and "hunyuan" not in names and "ntk_alpha" not in names:
+        raise ConfigError(
+            f"{layer.table.prefix}alpha is known of HunYuan's models alone, and {layer.spot.name} is none; "
+            "leave it out."
+        )
 
 
 def _ntk(layer: Layer, width: int) -> Scaling:

@@ -119,6 +119,10 @@ class Values(Table):
     def stated(self, name: str) -> Any:
         """Return what the config states under a name or its alias, and leave no record."""
         self.asked |= {name, self.alias.get(name, name)}
+        if "." in name:
+            key, _, inner = name.partition(".")
+            where = self.content.get(key)
+            return where.get(inner) if isinstance(where, Mapping) else None
         values = (
             where.get(k) for k in (self.alias.get(name, name), name) for where in (self.layer, self.content)
         )
@@ -189,7 +193,7 @@ class Values(Table):
         if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
             if count > MOST_LAYERS:
                 raise ConfigError(f"num_hidden_layers is {said(count)}; no model has as many.")
-            return [type_of(self, count, index) for index in range(count)]
+            return with_last(self.spot.key, [type_of(self, count, index) for index in range(count)])
         found = self.get("layer_types")
         if found is None:
             return ()
