@@ -120,6 +120,11 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
             f"axes has {len(axes.lanes)} lanes, and rotary_dim is {width}; give a map of {width // 2} lanes, "
             f"or rotary_dim={2 * len(axes.lanes)}."
         )
+    if axes is not None and start + width > head_dim:
+        raise SpecError(
+            f"axes has {len(axes.lanes)} lanes, of two features each from rotary_start {start}, beyond head_dim "
+            f"{head_dim}; give a map of at most {(head_dim - start) // 2} lanes."
+        )
     if start + width > head_dim:
         raise SpecError(
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
