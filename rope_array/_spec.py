@@ -122,8 +122,8 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
         )
     if axes is not None and start + width > head_dim:
         raise SpecError(
-            f"axes has {len(axes.lanes)} lanes, of two features each from rotary_start {start}, beyond head_dim "
-            f"{head_dim}; give a map of at most {(head_dim - start) // 2} lanes."
+            f"axes has {len(axes.lanes)} lanes, of two features each from rotary_start {start} on, beyond "
+            f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} lanes."
         )
     if start + width > head_dim:
         raise SpecError(

@@ -656,6 +656,122 @@ def test_no_rope_layers_are_checked() -> None:
     refuse("leaves some without rotation", {"model_type": "smollm3"}, layer_type="full_attention")
 
 
+# ---- where transformers differs, and contradictions ----
+
+GPTJ = {"model_type": "gptj", "n_embd": 64, "n_head": 4, "rotary_dim": 8}
+CONSTANT: list[dict[str, Any]] = [
+    GPTJ,
+    {**GPTJ, "model_type": "codegen"},
+    {"model_type": "roformer", "hidden_size": 64, "num_attention_heads": 4},
+    {"model_type": "clvp_encoder"},
+]
+
+
+@pytest.mark.parametrize("config", CONSTANT, ids=lambda c: c["model_type"])
+def test_a_constant_of_the_code_is_followed(config: dict[str, Any]) -> None:
+    linear = {"type": "linear", "factor": 4.0}
+    for key, value in (("rope_theta", 5e5), ("rope_scaling", linear), ("rope_parameters", linear)):
+        reading = read({**config, key: value})
+        assert reading.rope == rope(config)
+        assert any(f"{key} is not used" in note for note in reading.notes)
+    usual = {**config, "rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert read(usual).notes == read(config).notes
+
+
+def test_cohere2_moe_drops_rope_scaling() -> None:
+    config = {"model_type": "cohere2_moe", "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    full = {**config, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    for given_ in (config, full):
+        reading = read(given_, layer_type=0)
+        assert reading.rope.scaling is None
+        assert any("rope_scaling is not used" in note for note in reading.notes)
+
+
+def test_dbrx() -> None:
+    config = {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "max_seq_len": 32768}
+    reading = read({**config, "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000}})
+    assert reading.rope == ra.RoPE(128, base=5e5, pairing="half")
+    assert reading.stated["attn_config.rope_theta"] == 500000
+    assert any("transformers 5.23 does not read it" in note for note in reading.notes)
+    assert read(config).rope.base == 1e4
+    assert read(config).notes == ()
+
+
+def test_both_parameters_must_say_the_same() -> None:
+    linear = {"type": "linear", "factor": 2.0}
+    newer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    assert rope({**LLAMA, "rope_scaling": linear, "rope_parameters": newer}).scaling == ra.Linear(2.0)
+    refuse(
+        "both given, and differ", {**LLAMA, "rope_scaling": linear, "rope_parameters": {"rope_theta": 5e5}}
+    )
+    refuse(
+        "both given, and differ in 'rope_theta'", {**LLAMA, "rope_scaling": newer, "rope_parameters": linear}
+    )
+
+
+def test_alpha_is_for_hunyuan() -> None:
+    scaling = {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}
+    refuse("alpha is known of HunYuan's models alone", {**LLAMA, "rope_scaling": scaling})
+    for kind in ("hunyuan_v1_moe", "hunyuan"):
+        made = rope({**LLAMA, "model_type": kind, "rope_scaling": scaling})
+        assert made.scaling == ra.NTKAware(1000.0)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "olmo3", "gemma3_text"])
+def test_what_a_class_by_layer_type_drops_is_noted(kind: str) -> None:
+    config = {"model_type": kind, "head_dim": 64, "hidden_size": 768, "num_attention_heads": 12}
+    linear = {"rope_type": "linear", "factor": 8.0}
+    old = read({**config, "rope_scaling": {"type": "linear", "factor": 8.0}}, layer_type="full_attention")
+    assert old.rope.scaling == ra.Linear(8.0)
+    assert any(note.startswith("type is honoured here") for note in old.notes)
+    flat = read({**config, "rope_parameters": linear}, layer_type="full_attention")
+    assert flat.rope.scaling == ra.Linear(8.0)
+    assert any("of no layer type are honoured" in note for note in flat.notes)
+    assert read({**config, "rope_scaling": linear}, layer_type="full_attention").notes == ()
+
+
+def test_a_default_beside_an_older_type_wins() -> None:
+    reading = read({**LLAMA, "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 8.0}})
+    assert reading.rope.scaling is None
+    assert "type 'linear' is not used: rope_type is 'default'" in reading.notes
+
+
+def test_a_head_dim_of_null() -> None:
+    ernie = {"model_type": "ernie4_5", "hidden_size": 1024, "num_attention_heads": 16}
+    assert rope({**ernie, "head_dim": None}).head_dim == 64
+    assert rope(ernie).head_dim == 128
+
+
+def test_contradictions_of_the_code_are_refused() -> None:
+    sections = {"type": "mrope", "mrope_section": [16, 24, 24], "mrope_interleaved": True}
+    refuse("mrope_interleaved is True", {**QWEN2_VL, "rope_scaling": sections})
+    assert rope({**QWEN2_VL, "rope_scaling": {**sections, "mrope_interleaved": False}}) == rope(QWEN2_VL)
+    qwen3 = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": False}
+    refuse("mrope_interleaved is False", {"model_type": "qwen3_vl_text", "rope_scaling": qwen3})
+    refuse("interleaved in the rotary", {**LLAMA, "rope_parameters": {"interleaved": True}})
+    assert rope({**LLAMA, "rope_parameters": {"interleaved": False}}) == rope(LLAMA)
+    refuse("rope_dim in the rotary parameters is 32", {**LLAMA, "rope_parameters": {"rope_dim": 32}})
+    dynamic = {"type": "dynamic", "factor": 2.0, "max_position_embeddings": 64}
+    refuse("max_position_embeddings is 131072, and 64", {**LLAMA, "rope_scaling": dynamic})
+
+
+@pytest.mark.parametrize("value", ["x", [1], 3])
+def test_a_part_must_be_an_object(value: Any) -> None:
+    for kind in ("gemma3", "llava"):
+        refuse("text_config is .*; it must be an object", {"model_type": kind, "text_config": value})
+
+
+def test_all_layer_types_are_checked() -> None:
+    for own, text in (({"xx": 1}, "known as 'xx'"), ({"rope_type": "spiral"}, "'spiral', which is not")):
+        nested = {"full_attention": own, "sliding_attention": {"rope_type": "default"}}
+        config = {"model_type": "gemma3_text", "rope_parameters": nested}
+        refuse(text, config, layer_type="sliding_attention")
+
+
+def test_voxtral_gives_a_stated_part_its_base() -> None:
+    assert rope({"model_type": "voxtral", "text_config": {"model_type": "llama"}}).base == 1e8
+
+
 def test_nanochat_is_a_value() -> None:
     config = {"model_type": "nanochat"}
     assert rope(config) == rope(config)

@@ -75,9 +75,7 @@ TYPES: dict[str, TypeOf] = {
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _fixed(6)),
     "lfm2": _lfm2,
     "mimo_v2_flash": _mimo,
-    **dict.fromkeys(
-        ("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)
-    ),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)),
     **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), _muse),
     **dict.fromkeys(("muse_glimmer_vision", "muse_spark_vision"), _fixed(4, "window_attention")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3_5),

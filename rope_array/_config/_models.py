@@ -452,7 +452,9 @@ TEXT: dict[str, Convention] = {
     "diffusion_gemma_text": replace(
         _GEMMA4, partial=True, layers={"full_attention": replace(_PARTIAL, width=_GLOBAL)}
     ),
-    **dict.fromkeys(("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)),
+    **dict.fromkeys(
+        ("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)
+    ),
     "olmo3": replace(_HALF, parameters=_olmo3, by_type=True),
     "dbrx": replace(
         _HALF,

@@ -9,7 +9,15 @@ from rope_array._config._document import Spot, listed, said
 from rope_array._config._models import Convention
 from rope_array._config._module import Module
 from rope_array._config._rules import SAME_AS, kind_of
-from rope_array._config._tables import KEYS, MOST_KEYS, MOST_LAYERS, RotaryParameters, Values, check_keys, check_shape
+from rope_array._config._tables import (
+    KEYS,
+    MOST_KEYS,
+    MOST_LAYERS,
+    RotaryParameters,
+    Values,
+    check_keys,
+    check_shape,
+)
 from rope_array._errors import ConfigError
 from rope_array._spec import Spec
 from rope_array._values import number
