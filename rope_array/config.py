@@ -69,7 +69,8 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
         with or without "_config" ("thinker.text"). By default the config itself, or its text part.
     layer_type : str or int, optional
         A name in the config's `layer_types`, a key of its `rope_parameters`, or the index of a layer. Needed
-        where layers differ.
+        where layers differ in their frequencies. Of a model in which some layers do not rotate, the default
+        is the rope of those that do, and a note names the others.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     ------
     ConfigError
         The config cannot be read or contradicts itself; a rope type or key is unknown; the model's "RoPE" is
-        no rotation; layers differ and no `layer_type` was given.
+        no rotation; layers differ in their frequencies and no `layer_type` was given.
 
     Examples
     --------

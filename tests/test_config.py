@@ -572,6 +572,8 @@ def test_rotary_keys_of_no_model_are_refused(key: str, kind: str | None) -> None
         ("rope_type", "yarn", "default"),
         ("rotary_scaling_factor", 2.0, 1.0),
         ("use_rotary_pos_emb", "yes", True),
+        ("rotary", "yes", True),
+        ("rope_is_neox_style", False, True),
     ],
 )
 def test_rotary_keys_of_other_models_are_noted(key: str, value: Any, same: Any) -> None:
@@ -770,6 +772,27 @@ def test_all_layer_types_are_checked() -> None:
 
 def test_voxtral_gives_a_stated_part_its_base() -> None:
     assert rope({"model_type": "voxtral", "text_config": {"model_type": "llama"}}).base == 1e8
+
+
+def test_parts_within_the_main_part_are_found() -> None:
+    for kind, way in (("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")):
+        config = {"model_type": kind}
+        assert read(config, part="text").part == f"{way}.text"
+        assert read(config, part="vision").part == f"{way}.vision"
+        assert read(config, part=way).rope == read(config, part=f"{way}.text").rope
+
+
+@pytest.mark.parametrize("value", ["no", 2, [0]])
+def test_a_flag_is_true_or_false(value: Any) -> None:
+    refuse("rope_interleave is .*; it must be true or false", {**DEEPSEEK_V3, "rope_interleave": value})
+    assert rope({**DEEPSEEK_V3, "rope_interleave": 0}) == rope({**DEEPSEEK_V3, "rope_interleave": False})
+
+
+def test_errors_name_the_key_and_the_part() -> None:
+    sections = {"rope_type": "default", "xdrope_section": [2, 2, 2, 2]}
+    refuse(r"xdrope_section is \[2", {"model_type": "hunyuan_vl_text", "rope_scaling": sections})
+    mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "attn_config": {"rope_theta": 10000}}
+    refuse("mpt, part 'attn': the width of a head is missing", mpt)
 
 
 def test_nanochat_is_a_value() -> None:

@@ -5,7 +5,8 @@ The way of a reading:
 
 1. `_document`: load the config and find the part that is read, with its class's defaults (`_model_defaults`)
    and what its code does (`_models`, `_models_vision`). The part, a `Spot`, keeps the record.
-2. `_reader`: find the rotary parameters of the layer that is asked for (`_tables` reads and checks values).
+2. `_reader`: find the rotary parameters of the layer that is asked for (`_tables` reads and checks values,
+   `_layers` knows the type of each layer).
 3. `_module`: make the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
    of one kind of layer (`_layer`).
 4. `_unread`: refuse or note what looks rotary and was read by none of these.

@@ -293,11 +293,33 @@ def locate(content: Mapping[str, Any], class_name: str | None, part: str | None)
     names = _text_part(spot) if part is None else _names(part)
     if part == "text" and not _part_names(spot):
         return spot
+    if part is not None:
+        names = [*_way_to(spot, names[0]), *names]
     for name in names:
         spot = _descend(spot, name)
+    if part is not None:
+        for name in _text_part(spot):
+            spot = _descend(spot, name)
     if part is None and names:
         spot.inferred["part"] = spot.path
     return spot
+
+
+def _way_to(spot: Spot, name: str) -> list[str]:
+    """Return the parts that lead to the text, vision or audio part of the main part."""
+    found: list[str] = []
+    if name not in ("text", "vision", "audio"):
+        return found
+    for _ in range(_DEEPEST):
+        names = _part_names(spot)
+        main = [other for other in _TEXT_PARTS if other in names]
+        if name in names:
+            return found
+        if not main:
+            break
+        found.append(main[0])
+        spot = _descend(spot, main[0])
+    return []
 
 
 def _names(part: Any) -> list[str]:

@@ -268,10 +268,10 @@ def _nth(name: str, values: Any, index: int) -> Any:
 
 
 def _hunyuan_vl(part: Part, given: Parameters) -> Parameters:
-    sections = given.get("mrope_section") or given.get("xdrope_section")
-    if sections:
+    name = "mrope_section" if given.get("mrope_section") else "xdrope_section"
+    if sections := given.get(name):
         raise SpecError(
-            f"mrope_section is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
+            f"{name} is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
             "head: the two features of a pair follow different coordinates, which is no rotation unless all "
             "are equal. For text alone, leave the sections out."
         )

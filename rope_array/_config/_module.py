@@ -45,7 +45,10 @@ class Module(Layer):
     def _pairing(self) -> dict[str, Any]:
         convention = self.convention
         flag = convention.pairing_flag
-        halves = flag is not None and self.values.get(flag) is False
+        value = None if flag is None else self.values.get(flag)
+        if value not in (None, False, True):
+            raise ConfigError(f"{flag} is {said(value)}; it must be true or false.")
+        halves = value is not None and not value
         made = {
             "pairing": "half" if halves else convention.pairing,
             "out_pairing": None if halves else convention.out_pairing,

@@ -155,7 +155,9 @@ class Values(Table):
             values = [self._factor(factor) for factor in key.split("/")]
             if all(value is not None for value in values):
                 return self._quotient(key, [value for value in values if value is not None])
-        raise ConfigError(f"the width of a head is missing; the config must state {' or '.join(keys)}.")
+        raise ConfigError(
+            f"{self.spot.name}: the width of a head is missing; the config must state {' or '.join(keys)}."
+        )
 
     def _factor(self, name: str) -> int | None:
         if name.isdigit():

@@ -13,21 +13,57 @@ from rope_array._errors import ConfigError
 _LOOKS = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
 
 _BASES = frozenset(
-    "rope_theta rotary_emb_base rotary_base rotary_embedding_base rope_local_base_freq local_rope_theta "
-    "global_rope_theta compress_rope_theta swa_rope_theta memory_attention_rope_theta".split()
+    (
+        "rope_theta",
+        "rotary_emb_base",
+        "rotary_base",
+        "rotary_embedding_base",
+        "rope_local_base_freq",
+        "local_rope_theta",
+        "global_rope_theta",
+        "compress_rope_theta",
+        "swa_rope_theta",
+        "memory_attention_rope_theta",
+    )
 )
 _SHARES = frozenset(
-    "partial_rotary_factor rotary_pct rotary_percent rope_percent rotary_emb_fraction".split()
+    ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_percent", "rotary_emb_fraction")
 )
 _DIMS = frozenset(("rotary_dim", "qk_rope_head_dim"))
-_PAIRS = frozenset(("rope_interleave", "rope_interleaved", "rotary_emb_interleaved"))
-_YES = frozenset(("use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb"))
+_PAIRS = frozenset(("rope_interleave", "rope_is_neox_style", "rope_interleaved", "rotary_emb_interleaved"))
+_YES = frozenset(("rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb"))
 _OTHERS = frozenset(
-    "layer_rope_theta memory_attention_rope_dropout memory_attention_rope_feat_sizes "
-    "memory_attention_rope_k_sizes no_rope_layer_interval no_rope_layers num_spatial_rope_pairs_per_axis "
-    "num_uid_rope_pairs partial_rotary_factors position_embedding_xdrope rope_parameters rope_reorder "
-    "rope_scaling rope_scaling_factor rope_scaling_layers rope_type rotary_emb_scale_base "
-    "rotary_scaling_factor rotary_value spatial_rope_base_frequency uid_rope_base_frequency".split()
+    (
+        "layer_rope_theta",
+        "memory_attention_rope_dropout",
+        "memory_attention_rope_feat_sizes",
+        "memory_attention_rope_k_sizes",
+        "no_rope_layer_interval",
+        "no_rope_layers",
+        "num_spatial_rope_pairs_per_axis",
+        "num_uid_rope_pairs",
+        "partial_rotary_factors",
+        "position_embedding_xdrope",
+        "rope_parameters",
+        "rope_reorder",
+        "rope_scaling",
+        "rope_scaling_factor",
+        "rope_scaling_layers",
+        "rope_type",
+        "rotary_emb_scale_base",
+        "rotary_scaling_factor",
+        "rotary_value",
+        "spatial_rope_base_frequency",
+        "uid_rope_base_frequency",
+    )
+)
+# Of SAM: the grid's size, from which positions are made, and what training alone uses.
+_NO_MATTER = frozenset(
+    (
+        "memory_attention_rope_dropout",
+        "memory_attention_rope_feat_sizes",
+        "memory_attention_rope_k_sizes",
+    )
 )
 _KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _YES | _OTHERS
 
@@ -36,7 +72,7 @@ def check(spot: Spot, convention: Convention, read: "set[str]", made: Mapping[st
     """Refuse keys of no model, and note those of other models that would change what was made."""
     known = {*read, *spot.defaults, *_of(convention), "rope_parameters", "rope_scaling"}
     for key, value in spot.content.items():
-        if value is None or not _looks(key) or key in known:
+        if value is None or not _looks(key) or key in known or key in _NO_MATTER:
             continue
         if key not in _KEYS:
             _refuse(key, value)
@@ -78,7 +114,7 @@ def _says_the_same(key: str, value: Any, made: Mapping[str, Any]) -> bool:
     if key in _BASES:
         return bool(value == made.get("base"))
     if key in _PAIRS:
-        return value is (made["pairing"] == "interleaved")
+        return value is ((made["pairing"] == "interleaved") is not (key == "rope_is_neox_style"))
     if key in _YES:
         return isinstance(value, bool)
     if key == "rope_type":
