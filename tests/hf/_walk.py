@@ -265,8 +265,8 @@ def table() -> str:
 The rotary classes of transformers {transformers.__version__}, each with the default config of its model, or
 with what makes that run. *equal*: `RoPE.from_config` has the class's frequencies, attention factor and lane
 map, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
-checks. Otherwise the reason stands there. Several ropes are of several parts or layer types, or of settings that
-a model's code knows; *none* is of layers that do not rotate. Equal are {equal} of {len(listed)}.
+checks. Otherwise the reason stands there. Several ropes are of several parts or layer types, or of settings
+that a model's code knows; *none* is of layers that do not rotate. Equal are {equal} of {len(listed)}.
 
 | model | class | RoPE | status |
 | --- | --- | --- | --- |
