@@ -9,6 +9,8 @@ from typing import Any
 from ._errors import SpecError
 from ._values import integer, sequence, truth
 
+_MOST = 2**16  # far beyond every head
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -81,6 +83,11 @@ class Axes:
         if lanes and len(lanes) % settled["blocks"]:
             raise SpecError(
                 f"blocks is {self.blocks}, which does not divide {len(lanes)} lanes; give a divisor of them."
+            )
+        if (most := max(settled["indices"] or (), default=0)) > _MOST:
+            raise SpecError(
+                f"indices holds {most}; give numbers of frequencies, up to half of the width they count over "
+                f"as a rule, and at most {_MOST}: a series is made as far as its last one."
             )
         for name, value in settled.items():
             object.__setattr__(self, name, value)

@@ -407,3 +407,9 @@ def test_configs_that_have_no_map(config: dict[str, Any], reason: str) -> None:
 def test_older_base_of_sam2() -> None:
     config = {"model_type": "sam2_video", "memory_attention_rope_theta": 500.0}
     assert RoPE.from_config(config).base == 500.0
+
+
+def test_an_index_beyond_all_series_is_refused() -> None:
+    """A series is made as far as its last frequency: a slip must not take all memory."""
+    with pytest.raises(SpecError, match="indices holds 1000000000"):
+        Axes((0,), indices=(10**9,))
