@@ -432,6 +432,14 @@ def halves_across_blocks(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("axes_without_a_coordinate")
+def given_frequencies_turn_every_lane(x, pos, **spec):
+    if "axes" in spec and "inv_freq" in spec:
+        lanes = tuple(a or 0 for a in spec["axes"].lanes)
+        spec["axes"] = replace(spec["axes"], lanes=lanes)
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("axes_of_a_batch")
 def coordinates_first(x, pos, **spec):
     """Three rows of three coordinates are read the other way round, as (n, S)."""

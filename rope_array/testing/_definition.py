@@ -383,7 +383,7 @@ def _plan(
     if 2 * len(lanes) != width or len(lanes) % blocks:
         raise ValueError(f"axes has {len(lanes)} lanes and {blocks} blocks for a rotated width of {width}")
     omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
-    count = axes.get("count") or max(a + 1 for a in lanes if a is not None)
+    count = axes.get("count") or max((a + 1 for a in lanes if a is not None), default=1)
     return _Plan(size, omegas, *laid, tuple(a or 0 for a in lanes), count)
 
 
@@ -429,9 +429,10 @@ def _omegas_of_axes(
     axes: Mapping[str, Any],
 ) -> tuple[Decimal, ...]:
     """Return the frequency of each lane, from the series of the coordinate that drives it."""
-    if inv_freq is not None:
-        return _omegas(width, base, inv_freq)
     lanes, widths, indices = axes["lanes"], axes.get("widths"), axes.get("indices")
+    if inv_freq is not None:
+        given = _omegas(width, base, inv_freq)
+        return tuple(Decimal(0) if a is None else omega for a, omega in zip(lanes, given, strict=True))
     found = []
     for i, a in enumerate(lanes):
         if a is None:

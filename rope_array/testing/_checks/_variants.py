@@ -222,6 +222,8 @@ def axes_without_a_coordinate(j: Judge) -> None:
     lanes = tuple((0, None, 1, None)[i % 4] for i in range(j.width // 2))
     _mapped(j, {"lanes": lanes}, 2)
     _mapped(j, {"lanes": lanes, "count": 4}, 4)
+    if j.claims("inv_freq"):
+        _mapped(j, {"lanes": lanes}, 2, inv_freq=tuple(1.5 * 0.7**i for i in range(j.width // 2)))
 
 
 @check("axes", "any_positions")
