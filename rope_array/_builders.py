@@ -6,7 +6,7 @@ Each function returns the parts of a Rotation: cos, sin, and where the pairs sta
 import math
 from typing import Any
 
-from . import _core, _host
+from . import _core
 from ._angles import floats, product_cos_sin
 from ._errors import ShapeError, SpecError
 from ._namespace import Library
@@ -19,7 +19,7 @@ def mixed(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Table
     """Cos and sin of sums over coordinates, each with frequencies of its own in every head."""
     _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
     _core.check_frequency_kind(inv_freq, like, lib)
-    shape, given = tuple(inv_freq.shape), _shape(pos, lib)
+    shape, given = tuple(inv_freq.shape), _core.positions_shape(pos, lib.owns(pos))
     if len(shape) != 3 or shape[-1] != plan.layout.lanes or not shape[1]:
         raise ShapeError(
             f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, lanes), "
@@ -62,7 +62,3 @@ def xpos(
 def _refuse_axes(plan: Plan, why: str) -> None:
     if plan.coordinates is not None:
         raise SpecError(f"the rope has axes, each lane one coordinate, and {why}; give a rope without axes.")
-
-
-def _shape(pos: Any, lib: Library) -> tuple[Any, ...]:
-    return tuple(pos.shape if lib.owns(pos) else _host.shape_of(pos))

@@ -27,10 +27,15 @@ def positions(xs: Arrays, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> 
     check_arrays(xs, plan.layout, lib)
     own = lib.owns(pos)
     _host.check(pos, xs[0], own, lib)
-    shape = without_coordinates(pos.shape if own else _host.shape_of(pos), plan)
+    shape = without_coordinates(positions_shape(pos, own), plan)
     for x in xs:
         check_line_up(x.shape, shape, seq_axis)
     return (pos, None) if own else _host.read(pos, lib.host_kit(xs[0]), any(map(is_double, xs)))
+
+
+def positions_shape(pos: Any, own: bool) -> tuple[Any, ...]:
+    """Return the shape of positions, which are the library's own array or Python's."""
+    return tuple(pos.shape) if own else _host.shape_of(pos)
 
 
 def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, kit: Kit) -> Arrays:
@@ -52,7 +57,7 @@ def table_positions(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library
     """Check a call for tables, and hand its positions to the library."""
     own = lib.owns(pos)
     _host.check(pos, like, own, lib)
-    without_coordinates(pos.shape if own else _host.shape_of(pos), plan)
+    without_coordinates(positions_shape(pos, own), plan)
     check_frequencies(inv_freq, like, plan.layout, lib)
     return (pos, None) if own else _host.read(pos, lib.host_kit(like), is_double(like))
 
@@ -96,7 +101,7 @@ def turn_all(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit:
 
 def undone(cos: Any, sin: Any) -> tuple[Any, Any]:
     """Return the tables of the inverse where the amplitude is another at each position and lane."""
-    # The larger of the two is divided out first: squares would leave the range of floats half as far out.
+    # The size is divided out first: squares would leave the range of floats half as far out.
     size = abs(cos) + abs(sin)
     c, s = cos / size, sin / size
     square = c * c + s * s

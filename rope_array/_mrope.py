@@ -52,17 +52,13 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
         return _plain(value), shape
     lib = _making.library_of(value)
     lib.check_sound(value)
-    allowed = (
-        _making.REAL | _making.SIGNED
-        if kind is Real
-        else _making.SIGNED | {"bool"}
-        if boolean
-        else _making.SIGNED
-    )
+    more = _making.REAL if kind is Real else frozenset({"bool"} if boolean else ())
+    allowed = _making.SIGNED | more
     if _namespace.dtype_name(value) not in allowed:
         raise _errors.ArrayTypeError(f"{name} is {_errors.describe(value)}; give {_making.need_of(boolean)}.")
     try:
         read = value.tolist() if hasattr(value, "tolist") else _through_dlpack(value)
+    # What tracers, meta and fake tensors and dask raise, each its own: all mean that the host has no values.
     except (TypeError, ValueError, RuntimeError, AttributeError, BufferError, NotImplementedError):
         read = None
     if read is None:

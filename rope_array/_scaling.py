@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
-from ._errors import SpecError, describe
+from ._errors import SpecError
 from ._frequencies import Omegas, Scaling, divided
-from ._values import choice, integer, number, positive, sequence, truth
+from ._values import choice, instance, integer, number, positive, sequence, truth
 
 
 @dataclass(frozen=True)
@@ -580,9 +580,7 @@ class Backwards(Scaling):
     rule: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if self.rule is not None and not isinstance(self.rule, Scaling):
-            given = f"the class {self.rule.__name__}" if isinstance(self.rule, type) else describe(self.rule)
-            raise SpecError(f"rule is {given}; give a rule, such as Linear(factor=4.0), or None.")
+        instance("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)")
 
     @property
     def resolved(self) -> bool:

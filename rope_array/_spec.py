@@ -8,10 +8,10 @@ from threading import Lock
 from typing import Any, ClassVar, Literal, get_args
 
 from ._axes import Axes
-from ._errors import SpecError, describe, short
+from ._errors import SpecError, short
 from ._frequencies import Scaling, float32, frequencies, turns
 from ._plan import Constants, Coordinates, Layout, Plan
-from ._values import choice, integer, number, positive, sequence
+from ._values import choice, instance, integer, number, positive, sequence
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -77,7 +77,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         raise SpecError(
             f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
         )
-    axes = _instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    axes = instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
     pairing = choice("pairing", spec.pairing, get_args(Pairing))
     return {
@@ -87,7 +87,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": _instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "scaling": instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
         "attention_factor": _amplitude(spec.attention_factor),
@@ -98,13 +98,6 @@ def _checked(spec: Spec) -> dict[str, Any]:
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None where it is the same, so that dataclasses.replace(rope, pairing=...) changes both.
     return None if value is None or choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
-
-
-def _instance(name: str, value: Any, kind: type, need: str) -> Any:
-    if value is not None and not isinstance(value, kind):
-        given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
-        raise SpecError(f"{name} is {given}; give {need}, or None.")
-    return value
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:

@@ -53,6 +53,14 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return str(value)
 
 
+def instance(name: str, value: Any, kind: type, need: str) -> Any:
+    """Return an instance of a class, or None."""
+    if value is not None and not isinstance(value, kind):
+        given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
+        raise SpecError(f"{name} is {given}; give {need}, or None.")
+    return value
+
+
 def sequence(name: str, value: Any, need: str) -> Sequence[Any]:
     """Return a sequence that is no string, as it is."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):

@@ -162,6 +162,7 @@ def _on_host(array: Any, name: str) -> Any:
         if type(array).__module__.partition(".")[0] == "cupy":
             return array.get()
         return np.asarray(array)
+    # What tracers, meta and fake tensors raise, each its own: all mean that the host has no values.
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         raise ArrayTypeError(
             f"{name} is {describe(array)}, whose values cannot be read here ({type(error).__name__}); "
