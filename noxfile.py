@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import nox
@@ -17,6 +19,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 DIST = ROOT / ".nox" / "dist"
+PURE = ROOT / ".nox" / "dist-pure"
+SANITIZED = ROOT / ".nox" / "dist-sanitize"
 RESULTS = ROOT / ".nox" / "results"
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
 
@@ -24,6 +28,8 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
+# With CMake and ninja, for machines whose own are too old or missing.
+BUILDING = ["build", *PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
 TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
 
 
@@ -39,15 +45,15 @@ def oldest(specs: list[str]) -> list[str]:
     return [spec.replace(">=", "==") for spec in specs]
 
 
-def install(session: nox.Session, *specs: str) -> None:
+def install(session: nox.Session, *specs: str, dist: Path = DIST) -> None:
     """Install `specs` and the wheel's dependencies, then the wheel alone, anew even if its version is not."""
     session.install(*REQUIRED, *specs)
-    (wheel,) = DIST.glob("*.whl")
+    (wheel,) = dist.glob("*.whl")
     pip = ("python", "-m", "pip", "install", "-q")
     session.run(*pip, "--no-deps", "--force-reinstall", str(wheel), silent=True)
 
 
-def pytest(session: nox.Session, libraries: list[str], *args: str) -> None:
+def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -> None:
     """Run pytest on the installed wheel; no test executed is a failure, unless the caller chose the tests."""
     name = re.sub(r"\W+", "-", session.name).strip("-")
     workers = ("-n", "auto") if not session.posargs else ()  # one for each core, but not beside a debugger
@@ -55,17 +61,43 @@ def pytest(session: nox.Session, libraries: list[str], *args: str) -> None:
     session.run(
         *("python", "-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report, *workers),
         *(*args, *session.posargs),
-        env={"PYTHONSAFEPATH": "1"},  # the checkout's rope_array must not shadow the wheel's
+        env={"PYTHONSAFEPATH": "1", **env},  # the checkout's rope_array must not shadow the wheel's
         success_codes=[0, 5] if session.posargs else [0],
     )
 
 
+def unpack(session: nox.Session) -> Path:
+    """Unpack the sdist that `build` has made, anew."""
+    folder = Path(session.create_tmp()) / "sdist"
+    shutil.rmtree(folder, ignore_errors=True)
+    (path,) = DIST.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    (source,) = folder.iterdir()
+    return source
+
+
+def build_wheel(session: nox.Session, source: Path, out: Path, *args: str, code: int = 0, **env: str) -> str:
+    """Build a wheel of `source` alone into the emptied folder `out`; return what the build has said."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = ("python", "-m", "build", "--no-isolation", "--wheel", f"--outdir={out}", *args, str(source))
+    env = {"CIBUILDWHEEL": "", "ROPE_ARRAY_REQUIRE_KERNEL": "", **env}
+    return session.run(*command, env=env, silent=True, success_codes=[code])
+
+
 @nox.session(default=False)
 def build(session: nox.Session) -> None:
-    """Build the sdist, and the wheel from it."""
-    session.install("build", *PYPROJECT["build-system"]["requires"])
+    """Build the sdist, and the wheel from it; in continuous integration, the kernel has to be in it."""
+    session.install(*BUILDING)
     shutil.rmtree(DIST, ignore_errors=True)
-    session.run("python", "-m", "build", "--no-isolation", f"--outdir={DIST}", silent=True)
+    args, env = [], {}
+    if os.environ.get("CI"):
+        env["ROPE_ARRAY_REQUIRE_KERNEL"] = "1"
+        if sys.platform == "linux":  # elsewhere a warning cannot be seen before it is pushed
+            args = ["-Ccmake.define.ROPE_ARRAY_WERROR=ON"]
+    session.run("python", "-m", "build", "--no-isolation", f"--outdir={DIST}", *args, env=env, silent=True)
+    if list(DIST.glob("*-none-any.whl")):
+        session.warn("The C++ kernel could NOT be built: what follows tests a wheel without it.")
 
 
 @nox.session(requires=["build"])
@@ -88,6 +120,46 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "check", silent=True)
     session.install(*GROUPS["test"])
     pytest(session, ["numpy"], f"--wheel={path}", "tests/test_wheel.py")
+
+
+@nox.session(requires=["build"])
+def pure(session: nox.Session) -> None:
+    """Test the wheel without the kernel, which a build without a compiler makes, or fails if told to."""
+    session.install(*BUILDING)
+    source, other = unpack(session), Path(session.create_tmp()) / "dist"
+    no_compiler = {"CC": "false", "CXX": "false", "CMAKE_GENERATOR": "Ninja"}
+    build_wheel(session, source, other, code=1, ROPE_ARRAY_REQUIRE_KERNEL="1", **no_compiler)
+    build_wheel(session, source, other, code=1, CIBUILDWHEEL="1", **no_compiler)
+    said = build_wheel(session, source, other, **no_compiler)
+    if "the C++ kernel was NOT built" not in said:
+        session.error(f"A build without a compiler does not say what is missing:\n{said}")
+    build_wheel(session, source, PURE, "-Cwheel.cmake=false", "-Cwheel.py-api=py3")
+    (path,), (fallback,) = PURE.iterdir(), other.iterdir()
+    with zipfile.ZipFile(path) as one, zipfile.ZipFile(fallback) as two:
+        if (path.name, one.namelist()) != (fallback.name, two.namelist()):
+            session.error("A build without a compiler makes another wheel than the one that is published.")
+    libraries = ["numpy", "torch"]  # those that the kernel serves
+    install(session, *GROUPS["test"], *(spec for name in libraries for spec in needs(name)), dist=PURE)
+    pytest(session, libraries, f"--wheel={path}")
+
+
+@nox.session(requires=["build"])
+def sanitize(session: nox.Session) -> None:
+    """Test the kernel with GCC's address and undefined-behaviour sanitizers in it."""
+    if sys.platform != "linux" or not (shutil.which("gcc") and shutil.which("g++")):
+        session.skip("GCC's sanitizers are preloaded into Python, which works on Linux alone: run it there")
+    session.install(*BUILDING)
+    args = ("-Ccmake.define.ROPE_ARRAY_SANITIZE=address,undefined", "-Cinstall.strip=false")
+    env = {"CC": "gcc", "CXX": "g++", "ROPE_ARRAY_REQUIRE_KERNEL": "1"}
+    build_wheel(session, unpack(session), SANITIZED, *args, **env)
+    install(session, *GROUPS["test"], *needs("numpy"), *needs("torch"), dist=SANITIZED)
+    found = (f"-print-file-name={name}.so" for name in ("libasan", "libstdc++"))
+    pytest(
+        *(session, ["numpy", "torch"], "tests/test_native.py", "tests/test_conformance.py"),
+        LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
+        ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
+        UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
+    )
 
 
 @nox.session(name="tests-min", requires=["build"])

@@ -14,7 +14,7 @@ RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
-def record(name, numbers, note):
+def record(name, numbers, note, packages=PACKAGES):
     """A result as a dictionary for JSON."""
     return {
         "bench": name,
@@ -22,7 +22,7 @@ def record(name, numbers, note):
         "what": note,
         "numbers": numbers,
         "machine": machine(),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "commit": commit(),
     }
 

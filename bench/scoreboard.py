@@ -147,8 +147,7 @@ def cells(line):
     return f"| {' | '.join(line)} |"
 
 
-def table(head, lines):
-    numbers = {"passed", "failed", "not applicable", *RANGES}
+def table(head, lines, numbers=("passed", "failed", "not applicable", *RANGES)):
     return [cells(head), cells("---:" if name in numbers else "---" for name in head), *map(cells, lines)]
 
 
@@ -222,11 +221,11 @@ def page(rows, result):
     return "\n".join(line for part in parts for line in part)
 
 
-def between_markers(text, lines):
-    start, end = (text.find(marker) for marker in MARKERS)
+def between_markers(text, lines, markers=MARKERS):
+    start, end = (text.find(marker) for marker in markers)
     if not 0 <= start < end:
         return text
-    return "\n".join([text[: start + len(MARKERS[0])], *lines, text[end:]])
+    return "\n".join([text[: start + len(markers[0])], *lines, text[end:]])
 
 
 def write(rows):

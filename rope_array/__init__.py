@@ -37,15 +37,18 @@ __all__ = [
     "SpecError",
     "YaRN",
     "apply",
+    "backends",
     "config",
     "convert",
     "diagnose",
+    "explain",
     "positions",
 ]
 
 if TYPE_CHECKING:
     from . import config, convert, positions
     from ._diagnose import diagnose
+    from ._explain import explain
     from ._scaling import (
         Backwards,
         DynamicNTK,
@@ -60,7 +63,11 @@ if TYPE_CHECKING:
 
 # What is imported when it is asked for, from where: most programs need little of it.
 _RULES = "Backwards DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
-_LATE = {**dict.fromkeys(_RULES.split(), "_scaling"), "diagnose": "_diagnose"}
+_LATE = {
+    **dict.fromkeys(_RULES.split(), "_scaling"),
+    "diagnose": "_diagnose",
+    "explain": "_explain",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -68,7 +75,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
-    if name in ("config", "convert", "positions"):
+    if name in ("backends", "config", "convert", "positions"):
         return import_module(f"{__name__}.{name}")
     if name in _LATE:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -9,7 +9,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import _builders, _core, _registry
+from . import _builders, _core, _out, _registry
 from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._namespace import Library, numpy_library
 from ._plan import Plan, unknown
@@ -25,6 +25,7 @@ def apply(
     *,
     seq_axis: int = -2,
     inverse: bool = False,
+    out: Any = None,
     backend: str | None = None,
     **spec: Any,
 ) -> Any:
@@ -50,20 +51,25 @@ def apply(
         The axis of x along which positions run: -2 for (B, H, S, D), -3 for (B, S, H, D).
     inverse : bool
         Undo the rotation (amplitude divided out).
+    out : array or tuple of arrays, optional
+        Where the result is written, of x's shape and dtype: x itself, to rotate in place, or memory apart
+        from all that is read. For arrays of NumPy, PyTorch and CuPy; not while a gradient is recorded. A tuple
+        for a tuple, where ``out[i]`` may be ``x[i]``.
     backend : str, optional
-        Force a path by name; "array-api" is the core, on any library. None picks by the type of x.
+        Force a path by name, or raise with the reason why it does not serve: "array-api" is the core, on any
+        library; `rope_array.backends` lists the others. None picks by the type of x.
     **spec
         Fields of `RoPE`, such as ``base=500_000.0, pairing="half"``, for calls without `rope`.
 
     Returns
     -------
     array or tuple of arrays
-        Of x's library, shape, dtype and device; never a view of x.
+        Of x's library, shape, dtype and device; never a view of x. `out` itself where that is given.
 
     Raises
     ------
     ArrayTypeError
-        x or pos is of a type, dtype, library or device that is not served.
+        x or pos is of a type, dtype, library or device that is not served, or out cannot be written to.
     ShapeError
         x's width is not the head_dim, or pos does not line up with x.
     PositionError
@@ -92,12 +98,34 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
+    if backend is None and not spec and type(rope) is RoPE and (plan := rope._plan) is not None:
+        quick = _registry.chain(x if type(x) is tuple else (x,)).quick
+        y = quick(x, pos, plan.inverse if inverse else plan, seq_axis, out)
+        if y is not NotImplemented:
+            return y
     xs = x if type(x) is tuple else (x,)
-    path = _registry.choose(xs, backend)
-    _core.check_kinds(xs, path.library(xs[0]))
-    plan = (type(rope) is RoPE and not spec and rope._plan) or _plan(xs[0], rope, spec)
-    ys = path.apply(xs, pos, plan.inverse if inverse else plan, seq_axis, _registry.run)
+    chain = _registry.chain(xs)
+    lib = chain.library(xs[0])
+    _core.check_kinds(xs, lib)
+    plan = plan_for(xs[0], rope, spec)
+    plan = plan.inverse if inverse else plan
+    path = _registry.choose(chain, xs, (pos,), plan.layout, backend)
+    if out is not None:
+        return _apply_into(out, x, xs, pos, plan, seq_axis, path, lib)
+    ys = path.apply(xs, pos, plan, seq_axis, _registry.run)
     return ys if type(x) is tuple else ys[0]
+
+
+def _apply_into(
+    out: Any, x: Any, xs: Any, pos: Any, plan: Plan, seq_axis: int, path: Any, lib: Library
+) -> Any:
+    """Rotate into given arrays, by the path's own writing where it has one."""
+    outs = _out.settled(out, x, xs, (pos,), lib)
+    if _out.is_served(path.apply):
+        path.apply(xs, pos, plan, seq_axis, _registry.run, outs)
+    else:
+        _out.write(outs, path.apply(xs, pos, plan, seq_axis, _registry.run), lib)
+    return out
 
 
 def _refuse_scaling(rope: "RoPE") -> None:
@@ -114,12 +142,12 @@ def _library_of(like: Any) -> Library:
     """Return the library of an array that tables are made beside, its kind checked."""
     if not hasattr(like, "dtype"):
         raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
-    lib = _registry.choose((like,), None).library(like)
+    lib = _registry.library_of(like)
     _core.check_kinds((like,), lib, "like")
     return lib
 
 
-def _plan(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
+def plan_for(x: Any, rope: "RoPE | None", spec: dict[str, Any]) -> Plan:
     """Return the plan of a rope, or of a spec for x's width."""
     if rope is None:
         width = x.shape[-1]
@@ -193,13 +221,20 @@ class RoPE(Spec):
     """
 
     def apply(
-        self, x: Any, pos: Any, *, seq_axis: int = -2, inverse: bool = False, backend: str | None = None
+        self,
+        x: Any,
+        pos: Any,
+        *,
+        seq_axis: int = -2,
+        inverse: bool = False,
+        out: Any = None,
+        backend: str | None = None,
     ) -> Any:
         """Rotate x by its positions: `rope_array.apply` with this rope.
 
         Parameters
         ----------
-        x, pos, seq_axis, inverse, backend
+        x, pos, seq_axis, inverse, out, backend
             As of `rope_array.apply`, which says what is raised too.
 
         Returns
@@ -216,7 +251,7 @@ class RoPE(Spec):
         >>> q.shape, k.shape
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
-        return apply(x, pos, self, seq_axis=seq_axis, inverse=inverse, backend=backend)
+        return apply(x, pos, self, seq_axis=seq_axis, inverse=inverse, out=out, backend=backend)
 
     def rotation(self, pos: Any, *, like: Any, inv_freq: Any = None, backend: str | None = None) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass.
@@ -260,8 +295,9 @@ class RoPE(Spec):
         _library_of(like)
         if inv_freq is not None:
             _refuse_scaling(self)
-        path = _registry.choose((like,), backend)
         plan = settled(self)
+        beside = (pos, inv_freq)
+        path = _registry.choose(_registry.chain((like,)), (like,), beside, plan.layout, backend)
         cos, sin = path.tables(pos, like, plan, inv_freq, _registry.run)
         return Rotation(cos, sin, {plan.layout: ()})
 

@@ -10,7 +10,7 @@ from ._angles import by_lane, cos_sin, floats, product_cos_sin, split
 from ._errors import ArrayTypeError, RoPEError, ShapeError, describe
 from ._kit import Kit
 from ._namespace import X_DTYPES, Library, dtype_name
-from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, without_coordinates
+from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, unknown, without_coordinates
 from ._rotate import rotate as turn
 
 Arrays = tuple[Any, ...]
@@ -75,14 +75,16 @@ def make_tables(
 
 def rotate(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Arrays:
     """Rotate each of xs by tables that were made before."""
-    check_rotation(xs, cos, layout, seq_axis, lib)
+    check_rotation(xs, cos, sin, layout, seq_axis, lib)
     return turn_all(xs, cos, sin, layout, seq_axis, lib.kit(xs[0]))
 
 
-def check_rotation(xs: Arrays, cos: Any, layout: Layout, seq_axis: int, lib: Library) -> None:
+def check_rotation(xs: Arrays, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> None:
     """Check a call that brings its tables."""
     check_arrays(xs, layout, lib)
-    check_tables(xs, cos, lib)
+    for table in (cos, sin):
+        check_tables(xs, table, lib)
+    _check_table_shapes(tuple(cos.shape), tuple(sin.shape), layout)
     for x in xs:
         check_line_up(tuple(x.shape), tuple(cos.shape)[:-1], seq_axis)
 
@@ -110,10 +112,15 @@ def undone(cos: Any, sin: Any) -> tuple[Any, Any]:
 
 def turn_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, kit: Kit) -> Any:
     """Rotate one array by tables of its own precision."""
+    return turn(x, *laid_out(x, cos, sin, seq_axis, kit), layout, kit)
+
+
+def laid_out(x: Any, cos: Any, sin: Any, seq_axis: int, kit: Kit) -> tuple[Any, Any]:
+    """Give tables the axes of x."""
     order, index = placement(x.ndim, cos.ndim - 1, sequence_axis(x.ndim, seq_axis))
     if order is not None:
         cos, sin = kit.xp.permute_dims(cos, order), kit.xp.permute_dims(sin, order)
-    return turn(x, cos[index], sin[index], layout, kit)
+    return cos[index], sin[index]
 
 
 def _learned(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit, inv_freq: Any) -> tuple[Any, Any]:
@@ -185,6 +192,16 @@ def check_tables(xs: Arrays, cos: Any, lib: Library) -> None:
                 "x is float64 and the rotation's tables are float32, which would leave float32 accuracy in "
                 "float64; make them with rope.rotation(pos, like=x)."
             )
+
+
+def _check_table_shapes(cos: tuple[Any, ...], sin: tuple[Any, ...], layout: Layout) -> None:
+    """Check that both tables have a column per lane, at the same positions: they may be made by hand."""
+    known = [(a, b) for a, b in zip(cos, sin, strict=False) if not unknown(a) and not unknown(b)]
+    if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (layout.lanes,):
+        raise ShapeError(
+            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis has "
+            f"{layout.lanes} lanes. Make them with rope.rotation(pos, like=x)."
+        )
 
 
 def check_frequencies(inv_freq: Any, like: Any, layout: Layout, lib: Library) -> None:

@@ -127,7 +127,7 @@ def find_library(like: Any, values: dict[str, Any]) -> tuple[_namespace.Library,
 
 
 def library_of(array: Any) -> _namespace.Library:
-    return _registry.choose((array,), None).library(array)
+    return _registry.library_of(array)
 
 
 def is_array(value: Any) -> bool:

@@ -5,7 +5,7 @@ before its arrays are seen.
 """
 
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
@@ -19,6 +19,16 @@ POSITION_DTYPES = frozenset(
     for kind, sizes in (("int", (2, 4, 8, 16, 32, 64)), ("uint", (2, 4, 8, 16, 32)))
     for bits in sizes
 ) | {"float32", "float64"}
+
+
+class Memory(NamedTuple):
+    """Where the elements of an array lie: the address of the first one, and strides in bytes."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    writable: bool
 
 
 class Library:
@@ -73,6 +83,18 @@ class Library:
         create = {} if self.placeless else {"device": self.device(x)}
         return Kit(self.xp, self.wide(), create, self.constants, self.cast, self.reshape)
 
+    def memory(self, array: Any) -> "Memory | None":
+        """Say where an array's elements lie; None where the library does not let one write into arrays."""
+        interface = getattr(array, "__cuda_array_interface__", None)  # CuPy's
+        if interface is None or self.name != "cupy":
+            return None
+        address, read_only = interface["data"]
+        return Memory(address, tuple(array.shape), tuple(array.strides), array.itemsize, not read_only)
+
+    def write(self, out: Any, y: Any) -> None:
+        """Write a result into an array that memory is checked of."""
+        out[...] = y
+
     def host_kit(self, x: Any) -> Kit:
         """Return what positions that are still on the host are made into arrays with."""
         return self.kit(x)
@@ -110,6 +132,10 @@ class NumPy(Library):
 
     def kit(self, x: Any) -> Kit:
         return self._kit
+
+    def memory(self, array: Any) -> Memory | None:
+        address: int = array.__array_interface__["data"][0]
+        return Memory(address, array.shape, array.strides, array.itemsize, array.flags.writeable)
 
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
         # Host memory, no tracer's and no device's, so it may be kept, on what it was made of.

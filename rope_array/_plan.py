@@ -74,6 +74,8 @@ class Plan:
         round(ω/2π · 2^96) modulo 2^96: the upper 64 bits signed, and the lower 32 bits unsigned.
     inverse
         The plan of the inverse rotation.
+    native
+        What the C++ kernel made of it; None until it is asked for.
     eighths
         ω in eighths of a turn per position, as float64, for the fraction of a float position.
     """
@@ -87,6 +89,7 @@ class Plan:
         "frequencies",
         "inverse",
         "layout",
+        "native",
         "words64",
         "words96",
     )
@@ -101,6 +104,7 @@ class Plan:
         inverse: "Plan | None" = None,
         coordinates: Coordinates | None = None,
     ):
+        self.native: Any = None
         self.layout = layout
         self.coordinates = coordinates
         self.exact = exact

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from . import _core, _registry
+from . import _core, _out, _registry
 from ._errors import describe
 from ._plan import Layout
 
@@ -46,14 +46,14 @@ class Rotation(NamedTuple):
         """Where the pairs stand, and the amplitude: the static part."""
         return next(iter(self.static))
 
-    def apply(self, x: Any, *, seq_axis: int = -2, backend: str | None = None) -> Any:
+    def apply(self, x: Any, *, seq_axis: int = -2, out: Any = None, backend: str | None = None) -> Any:
         """Rotate x by these tables.
 
         Parameters
         ----------
         x : array of shape (..., S, head_dim), or a tuple of such arrays
             Of the tables' library and device. A float64 x needs float64 tables.
-        seq_axis, backend
+        seq_axis, out, backend
             As of `rope_array.apply`; positions line up with x as they do there.
 
         Returns
@@ -80,9 +80,23 @@ class Rotation(NamedTuple):
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
         xs = x if type(x) is tuple else (x,)
-        path = _registry.choose(xs, backend)
-        _core.check_kinds(xs, path.library(xs[0]))
-        ys = path.rotate(xs, self.cos, self.sin, self.layout, seq_axis, _registry.run)
+        chain = _registry.chain(xs)
+        if backend is None:
+            y = chain.quick_rotate(x, self.cos, self.sin, self.layout, seq_axis, out)
+            if y is not NotImplemented:
+                return y
+        lib = chain.library(xs[0])
+        _core.check_kinds(xs, lib)
+        layout = self.layout
+        path = _registry.choose(chain, xs, self[:2], layout, backend)
+        if out is not None:
+            outs = _out.settled(out, x, xs, self[:2], lib)
+            if _out.is_served(path.rotate):
+                path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run, outs)
+            else:
+                _out.write(outs, path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run), lib)
+            return out
+        ys = path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run)
         return ys if type(x) is tuple else ys[0]
 
     def inverse(self) -> "Rotation":

@@ -483,7 +483,7 @@ def _opened(w: Any, axis: Any, name: str = "w") -> tuple[Any, int]:
     """Return what works on an array, and an axis of it counted from the front."""
     if isinstance(w, (list, tuple)):
         raise _errors.ArrayTypeError(f"{name} is {_errors.describe(w)}; give one array at a time.")
-    lib = _registry.choose((w,), None).library(w)
+    lib = _registry.library_of(w)
     lib.check_sound(w)
     index = axis if isinstance(axis, bool) else getattr(axis, "__index__", lambda: None)()
     if index is None or isinstance(index, bool) or not -w.ndim <= index < w.ndim:
@@ -526,4 +526,4 @@ def _widened(k: Any) -> Any:
 
 
 def _kit(x: Any) -> Any:
-    return _registry.choose((x,), None).library(x).kit(x)
+    return _registry.library_of(x).kit(x)

@@ -45,15 +45,32 @@ def python(code):
 
 
 def sources(folder):
+    """List the Python sources and their data: not C++, nor a kernel that somebody built in the checkout."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    files = [f for f in files if f.suffix not in {".cpp", ".hpp", ".so", ".pyd"}]
     return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "backends"}
 
 
-def test_holds_the_sources_and_nothing_else(wheel):
+@pytest.fixture(scope="module")
+def for_any_machine(request):
+    return Path(request.config.getoption("--wheel")).name.endswith("-py3-none-any.whl")
+
+
+@pytest.fixture(scope="module")
+def kernels(wheel):
+    pattern = r"rope_array/backends/_native/_kernel(\.[\w-]+)?\.(so|pyd)"
+    return {name for name in wheel.namelist() if re.fullmatch(pattern, name)}
+
+
+def test_holds_the_sources_the_kernel_and_nothing_else(wheel, kernels):
     files = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     expected = {f"rope_array/{name}" for name in sources(ROOT / "rope_array")}
     expected |= {f"rope_array/backends/{name}" for name in sources(ROOT / "backends")}
-    assert files == expected
+    assert files - kernels == expected
+
+
+def test_holds_one_kernel_unless_it_is_for_any_machine(kernels, for_any_machine):
+    assert len(kernels) == (0 if for_any_machine else 1)
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "__main__.py", "py.typed", "backends/__init__.py"])
@@ -76,10 +93,6 @@ def test_holds_the_licence(wheel):
     assert wheel.read(name).decode() == (ROOT / "LICENSE").read_text("utf-8")
 
 
-def test_is_pure_python(request):
-    assert Path(request.config.getoption("--wheel")).name.endswith("-py3-none-any.whl")
-
-
 def test_asks_for_numpy_and_array_api_compat_only(metadata):
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert {re.match(r"[\w-]+", line).group() for line in required} == {"numpy", "array-api-compat"}
@@ -95,6 +108,15 @@ def test_offers_the_extras(metadata):
 
 def test_the_installed_wheel_is_what_is_imported():
     assert "site-packages" in Path(python("import rope_array; print(rope_array.__file__)")).parts
+
+
+def test_the_kernel_is_imported_where_there_is_one(kernels, for_any_machine):
+    code = "import pathlib, rope_array.backends._native._kernel as k; print(pathlib.Path(k.__file__).name)"
+    if for_any_machine:
+        with pytest.raises(AssertionError, match=r"No module named .*_kernel"):
+            python(code)
+    else:
+        assert {f"rope_array/backends/_native/{python(code)}"} == kernels
 
 
 def test_works_with_no_optional_library():

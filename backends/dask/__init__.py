@@ -76,7 +76,7 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
 
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by tables, lazily."""
-    _core.check_rotation(xs, cos, layout, seq_axis, LIBRARY)
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
     return tuple(_rotate_one(x, cos, sin, layout, seq_axis, run) for x in xs)
 
 

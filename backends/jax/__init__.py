@@ -69,7 +69,7 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
 
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by tables, in one program."""
-    _core.check_rotation(xs, cos, layout, seq_axis, LIBRARY)
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
     return _rotate(xs, cos, sin, layout, seq_axis)
 
 

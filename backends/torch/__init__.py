@@ -11,7 +11,7 @@ import torch
 
 from rope_array import _core
 from rope_array._errors import ArrayTypeError, describe
-from rope_array._namespace import Library
+from rope_array._namespace import Library, Memory
 from rope_array._plan import Constants, Layout, Plan
 
 from . import _distributed
@@ -48,8 +48,46 @@ class Torch(Library):
                 "has no one meaning after it. Give its get_data(), and keep the mask beside it."
             )
 
+    def memory(self, array: Any) -> Memory | None:
+        _check_out(array)
+        strides = tuple(stride * array.itemsize for stride in array.stride())
+        return Memory(array.data_ptr(), tuple(array.shape), strides, array.itemsize, True)
+
+    def write(self, out: Any, y: Any) -> None:
+        out.copy_(y)
+
     def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
         return torch.tensor(numbers.values, dtype=dtype, **create)
+
+
+def _check_out(x: Any) -> None:
+    """Refuse tensors whose memory cannot be told or written, and those that a gradient is recorded of."""
+    if torch.compiler.is_compiling():
+        raise ArrayTypeError(
+            "out is given inside a compiled function, where memory cannot be compared; leave it out there: the "
+            "compiler decides what memory results have."
+        )
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ArrayTypeError(
+            f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; leave "
+            "out= out, or work under torch.no_grad()."
+        )
+    if (what := _untold(x)) is not None:
+        raise ArrayTypeError(f"out is given, and {describe(x)} is {what}; leave out= out, and take the result.")
+
+
+def _untold(x: Any) -> str | None:
+    """Say why the memory of a tensor cannot be told or written as its strides say, if so."""
+    transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if transformed is None or transformed():
+        return "transformed by functorch, which sees no writing into memory"
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
+        return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
+    if x.is_neg() or x._is_zerotensor():
+        return "a view whose numbers are not in memory as they are"
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        return "of torch.inference_mode(), outside of which it cannot be written"
+    return None
 
 
 LIBRARY = Torch("torch", xp)
@@ -62,8 +100,8 @@ def library(x: Any) -> Library:
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by its positions."""
-    with _fake_as(xs[0]), _no_autocast(xs[0]):
-        pos = _settled(pos, xs[0])
+    with _fake_as(xs[0]), no_autocast(xs[0]):
+        pos = settled(pos, xs[0])
         if _distributed.is_placed(*xs, pos):
             return _distributed.apply(xs, pos, plan, seq_axis, LIBRARY)
         return _core.apply(xs, pos, plan, seq_axis, LIBRARY)
@@ -71,8 +109,8 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
     """Make cos and sin."""
-    with _fake_as(like), _no_autocast(like):
-        pos = _settled(pos, like)
+    with _fake_as(like), no_autocast(like):
+        pos = settled(pos, like)
         if _distributed.is_placed(like, pos):
             return _distributed.tables(pos, like, plan, inv_freq, LIBRARY)
         return _core.tables(pos, like, plan, inv_freq, LIBRARY)
@@ -80,7 +118,7 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
 
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
     """Rotate each of xs by tables."""
-    with _fake_as(xs[0]), _no_autocast(xs[0]):
+    with _fake_as(xs[0]), no_autocast(xs[0]):
         if _distributed.is_placed(*xs, cos):
             return _distributed.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
         return _core.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
@@ -91,7 +129,7 @@ def _fake_as(x: Any) -> Any:
     return x.fake_mode if type(x).__name__ == "FakeTensor" else _NOTHING
 
 
-def _no_autocast(x: Any) -> Any:
+def no_autocast(x: Any) -> Any:
     """Return a mode without autocast, which lets no half-precision dtype but its own be joined."""
     kind = x.device.type
     known = torch.amp.is_autocast_available(kind)  # not on meta, for one
@@ -101,7 +139,7 @@ def _no_autocast(x: Any) -> Any:
 _NOTHING = nullcontext()
 
 
-def _settled(pos: Any, x: Any) -> Any:
+def settled(pos: Any, x: Any) -> Any:
     """Make a tensor of a symbolic number, which make_fx and export give for a Python one."""
     kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64}
     if type(pos) in kinds:

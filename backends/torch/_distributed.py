@@ -30,7 +30,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, lib: Library) -> Any:
     """Rotate DTensors, each shard on its own by the tables that are its own."""
     check(xs, cos)
-    _core.check_rotation(xs, cos, layout, seq_axis, lib)
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, lib)
     return tuple(_rotate_one(x, cos, sin, layout, seq_axis, lib) for x in xs)
 
 

@@ -3,6 +3,7 @@
 from rope_array.testing import Target
 
 from ._note import FAR, Note, release
+from ._timed import NotServedError, jitted
 
 _TABLE = (
     "[the table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py) is kept by "
@@ -36,3 +37,20 @@ def targets() -> list[Target]:
             arithmetic="own",
         )
     ]
+
+
+def timed(arrays):
+    """Its table is a constant of the jitted function."""
+    return {"Equinox, jax.jit": lambda: _timed(arrays)}
+
+
+def _timed(arrays):
+    import jax
+    from equinox.nn import RotaryPositionalEmbedding
+
+    arrays.only("half")
+    if arrays.pos.ndim > 1 or arrays.start:
+        raise NotServedError("takes no positions")
+    x = arrays.jax()
+    module = RotaryPositionalEmbedding(x.shape[-1], dtype=x.dtype)
+    return jitted(jax.vmap(jax.vmap(module)), x)

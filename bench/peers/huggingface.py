@@ -5,6 +5,7 @@ from functools import lru_cache
 from rope_array.testing import Target
 
 from ._note import FAR, Note, release
+from ._timed import Timed, compiled
 
 NOTES = {
     "transformers Llama": Note(
@@ -102,3 +103,37 @@ def _vjepa2() -> Target:
             "broadcast_positions": "takes a position for each row",
         },
     )
+
+
+def timed(arrays):
+    """Llama: cos and sin are made once for all layers, so they are ready."""
+    return {
+        "transformers Llama": lambda: _timed(arrays),
+        "transformers Llama, torch.compile": lambda: compiled(_one_of_two(), *_inputs(arrays)),
+    }
+
+
+def _timed(arrays):
+    rotate, inputs = _one_of_two(), _inputs(arrays)
+    return Timed(lambda: rotate(*inputs))
+
+
+def _inputs(arrays):
+    import torch
+
+    from ._llama import cos_sin
+
+    arrays.only("half")
+    x = arrays.torch()
+    return x, *cos_sin(x, torch.from_numpy(arrays.pos), 10000.0)
+
+
+def _one_of_two():
+    """The lines of `apply_rotary_pos_emb` for one of the two arrays that it takes."""
+    from transformers.models.llama.modeling_llama import rotate_half
+
+    def rotate(x, cos, sin):
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        return (x * cos) + (rotate_half(x) * sin)
+
+    return rotate

@@ -5,6 +5,7 @@ from functools import lru_cache
 from rope_array.testing import Target
 
 from ._note import FAR, Note, release
+from ._timed import NotServedError, jitted
 
 _CAST = (
     "Keras casts the float inputs of a layer to its dtype, and positions with them: bfloat16 has 8 bits, "
@@ -42,3 +43,21 @@ def targets() -> list[Target]:
             arithmetic="own",
         )
     ]
+
+
+def timed(arrays):
+    """The layer makes cos and sin in each call, jitted as Keras compiles a model."""
+    return {"keras-hub, jax.jit": lambda: _timed(arrays)}
+
+
+def _timed(arrays):
+    import jax.numpy as jnp
+    import keras
+    from keras_hub.layers import RotaryEmbedding
+
+    if keras.backend.backend() != "jax":
+        raise NotServedError("set KERAS_BACKEND=jax")
+    arrays.only("half")
+    layer = RotaryEmbedding(dtype=arrays.dtype)
+    x, pos = arrays.jax("bshd"), jnp.asarray(arrays.pos, "int32")
+    return jitted(lambda x, pos: layer(x, positions=pos), x, pos, layout="bshd")

@@ -6,6 +6,7 @@ from rope_array.testing import Target
 
 from ._note import Note, release
 from ._onnx import caches
+from ._timed import NotServedError, Timed
 
 _HOW = (
     "an `InferenceSession` of one node; cos and sin are inputs of the node: made for the positions asked, "
@@ -51,7 +52,7 @@ def _target(name: str, domain: str, inputs: tuple[str, ...]) -> Target:
     )
 
 
-def _session(domain, inputs, dtype, interleaved, width, heads):
+def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
     import onnxruntime
     from onnx import TensorProto, helper
 
@@ -78,7 +79,32 @@ def _session(domain, inputs, dtype, interleaved, width, heads):
         ir_version=10,  # that of opset 23 is read by older runtimes too
     )
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
+    # Threads that spin for the next call would take the time of whoever is timed next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+
+
+def timed(arrays):
+    """The session is ready, its inputs and the room for its result bound to it."""
+    return {name: lambda of=of: _timed(arrays, *of) for name, of in _DOMAINS.items()}
+
+
+def _timed(arrays, domain, inputs):
+    if arrays.dtype == "bfloat16":
+        raise NotServedError("no bfloat16 on the CPU")
+    x, out = arrays.numpy(), arrays.out()
+    feeds = dict(zip(("cos", "sin", "ids"), caches(x, arrays.pos), strict=True), x=x)
+    interleaved = int(arrays.pairing == "interleaved")
+    session = _session(domain, inputs, arrays.dtype, interleaved, 0, 0, arrays.threads)
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+
+    def run(run=session.run_with_iobinding, keep=feeds):
+        run(binding)  # which holds addresses, not the arrays
+
+    return Timed(run, result=out)

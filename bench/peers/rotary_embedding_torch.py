@@ -5,6 +5,7 @@ from functools import lru_cache
 from rope_array.testing import Target
 
 from ._note import FAR, WIDTH_2, Note, first, release
+from ._timed import Timed
 
 _POSITIONS = (
     "positions are made in the dtype of x: bfloat16 counts to 256, float16 to 2048 (and to 65,504 at all)"
@@ -41,3 +42,17 @@ def targets() -> list[Target]:
             angles="float32",
         )
     ]
+
+
+def timed(arrays):
+    """The module keeps the angles of up to 8,192 positions from 0; each call makes cos and sin."""
+    return {"rotary-embedding-torch": lambda: _timed(arrays)}
+
+
+def _timed(arrays):
+    from rotary_embedding_torch import RotaryEmbedding
+
+    arrays.only("interleaved")
+    x, start = arrays.torch(), arrays.one_start()
+    rotate = RotaryEmbedding(dim=x.shape[-1]).rotate_queries_or_keys
+    return Timed(lambda: rotate(x, offset=start))

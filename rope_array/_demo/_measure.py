@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rope_array as ra
-from rope_array import _registry
 from rope_array._demo._libraries import copy, finish
 from rope_array.testing import _contract, apply_definition
 from rope_array.testing._contract import compute_dtype, eps
@@ -69,7 +68,7 @@ def measure(library: Library, case: Case) -> Row:
 
     numbers = [library.to_numpy(y).astype(np.float64) for y in rotated()]
     checks = [judge(y, truth, case.dtype) for y, truth in zip(numbers, case.truths, strict=True)]
-    path = _registry.choose((q, k), None).name
+    path = ra.explain((q, k), pos).path
     copies = _ratio(rotated, copied)
     return Row(path, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
 

@@ -1,0 +1,347 @@
+#include "drive.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "threads.hpp"
+
+namespace rope {
+namespace {
+
+// Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
+// More, where each axis of heads is gone through for each block: long runs of rows are read and written faster.
+constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
+constexpr int64_t MOST_POSITIONS = 256;
+constexpr int64_t UNIT_BYTES = 1 << 18;  // of x, at least, that a thread takes at a time
+constexpr int64_t PARALLEL_BYTES = 1 << 20;  // of x, from which on several threads are worth their start
+constexpr int64_t STREAM_BYTES = 1 << 24;  // of x, from which on results do not go through the caches
+constexpr int64_t STACK = 24576;
+
+int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
+
+struct Axis {
+    int64_t n, x, y, cos, sin;  // how many, and bytes from one to the next
+};
+
+// An array's axes sorted out: those along which positions go on, as `Given` counts them, and the free ones, along
+// which all rows have the same position.
+struct Item {
+    const Array* array;
+    int64_t x_along[AXES], y_along[AXES];
+    Axis free[AXES];
+    int count = 0;
+    int64_t rows = 1;  // along the free axes
+    bool staged;
+};
+
+// The axis of x that goes with one of positions: the last of them with the sequence, the others in order.
+int axis_of(const Given& given, int seq_axis, int j) {
+    if (j == given.axes - 1) return seq_axis;
+    return j < seq_axis ? j : j + 1;
+}
+
+bool is_staged(const Layout& at, const Array& array) {
+    const int64_t size = SIZE[array.type];
+    auto apart = [&](int64_t feature) { return at.head_dim > 1 && feature != size; };
+    uint64_t bits = reinterpret_cast<uintptr_t>(array.x) | reinterpret_cast<uintptr_t>(array.y);
+    for (int a = 0; a < array.axes; ++a)
+        bits |= static_cast<uint64_t>(array.x_stride[a]) | static_cast<uint64_t>(array.y_stride[a]);
+    const bool unaligned = bits & static_cast<uint64_t>(size - 1);
+    return apart(array.x_feature) || apart(array.y_feature) || unaligned ||
+           (array.x == array.y && at.reads_half != at.writes_half);
+}
+
+class Call {
+  public:
+    Call(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
+         const Level& level)
+        : plan_(plan), words_(plan.words()), given_(given), level_(level), real_(size_of_real(arrays[0].type)) {
+        for (int j = 0; j < given.axes; ++j)
+            if (given.shape[j] != 1) along_[axes_++] = j;
+        items_.resize(arrays.size());
+        for (size_t i = 0; i < arrays.size(); ++i) sort_out(items_[i], arrays[i], seq_axes[i]);
+        length_ = axes_ ? given.shape[along_[axes_ - 1]] : 1;
+        for (int k = 0; k + 1 < axes_; ++k) outer_ *= given.shape[along_[k]];
+        // Where every table serves one row, the row's own loop makes it: memory is waited for meanwhile.
+        fused_ = given.kind != TABLES && items_.size() == 1 && items_[0].rows == 1 && arrays[0].type == F32;
+    }
+
+    void run(int threads) {
+        const int64_t bytes = all_bytes();
+        if (!bytes) return;
+        if (bytes < PARALLEL_BYTES) threads = 1;
+        streamed_ = bytes >= STREAM_BYTES;
+        cut(bytes, threads);
+        const int64_t scratch = (positions_bytes() + tables_bytes() + heads_bytes() + 63) / 64 * 64;
+        const int workers = static_cast<int>(std::min<int64_t>(threads, units_));
+        scratch_step_ = scratch;
+        if (workers == 1 && scratch <= STACK) {
+            alignas(64) char stack[STACK];
+            return run_units(stack, 1);
+        }
+        const std::unique_ptr<char[]> heap(new char[static_cast<size_t>(scratch * workers + 63)]);
+        run_units(heap.get() + (64 - reinterpret_cast<uintptr_t>(heap.get()) % 64) % 64, workers);
+    }
+
+  private:
+    struct Run {
+        const Call& call;
+        char* scratch;
+    };
+
+    void run_units(char* scratch, int workers) const {
+        Run run = {*this, scratch};
+        auto work = [](void* context, int worker, int64_t unit) {
+            const Run& run = *static_cast<Run*>(context);
+            run.call.do_unit(run.scratch + worker * run.call.scratch_step_, unit);
+        };
+        parallel(units_, workers, work, &run);
+    }
+
+    void sort_out(Item& item, const Array& array, int seq_axis) const {
+        item.array = &array;
+        bool taken[AXES] = {};
+        for (int k = 0; k < axes_; ++k) {
+            const int a = axis_of(given_, seq_axis, along_[k]);
+            taken[a] = true;
+            item.x_along[k] = array.x_stride[a];
+            item.y_along[k] = array.y_stride[a];
+        }
+        for (int a = 0; a < array.axes; ++a) {
+            if (taken[a] || array.shape[a] == 1) continue;
+            item.free[item.count++] = {array.shape[a], array.x_stride[a], array.y_stride[a], 0, 0};
+            item.rows *= array.shape[a];
+        }
+        item.staged = is_staged(plan_.layout, array);
+    }
+
+    int64_t all_bytes() const {
+        int64_t bytes = 0;
+        for (const Item& item : items_) bytes += item.rows * plan_.layout.head_dim * SIZE[item.array->type];
+        return bytes * outer_ * length_;
+    }
+
+    // Blocks of positions, and parts of the free axes where there are few blocks for the threads.
+    void cut(int64_t bytes, int threads) {
+        const int64_t table = 2 * plan_.layout.lanes * real_;
+        const int64_t most = in_runs() ? TABLE_BYTES_OF_RUNS : TABLE_BYTES;
+        block_ = fused_ || !table ? MOST_POSITIONS : std::max<int64_t>(1, std::min(most / table, MOST_POSITIONS));
+        const int64_t wanted = threads > 1 ? std::min<int64_t>(4 * threads, bytes / UNIT_BYTES) : 1;
+        if (wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
+        block_ = std::min(block_, length_);
+        blocks_ = (length_ + block_ - 1) / block_;
+        parts_ = std::max<int64_t>(1, wanted / (outer_ * blocks_));
+        units_ = outer_ * blocks_ * parts_;
+    }
+
+    // Whether some rows of other positions stand nearer than those of the same.
+    bool in_runs() const {
+        return axes_ && std::any_of(items_.begin(), items_.end(), [this](const Item& item) {
+            const int64_t along = std::abs(item.x_along[axes_ - 1]);
+            return std::any_of(item.free, item.free + item.count, [&](const Axis& axis) { return std::abs(axis.x) > along; });
+        });
+    }
+
+    int64_t coordinates() const { return std::max<int64_t>(1, plan_.coordinates); }
+    int64_t positions_bytes() const { return given_.kind == TABLES ? 0 : (8 * block_ * coordinates() + 63) / 64 * 64; }
+    int64_t tables_bytes() const {
+        return given_.kind == TABLES || fused_ ? 0 : (2 * block_ * plan_.layout.lanes * real_ + 63) / 64 * 64;
+    }
+    int64_t heads_bytes() const {
+        const bool any = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.staged; });
+        return any || streamed_ ? STAGE + 3 * 8 * plan_.layout.head_dim : 0;
+    }
+
+    // Not where features or rows stand apart, or x is written over: its lines are in the caches already.
+    bool is_streamed(const Item& item, const Axis* axes, int n) const {
+        const int64_t size = SIZE[item.array->type];
+        return streamed_ && item.array->x != item.array->y && (item.array->y_feature == size) && n &&
+               axes[0].y == size * plan_.layout.head_dim;
+    }
+
+    void do_unit(char* scratch, int64_t unit) const {
+        const int64_t part = unit % parts_, block = unit / parts_ % blocks_;
+        int64_t rest = unit / parts_ / blocks_, index[AXES] = {};
+        for (int k = axes_ - 2; k >= 0; --k) {
+            index[k] = rest % given_.shape[along_[k]];
+            rest /= given_.shape[along_[k]];
+        }
+        if (axes_) index[axes_ - 1] = block * block_;
+        const int64_t count = std::min(block_, length_ - block * block_);
+        Rows rows = {};
+        rows.scratch = scratch + positions_bytes() + tables_bytes();
+        angles(rows, index, count, scratch);
+        for (const Item& item : items_) turn(item, rows, index, count, part);
+    }
+
+    // Makes the tables of some positions, or finds them.
+    void angles(Rows& rows, const int64_t* index, int64_t count, char* scratch) const {
+        const int last = axes_ ? along_[axes_ - 1] : 0;
+        if (given_.kind == TABLES) {
+            rows.cos = given_.data + offset(given_.stride, index);
+            rows.sin = given_.sin + offset(given_.sin_stride, index);
+            rows.cos_row = axes_ ? given_.stride[last] : 0;
+            rows.sin_row = axes_ ? given_.sin_stride[last] : 0;
+            return;
+        }
+        int64_t* const numbers = reinterpret_cast<int64_t*>(scratch);
+        read_positions(numbers, index, count);
+        const Positions positions = {numbers, count, coordinates()};
+        if (fused_) {
+            rows.words = &words_;
+            rows.positions = positions;
+            return;
+        }
+        char* const cos = scratch + positions_bytes();
+        char* const sin = cos + block_ * plan_.layout.lanes * real_;
+        if (real_ == 8)
+            level_.angles64(words_, positions, reinterpret_cast<double*>(cos), reinterpret_cast<double*>(sin));
+        else
+            level_.angles32(words_, positions, reinterpret_cast<float*>(cos), reinterpret_cast<float*>(sin));
+        rows.cos = cos;
+        rows.sin = sin;
+        rows.cos_row = rows.sin_row = plan_.layout.lanes * real_;
+    }
+
+    int64_t offset(const int64_t* stride, const int64_t* index) const {
+        int64_t bytes = 0;
+        for (int k = 0; k < axes_; ++k) bytes += index[k] * stride[along_[k]];
+        return bytes;
+    }
+
+    void read_positions(int64_t* numbers, const int64_t* index, int64_t count) const {
+        if (given_.kind == SPACED) {
+            // Modulo 2^64: a step is added once more than there are positions, maybe beyond the integers.
+            uint64_t next = static_cast<uint64_t>(given_.start);
+            if (axes_) next += static_cast<uint64_t>(index[axes_ - 1]) * static_cast<uint64_t>(given_.step);
+            for (int64_t r = 0; r < count; ++r, next += static_cast<uint64_t>(given_.step))
+                numbers[r] = static_cast<int64_t>(next);
+            return;
+        }
+        const char* first = given_.data + offset(given_.stride, index);
+        const int64_t step = axes_ ? given_.stride[along_[axes_ - 1]] : 0, each = coordinates();
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t c = 0; c < each; ++c) *numbers++ = number_at(first + r * step + c * given_.coordinate);
+    }
+
+    template <class Integer>
+    static int64_t number_in(const char* place) {
+        Integer number;
+        std::memcpy(&number, place, sizeof number);
+        return number;
+    }
+
+    int64_t number_at(const char* place) const {
+        return given_.kind == INT32 ? number_in<int32_t>(place) : number_in<int64_t>(place);
+    }
+
+    // Turns all rows of an array that have the positions, nearby rows one after another.
+    void turn(const Item& item, Rows rows, const int64_t* index, int64_t count, int64_t part) const {
+        Axis axes[AXES];
+        int n = 0;
+        rows.x = item.array->x;
+        rows.y = item.array->y;
+        for (int k = 0; k < axes_; ++k) {
+            rows.x += index[k] * item.x_along[k];
+            rows.y += index[k] * item.y_along[k];
+        }
+        if (axes_ && count > 1)
+            axes[n++] = {count, item.x_along[axes_ - 1], item.y_along[axes_ - 1], rows.cos_row, rows.sin_row};
+        n = add_free(item, axes, n, rows, part);
+        if (n < 0) return;
+        std::sort(axes, axes + n, [](const Axis& a, const Axis& b) { return std::abs(a.x) < std::abs(b.x); });
+        n = merged(axes, n);
+        rows.x_feature = item.array->x_feature;
+        rows.y_feature = item.array->y_feature;
+        rows.staged = item.staged;
+        rows.streamed = is_streamed(item, axes, n);
+        rows.count = n ? axes[0].n : 1;
+        rows.x_row = n ? axes[0].x : 0;
+        rows.y_row = n ? axes[0].y : 0;
+        rows.cos_row = n ? axes[0].cos : 0;
+        rows.sin_row = n ? axes[0].sin : 0;
+        walk(item.array->type, axes, n - 1, rows);
+    }
+
+    // Adds the free axes, of the longest its part; -1 where the part is empty.
+    int add_free(const Item& item, Axis* axes, int n, Rows& rows, int64_t part) const {
+        int longest = 0;
+        for (int a = 1; a < item.count; ++a)
+            if (item.free[a].n > item.free[longest].n) longest = a;
+        if (!item.count && part) return -1;  // one row: it is the first part's
+        for (int a = 0; a < item.count; ++a) {
+            Axis axis = item.free[a];
+            if (a == longest && parts_ > 1) {
+                const int64_t from = axis.n * part / parts_, to = axis.n * (part + 1) / parts_;
+                if (from == to) return -1;
+                rows.x += from * axis.x;
+                rows.y += from * axis.y;
+                axis.n = to - from;
+            }
+            axes[n++] = axis;
+        }
+        return n;
+    }
+
+    // Makes one axis of two where the outer one goes on where the inner one ends.
+    static int merged(Axis* axes, int n) {
+        int kept = 0;
+        for (int a = 1; a < n; ++a) {
+            Axis& inner = axes[kept];
+            const Axis& outer = axes[a];
+            if (outer.x == inner.n * inner.x && outer.y == inner.n * inner.y && outer.cos == inner.n * inner.cos &&
+                outer.sin == inner.n * inner.sin)
+                inner.n *= outer.n;
+            else
+                axes[++kept] = outer;
+        }
+        return n ? kept + 1 : 0;
+    }
+
+    void walk(Type type, const Axis* axes, int outermost, Rows& rows) const {
+        if (outermost <= 0) return level_.rotate[type](plan_.layout, rows);
+        const Axis& axis = axes[outermost];
+        Rows here = rows;
+        for (int64_t i = 0; i < axis.n; ++i) {
+            walk(type, axes, outermost - 1, here);
+            here.x += axis.x;
+            here.y += axis.y;
+            here.cos += axis.cos;
+            here.sin += axis.sin;
+        }
+    }
+
+    const Plan& plan_;
+    const Words words_;
+    const Given& given_;
+    const Level& level_;
+    const int64_t real_;
+    std::vector<Item> items_;
+    int along_[AXES], axes_ = 0;  // the axes of positions that are longer than one
+    int64_t outer_ = 1, length_ = 1, block_ = 1, blocks_ = 1, parts_ = 1, units_ = 1;
+    bool fused_ = false, streamed_ = false;
+    int64_t scratch_step_ = 0;
+};
+
+}  // namespace
+
+Words Plan::words() const {
+    return {layout.lanes, high64.data(), low64.data(), upper96.data(), lower96.data(),
+            coordinate.empty() ? nullptr : coordinate.data(), amplitude, transposed ? -amplitude : amplitude};
+}
+
+bool lines_up(const Array& array, const Given& given, int seq_axis) {
+    if (given.axes > array.axes || (given.axes && seq_axis < 0)) return false;
+    for (int j = 0; j < given.axes; ++j)
+        if (given.shape[j] != 1 && given.shape[j] != array.shape[axis_of(given, seq_axis, j)]) return false;
+    return true;
+}
+
+void rotate(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
+            const Level& level, int threads) {
+    Call(plan, arrays, seq_axes, given, level).run(threads);
+}
+
+}  // namespace rope

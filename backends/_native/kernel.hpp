@@ -1,0 +1,79 @@
+// What one pass over x needs to know, and the functions that each instruction set level offers.
+//
+// The arithmetic is that of rope_array/_angles.py and rope_array/_rotate.py, operation by operation and without
+// contraction into fused multiply-adds: so the bits are those of the core, at every level and for every stride,
+// thread count and company. tests/test_native.py holds it to that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rope {
+
+enum Type : int { F32, F64, F16, BF16, TYPES };
+
+constexpr int64_t SIZE[TYPES] = {4, 8, 2, 2};
+
+// Where the pairs stand: see Layout in rope_array/_plan.py.
+struct Layout {
+    int64_t head_dim;
+    int64_t start;
+    int64_t lanes;
+    int64_t blocks;
+    bool reads_half;
+    bool writes_half;
+};
+
+// The frequency of each lane in turns, in fixed point: see Plan in rope_array/_plan.py.
+struct Words {
+    int64_t lanes;
+    const uint32_t* high64;     // round(ω/2π · 2^64): its upper
+    const uint32_t* low64;      // and its lower half
+    const uint64_t* upper96;    // round(ω/2π · 2^96): its upper 64 bits
+    const uint64_t* lower96;    // and its lower 32
+    const int32_t* coordinate;  // which coordinate drives each lane; null where a position is one number
+    double amplitude;      // of cos
+    double sin_amplitude;  // and of sin: the negative, where the transposed rotation is meant
+};
+
+constexpr int64_t STAGE = 4096;  // bytes of a result that is streamed, made at a time
+
+// Positions side by side, each of them as many numbers as it has coordinates.
+struct Positions {
+    const int64_t* first;
+    int64_t count;
+    int64_t coordinates;
+};
+
+// Equally spaced rows, each one head. Distances of rows and features are in bytes, those of tables in bytes too.
+struct Rows {
+    int64_t count;
+    const char* x;
+    int64_t x_row;
+    int64_t x_feature;
+    char* y;
+    int64_t y_row;
+    int64_t y_feature;
+    const char* cos;
+    int64_t cos_row;
+    const char* sin;
+    int64_t sin_row;
+    char* scratch;  // STAGE bytes and three heads, aligned for any type
+    const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read
+    Positions positions;
+    bool streamed;  // past the caches, as y is large: its rows and features are side by side, and it is not x
+    bool staged;    // through scratch, as features are not side by side, not aligned, or written over unread ones
+};
+
+struct Level {
+    const char* name;
+    // Cos and sin of every lane at each of some positions: `lanes` numbers for each.
+    void (*angles32)(const Words&, const Positions&, float* cos, float* sin);
+    void (*angles64)(const Words&, const Positions&, double* cos, double* sin);
+    void (*rotate[TYPES])(const Layout&, const Rows&);
+};
+
+// Level of the processor this runs on and all below it, best first; null-terminated.
+const Level* const* levels();
+
+}  // namespace rope

@@ -1,0 +1,497 @@
+// What Python calls: one door for NumPy's plain case, checked here, and one for any memory, checked in Python.
+#include <nanobind/nanobind.h>
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#include <numpy/arrayobject.h>
+
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+#include "drive.hpp"
+#include "threads.hpp"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace nb = nanobind;
+using namespace rope;
+
+namespace {
+
+constexpr int64_t RELEASE_BYTES = 1 << 15;  // of x, from which on other Python threads may run meanwhile
+constexpr int64_t HUGE_BYTES = 1 << 22;      // from which on a result asks for huge pages, as NumPy's own do
+
+const Level* level = levels()[0];
+PyObject* native_name;  // "native"
+
+// ---- specs ----
+
+template <class To>
+std::vector<To> numbers(nb::handle sequence) {
+    std::vector<To> out;
+    for (nb::handle number : sequence) out.push_back(nb::cast<To>(number));
+    return out;
+}
+
+struct Spec : Plan {
+    // `words64` and `upper96` are signed in Python.
+    Spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
+         double amplitude_, bool transposed_, nb::handle words64, nb::handle upper, nb::handle lower, nb::handle coordinate_,
+         int64_t coordinates_) {
+        layout = {head_dim, start, (stop - start) / 2, blocks, reads_half, writes_half};
+        amplitude = amplitude_;
+        transposed = transposed_;
+        coordinates = coordinates_;
+        for (int64_t word : numbers<int64_t>(words64)) {
+            high64.push_back(static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32));
+            low64.push_back(static_cast<uint32_t>(static_cast<uint64_t>(word)));
+        }
+        for (int64_t word : numbers<int64_t>(upper)) upper96.push_back(static_cast<uint64_t>(word));
+        lower96 = numbers<uint64_t>(lower);
+        coordinate = numbers<int32_t>(coordinate_);
+    }
+
+    // Whether it says what turns by positions; else it takes tables.
+    bool has_words() const { return static_cast<int64_t>(high64.size()) == layout.lanes; }
+};
+
+constexpr const char* SPEC = "rope_array.Spec";
+
+// A capsule, not a class: nanobind knows a class once in a process, and a module may be imported anew.
+nb::capsule make_spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
+                      double amplitude, bool transposed, nb::handle words64, nb::handle upper, nb::handle lower, nb::handle coordinate,
+                      int64_t coordinates) {
+    Spec* const made = new Spec(head_dim, start, stop, blocks, reads_half, writes_half, amplitude, transposed,
+                                words64, upper, lower, coordinate, coordinates);
+    return nb::capsule(made, SPEC, [](void* spec) noexcept { delete static_cast<Spec*>(spec); });
+}
+
+// Null where it is none.
+const Spec* spec_of(nb::handle object) {
+    if (!PyCapsule_IsValid(object.ptr(), SPEC)) return nullptr;
+    return static_cast<const Spec*>(PyCapsule_GetPointer(object.ptr(), SPEC));
+}
+
+// ---- NumPy's plain case ----
+
+// The type of an array that is rotated as it lies in memory, or -1.
+int type_of(PyArrayObject* x) {
+    PyArray_Descr* const dtype = PyArray_DESCR(x);
+    if (!PyArray_ISNBO(dtype->byteorder) || !PyArray_ISALIGNED(x)) return -1;
+    switch (dtype->type_num) {
+        case NPY_FLOAT: return F32;
+        case NPY_DOUBLE: return F64;
+        case NPY_HALF: return F16;
+        default: break;
+    }
+    if (dtype->type_num < NPY_USERDEF) return -1;
+    // ml_dtypes' own; NumPy has none.
+    const nb::object name = nb::steal(PyType_GetName(reinterpret_cast<PyTypeObject*>(dtype->typeobj)));
+    if (!name.is_valid()) throw nb::python_error();
+    return PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") == 0 ? BF16 : -1;
+}
+
+// First byte, and the byte after the last.
+struct Extent {
+    const char *from, *to;
+
+    explicit Extent(PyArrayObject* array) : from(PyArray_BYTES(array)), to(from + PyArray_ITEMSIZE(array)) {
+        for (int a = 0; a < PyArray_NDIM(array); ++a) {
+            const npy_intp reach = (PyArray_DIM(array, a) - 1) * PyArray_STRIDE(array, a);
+            (reach < 0 ? from : to) += reach;
+        }
+        if (!PyArray_SIZE(array)) to = from;
+    }
+
+    bool apart(const Extent& other) const { return to <= other.from || other.to <= from; }
+};
+
+bool same_memory(PyArrayObject* a, PyArrayObject* b) {
+    const size_t bytes = sizeof(npy_intp) * PyArray_NDIM(a);
+    return PyArray_BYTES(a) == PyArray_BYTES(b) && std::memcmp(PyArray_STRIDES(a), PyArray_STRIDES(b), bytes) == 0;
+}
+
+bool same_shape(PyArrayObject* a, PyArrayObject* b) {
+    return PyArray_NDIM(a) == PyArray_NDIM(b) &&
+           std::memcmp(PyArray_SHAPE(a), PyArray_SHAPE(b), sizeof(npy_intp) * PyArray_NDIM(a)) == 0;
+}
+
+// Arrays of a call as nanobind gives them: one, or those of a tuple.
+class Arrays {
+  public:
+    explicit Arrays(nb::handle given) : tuple_(PyTuple_CheckExact(given.ptr())), given_(given) {
+        size_ = tuple_ ? static_cast<size_t>(PyTuple_Size(given.ptr())) : 1;
+    }
+
+    size_t size() const { return size_; }
+    bool tuple() const { return tuple_; }
+
+    // Null where it is not a plain array.
+    PyArrayObject* operator[](size_t i) const {
+        PyObject* const one = tuple_ ? PyTuple_GetItem(given_.ptr(), static_cast<Py_ssize_t>(i)) : given_.ptr();
+        return PyArray_CheckExact(one) ? reinterpret_cast<PyArrayObject*>(one) : nullptr;
+    }
+
+  private:
+    bool tuple_;
+    nb::handle given_;
+    size_t size_;
+};
+
+// `seq_axis` from the front, -1 for a single vector, or -2 where it is none.
+int sequence_axis(int64_t seq_axis, int axes) {
+    if (axes == 0) return seq_axis == -2 ? -1 : -2;
+    const int64_t from_front = seq_axis < 0 ? seq_axis + axes + 1 : seq_axis;
+    return 0 <= from_front && from_front < axes ? static_cast<int>(from_front) : -2;
+}
+
+// A Python int that is one and fits, or false.
+bool integer(PyObject* object, int64_t& number) {
+    if (!PyLong_CheckExact(object)) return false;
+    int overflow = 0;
+    number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return !overflow;
+}
+
+bool read_range(nb::handle pos, Given& given) {
+    int64_t stop;
+    const nb::object start = nb::getattr(pos, "start"), end = nb::getattr(pos, "stop"), step = nb::getattr(pos, "step");
+    if (!integer(start.ptr(), given.start) || !integer(end.ptr(), stop) || !integer(step.ptr(), given.step)) return false;
+    given.kind = SPACED;
+    given.axes = 1;
+    given.shape[0] = PyObject_Length(pos.ptr());
+    if (given.shape[0] < 0) PyErr_Clear();  // longer than a sequence may be
+    return given.shape[0] >= 0;
+}
+
+bool read_array(PyArrayObject* pos, const Spec& plan, Given& given) {
+    const int kind = PyArray_DESCR(pos)->type_num, several = plan.coordinates ? 1 : 0;
+    const bool wide = kind == NPY_LONGLONG || (kind == NPY_LONG && sizeof(npy_long) == 8);
+    if (!wide && kind != NPY_INT && kind != NPY_LONG) return false;
+    if (!PyArray_ISNBO(PyArray_DESCR(pos)->byteorder) || !PyArray_ISALIGNED(pos)) return false;
+    given.kind = wide ? INT64 : INT32;
+    given.axes = PyArray_NDIM(pos) - several;
+    if (given.axes < 0 || (several && PyArray_DIM(pos, given.axes) != plan.coordinates)) return false;
+    for (int a = 0; a < given.axes; ++a) {
+        given.shape[a] = PyArray_DIM(pos, a);
+        given.stride[a] = PyArray_STRIDE(pos, a);
+    }
+    given.coordinate = several ? PyArray_STRIDE(pos, given.axes) : 0;
+    given.data = PyArray_BYTES(pos);
+    return true;
+}
+
+bool read_tables(PyArrayObject* cos, PyArrayObject* sin, const Layout& layout, Given& given) {
+    given.kind = TABLES;
+    given.axes = PyArray_NDIM(cos) - 1;
+    if (given.axes < 0 || PyArray_DIM(cos, given.axes) != layout.lanes) return false;
+    const npy_intp size = PyArray_ITEMSIZE(cos);
+    if (PyArray_STRIDE(cos, given.axes) != size || PyArray_STRIDE(sin, given.axes) != size) return false;
+    for (int a = 0; a < given.axes; ++a) {
+        given.shape[a] = PyArray_DIM(cos, a);
+        given.stride[a] = PyArray_STRIDE(cos, a);
+        given.sin_stride[a] = PyArray_STRIDE(sin, a);
+    }
+    given.data = PyArray_BYTES(cos);
+    given.sin = PyArray_BYTES(sin);
+    return true;
+}
+
+bool read_positions(nb::handle pos, const Spec& plan, Given& given) {
+    if (PyArray_CheckExact(pos.ptr())) return read_array(reinterpret_cast<PyArrayObject*>(pos.ptr()), plan, given);
+    if (plan.coordinates) return false;
+    if (PyRange_Check(pos.ptr())) return read_range(pos, given);
+    given.kind = SPACED;
+    given.axes = 0;
+    given.step = 0;
+    return integer(pos.ptr(), given.start);
+}
+
+void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
+    array.type = static_cast<Type>(type);
+    array.axes = PyArray_NDIM(x) - 1;
+    for (int a = 0; a < array.axes; ++a) {
+        array.shape[a] = PyArray_DIM(x, a);
+        array.x_stride[a] = PyArray_STRIDE(x, a);
+        array.y_stride[a] = PyArray_STRIDE(y, a);
+    }
+    array.x_feature = PyArray_STRIDE(x, array.axes);
+    array.y_feature = PyArray_STRIDE(y, array.axes);
+    array.x = PyArray_BYTES(x);
+    array.y = PyArray_BYTES(y);
+}
+
+void turn(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
+          int64_t bytes, int threads) {
+    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, threads);
+    threads = threads_of(threads);
+    nb::gil_scoped_release released;
+    rotate(plan, arrays, seq_axes, given, *level, threads);
+}
+
+// Whether results may be written where they are asked for: plain memory of their own, or their own x's. What is
+// not plain is judged in Python, which has the time to.
+bool may_write(const Arrays& xs, const Arrays& outs, std::initializer_list<nb::handle> beside) {
+    if (outs.size() != xs.size() || outs.tuple() != xs.tuple()) return false;
+    for (size_t i = 0; i < xs.size(); ++i) {
+        PyArrayObject* const out = outs[i];
+        if (!out || !PyArray_ISCARRAY(out) || PyArray_DESCR(out) != PyArray_DESCR(xs[i]) || !same_shape(out, xs[i]))
+            return false;
+        const Extent extent(out);
+        for (nb::handle other : beside)
+            if (PyArray_CheckExact(other.ptr()) && !extent.apart(Extent(reinterpret_cast<PyArrayObject*>(other.ptr()))))
+                return false;
+        for (size_t j = 0; j < xs.size(); ++j) {
+            if (j == i ? !same_memory(out, xs[i]) && !extent.apart(Extent(xs[i]))
+                       : !extent.apart(Extent(xs[j])) || !extent.apart(Extent(outs[j] ? outs[j] : out)))
+                return false;
+        }
+    }
+    return true;
+}
+
+nb::object declined() { return nb::borrow(Py_NotImplemented); }
+
+// A call on plain arrays, read and checked.
+struct Plain {
+    std::vector<Array> arrays;
+    std::vector<int> seq_axes;
+    int64_t bytes = 0;
+
+    // Whether all xs are of one precision and line up with what is given.
+    bool read(const Arrays& xs, const Layout& layout, const Given& given, int64_t axis) {
+        arrays.resize(xs.size());
+        seq_axes.resize(xs.size());
+        for (size_t i = 0; i < xs.size(); ++i) {
+            PyArrayObject* const x = xs[i];
+            const int type = x ? type_of(x) : -1;
+            if (type < 0 || PyArray_NDIM(x) < 1 || PyArray_DIM(x, PyArray_NDIM(x) - 1) != layout.head_dim) return false;
+            describe(x, x, type, arrays[i]);
+            seq_axes[i] = sequence_axis(axis, arrays[i].axes);
+            if (seq_axes[i] == -2 || (type == F64) != (arrays[0].type == F64) || !lines_up(arrays[i], given, seq_axes[i]))
+                return false;
+            bytes += PyArray_NBYTES(x);
+        }
+        return !arrays.empty();
+    }
+
+    void write_to(const Arrays& xs, size_t i, PyArrayObject* y) { describe(xs[i], y, arrays[i].type, arrays[i]); }
+};
+
+// New arrays, ordered in memory as their xs are.
+nb::object fresh_results(const Arrays& xs, Plain& call) {
+    nb::object made = xs.tuple() ? nb::steal(PyTuple_New(static_cast<Py_ssize_t>(xs.size()))) : nb::object();
+    for (size_t i = 0; i < xs.size(); ++i) {
+        PyObject* const y = PyArray_NewLikeArray(xs[i], NPY_KEEPORDER, nullptr, 0);
+        if (!y) throw nb::python_error();
+        call.write_to(xs, i, reinterpret_cast<PyArrayObject*>(y));
+        if (!xs.tuple()) return nb::steal(y);
+        PyTuple_SetItem(made.ptr(), static_cast<Py_ssize_t>(i), y);
+    }
+    return made;
+}
+
+// Rotates plain NumPy arrays of one precision by what is given; NotImplemented for all that is not plain, and for
+// what is refused, as Python says why.
+nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb::handle seq_axis, nb::handle out,
+                      std::initializer_list<nb::handle> beside) {
+    int64_t axis;
+    Plain call;
+    if (!integer(seq_axis.ptr(), axis) || !call.read(xs, spec.layout, given, axis)) return declined();
+    nb::object result;
+    if (out.is_none()) {
+        result = fresh_results(xs, call);
+    } else {
+        const Arrays outs(out);
+        if (!may_write(xs, outs, beside)) return declined();
+        for (size_t i = 0; i < xs.size(); ++i) call.write_to(xs, i, outs[i]);
+        result = nb::borrow(out);
+    }
+    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0);
+    return result;
+}
+
+// By integer positions.
+nb::object quick(nb::handle x, nb::handle pos, nb::handle plan, nb::handle seq_axis, nb::handle out) {
+    const nb::object native = nb::steal(PyObject_GetAttr(plan.ptr(), native_name));
+    if (!native.is_valid()) throw nb::python_error();
+    const Spec* const spec = spec_of(native);
+    Given given;
+    if (!spec || !spec->has_words() || !read_positions(pos, *spec, given)) return declined();
+    return turn_plain(*spec, Arrays(x), given, seq_axis, out, {pos});
+}
+
+// By tables in the precision of the arithmetic.
+nb::object quick_tables(nb::handle x, nb::handle cos, nb::handle sin, nb::handle native, nb::handle seq_axis,
+                        nb::handle out) {
+    const Spec* const spec = spec_of(native);
+    const Arrays xs(x), cosines(cos), sines(sin);
+    PyArrayObject* const c = cosines[0];
+    PyArrayObject* const s = sines[0];
+    if (!spec || !xs.size() || !xs[0] || !c || !s || type_of(c) != (type_of(xs[0]) == F64 ? F64 : F32)) return declined();
+    Given given;
+    if (type_of(s) != type_of(c) || !same_shape(c, s) || !read_tables(c, s, spec->layout, given)) return declined();
+    return turn_plain(*spec, xs, given, seq_axis, out, {cos, sin});
+}
+
+// ---- any memory ----
+
+template <class T>
+T* address(nb::handle number) {
+    return reinterpret_cast<T*>(nb::cast<uintptr_t>(number));
+}
+
+int64_t number(nb::handle object) {
+    const long long value = PyLong_AsLongLong(object.ptr());
+    if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+    return value;
+}
+
+nb::handle item(nb::handle tuple, Py_ssize_t i) {
+    PyObject* const found = PyTuple_GetItem(tuple.ptr(), i);
+    if (!found) throw nb::python_error();
+    return found;
+}
+
+int length(nb::handle tuple) {
+    const Py_ssize_t n = PyTuple_Size(tuple.ptr());
+    if (n < 0) throw nb::python_error();
+    if (n > AXES) throw nb::value_error("more axes than NumPy has");
+    return static_cast<int>(n);
+}
+
+void read(nb::handle tuple, int64_t* numbers, int count, int64_t unit = 1) {
+    for (int a = 0; a < count; ++a) numbers[a] = unit * number(item(tuple, a));
+}
+
+// (type, shape, address of x, its strides, address of y, its strides, bytes that strides count by)
+int64_t read_array(nb::handle given, Array& array) {
+    const nb::handle shape = item(given, 1);
+    array.type = static_cast<Type>(number(item(given, 0)));
+    array.axes = length(shape) - 1;
+    if (array.axes < 0) throw nb::value_error("an array without axes");
+    int64_t sizes[AXES], x[AXES], y[AXES], count = SIZE[array.type];
+    const int64_t unit = number(item(given, 6));
+    read(shape, sizes, array.axes + 1);
+    read(item(given, 3), x, array.axes + 1, unit);
+    read(item(given, 5), y, array.axes + 1, unit);
+    for (int a = 0; a < array.axes; ++a) {
+        array.shape[a] = sizes[a];
+        array.x_stride[a] = x[a];
+        array.y_stride[a] = y[a];
+    }
+    for (int a = 0; a <= array.axes; ++a) count *= sizes[a];
+    array.x_feature = x[array.axes];
+    array.y_feature = y[array.axes];
+    array.x = address<const char>(item(given, 2));
+    array.y = address<char>(item(given, 4));
+    return count;
+}
+
+// (SPACED, start, step, shape), (INT32 or INT64, address, strides, shape, unit),
+// (TABLES, address of cos, strides, shape, unit, address of sin, strides): shape with coordinates or lanes.
+void read_given(nb::handle tuple, const Spec& plan, Given& given) {
+    given.kind = static_cast<Kind>(number(item(tuple, 0)));
+    if (given.kind != TABLES && !plan.has_words()) throw nb::value_error("positions for a spec that takes tables");
+    const nb::handle shape = item(tuple, 3);
+    const int last = given.kind == TABLES || (given.kind != SPACED && plan.coordinates) ? 1 : 0;
+    given.axes = length(shape) - last;
+    if (given.axes < 0) throw nb::value_error("positions without axes");
+    read(shape, given.shape, given.axes);
+    if (given.kind == SPACED) {
+        given.start = number(item(tuple, 1));
+        given.step = number(item(tuple, 2));
+        return;
+    }
+    const int64_t unit = number(item(tuple, 4));
+    int64_t strides[AXES];
+    given.data = address<const char>(item(tuple, 1));
+    read(item(tuple, 2), strides, given.axes + last, unit);
+    std::memcpy(given.stride, strides, sizeof strides);
+    const int64_t wanted = given.kind == TABLES ? plan.layout.lanes : plan.coordinates;
+    if (last && number(item(shape, given.axes)) != wanted) throw nb::value_error("not a number for each lane");
+    given.coordinate = last ? strides[given.axes] : 0;
+    if (given.kind != TABLES) return;
+    given.sin = address<const char>(item(tuple, 5));
+    read(item(tuple, 6), given.sin_stride, given.axes, unit);
+}
+
+// Asks that fresh memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint, and none
+// where the system has no such pages. NumPy asks for its own.
+void prefer_huge_pages(char* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (bytes < HUGE_BYTES) return;
+    const uintptr_t page = 4096, from = reinterpret_cast<uintptr_t>(memory), first = (from + page - 1) / page * page, last = (from + static_cast<uintptr_t>(bytes)) / page * page;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
+
+// Rotates memory of one precision, checked by the caller but for shapes: false where they do not line up.
+bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positions, int64_t seq_axis, int threads,
+         bool fresh) {
+    const Spec* const spec = spec_of(given_spec);
+    if (!spec) throw nb::type_error("no spec");
+    const Spec& plan = *spec;
+    const int count = static_cast<int>(PyTuple_Size(given_arrays.ptr()));
+    if (count < 0) throw nb::python_error();
+    std::vector<Array> arrays(static_cast<size_t>(count));
+    std::vector<int> seq_axes(static_cast<size_t>(count));
+    Given given;
+    int64_t bytes = 0;
+    read_given(given_positions, plan, given);
+    for (size_t i = 0; i < arrays.size(); ++i) {
+        const int64_t size = read_array(item(given_arrays, static_cast<Py_ssize_t>(i)), arrays[i]);
+        bytes += size;
+        seq_axes[i] = sequence_axis(seq_axis, arrays[i].axes);
+        if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
+        if (fresh) prefer_huge_pages(arrays[i].y, size);
+    }
+    if (!arrays.empty()) turn(plan, arrays, seq_axes, given, bytes, threads);
+    return true;
+}
+
+// ---- levels ----
+
+nb::list level_names() {
+    nb::list names;
+    for (const Level* const* each = levels(); *each; ++each) names.append((*each)->name);
+    return names;
+}
+
+void use_level(const char* name) {
+    for (const Level* const* each = levels(); *each; ++each)
+        if (std::strcmp((*each)->name, name) == 0) {
+            level = *each;
+            return;
+        }
+    throw nb::value_error("no such level on this processor");
+}
+
+PyObject* import_numpy() {
+    import_array();
+    return Py_None;
+}
+
+}  // namespace
+
+NB_MODULE(_kernel, m) {
+    if (!import_numpy()) throw nb::python_error();
+    native_name = PyUnicode_InternFromString("native");
+    m.doc() = "The rotation in C++: see rope_array/backends/_native/__init__.py.";
+    m.def("make_spec", &make_spec);
+    m.def("quick", &quick, nb::arg("x").none(), nb::arg("pos").none(), nb::arg("plan"), nb::arg("seq_axis").none(),
+          nb::arg("out").none());
+    m.def("quick_tables", &quick_tables, nb::arg("x").none(), nb::arg("cos").none(), nb::arg("sin").none(),
+          nb::arg("spec"), nb::arg("seq_axis").none(), nb::arg("out").none());
+    m.def("run", &run);
+    m.def("level_names", &level_names);
+    m.def("level_name", [] { return level->name; });
+    m.def("use_level", &use_level);
+    m.def("default_threads", [] { return threads_of(0); });
+}

@@ -1,0 +1,228 @@
+// A few numbers side by side, in the widest registers of the level that includes this: types and the operations
+// that the compiler's own vectors lack. A pack of one is a plain number, and the same code serves both.
+//
+// Included by level.cpp alone, once for each level; so all of it is in an unnamed namespace.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "pairs of 16 bits are taken apart as little-endian words"
+#endif
+
+namespace rope {
+namespace {
+
+// Single-precision numbers in one register. Without the vectors of GCC and Clang, one.
+#if !defined(__GNUC__)
+constexpr int WIDTH = 1;
+#elif defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+template <class T, int W>
+struct PackOf {
+#if defined(__GNUC__)
+    typedef T type __attribute__((vector_size(sizeof(T) * W)));
+#endif
+};
+
+template <class T>
+struct PackOf<T, 1> {
+    using type = T;
+};
+
+template <class T, int W>
+using Pack = typename PackOf<T, W>::type;
+
+template <class To, class From>
+inline To bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "a cast of bits");
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <class P>
+inline P load(const void* from) {
+    P pack;
+    std::memcpy(&pack, from, sizeof pack);
+    return pack;
+}
+
+template <class P>
+inline void store(void* to, P pack) {
+    std::memcpy(to, &pack, sizeof pack);
+}
+
+// The same number everywhere.
+template <class P, class T>
+inline P all(T number) {
+    return P{} + number;
+}
+
+// Each number in another type.
+template <class T, int W>
+struct Convert {
+    template <class From>
+    static Pack<T, W> of(From from) {
+#if defined(__GNUC__)
+        return __builtin_convertvector(from, Pack<T, W>);
+#else
+        return static_cast<T>(from);
+#endif
+    }
+};
+
+template <class T>
+struct Convert<T, 1> {
+    template <class From>
+    static T of(From from) {
+        return static_cast<T>(from);
+    }
+};
+
+// 16 bits to the lower half of 32, and back, where the upper half is zero. (GCC 12 does this number by number.)
+inline uint32_t widen16(uint16_t number) { return number; }
+inline uint16_t narrow16(uint32_t number) { return static_cast<uint16_t>(number); }
+
+#if defined(__GNUC__)
+inline Pack<uint32_t, WIDTH> widen16(Pack<uint16_t, WIDTH> v) {
+    using Wide = Pack<uint32_t, WIDTH>;
+#if defined(__AVX512F__)
+    return bits<Wide>(_mm512_cvtepu16_epi32(bits<__m256i>(v)));
+#elif defined(__AVX2__)
+    return bits<Wide>(_mm256_cvtepu16_epi32(bits<__m128i>(v)));
+#elif defined(__SSE2__)
+    return bits<Wide>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(bits<int64_t>(v)), _mm_setzero_si128()));
+#else
+    return Convert<uint32_t, WIDTH>::of(v);
+#endif
+}
+
+inline Pack<uint16_t, WIDTH> narrow16(Pack<uint32_t, WIDTH> v) {
+    using Narrow = Pack<uint16_t, WIDTH>;
+#if defined(__AVX512F__)
+    return bits<Narrow>(_mm512_cvtepi32_epi16(bits<__m512i>(v)));
+#elif defined(__AVX2__)
+    const __m256i w = bits<__m256i>(v);
+    return bits<Narrow>(_mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+#elif defined(__SSE2__)
+    // Saturation is signed here, so the sign is made to fit first.
+    const __m128i w = _mm_srai_epi32(_mm_slli_epi32(bits<__m128i>(v), 16), 16);
+    return bits<Narrow>(_mm_cvtsi128_si64(_mm_packs_epi32(w, w)));
+#else
+    return Convert<uint16_t, WIDTH>::of(v);
+#endif
+}
+#endif
+
+// Numbers at even places, at odd places, and back: what stands side by side as pairs.
+template <int W>
+struct Pairs;
+
+#if defined(__GNUC__)
+#define ROPE_PAIRS(W, EVEN, ODD, LOWER, UPPER)                              \
+    template <>                                                            \
+    struct Pairs<W> {                                                      \
+        template <class P> static P even(P a, P b) { return __builtin_shufflevector(a, b, EVEN); }   \
+        template <class P> static P odd(P a, P b) { return __builtin_shufflevector(a, b, ODD); }     \
+        template <class P> static P lower(P a, P b) { return __builtin_shufflevector(a, b, LOWER); } \
+        template <class P> static P upper(P a, P b) { return __builtin_shufflevector(a, b, UPPER); } \
+    }
+#define ROPE_LIST(...) __VA_ARGS__
+ROPE_PAIRS(2, ROPE_LIST(0, 2), ROPE_LIST(1, 3), ROPE_LIST(0, 2), ROPE_LIST(1, 3));
+ROPE_PAIRS(4, ROPE_LIST(0, 2, 4, 6), ROPE_LIST(1, 3, 5, 7), ROPE_LIST(0, 4, 1, 5), ROPE_LIST(2, 6, 3, 7));
+ROPE_PAIRS(8, ROPE_LIST(0, 2, 4, 6, 8, 10, 12, 14), ROPE_LIST(1, 3, 5, 7, 9, 11, 13, 15),
+           ROPE_LIST(0, 8, 1, 9, 2, 10, 3, 11), ROPE_LIST(4, 12, 5, 13, 6, 14, 7, 15));
+ROPE_PAIRS(16, ROPE_LIST(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+           ROPE_LIST(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31),
+           ROPE_LIST(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+           ROPE_LIST(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+#endif
+
+// Upper halves of the products of 32-bit numbers. Vectors have the product of even places only.
+inline uint32_t high_product(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
+
+#if defined(__GNUC__)
+template <class P>
+inline P products_of_even(P a, P b) {
+#if defined(__AVX512F__)
+    return bits<P>(_mm512_mul_epu32(bits<__m512i>(a), bits<__m512i>(b)));
+#elif defined(__AVX2__)
+    return bits<P>(_mm256_mul_epu32(bits<__m256i>(a), bits<__m256i>(b)));
+#elif defined(__SSE2__)
+    return bits<P>(_mm_mul_epu32(bits<__m128i>(a), bits<__m128i>(b)));
+#else
+    return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
+#endif
+}
+
+inline Pack<uint32_t, WIDTH> high_product(Pack<uint32_t, WIDTH> a, Pack<uint32_t, WIDTH> b) {
+    using Long = Pack<uint64_t, WIDTH / 2>;
+    const Long even = products_of_even(bits<Long>(a), bits<Long>(b)) >> 32;
+    const Long odd = products_of_even(bits<Long>(a) >> 32, bits<Long>(b) >> 32) & 0xFFFFFFFF00000000u;
+    return bits<Pack<uint32_t, WIDTH>>(even | odd);
+}
+#endif
+
+// Writes memory past the caches, whole lines of it where the processor can: so lines that are written are not read
+// before. What is asked for with it is there for other threads after `written`.
+inline void stream(const char* from, char* to, int64_t bytes) {
+#if defined(__SSE2__) && defined(__GNUC__)
+    constexpr int64_t LINE = 64;
+    const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % LINE);
+    if (bytes < before + LINE) {
+        std::memcpy(to, from, static_cast<size_t>(bytes));
+        return;
+    }
+    std::memcpy(to, from, static_cast<size_t>(before));
+    int64_t i = before;
+    for (; i + LINE <= bytes; i += LINE) {
+#if defined(__AVX512F__)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), load<__m512i>(from + i));
+#else
+        for (int64_t k = 0; k < LINE; k += 16)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k), load<__m128i>(from + i + k));
+#endif
+    }
+    std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
+#else
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+#endif
+}
+
+inline void written() {
+#if defined(__SSE2__) && defined(__GNUC__)
+    _mm_sfence();
+#endif
+}
+
+// To the nearest double of a signed integer.
+inline double to_double(uint64_t number) { return static_cast<double>(static_cast<int64_t>(number)); }
+
+#if defined(__GNUC__)
+inline Pack<double, WIDTH / 2> to_double(Pack<uint64_t, WIDTH / 2> number) {
+#if defined(__AVX512DQ__) || defined(__aarch64__)
+    return Convert<double, WIDTH / 2>::of(bits<Pack<int64_t, WIDTH / 2>>(number));
+#else
+    // Halves in the fraction of 2^84 and of 2^52: each is exact, and their sum rounds once.
+    using Real = Pack<double, WIDTH / 2>;
+    const Real upper = bits<Real>(((number >> 32) ^ 0x80000000u) | 0x4530000000000000u);
+    const Real lower = bits<Real>((number & 0xFFFFFFFFu) | 0x4330000000000000u);
+    return (upper - (0x1p84 + 0x1p63 + 0x1p52)) + lower;
+#endif
+}
+#endif
+
+}  // namespace
+}  // namespace rope

@@ -1,0 +1,57 @@
+"""NumPy without the C++ kernel: block by block, in scratch memory that is made once a call."""
+
+from typing import Any
+
+import numpy as np
+
+from rope_array import _core
+from rope_array._namespace import library
+from rope_array._plan import Layout, Plan
+
+from . import _blocks
+
+name = "numpy"
+
+__all__ = ["apply", "library", "name", "rotate", "supports", "tables"]
+
+
+def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
+    """Say why arrays are not served; None where they are."""
+    for x in xs:
+        if type(x) is not np.ndarray and type(x) is not np.memmap:
+            return f"{type(x).__name__} is a subclass of NumPy's array, which its own operations serve"
+        if not x.dtype.isnative:
+            return "its numbers are of the other byte order"
+    return None
+
+
+def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by its positions."""
+    lib = library(xs[0])
+    kit = lib.kit(xs[0])
+    whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
+    ys = tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
+    for double in {*map(_core.is_double, xs)}:
+        made = _core.make_tables(whole, fraction, plan, double, kit)
+        for x, y in zip(xs, ys, strict=True):
+            if _core.is_double(x) == double:
+                _blocks.turn(x, *_core.laid_out(x, *made, seq_axis, kit), plan.layout, y)
+    return ys
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+    """Make cos and sin."""
+    return _core.tables(pos, like, plan, inv_freq, library(like))
+
+
+def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by tables."""
+    lib = library(xs[0])
+    kit = lib.kit(xs[0])
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, lib)
+    ys = tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
+    for x, y in zip(xs, ys, strict=True):
+        dtype = np.float64 if _core.is_double(x) else np.float32
+        pair = cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
+        _blocks.turn(x, *_core.laid_out(x, *pair, seq_axis, kit), layout, y)
+    return ys

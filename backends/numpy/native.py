@@ -1,0 +1,109 @@
+"""NumPy by the C++ kernel: exact angles from integer positions inside it, tables for all others."""
+
+from typing import Any
+
+import numpy as np
+
+from rope_array import _core
+from rope_array._namespace import dtype_name, library
+from rope_array._plan import Layout, Plan
+
+from .. import _native
+
+name = "native"
+
+__all__ = ["about", "apply", "library", "missing", "name", "quick", "quick_rotate", "rotate", "supports", "tables"]
+
+about, missing = _native.about, _native.missing
+
+
+def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
+    """Say why arrays are not served; None where they are."""
+    if _native.kernel is None:
+        return missing()
+    for x in xs:
+        # Memory-mapped files are plain memory; other subclasses may mean something by their operators.
+        if type(x) is not np.ndarray and type(x) is not np.memmap:
+            return f"{type(x).__name__} is a subclass of NumPy's array, which its own operations serve"
+        if not x.dtype.isnative:
+            return "its numbers are of the other byte order"
+    return None
+
+
+def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain arrays by integers, all checks in the kernel; NotImplemented for every other call."""
+    if plan.native is None and _native.spec_of(plan) is None:
+        return NotImplemented
+    return _native.kernel.quick(x, pos, plan, seq_axis, out)
+
+
+def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain arrays by tables of their precision, as `quick` does by positions."""
+    if _native.kernel is None:
+        return NotImplemented
+    return _native.kernel.quick_tables(x, cos, sin, _native.spec_of_tables(layout), seq_axis, out)
+
+
+def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by its positions."""
+    lib = library(xs[0])
+    whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
+    ys = _results(xs, outs)
+    for double in {*map(_core.is_double, xs)}:
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
+        if plan.exact and fraction is None and whole.dtype.kind != "f":
+            _turn(pairs, _native.spec_of(plan), _given_positions(whole), seq_axis, outs is None)
+        else:
+            cos, sin = _core.make_tables(whole, fraction, plan, double, lib.kit(xs[0]))
+            _turn_by(pairs, cos, sin, plan.layout, seq_axis, outs is None)
+    return ys
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+    """Make cos and sin."""
+    return _core.tables(pos, like, plan, inv_freq, library(like))
+
+
+def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by tables."""
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, library(xs[0]))
+    ys = _results(xs, outs)
+    for double in {*map(_core.is_double, xs)}:
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
+        _turn_by(pairs, cos, sin, layout, seq_axis, outs is None)
+    return ys
+
+
+def _results(xs: Any, outs: Any) -> Any:
+    return tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
+
+
+def _turn_by(pairs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, fresh: bool) -> None:
+    """Rotate arrays of one precision by tables, brought to that precision."""
+    dtype = np.float64 if _core.is_double(pairs[0][0]) else np.float32
+    # Lanes side by side, as the kernel reads them.
+    cos, sin = (np.require(table, dtype, "A") for table in (cos, sin))
+    if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
+        cos, sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
+    given = (_native.TABLES, _address(cos), cos.strides, cos.shape, 1, _address(sin), sin.strides)
+    _turn(pairs, _native.spec_of_tables(layout), given, seq_axis, fresh)
+
+
+def _given_positions(pos: Any) -> Any:
+    pos = np.require(pos, np.int64, "A")
+    # The array too: its memory is read until the call returns.
+    return (_native.INT64, _address(pos), pos.strides, pos.shape, 1, pos)
+
+
+def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any, fresh: bool) -> None:
+    arrays = tuple(
+        (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
+        for x, y in pairs
+    )
+    done = _native.kernel.run(spec, arrays, given, int(seq_axis), 0, False)
+    assert done, "shapes were checked before"
+
+
+def _address(array: Any) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,323 @@
+"""PyTorch on the CPU by the C++ kernel: eager calls on plain tensors, with or without a gradient.
+
+Whatever sees or changes the operations that a call is made of (a compiler, a functorch transform, forward-mode
+differentiation, a mode, a subclass) is left to the core, which is made of PyTorch's own operations: by a kernel
+that PyTorch does not see it would get a wrong or an empty result. A reverse-mode gradient is served, by a
+rule whose backward is the adjoint rotation.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from rope_array import _core
+from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
+
+from .. import _native
+from . import LIBRARY, no_autocast, settled
+
+name = "native"
+
+__all__ = ["about", "apply", "library", "missing", "name", "quick", "quick_rotate", "rotate", "supports", "tables"]
+
+_TYPES = {getattr(torch, name): number for name, number in _native.TYPES.items()}
+_MOST_AXES = 64  # as drive.hpp has it
+_KINDS = (torch.Tensor, torch.nn.Parameter)  # a parameter is a tensor in all but what owns it
+# Private names. Where PyTorch has another, the kernel declines: what they tell would go unseen.
+_FUNCTORCH = getattr(torch._C, "_are_functorch_transforms_active", None)
+_DISPATCH = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_FUNCTION = getattr(torch._C, "_len_torch_function_stack", None)
+_TRACING = getattr(torch._C, "_get_tracing_state", None)
+_KNOWN = None not in (_FUNCTORCH, _DISPATCH, _FUNCTION, _TRACING) and hasattr(forward_ad, "_current_level")
+
+
+missing = _native.missing
+
+
+def about() -> str:
+    """Say which instruction set runs, and by how many threads at most."""
+    if _native.kernel is None:
+        return missing()
+    return f"{_native.kernel.level_name()} instructions, as many threads as PyTorch's {torch.get_num_threads()}"
+
+
+def library(x: Any) -> Any:
+    """Return PyTorch."""
+    return LIBRARY
+
+
+def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
+    """Say why tensors are not served; None where they are."""
+    if torch.compiler.is_compiling():  # first: Dynamo takes it as a constant, and sees nothing of the rest
+        return "the call is compiled: the core is made of operations that the compiler joins into one loop"
+    if _native.kernel is None:
+        return missing()
+    if (watched := _watched()) is not None:
+        return watched
+    for x in xs:
+        if not _is_plain(x):
+            return _unlike_plain(x)
+    for other in beside:
+        if isinstance(other, torch.Tensor):
+            if other.requires_grad and torch.is_grad_enabled():
+                return "a gradient of positions or tables is recorded"
+            if not _is_plain(other):
+                return _unlike_plain(other)
+    return None
+
+
+def _watched() -> str | None:
+    """Say what sees each operation of PyTorch's, if anything does."""
+    if not _KNOWN:
+        return "this version of PyTorch does not tell whether its operations are transformed"
+    if _FUNCTORCH():  # type: ignore[misc]
+        return "a functorch transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if _DISPATCH() or _FUNCTION():  # type: ignore[misc]
+        return "a mode watches PyTorch's operations"
+    if _TRACING() is not None:  # type: ignore[misc]
+        return "the call is traced by torch.jit"
+    return None
+
+
+def _is_plain(x: Any) -> bool:
+    """Tell whether a tensor's numbers are those in the host's memory, as its strides say."""
+    return (
+        type(x) in _KINDS
+        and x.is_cpu
+        and x.layout is torch.strided
+        and not x.is_neg()
+        and not x._is_zerotensor()
+        and x.ndim <= _MOST_AXES
+    )
+
+
+def _unlike_plain(x: Any) -> str:
+    if type(x) not in _KINDS:
+        return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
+    if not x.is_cpu:
+        return f"a tensor is on {x.device}; the kernel runs on the CPU"
+    if x.ndim > _MOST_AXES:
+        return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
+    return "a tensor's numbers are not in memory as they are: a lazily negated view, or a layout"
+
+
+def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
+    """Rotate one plain tensor by integers; NotImplemented for every other call."""
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    if type(x) is not torch.Tensor or not _is_plain(x) or _watched() is not None:
+        return NotImplemented
+    number, given = _TYPES.get(x.dtype), _quick_positions(pos, plan)
+    spec = plan.native or _native.spec_of(plan)
+    if number is None or given is None or spec is None or not x.ndim or x.shape[-1] != plan.layout.head_dim:
+        return NotImplemented
+    if type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
+        return NotImplemented
+    if torch.is_grad_enabled() and x.requires_grad:
+        return NotImplemented if out is not None else _quick_gradient(x, pos, plan, seq_axis, given)
+    if out is not None and not _may_write(x, pos, out):
+        return NotImplemented
+    y = torch.empty_like(x) if out is None else out
+    array = (number, x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
+    if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads(), out is None):
+        return NotImplemented
+    if out is not None:
+        torch.autograd.graph.increment_version(out)
+    return y
+
+
+def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int, given: Any) -> Any:
+    """Rotate with a gradient recorded; positions that do not line up are refused elsewhere."""
+    shape = tuple(pos.shape) if type(pos) is torch.Tensor else ()
+    check_line_up(x.shape, without_coordinates(shape, plan), seq_axis)
+    return _Turn.apply(plan, False, seq_axis, *((1, pos, x) if type(pos) is torch.Tensor else (0, given, x)))[0]
+
+
+def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out: Any) -> Any:
+    """Rotate one plain tensor by tables of its precision without a gradient, as `quick` does by positions."""
+    if torch.compiler.is_compiling():
+        return NotImplemented
+    if type(x) is not torch.Tensor or not _is_plain(x) or _watched() is not None or _native.kernel is None:
+        return NotImplemented
+    number, wanted = _TYPES.get(x.dtype), torch.float64 if x.dtype is torch.float64 else torch.float32
+    for table in (cos, sin):
+        if type(table) is not torch.Tensor or table.dtype is not wanted or not _is_plain(table):
+            return NotImplemented
+        if not table.ndim or table.stride(-1) != 1 or table.shape != cos.shape:
+            return NotImplemented
+    recorded = torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad)
+    if recorded or number is None or out is not None or not x.ndim or x.shape[-1] != layout.head_dim:
+        return NotImplemented
+    if type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES or cos.shape[-1] != layout.lanes:
+        return NotImplemented
+    y = torch.empty_like(x)
+    array = (number, x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
+    given, spec = _tables(cos, sin, wanted is torch.float64)[0], _native.spec_of_tables(layout)
+    done = _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads(), True)
+    return y if done else NotImplemented
+
+
+def _may_write(x: Any, pos: Any, out: Any) -> bool:
+    """Tell whether a result is plainly memory of its own, or x's: what is not plain is judged at leisure."""
+    if type(out) is not torch.Tensor or not _is_plain(out) or out.dtype is not x.dtype or out.shape != x.shape:
+        return False
+    if out.requires_grad or not out.is_contiguous() or out.is_inference() or type(pos) is not int:
+        return False
+    return out is x or (x.is_contiguous() and abs(x.data_ptr() - out.data_ptr()) >= x.nbytes)
+
+
+def _quick_positions(pos: Any, plan: Plan) -> Any:
+    if type(pos) is torch.Tensor:
+        if pos.dtype is not torch.int64 or not _is_plain(pos):
+            return None
+        if plan.coordinates is not None and (not pos.ndim or pos.shape[-1] != plan.coordinates.number):
+            return None
+        return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8)
+    if plan.coordinates is not None:
+        return None
+    if type(pos) is int and -(2**63) <= pos < 2**63:
+        return (_native.SPACED, pos, 0, ())
+    return None
+
+
+def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by its positions."""
+    whole, fraction = _core.positions(xs, settled(pos, xs[0]), plan, seq_axis, LIBRARY)
+    if plan.exact and fraction is None and not whole.dtype.is_floating_point:
+        return _turn(xs, outs, plan, (whole.to(torch.int64),), int(seq_axis))
+    with no_autocast(xs[0]):
+        made = {d: _core.make_tables(whole, fraction, plan, d, LIBRARY.kit(xs[0])) for d in _precisions(xs)}
+    ys = {d: _turn(some, into, plan.layout, made[d], int(seq_axis)) for d, some, into in _groups(xs, outs)}
+    return _in_order(xs, ys)
+
+
+def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+    """Make cos and sin."""
+    with no_autocast(like):
+        return _core.tables(settled(pos, like), like, plan, inv_freq, LIBRARY)
+
+
+def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by tables."""
+    _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
+    return _turn(xs, outs, layout, (cos, sin), int(seq_axis))
+
+
+def _precisions(xs: Any) -> set[bool]:
+    return {*map(_core.is_double, xs)}
+
+
+def _groups(xs: Any, outs: Any) -> Any:
+    """Yield each precision with the arrays that have it, and where their results go."""
+    for double in _precisions(xs):
+        chosen = [i for i, x in enumerate(xs) if _core.is_double(x) == double]
+        into = None if outs is None else tuple(outs[i] for i in chosen)
+        yield double, tuple(xs[i] for i in chosen), into
+
+
+def _in_order(xs: Any, ys: Any) -> Any:
+    """Put results by precision in the order of xs again."""
+    rest = {double: iter(some) for double, some in ys.items()}
+    return tuple(next(rest[_core.is_double(x)]) for x in xs)
+
+
+def _turn(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
+    """Rotate by integer positions and a plan, or by tables and a layout, recording a gradient if need be."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
+        ys: Any = _Turn.apply(how, back, seq_axis, len(given), *given, *xs)
+        return ys
+    return _run(xs, outs, how, given, seq_axis, back)
+
+
+def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
+    """Rotate, or (`back`) by a plan's transposed rotation."""
+    ys = tuple(map(torch.empty_like, xs)) if outs is None else outs
+    by_positions = isinstance(how, Plan)
+    if by_positions:
+        spec = _native.transposed_spec_of(how) if back else _native.spec_of(how)
+    else:
+        spec = _native.spec_of_tables(how)
+    for double, some, into in _groups(xs, ys):
+        arrays = tuple(
+            (_TYPES[x.dtype], x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
+            for x, y in zip(some, into, strict=True)
+        )
+        where = _positions(given[0]) if by_positions else _tables(*given, double)
+        threads = torch.get_num_threads()
+        done = _native.kernel.run(spec, arrays, where[0], seq_axis, threads, outs is None)
+        assert done, "shapes were checked before"
+    for out in outs or ():
+        torch.autograd.graph.increment_version(out)  # as operations in place do, for what was saved of it
+    return ys
+
+
+def _positions(pos: Any) -> Any:
+    if type(pos) is tuple:  # one position, as the kernel takes it
+        return (pos,)
+    # The tensor too: its memory is read until the call returns.
+    return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8), pos
+
+
+def _tables(cos: Any, sin: Any, double: bool) -> Any:
+    """Return tables in the precision of the arithmetic, lanes side by side, as the kernel reads them."""
+    dtype = torch.float64 if double else torch.float32
+    cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (cos.to(dtype), sin.to(dtype)))
+    given = (cos.data_ptr(), cos.stride(), cos.shape, cos.itemsize, sin.data_ptr(), sin.stride())
+    return (_native.TABLES, *given), (cos, sin)
+
+
+class _Turn(torch.autograd.Function):
+    """The rotation with its gradient: the adjoint rotation, by the same positions or tables.
+
+    Tensors are `count` of positions or tables, then the xs; without any, one position is given as the kernel
+    takes it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, how: Any, back: bool, seq_axis: int, count: int, *tensors: Any) -> Any:
+        given, xs = tensors[: max(count, 1)], tensors[max(count, 1) :]
+        # Positions and tables are kept, x is not. Saved, so that one written in place since then is seen.
+        ctx.save_for_backward(*given[:count])
+        ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
+        ctx.set_materialize_grads(False)
+        ys = _run(xs, None, how, given, seq_axis, back)
+        ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
+        return ys
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        there = tuple(g for g in grads if g is not None)
+        given = ctx.spaced or ctx.saved_tensors
+        back = iter(_adjoint(there, ctx.how, ctx.back, given, ctx.seq_axis) if there else ())
+        none = [None] * (4 + len(given))
+        return (*none, *(None if g is None else next(back) for g in grads))
+
+
+def _adjoint(grads: Any, how: Any, back: bool, given: Any, seq_axis: int) -> Any:
+    """Rotate gradients back: by the kernel, or by the core where something watches the backward too."""
+    by_positions = isinstance(how, Plan)
+    layout = how.layout if by_positions else how
+    layout = layout.transposed(layout.amplitude)
+    tensors = tuple(t for t in given if isinstance(t, torch.Tensor))
+    if supports(grads, tensors, layout) is None:
+        if by_positions:
+            return _turn(grads, None, how, given, seq_axis, not back)
+        return _turn(grads, None, layout, (given[0], -given[1]), seq_axis)
+    with no_autocast(grads[0]):
+        return _adjoint_by_core(grads, how, back, given, seq_axis, layout)
+
+
+def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int, layout: Layout) -> Any:
+    kit = LIBRARY.kit(grads[0])
+    if not isinstance(how, Plan):
+        return _core.turn_all(grads, given[0], -given[1], layout, seq_axis, kit)
+    pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]
+    tables = {double: _core.make_tables(pos, None, how, double, kit) for double in _precisions(grads)}
+    sign, layout = (1, how.layout) if back else (-1, layout)
+    return tuple(
+        _core.turn_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, kit)
+        for g, d in ((g, _core.is_double(g)) for g in grads)
+    )

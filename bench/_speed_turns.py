@@ -1,0 +1,188 @@
+"""All who rotate one case's arrays take turns: the child process of `bench/speed.py`.
+
+The order of a round is drawn anew for each, since what ran before leaves the caches and the heap in some
+state. A ratio to a copy is the median of the ratios within rounds, so that what slows a round down slows both
+of its parts. `timeit` does the timing, with the garbage collector off.
+"""
+
+import gc
+import importlib
+import math
+import random
+import statistics
+import time
+from timeit import Timer
+from typing import NamedTuple
+
+import numpy as np
+from peers._timed import Arrays, NotServedError, Timed
+
+PEERS = (
+    "own",
+    "huggingface",
+    "meta",
+    "rotary_embedding_torch",
+    "equinox",
+    "keras_hub",
+    "onnx_runtime",
+    "naive",
+)
+# Two yardsticks, and PyTorch's own beside them.
+INTO, ALLOCATING, CLONE = "copy into existing memory", "copy, allocating", "copy, PyTorch clone"
+SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated within it
+LONG = 0.1  # seconds of a call whose arrays no cache or heap holds on to, so that it needs no call before
+WRONG = 0.05  # of the length of x; a wrong rotation is off by about 1, float32 angles and 16 bits far less
+
+
+def run(case, threads, budget, rows, tell):
+    """The rows of a case, by name: numbers, or why there are none."""
+    arrays = Arrays(case.shape, case.dtype, case.pairing, case.start, threads)
+    found, calls = {}, {}
+    makers = contenders(arrays, found)
+    for name, make in makers.items():
+        if case.takes(name, rows):
+            tell(name)
+            ready(name, make, arrays, calls, found)
+    tell("taking turns")
+    times, loops = take_turns(calls, budget, pause=threads > 1)
+    found |= {name: summary(times, name, loops[name]) for name in times}
+    forget()
+    return {name: found[name] for name in dict.fromkeys([*makers, *found]) if name in found}
+
+
+def contenders(arrays, found):
+    """Every row's maker, by name; a module that cannot be imported is a failed row of its own name."""
+    made = dict(yardsticks(arrays))
+    for module in PEERS:
+        try:
+            made |= importlib.import_module(f"peers.{module}").timed(arrays)
+        except Exception as error:  # a peer that is not installed costs its own rows
+            found[module] = {"failed": one_line(error)}
+    return made
+
+
+def yardsticks(arrays):
+    """Copies of the same bytes, as unsigned integers: of 16-bit floats NumPy copies some one by one."""
+    x = arrays.numpy()
+    raw = x.view(f"u{x.dtype.itemsize}")
+    out = arrays.out().view(raw.dtype)
+    return {
+        INTO: lambda: Timed(lambda: np.copyto(out, raw)),
+        ALLOCATING: lambda: Timed(raw.copy),
+        CLONE: lambda: Timed(arrays.torch().clone),
+    }
+
+
+def ready(name, make, arrays, calls, found):
+    """Prepare a row and judge its result; what is wrong is not timed."""
+    try:
+        arrays.out().fill(0)  # so that no one passes by what another wrote
+        timed = make()
+        result = timed.call()
+        error = 0.0 if name.startswith("copy") else distance(result, timed, arrays)
+    except NotServedError as error:
+        found[name] = {"not served": str(error)}
+        return
+    except Exception as error:  # recorded, whatever it is: the others go on
+        found[name] = {"failed": one_line(error)}
+        return
+    if error <= WRONG:
+        calls[name] = timed.call
+    else:
+        found[name] = {"wrong": f"off by {error:.2g} of the length of x"}
+
+
+def distance(result, timed, arrays):
+    """How far a result is from ours, as a part of x's length: at up to 64 tokens, the last among them."""
+    import rope_array as ra
+
+    tokens = arrays.shape[2]
+    some = np.unique(np.linspace(0, tokens - 1, min(tokens, 64)).astype(int))
+    rope = ra.RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
+    x = arrays.numpy()[:, :, some].astype(np.float32)
+    pos = arrays.pos[..., some]
+    wanted = ra.apply(x, pos, rope, backend="array-api")
+    got = as_numpy(result if timed.result is None else timed.result, timed.layout, some)
+    return float(np.linalg.norm(got - wanted) / np.linalg.norm(x))
+
+
+def as_numpy(y, layout, tokens):
+    """Some tokens of a result of any library, as float32 (B, H, S, D)."""
+    y = y[None] if y.ndim == 3 else y
+    y = y.swapaxes(1, 2) if layout == "bshd" else y
+    y = y[:, :, tokens]
+    return y.float().numpy() if hasattr(y, "numpy") else np.asarray(y).astype(np.float32)
+
+
+def take_turns(calls, budget, pause):
+    """Seconds of each call, round by round, and how often it was repeated in one timing."""
+    timers = {name: Timer(call) for name, call in calls.items()}
+    paces = {name: pace(timer) for name, timer in timers.items()}
+    names, times = list(timers), {name: [] for name in timers}
+    order = random.Random(0)
+    for _ in range(rounds(paces, budget)):
+        order.shuffle(names)
+        for name in names:
+            if pause:
+                time.sleep(0.005)  # for the threads of who came before, which spin for a while
+            times[name].append(turn(timers[name], paces[name]))
+    return times, {name: each.loops for name, each in paces.items()}
+
+
+class Pace(NamedTuple):
+    """How often a call is repeated in one timing, and about how many seconds that takes."""
+
+    loops: int
+    seconds: float
+
+
+def turn(timer, pace):
+    """Seconds of one call."""
+    if pace.seconds < LONG:
+        timer.timeit(1)  # caches and the heap are now as its own calls leave them
+    return timer.timeit(pace.loops) / pace.loops
+
+
+def pace(timer):
+    """As many calls as take SHORTEST: `timeit`'s autorange, which goes on to 0.2 s."""
+    count = 1
+    while (took := timer.timeit(count)) < SHORTEST:
+        count = max(2 * count, math.ceil(0.5 * SHORTEST * count / took))
+    return Pace(count, took)
+
+
+def rounds(paces, budget):
+    """As many rounds as the seconds allow, by what one takes; few are too few for a spread."""
+    one = sum(each.seconds * (1 + (each.seconds < LONG) / each.loops) for each in paces.values())
+    few, many = (3, 5) if budget < 1 else (5, 61)
+    return min(many, max(few, int(budget / one))) if paces else 0
+
+
+def summary(times, name, loops):
+    own = times[name]
+    numbers = {"seconds": spread(own), "min": float(f"{min(own):.4g}"), "rounds": len(own), "loops": loops}
+    for key, yardstick in (("copies", INTO), ("allocating copies", ALLOCATING)):
+        if yardstick in times:
+            numbers[key] = spread([a / b for a, b in zip(own, times[yardstick], strict=True)])
+    return numbers
+
+
+def spread(values):
+    """The lower quartile, the median and the upper quartile, to four digits."""
+    quartiles = statistics.quantiles(values, method="inclusive")
+    return [float(f"{value:.4g}") for value in quartiles]
+
+
+def forget():
+    """Drop what was compiled for a case's shapes, and its arrays."""
+    import sys
+
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    gc.collect()
+
+
+def one_line(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,0 +1,38 @@
+"""NumPy as one writes the formula without a library; timed alone, as `bench/peers/tutorials.py` is judged."""
+
+import numpy as np
+
+from ._note import Note
+from ._timed import Timed
+
+NOTES = {
+    "naive NumPy": Note(
+        "`concatenate([a * cos - b * sin, b * cos + a * sin])`, or `stack` of interleaved pairs; cos and "
+        "sin are tables, in float32 as the arithmetic is"
+    ),
+}
+
+
+def timed(arrays):
+    """Its tables are ready."""
+    return {"naive NumPy": lambda: _timed(arrays)}
+
+
+def _timed(arrays):
+    x, width = arrays.numpy(), arrays.shape[-1]
+    angles = arrays.pos[..., None, :, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    rotate = _half if arrays.pairing == "half" else _interleaved
+    return Timed(lambda: rotate(x, cos, sin))
+
+
+def _half(x, cos, sin):
+    a, b = np.split(x.astype(np.float32, copy=False), 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype, copy=False)
+
+
+def _interleaved(x, cos, sin):
+    wide = x.astype(np.float32, copy=False)
+    a, b = wide[..., ::2], wide[..., 1::2]
+    pairs = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return pairs.reshape(x.shape).astype(x.dtype, copy=False)

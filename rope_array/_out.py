@@ -1,0 +1,158 @@
+"""Where results are written: `out=` is checked here, before anything is computed.
+
+A result may be its own x, or memory apart from all that is read. Whether two arrays share memory is decided
+exactly, by NumPy's solver, up to a limit of work: what is not decided is refused.
+"""
+
+from typing import Any
+
+from ._errors import ArrayTypeError, ShapeError, describe
+from ._namespace import Library, Memory
+
+# Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
+_MOST_WORK = 100_000
+
+
+def settled(out: Any, x: Any, xs: tuple[Any, ...], beside: tuple[Any, ...], lib: Library) -> tuple[Any, ...]:
+    """Return the arrays that results are written to, one for each of xs, or raise."""
+    outs = _one_for_each(out, x, xs)
+    for o, one in zip(outs, xs, strict=True):
+        _check_kind(o, one, lib)
+    memories = [_memory(o, lib) for o in outs]
+    for o, memory in zip(outs, memories, strict=True):
+        _check_writable(o, memory)
+    read = [(f"x[{i}]" if type(x) is tuple else "x", lib.memory(one)) for i, one in enumerate(xs)]
+    also = [("the positions or tables", lib.memory(one)) for one in beside if lib.owns(one)]
+    for i, memory in enumerate(memories):
+        name = f"out[{i}]" if type(x) is tuple else "out"
+        others = [(f"out[{j}]", other) for j, other in enumerate(memories[:i])]
+        for j, (what, other) in enumerate([*read, *also, *others]):
+            _check_apart(name, memory, what, other, may_be_same=i == j)
+    return outs
+
+
+def is_served(function: Any) -> bool:
+    """Tell whether a path's function writes results itself."""
+    code = getattr(function, "__code__", None)  # None where another package's is no plain function
+    return code is not None and "outs" in code.co_varnames[: code.co_argcount]
+
+
+def write(outs: tuple[Any, ...], ys: tuple[Any, ...], lib: Library) -> None:
+    """Write results that are there into arrays that are checked."""
+    for out, y in zip(outs, ys, strict=True):
+        lib.write(out, y)
+
+
+def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
+    if type(x) is not tuple and type(out) is not tuple:
+        return (out,)
+    if type(x) is tuple and type(out) is tuple and len(out) == len(xs):
+        return out
+    given = f"a tuple of {len(out)}" if type(out) is tuple else describe(out)
+    need = f"a tuple of {len(xs)} arrays" if type(x) is tuple else "one array"
+    raise ArrayTypeError(
+        f"out is {given}, and x {'a tuple' if type(x) is tuple else 'one array'}; give {need}."
+    )
+
+
+def _check_kind(out: Any, x: Any, lib: Library) -> None:
+    if not lib.owns(out):
+        raise ArrayTypeError(f"out is {describe(out)}; give an array of {lib.name}, as x is.")
+    lib.check_sound(out)
+    if tuple(out.shape) != tuple(x.shape):
+        raise ShapeError(f"out is {describe(out)} and x {describe(x)}; give out x's shape.")
+    if out.dtype != x.dtype:  # not their names, which are equal in both byte orders
+        raise ArrayTypeError(
+            f"out is {describe(out)}, of the dtype {out.dtype}, and x {describe(x)}, of {x.dtype}; "
+            "give out x's dtype."
+        )
+    if not lib.together(out, x):
+        raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
+
+
+def _memory(out: Any, lib: Library) -> Memory:
+    memory = lib.memory(out)
+    if memory is None:
+        raise ArrayTypeError(
+            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and "
+            "CuPy. Leave it out, and take the result."
+        )
+    return memory
+
+
+def _check_writable(out: Any, memory: Memory) -> None:
+    if not memory.writable:
+        raise ArrayTypeError(
+            f"out is {describe(out)}, which is read-only; give an array that can be written."
+        )
+    if _may_overlap_itself(memory):
+        raise ArrayTypeError(
+            f"out is {describe(out)} with the strides {memory.strides} in bytes, by which elements may share "
+            "memory, as those of a broadcast view do; give an array with memory for each element."
+        )
+
+
+def _may_overlap_itself(memory: Memory) -> bool:
+    """Tell whether elements may share memory: not where each stride passes over all that is inside it."""
+    if 0 in memory.shape:
+        return False
+    reach = memory.itemsize
+    for size, stride in sorted(zip(memory.shape, memory.strides, strict=True), key=lambda axis: abs(axis[1])):
+        if size > 1 and abs(stride) < reach:
+            return True
+        reach += (size - 1) * abs(stride)
+    return False
+
+
+def _check_apart(name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool) -> None:
+    if other is None or (may_be_same and _is_same(memory, other)):
+        return
+    shared = _share(memory, other)
+    if shared is False:
+        return
+    how = "shares memory with" if shared else "may share memory with"
+    same = ", or x itself to rotate in place" if may_be_same else ""
+    raise ArrayTypeError(
+        f"{name} {how} {what}, which is read while it is written; give memory apart from it{same}."
+    )
+
+
+def _is_same(a: Memory, b: Memory) -> bool:
+    """Tell whether two arrays are the same elements in the same order."""
+    steps = zip(a.shape, a.strides, b.strides, strict=True) if a.shape == b.shape else ()
+    same = all(one == other for size, one, other in steps if size > 1)  # along an axis of one nobody steps
+    return same and (a.address, a.shape, a.itemsize) == (b.address, b.shape, b.itemsize)
+
+
+def _share(a: Memory, b: Memory) -> bool | None:
+    """Tell whether two arrays share memory; None where that takes too long to decide."""
+    (a_from, a_to), (b_from, b_to) = _extent(a), _extent(b)
+    if a_to <= b_from or b_to <= a_from:
+        return False
+    import numpy as np  # for this question alone, which is asked of the other libraries too
+
+    try:
+        return bool(np.shares_memory(*map(np.asarray, (_View(a), _View(b))), max_work=_MOST_WORK))
+    except np.exceptions.TooHardError:
+        return None
+
+
+def _extent(memory: Memory) -> tuple[int, int]:
+    if 0 in memory.shape:
+        return memory.address, memory.address
+    reach = [(size - 1) * stride for size, stride in zip(memory.shape, memory.strides, strict=True)]
+    first = memory.address + sum(r for r in reach if r < 0)
+    return first, memory.address + sum(r for r in reach if r > 0) + memory.itemsize
+
+
+class _View:
+    """Memory as NumPy sees it, for its solver, which looks at no element."""
+
+    def __init__(self, memory: Memory):
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": memory.shape,
+            "typestr": f"|V{memory.itemsize}",
+            "data": (memory.address, True),
+            "strides": memory.strides,
+        }

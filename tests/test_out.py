@@ -1,0 +1,1048 @@
+"""out=: written where the caller wants it, with the bits of the allocating call; nothing where refused."""
+
+import os
+
+import child
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+import rope_array as ra
+from rope_array import ArrayTypeError, ShapeError
+from rope_array._namespace import Library
+from rope_array.backends import _native
+
+WRITES = pytest.mark.without("strict", "dask", "jax")
+NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
+KERNEL = pytest.mark.skipif(
+    _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
+    reason=_native.missing() or "built",
+)
+PATHS = {"numpy": [None, "native", "numpy", "array-api"], "torch": [None, "native", "torch", "array-api"]}
+
+ROPES = {
+    "interleaved": ra.RoPE(16),
+    "half": ra.RoPE(16, pairing="half", base=500_000.0),
+    "partial": ra.RoPE(16, pairing="half", rotary_dim=8, rotary_start=4, attention_factor=1.25),
+    "mixed": ra.RoPE(16, out_pairing="half", rotary_dim=12),
+    "none": ra.RoPE(16, rotary_dim=0),
+    "float32": ra.RoPE(16, angles="float32"),
+}
+ROPE = ROPES["half"]
+POS = [3, -1, 70_000, 2**31 - 1, 5]
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def made(lib, *shape, dtype="float32", seed=0):
+    return lib.asarray(values(*shape, seed=seed), dtype)
+
+
+def filled(lib, *shape, dtype="float32"):
+    """Memory that no rotation would leave as it is."""
+    return lib.asarray(np.full(shape, 7.0), dtype)
+
+
+def bits(lib, array):
+    if isinstance(array, tuple):
+        return tuple(bits(lib, one) for one in array)
+    return str(array.dtype), tuple(array.shape), np.ascontiguousarray(lib.to_numpy(array)).tobytes()
+
+
+def paths_of(lib):
+    names = PATHS[lib.name]
+    return [name for name in names if name != "native" or _native.kernel is not None]
+
+
+def refuses(lib, error, says, call, *buffers):
+    """Check that a call is refused by this error, and that it wrote to none of the buffers."""
+    before = [bits(lib, buffer) for buffer in buffers]
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error
+    missing = [part for part in says if part not in str(caught.value)]
+    assert not missing, f"{missing} not in {caught.value}"
+    assert str(caught.value).endswith(".")
+    assert [bits(lib, buffer) for buffer in buffers] == before
+
+
+# ---- what is served ----
+
+
+@WRITES
+@pytest.mark.parametrize("name", ROPES)
+def test_the_result_is_written_with_the_bits_of_the_allocating_call(lib, float_dtype, name):
+    rope, x = ROPES[name], made(lib, 2, 5, 16, dtype=float_dtype)
+    for backend in paths_of(lib):
+        want = bits(lib, rope.apply(x, POS, backend=backend))
+        out = filled(lib, 2, 5, 16, dtype=float_dtype)
+        assert rope.apply(x, POS, out=out, backend=backend) is out
+        assert bits(lib, out) == want
+        assert bits(lib, x) == bits(lib, made(lib, 2, 5, 16, dtype=float_dtype))
+        same = made(lib, 2, 5, 16, dtype=float_dtype)
+        assert rope.apply(same, POS, out=same, backend=backend) is same
+        assert bits(lib, same) == want
+
+
+@WRITES
+@pytest.mark.parametrize("name", ROPES)
+def test_a_rotation_writes_too(lib, float_dtype, name):
+    x = made(lib, 2, 5, 16, dtype=float_dtype)
+    rotation = ROPES[name].rotation(POS, like=x)
+    for backend in paths_of(lib):
+        for turn in (rotation, rotation.inverse(), rotation.adjoint()):
+            want = bits(lib, turn.apply(x, backend=backend))
+            out, same = filled(lib, 2, 5, 16, dtype=float_dtype), made(lib, 2, 5, 16, dtype=float_dtype)
+            assert turn.apply(x, out=out, backend=backend) is out
+            assert turn.apply(same, out=same, backend=backend) is same
+            assert bits(lib, out) == bits(lib, same) == want
+
+
+@WRITES
+@pytest.mark.parametrize(
+    "pos", [3, 2.5, range(5), [0.5, 1, 2, 3, 4], "int32", "int64", "uint8", "float64"], ids=str
+)
+def test_every_kind_of_positions(lib, pos):
+    if isinstance(pos, str):
+        pos = lib.asarray(np.arange(5), pos)
+    x = made(lib, 2, 5, 16)
+    for backend in paths_of(lib):
+        out = filled(lib, 2, 5, 16)
+        assert ROPE.apply(x, pos, out=out, inverse=True, backend=backend) is out
+        assert bits(lib, out) == bits(lib, ROPE.apply(x, pos, inverse=True, backend=backend))
+
+
+@WRITES
+def test_every_door(lib):
+    x, out = made(lib, 5, 16), filled(lib, 5, 16)
+    fields = {"pairing": "half", "base": 500_000.0}
+    want = bits(lib, ROPE.apply(x, POS))
+    for call in (
+        lambda out: ra.apply(x, POS, out=out, **fields),
+        lambda out: ra.apply(x, POS, ROPE, out=out),
+        lambda out: ROPE.apply(x, POS, out=out),
+    ):
+        out = filled(lib, 5, 16)
+        assert call(out) is out
+        assert bits(lib, out) == want
+
+
+@WRITES
+def test_a_tuple_for_a_tuple(lib):
+    """In place and disjoint by turns, heads and dtypes that differ."""
+    rope = ROPES["partial"]
+    for backend in paths_of(lib):
+        for dtypes in (["float32"] * 3, ["float32", "float16", "float64"]):
+            xs = tuple(
+                made(lib, 2, h, 5, 16, dtype=d, seed=h) for h, d in zip((4, 1, 2), dtypes, strict=True)
+            )
+            want = bits(lib, rope.apply(xs, POS, backend=backend))
+            other = filled(lib, 2, 1, 5, 16, dtype=dtypes[1])
+            outs = (xs[0], other, xs[2])
+            assert rope.apply(xs, POS, out=outs, backend=backend) is outs
+            assert bits(lib, outs) == want
+            assert bits(lib, xs[1]) == bits(lib, made(lib, 2, 1, 5, 16, dtype=dtypes[1], seed=1))
+
+
+@WRITES
+def test_a_rotation_writes_tuples(lib):
+    for backend in paths_of(lib):
+        xs = made(lib, 3, 5, 16), made(lib, 5, 16, dtype="float16")
+        rotation = ROPE.rotation(POS, like=xs[0])
+        want = bits(lib, rotation.apply(xs, backend=backend))
+        outs = (filled(lib, 3, 5, 16), xs[1])
+        assert rotation.apply(xs, out=outs, backend=backend) is outs
+        assert bits(lib, outs) == want
+
+
+@WRITES
+def test_a_tuple_of_one_is_a_tuple(lib):
+    x = made(lib, 5, 16)
+    want, outs = bits(lib, ROPE.apply(x, POS)), (x,)
+    assert ROPE.apply((x,), POS, out=outs) is outs
+    assert bits(lib, x) == want
+
+
+@WRITES
+def test_one_x_twice_into_two_results(lib):
+    x, outs = made(lib, 5, 16), (filled(lib, 5, 16), filled(lib, 5, 16))
+    ROPE.apply((x, x), POS, out=outs)
+    assert bits(lib, outs[0]) == bits(lib, outs[1]) == bits(lib, ROPE.apply(x, POS))
+
+
+@WRITES
+def test_coordinates(lib):
+    rope = ra.RoPE(16, axes=ra.Axes.interleaved(4, 2, 2))
+    x, pos = made(lib, 2, 5, 16), lib.asarray(np.arange(15).reshape(5, 3))
+    for backend in paths_of(lib):
+        out = filled(lib, 2, 5, 16)
+        rope.apply(x, pos, out=out, backend=backend)
+        assert bits(lib, out) == bits(lib, rope.apply(x, pos, backend=backend))
+
+
+# ---- where results lie ----
+
+# A buffer's shape, and of it a view of shape (2, 3, 5, 16).
+VIEWS = {
+    "sequence before heads": ((2, 5, 3, 16), lambda lib, a: a.swapaxes(1, 2)),
+    "every other feature": ((2, 3, 5, 32), lambda lib, a: a[..., ::2]),
+    "a slice of features": ((2, 3, 5, 41), lambda lib, a: a[..., 9:25]),
+    "every third row": ((2, 3, 15, 16), lambda lib, a: a[:, :, ::3]),
+    "features first": ((16, 2, 3, 5), lambda lib, a: lib.permute(a, (1, 2, 3, 0))),
+    "a part of a joint q, k, v": ((2, 5, 9, 16), lambda lib, a: a[:, :, 3:6].swapaxes(1, 2)),
+    "batch and heads exchanged": ((3, 2, 5, 16), lambda lib, a: a.swapaxes(0, 1)),
+}
+BACKWARDS = {
+    "rows backwards": ((2, 3, 5, 16), lambda lib, a: a[:, :, ::-1]),
+    "features backwards": ((2, 3, 5, 16), lambda lib, a: a[..., ::-1]),
+    "all backwards, every other": ((4, 3, 5, 32), lambda lib, a: a[::-2, ::-1, ::-1, ::-2]),
+}
+
+
+def check_views(lib, view, of, dtype="float32"):
+    """A view as the result, as x too, and as x and result in one."""
+    shape = (2, 3, 5, 16)
+    for rope in (ROPES["interleaved"], ROPES["partial"]):
+        for backend in paths_of(lib):
+            x = made(lib, *shape, dtype=dtype)
+            want = bits(lib, rope.apply(x, POS, backend=backend))
+            buffer, given = filled(lib, *of, dtype=dtype), filled(lib, *of, dtype=dtype)
+            untouched = filled(lib, *of, dtype=dtype)
+            given_x, out = view(lib, given), view(lib, buffer)
+            given_x[...] = x
+            kept = bits(lib, given)
+            assert rope.apply(given_x, POS, out=out, backend=backend) is out
+            assert bits(lib, out) == want
+            assert bits(lib, given) == kept
+            assert rope.apply(given_x, POS, out=given_x, backend=backend) is given_x
+            assert bits(lib, given_x) == want
+            for written in (buffer, given):  # nothing beside the view
+                view(lib, written)[...] = view(lib, untouched)
+                assert bits(lib, written) == bits(lib, untouched)
+
+
+@WRITES
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_views_of_larger_memory(lib, name, dtype):
+    of, view = VIEWS[name]
+    check_views(lib, view, of, dtype)
+
+
+@NUMPY
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_negative_strides(name, lib_numpy):
+    of, view = BACKWARDS[name]
+    check_views(lib_numpy, view, of)
+
+
+@pytest.fixture
+def lib_numpy():
+    from conftest import LIBS
+
+    return LIBS["numpy"]
+
+
+@pytest.fixture
+def lib_torch():
+    from conftest import LIBS
+
+    return LIBS["torch"]
+
+
+# Two views of one buffer that interleave without a byte in common.
+INTERLEAVED = {
+    "features": ((5, 32), lambda b: (b[..., ::2], b[..., 1::2])),
+    "rows": ((10, 16), lambda b: (b[::2], b[1::2])),
+    "halves of a row": ((5, 32), lambda b: (b[:, :16], b[:, 16:])),
+    "halves of a row, exchanged": ((5, 32), lambda b: (b[:, 16:], b[:, :16])),
+    "heads of a joint q, k, v": ((5, 9, 16), lambda b: (b[:, :3].swapaxes(0, 1), b[:, 3:6].swapaxes(0, 1))),
+    "every third feature": ((5, 48), lambda b: (b[..., 2::3], b[..., ::3])),
+    "one after the other": ((10, 16), lambda b: (b[:5], b[5:])),
+    "one before the other": ((10, 16), lambda b: (b[5:], b[:5])),
+}
+
+
+@WRITES
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_views_of_one_buffer_that_share_no_byte(lib, name):
+    shape, cut = INTERLEAVED[name]
+    for rope in (ROPES["interleaved"], ROPES["half"]):
+        for backend in paths_of(lib):
+            x, out = cut(made(lib, *shape))
+            kept, want = bits(lib, x), bits(lib, rope.apply(x, POS, backend=backend))
+            assert rope.apply(x, POS, out=out, backend=backend) is out
+            assert bits(lib, out) == want
+            assert bits(lib, x) == kept
+
+
+@WRITES
+def test_q_and_k_in_place_in_their_joint_buffer(lib):
+    for backend in paths_of(lib):
+        joint = made(lib, 2, 5, 4 + 2 + 2, 16)
+        kept = bits(lib, joint[:, :, 6:])
+        q, k = joint[:, :, :4], joint[:, :, 4:6]
+        want = bits(lib, ROPE.apply((q, k), POS, seq_axis=1, backend=backend))
+        ROPE.apply((q, k), POS, seq_axis=1, out=(q, k), backend=backend)
+        assert bits(lib, (joint[:, :, :4], joint[:, :, 4:6])) == want
+        assert bits(lib, joint[:, :, 6:]) == kept
+
+
+@WRITES
+@pytest.mark.parametrize("shape", [(0, 16), (2, 0, 16), (0, 5, 16), (5, 0, 5, 16)], ids=str)
+def test_empty_arrays(lib, shape):
+    for backend in paths_of(lib):
+        out = filled(lib, *shape)
+        pos = 3 if shape[-2] == 0 else POS
+        assert ROPE.apply(made(lib, *shape), pos, out=out, backend=backend) is out
+        same = made(lib, *shape)
+        assert ROPE.apply(same, pos, out=same, backend=backend) is same
+
+
+@WRITES
+def test_a_single_vector_and_axes_of_one(lib):
+    for backend in paths_of(lib):
+        for shape in ((16,), (1, 1, 16), (1, 5, 1, 16)):
+            x, out = made(lib, *shape), filled(lib, *shape)
+            ROPE.apply(x, 3, out=out, backend=backend)
+            assert bits(lib, out) == bits(lib, ROPE.apply(x, 3, backend=backend))
+
+
+@WRITES
+def test_in_place_by_another_view_of_the_same_elements(lib):
+    """Strides say nothing along axes of one element."""
+    for backend in paths_of(lib):
+        buffer = made(lib, 4, 5, 16)
+        x, out = buffer[::2][:1], buffer[:1]
+        want = bits(lib, ROPE.apply(x, POS, backend=backend))
+        ROPE.apply(x, POS, out=out, backend=backend)
+        assert bits(lib, x) == want
+
+
+@WRITES
+def test_an_x_with_strides_of_zero_is_read(lib):
+    """Only the result needs memory for each element."""
+    x = lib.expanded(made(lib, 1, 1, 16), (2, 5, 16))
+    for backend in paths_of(lib):
+        out = filled(lib, 2, 5, 16)
+        ROPE.apply(x, POS, out=out, backend=backend)
+        assert bits(lib, out) == bits(lib, ROPE.apply(x, POS, backend=backend))
+
+
+@NUMPY
+def test_memory_maps(tmp_path):
+    want = ROPE.apply(values(5, 16).astype("float32"), POS)
+    for backend in (None, "numpy", "array-api"):
+        x = np.memmap(tmp_path / "x", "float32", "w+", shape=(5, 16))
+        out = np.memmap(tmp_path / "out", "float32", "w+", shape=(5, 16))
+        x[...] = values(5, 16)
+        assert ROPE.apply(x, POS, out=out, backend=backend) is out
+        assert ROPE.apply(x, POS, out=x, backend=backend) is x
+        out.flush(), x.flush()
+        for name in ("x", "out"):
+            assert np.allclose(np.fromfile(tmp_path / name, "float32").reshape(5, 16), want, atol=1e-6)
+        read_only = np.memmap(tmp_path / "out", "float32", "r", shape=(5, 16))
+        with pytest.raises(ArrayTypeError, match="read-only"):
+            ROPE.apply(x, POS, out=read_only, backend=backend)
+
+
+@NUMPY
+def test_memory_that_is_not_aligned(lib_numpy):
+    for backend in paths_of(lib_numpy):
+        x, out = (np.zeros(5 * 16 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(5, 16) for _ in range(2))
+        x[...] = values(5, 16)
+        assert not out.flags.aligned
+        want = ROPE.apply(x.copy(), POS, backend=backend)
+        assert ROPE.apply(x, POS, out=out, backend=backend) is out
+        assert bits(lib_numpy, out) == bits(lib_numpy, want)
+
+
+@NUMPY
+def test_the_other_byte_order_keeps_its_own():
+    x, out = values(5, 16).astype(">f4"), np.zeros((5, 16), ">f4")
+    assert ROPE.apply(x, POS, out=out) is out
+    assert np.array_equal(out, ROPE.apply(x, POS))
+    assert np.array_equal(ROPE.apply(x, POS, out=x), out)
+
+
+# ---- what is refused ----
+
+
+@WRITES
+@pytest.mark.parametrize("how", ["apply", "rotation"])
+def test_the_wrong_kind_of_result(lib, how):
+    x = made(lib, 5, 16)
+    rotation = ROPE.rotation(POS, like=x)
+    into = (lambda x, out: rotation.apply(x, out=out)) if how == "rotation" else None
+    into = into or (lambda x, out: ROPE.apply(x, POS, out=out))
+    wrong = {
+        "shape": (filled(lib, 5, 32), ShapeError, ["[5, 32]", "[5, 16]", "shape"]),
+        "axes": (filled(lib, 1, 5, 16), ShapeError, ["[1, 5, 16]"]),
+        "dtype": (filled(lib, 5, 16, dtype="float64"), ArrayTypeError, ["float64", "float32", "dtype"]),
+        "integers": (lib.asarray(np.zeros((5, 16)), "int32"), ArrayTypeError, ["int32", "float32"]),
+    }
+    for out, error, says in wrong.values():
+        refuses(lib, error, says, lambda out=out: into(x, out), out, x)
+    for out in (0.0, [0.0], "out", {}):
+        refuses(lib, ArrayTypeError, ["out is", lib.xp and "give"], lambda out=out: into(x, out), x)
+
+
+@WRITES
+def test_a_tuple_where_x_is_one_and_one_where_x_is_a_tuple(lib):
+    x, y, out, more = (made(lib, 5, 16, seed=i) for i in range(4))
+    rotation = ROPE.rotation(POS, like=x)
+    both = [lambda x, out: ROPE.apply(x, POS, out=out), lambda x, out: rotation.apply(x, out=out)]
+    for into in both:
+        for given, outs, says in [
+            (x, (out,), ["a tuple of 1", "one array"]),
+            ((x,), out, ["a tuple of 1"]),
+            ((x, y), (out,), ["a tuple of 1", "a tuple of 2"]),
+            ((x, y), (out, more, out), ["a tuple of 3", "a tuple of 2"]),
+            ((x, y), [out, more], ["a tuple of 2"]),
+            ((x, y), (), ["a tuple of 0"]),
+        ]:
+            refuses(lib, ArrayTypeError, says, lambda f=into, a=given, o=outs: f(a, o), x, y, out, more)
+
+
+# A buffer, and x and out of it.
+OVERLAPS = {
+    "one row further": ((6, 16), lambda b: (b[:5], b[1:])),
+    "one row before": ((6, 16), lambda b: (b[1:], b[:5])),
+    "one element further": (
+        (6, 16),
+        lambda b: (b.reshape(-1)[:80].reshape(5, 16), b.reshape(-1)[1:81].reshape(5, 16)),
+    ),
+    "features shifted": ((5, 18), lambda b: (b[:, :16], b[:, 2:])),
+    "the same memory, rows of other axes": ((5, 5, 16), lambda b: (b, b.swapaxes(0, 1))),
+    "every other feature, from one": ((5, 32), lambda b: (b[..., ::2], b[..., :16])),
+    "the last element": ((5, 31), lambda b: (b[:, :16], b[:, 15:])),
+}
+
+
+@WRITES
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_overlap_of_x_and_its_result(lib, name):
+    shape, cut = OVERLAPS[name]
+    buffer = made(lib, *shape)
+    x, out = cut(buffer)
+    rotation = ROPE.rotation(POS, like=buffer)
+    says = ["out shares memory with x", "give memory apart", "in place"]
+    for backend in paths_of(lib):
+        call = lambda b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+        refuses(lib, ArrayTypeError, says, call, buffer)
+        call = lambda b=backend: rotation.apply(x, out=out, backend=b)  # noqa: E731
+        refuses(lib, ArrayTypeError, says, call, buffer)
+
+
+@WRITES
+def test_overlap_among_the_arrays_of_a_tuple(lib):
+    buffer, other = made(lib, 3, 5, 16), made(lib, 5, 16)
+    a, b, c = buffer[0], buffer[1], buffer[2]
+    near = buffer.reshape(-1)[8:88].reshape(5, 16)
+    for xs, outs, says in [
+        ((a, b), (b, a), ["out[0] shares memory with x[1]"]),
+        ((a, b), (c, a), ["out[1] shares memory with x[0]"]),
+        ((a, b), (c, c), ["out[1] shares memory with out[0]"]),
+        ((a, b), (other, other), ["out[1] shares memory with out[0]"]),
+        ((a, a), (a, other), ["out[0] shares memory with x[1]"]),
+        ((a, a), (a, a), ["shares memory with"]),
+        ((other, c), (near, c), []),
+        ((b, other), (b, near), ["out[1] shares memory with"]),
+        ((other, b), (near, b), ["out[0] shares memory with x[1]"]),
+    ]:
+        call = lambda xs=xs, outs=outs: ROPE.apply(xs, POS, out=outs)  # noqa: E731
+        if says:
+            refuses(lib, ArrayTypeError, says, call, buffer, other)
+        else:
+            call()
+
+
+@WRITES
+@pytest.mark.parametrize("dtype", ["int64", "int32", "float64", "float32"])
+def test_overlap_with_the_positions(lib, dtype):
+    bytes_of = np.zeros(5 * 16 * 8, np.uint8)
+    buffer = lib.asarray(bytes_of, "uint8")
+    out = buffer.view(lib.dtype("float64")).reshape(5, 16)
+    pos = buffer.view(lib.dtype(dtype))[10:15]
+    x = made(lib, 5, 16, dtype="float64")
+    for backend in paths_of(lib):
+        call = lambda b=backend: ROPE.apply(x, pos, out=out, backend=b)  # noqa: E731
+        refuses(lib, ArrayTypeError, ["out shares memory with the positions"], call, buffer)
+        ys = (x, out)
+        call = lambda b=backend: ROPE.apply((x, x), pos, out=(filled(lib, 5, 16, dtype="float64"), out))  # noqa: E731
+        refuses(lib, ArrayTypeError, ["out[1] shares memory with the positions"], call, buffer, ys[0])
+
+
+@WRITES
+@pytest.mark.parametrize("table", ["cos", "sin"])
+def test_overlap_with_the_tables(lib, table):
+    x = made(lib, 2, 5, 16)
+    rotation = ROPE.rotation(lib.asarray(np.arange(10).reshape(2, 5), "int64"), like=x)
+    buffer = filled(lib, 2, 5, 32)
+    inside = buffer[..., 1:17:2]
+    inside[...] = getattr(rotation, table)
+    rotation = rotation._replace(**{table: inside})
+    for out, error in ((buffer[..., :16], True), (buffer[..., 17:31], None), (buffer[..., ::2], None)):
+        if error:
+            call = lambda out=out: rotation.apply(x, out=out)  # noqa: E731
+            refuses(lib, ArrayTypeError, ["shares memory with the positions or tables"], call, buffer, x)
+        elif tuple(out.shape) == tuple(x.shape):
+            rotation.apply(x, out=out)
+            assert bits(lib, out) == bits(lib, rotation.apply(x))
+
+
+@WRITES
+def test_results_whose_elements_share_memory(lib):
+    x = made(lib, 2, 5, 16)
+    memory = filled(lib, 2 * 5 * 16)
+    shared = []
+    for strides in ((0, 0, 1), (0, 16, 1), (80, 1, 1), (16, 16, 1), (80, 15, 1), (1, 2, 3), (80, 16, 0)):
+        if lib.name == "torch":
+            shared.append(memory.as_strided((2, 5, 16), strides))
+        else:
+            shared.append(as_strided(memory, (2, 5, 16), [4 * stride for stride in strides]))
+    for out in shared:
+        for backend in paths_of(lib):
+            call = lambda out=out, b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+            refuses(lib, ArrayTypeError, ["out is", "memory", "give an array"], call, memory)
+
+
+@NUMPY
+def test_read_only_results(lib_numpy):
+    x, out, other = (values(5, 16) for _ in range(3))
+    out.flags.writeable = False
+    for backend in paths_of(lib_numpy):
+        call = lambda b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+        refuses(lib_numpy, ArrayTypeError, ["read-only", "give"], call, out)
+        call = lambda b=backend: ROPE.apply((x, x), POS, out=(other, out), backend=b)  # noqa: E731
+        refuses(lib_numpy, ArrayTypeError, ["read-only"], call, out, other)
+    x.flags.writeable = False
+    refuses(lib_numpy, ArrayTypeError, ["read-only"], lambda: ROPE.apply(x, POS, out=x), x)
+    frozen = np.frombuffer(bytes(8 * 5 * 16)).reshape(5, 16)
+    refuses(lib_numpy, ArrayTypeError, ["read-only"], lambda: ROPE.apply(x, POS, out=frozen), frozen)
+
+
+# Strides in elements of two arrays of shape (2,) * 11, both nested, whose overlap NumPy's solver does not
+# decide in 100,000 steps: found among random ones.
+HARD_OUT = (47470, 23731, 11879, 5950, 2953, 1483, 745, 384, 195, 80, 60)
+HARD_X = (25169, 12607, 6293, 3139, 1572, 789, 409, 196, 87, 61, 9)
+
+
+@WRITES
+def test_overlap_that_takes_too_long_to_decide(lib):
+    buffer = filled(lib, 100_000)
+    shape, rope = (2,) * 11, ra.RoPE(2)
+    if lib.name == "torch":
+        out, x = buffer.as_strided(shape, HARD_OUT), buffer.as_strided(shape, HARD_X, 1)
+    else:
+        out, x = (
+            as_strided(buffer[i:], shape, [4 * s for s in of]) for i, of in enumerate((HARD_OUT, HARD_X))
+        )
+        with pytest.raises(np.exceptions.TooHardError):
+            np.shares_memory(out, x, max_work=100_000)
+    for backend in paths_of(lib):
+        call = lambda b=backend: rope.apply(x, 3, out=out, backend=b)  # noqa: E731
+        refuses(lib, ArrayTypeError, ["out may share memory with x", "give memory apart"], call, buffer)
+
+
+@WRITES
+def test_the_second_array_is_checked_before_the_first_is_written(lib):
+    x, out = made(lib, 5, 16), filled(lib, 5, 16)
+    bad = {
+        "width": (made(lib, 5, 32), filled(lib, 5, 32), ShapeError),
+        "length": (made(lib, 4, 16), filled(lib, 4, 16), ShapeError),
+        "axes": (made(lib, 16), filled(lib, 16), ShapeError),
+        "dtype": (
+            lib.asarray(np.ones((5, 16)), "int32"),
+            lib.asarray(np.ones((5, 16)), "int32"),
+            ArrayTypeError,
+        ),
+        "its result": (made(lib, 5, 16), filled(lib, 4, 16), ShapeError),
+    }
+    rotation = ROPE.rotation(POS, like=x)
+    for other, into, error in bad.values():
+        for backend in paths_of(lib):
+            for call in (
+                lambda o=other, i=into, b=backend: ROPE.apply((x, o), POS, out=(out, i), backend=b),
+                lambda o=other, i=into, b=backend: rotation.apply((x, o), out=(out, i), backend=b),
+                lambda o=other, i=into, b=backend: ROPE.apply((x, o), POS, out=(x, i), backend=b),
+            ):
+                refuses(lib, error, [], call, out, into, x)
+
+
+@WRITES
+@pytest.mark.parametrize(
+    ("pos", "error"),
+    [
+        (10**30, ra.PositionError),
+        (float("nan"), ra.PositionError),
+        ([0, 1], ShapeError),
+        (True, ArrayTypeError),
+    ],
+    ids=str,
+)
+def test_positions_are_checked_before_anything_is_written(lib, pos, error):
+    x, out = made(lib, 5, 16), filled(lib, 5, 16)
+    for backend in paths_of(lib):
+        for into in (x, out):
+            call = lambda o=into, b=backend: ROPE.apply(x, pos, out=o, backend=b)  # noqa: E731
+            refuses(lib, error, [], call, out, x)
+
+
+@WRITES
+def test_a_path_that_does_not_serve_writes_nothing(lib):
+    x, out = made(lib, 5, 16), filled(lib, 5, 16)
+    for backend in ("jax", "dask", "nothing"):
+        call = lambda b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+        refuses(lib, ra.BackendError, [repr(backend)], call, out)
+
+
+@pytest.mark.without("numpy", "torch")
+def test_libraries_that_are_not_written_into(lib):
+    with lib.running():
+        x, out = made(lib, 5, 16), filled(lib, 5, 16)
+        pos = lib.asarray(np.arange(5, dtype=np.int32))
+        rotation = ROPE.rotation(pos, like=x)
+        for into in (x, out):
+            for call in (
+                lambda o=into: ROPE.apply(x, pos, out=o),
+                lambda o=into: ROPE.apply(x, pos, out=o, backend="array-api"),
+                lambda o=into: ROPE.apply((x, x), pos, out=(o, o)),
+                lambda o=into: rotation.apply(x, out=o),
+            ):
+                refuses(lib, ArrayTypeError, ["not written into", "NumPy, PyTorch and CuPy"], call, out, x)
+
+
+@pytest.mark.without("numpy")
+def test_arrays_of_another_library_are_no_result(lib):
+    with lib.running():
+        theirs, own = made(lib, 5, 16), values(5, 16).astype("float32")
+        for x, out in ((theirs, own), (own, theirs)):
+            with pytest.raises(ArrayTypeError, match=r"out is|not written into"):
+                ROPE.apply(x, POS, out=out)
+        assert bits(lib, theirs) == bits(lib, made(lib, 5, 16))
+        assert np.array_equal(own, values(5, 16).astype("float32"))
+
+
+@NUMPY
+def test_subclasses_that_are_no_result(lib_numpy):
+    x = values(5, 16)
+    masked = np.ma.masked_array(values(5, 16), mask=x > 0)
+    refuses(lib_numpy, ArrayTypeError, ["masked"], lambda: ROPE.apply(x, POS, out=masked), masked.data)
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix(values(5, 16))
+    refuses(lib_numpy, ArrayTypeError, ["matrix"], lambda: ROPE.apply(x, POS, out=matrix), np.asarray(matrix))
+
+
+@NUMPY
+@pytest.mark.parametrize("backend", PATHS["numpy"])
+def test_the_other_byte_order_is_another_dtype(backend, lib_numpy):
+    """Its name is the same."""
+    if backend == "native" and _native.kernel is None:
+        pytest.skip(_native.missing())
+    x, out = values(5, 16).astype("float32"), np.zeros((5, 16), ">f4")
+    if np.little_endian:
+        call = lambda: ROPE.apply(x, POS, out=out, backend=backend)  # noqa: E731
+        refuses(lib_numpy, ArrayTypeError, [">f4", "dtype"], call, out)
+
+
+# ---- PyTorch ----
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@TORCH
+def test_gradients_that_are_recorded(torch, lib_torch):
+    x, out = torch.randn(5, 16), torch.zeros(5, 16)
+    recorded = torch.randn(5, 16, requires_grad=True)
+    inner = recorded * 2
+    rotation = ROPE.rotation(POS, like=x)
+    for a, o in (
+        (recorded, out),
+        (recorded, recorded),
+        (x, recorded),
+        (x, inner),
+        (inner, out),
+        (inner, inner),
+    ):
+        for call in (lambda a=a, o=o: ROPE.apply(a, POS, out=o), lambda a=a, o=o: rotation.apply(a, out=o)):
+            refuses(Detached(lib_torch), ArrayTypeError, ["requires a gradient", "no_grad"], call, a, o)
+    pos = torch.arange(5.0, requires_grad=True)
+    call = lambda: ROPE.apply(x, pos, out=out)  # noqa: E731
+    refuses(lib_torch, ArrayTypeError, ["requires a gradient"], call, out)
+    learned = ROPE.rotation(pos, like=x)
+    refuses(lib_torch, ArrayTypeError, ["requires a gradient"], lambda: learned.apply(x, out=out), out)
+
+
+class Detached:
+    """PyTorch, whose tensors that require a gradient are looked at too."""
+
+    def __init__(self, lib):
+        self.lib = lib
+
+    def to_numpy(self, array):
+        return self.lib.to_numpy(array.detach())
+
+
+@TORCH
+def test_without_recording_gradients_all_is_written(torch, lib_torch):
+    values_ = torch.randn(5, 16)
+    want = bits(lib_torch, ROPE.apply(values_, POS))
+    for wrapped in (lambda a: a.requires_grad_(), torch.nn.Parameter):
+        for backend in paths_of(lib_torch):
+            leaf, out = wrapped(values_.clone()), torch.zeros(5, 16)
+            with torch.no_grad():
+                assert ROPE.apply(leaf, POS, out=out, backend=backend) is out
+                assert ROPE.apply(leaf, POS, out=leaf, backend=backend) is leaf
+            assert bits(lib_torch, out)[2] == bits(Detached(lib_torch), leaf)[2]
+            assert leaf.requires_grad
+            assert leaf.is_leaf
+            if backend in (None, "native"):
+                assert bits(lib_torch, out) == want
+
+
+@TORCH
+@pytest.mark.parametrize("backend", PATHS["torch"])
+@pytest.mark.parametrize("how", ["apply", "rotation", "tuple", "view"])
+def test_a_tensor_saved_for_a_gradient_and_then_overwritten_is_noticed(torch, backend, how):
+    if backend == "native" and _native.kernel is None:
+        pytest.skip(_native.missing())
+    x, weight = torch.randn(5, 16), torch.randn(5, 16, requires_grad=True)
+    product = (x * weight).sum()
+    version = x._version
+    if how == "apply":
+        ROPE.apply(x, POS, out=x, backend=backend)
+    elif how == "tuple":
+        ROPE.apply(
+            (torch.randn(5, 16), torch.randn(5, 16)), POS, out=(torch.zeros(5, 16), x), backend=backend
+        )
+    elif how == "view":
+        ROPE.apply(x[1:], POS[1:], out=x[1:], backend=backend)
+    else:
+        ROPE.rotation(POS, like=x).apply(x, out=x, backend=backend)
+    assert x._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+@TORCH
+def test_inference_tensors(torch, lib_torch):
+    """Written inside of inference mode; outside PyTorch's own operations write nothing to them."""
+    x = torch.randn(5, 16)
+    for backend in paths_of(lib_torch):
+        with torch.inference_mode():
+            out = torch.zeros(5, 16)
+            assert ROPE.apply(x, POS, out=out, backend=backend) is out
+            assert torch.equal(out, ROPE.apply(x, POS, backend=backend))
+            assert ROPE.apply(out, POS, out=out, backend=backend) is out
+            own = x.clone()
+        want = ROPE.apply(x, POS, backend=backend)
+        call = lambda o=out, b=backend: ROPE.apply(x, POS, out=o, backend=b)  # noqa: E731
+        refused_or_right(torch, call, out, want, (RuntimeError, ArrayTypeError))
+        outside = torch.zeros(5, 16)
+        assert ROPE.apply(own, POS, out=outside, backend=backend) is outside
+
+
+@TORCH
+def test_tensors_without_memory_of_their_own(torch, lib_torch):
+    x = torch.randn(5, 16)
+    for out in (torch.empty(5, 16, device="meta"),):
+        with pytest.raises(ArrayTypeError, match="meta"):
+            ROPE.apply(x, POS, out=out)
+        with pytest.raises(ArrayTypeError, match="meta"):
+            ROPE.apply(out, POS, out=out)
+    with pytest.raises(ArrayTypeError, match="sparse"):
+        ROPE.apply(x, POS, out=torch.zeros(5, 16).to_sparse())
+    with pytest.raises(ArrayTypeError, match="Tagged"):
+        ROPE.apply(x, POS, out=torch.zeros(5, 16).as_subclass(type("Tagged", (torch.Tensor,), {})))
+
+
+def refused_or_right(torch, call, out, want, error=ArrayTypeError):
+    """A result in memory that is not plain is written rightly, or refused and left alone."""
+    before = out.clone()
+    try:
+        call()
+    except error:
+        want = before
+    assert torch.equal(out, want)
+
+
+@TORCH
+def test_lazily_negated_results(torch, lib_torch):
+    """The memory of such a view has the numbers with the other sign."""
+    x = torch.randn(5, 16)
+    for backend in paths_of(lib_torch):
+        if backend == "native":
+            continue
+        out = torch.view_as_complex(torch.zeros(5, 16, 2)).conj().imag
+        assert out.is_neg()
+        want = ROPE.apply(x, POS, backend=backend)
+        refused_or_right(torch, lambda o=out, b=backend: ROPE.apply(x, POS, out=o, backend=b), out, want)
+        rotation = ROPE.rotation(POS, like=x)
+        want = rotation.apply(x, backend=backend)
+        refused_or_right(torch, lambda o=out, b=backend, r=rotation: r.apply(x, out=o, backend=b), out, want)
+        given = torch.view_as_complex(torch.randn(5, 16, 2)).conj().imag  # x is such a view, in place
+        want = ROPE.apply(given, POS, backend=backend)
+        refused_or_right(torch, lambda g=given, b=backend: ROPE.apply(g, POS, out=g, backend=b), given, want)
+
+
+@TORCH
+def test_results_without_storage():
+    """A tensor of zeros that PyTorch has no memory for: its address is 0."""
+    script = """
+        import torch
+        import rope_array as ra
+        x, rope = torch.randn(5, 16), ra.RoPE(16)
+        for backend in (None, "torch", "array-api"):
+            for apply in (rope.apply, lambda x, pos, **k: rope.rotation(pos, like=x).apply(x, **k)):
+                out = torch._efficientzerotensor(5, 16)
+                assert out._is_zerotensor()
+                try:
+                    apply(x, range(5), out=out, backend=backend)
+                except ra.ArrayTypeError:
+                    continue
+                assert torch.equal(out, apply(x, range(5), backend=backend))
+    """
+    child.run(script)
+
+
+@TORCH
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_wrapped_tensors(torch):
+    """Inside of a functorch transform, memory belongs to what a tensor wraps."""
+    x, captured = torch.randn(5, 16), torch.zeros(5, 16)
+    want = ROPE.apply(x, POS, backend="torch")
+
+    def into_new(x):
+        return ROPE.apply(x, POS, out=torch.zeros(5, 16))
+
+    def into_captured(x):
+        return ROPE.apply(x, POS, out=captured)
+
+    func = torch.func
+    for into in (into_new, into_captured):
+        for transformed in (
+            lambda f=into: func.vmap(f)(x[None])[0],
+            lambda f=into: func.jvp(f, (x,), (x,))[1],
+            lambda f=into: func.grad(lambda x: (f(x) * x).sum())(x),
+            lambda f=into: func.functionalize(f)(x),
+        ):
+            try:
+                y = transformed()
+            except ArrayTypeError:
+                assert not captured.any()
+            else:
+                assert torch.allclose(y, want, atol=1e-6)
+                captured.zero_()
+
+
+@TORCH
+def test_fake_tensors(torch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        x, out = torch.randn(5, 16), torch.zeros(5, 16)
+        with pytest.raises(ArrayTypeError, match="FakeTensor"):
+            ROPE.apply(x, POS, out=out)
+    x = mode.from_tensor(torch.randn(5, 16))
+    for out in (x, torch.zeros(5, 16)):
+        with pytest.raises((ArrayTypeError, RuntimeError)):
+            ROPE.apply(x, POS, out=out)
+
+
+@TORCH
+def test_inside_of_a_compiled_function(torch):
+    """One graph: refused. With breaks in it, the call is made outside of all graphs, and writes."""
+    x, out = torch.randn(5, 16), torch.zeros(5, 16)
+
+    def into(x, out):
+        return ROPE.apply(x, torch.arange(5), out=out)
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="out is given inside a compiled function") as caught:
+        torch.compile(into, fullgraph=True, backend="eager")(x, out)
+    assert not isinstance(caught.value, AssertionError)
+    assert not out.any()
+    torch._dynamo.reset()
+    y = torch.compile(into, backend="eager")(x, out)
+    assert torch.equal(y, ROPE.apply(x, range(5)))
+    assert torch.equal(out, y)
+    torch._dynamo.reset()
+
+
+@TORCH
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_forward_mode_tangents_are_written_too(torch):
+    fw = torch.autograd.forward_ad
+    x, tangent = torch.randn(5, 16), torch.randn(5, 16)
+    want = ROPE.apply(tangent, POS, backend="torch")
+    with fw.dual_level():
+        out = torch.zeros(5, 16)
+        ROPE.apply(fw.make_dual(x, tangent), POS, out=out)
+        assert torch.equal(fw.unpack_dual(out).tangent, want)
+        same = fw.make_dual(x.clone(), tangent.clone())
+        ROPE.apply(same, POS, out=same)
+        assert torch.equal(fw.unpack_dual(same).tangent, want)
+        stale = fw.make_dual(torch.zeros(5, 16), tangent.clone())
+        ROPE.apply(x, POS, out=stale)
+        left = fw.unpack_dual(stale).tangent
+        assert left is None or not left.any()
+
+
+@TORCH
+def test_tensors_that_share_memory_with_numpy(torch):
+    """Storages that PyTorch takes for two."""
+    memory = np.zeros((6, 16), np.float32)
+    x, out = torch.from_numpy(memory[:5]), torch.from_numpy(memory[1:])
+    assert x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
+    with pytest.raises(ArrayTypeError, match="out shares memory with x"):
+        ROPE.apply(x, POS, out=out)
+    bytes_ = np.zeros(5 * 16 * 4, np.uint8)
+    pos, out = (
+        torch.from_numpy(bytes_[:40].view(np.int64)),
+        torch.from_numpy(bytes_.view(np.float32).reshape(5, 16)),
+    )
+    with pytest.raises(ArrayTypeError, match="out shares memory with the positions"):
+        ROPE.apply(torch.randn(5, 16), pos, out=out)
+    again = torch.from_numpy(memory[:5])
+    ROPE.apply(x, POS, out=again)  # the same memory, by another tensor: in place
+
+
+@TORCH
+def test_tensors_of_two_devices(torch):
+    with pytest.raises(ArrayTypeError, match="meta"):
+        ROPE.apply(torch.empty(5, 16, device="meta"), POS, out=torch.zeros(5, 16))
+
+
+# ---- CuPy, as far as it goes without a GPU ----
+
+
+class Device:
+    """Memory as CuPy tells of it."""
+
+    def __init__(self, address, shape, strides, itemsize=4, read_only=False):
+        self.shape, self.strides, self.itemsize, self.size = shape, strides, itemsize, int(np.prod(shape))
+        self.dtype = np.dtype(f"f{itemsize}")
+        self.__cuda_array_interface__ = {"data": (address, read_only), "shape": shape, "version": 3}
+
+
+def shares(a, b):
+    from rope_array import _out
+
+    library = Library("cupy", np)
+    return _out._share(*(library.memory(array) for array in (a, b)))
+
+
+@NUMPY
+def test_memory_of_cupy():
+    library = Library("cupy", np)
+    memory = library.memory(Device(4096, (5, 16), (64, 4)))
+    assert memory == (4096, (5, 16), (64, 4), 4, True)
+    assert not library.memory(Device(4096, (5, 16), (64, 4), read_only=True)).writable
+    assert library.memory(Device(0, (0, 16), (64, 4))).address == 0
+    assert Library("other", np).memory(Device(4096, (5, 16), (64, 4))) is None
+    assert Library("cupy", np).memory(np.zeros(3)) is None  # of which nothing is known
+
+
+@NUMPY
+def test_overlap_is_decided_on_the_device_s_addresses():
+    a = Device(2**40, (5, 16), (128, 8))
+    assert shares(a, Device(2**40, (5, 16), (128, 8)))
+    assert shares(a, Device(2**40 + 4, (5, 16), (128, 8))) is False
+    assert shares(a, Device(2**40 + 8, (5, 16), (128, 8)))
+    assert shares(a, Device(2**40 + 128 * 5, (5, 16), (64, 4))) is False
+    assert shares(a, Device(2**40 + 64, (0, 16), (64, 4))) is False
+
+
+@NUMPY
+def test_results_on_the_device_are_held_to_the_same_rules():
+    from rope_array import _out
+
+    library = Library("cupy", np)
+    library.owns = lambda value: isinstance(value, Device)
+    library.together = lambda a, b: True
+    x, apart = Device(4096, (5, 16), (64, 4)), Device(8192, (5, 16), (64, 4))
+    assert _out.settled(apart, x, (x,), (), library) == (apart,)
+    assert _out.settled(x, x, (x,), (3,), library) == (x,)
+    for out, says in [
+        (Device(4100, (5, 16), (64, 4)), "out shares memory with x"),
+        (Device(8192, (5, 16), (0, 4)), "share memory"),
+        (Device(8192, (5, 16), (64, 4), read_only=True), "read-only"),
+    ]:
+        with pytest.raises(ArrayTypeError, match=says):
+            _out.settled(out, x, (x,), (), library)
+    tables = (apart, Device(12288, (5, 8), (32, 4)))
+    with pytest.raises(ArrayTypeError, match="the positions or tables"):
+        _out.settled(Device(12288, (5, 16), (64, 4)), x, (x,), tables, library)
+
+
+# ---- which path writes ----
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """How often the kernel was entered, and did the work."""
+    counts = []
+
+    def counting(function):
+        def call(*args):
+            done = function(*args)
+            if done is not NotImplemented and done is not False:
+                counts.append(function.__name__)
+            return done
+
+        return call
+
+    for name in ("quick", "quick_tables", "run"):
+        monkeypatch.setattr(_native.kernel, name, counting(getattr(_native.kernel, name)))
+    return counts
+
+
+@KERNEL
+@WRITES
+def test_the_kernel_writes_by_itself(lib, kernel_calls):
+    x, out = made(lib, 5, 16), filled(lib, 5, 16)
+    for call in (
+        lambda: ROPE.apply(x, POS, out=out),
+        lambda: ROPE.apply(x, range(5), out=out),
+        lambda: ROPE.apply(x, range(5), out=x),
+        lambda: ROPE.apply((x, x), lib.asarray(np.arange(5)), out=(out, filled(lib, 5, 16))),
+        lambda: ROPE.rotation(POS, like=x).apply(x, out=x),
+    ):
+        kernel_calls.clear()
+        call()
+        assert kernel_calls
+    kernel_calls.clear()
+    ROPE.apply(x, POS, out=out, backend="array-api")
+    assert not kernel_calls
+
+
+@KERNEL
+@WRITES
+def test_what_is_refused_never_enters_the_kernel(lib, kernel_calls):
+    buffer = made(lib, 6, 16)
+    with pytest.raises(ArrayTypeError):
+        ROPE.apply(buffer[:5], range(5), out=buffer[1:])
+    with pytest.raises(ArrayTypeError):
+        ROPE.apply((buffer[:5], buffer[:5]), range(5), out=(buffer[:5], buffer[:5]))
+    assert not kernel_calls
+
+
+@WRITES
+def test_without_the_kernel_all_of_it_is_so_too(lib):
+    """The tests above, in a process that has none."""
+    script = """
+        import pathlib, sys, pytest
+        names = "overlap or tuple or views or share or bits or rotation_writes"
+        file = str(pathlib.Path(sys.argv[2]) / "test_out.py")
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--libraries", sys.argv[1], "-k", names]
+        sys.exit(pytest.main([file, *options]))
+    """
+    done = child.run(script, lib.label, child.TESTS, ROPE_ARRAY_KERNEL_LEVEL="none")
+    assert "passed" in done
+    assert "failed" not in done
