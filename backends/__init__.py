@@ -1,7 +1,7 @@
 """Fast paths of rope_array, one folder per library; installed as ``rope_array.backends``.
 
-Nothing in here is imported before an array of its library is seen. Called, ``rope_array.backends()`` lists the
-paths there are: the function and this package have the same name, so the package is what is called.
+Nothing in here is imported before an array of its library is seen. Called, ``rope_array.backends()`` lists
+the paths there are: the function and this package have the same name, so the package is what is called.
 """
 
 import sys

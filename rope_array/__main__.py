@@ -3,8 +3,12 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
+
+_WIDTH = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_check(commands)
+    _add_backends(commands)
+    _add_explain(commands)
     return parser
 
 
@@ -94,6 +100,135 @@ def _check(**given: Any) -> int:
     from rope_array.testing._command import run  # imports NumPy, which other commands may not need
 
     return run(**given)
+
+
+def _add_backends(commands: Any) -> None:
+    parser = commands.add_parser(
+        "backends",
+        help="list the paths that serve arrays, and which can be used here",
+        description="List the paths that rope_array.backends() knows, in the order in which they are asked: "
+        "what backend= calls each, the array types that it serves, whether it can be used here, and what it "
+        "says of itself. Of a path whose library is not imported nothing is known.",
+        epilog="exit status: 0; 2 where a setting of the environment has no meaning",
+    )
+    parser.add_argument(
+        "--import",
+        dest="importing",
+        action="store_true",
+        help="import the libraries first that paths serve and that are installed",
+    )
+    parser.set_defaults(command=_backends)
+
+
+def _backends(importing: bool) -> int:
+    import rope_array as ra
+
+    try:
+        if importing:
+            _import_libraries()
+        listed: Any = ra.backends()
+    except ra.RoPEError as error:
+        return _refuse("backends", error)
+    _print("\n".join(_table(listed)))
+    if not importing and any(path.usable is None for path in listed):
+        _print("\n--import imports the libraries that are installed, so that each path can say what it is.")
+    return 0
+
+
+def _import_libraries() -> None:
+    from rope_array._registry import records
+
+    for name in dict.fromkeys(each.partition(":")[0] for record in records() for each in record.types):
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:  # it is there, and lacks another
+                _refuse("backends", f"{name} cannot be imported: {error}")
+        except Exception as error:  # a broken installation raises anything
+            _refuse("backends", f"{name} cannot be imported: {type(error).__name__}: {error}")
+
+
+def _table(listed: Sequence[Any]) -> Iterator[str]:
+    said = {True: "yes", False: "no", None: "?"}
+    rows = [("name", "serves", "usable", "about")]
+    rows += [(path.name, path.serves, said[path.usable], path.about) for path in listed]
+    first, second = (min(max(len(row[i]) for row in rows), 32) for i in (0, 1))
+    for name, serves, usable, about in rows:
+        start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "
+        yield from textwrap.wrap(start + about, _WIDTH, subsequent_indent=" " * len(start)) or [start]
+
+
+def _add_explain(commands: Any) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="say which path would serve a call, and why",
+        description="Make an array of zeros, and print what rope_array.explain says of rotating it by the "
+        "positions 0, 1, 2, ... along its last axis but one.",
+        epilog="exit status: 0; 2 where there is no such array here, or the call is refused",
+    )
+    parser.add_argument(
+        "--library", metavar="NAME", default="numpy", help="as `check --list` names them, such as torch:cuda"
+    )
+    parser.add_argument("--dtype", metavar="NAME", default="float32", help="default: float32")
+    parser.add_argument(
+        "--shape", metavar="SIZES", default="1,32,2048,128", help="default: 1,32,2048,128; features last"
+    )
+    parser.add_argument(
+        "--pairing", metavar="NAME", default="interleaved", help="interleaved (default) or half"
+    )
+    parser.add_argument("--backend", metavar="NAME", help="the path to force, as of rope_array.apply")
+    parser.set_defaults(command=_explain)
+
+
+def _explain(library: str, dtype: str, shape: str, pairing: str, backend: str | None) -> int:
+    import rope_array as ra
+    from rope_array.testing._libraries import LIBRARIES
+
+    try:
+        if library not in LIBRARIES:
+            raise ValueError(f"unknown library {library!r}; give one of {', '.join(LIBRARIES)}")
+        lib = LIBRARIES[library]
+        lib.check_present()
+        with lib.running():
+            x = _zeros(lib, dtype, _sizes(shape))
+            pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
+            explanation = ra.explain(x, pos, pairing=pairing, backend=backend)
+    except (ra.RoPEError, ValueError, ImportError, OSError, RuntimeError, MemoryError) as error:
+        return _refuse("explain", error)
+    _print(str(explanation))
+    return 0
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(int, text.split(",")))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"the shape is {text!r}; give the size of each axis, such as 1,32,2048,128")
+    return sizes
+
+
+def _zeros(lib: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Make an array of zeros, of one number in memory where the library can: no path goes by strides."""
+    floats = lib.dtypes
+    if dtype not in floats:
+        reason = f" ({lib.gaps[dtype]})" if dtype in lib.gaps else ""
+        raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(floats)} here{reason}")
+    import numpy as np  # which the other commands need not
+
+    return lib.expanded(lib.asarray(np.zeros((1,) * len(shape), np.float32), dtype), shape)
+
+
+def _refuse(command: str, reason: object) -> int:
+    print(f"rope_array {command}: {reason}", file=sys.stderr)
+    return 2
+
+
+def _print(text: str) -> None:
+    """Print in whatever encoding there is."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _exit() -> None:

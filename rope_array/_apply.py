@@ -53,8 +53,8 @@ def apply(
         Undo the rotation (amplitude divided out).
     out : array or tuple of arrays, optional
         Where the result is written, of x's shape and dtype: x itself, to rotate in place, or memory apart
-        from all that is read. For arrays of NumPy, PyTorch and CuPy; not while a gradient is recorded. A tuple
-        for a tuple, where ``out[i]`` may be ``x[i]``.
+        from all that is read. For arrays of NumPy, PyTorch and CuPy; not while a gradient is recorded. A
+        tuple for a tuple, where ``out[i]`` may be ``x[i]``.
     backend : str, optional
         Force a path by name, or raise with the reason why it does not serve: "array-api" is the core, on any
         library; `rope_array.backends` lists the others. None picks by the type of x.
@@ -98,17 +98,20 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
-    if backend is None and not spec and type(rope) is RoPE and (plan := rope._plan) is not None:
-        quick = _registry.chain(x if type(x) is tuple else (x,)).quick
-        y = quick(x, pos, plan.inverse if inverse else plan, seq_axis, out)
-        if y is not NotImplemented:
-            return y
     xs = x if type(x) is tuple else (x,)
     chain = _registry.chain(xs)
-    lib = chain.library(xs[0])
-    _core.check_kinds(xs, lib)
-    plan = plan_for(xs[0], rope, spec)
+    lib = None
+    plan = rope._plan if type(rope) is RoPE and not spec else None
+    if plan is None:
+        lib = chain.library(xs[0])
+        _core.check_kinds(xs, lib)
+        plan = plan_for(xs[0], rope, spec)
     plan = plan.inverse if inverse else plan
+    if backend is None and (y := chain.quick(x, pos, plan, seq_axis, out)) is not NotImplemented:
+        return y
+    if lib is None:
+        lib = chain.library(xs[0])
+        _core.check_kinds(xs, lib)
     path = _registry.choose(chain, xs, (pos,), plan.layout, backend)
     if out is not None:
         return _apply_into(out, x, xs, pos, plan, seq_axis, path, lib)

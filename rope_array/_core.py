@@ -199,8 +199,8 @@ def _check_table_shapes(cos: tuple[Any, ...], sin: tuple[Any, ...], layout: Layo
     known = [(a, b) for a, b in zip(cos, sin, strict=False) if not unknown(a) and not unknown(b)]
     if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (layout.lanes,):
         raise ShapeError(
-            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis has "
-            f"{layout.lanes} lanes. Make them with rope.rotation(pos, like=x)."
+            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis "
+            f"has {layout.lanes} lanes. Make them with rope.rotation(pos, like=x)."
         )
 
 

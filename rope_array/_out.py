@@ -132,7 +132,8 @@ def _share(a: Memory, b: Memory) -> bool | None:
     import numpy as np  # for this question alone, which is asked of the other libraries too
 
     try:
-        return bool(np.shares_memory(*map(np.asarray, (_View(a), _View(b))), max_work=_MOST_WORK))
+        one, other = np.asarray(_View(a)), np.asarray(_View(b))
+        return bool(np.shares_memory(one, other, max_work=_MOST_WORK))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return None
 

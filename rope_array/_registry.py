@@ -51,12 +51,16 @@ RECORDS = (
 class Path(Protocol):
     """What a path offers. Each function checks all but the kinds of the arrays, before any work.
 
-    A path may have more: ``supports(xs, beside, layout)``, which says why it declines, or None, by metadata
-    alone (`beside` is what else the call brings: positions, or cos and sin); ``library(x)``, which is
-    x's library as the core sees it; `is_core`, where it does what the core does; ``about()``, a line
-    for `rope_array.backends`; ``quick(x, pos, plan, seq_axis, out)`` and ``quick_rotate(x, cos, sin, layout,
-    seq_axis, out)``, which do calls that they can check fast, and return NotImplemented for all others; and, where `apply` and `rotate` take `outs`, results
-    are written there, memory that is checked.
+    A path may have more:
+
+    * ``supports(xs, beside, layout)`` says why it declines, or None, by metadata alone; `beside` is what else
+      the call brings: positions, or cos and sin.
+    * ``library(x)`` is x's library as the core sees it; `is_core` is true where it does what the core does.
+    * ``apply`` and ``rotate`` may take `outs` as their last argument, and write results there: memory that is
+      checked.
+    * ``quick(x, pos, plan, seq_axis, out)`` and ``quick_rotate(x, cos, sin, layout, seq_axis, out)`` do calls
+      that they can check fast, and return NotImplemented for all others.
+    * ``about()`` is a line on it for `rope_array.backends`, ``missing()`` what keeps it from being used.
 
     `run(name, x, *args)` calls the function of that name on the path of x: a path whose arrays hold arrays of
     another library (dask's chunks) hands these on through it.
@@ -200,8 +204,8 @@ def _learn(cls: type) -> str:
     ends = next((i for i, path in enumerate(paths) if getattr(path, "is_core", False)), None)
     paths = [*paths, ARRAY_API] if ends is None else paths[: ends + 1]
     of_library = next(path.library for path in paths if hasattr(path, "library"))
-    quick = (getattr(paths[0], short_way, _never) for short_way in ("quick", "quick_rotate"))
-    setattr(_loaded, name, Chain(tuple(paths), *quick, of_library))
+    quick, quick_rotate = (getattr(paths[0], way, _never) for way in ("quick", "quick_rotate"))
+    setattr(_loaded, name, Chain(tuple(paths), quick, quick_rotate, of_library))
     with _lock:
         _names = {**_names, cls: name}
     return name
@@ -249,7 +253,8 @@ def _from_entry_points() -> list[Record]:
             record = Record(*point.load())
             _check_record(record, [*found, *RECORDS])
         except Exception as error:  # one package's fault must not be another's
-            _broken[point.name] = f"its entry point {point.value!r} is broken: {type(error).__name__}: {error}"
+            fault = f"{type(error).__name__}: {error}"
+            _broken[point.name] = f"its entry point {point.value!r} is broken: {fault}"
         else:
             found.append(record)
     return found

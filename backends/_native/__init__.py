@@ -1,7 +1,7 @@
 """The rotation in C++, for arrays whose elements lie in the host's memory: what `numpy` and `torch` share.
 
-The compiled module is optional. Where it is not there, `kernel` is None and `missing()` says why; the paths that
-need it then decline.
+The compiled module is optional. Where it is not there, `kernel` is None and `missing()` says why; the paths
+that need it then decline.
 """
 
 import os
@@ -55,7 +55,7 @@ def spec_of(plan: Plan) -> Any:
 
 @lru_cache(maxsize=256)
 def transposed_spec_of(plan: Plan) -> Any:
-    """Return what the kernel makes of a plan's transposed rotation, the map of gradients: by the same angles."""
+    """Return what the kernel makes of a plan's transposed rotation, the map of gradients: angles are kept."""
     return _spec(plan.layout.transposed(plan.layout.amplitude), plan, transposed=True)
 
 

@@ -27,6 +27,7 @@ struct Array {
     Type type;
     int axes;  // without the last
     int64_t shape[AXES];
+    int64_t features;
     const char* x;
     int64_t x_stride[AXES];
     int64_t x_feature;

@@ -213,6 +213,7 @@ bool read_positions(nb::handle pos, const Spec& plan, Given& given) {
 void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
     array.type = static_cast<Type>(type);
     array.axes = PyArray_NDIM(x) - 1;
+    array.features = PyArray_DIM(x, array.axes);
     for (int a = 0; a < array.axes; ++a) {
         array.shape[a] = PyArray_DIM(x, a);
         array.x_stride[a] = PyArray_STRIDE(x, a);
@@ -328,10 +329,11 @@ nb::object quick(nb::handle x, nb::handle pos, nb::handle plan, nb::handle seq_a
 nb::object quick_tables(nb::handle x, nb::handle cos, nb::handle sin, nb::handle native, nb::handle seq_axis,
                         nb::handle out) {
     const Spec* const spec = spec_of(native);
-    const Arrays xs(x), cosines(cos), sines(sin);
-    PyArrayObject* const c = cosines[0];
-    PyArrayObject* const s = sines[0];
-    if (!spec || !xs.size() || !xs[0] || !c || !s || type_of(c) != (type_of(xs[0]) == F64 ? F64 : F32)) return declined();
+    const Arrays xs(x);
+    if (!PyArray_CheckExact(cos.ptr()) || !PyArray_CheckExact(sin.ptr())) return declined();
+    PyArrayObject* const c = reinterpret_cast<PyArrayObject*>(cos.ptr());
+    PyArrayObject* const s = reinterpret_cast<PyArrayObject*>(sin.ptr());
+    if (!spec || !xs.size() || !xs[0] || type_of(c) != (type_of(xs[0]) == F64 ? F64 : F32)) return declined();
     Given given;
     if (type_of(s) != type_of(c) || !same_shape(c, s) || !read_tables(c, s, spec->layout, given)) return declined();
     return turn_plain(*spec, xs, given, seq_axis, out, {cos, sin});
@@ -384,6 +386,7 @@ int64_t read_array(nb::handle given, Array& array) {
         array.y_stride[a] = y[a];
     }
     for (int a = 0; a <= array.axes; ++a) count *= sizes[a];
+    array.features = sizes[array.axes];
     array.x_feature = x[array.axes];
     array.y_feature = y[array.axes];
     array.x = address<const char>(item(given, 2));
@@ -432,9 +435,10 @@ void prefer_huge_pages(char* memory, int64_t bytes) {
 #endif
 }
 
-// Rotates memory of one precision, checked by the caller but for shapes: false where they do not line up.
-bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positions, int64_t seq_axis, int threads,
-         bool fresh) {
+// Rotates memory of one precision, checked by the caller but for shapes: false where they do not fit. All arrays
+// are looked at before one is written.
+bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positions, int64_t seq_axis,
+         nb::handle library_threads, bool fresh) {
     const Spec* const spec = spec_of(given_spec);
     if (!spec) throw nb::type_error("no spec");
     const Spec& plan = *spec;
@@ -442,6 +446,7 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
     if (count < 0) throw nb::python_error();
     std::vector<Array> arrays(static_cast<size_t>(count));
     std::vector<int> seq_axes(static_cast<size_t>(count));
+    std::vector<int64_t> sizes;
     Given given;
     int64_t bytes = 0;
     read_given(given_positions, plan, given);
@@ -450,9 +455,14 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
         bytes += size;
         seq_axes[i] = sequence_axis(seq_axis, arrays[i].axes);
         if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
-        if (fresh) prefer_huge_pages(arrays[i].y, size);
+        if (arrays[i].features != plan.layout.head_dim) return false;
+        sizes.push_back(size);
     }
-    if (!arrays.empty()) turn(plan, arrays, seq_axes, given, bytes, threads);
+    if (arrays.empty()) return true;
+    for (size_t i = 0; fresh && i < arrays.size(); ++i) prefer_huge_pages(arrays[i].y, sizes[i]);
+    // How many threads its library has is asked where they may be used.
+    turn(plan, arrays, seq_axes, given, bytes,
+         bytes < RELEASE_BYTES || library_threads.is_none() ? 0 : nb::cast<int>(library_threads()));
     return true;
 }
 
@@ -489,7 +499,8 @@ NB_MODULE(_kernel, m) {
           nb::arg("out").none());
     m.def("quick_tables", &quick_tables, nb::arg("x").none(), nb::arg("cos").none(), nb::arg("sin").none(),
           nb::arg("spec"), nb::arg("seq_axis").none(), nb::arg("out").none());
-    m.def("run", &run);
+    m.def("run", &run, nb::arg("spec"), nb::arg("arrays"), nb::arg("given"), nb::arg("seq_axis"),
+          nb::arg("threads").none(), nb::arg("fresh"));
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level->name; });
     m.def("use_level", &use_level);

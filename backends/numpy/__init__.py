@@ -18,6 +18,7 @@ __all__ = ["apply", "library", "name", "rotate", "supports", "tables"]
 def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
     """Say why arrays are not served; None where they are."""
     for x in xs:
+        # Memory-mapped files are plain memory; other subclasses may mean something by their operators.
         if type(x) is not np.ndarray and type(x) is not np.memmap:
             return f"{type(x).__name__} is a subclass of NumPy's array, which its own operations serve"
         if not x.dtype.isnative:
@@ -30,13 +31,18 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     lib = library(xs[0])
     kit = lib.kit(xs[0])
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
-    ys = tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
+    ys = results(xs, outs)
     for double in {*map(_core.is_double, xs)}:
         made = _core.make_tables(whole, fraction, plan, double, kit)
         for x, y in zip(xs, ys, strict=True):
             if _core.is_double(x) == double:
                 _blocks.turn(x, *_core.laid_out(x, *made, seq_axis, kit), plan.layout, y)
     return ys
+
+
+def results(xs: Any, outs: Any) -> Any:
+    """Return the arrays that results are written to: those given, or new ones."""
+    return tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
@@ -49,7 +55,7 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any,
     lib = library(xs[0])
     kit = lib.kit(xs[0])
     _core.check_rotation(xs, cos, sin, layout, seq_axis, lib)
-    ys = tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
+    ys = results(xs, outs)
     for x, y in zip(xs, ys, strict=True):
         dtype = np.float64 if _core.is_double(x) else np.float32
         pair = cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)

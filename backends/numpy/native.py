@@ -7,12 +7,24 @@ import numpy as np
 from rope_array import _core
 from rope_array._namespace import dtype_name, library
 from rope_array._plan import Layout, Plan
-
-from .. import _native
+from rope_array.backends import _native
+from rope_array.backends.numpy import results
+from rope_array.backends.numpy import supports as supports_plain
 
 name = "native"
 
-__all__ = ["about", "apply", "library", "missing", "name", "quick", "quick_rotate", "rotate", "supports", "tables"]
+__all__ = [
+    "about",
+    "apply",
+    "library",
+    "missing",
+    "name",
+    "quick",
+    "quick_rotate",
+    "rotate",
+    "supports",
+    "tables",
+]
 
 about, missing = _native.about, _native.missing
 
@@ -21,13 +33,7 @@ def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
     """Say why arrays are not served; None where they are."""
     if _native.kernel is None:
         return missing()
-    for x in xs:
-        # Memory-mapped files are plain memory; other subclasses may mean something by their operators.
-        if type(x) is not np.ndarray and type(x) is not np.memmap:
-            return f"{type(x).__name__} is a subclass of NumPy's array, which its own operations serve"
-        if not x.dtype.isnative:
-            return "its numbers are of the other byte order"
-    return None
+    return supports_plain(xs, beside, layout)
 
 
 def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
@@ -48,7 +54,7 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     """Rotate each of xs by its positions."""
     lib = library(xs[0])
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
-    ys = _results(xs, outs)
+    ys = results(xs, outs)
     for double in {*map(_core.is_double, xs)}:
         pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
         if plan.exact and fraction is None and whole.dtype.kind != "f":
@@ -67,15 +73,11 @@ def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
 def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
     """Rotate each of xs by tables."""
     _core.check_rotation(xs, cos, sin, layout, seq_axis, library(xs[0]))
-    ys = _results(xs, outs)
+    ys = results(xs, outs)
     for double in {*map(_core.is_double, xs)}:
         pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
         _turn_by(pairs, cos, sin, layout, seq_axis, outs is None)
     return ys
-
-
-def _results(xs: Any, outs: Any) -> Any:
-    return tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs
 
 
 def _turn_by(pairs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, fresh: bool) -> None:
@@ -100,7 +102,7 @@ def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any, fresh: bool) -> None
         (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
         for x, y in pairs
     )
-    done = _native.kernel.run(spec, arrays, given, int(seq_axis), 0, False)
+    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, False)
     assert done, "shapes were checked before"
 
 

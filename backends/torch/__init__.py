@@ -64,16 +64,18 @@ def _check_out(x: Any) -> None:
     """Refuse tensors whose memory cannot be told or written, and those that a gradient is recorded of."""
     if torch.compiler.is_compiling():
         raise ArrayTypeError(
-            "out is given inside a compiled function, where memory cannot be compared; leave it out there: the "
-            "compiler decides what memory results have."
+            "out is given inside a compiled function, where memory cannot be compared; leave it out there: "
+            "the compiler decides what memory results have."
         )
     if x.requires_grad and torch.is_grad_enabled():
         raise ArrayTypeError(
-            f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; leave "
-            "out= out, or work under torch.no_grad()."
+            f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; "
+            "leave out= out, or work under torch.no_grad()."
         )
     if (what := _untold(x)) is not None:
-        raise ArrayTypeError(f"out is given, and {describe(x)} is {what}; leave out= out, and take the result.")
+        raise ArrayTypeError(
+            f"out is given, and {describe(x)} is {what}; leave out= out, and take the result."
+        )
 
 
 def _untold(x: Any) -> str | None:

@@ -1,9 +1,9 @@
 """PyTorch on the CPU by the C++ kernel: eager calls on plain tensors, with or without a gradient.
 
-Whatever sees or changes the operations that a call is made of (a compiler, a functorch transform, forward-mode
-differentiation, a mode, a subclass) is left to the core, which is made of PyTorch's own operations: by a kernel
-that PyTorch does not see it would get a wrong or an empty result. A reverse-mode gradient is served, by a
-rule whose backward is the adjoint rotation.
+Whatever sees or changes the operations that a call is made of (a compiler, a functorch transform,
+forward-mode differentiation, a mode, a subclass) is left to the core, which is made of PyTorch's own
+operations: by a kernel that PyTorch does not see it would get a wrong or an empty result. A reverse-mode
+gradient is served, by a rule whose backward is the adjoint rotation.
 """
 
 from typing import Any
@@ -13,13 +13,23 @@ from torch.autograd import forward_ad
 
 from rope_array import _core
 from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
-
-from .. import _native
-from . import LIBRARY, no_autocast, settled
+from rope_array.backends import _native
+from rope_array.backends.torch import LIBRARY, no_autocast, settled
 
 name = "native"
 
-__all__ = ["about", "apply", "library", "missing", "name", "quick", "quick_rotate", "rotate", "supports", "tables"]
+__all__ = [
+    "about",
+    "apply",
+    "library",
+    "missing",
+    "name",
+    "quick",
+    "quick_rotate",
+    "rotate",
+    "supports",
+    "tables",
+]
 
 _TYPES = {getattr(torch, name): number for name, number in _native.TYPES.items()}
 _MOST_AXES = 64  # as drive.hpp has it
@@ -29,7 +39,10 @@ _FUNCTORCH = getattr(torch._C, "_are_functorch_transforms_active", None)
 _DISPATCH = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION = getattr(torch._C, "_len_torch_function_stack", None)
 _TRACING = getattr(torch._C, "_get_tracing_state", None)
-_KNOWN = None not in (_FUNCTORCH, _DISPATCH, _FUNCTION, _TRACING) and hasattr(forward_ad, "_current_level")
+_KEYS: Any = getattr(torch._C, "_dispatch_keys", None)
+_KNOWN = None not in (_FUNCTORCH, _DISPATCH, _FUNCTION, _TRACING, _KEYS) and hasattr(
+    forward_ad, "_current_level"
+)
 
 
 missing = _native.missing
@@ -39,7 +52,9 @@ def about() -> str:
     """Say which instruction set runs, and by how many threads at most."""
     if _native.kernel is None:
         return missing()
-    return f"{_native.kernel.level_name()} instructions, as many threads as PyTorch's {torch.get_num_threads()}"
+    return (
+        f"{_native.kernel.level_name()} instructions, as many threads as PyTorch's {torch.get_num_threads()}"
+    )
 
 
 def library(x: Any) -> Any:
@@ -58,6 +73,8 @@ def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
     for x in xs:
         if not _is_plain(x):
             return _unlike_plain(x)
+        if x.ndim > _MOST_AXES:
+            return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
     for other in beside:
         if isinstance(other, torch.Tensor):
             if other.requires_grad and torch.is_grad_enabled():
@@ -83,15 +100,25 @@ def _watched() -> str | None:
 
 
 def _is_plain(x: Any) -> bool:
-    """Tell whether a tensor's numbers are those in the host's memory, as its strides say."""
-    return (
-        type(x) in _KINDS
-        and x.is_cpu
-        and x.layout is torch.strided
-        and not x.is_neg()
-        and not x._is_zerotensor()
-        and x.ndim <= _MOST_AXES
-    )
+    """Tell whether a tensor's numbers are those in the host's memory, as its strides say.
+
+    Asked where nothing watches. PyTorch's own word for it are the keys by which it finds the code for a tensor:
+    a lazily negated view, a zero without memory, a batch of an older vmap, another device or layout have others.
+    """
+    return type(x) in _KINDS and _KEYS(x).raw_repr() in (_plain_keys or _learn_plain_keys())
+
+
+_plain_keys: frozenset[int] = frozenset()
+
+
+def _learn_plain_keys() -> frozenset[int]:
+    """Return the keys of plain tensors, which are the same for all of them."""
+    global _plain_keys
+    made = [torch.empty(0, device="cpu")]
+    with torch.inference_mode():
+        made.append(torch.empty(0, device="cpu"))
+    _plain_keys = frozenset(_KEYS(x).raw_repr() for x in made)
+    return _plain_keys
 
 
 def _unlike_plain(x: Any) -> str:
@@ -99,30 +126,41 @@ def _unlike_plain(x: Any) -> str:
         return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
     if not x.is_cpu:
         return f"a tensor is on {x.device}; the kernel runs on the CPU"
-    if x.ndim > _MOST_AXES:
-        return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
-    return "a tensor's numbers are not in memory as they are: a lazily negated view, or a layout"
+    return (
+        "a tensor's numbers are not in memory as they are: a lazily negated view, say, or a batch of vmap's"
+    )
 
 
 def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by integers; NotImplemented for every other call."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():  # first: see `supports`
         return NotImplemented
-    if type(x) is not torch.Tensor or not _is_plain(x) or _watched() is not None:
+    if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
         return NotImplemented
-    number, given = _TYPES.get(x.dtype), _quick_positions(pos, plan)
-    spec = plan.native or _native.spec_of(plan)
-    if number is None or given is None or spec is None or not x.ndim or x.shape[-1] != plan.layout.head_dim:
+    given, spec = _quick_positions(pos, plan), plan.native or _native.spec_of(plan)
+    if given is None or spec is None or not _is_axis(seq_axis):
         return NotImplemented
-    if type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
-        return NotImplemented
-    if torch.is_grad_enabled() and x.requires_grad:
+    if x.requires_grad and torch.is_grad_enabled():
         return NotImplemented if out is not None else _quick_gradient(x, pos, plan, seq_axis, given)
     if out is not None and not _may_write(x, pos, out):
         return NotImplemented
+    return _quick_run(x, spec, given, seq_axis, out)
+
+
+def _is_axis(seq_axis: Any) -> bool:
+    return type(seq_axis) is int and -100 < seq_axis < 100
+
+
+def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
+    """Rotate one plain tensor without a gradient; NotImplemented where shapes do not line up."""
+    number = _TYPES.get(x.dtype)
+    if number is None:
+        return NotImplemented
     y = torch.empty_like(x) if out is None else out
-    array = (number, x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
-    if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads(), out is None):
+    strides = x.stride()
+    of_y = strides if x.is_contiguous() else y.stride()
+    array = (number, x.shape, x.data_ptr(), strides, y.data_ptr(), of_y, x.itemsize)
+    if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads, out is None):
         return NotImplemented
     if out is not None:
         torch.autograd.graph.increment_version(out)
@@ -133,40 +171,55 @@ def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int, given: Any) -> 
     """Rotate with a gradient recorded; positions that do not line up are refused elsewhere."""
     shape = tuple(pos.shape) if type(pos) is torch.Tensor else ()
     check_line_up(x.shape, without_coordinates(shape, plan), seq_axis)
-    return _Turn.apply(plan, False, seq_axis, *((1, pos, x) if type(pos) is torch.Tensor else (0, given, x)))[0]
+    positions = (1, pos) if type(pos) is torch.Tensor else (0, given)
+    return _recorded(plan, False, seq_axis, *positions, x)[0]
 
 
 def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by tables of its precision without a gradient, as `quick` does by positions."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return NotImplemented
-    if type(x) is not torch.Tensor or not _is_plain(x) or _watched() is not None or _native.kernel is None:
+    if type(x) is not torch.Tensor or out is not None or _watched() is not None or not _is_plain(x):
         return NotImplemented
-    number, wanted = _TYPES.get(x.dtype), torch.float64 if x.dtype is torch.float64 else torch.float32
-    for table in (cos, sin):
-        if type(table) is not torch.Tensor or table.dtype is not wanted or not _is_plain(table):
-            return NotImplemented
-        if not table.ndim or table.stride(-1) != 1 or table.shape != cos.shape:
-            return NotImplemented
-    recorded = torch.is_grad_enabled() and (x.requires_grad or cos.requires_grad or sin.requires_grad)
-    if recorded or number is None or out is not None or not x.ndim or x.shape[-1] != layout.head_dim:
+    wanted = torch.float64 if x.dtype is torch.float64 else torch.float32
+    if _native.kernel is None or not (_is_table(cos, wanted) and _is_table(sin, wanted)):
         return NotImplemented
-    if type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES or cos.shape[-1] != layout.lanes:
+    recorded = x.requires_grad or cos.requires_grad or sin.requires_grad
+    if (recorded and torch.is_grad_enabled()) or cos.shape != sin.shape or not _is_axis(seq_axis):
         return NotImplemented
-    y = torch.empty_like(x)
-    array = (number, x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
     given, spec = _tables(cos, sin, wanted is torch.float64)[0], _native.spec_of_tables(layout)
-    done = _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads(), True)
-    return y if done else NotImplemented
+    return _quick_run(x, spec, given, seq_axis)
+
+
+def _is_table(table: Any, dtype: Any) -> bool:
+    """Tell whether a table is one as the kernel reads it, lanes side by side."""
+    return (
+        type(table) is torch.Tensor
+        and table.dtype is dtype
+        and table.ndim > 0
+        and table.stride(-1) == 1
+        and _is_plain(table)
+    )
 
 
 def _may_write(x: Any, pos: Any, out: Any) -> bool:
     """Tell whether a result is plainly memory of its own, or x's: what is not plain is judged at leisure."""
-    if type(out) is not torch.Tensor or not _is_plain(out) or out.dtype is not x.dtype or out.shape != x.shape:
+    if (
+        type(out) is not torch.Tensor
+        or not _is_plain(out)
+        or out.dtype is not x.dtype
+        or out.shape != x.shape
+    ):
         return False
-    if out.requires_grad or not out.is_contiguous() or out.is_inference() or type(pos) is not int:
+    if out.requires_grad or not out.is_contiguous() or out.is_inference():
         return False
-    return out is x or (x.is_contiguous() and abs(x.data_ptr() - out.data_ptr()) >= x.nbytes)
+    return (out is x or _are_apart(x, out)) and (type(pos) is int or _are_apart(pos, out))
+
+
+def _are_apart(read: Any, out: Any) -> bool:
+    """Tell whether two tensors without gaps share no memory."""
+    distance = out.data_ptr() - read.data_ptr()
+    return bool(read.is_contiguous() and (distance >= read.nbytes or -distance >= out.nbytes))
 
 
 def _quick_positions(pos: Any, plan: Plan) -> Any:
@@ -227,16 +280,15 @@ def _in_order(xs: Any, ys: Any) -> Any:
 def _turn(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
     """Rotate by integer positions and a plan, or by tables and a layout, recording a gradient if need be."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
-        ys: Any = _Turn.apply(how, back, seq_axis, len(given), *given, *xs)
-        return ys
+        count = sum(isinstance(one, torch.Tensor) for one in given)
+        return _recorded(how, back, seq_axis, count, *given, *xs)
     return _run(xs, outs, how, given, seq_axis, back)
 
 
 def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
     """Rotate, or (`back`) by a plan's transposed rotation."""
     ys = tuple(map(torch.empty_like, xs)) if outs is None else outs
-    by_positions = isinstance(how, Plan)
-    if by_positions:
+    if isinstance(how, Plan):
         spec = _native.transposed_spec_of(how) if back else _native.spec_of(how)
     else:
         spec = _native.spec_of_tables(how)
@@ -245,9 +297,9 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
             (_TYPES[x.dtype], x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
             for x, y in zip(some, into, strict=True)
         )
-        where = _positions(given[0]) if by_positions else _tables(*given, double)
-        threads = torch.get_num_threads()
-        done = _native.kernel.run(spec, arrays, where[0], seq_axis, threads, outs is None)
+        where = _positions(given[0]) if isinstance(how, Plan) else _tables(given[0], given[1], double)
+        fresh = outs is None
+        done = _native.kernel.run(spec, arrays, where[0], seq_axis, torch.get_num_threads, fresh)
         assert done, "shapes were checked before"
     for out in outs or ():
         torch.autograd.graph.increment_version(out)  # as operations in place do, for what was saved of it
@@ -294,6 +346,9 @@ class _Turn(torch.autograd.Function):
         back = iter(_adjoint(there, ctx.how, ctx.back, given, ctx.seq_axis) if there else ())
         none = [None] * (4 + len(given))
         return (*none, *(None if g is None else next(back) for g in grads))
+
+
+_recorded: Any = _Turn.apply
 
 
 def _adjoint(grads: Any, how: Any, back: bool, given: Any, seq_axis: int) -> Any:
