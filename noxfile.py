@@ -201,6 +201,15 @@ def scoreboard(session: nox.Session) -> None:
 
 
 @nox.session(requires=["build"], default=False)
+def bench(session: nox.Session) -> None:
+    """Measure speed beside a copy and other implementations; writes docs/speed.md and README.md's table."""
+    session.install(TORCH)  # first and alone, as a peer would bring another build
+    install(session, TORCH, *GROUPS["peers"], *GROUPS["bench"])
+    session.install("--no-deps", *GROUPS["bench-alone"])  # it asks for another build of PyTorch
+    session.run("python", "bench/speed.py", *session.posargs)
+
+
+@nox.session(requires=["build"], default=False)
 @nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def long(session: nox.Session, library: str) -> None:
     """Try many times as many random examples, and every float32 remainder."""

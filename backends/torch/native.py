@@ -102,8 +102,9 @@ def _watched() -> str | None:
 def _is_plain(x: Any) -> bool:
     """Tell whether a tensor's numbers are those in the host's memory, as its strides say.
 
-    Asked where nothing watches. PyTorch's own word for it are the keys by which it finds the code for a tensor:
-    a lazily negated view, a zero without memory, a batch of an older vmap, another device or layout have others.
+    Asked where nothing watches. PyTorch's own word for it are the keys by which it finds the code for a
+    tensor: a lazily negated view, a zero without memory, a batch of an older vmap, another device or layout
+    have others.
     """
     return type(x) in _KINDS and _KEYS(x).raw_repr() in (_plain_keys or _learn_plain_keys())
 
@@ -126,9 +127,7 @@ def _unlike_plain(x: Any) -> str:
         return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
     if not x.is_cpu:
         return f"a tensor is on {x.device}; the kernel runs on the CPU"
-    return (
-        "a tensor's numbers are not in memory as they are: a lazily negated view, say, or a batch of vmap's"
-    )
+    return "a tensor's numbers are not in memory as they are: a lazily negated view, say, or a batch of vmap"
 
 
 def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
@@ -335,6 +334,8 @@ class _Turn(torch.autograd.Function):
         ctx.save_for_backward(*given[:count])
         ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
         ctx.set_materialize_grads(False)
+        if len(xs) == 1 and not back and isinstance(how, Plan):  # the usual call, without sorting it first
+            return (_quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis),)
         ys = _run(xs, None, how, given, seq_axis, back)
         ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
         return ys
