@@ -13,6 +13,7 @@ version = release = version_of("rope-array")
 
 extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.doctest", "_tables"]
 myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
 html_theme = "furo"
 exclude_patterns = ["_build"]
 nitpicky = False

@@ -83,6 +83,9 @@ class Library:
         create = {} if self.placeless else {"device": self.device(x)}
         return Kit(self.xp, self.wide(), create, self.constants, self.cast, self.reshape)
 
+    def check_written(self, out: Any, read: tuple[Any, ...]) -> None:
+        """Refuse an array that cannot be written beside what is read."""
+
     def memory(self, array: Any) -> "Memory | None":
         """Say where an array's elements lie; None where the library does not let one write into arrays."""
         interface = getattr(array, "__cuda_array_interface__", None)  # CuPy's

@@ -18,7 +18,7 @@ def settled(out: Any, x: Any, xs: tuple[Any, ...], beside: tuple[Any, ...], lib:
     outs = _one_for_each(out, x, xs)
     for o, one in zip(outs, xs, strict=True):
         _check_kind(o, one, lib)
-    memories = [_memory(o, lib) for o in outs]
+    memories = [_memory(o, (*xs, *beside), lib) for o in outs]
     for o, memory in zip(outs, memories, strict=True):
         _check_writable(o, memory)
     read = [(f"x[{i}]" if type(x) is tuple else "x", lib.memory(one)) for i, one in enumerate(xs)]
@@ -70,7 +70,8 @@ def _check_kind(out: Any, x: Any, lib: Library) -> None:
         raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
 
 
-def _memory(out: Any, lib: Library) -> Memory:
+def _memory(out: Any, read: tuple[Any, ...], lib: Library) -> Memory:
+    lib.check_written(out, read)
     memory = lib.memory(out)
     if memory is None:
         raise ArrayTypeError(

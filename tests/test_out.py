@@ -1,5 +1,6 @@
 """out=: written where the caller wants it, with the bits of the allocating call; nothing where refused."""
 
+import itertools
 import os
 
 import child
@@ -30,6 +31,8 @@ ROPES = {
 }
 ROPE = ROPES["half"]
 POS = [3, -1, 70_000, 2**31 - 1, 5]
+# Positions that go the long way, and some that the kernel reads by itself.
+WAYS = (POS, range(5), 7)
 
 
 def values(*shape, seed=0):
@@ -203,24 +206,23 @@ BACKWARDS = {
 
 def check_views(lib, view, of, dtype="float32"):
     """A view as the result, as x too, and as x and result in one."""
-    shape = (2, 3, 5, 16)
-    for rope in (ROPES["interleaved"], ROPES["partial"]):
-        for backend in paths_of(lib):
-            x = made(lib, *shape, dtype=dtype)
-            want = bits(lib, rope.apply(x, POS, backend=backend))
-            buffer, given = filled(lib, *of, dtype=dtype), filled(lib, *of, dtype=dtype)
-            untouched = filled(lib, *of, dtype=dtype)
-            given_x, out = view(lib, given), view(lib, buffer)
-            given_x[...] = x
-            kept = bits(lib, given)
-            assert rope.apply(given_x, POS, out=out, backend=backend) is out
-            assert bits(lib, out) == want
-            assert bits(lib, given) == kept
-            assert rope.apply(given_x, POS, out=given_x, backend=backend) is given_x
-            assert bits(lib, given_x) == want
-            for written in (buffer, given):  # nothing beside the view
-                view(lib, written)[...] = view(lib, untouched)
-                assert bits(lib, written) == bits(lib, untouched)
+    ropes = ROPES["interleaved"], ROPES["partial"]
+    for rope, pos, backend in itertools.product(ropes, WAYS, paths_of(lib)):
+        x = made(lib, 2, 3, 5, 16, dtype=dtype)
+        want = bits(lib, rope.apply(x, pos, backend=backend))
+        buffer, given = filled(lib, *of, dtype=dtype), filled(lib, *of, dtype=dtype)
+        untouched = filled(lib, *of, dtype=dtype)
+        given_x, out = view(lib, given), view(lib, buffer)
+        given_x[...] = x
+        kept = bits(lib, given)
+        assert rope.apply(given_x, pos, out=out, backend=backend) is out
+        assert bits(lib, out) == want
+        assert bits(lib, given) == kept
+        assert rope.apply(given_x, pos, out=given_x, backend=backend) is given_x
+        assert bits(lib, given_x) == want
+        for written in (buffer, given):  # nothing beside the view
+            view(lib, written)[...] = view(lib, untouched)
+            assert bits(lib, written) == bits(lib, untouched)
 
 
 @WRITES
@@ -269,13 +271,18 @@ INTERLEAVED = {
 @pytest.mark.parametrize("name", INTERLEAVED)
 def test_views_of_one_buffer_that_share_no_byte(lib, name):
     shape, cut = INTERLEAVED[name]
-    for rope in (ROPES["interleaved"], ROPES["half"]):
-        for backend in paths_of(lib):
-            x, out = cut(made(lib, *shape))
-            kept, want = bits(lib, x), bits(lib, rope.apply(x, POS, backend=backend))
-            assert rope.apply(x, POS, out=out, backend=backend) is out
-            assert bits(lib, out) == want
-            assert bits(lib, x) == kept
+    ropes = ROPES["interleaved"], ROPES["half"]
+    for rope, pos, backend in itertools.product(ropes, WAYS, paths_of(lib)):
+        x, out = cut(made(lib, *shape))
+        kept, want = bits(lib, x), bits(lib, rope.apply(x, pos, backend=backend))
+        assert rope.apply(x, pos, out=out, backend=backend) is out
+        assert bits(lib, out) == want
+        assert bits(lib, x) == kept
+        rotation = rope.rotation(pos, like=x)
+        want = bits(lib, rotation.apply(x, backend=backend))
+        assert rotation.apply(x, out=out, backend=backend) is out
+        assert bits(lib, out) == want
+        assert bits(lib, x) == kept
 
 
 @WRITES
@@ -429,10 +436,10 @@ def test_overlap_of_x_and_its_result(lib, name):
     x, out = cut(buffer)
     rotation = ROPE.rotation(POS, like=buffer)
     says = ["out shares memory with x", "give memory apart", "in place"]
-    for backend in paths_of(lib):
-        call = lambda b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+    for pos, b in itertools.product(WAYS, paths_of(lib)):
+        call = lambda p=pos, b=b: ROPE.apply(x, p, out=out, backend=b)  # noqa: E731
         refuses(lib, ArrayTypeError, says, call, buffer)
-        call = lambda b=backend: rotation.apply(x, out=out, backend=b)  # noqa: E731
+        call = lambda b=b: rotation.apply(x, out=out, backend=b)  # noqa: E731
         refuses(lib, ArrayTypeError, says, call, buffer)
 
 
@@ -452,11 +459,13 @@ def test_overlap_among_the_arrays_of_a_tuple(lib):
         ((b, other), (b, near), ["out[1] shares memory with"]),
         ((other, b), (near, b), ["out[0] shares memory with x[1]"]),
     ]:
-        call = lambda xs=xs, outs=outs: ROPE.apply(xs, POS, out=outs)  # noqa: E731
-        if says:
-            refuses(lib, ArrayTypeError, says, call, buffer, other)
-        else:
-            call()
+        rotation = ROPE.rotation(POS, like=other)
+        calls = [lambda p=pos, xs=xs, outs=outs: ROPE.apply(xs, p, out=outs) for pos in WAYS]
+        for call in (*calls, lambda xs=xs, outs=outs, r=rotation: r.apply(xs, out=outs)):
+            if says:
+                refuses(lib, ArrayTypeError, says, call, buffer, other)
+            else:
+                call()
 
 
 @WRITES
@@ -491,6 +500,23 @@ def test_overlap_with_the_tables(lib, table):
         elif tuple(out.shape) == tuple(x.shape):
             rotation.apply(x, out=out)
             assert bits(lib, out) == bits(lib, rotation.apply(x))
+
+
+@WRITES
+def test_overlap_with_tables_that_lie_without_gaps(lib):
+    """The kernel reads such tables, and looks at memory by itself."""
+    x, buffer = made(lib, 5, 16), filled(lib, 7 * 16)
+    rotation = ROPE.rotation(POS, like=x)
+    for at, name in itertools.product((0, 40, 72), ("cos", "sin")):
+        table = buffer[at : at + 40].reshape(5, 8)
+        table[...] = getattr(rotation, name)
+        given = rotation._replace(**{name: table})
+        out = buffer[16:96].reshape(5, 16)
+        for backend in paths_of(lib):
+            call = lambda r=given, o=out, b=backend: r.apply(x, out=o, backend=b)  # noqa: E731
+            refuses(lib, ArrayTypeError, ["the positions or tables"], call, buffer)
+    apart = filled(lib, 5, 16)
+    assert bits(lib, given.apply(x, out=apart)) == bits(lib, rotation.apply(x))
 
 
 @WRITES
@@ -708,7 +734,7 @@ def test_without_recording_gradients_all_is_written(torch, lib_torch):
 
 @TORCH
 @pytest.mark.parametrize("backend", PATHS["torch"])
-@pytest.mark.parametrize("how", ["apply", "rotation", "tuple", "view"])
+@pytest.mark.parametrize("how", ["apply", "number", "tensor", "rotation", "tuple", "view"])
 def test_a_tensor_saved_for_a_gradient_and_then_overwritten_is_noticed(torch, backend, how):
     if backend == "native" and _native.kernel is None:
         pytest.skip(_native.missing())
@@ -717,6 +743,10 @@ def test_a_tensor_saved_for_a_gradient_and_then_overwritten_is_noticed(torch, ba
     version = x._version
     if how == "apply":
         ROPE.apply(x, POS, out=x, backend=backend)
+    elif how == "number":
+        ROPE.apply(x, 3, out=x, backend=backend)
+    elif how == "tensor":
+        ROPE.apply(torch.randn(5, 16), torch.arange(5), out=x, backend=backend)
     elif how == "tuple":
         ROPE.apply(
             (torch.randn(5, 16), torch.randn(5, 16)), POS, out=(torch.zeros(5, 16), x), backend=backend

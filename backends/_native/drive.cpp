@@ -12,7 +12,8 @@ namespace {
 
 // Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
 // More, where each axis of heads is gone through for each block: long runs of rows are read and written faster.
-constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
+constexpr int64_t TABLE_BYTES = 1 << 14;const int64_t TABLE_BYTES_OF_RUNS = getenv("TB") ? atol(getenv("TB")):1 << 17;
+const int64_t ABREAST = getenv("AB") ? atol(getenv("AB")) : 8;
 constexpr int64_t MOST_POSITIONS = 256;
 constexpr int64_t UNIT_BYTES = 1 << 18;  // of x, at least, that a thread takes at a time
 constexpr int64_t PARALLEL_BYTES = 1 << 20;  // of x, from which on several threads are worth their start
@@ -68,11 +69,12 @@ class Call {
         fused_ = given.kind != TABLES && items_.size() == 1 && items_[0].rows == 1 && arrays[0].type == F32;
     }
 
-    void run(int threads) {
+    void run(int threads, bool fresh) {
         const int64_t bytes = all_bytes();
         if (!bytes) return;
         if (bytes < PARALLEL_BYTES) threads = 1;
-        streamed_ = bytes >= STREAM_BYTES;
+        // Memory that was zeroed just now is in the caches, and written fastest there.
+        streamed_ = !fresh && bytes >= STREAM_BYTES;
         cut(bytes, threads);
         const int64_t scratch = (positions_bytes() + tables_bytes() + heads_bytes() + 63) / 64 * 64;
         const int workers = static_cast<int>(std::min<int64_t>(threads, units_));
@@ -174,6 +176,7 @@ class Call {
         rows.scratch = scratch + positions_bytes() + tables_bytes();
         angles(rows, index, count, scratch);
         for (const Item& item : items_) turn(item, rows, index, count, part);
+        if (streamed_) level_.written();
     }
 
     // Makes the tables of some positions, or finds them.
@@ -257,12 +260,42 @@ class Call {
         rows.y_feature = item.array->y_feature;
         rows.staged = item.staged;
         rows.streamed = is_streamed(item, axes, n);
-        rows.count = n ? axes[0].n : 1;
-        rows.x_row = n ? axes[0].x : 0;
-        rows.y_row = n ? axes[0].y : 0;
-        rows.cos_row = n ? axes[0].cos : 0;
-        rows.sin_row = n ? axes[0].sin : 0;
-        walk(item.array->type, axes, n - 1, rows);
+        const bool abreast = n > 1 && axes[0].cos && !axes[1].cos;
+        const Axis inner = n ? axes[0] : Axis{1, 0, 0, 0, 0};
+        const int taken = abreast ? 2 : n ? 1 : 0;
+        walk(axes + taken, n - taken, rows, [&](const Rows& here) {
+            abreast ? turn_abreast(item, inner, axes[1], here) : turn_run(item, inner, here);
+        });
+    }
+
+    void turn_run(const Item& item, const Axis& axis, Rows rows) const {
+        rows.count = axis.n;
+        rows.x_row = axis.x;
+        rows.y_row = axis.y;
+        rows.cos_row = axis.cos;
+        rows.sin_row = axis.sin;
+        level_.rotate[item.array->type](plan_.layout, rows);
+    }
+
+    // Where rows of other positions stand side by side and those of the same apart: a few runs through memory at
+    // once, each going on for some rows in turn, so that tables that were read serve all of the runs.
+    void turn_abreast(const Item& item, const Axis& positions, const Axis& free, const Rows& rows) const {
+        const int64_t rows_at_once = std::max<int64_t>(1, STAGE / (SIZE[item.array->type] * plan_.layout.head_dim));
+        for (int64_t from = 0; from < free.n; from += ABREAST)
+            for (int64_t row = 0; row < positions.n; row += rows_at_once)
+                for (int64_t run = from; run < std::min(from + ABREAST, free.n); ++run) {
+                    Axis some = positions;
+                    some.n = std::min(rows_at_once, positions.n - row);
+                    turn_run(item, some, moved(moved(rows, positions, row), free, run));
+                }
+    }
+
+    static Rows moved(Rows rows, const Axis& axis, int64_t steps) {
+        rows.x += steps * axis.x;
+        rows.y += steps * axis.y;
+        rows.cos += steps * axis.cos;
+        rows.sin += steps * axis.sin;
+        return rows;
     }
 
     // Adds the free axes, of the longest its part; -1 where the part is empty.
@@ -300,17 +333,11 @@ class Call {
         return n ? kept + 1 : 0;
     }
 
-    void walk(Type type, const Axis* axes, int outermost, Rows& rows) const {
-        if (outermost <= 0) return level_.rotate[type](plan_.layout, rows);
-        const Axis& axis = axes[outermost];
-        Rows here = rows;
-        for (int64_t i = 0; i < axis.n; ++i) {
-            walk(type, axes, outermost - 1, here);
-            here.x += axis.x;
-            here.y += axis.y;
-            here.cos += axis.cos;
-            here.sin += axis.sin;
-        }
+    // Calls leaf(rows) at each place along some axes, the last of them outermost.
+    template <class Leaf>
+    static void walk(const Axis* axes, int n, const Rows& rows, const Leaf& leaf) {
+        if (n == 0) return leaf(rows);
+        for (int64_t i = 0; i < axes[n - 1].n; ++i) walk(axes, n - 1, moved(rows, axes[n - 1], i), leaf);
     }
 
     const Plan& plan_;
@@ -340,8 +367,8 @@ bool lines_up(const Array& array, const Given& given, int seq_axis) {
 }
 
 void rotate(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-            const Level& level, int threads) {
-    Call(plan, arrays, seq_axes, given, level).run(threads);
+            const Level& level, int threads, bool fresh) {
+    Call(plan, arrays, seq_axes, given, level).run(threads, fresh);
 }
 
 }  // namespace rope

@@ -57,8 +57,8 @@ struct Given {
 bool lines_up(const Array& array, const Given& given, int seq_axis);
 
 // Rotates arrays of one precision, which line up; their results are disjoint from all that is read, or their
-// own array.
+// own array. `fresh`: results are new memory, which the system has zeroed, or will on the way.
 void rotate(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-            const Level& level, int threads);
+            const Level& level, int threads, bool fresh);
 
 }  // namespace rope

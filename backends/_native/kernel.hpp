@@ -70,6 +70,7 @@ struct Level {
     // Cos and sin of every lane at each of some positions: `lanes` numbers for each.
     void (*angles32)(const Words&, const Positions&, float* cos, float* sin);
     void (*angles64)(const Words&, const Positions&, double* cos, double* sin);
+    void (*written)();  // after it, what was streamed is there for other threads
     void (*rotate[TYPES])(const Layout&, const Rows&);
 };
 

@@ -415,7 +415,6 @@ inline void turn_rows(const Layout& layout, const Rows& given, const AnglesOf& a
                                                  angles_of(r + k));
         stream(stage, rows.y + r * bytes, count * bytes);
     }
-    written();
 }
 
 template <class T, bool reads_half, bool writes_half, bool several>
@@ -464,6 +463,7 @@ const Level ROPE_LEVEL(ROPE_NAME) = {
     ROPE_LABEL,
     angles32,
     angles64,
+    written,
     {rotate<AsIs<float>>, rotate<AsIs<double>>, rotate<Sixteen<Float16Bits>>, rotate<Sixteen<BFloat16Bits>>}};
 
 }  // namespace rope

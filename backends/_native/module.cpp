@@ -5,6 +5,7 @@
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
 #include <numpy/arrayobject.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
@@ -110,13 +111,13 @@ struct Extent {
 };
 
 bool same_memory(PyArrayObject* a, PyArrayObject* b) {
-    const size_t bytes = sizeof(npy_intp) * PyArray_NDIM(a);
-    return PyArray_BYTES(a) == PyArray_BYTES(b) && std::memcmp(PyArray_STRIDES(a), PyArray_STRIDES(b), bytes) == 0;
+    const npy_intp* const strides = PyArray_STRIDES(a);
+    return PyArray_BYTES(a) == PyArray_BYTES(b) && std::equal(strides, strides + PyArray_NDIM(a), PyArray_STRIDES(b));
 }
 
 bool same_shape(PyArrayObject* a, PyArrayObject* b) {
-    return PyArray_NDIM(a) == PyArray_NDIM(b) &&
-           std::memcmp(PyArray_SHAPE(a), PyArray_SHAPE(b), sizeof(npy_intp) * PyArray_NDIM(a)) == 0;
+    const npy_intp* const shape = PyArray_SHAPE(a);
+    return PyArray_NDIM(a) == PyArray_NDIM(b) && std::equal(shape, shape + PyArray_NDIM(a), PyArray_SHAPE(b));
 }
 
 // Arrays of a call as nanobind gives them: one, or those of a tuple.
@@ -226,11 +227,11 @@ void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
 }
 
 void turn(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-          int64_t bytes, int threads) {
-    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, threads);
+          int64_t bytes, int threads, bool fresh) {
+    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, 1, fresh);
     threads = threads_of(threads);
     nb::gil_scoped_release released;
-    rotate(plan, arrays, seq_axes, given, *level, threads);
+    rotate(plan, arrays, seq_axes, given, *level, threads, fresh);
 }
 
 // Whether results may be written where they are asked for: plain memory of their own, or their own x's. What is
@@ -311,7 +312,7 @@ nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb
         for (size_t i = 0; i < xs.size(); ++i) call.write_to(xs, i, outs[i]);
         result = nb::borrow(out);
     }
-    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0);
+    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0, out.is_none());
     return result;
 }
 
@@ -396,18 +397,19 @@ int64_t read_array(nb::handle given, Array& array) {
 
 // (SPACED, start, step, shape), (INT32 or INT64, address, strides, shape, unit),
 // (TABLES, address of cos, strides, shape, unit, address of sin, strides): shape with coordinates or lanes.
-void read_given(nb::handle tuple, const Spec& plan, Given& given) {
+// False where they do not fit the spec.
+bool read_given(nb::handle tuple, const Spec& plan, Given& given) {
     given.kind = static_cast<Kind>(number(item(tuple, 0)));
     if (given.kind != TABLES && !plan.has_words()) throw nb::value_error("positions for a spec that takes tables");
     const nb::handle shape = item(tuple, 3);
     const int last = given.kind == TABLES || (given.kind != SPACED && plan.coordinates) ? 1 : 0;
     given.axes = length(shape) - last;
-    if (given.axes < 0) throw nb::value_error("positions without axes");
+    if (given.axes < 0) return false;
     read(shape, given.shape, given.axes);
     if (given.kind == SPACED) {
         given.start = number(item(tuple, 1));
         given.step = number(item(tuple, 2));
-        return;
+        return true;
     }
     const int64_t unit = number(item(tuple, 4));
     int64_t strides[AXES];
@@ -415,11 +417,12 @@ void read_given(nb::handle tuple, const Spec& plan, Given& given) {
     read(item(tuple, 2), strides, given.axes + last, unit);
     std::memcpy(given.stride, strides, sizeof strides);
     const int64_t wanted = given.kind == TABLES ? plan.layout.lanes : plan.coordinates;
-    if (last && number(item(shape, given.axes)) != wanted) throw nb::value_error("not a number for each lane");
+    if (last && number(item(shape, given.axes)) != wanted) return false;
     given.coordinate = last ? strides[given.axes] : 0;
-    if (given.kind != TABLES) return;
+    if (given.kind != TABLES) return true;
     given.sin = address<const char>(item(tuple, 5));
     read(item(tuple, 6), given.sin_stride, given.axes, unit);
+    return true;
 }
 
 // Asks that fresh memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint, and none
@@ -449,9 +452,12 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
     std::vector<int64_t> sizes;
     Given given;
     int64_t bytes = 0;
-    read_given(given_positions, plan, given);
+    if (!read_given(given_positions, plan, given)) return false;
     for (size_t i = 0; i < arrays.size(); ++i) {
-        const int64_t size = read_array(item(given_arrays, static_cast<Py_ssize_t>(i)), arrays[i]);
+        const nb::handle one = item(given_arrays, static_cast<Py_ssize_t>(i));
+        const Py_ssize_t axes = PyTuple_Size(item(one, 1).ptr());
+        if (axes < 1 || axes > AXES) return false;
+        const int64_t size = read_array(one, arrays[i]);
         bytes += size;
         seq_axes[i] = sequence_axis(seq_axis, arrays[i].axes);
         if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
@@ -462,7 +468,7 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
     for (size_t i = 0; fresh && i < arrays.size(); ++i) prefer_huge_pages(arrays[i].y, sizes[i]);
     // How many threads its library has is asked where they may be used.
     turn(plan, arrays, seq_axes, given, bytes,
-         bytes < RELEASE_BYTES || library_threads.is_none() ? 0 : nb::cast<int>(library_threads()));
+         bytes < RELEASE_BYTES || library_threads.is_none() ? 0 : nb::cast<int>(library_threads()), fresh);
     return true;
 }
 

@@ -176,7 +176,7 @@ inline Pack<uint32_t, WIDTH> high_product(Pack<uint32_t, WIDTH> a, Pack<uint32_t
 #endif
 
 // Writes memory past the caches, whole lines of it where the processor can: so lines that are written are not read
-// before. What is asked for with it is there for other threads after `written`.
+// before. Other threads see it after `written`.
 inline void stream(const char* from, char* to, int64_t bytes) {
 #if defined(__SSE2__) && defined(__GNUC__)
     constexpr int64_t LINE = 64;

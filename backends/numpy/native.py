@@ -102,7 +102,7 @@ def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any, fresh: bool) -> None
         (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
         for x, y in pairs
     )
-    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, False)
+    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, fresh)
     assert done, "shapes were checked before"
 
 

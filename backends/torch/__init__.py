@@ -48,8 +48,16 @@ class Torch(Library):
                 "has no one meaning after it. Give its get_data(), and keep the mask beside it."
             )
 
+    def check_written(self, out: Any, read: Any) -> None:
+        tensors = [one for one in (out, *read) if isinstance(one, torch.Tensor)]
+        _check_recorded(tensors)
+        for one in tensors:
+            if (what := _untold(one, one is out)) is not None:
+                raise ArrayTypeError(
+                    f"out is given, and {describe(one)} is {what}; leave out= out, and take the result."
+                )
+
     def memory(self, array: Any) -> Memory | None:
-        _check_out(array)
         strides = tuple(stride * array.itemsize for stride in array.stride())
         return Memory(array.data_ptr(), tuple(array.shape), strides, array.itemsize, True)
 
@@ -60,34 +68,33 @@ class Torch(Library):
         return torch.tensor(numbers.values, dtype=dtype, **create)
 
 
-def _check_out(x: Any) -> None:
-    """Refuse tensors whose memory cannot be told or written, and those that a gradient is recorded of."""
+def _check_recorded(tensors: Any) -> None:
+    """Refuse to write where operations are compiled, transformed, or recorded for a gradient."""
     if torch.compiler.is_compiling():
         raise ArrayTypeError(
             "out is given inside a compiled function, where memory cannot be compared; leave it out there: "
             "the compiler decides what memory results have."
         )
-    if x.requires_grad and torch.is_grad_enabled():
-        raise ArrayTypeError(
-            f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; "
-            "leave out= out, or work under torch.no_grad()."
-        )
-    if (what := _untold(x)) is not None:
-        raise ArrayTypeError(
-            f"out is given, and {describe(x)} is {what}; leave out= out, and take the result."
-        )
-
-
-def _untold(x: Any) -> str | None:
-    """Say why the memory of a tensor cannot be told or written as its strides say, if so."""
     transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
     if transformed is None or transformed():
-        return "transformed by functorch, which sees no writing into memory"
+        raise ArrayTypeError(
+            "out is given inside a functorch transform, which sees no writing into memory; leave it out."
+        )
+    for x in tensors:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ArrayTypeError(
+                f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; "
+                "leave out= out, or work under torch.no_grad()."
+            )
+
+
+def _untold(x: Any, written: bool) -> str | None:
+    """Say why the memory of a tensor cannot be told, or written as its strides say, if so."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
-    if x.is_neg() or x._is_zerotensor():
+    if written and (x.is_neg() or x._is_zerotensor()):
         return "a view whose numbers are not in memory as they are"
-    if x.is_inference() and not torch.is_inference_mode_enabled():
+    if written and x.is_inference() and not torch.is_inference_mode_enabled():
         return "of torch.inference_mode(), outside of which it cannot be written"
     return None
 

@@ -115,9 +115,10 @@ _plain_keys: frozenset[int] = frozenset()
 def _learn_plain_keys() -> frozenset[int]:
     """Return the keys of plain tensors, which are the same for all of them."""
     global _plain_keys
-    made = [torch.empty(0, device="cpu")]
-    with torch.inference_mode():
-        made.append(torch.empty(0, device="cpu"))
+    made = []
+    for inference in (False, True):  # tensors made in inference mode have fewer keys
+        with torch.inference_mode(inference):
+            made.append(torch.empty(0, device="cpu"))
     _plain_keys = frozenset(_KEYS(x).raw_repr() for x in made)
     return _plain_keys
 
@@ -140,7 +141,8 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     if given is None or spec is None or not _is_axis(seq_axis):
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        return NotImplemented if out is not None else _quick_gradient(x, pos, plan, seq_axis, given)
+        plain = out is None and x.ndim and x.shape[-1] == plan.layout.head_dim
+        return _quick_gradient(x, pos, plan, seq_axis, given) if plain else NotImplemented
     if out is not None and not _may_write(x, pos, out):
         return NotImplemented
     return _quick_run(x, spec, given, seq_axis, out)
@@ -366,8 +368,17 @@ def _adjoint(grads: Any, how: Any, back: bool, given: Any, seq_axis: int) -> Any
         return _adjoint_by_core(grads, how, back, given, seq_axis, layout)
 
 
+class _Joined:
+    """PyTorch's namespace, but for a join for which an older vmap, that of batched gradients, has a rule."""
+
+    concat = staticmethod(torch.cat)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(LIBRARY.xp, name)
+
+
 def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int, layout: Layout) -> Any:
-    kit = LIBRARY.kit(grads[0])
+    kit = LIBRARY.kit(grads[0])._replace(xp=_Joined())
     if not isinstance(how, Plan):
         return _core.turn_all(grads, given[0], -given[1], layout, seq_axis, kit)
     pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]

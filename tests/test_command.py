@@ -1,0 +1,270 @@
+"""The commands `backends` and `explain`, and the path of another package that docs/paths.md shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import child
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array import _explain, _registry
+from rope_array.__main__ import main
+from rope_array.backends import _native
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "paths.md"
+LIBRARIES = ("numpy", "torch", "jax", "dask")
+
+
+def command(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "rope_array", *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, encoding="utf-8", timeout=120,
+        check=False,
+    )  # fmt: skip
+
+
+def from_folder(folder):
+    """The environment of a child that imports from a folder before all else."""
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def rows(output):
+    """The table's rows: {(name, serves): (usable, about)}, and what stands below it."""
+    table, _, rest = output.partition("\n\n")
+    head, *lines = table.splitlines()
+    ends = [head.index(word) for word in ("serves", "usable", "about")]
+    found = {}
+    for line in lines:
+        name, serves, usable, about = (
+            line[a:b].strip() for a, b in zip([0, *ends], [*ends, None], strict=True)
+        )
+        if name:
+            key = name, serves
+            found[key] = usable, about
+        else:  # the rest of what the path above says
+            found[key] = found[key][0], f"{found[key][1]} {about}"
+    return found, rest
+
+
+# ---- backends ----
+
+
+def test_lists_without_importing():
+    """Once in a process of its own, where no library is imported."""
+    done = command("backends")
+    assert (done.returncode, done.stderr) == (0, "")
+    found, rest = rows(done.stdout)
+    wanted = [(record.name, ", ".join(record.types)) for record in _registry.RECORDS]
+    *given, core = found
+    assert given == wanted
+    assert {found[path] for path in given} == {("?", "its library is not imported")}
+    assert core[0] == "array-api"
+    assert found[core] == ("yes", "the core")
+    assert "--import" in rest
+
+
+def test_brings_in_no_library():
+    script = """
+        import sys
+        from rope_array.__main__ import main
+        assert main(["backends"]) == 0
+        print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1:])))
+    """
+    assert child.run(script, *LIBRARIES).splitlines()[-1] == ""
+
+
+@pytest.mark.without("strict")  # which has no path of its own
+def test_with_the_libraries_each_path_says_what_it_is(lib):
+    done = command("backends", "--import")
+    assert (done.returncode, done.stderr) == (0, "")
+    found, rest = rows(done.stdout)
+    own = {name: row for (name, serves), row in found.items() if serves.startswith(lib.name)}
+    assert own[lib.name] == ("yes", "")
+    assert not rest
+    if "native" in own:
+        usable, about = own["native"]
+        assert (usable, "instructions" in about) in [("yes", True), ("no", False)]
+        assert usable == "yes" or "the C++ kernel is " in about
+
+
+def test_a_kernel_that_is_switched_off_is_not_usable():
+    found, _ = rows(command("backends", "--import", ROPE_ARRAY_KERNEL_LEVEL="none").stdout)
+    usable, about = found["native", "numpy:ndarray"]
+    assert usable == "no"
+    assert about.startswith("the C++ kernel ")
+
+
+def test_fits_a_terminal(monkeypatch, capsys):
+    """What a path says is wrapped."""
+    long = _explain.Backend("other", "mylib:" + "A" * 40, False, "it cannot be used " * 20)
+    monkeypatch.setattr(_explain, "backends", lambda: (long, *[long] * 2))
+    assert main(["backends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_library_that_does_not_load_is_named(tmp_path):
+    (tmp_path / "dask").mkdir()
+    (tmp_path / "dask" / "__init__.py").write_text("raise OSError('libdask.so is missing')", "utf-8")
+    done = command("backends", "--import", **from_folder(tmp_path))
+    assert done.returncode == 0
+    said = "rope_array backends: dask.array cannot be imported: OSError: libdask.so is missing\n"
+    assert said in done.stderr
+    assert rows(done.stdout)[0]["dask", "dask.array:Array"][0] == "?"
+
+
+# ---- explain ----
+
+
+def test_explains_a_call_of_each_library(lib):
+    done = command("explain", "--library", lib.name, "--dtype", lib.dtypes[0], "--shape", "2,3,8")
+    assert (done.returncode, done.stderr) == (0, "")
+    x = lib.asarray(np.zeros((2, 3, 8), np.float32), lib.dtypes[0])
+    assert done.stdout == f"{ra.explain(x, range(3))}\n"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_explains_a_call_of_each_dtype(dtype, capsys):
+    assert main(["explain", "--dtype", dtype, "--shape", "3,8"]) == 0
+    assert f"rotated: {dtype} in float{64 if dtype == 'float64' else 32}" in capsys.readouterr().out
+
+
+def test_takes_a_path_and_a_pairing(capsys):
+    assert main(["explain", "--backend", "array-api", "--pairing", "half"]) == 0
+    assert capsys.readouterr().out.startswith("path: array-api\n")
+
+
+@pytest.mark.parametrize("shape", ["8", "0,8", "2,0,3,8", "1,100000,1000000,128"])
+def test_takes_every_shape(shape, capsys):
+    """A single head, nothing at all, and terabytes: no path goes by sizes."""
+    assert main(["explain", "--shape", shape]) == 0
+    assert capsys.readouterr().out.startswith("path: n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--library", "nump"], "unknown library 'nump'; give one of numpy, "),
+        (["--library", "cupy"], "cupy needs"),
+        (["--dtype", "int32"], "the dtype is 'int32'; numpy has float16, float32, float64"),
+        (["--dtype", "float"], "the dtype is 'float'; numpy has"),
+        (["--shape", ""], "the shape is ''; give the size of each axis"),
+        (["--shape", "3x8"], "the shape is '3x8'; give the size of each axis"),
+        (["--shape", "3,"], "the shape is '3,'"),
+        (["--shape=-3,8"], "the shape is '-3,8'"),
+        (["--shape", "3,7"], "head_dim is 7, odd"),
+        (["--pairing", "neox"], "pairing is 'neox'; give one of"),
+        (["--backend", "cuda"], "backend is 'cuda'; give None or one of"),
+        (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
+    ],
+)
+def test_what_cannot_be_explained_is_said(arguments, said, capsys):
+    assert main(["explain", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("rope_array explain: ")
+    assert output.err.count("\n") == 1
+    assert said in output.err
+
+
+@pytest.mark.library("numpy", "strict")
+def test_a_dtype_that_a_library_lacks_is_said_with_the_reason(capsys):
+    assert main(["explain", "--library", "array_api_strict", "--dtype", "float16"]) == 2
+    assert "has float32, float64 here (the standard has none)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(_native.kernel is None, reason="only a kernel that is there knows its levels")
+@pytest.mark.parametrize("name", ["explain", "backends"])
+def test_a_level_that_there_is_not_is_said(name):
+    done = command(name, *(["--import"] if name == "backends" else []), ROPE_ARRAY_KERNEL_LEVEL="pentium")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"rope_array {name}: ")
+    assert "ROPE_ARRAY_KERNEL_LEVEL is 'pentium'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["backends", "numpy"], ["explain", "numpy"], ["explain", "--shape"]])
+def test_a_command_line_that_means_nothing(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: python -m rope_array" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["backends", "explain"])
+def test_help(name, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    assert "exit status: 0; 2" in capsys.readouterr().out
+
+
+# ---- the path that docs/paths.md shows ----
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A folder to import from, with the page's package in it as pip would put it there."""
+    page = PAGE.read_text("utf-8")
+    for text, name in re.findall(r"^```python\n(# (\S+)\n.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, "utf-8")
+    (toml,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    about = tmp_path / "mylib-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mylib\nVersion: 1.0\n", "utf-8")
+    section = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", toml).replace('"', "")
+    (about / "entry_points.txt").write_text(section, "utf-8")
+    return from_folder(tmp_path)
+
+
+def test_the_page_s_path_is_found_first(installed):
+    found, _ = rows(command("backends", "--import", **installed).stdout)
+    assert next(iter(found.items())) == (
+        ("mylib", "numpy:ndarray"),
+        ("yes", "float32, whole heads of pairs in halves"),
+    )
+    assert command("explain", "--pairing", "half", **installed).stdout.startswith("path: mylib\n")
+    assert "declined: mylib: it serves pairs in halves" in command("explain", **installed).stdout
+    assert (
+        "path: mylib" not in command("explain", "--pairing", "half", "--dtype", "float64", **installed).stdout
+    )
+    forced = command("explain", "--backend", "mylib", **installed)
+    assert forced.returncode == 2
+    assert "does not serve float32[1, 32, 2048, 128] (numpy): it serves pairs in halves" in forced.stderr
+
+
+def test_the_page_s_path_conforms(installed):
+    done = command("check", "numpy", **installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_suite_sees_a_fault_of_it(installed, tmp_path):
+    """It would pass without being asked, too."""
+    path = tmp_path / "mylib" / "path.py"
+    path.write_text(path.read_text("utf-8").replace("b * cos + a * sin", "b * cos - a * sin"), "utf-8")
+    done = command("check", "numpy", **installed)
+    assert done.returncode == 1
+    assert "direction" in done.stdout
+
+
+def test_the_page_s_path_writes_into_results(installed):
+    script = """
+        import numpy as np
+        import rope_array as ra
+        x = np.random.default_rng(0).standard_normal((2, 3, 8), np.float32)
+        rope = ra.RoPE(8, pairing="half")
+        y = np.empty_like(x)
+        assert ra.explain(x, range(3), rope).path == "mylib"
+        assert rope.apply(x, range(3), out=y) is y
+        assert (y == rope.apply(x, range(3), backend="array-api")).all()
+        assert (rope.rotation(range(3), like=x).apply(x, backend="mylib", out=x) == y).all()
+        assert (x == y).all()
+    """
+    child.run(script, **installed)

@@ -1,0 +1,994 @@
+"""Paths: which there are, which one a call takes and why, by name, and those of other packages."""
+
+import os
+import textwrap
+import types
+
+import child
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array import ArrayTypeError, BackendError, PositionError, RoPEError, ShapeError, SpecError
+from rope_array.backends import _native
+
+NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
+KERNEL = pytest.mark.skipif(
+    _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
+    reason=_native.missing() or "built",
+)
+BUILTIN = ["native", "numpy", "native", "torch", "jax", "dask", "array-api"]
+PATHS = {
+    "numpy": ["native", "numpy", "array-api"],
+    "torch": ["native", "torch"],
+    "jax": ["jax", "array-api"],
+    "dask": ["dask", "array-api"],
+    "array_api_strict": ["array-api"],
+}
+ROPE = ra.RoPE(16, pairing="half", rotary_dim=8)
+
+
+def made(lib, *shape, dtype="float32"):
+    return lib.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
+
+
+def served(lib):
+    """The paths that serve a library here, the first one by itself."""
+    return [name for name in PATHS[lib.name] if name != "native" or _native.kernel is not None]
+
+
+# ---- which there are ----
+
+
+def test_backends_is_a_package_and_a_function():
+    import rope_array.backends
+
+    assert isinstance(ra.backends, types.ModuleType)
+    assert callable(ra.backends)
+    assert rope_array.backends is ra.backends
+    assert "backends" in ra.__all__
+    from rope_array.backends import _native as again
+
+    assert again is _native
+
+
+def test_they_are_listed_in_the_order_in_which_they_are_asked():
+    listed = [path for path in ra.backends() if path.name in BUILTIN]
+    assert [path.name for path in listed] == BUILTIN
+    assert listed[-1].usable is True
+    assert {path.serves.partition(":")[0] for path in listed[:-1]} == {"numpy", "torch", "jax", "dask.array"}
+    for path in listed:
+        assert isinstance(path.about, str)
+        assert path.usable in (True, False, None)
+        with pytest.raises(AttributeError):
+            path.usable = True
+
+
+def test_those_of_a_loaded_library_are_usable(lib):
+    assert lib.native
+    native = "native" if _native.kernel is not None else None
+    usable = [path.name for path in ra.backends() if path.usable]
+    assert {name for name in PATHS[lib.name] if name not in ("native", "array-api")} <= set(usable)
+    assert (native is None) == ("native" not in usable)
+
+
+def test_listing_them_imports_no_library():
+    script = """
+        import sys
+        import rope_array as ra
+        libraries = {"numpy", "torch", "jax", "jaxlib", "dask", "cupy", "array_api_strict", "ml_dtypes"}
+        listed = ra.backends()
+        assert not libraries & set(sys.modules), libraries & set(sys.modules)
+        print(*(f"{path.name}={path.usable}" for path in listed))
+        assert all("not imported" in path.about for path in listed if path.usable is None)
+        import numpy
+        print(*(f"{path.name}={path.usable}" for path in ra.backends()))
+        assert not (libraries - {"numpy"}) & set(sys.modules)
+    """
+    before, after = child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none").splitlines()
+    assert before.split() == [f"{name}={None if name != 'array-api' else True}" for name in BUILTIN]
+    assert after.split()[:2] == ["native=False", "numpy=True"]
+    assert after.split()[2:] == before.split()[2:]
+
+
+def test_without_the_kernel_it_says_so():
+    script = """
+        import numpy as np
+        import rope_array as ra
+        x = np.ones((3, 16), dtype="float32")
+        native = ra.backends()[0]
+        assert (native.name, native.usable) == ("native", False)
+        assert "ROPE_ARRAY_KERNEL_LEVEL" in native.about
+        said = ra.explain(x, 3)
+        assert said.path == "numpy"
+        assert "switched off" in said.declined["native"]
+        try:
+            ra.apply(x, 3, backend="native")
+        except ra.BackendError as error:
+            assert "switched off" in str(error)
+        else:
+            raise AssertionError("served")
+        print(ra.RoPE(16).apply(x, 3).tobytes() == ra.RoPE(16).apply(x, 3, backend="numpy").tobytes())
+    """
+    assert child.run(script, ROPE_ARRAY_KERNEL_LEVEL="none").split() == ["True"]
+
+
+@KERNEL
+def test_a_level_that_is_none_is_refused():
+    script = """
+        import numpy as np
+        import rope_array as ra
+        for call in (lambda: ra.apply(np.ones((3, 16)), 3), lambda: ra.explain(np.ones((3, 16)), 3)):
+            try:
+                call()
+            except ra.BackendError as error:
+                assert "'avx9000'" in str(error) and "'none'" in str(error)
+            else:
+                raise AssertionError("served")
+    """
+    child.run(script, ROPE_ARRAY_KERNEL_LEVEL="avx9000")
+
+
+@KERNEL
+@NUMPY
+def test_the_kernel_says_which_instructions_run():
+    native = ra.backends()[0]
+    assert native.usable
+    assert _native.kernel.level_name() in native.about
+    assert native.about in ra.explain(np.ones((3, 16)), 3).notes
+
+
+# ---- which one a call takes ----
+
+
+def test_explain_names_the_path_that_serves(lib):
+    x = made(lib, 2, 5, 16)
+    with lib.running():
+        said = ra.explain(x, range(5), ROPE)
+        assert said.path == served(lib)[0]
+        assert set(said.declined) == set(PATHS[lib.name]) - set(served(lib)) - {"array-api"}
+        for given in ((x, 3, None), (x, [0, 1, 2, 3, 0.5], ROPE), ((x, x), 3, None)):
+            assert ra.explain(*given).path == said.path
+        for name in served(lib):
+            forced = ra.explain(x, 3, ROPE, backend=name)
+            assert forced.path == name
+            asked_before = served(lib)[: served(lib).index(name)]
+            assert all(forced.declined[other] == "another was asked for" for other in asked_before)
+
+
+def test_the_core_by_its_own_name(lib):
+    x = made(lib, 2, 5, 16)
+    with lib.running():
+        path = ra.explain(x, 3, ROPE, backend="array-api").path
+        assert path == ("torch" if lib.name == "torch" else "array-api")
+        got = lib.to_numpy(ROPE.apply(x, 3, backend="array-api"))
+        assert np.allclose(got, lib.to_numpy(ROPE.apply(x, 3)), atol=1e-6)
+
+
+def test_explain_rotates_nothing(lib, monkeypatch):
+    from rope_array import _core
+
+    def never(*args, **more):
+        raise AssertionError("computed")
+
+    for name in ("compute", "make_tables", "turn_all", "turn_one", "apply"):
+        monkeypatch.setattr(_core, name, never)
+    with lib.running():
+        assert ra.explain(made(lib, 2, 5, 16), range(5), ROPE).path
+
+
+def test_notes_say_how(lib):
+    x = made(lib, 2, 5, 16)
+    with lib.running():
+        assert "rotated: float32 in float32" in ra.explain(x, 3).notes
+        assert "angles: exact, in fixed point" in ra.explain(x, range(5)).notes
+        pos = lib.asarray(np.arange(5), "float32")
+        for floats in (pos, 2.5, [0.5, 1, 2, 3, 4], np.arange(5.0) if lib.name in ("jax", "dask") else 0.5):
+            assert "nearest integer" in ra.explain(x, floats).notes[-1]
+        assert "Hugging Face" in ra.explain(x, 3, angles="float32").notes[-1]
+
+
+@NUMPY
+def test_notes_name_each_precision_once():
+    x = np.ones((5, 16))
+    notes = ra.explain((x, x.astype("float16"), x), 3).notes
+    assert "rotated: float64 in float64, float16 in float32" in notes
+
+
+@NUMPY
+def test_an_explanation_prints_as_lines():
+    said = ra.explain(np.ones((3, 16)).astype(">f8"), 3)
+    lines = str(said).splitlines()
+    assert lines[0] == "path: array-api"
+    assert lines[1:3] == [f"  {note}" for note in said.notes]
+    assert lines[3:] == [f"declined: {name}: {reason}" for name, reason in said.declined.items()]
+    assert repr(said) == str(said)
+
+
+class Kept(np.ndarray):
+    pass
+
+
+NUMPY_DECLINES = {
+    "byte order": (lambda: np.ones((5, 16)).astype(np.dtype("f8").newbyteorder()), "other byte order"),
+    "subclass": (lambda: np.ones((5, 16)).view(Kept), "Kept is a subclass"),
+    "one of a tuple": (lambda: (np.ones((5, 16)), np.ones((5, 16)).view(Kept)), "Kept is a subclass"),
+}
+
+
+@NUMPY
+@pytest.mark.parametrize("name", NUMPY_DECLINES)
+def test_reasons_of_numpy_s_paths(name):
+    make, reason = NUMPY_DECLINES[name]
+    said = ra.explain(make(), 3)
+    assert said.path == "array-api"
+    assert list(said.declined) == ["native", "numpy"]
+    assert reason in said.declined["numpy"]
+    if _native.kernel is not None:
+        assert reason in said.declined["native"]
+    for backend in ("native", "numpy"):
+        with pytest.raises(BackendError, match=f"{backend}.*does not serve"):
+            ra.apply(make(), 3, backend=backend)
+    x = make()
+    first = x[-1] if isinstance(x, tuple) else x
+    with pytest.raises(BackendError, match=reason):
+        ra.RoPE(16).rotation(3, like=first, backend="numpy")
+    with pytest.raises(BackendError, match=reason):
+        ra.RoPE(16).rotation(3, like=first).apply(x, backend="numpy")
+
+
+@KERNEL
+@TORCH
+def test_reasons_of_pytorch_s_paths():
+    import torch
+
+    x, pos = torch.ones(5, 16), torch.arange(5.0)
+    assert ra.explain(x, pos).path == "native"
+    recorded = ra.explain(x, pos.requires_grad_())
+    assert recorded.path == "torch"
+    assert recorded.declined == {"native": "a gradient of positions or tables is recorded"}
+    with torch.no_grad():
+        assert ra.explain(x, pos).path == "native"
+    assert ra.explain(x.requires_grad_(), 3).path == "native"
+    assert "on meta" in ra.explain(torch.ones(5, 16, device="meta"), 3).declined["native"]
+    reasons = []
+    torch.func.vmap(lambda x: reasons.append(ra.explain(x, 3).declined["native"]) or x)(torch.ones(2, 5, 16))
+    assert reasons == ["a functorch transform is active"]
+
+
+REFUSED = {
+    "no array": (lambda lib: ("x", 3), {}, ArrayTypeError),
+    "an empty tuple": (lambda lib: ((), 3), {}, ArrayTypeError),
+    "integers": (lambda lib: (lib.asarray(np.ones((5, 16)), "int32"), 3), {}, ArrayTypeError),
+    "a single number": (lambda lib: (lib.asarray(np.ones(()), "float32"), 3), {}, ShapeError),
+    "a width": (lambda lib: (made(lib, 5, 8), 3, ROPE), {}, ShapeError),
+    "one of a tuple": (lambda lib: ((made(lib, 5, 16), made(lib, 5, 8)), 3, ROPE), {}, ShapeError),
+    "an odd width": (lambda lib: (made(lib, 5, 15), 3), {}, SpecError),
+    "positions too long": (lambda lib: (made(lib, 5, 16), range(4)), {}, ShapeError),
+    "positions too deep": (lambda lib: (made(lib, 5, 16), [[0], [1]]), {}, ShapeError),
+    "ragged positions": (lambda lib: (made(lib, 2, 5, 16), [[0, 1], [2]]), {}, ShapeError),
+    "positions of strings": (lambda lib: (made(lib, 5, 16), "abcde"), {}, ArrayTypeError),
+    "positions of booleans": (
+        lambda lib: (made(lib, 5, 16), lib.asarray(np.ones(5), "bool")), {}, ArrayTypeError
+    ),
+    "an axis": (lambda lib: (made(lib, 5, 16), range(5)), {"seq_axis": 5}, ShapeError),
+    "no axis": (lambda lib: (made(lib, 5, 16), range(5)), {"seq_axis": "x"}, ShapeError),
+    "a field": (lambda lib: (made(lib, 5, 16), 3), {"base": -1.0}, SpecError),
+    "rope and fields": (lambda lib: (made(lib, 5, 16), 3, ROPE), {"base": 5.0}, SpecError),
+    "no rope": (lambda lib: (made(lib, 5, 16), 3, "rope"), {}, SpecError),
+    "a length to be said": (
+        lambda lib: (made(lib, 5, 16), 3, ra.RoPE(16, scaling=ra.DynamicNTK(2.0, 64))), {}, SpecError
+    ),
+    "coordinates": (
+        lambda lib: (made(lib, 5, 16), range(5), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2))), {}, ShapeError
+    ),
+    "an unknown backend": (lambda lib: (made(lib, 5, 16), 3), {"backend": "fast"}, BackendError),
+    "a backend of others": (lambda lib: (made(lib, 5, 16), 3), {"backend": "nothing"}, BackendError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_explain_refuses_what_apply_refuses(lib, name):
+    arguments, fields, error = REFUSED[name]
+    with lib.running():
+        texts = []
+        for function in (ra.apply, ra.explain):
+            with pytest.raises(RoPEError) as caught:
+                function(*arguments(lib), **fields)
+            assert type(caught.value) is error
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1]
+
+
+@NUMPY
+def test_explain_does_not_look_at_values():
+    x = np.ones((2, 16))
+    with pytest.raises(PositionError):
+        ra.apply(x, [0.0, float("nan")])
+    assert ra.explain(x, [0.0, float("nan")]).path
+
+
+# ---- asked for by name ----
+
+
+def test_each_path_by_name(lib):
+    x, pos = made(lib, 2, 5, 16), lib.asarray(np.arange(5), "int32")
+    with lib.running():
+        want = lib.to_numpy(ROPE.apply(x, pos))
+        for name in [*served(lib), "array-api"]:
+            for y in (
+                ROPE.apply(x, pos, backend=name),
+                ra.apply((x, x), pos, ROPE, backend=name)[1],
+                ROPE.rotation(pos, like=x, backend=name).apply(x, backend=name),
+            ):
+                assert lib.owns(y)
+                assert np.allclose(lib.to_numpy(y), want, atol=1e-6)
+
+
+def test_the_first_that_serves_has_its_own_bits(lib):
+    x = made(lib, 2, 5, 16)
+    with lib.running():
+        own, forced = (lib.to_numpy(ROPE.apply(x, 3, backend=name)) for name in (None, served(lib)[0]))
+        assert own.tobytes() == forced.tobytes()
+
+
+def test_names_that_do_not_serve(lib):
+    x = made(lib, 5, 16)
+    others = sorted(
+        {name for names in PATHS.values() for name in names} - set(PATHS[lib.name]) - {"array-api"}
+    )
+    with lib.running():
+        rotation = ROPE.rotation(range(5), like=x)
+        for name in others:
+            for call in (
+                lambda name=name: ROPE.apply(x, 3, backend=name),
+                lambda name=name: ROPE.rotation(3, like=x, backend=name),
+                lambda name=name: rotation.apply(x, backend=name),
+                lambda name=name: ra.explain(x, 3, backend=name),
+            ):
+                with pytest.raises(BackendError, match=f"'{name}' does not serve .*its paths are") as caught:
+                    call()
+                assert all(repr(path) in str(caught.value) for path in served(lib) if path != "array-api")
+
+
+@pytest.mark.parametrize("backend", ["", "NumPy", "array_api", "cuda", 5, True, ("numpy",)], ids=repr)
+def test_names_of_nothing(lib, backend):
+    x = made(lib, 5, 16)
+    with lib.running():
+        rotation = ROPE.rotation(3, like=x)
+        for call in (
+            lambda: ROPE.apply(x, 3, backend=backend),
+            lambda: rotation.apply(x, backend=backend),
+            lambda: ROPE.rotation(3, like=x, backend=backend),
+            lambda: ra.explain(x, 3, backend=backend),
+        ):
+            with pytest.raises(BackendError) as caught:
+                call()
+            text = str(caught.value)
+            assert repr(backend) in text
+            assert "None or one of" in text
+            assert text.count("'native'") == 1  # which two libraries have
+
+
+# ---- those of other packages ----
+
+# A path whose functions hand all to the core, and count.
+LOOPBACK = """
+    from rope_array import _core
+    from rope_array._registry import library_of
+
+    RECORD = ("{name}", {types!r}, "{name}")
+    name = "{name}"
+    calls = {{"apply": 0, "tables": 0, "rotate": 0}}
+
+
+    def apply(xs, pos, plan, seq_axis, run):
+        calls["apply"] += 1
+        return _core.apply(xs, pos, plan, seq_axis, library_of(xs[0]))
+
+
+    def tables(pos, like, plan, inv_freq, run):
+        calls["tables"] += 1
+        return _core.tables(pos, like, plan, inv_freq, library_of(like))
+
+
+    def rotate(xs, cos, sin, layout, seq_axis, run):
+        calls["rotate"] += 1
+        return _core.rotate(xs, cos, sin, layout, seq_axis, library_of(xs[0]))
+"""
+
+
+def loopback(name="mine", types=("numpy:ndarray",), more=""):
+    return textwrap.dedent(LOOPBACK).format(name=name, types=types) + textwrap.dedent(more)
+
+
+class Packages:
+    """Distributions in a folder, as an installer leaves them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def install(self, name, module, value=None, point=None):
+        """A module and its entry point; a module of None is not there."""
+        info = self.folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8"
+        )
+        line = f"{point or name} = {value or f'{name}:RECORD'}"
+        (info / "entry_points.txt").write_text(f"[rope_array.backends]\n{line}\n", encoding="utf-8")
+        if module is not None:
+            (self.folder / f"{name}.py").write_text(textwrap.dedent(module), encoding="utf-8")
+        return self
+
+    def run(self, script, *arguments, **environment):
+        paths = [str(self.folder), child.TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
+        script = textwrap.dedent(PRELUDE) + textwrap.dedent(script)
+        return child.run(script, *arguments, **{"PYTHONPATH": os.pathsep.join(paths), **environment})
+
+
+PRELUDE = """
+    import numpy as np
+    import rope_array as ra
+
+    x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype("float32")
+    rope = ra.RoPE(16, pairing="half")
+
+
+    def refusal(call):
+        try:
+            call()
+        except ra.RoPEError as error:
+            return f"{type(error).__name__}: {error}"
+        raise AssertionError("not refused")
+"""
+
+
+@pytest.fixture
+def packages(tmp_path):
+    return Packages(tmp_path)
+
+
+def test_a_path_of_another_package_comes_first(packages):
+    packages.install("mine", loopback())
+    packages.run("""
+        y = rope.apply(x, range(5))
+        import mine
+        assert mine.calls == {"apply": 1, "tables": 0, "rotate": 0}
+        assert np.array_equal(y, rope.apply(x, range(5), backend="array-api"))
+        rotation = rope.rotation(range(5), like=x)
+        assert np.array_equal(rotation.apply((x, x))[1], y)
+        assert mine.calls == {"apply": 1, "tables": 1, "rotate": 1}
+        assert np.array_equal(rope.apply(x, range(5), backend="mine"), y)
+        assert np.array_equal(ra.apply((x, x), range(5), rope)[0], y)
+        assert mine.calls["apply"] == 3
+        said = ra.explain(x, 3)
+        assert said.path == "mine" and not said.declined
+        first = ra.backends()[0]
+        assert (first.name, first.serves, first.usable, first.about) == ("mine", "numpy:ndarray", True, "")
+        for name in ("numpy", "array-api"):
+            assert np.allclose(rope.apply(x, range(5), backend=name), y, atol=1e-6)
+        assert mine.calls["apply"] == 3
+        assert ra.explain(x, 3, backend="numpy").declined["mine"] == "another was asked for"
+        assert "'mine'" in refusal(lambda: rope.apply(x, 3, backend="fast"))
+    """)
+
+
+def test_it_may_have_more_than_it_must(packages):
+    more = """
+        def about():
+            return "as fast as the core"
+
+
+        def missing():
+            return ""
+
+
+        def quick(x, pos, plan, seq_axis, out):
+            calls["quick"] = calls.get("quick", 0) + 1
+            return NotImplemented if pos else x.copy()
+    """
+    packages.install("mine", loopback(more=more))
+    packages.run("""
+        assert np.array_equal(rope.apply(x, 0), x)
+        import mine
+        assert mine.calls["apply"] == 0 and mine.calls["quick"] == 1
+        assert np.array_equal(rope.apply(x, 3), rope.apply(x, 3, backend="array-api"))
+        assert mine.calls["apply"] == 1 and mine.calls["quick"] == 2
+        assert ra.backends()[0].about == "as fast as the core"
+        assert ra.explain(x, 3).notes[0] == "as fast as the core"
+    """)
+
+
+def test_it_may_decline(packages):
+    more = """
+        def supports(xs, beside, layout):
+            return "only one array at a time" if len(xs) > 1 else None
+    """
+    packages.install("mine", loopback(more=more))
+    packages.run("""
+        import rope_array as ra
+        want = rope.apply((x, x), 3, backend="array-api")
+        y = rope.apply((x, x), 3)
+        import mine
+        assert not mine.calls["apply"] and np.allclose(y, want, atol=1e-6)
+        assert ra.explain((x, x), 3).declined["mine"] == "only one array at a time"
+        text = refusal(lambda: rope.apply((x, x), 3, backend="mine"))
+        assert text.startswith("BackendError") and "only one array at a time" in text
+        text = refusal(lambda: rope.rotation(3, like=x).apply((x, x), backend="mine"))
+        assert "only one array at a time" in text
+        rope.apply(x, 3)
+        assert mine.calls["apply"] == 1 and ra.explain(x, 3).path == "mine"
+    """)
+
+
+def test_supports_that_raises_declines(packages):
+    more = """
+        def supports(xs, beside, layout):
+            raise KeyError("of its own")
+    """
+    packages.install("mine", loopback(more=more))
+    packages.run("""
+        y = rope.apply(x, 3)
+        assert np.allclose(y, rope.apply(x, 3, backend="array-api"), atol=1e-6)
+        said = ra.explain(x, 3)
+        assert "supports() raised KeyError: 'of its own'" in said.declined["mine"]
+        assert said.path in ("native", "numpy")
+        text = refusal(lambda: rope.apply(x, 3, backend="mine"))
+        assert text.startswith("BackendError") and "supports() raised KeyError" in text
+    """)
+
+
+def test_an_exception_while_computing_is_not_swallowed(packages):
+    packages.install(
+        "mine",
+        loopback()
+        + "\n\ndef apply(*args):\n    return 1 / 0\n\n\ndef rotate(*args):\n    raise MemoryError\n",
+    )
+    packages.run("""
+        for error, call in [
+            (ZeroDivisionError, lambda: rope.apply(x, 3)),
+            (ZeroDivisionError, lambda: rope.apply(x, 3, backend="mine")),
+            (ZeroDivisionError, lambda: rope.apply(x.copy(), 3, out=np.zeros_like(x))),
+            (MemoryError, lambda: rope.rotation(3, like=x).apply(x)),
+        ]:
+            try:
+                call()
+            except error:
+                continue
+            raise AssertionError("swallowed")
+        rope.apply(x, 3, backend="numpy")
+    """)
+
+
+def test_saying_something_of_itself_may_fail(packages):
+    more = """
+        def about():
+            raise OSError("no such chip")
+
+
+        def missing():
+            raise OSError("no such chip")
+    """
+    packages.install("mine", loopback(more=more))
+    packages.run("""
+        first = ra.backends()[0]
+        assert first.name == "mine" and "OSError: no such chip" in first.about
+        assert first.usable is False
+        assert "OSError" in ra.explain(x, 3).notes[0]
+        rope.apply(x, 3)
+    """)
+
+
+BROKEN = {
+    "module that is not there": (None, "mine:RECORD", ["entry point 'mine:RECORD'", "ModuleNotFoundError"]),
+    "module that fails": (
+        "import no_such_module_at_all\n", None, ["ModuleNotFoundError", "no_such_module_at_all"]
+    ),
+    "syntax": ("def (:\n", None, ["SyntaxError"]),
+    "no such name": ("name = 'mine'\n", None, ["AttributeError", "RECORD"]),
+    "no record": ("RECORD = 5\n", None, ["TypeError"]),
+    "record of two": ("RECORD = ('mine', ('numpy:ndarray',))\n", None, ["TypeError"]),
+    "record of four": ("RECORD = ('mine', (), 'mine', 4)\n", None, ["TypeError"]),
+    "types in one text": (
+        "RECORD = ('mine', 'numpy:ndarray', 'mine')\n", None, ["TypeError", "tuple of str"]
+    ),
+    "types that are none": (
+        "import numpy\nRECORD = ('mine', (numpy.ndarray,), 'mine')\n", None, ["TypeError"]
+    ),
+    "no name": ("RECORD = ('', ('numpy:ndarray',), 'mine')\n", None, ["TypeError"]),
+    "a name that is taken": ("RECORD = ('numpy', ('numpy:ndarray',), 'mine')\n", None, ["'numpy' is taken"]),
+    "the core's name": (
+        "RECORD = ('array-api', ('numpy:ndarray',), 'mine')\n", None, ["'array-api' is taken"]
+    ),
+    "a module for the path that is not there": (
+        "RECORD = ('mine', ('numpy:ndarray',), 'mine.more')\n",
+        None,
+        ["'mine.more' cannot be used", "ModuleNotFoundError"],
+    ),
+    "functions that are not there": (
+        "RECORD = ('mine', ('numpy:ndarray',), 'mine')\nname = 'mine'\ndef apply(*args): 1 / 0\n",
+        None,
+        ["'mine' cannot be used", "lacks tables, rotate"],
+    ),
+    "another name in the module": (
+        loopback().replace('name = "mine"', 'name = "yours"'),
+        None,
+        ["cannot be used", "lacks the name 'mine'"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_one_breaks_nothing_else(packages, name):
+    """Calls go on, and it is said what is wrong wherever one asks."""
+    module, value, says = BROKEN[name]
+    packages.install("mine", module, value)
+    out = packages.run("""
+        y = rope.apply(x, range(5))
+        assert np.allclose(y, rope.apply(x, range(5), backend="array-api"), atol=1e-6)
+        rope.rotation(3, like=x).apply(x)
+        said = ra.explain(x, 3)
+        assert said.path in ("native", "numpy")
+        broken = [path for path in ra.backends() if path.name == "mine"]
+        assert [path.usable for path in broken] == [False], broken
+        text = refusal(lambda: rope.apply(x, 3, backend="mine"))
+        assert text.startswith("BackendError: backend 'mine' cannot be used"), text
+        assert text.endswith(".")
+        builtin = {path.name: path.usable for path in ra.backends() if path.serves == "numpy:ndarray"}
+        assert builtin["numpy"] is True
+        for told in (said.declined["mine"], broken[0].about, text):
+            print(told.replace("\\n", " "))
+    """)
+    for line in out.splitlines():
+        assert all(part in line for part in says), (says, line)
+
+
+@pytest.mark.parametrize("name", ["native", "numpy", "torch", "array-api"])
+def test_an_entry_point_named_like_one_of_ours(packages, name):
+    """Broken, and by its name no other than ours: ours stays what it is."""
+    packages.install("mine", f"RECORD = ({name!r}, ('numpy:ndarray',), 'mine')\n", point=name)
+    packages.run(
+        """
+        import sys
+        name = sys.argv[1]
+        said = ra.explain(x, 3)
+        assert said.path in ("native", "numpy")
+        listed = ra.backends()
+        ours = [path for path in listed if path.name == "numpy" and path.serves]
+        assert [path.usable for path in ours] == [True]
+        theirs = [path for path in listed if "is taken" in path.about]
+        assert [(path.name, path.usable) for path in theirs] == [(name, False)]
+        assert ra.explain(x, 3, backend="numpy").path == "numpy"
+        rope.apply(x, 3, backend="numpy")
+        rope.apply(x, 3, backend="array-api")
+        """,
+        name,
+    )
+
+
+def test_two_of_them_one_broken(packages):
+    packages.install("aaa", "raise RuntimeError('at import')\n")
+    packages.install("mine", loopback())
+    packages.install("zzz", "RECORD = ('zzz', ('numpy:ndarray',), 'nowhere_at_all')\n")
+    packages.run("""
+        rope.apply(x, 3)
+        import mine
+        assert mine.calls["apply"] == 1
+        said = ra.explain(x, 3)
+        assert said.path == "mine"
+        assert "RuntimeError: at import" in said.declined["aaa"] and "nowhere_at_all" in said.declined["zzz"]
+        listed = {path.name: path.usable for path in ra.backends()}
+        assert (listed["aaa"], listed["mine"], listed["zzz"]) == (False, True, False)
+        assert "at import" in refusal(lambda: rope.apply(x, 3, backend="aaa"))
+    """)
+
+
+def test_two_of_one_name(packages):
+    """One serves, and the other is told."""
+    packages.install("mine", loopback())
+    packages.install("more", "RECORD = ('mine', ('numpy:ndarray',), 'more')\n", point="mine")
+    packages.run("""
+        y = rope.apply(x, 3)
+        import mine
+        assert mine.calls["apply"] + len(ra.explain(x, 3).declined) >= 1
+        mine_ = [(path.usable, "is taken" in path.about) for path in ra.backends() if path.name == "mine"]
+        assert sorted(mine_) == [(False, True), (True, False)], mine_
+    """)
+
+
+def test_types_of_a_library_that_is_not_loaded(packages):
+    packages.install("mine", "RECORD = ('mine', ('no_such_library_here:Array',), 'no_such_module_here')\n")
+    packages.run("""
+        import sys
+        rope.apply(x, 3)
+        assert "mine" not in ra.explain(x, 3).declined
+        first = ra.backends()[0]
+        assert (first.name, first.usable) == ("mine", None)
+        assert "not imported" in first.about
+        assert "does not serve" in refusal(lambda: rope.apply(x, 3, backend="mine"))
+        assert not {"no_such_library_here", "no_such_module_here"} & set(sys.modules)
+    """)
+
+
+def test_entry_points_are_read_with_the_first_array(packages):
+    packages.install("mine", loopback())
+    done = child.run(
+        """
+        import sys
+        import rope_array as ra
+        assert "importlib.metadata" not in sys.modules
+        assert "mine" not in sys.modules
+        ra.RoPE(16).frequencies, ra.Linear(2.0), ra.explain
+        assert "importlib.metadata" not in sys.modules
+
+        import numpy as np
+        import importlib.metadata
+        read, real = [], importlib.metadata.entry_points
+
+        def counting(**given):
+            read.append(given)
+            return real(**given)
+
+        importlib.metadata.entry_points = counting
+        rope = ra.RoPE(16)
+        assert not read
+        for _ in range(3):
+            rope.apply(np.ones((3, 16)), 3)
+            rope.rotation(3, like=np.ones((3, 16), dtype="float32"))
+            ra.backends(), ra.explain(np.ones((3, 16)), 3)
+        assert read == [{"group": "rope_array.backends"}]
+        assert "mine" in sys.modules
+        print("read")
+        """,
+        PYTHONPATH=os.pathsep.join(filter(None, [str(packages.folder), os.environ.get("PYTHONPATH")])),
+    )
+    assert done.split() == ["read"]
+
+
+# ---- out= of another package's path ----
+
+
+def test_results_are_written_for_a_path_that_does_not(packages):
+    packages.install("mine", loopback())
+    packages.run("""
+        out, kept = np.zeros_like(x), x.copy()
+        want = rope.apply(x, 3, backend="mine")
+        assert rope.apply(x, 3, out=out) is out and np.array_equal(out, want)
+        outs = (x, np.zeros_like(x))
+        assert rope.apply((x, kept), 3, out=outs) is outs
+        assert np.array_equal(x, want) and np.array_equal(outs[1], want)
+        out[...] = 0
+        assert rope.rotation(3, like=kept).apply(kept, out=out) is out and np.array_equal(out, want)
+        import mine
+        assert mine.calls == {"apply": 3, "tables": 1, "rotate": 1}
+        buffer = np.zeros((3, 5, 16), dtype="float32")
+        assert "shares memory" in refusal(lambda: rope.apply(buffer[:2], 3, out=buffer[1:]))
+        assert mine.calls["apply"] == 3
+    """)
+
+
+@pytest.mark.parametrize("form", ["function", "wrapped", "partial", "object", "keyword"])
+def test_results_are_written_whatever_its_functions_are(packages, form):
+    more = """
+        import functools
+
+        def into(xs, pos, plan, seq_axis, run, outs=None):
+            calls["apply"] += 1
+            ys = _core.apply(xs, pos, plan, seq_axis, library_of(xs[0]))
+            if outs is None:
+                return ys
+            calls["outs"] = calls.get("outs", 0) + 1
+            for y, out in zip(ys, outs):
+                out[...] = y
+
+        class Called:
+            def __call__(self, *args):
+                return into(*args)
+
+        @functools.wraps(into)
+        def wrapped(*args, **more):
+            return into(*args, **more)
+
+        def keyword(xs, pos, plan, seq_axis, run, *, outs=None):
+            return into(xs, pos, plan, seq_axis, run, outs)
+
+        forms = {"function": into, "wrapped": wrapped, "partial": functools.partial(into), "object": Called()}
+        apply = {**forms, "keyword": keyword}[FORM]
+    """
+    packages.install("mine", loopback(more=more.replace("FORM", repr(form))))
+    packages.run(
+        """
+        import sys
+        out = np.zeros_like(x)
+        assert rope.apply(x, 3, out=out) is out
+        assert np.array_equal(out, rope.apply(x, 3, backend="array-api"))
+        import mine
+        assert mine.calls["apply"] == 1
+        assert mine.calls.get("outs", 0) == (sys.argv[1] == "function")
+        """,
+        form,
+    )
+
+
+# ---- arrays of its own ----
+
+BOXES = """
+    from rope_array._namespace import Library
+
+    RECORD = ("boxes", ("boxes:Box",), "boxes")
+    name = "boxes"
+    calls = []
+
+
+    class Box:
+        def __init__(self, inside):
+            self.inside = inside
+
+        dtype = property(lambda self: self.inside.dtype)
+        shape = property(lambda self: self.inside.shape)
+        ndim = property(lambda self: self.inside.ndim)
+
+
+    class Boxes(Library):
+        def __init__(self):
+            super().__init__("boxes", None, placeless=True)
+
+        def owns(self, value):
+            return isinstance(value, Box)
+
+        def device(self, x):
+            return None
+
+
+    LIBRARY = Boxes()
+
+
+    def library(x):
+        return LIBRARY
+
+
+    def inside(value):
+        return value.inside if isinstance(value, Box) else value
+
+
+    def apply(xs, pos, plan, seq_axis, run):
+        calls.append("apply")
+        given = tuple(x.inside for x in xs)
+        return tuple(map(Box, run("apply", given[0], given, inside(pos), plan, seq_axis)))
+
+
+    def tables(pos, like, plan, inv_freq, run):
+        return tuple(map(Box, run("tables", like.inside, inside(pos), like.inside, plan, inv_freq)))
+
+
+    def rotate(xs, cos, sin, layout, seq_axis, run):
+        given = tuple(x.inside for x in xs)
+        return tuple(map(Box, run("rotate", given[0], given, cos.inside, sin.inside, layout, seq_axis)))
+"""
+
+
+def test_a_type_that_no_library_knows(packages):
+    """It has no Array API: its path says what its library is, and hands on what is inside."""
+    packages.install("boxes", BOXES)
+    packages.run("""
+        import boxes
+        box = boxes.Box(x)
+        want = rope.apply(x, range(5))
+        both = ra.apply((box, box), range(5), rope)
+        for y in (rope.apply(box, range(5)), both[1], rope.apply(box, range(5), backend="boxes")):
+            assert type(y) is boxes.Box and np.array_equal(y.inside, want)
+        assert boxes.calls == ["apply"] * 3
+        pos = boxes.Box(np.arange(5))
+        assert np.array_equal(rope.apply(box, pos).inside, want)
+        rotation = rope.rotation(pos, like=box)
+        assert np.array_equal(rotation.apply(box).inside, rope.rotation(range(5), like=x).apply(x))
+        said = ra.explain(box, 3)
+        assert said.path == "boxes" and not said.declined
+        assert "boxes" not in ra.explain(x, 3).declined
+        assert "NumPy, PyTorch and CuPy" in refusal(lambda: rope.apply(box, 3, out=boxes.Box(x)))
+        assert "does not line up" in refusal(lambda: ra.explain(box, range(4), rope))
+        assert "two libraries" in refusal(lambda: rope.apply((x, box), 3))
+        assert "does not serve" in refusal(lambda: rope.apply(box, 3, backend="numpy"))
+        assert "does not serve" in refusal(lambda: rope.apply(x, 3, backend="boxes"))
+    """)
+
+
+@pytest.mark.library("strict", "numpy")
+def test_a_library_that_the_core_serves(packages):
+    types_ = ("array_api_strict._array_object:Array",)
+    packages.install("mine", loopback(types=types_))
+    packages.run("""
+        import array_api_strict as strict
+        ours = strict.asarray(x)
+        y = rope.apply(ours, strict.arange(5))
+        import mine
+        assert mine.calls["apply"] == 1
+        core = rope.apply(ours, strict.arange(5), backend="array-api")
+        assert np.array_equal(np.asarray(y), np.asarray(core))
+        assert ra.explain(ours, 3).path == "mine"
+        rope.apply(x, 3)
+        assert mine.calls["apply"] == 1
+    """)
+
+
+# ---- the shipped suite over a path of another package ----
+
+SUITE = """
+    import sys
+    from rope_array.testing import iter_checks
+    import mine
+
+    tried = 0
+    for number, (check, run) in enumerate(iter_checks(sys.argv[1])):
+        before = sum(mine.calls.values())
+        run()
+        tried += 1
+    assert tried > 30, tried
+    assert sum(mine.calls.values()) > 200, mine.calls
+    print("ok")
+"""
+TYPES = {
+    "numpy": "numpy:ndarray",
+    "torch": "torch:Tensor",
+    "jax": "jax:Array",
+    "array_api_strict": "array_api_strict._array_object:Array",
+}
+
+
+@pytest.mark.without("dask", "jax")
+def test_the_suite_over_a_path_that_hands_all_to_the_core(lib, packages):
+    packages.install("mine", loopback(types=(TYPES[lib.name],)))
+    assert packages.run(SUITE, lib.name).split() == ["ok"]
+
+
+# ---- threads ----
+
+FIRST_CALLS = """
+    import sys, threading, traceback
+    from conftest import LIBS
+
+    lib = LIBS[sys.argv[1]]
+    x = lib.asarray(x, "float32")
+    pos = lib.asarray(np.arange(5, dtype=np.int32))
+    lib.to_numpy(x)
+    sys.setswitchinterval(1e-6)
+
+
+    def first_call(barrier, results, i):
+        try:
+            barrier.wait()
+            import rope_array as ra
+            rope = ra.RoPE(16, pairing="half")
+            made = rope.apply(x, pos), rope.rotation(pos, like=x).apply(x), ra.apply((x, x), pos, rope)[1]
+            said = ra.explain(x, pos, rope)
+            assert said.path == "mine", said
+            assert "aaa" in said.declined, said
+            assert {"mine", "aaa"} <= {path.name for path in ra.backends()}
+            results[i] = [lib.to_numpy(a).tobytes() for a in made]
+        except BaseException:
+            results[i] = traceback.format_exc()
+
+
+    for _ in range(int(sys.argv[2])):
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("rope_array", "mine")]:
+            del sys.modules[name]
+        barrier, results = threading.Barrier(8), [None] * 8
+        threads = [threading.Thread(target=first_call, args=(barrier, results, i)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            assert isinstance(result, list), result
+            assert len(set(result)) == 1, "the doors differ"
+        assert len({result[0] for result in results}) == 1, "threads differ"
+        assert sys.modules["mine"].calls["apply"] >= 16
+"""
+
+
+@pytest.mark.without("dask", "jax")
+def test_first_calls_of_eight_threads_with_a_plug_in(lib, packages):
+    packages.install("mine", loopback(types=(TYPES[lib.name],)))
+    packages.install("aaa", "raise RuntimeError('at import')\n")
+    packages.run(FIRST_CALLS, lib.label, {"torch": "3"}.get(lib.name, "8"))
