@@ -11,13 +11,13 @@ namespace rope {
 namespace {
 
 // Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
-// More, where each axis of heads is gone through for each block: long runs of rows are read and written faster.
-constexpr int64_t TABLE_BYTES = 1 << 14;const int64_t TABLE_BYTES_OF_RUNS = getenv("TB") ? atol(getenv("TB")):1 << 17;
-const int64_t ABREAST = getenv("AB") ? atol(getenv("AB")) : 8;
-constexpr int64_t MOST_POSITIONS = 256;
+// Many, where all of an axis of heads is gone through for them: each jump to another run of rows costs time.
+constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 20;
+constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
 constexpr int64_t UNIT_BYTES = 1 << 18;  // of x, at least, that a thread takes at a time
 constexpr int64_t PARALLEL_BYTES = 1 << 20;  // of x, from which on several threads are worth their start
 constexpr int64_t STREAM_BYTES = 1 << 24;  // of x, from which on results do not go through the caches
+constexpr int64_t AHEAD = 1 << 13;         // bytes from a row to one that is fetched meanwhile
 constexpr int64_t STACK = 24576;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
@@ -75,6 +75,7 @@ class Call {
         if (bytes < PARALLEL_BYTES) threads = 1;
         // Memory that was zeroed just now is in the caches, and written fastest there.
         streamed_ = !fresh && bytes >= STREAM_BYTES;
+        large_ = bytes >= PARALLEL_BYTES;
         cut(bytes, threads);
         const int64_t scratch = (positions_bytes() + tables_bytes() + heads_bytes() + 63) / 64 * 64;
         const int workers = static_cast<int>(std::min<int64_t>(threads, units_));
@@ -128,13 +129,15 @@ class Call {
     // Blocks of positions, and parts of the free axes where there are few blocks for the threads.
     void cut(int64_t bytes, int threads) {
         const int64_t table = 2 * plan_.layout.lanes * real_;
-        const int64_t most = in_runs() ? TABLE_BYTES_OF_RUNS : TABLE_BYTES;
-        block_ = fused_ || !table ? MOST_POSITIONS : std::max<int64_t>(1, std::min(most / table, MOST_POSITIONS));
-        const int64_t wanted = threads > 1 ? std::min<int64_t>(4 * threads, bytes / UNIT_BYTES) : 1;
-        if (wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
+        const bool runs = in_runs();
+        const int64_t most = runs ? TABLE_BYTES_OF_RUNS : TABLE_BYTES, many = runs ? MOST_OF_RUNS : MOST_POSITIONS;
+        block_ = fused_ || !table ? MOST_POSITIONS : std::max<int64_t>(1, std::min(most / table, many));
+        // Runs are not shortened: each thread takes some of them.
+        const int64_t each = runs ? 1 : 4, wanted = threads > 1 ? std::min(each * threads, bytes / UNIT_BYTES) : 1;
+        if (!runs && wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
         block_ = std::min(block_, length_);
         blocks_ = (length_ + block_ - 1) / block_;
-        parts_ = std::max<int64_t>(1, wanted / (outer_ * blocks_));
+        parts_ = std::max<int64_t>(1, (wanted + outer_ * blocks_ - 1) / (outer_ * blocks_));
         units_ = outer_ * blocks_ * parts_;
     }
 
@@ -260,34 +263,15 @@ class Call {
         rows.y_feature = item.array->y_feature;
         rows.staged = item.staged;
         rows.streamed = is_streamed(item, axes, n);
-        const bool abreast = n > 1 && axes[0].cos && !axes[1].cos;
         const Axis inner = n ? axes[0] : Axis{1, 0, 0, 0, 0};
-        const int taken = abreast ? 2 : n ? 1 : 0;
-        walk(axes + taken, n - taken, rows, [&](const Rows& here) {
-            abreast ? turn_abreast(item, inner, axes[1], here) : turn_run(item, inner, here);
-        });
-    }
-
-    void turn_run(const Item& item, const Axis& axis, Rows rows) const {
-        rows.count = axis.n;
-        rows.x_row = axis.x;
-        rows.y_row = axis.y;
-        rows.cos_row = axis.cos;
-        rows.sin_row = axis.sin;
-        level_.rotate[item.array->type](plan_.layout, rows);
-    }
-
-    // Where rows of other positions stand side by side and those of the same apart: a few runs through memory at
-    // once, each going on for some rows in turn, so that tables that were read serve all of the runs.
-    void turn_abreast(const Item& item, const Axis& positions, const Axis& free, const Rows& rows) const {
-        const int64_t rows_at_once = std::max<int64_t>(1, STAGE / (SIZE[item.array->type] * plan_.layout.head_dim));
-        for (int64_t from = 0; from < free.n; from += ABREAST)
-            for (int64_t row = 0; row < positions.n; row += rows_at_once)
-                for (int64_t run = from; run < std::min(from + ABREAST, free.n); ++run) {
-                    Axis some = positions;
-                    some.n = std::min(rows_at_once, positions.n - row);
-                    turn_run(item, some, moved(moved(rows, positions, row), free, run));
-                }
+        rows.count = inner.n;
+        rows.x_row = inner.x;
+        rows.y_row = inner.y;
+        rows.cos_row = inner.cos;
+        rows.sin_row = inner.sin;
+        const int64_t bytes = SIZE[item.array->type] * plan_.layout.head_dim;
+        rows.ahead = large_ ? std::max<int64_t>(1, AHEAD / bytes) * inner.x : 0;
+        walk(axes + 1, n - 1, rows, [&](const Rows& here) { level_.rotate[item.array->type](plan_.layout, here); });
     }
 
     static Rows moved(Rows rows, const Axis& axis, int64_t steps) {
@@ -336,7 +320,7 @@ class Call {
     // Calls leaf(rows) at each place along some axes, the last of them outermost.
     template <class Leaf>
     static void walk(const Axis* axes, int n, const Rows& rows, const Leaf& leaf) {
-        if (n == 0) return leaf(rows);
+        if (n <= 0) return leaf(rows);
         for (int64_t i = 0; i < axes[n - 1].n; ++i) walk(axes, n - 1, moved(rows, axes[n - 1], i), leaf);
     }
 
@@ -348,7 +332,7 @@ class Call {
     std::vector<Item> items_;
     int along_[AXES], axes_ = 0;  // the axes of positions that are longer than one
     int64_t outer_ = 1, length_ = 1, block_ = 1, blocks_ = 1, parts_ = 1, units_ = 1;
-    bool fused_ = false, streamed_ = false;
+    bool fused_ = false, streamed_ = false, large_ = false;
     int64_t scratch_step_ = 0;
 };
 

@@ -58,6 +58,7 @@ struct Rows {
     int64_t cos_row;
     const char* sin;
     int64_t sin_row;
+    int64_t ahead;  // from a row of x to the one that is fetched meanwhile; 0 for none
     char* scratch;  // STAGE bytes and three heads, aligned for any type
     const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read
     Positions positions;

@@ -377,10 +377,20 @@ inline void scatter(const Stored* head, char* y, int64_t step, int64_t n) {
     for (int64_t i = 0; i < n; ++i) std::memcpy(y + i * step, head + i, sizeof *head);
 }
 
+// Asks for a row that comes later: the processor does so itself only inside a page, and waits at each new one.
+inline void fetch(const char* x, int64_t bytes) {
+#if defined(__GNUC__)
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i);
+#else
+    (void)x, (void)bytes;
+#endif
+}
+
 template <class T, bool reads_half, bool writes_half, class Angles>
 inline void turn_row(const Layout& at, const Rows& rows, const char* x, char* y, int64_t y_feature,
                      const Angles& angles) {
     using Stored = typename T::Stored;
+    if (rows.ahead) fetch(x + rows.ahead, at.head_dim * static_cast<int64_t>(sizeof(Stored)));
     if (rows.staged) {
         Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
         Stored* const out = in + at.head_dim;
