@@ -1109,14 +1109,14 @@ def test_odd_numbers_of_threads(text, monkeypatch):
     x = normal((5000, 64))
     y = core(RoPE(64), x, range(5000))
     monkeypatch.setenv(OF_OPENMP, "6")
-    assert kernel.default_threads() == 6
+    assert kernel.threads_of(0) == 6
     monkeypatch.setenv(THREADS, text)
-    assert kernel.default_threads() == (want or 6)
+    assert kernel.threads_of(0) == (want or 6)
     assert_same(RoPE(64).apply(x, range(5000)), y)
     monkeypatch.delenv(THREADS)
     monkeypatch.setenv(OF_OPENMP, text)
-    assert kernel.default_threads() == (want or kernel.default_threads())
-    assert kernel.default_threads() >= 1
+    assert kernel.threads_of(0) == (want or kernel.threads_of(0))
+    assert kernel.threads_of(0) >= 1
     assert_same(RoPE(64).apply(x, range(5000)), y)
 
 
@@ -1127,11 +1127,11 @@ def test_as_many_threads_as_processors_that_may_be_used():
         import os
         from rope_array.backends import _native
         mine = os.sched_getaffinity(0)
-        assert _native.kernel.default_threads() == len(mine)
+        assert _native.kernel.threads_of(0) == len(mine)
         os.sched_setaffinity(0, {min(mine)})
-        assert _native.kernel.default_threads() == 1
+        assert _native.kernel.threads_of(0) == 1
         os.environ["OMP_NUM_THREADS"] = "3"
-        assert _native.kernel.default_threads() == 3
+        assert _native.kernel.threads_of(0) == 3
     """
     child.run(script, **{THREADS: "", OF_OPENMP: ""})
 

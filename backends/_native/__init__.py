@@ -82,4 +82,4 @@ def about() -> str:
     """Say which instruction set runs, and by how many threads at most."""
     if kernel is None:
         return _reason
-    return f"{kernel.level_name()} instructions, up to {kernel.default_threads()} threads"
+    return f"{kernel.level_name()} instructions, up to {kernel.threads_of(0)} threads"

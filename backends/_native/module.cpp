@@ -373,7 +373,9 @@ void read(nb::handle tuple, int64_t* numbers, int count, int64_t unit = 1) {
 // (type, shape, address of x, its strides, address of y, its strides, bytes that strides count by)
 int64_t read_array(nb::handle given, Array& array) {
     const nb::handle shape = item(given, 1);
-    array.type = static_cast<Type>(number(item(given, 0)));
+    const int64_t type = number(item(given, 0));
+    if (type < 0 || type >= TYPES) throw nb::value_error("no such type");
+    array.type = static_cast<Type>(type);
     array.axes = length(shape) - 1;
     if (array.axes < 0) throw nb::value_error("an array without axes");
     int64_t sizes[AXES], x[AXES], y[AXES], count = SIZE[array.type];
@@ -456,6 +458,7 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
     for (size_t i = 0; i < arrays.size(); ++i) {
         const nb::handle one = item(given_arrays, static_cast<Py_ssize_t>(i));
         const Py_ssize_t axes = PyTuple_Size(item(one, 1).ptr());
+        if (axes < 0) throw nb::python_error();
         if (axes < 1 || axes > AXES) return false;
         const int64_t size = read_array(one, arrays[i]);
         bytes += size;
@@ -510,5 +513,5 @@ NB_MODULE(_kernel, m) {
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level->name; });
     m.def("use_level", &use_level);
-    m.def("default_threads", [] { return threads_of(0); });
+    m.def("threads_of", &threads_of);
 }

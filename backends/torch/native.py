@@ -31,7 +31,10 @@ __all__ = [
     "tables",
 ]
 
-_TYPES = {getattr(torch, name): number for name, number in _native.TYPES.items()}
+# The kernel's number for a type, and bytes.
+_TYPES = {
+    getattr(torch, name): (number, getattr(torch, name).itemsize) for name, number in _native.TYPES.items()
+}
 _MOST_AXES = 64  # as drive.hpp has it
 _KINDS = (torch.Tensor, torch.nn.Parameter)  # a parameter is a tensor in all but what owns it
 # Private names. Where PyTorch has another, the kernel declines: what they tell would go unseen.
@@ -52,9 +55,8 @@ def about() -> str:
     """Say which instruction set runs, and by how many threads at most."""
     if _native.kernel is None:
         return missing()
-    return (
-        f"{_native.kernel.level_name()} instructions, as many threads as PyTorch's {torch.get_num_threads()}"
-    )
+    threads = _native.kernel.threads_of(torch.get_num_threads())
+    return f"{_native.kernel.level_name()} instructions, up to {threads} threads"
 
 
 def library(x: Any) -> Any:
@@ -135,10 +137,10 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by integers; NotImplemented for every other call."""
     if torch.compiler.is_dynamo_compiling():  # first: see `supports`
         return NotImplemented
-    if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
+    if type(x) is not torch.Tensor or _watched() is not None or not _looks_plain(x):
         return NotImplemented
     given, spec = _quick_positions(pos, plan), plan.native or _native.spec_of(plan)
-    if given is None or spec is None or not _is_axis(seq_axis):
+    if given is None or spec is None or type(seq_axis) is not int:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
         plain = out is None and x.ndim and x.shape[-1] == plan.layout.head_dim
@@ -148,19 +150,26 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     return _quick_run(x, spec, given, seq_axis, out)
 
 
-def _is_axis(seq_axis: Any) -> bool:
-    return type(seq_axis) is int and -100 < seq_axis < 100
+def _looks_plain(x: Any) -> bool:
+    """Tell faster than `_is_plain`, but for tensors without memory, which `_quick_run` finds out."""
+    return x.is_cpu and x.layout is torch.strided and not x.is_neg()
 
 
 def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
-    """Rotate one plain tensor without a gradient; NotImplemented where shapes do not line up."""
-    number = _TYPES.get(x.dtype)
-    if number is None:
+    """Rotate one tensor without a gradient; NotImplemented where it does not fit."""
+    kind = _TYPES.get(x.dtype)
+    if kind is None or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
+        return NotImplemented
+    try:
+        address = x.data_ptr()
+    except RuntimeError:  # a batch of an older vmap
+        return NotImplemented
+    if not address:  # a zero that PyTorch keeps no memory of, or nothing to do
         return NotImplemented
     y = torch.empty_like(x) if out is None else out
     strides = x.stride()
     of_y = strides if x.is_contiguous() else y.stride()
-    array = (number, x.shape, x.data_ptr(), strides, y.data_ptr(), of_y, x.itemsize)
+    array = (kind[0], x.shape, address, strides, y.data_ptr(), of_y, kind[1])
     if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads, out is None):
         return NotImplemented
     if out is not None:
@@ -180,27 +189,25 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
     """Rotate one plain tensor by tables of its precision without a gradient, as `quick` does by positions."""
     if torch.compiler.is_dynamo_compiling():
         return NotImplemented
-    if type(x) is not torch.Tensor or out is not None or _watched() is not None or not _is_plain(x):
+    if type(x) is not torch.Tensor or _watched() is not None or not _looks_plain(x):
+        return NotImplemented
+    if type(seq_axis) is not int or _native.kernel is None:
         return NotImplemented
     wanted = torch.float64 if x.dtype is torch.float64 else torch.float32
-    if _native.kernel is None or not (_is_table(cos, wanted) and _is_table(sin, wanted)):
+    if not (_is_table(cos, wanted) and _is_table(sin, wanted)) or cos.shape != sin.shape:
         return NotImplemented
-    recorded = x.requires_grad or cos.requires_grad or sin.requires_grad
-    if (recorded and torch.is_grad_enabled()) or cos.shape != sin.shape or not _is_axis(seq_axis):
+    if (x.requires_grad or cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled():
         return NotImplemented
-    given, spec = _tables(cos, sin, wanted is torch.float64)[0], _native.spec_of_tables(layout)
-    return _quick_run(x, spec, given, seq_axis)
+    if out is not None and not (_may_write(x, cos, out) and _are_apart(sin, out)):
+        return NotImplemented
+    given = (cos.data_ptr(), cos.stride(), cos.shape, cos.itemsize, sin.data_ptr(), sin.stride())
+    return _quick_run(x, _native.spec_of_tables(layout), (_native.TABLES, *given), seq_axis, out)
 
 
 def _is_table(table: Any, dtype: Any) -> bool:
     """Tell whether a table is one as the kernel reads it, lanes side by side."""
-    return (
-        type(table) is torch.Tensor
-        and table.dtype is dtype
-        and table.ndim > 0
-        and table.stride(-1) == 1
-        and _is_plain(table)
-    )
+    plain = type(table) is torch.Tensor and table.dtype is dtype and _is_plain(table)
+    return plain and table.ndim > 0 and table.stride(-1) == 1
 
 
 def _may_write(x: Any, pos: Any, out: Any) -> bool:
@@ -295,7 +302,7 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
         spec = _native.spec_of_tables(how)
     for double, some, into in _groups(xs, ys):
         arrays = tuple(
-            (_TYPES[x.dtype], x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
+            (_TYPES[x.dtype][0], x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
             for x, y in zip(some, into, strict=True)
         )
         where = _positions(given[0]) if isinstance(how, Plan) else _tables(given[0], given[1], double)
