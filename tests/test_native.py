@@ -543,6 +543,14 @@ LARGE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def small_calls_have_threads_too():
+    """A quarter of what is shared out by itself: arrays of some MiB would take the tests' time."""
+    before = kernel.share_out_from(MIB)
+    yield
+    kernel.share_out_from(before)
+
+
 def made(shape, dtype, change, seed=0):
     x = np.resize(normal(1_000_003, dtype, seed), shape)
     return x if change is None else change(x)
@@ -1055,6 +1063,7 @@ FORKED = """
 
     rope = ra.RoPE(64)
     x = np.resize(np.random.default_rng(0).standard_normal(10_007, np.float32), (9001, 64))
+    _native.kernel.share_out_from(2**20)
     want = rope.apply(x, range(9001))  # starts threads
     assert (want == rope.apply(x, range(9001), backend="array-api")).all()
 

@@ -1,6 +1,7 @@
 // A whole call: which rows of which arrays meet which position, in what order, by how many threads.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "kernel.hpp"
@@ -55,6 +56,9 @@ struct Given {
 // Whether x's axes line up with those of positions: the shape rule of rope_array/_plan.py. `seq_axis` is counted
 // from the front; -1 for a single vector.
 bool lines_up(const Array& array, const Given& given, int seq_axis);
+
+// Bytes of x from which on a call is shared out among threads.
+extern std::atomic<int64_t> parallel_bytes;
 
 // Rotates arrays of one precision, which line up; their results are disjoint from all that is read, or their
 // own array. `fresh`: results are new memory, which the system has zeroed, or will on the way.

@@ -514,4 +514,5 @@ NB_MODULE(_kernel, m) {
     m.def("level_name", [] { return level->name; });
     m.def("use_level", &use_level);
     m.def("threads_of", &threads_of);
+    m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });
 }

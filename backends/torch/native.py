@@ -143,16 +143,27 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     if given is None or spec is None or type(seq_axis) is not int:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        plain = out is None and x.ndim and x.shape[-1] == plan.layout.head_dim
-        return _quick_gradient(x, pos, plan, seq_axis, given) if plain else NotImplemented
+        plain = out is None and 0 < x.ndim <= _MOST_AXES and x.dtype in _TYPES and _is_plain(x)
+        if not plain or x.shape[-1] != plan.layout.head_dim:
+            return NotImplemented
+        return _quick_gradient(x, pos, plan, seq_axis, given)
     if out is not None and not _may_write(x, pos, out):
         return NotImplemented
     return _quick_run(x, spec, given, seq_axis, out)
 
 
 def _looks_plain(x: Any) -> bool:
-    """Tell faster than `_is_plain`, but for tensors without memory, which `_quick_run` finds out."""
-    return x.is_cpu and x.layout is torch.strided and not x.is_neg()
+    """Tell faster than `_is_plain`, but for tensors without memory, which `_address` finds out."""
+    return bool(x.is_cpu and not x.is_neg())
+
+
+def _address(x: Any) -> int:
+    """Return where a tensor's numbers are; 0 where there are none: a zero without memory, another layout."""
+    try:
+        address: int = x.data_ptr()
+    except RuntimeError:  # a batch of an older vmap, a sparse tensor
+        return 0
+    return address
 
 
 def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
@@ -160,11 +171,8 @@ def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) ->
     kind = _TYPES.get(x.dtype)
     if kind is None or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
         return NotImplemented
-    try:
-        address = x.data_ptr()
-    except RuntimeError:  # a batch of an older vmap
-        return NotImplemented
-    if not address:  # a zero that PyTorch keeps no memory of, or nothing to do
+    address = _address(x)
+    if not address:
         return NotImplemented
     y = torch.empty_like(x) if out is None else out
     strides = x.stride()
@@ -232,11 +240,12 @@ def _are_apart(read: Any, out: Any) -> bool:
 
 def _quick_positions(pos: Any, plan: Plan) -> Any:
     if type(pos) is torch.Tensor:
-        if pos.dtype is not torch.int64 or not _is_plain(pos):
+        address = _address(pos) if pos.dtype is torch.int64 and pos.is_cpu else 0
+        if not address:
             return None
         if plan.coordinates is not None and (not pos.ndim or pos.shape[-1] != plan.coordinates.number):
             return None
-        return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8)
+        return (_native.INT64, address, pos.stride(), pos.shape, 8)
     if plan.coordinates is not None:
         return None
     if type(pos) is int and -(2**63) <= pos < 2**63:
@@ -344,7 +353,9 @@ class _Turn(torch.autograd.Function):
         ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
         ctx.set_materialize_grads(False)
         if len(xs) == 1 and not back and isinstance(how, Plan):  # the usual call, without sorting it first
-            return (_quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis),)
+            y = _quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis)
+            if y is not NotImplemented:  # as of a tensor without elements
+                return (y,)
         ys = _run(xs, None, how, given, seq_axis, back)
         ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
         return ys
