@@ -41,10 +41,11 @@ def only_numpy(monkeypatch):
 
 
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT, "utf-8-sig")
-    return str(path)
+def file(tmp_path, monkeypatch):
+    """A file in the working directory: a folder's name may be longer than a line."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8-sig")
+    return "text.txt"
 
 
 # ---- what is printed ----
