@@ -137,13 +137,13 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by integers; NotImplemented for every other call."""
     if torch.compiler.is_dynamo_compiling():  # first: see `supports`
         return NotImplemented
-    if type(x) is not torch.Tensor or _watched() is not None or not _looks_plain(x):
+    if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
         return NotImplemented
     given, spec = _quick_positions(pos, plan), plan.native or _native.spec_of(plan)
     if given is None or spec is None or type(seq_axis) is not int:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        plain = out is None and 0 < x.ndim <= _MOST_AXES and x.dtype in _TYPES and _is_plain(x)
+        plain = out is None and 0 < x.ndim <= _MOST_AXES and x.dtype in _TYPES
         if not plain or x.shape[-1] != plan.layout.head_dim:
             return NotImplemented
         return _quick_gradient(x, pos, plan, seq_axis, given)
@@ -152,32 +152,15 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     return _quick_run(x, spec, given, seq_axis, out)
 
 
-def _looks_plain(x: Any) -> bool:
-    """Tell faster than `_is_plain`, but for tensors without memory, which `_address` finds out."""
-    return bool(x.is_cpu and not x.is_neg())
-
-
-def _address(x: Any) -> int:
-    """Return where a tensor's numbers are; 0 where there are none: a zero without memory, another layout."""
-    try:
-        address: int = x.data_ptr()
-    except RuntimeError:  # a batch of an older vmap, a sparse tensor
-        return 0
-    return address
-
-
 def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
     """Rotate one tensor without a gradient; NotImplemented where it does not fit."""
     kind = _TYPES.get(x.dtype)
     if kind is None or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
         return NotImplemented
-    address = _address(x)
-    if not address:
-        return NotImplemented
     y = torch.empty_like(x) if out is None else out
     strides = x.stride()
     of_y = strides if x.is_contiguous() else y.stride()
-    array = (kind[0], x.shape, address, strides, y.data_ptr(), of_y, kind[1])
+    array = (kind[0], x.shape, x.data_ptr(), strides, y.data_ptr(), of_y, kind[1])
     if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads, out is None):
         return NotImplemented
     if out is not None:
@@ -197,7 +180,7 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
     """Rotate one plain tensor by tables of its precision without a gradient, as `quick` does by positions."""
     if torch.compiler.is_dynamo_compiling():
         return NotImplemented
-    if type(x) is not torch.Tensor or _watched() is not None or not _looks_plain(x):
+    if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
         return NotImplemented
     if type(seq_axis) is not int or _native.kernel is None:
         return NotImplemented
@@ -240,12 +223,11 @@ def _are_apart(read: Any, out: Any) -> bool:
 
 def _quick_positions(pos: Any, plan: Plan) -> Any:
     if type(pos) is torch.Tensor:
-        address = _address(pos) if pos.dtype is torch.int64 and pos.is_cpu else 0
-        if not address:
+        if pos.dtype is not torch.int64 or not _is_plain(pos):
             return None
         if plan.coordinates is not None and (not pos.ndim or pos.shape[-1] != plan.coordinates.number):
             return None
-        return (_native.INT64, address, pos.stride(), pos.shape, 8)
+        return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8)
     if plan.coordinates is not None:
         return None
     if type(pos) is int and -(2**63) <= pos < 2**63:
@@ -338,7 +320,7 @@ def _tables(cos: Any, sin: Any, double: bool) -> Any:
     return (_native.TABLES, *given), (cos, sin)
 
 
-class _Turn(torch.autograd.Function):
+class _Turn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """The rotation with its gradient: the adjoint rotation, by the same positions or tables.
 
     Tensors are `count` of positions or tables, then the xs; without any, one position is given as the kernel
@@ -353,9 +335,7 @@ class _Turn(torch.autograd.Function):
         ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
         ctx.set_materialize_grads(False)
         if len(xs) == 1 and not back and isinstance(how, Plan):  # the usual call, without sorting it first
-            y = _quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis)
-            if y is not NotImplemented:  # as of a tensor without elements
-                return (y,)
+            return (_quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis),)
         ys = _run(xs, None, how, given, seq_axis, back)
         ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
         return ys
