@@ -12,6 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from rope_array import _core
+from rope_array._namespace import dtype_name
 from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
 from rope_array.backends import _native
 from rope_array.backends.torch import LIBRARY, no_autocast, settled
@@ -31,10 +32,7 @@ __all__ = [
     "tables",
 ]
 
-# The kernel's number for a type, and bytes.
-_TYPES = {
-    getattr(torch, name): (number, getattr(torch, name).itemsize) for name, number in _native.TYPES.items()
-}
+_types: dict[Any, tuple[int, int]] = {}  # the kernel's number for a dtype, and its bytes
 _MOST_AXES = 64  # as drive.hpp has it
 _KINDS = (torch.Tensor, torch.nn.Parameter)  # a parameter is a tensor in all but what owns it
 # Private names. Where PyTorch has another, the kernel declines: what they tell would go unseen.
@@ -62,6 +60,14 @@ def about() -> str:
 def library(x: Any) -> Any:
     """Return PyTorch."""
     return LIBRARY
+
+
+def _kind(dtype: Any) -> tuple[int, int] | None:
+    """Return the kernel's number for a dtype, and its bytes: by name, as a program may swap torch.float32."""
+    kind = _types.get(dtype)
+    if kind is None and (number := _native.TYPES.get(str(dtype).rpartition(".")[2])) is not None:
+        kind = _types[dtype] = (number, dtype.itemsize)
+    return kind
 
 
 def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
@@ -143,7 +149,7 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     if given is None or spec is None or type(seq_axis) is not int:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        plain = out is None and 0 < x.ndim <= _MOST_AXES and x.dtype in _TYPES
+        plain = out is None and 0 < x.ndim <= _MOST_AXES and _kind(x.dtype)
         if not plain or x.shape[-1] != plan.layout.head_dim:
             return NotImplemented
         return _quick_gradient(x, pos, plan, seq_axis, given)
@@ -154,7 +160,7 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
 
 def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
     """Rotate one tensor without a gradient; NotImplemented where it does not fit."""
-    kind = _TYPES.get(x.dtype)
+    kind = _kind(x.dtype)
     if kind is None or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
         return NotImplemented
     y = torch.empty_like(x) if out is None else out
@@ -293,7 +299,15 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
         spec = _native.spec_of_tables(how)
     for double, some, into in _groups(xs, ys):
         arrays = tuple(
-            (_TYPES[x.dtype][0], x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), x.itemsize)
+            (
+                _native.TYPES[dtype_name(x)],
+                x.shape,
+                x.data_ptr(),
+                x.stride(),
+                y.data_ptr(),
+                y.stride(),
+                x.itemsize,
+            )
             for x, y in zip(some, into, strict=True)
         )
         where = _positions(given[0]) if isinstance(how, Plan) else _tables(given[0], given[1], double)
@@ -303,6 +317,10 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
     for out in outs or ():
         torch.autograd.graph.increment_version(out)  # as operations in place do, for what was saved of it
     return ys
+
+
+def _place(x: Any) -> tuple[int, tuple[int, ...]]:
+    return x.data_ptr(), x.stride()
 
 
 def _positions(pos: Any) -> Any:
