@@ -234,6 +234,33 @@ def test_positions(level, dtype, pos):
         check(RoPE(12, pairing="half"), normal((2, heads, 5, 12), dtype), pos, f"{heads} heads")
 
 
+def uneven(shape, seed=3):
+    """Positions in runs of 1 to 40 of equal steps, of which some end where a run of another step begins."""
+    rng = np.random.default_rng(seed)
+    runs = [int(rng.integers(-(2**40), 2**40)) + int(rng.integers(-5, 6)) * np.arange(n) for n in range(1, 41)]
+    runs += [run[-1] + 3 * np.arange(5) for run in runs]
+    rng.shuffle(runs)
+    return np.resize(np.concatenate(runs), shape)
+
+
+@pytest.mark.library("numpy")
+def test_positions_in_uneven_steps(level, dtype):
+    pos = uneven(1009)
+    for width in (46, 130, 4_000):
+        x = normal((1009 if width < 200 else 41, width), dtype)
+        check(RoPE(width, pairing="half", rotary_dim=44), x, pos[: len(x)], width)
+        check(RoPE(width, out_pairing="half", attention_factor=1.7), x, pos[: len(x)], width)
+
+
+@pytest.mark.library("numpy")
+def test_coordinates_in_uneven_steps(level, dtype):
+    rows, columns = np.divmod(np.arange(1009), 37)
+    grid = np.stack([rows, columns, uneven(1009)], axis=-1)
+    for pos in (grid, grid[:, [0, 1, 1]], grid[::-1], uneven((1009, 3))):
+        check(SEVERAL["turns"], normal((1009, 80), dtype), pos)
+        check(SEVERAL["blocks to pairs"], normal((1009, 54), dtype), pos)
+
+
 @pytest.mark.library("numpy")
 def test_unaligned_positions(level, dtype):
     for name in ("int32", "int64"):
@@ -584,6 +611,9 @@ def test_threads_of_tuples_and_tables(monkeypatch):
 STREAMED = {
     "heads": case((2, 8, 4099, 130), F16, pairing="half"),
     "one head": case((65_537, 66)),
+    "one head of a cache line": case((131_073, 64), B, pairing="half"),
+    "one head in uneven steps": case((65_537, 136), F16, uneven(65_537), rotary_dim=128),
+    "one head of gaps": case((2, 32_801, 130), B, change=lambda x: x[:, :, 1:-1], head_dim=128),
     "odd heads": case(
         (130_001, 67), B, rotary_dim=64, rotary_start=1, pairing="half", out_pairing="interleaved"
     ),

@@ -15,11 +15,11 @@ namespace {
 // Many, where all of an axis of heads is gone through for them: each jump to another run of rows costs time.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 20;
 constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
-constexpr int64_t UNIT_BYTES = 1 << 18;  // of x, at least, that a thread takes at a time
-constexpr int64_t LARGE_BYTES = 1 << 20;  // of x, which the caches hold no more
+constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
+constexpr int64_t LARGE_BYTES = 1 << 20;   // of x, which the caches hold no more
 constexpr int64_t STREAM_BYTES = 1 << 24;  // of x, from which on results do not go through the caches
-constexpr int64_t AHEAD = 1 << 13;         // bytes from a row to one that is fetched meanwhile
-constexpr int64_t STACK = 24576;
+constexpr int64_t AHEAD = GROUP_BYTES;     // from a row to one that is fetched meanwhile: of the next group
+constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
 
@@ -66,8 +66,8 @@ class Call {
         for (size_t i = 0; i < arrays.size(); ++i) sort_out(items_[i], arrays[i], seq_axes[i]);
         length_ = axes_ ? given.shape[along_[axes_ - 1]] : 1;
         for (int k = 0; k + 1 < axes_; ++k) outer_ *= given.shape[along_[k]];
-        // Where every table serves one row, the row's own loop makes it: memory is waited for meanwhile.
-        fused_ = given.kind != TABLES && items_.size() == 1 && items_[0].rows == 1 && arrays[0].type == F32;
+        // Where each position serves one row, the row's own loop makes cos and sin: memory is waited for meanwhile.
+        fused_ = given.kind != TABLES && real_ == 4 && items_.size() == 1 && items_[0].rows == 1 && !items_[0].staged;
     }
 
     void run(int threads, bool fresh) {
@@ -146,7 +146,8 @@ class Call {
     bool in_runs() const {
         return axes_ && std::any_of(items_.begin(), items_.end(), [this](const Item& item) {
             const int64_t along = std::abs(item.x_along[axes_ - 1]);
-            return std::any_of(item.free, item.free + item.count, [&](const Axis& axis) { return std::abs(axis.x) > along; });
+            auto outside = [along](const Axis& axis) { return std::abs(axis.x) > along; };
+            return std::any_of(item.free, item.free + item.count, outside);
         });
     }
 
@@ -157,7 +158,7 @@ class Call {
     }
     int64_t heads_bytes() const {
         const bool any = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.staged; });
-        return any || streamed_ ? STAGE + 3 * 8 * plan_.layout.head_dim : 0;
+        return any || streamed_ ? GROUP_BYTES + 3 * 8 * plan_.layout.head_dim : 0;
     }
 
     // Not where features or rows stand apart, or x is written over: its lines are in the caches already.
@@ -272,7 +273,8 @@ class Call {
         rows.sin_row = inner.sin;
         const int64_t bytes = SIZE[item.array->type] * plan_.layout.head_dim;
         rows.ahead = large_ ? std::max<int64_t>(1, AHEAD / bytes) * inner.x : 0;
-        walk(axes + 1, n - 1, rows, [&](const Rows& here) { level_.rotate[item.array->type](plan_.layout, here); });
+        const auto rotate_rows = level_.rotate[item.array->type];
+        walk(axes + 1, n - 1, rows, [&](const Rows& here) { rotate_rows(plan_.layout, here); });
     }
 
     static Rows moved(Rows rows, const Axis& axis, int64_t steps) {
@@ -340,7 +342,7 @@ class Call {
 }  // namespace
 
 Words Plan::words() const {
-    return {layout.lanes, high64.data(), low64.data(), upper96.data(), lower96.data(),
+    return {layout.lanes, words64.data(), upper96.data(), lower96.data(),
             coordinate.empty() ? nullptr : coordinate.data(), amplitude, transposed ? -amplitude : amplitude};
 }
 

@@ -16,8 +16,7 @@ struct Plan {
     double amplitude;
     bool transposed;  // by the same angles back: sin has the other sign
     int64_t coordinates;  // of a position; 0 where it is one number
-    std::vector<uint32_t> high64, low64;
-    std::vector<uint64_t> upper96, lower96;
+    std::vector<uint64_t> words64, upper96, lower96;
     std::vector<int32_t> coordinate;
 
     Words words() const;

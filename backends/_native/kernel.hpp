@@ -27,16 +27,15 @@ struct Layout {
 // The frequency of each lane in turns, in fixed point: see Plan in rope_array/_plan.py.
 struct Words {
     int64_t lanes;
-    const uint32_t* high64;     // round(ω/2π · 2^64): its upper
-    const uint32_t* low64;      // and its lower half
+    const uint64_t* words64;    // round(ω/2π · 2^64)
     const uint64_t* upper96;    // round(ω/2π · 2^96): its upper 64 bits
     const uint64_t* lower96;    // and its lower 32
     const int32_t* coordinate;  // which coordinate drives each lane; null where a position is one number
-    double amplitude;      // of cos
-    double sin_amplitude;  // and of sin: the negative, where the transposed rotation is meant
+    double amplitude;           // of cos
+    double sin_amplitude;       // and of sin: the negative, where the transposed rotation is meant
 };
 
-constexpr int64_t STAGE = 4096;  // bytes of a result that is streamed, made at a time
+constexpr int64_t GROUP_BYTES = 8192;  // of rows that are done at a time, and stay in the first cache
 
 // Positions side by side, each of them as many numbers as it has coordinates.
 struct Positions {
@@ -45,7 +44,7 @@ struct Positions {
     int64_t coordinates;
 };
 
-// Equally spaced rows, each one head. Distances of rows and features are in bytes, those of tables in bytes too.
+// Equally spaced rows, each one head. All distances are in bytes.
 struct Rows {
     int64_t count;
     const char* x;
@@ -59,8 +58,8 @@ struct Rows {
     const char* sin;
     int64_t sin_row;
     int64_t ahead;  // from a row of x to the one that is fetched meanwhile; 0 for none
-    char* scratch;  // STAGE bytes and three heads, aligned for any type
-    const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read
+    char* scratch;  // GROUP_BYTES bytes and three heads, aligned for any type
+    const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read; not staged then
     Positions positions;
     bool streamed;  // past the caches, as y is large: its rows and features are side by side, and it is not x
     bool staged;    // through scratch, as features are not side by side, not aligned, or written over unread ones

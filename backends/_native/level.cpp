@@ -4,6 +4,9 @@
 #include "kernel.hpp"
 #include "pack.hpp"
 
+#include <type_traits>
+#include <utility>
+
 namespace rope {
 namespace {
 
@@ -15,6 +18,29 @@ inline void for_each(int64_t n, const Step& step) {
     for (; i + W <= n; i += W) step.template at<W>(i);
     if (W > 1)
         for (; i < n; ++i) step.template at<1>(i);
+}
+
+// Calls f with 0, 1, ... K - 1 as constants.
+template <int... k, class F>
+ROPE_INLINE void each_of(std::integer_sequence<int, k...>, const F& f) {
+    (f(std::integral_constant<int, k>{}), ...);
+}
+
+template <int K, class F>
+ROPE_INLINE void each(const F& f) {
+    each_of(std::make_integer_sequence<int, K>{}, f);
+}
+
+// Positions of which a pack is made at once: see `cos_sin_of`. Fewer where there are fewer registers.
+template <int W>
+constexpr int AT_ONCE = W == 16 ? 4 : W > 1 ? 2 : 1;
+
+// Calls step(K, r), K a constant, for the r-th of `count` positions and those after it that are done with it.
+template <int W, class Step>
+ROPE_INLINE void for_positions(int64_t count, const Step& step) {
+    int64_t r = 0;
+    for (; r + AT_ONCE<W> <= count; r += AT_ONCE<W>) step(std::integral_constant<int, AT_ONCE<W>>{}, r);
+    for (; r < count; ++r) step(std::integral_constant<int, 1>{}, r);
 }
 
 // ---- positions to cos and sin ----
@@ -31,25 +57,38 @@ constexpr double C64[] = {-0.30842513753404244,   0.015854344243815096,   -0.000
                           3.5908604394852376e-06, -2.4611354040888294e-08, 1.1499763569296203e-10,
                           -3.836316280346648e-13};
 
-// Cos and sin of phases in units of 2^-32 turns.
-template <int W>
-struct Turns32 {
+// Cos and sin of phases in units of 2^-32 turns, of K packs side by side: each step waits for the one before it, and
+// the processor looks no farther ahead than a few packs, so that steps of the others have to stand between.
+template <int W, int K>
+ROPE_INLINE void cos_sin_of(const Pack<uint32_t, W> (&phase)[K], Pack<float, W> (&cos)[K], Pack<float, W> (&sin)[K]) {
     using Real = Pack<float, W>;
     using Word = Pack<uint32_t, W>;
-
-    static void cos_sin(Word phase, Real& cos, Real& sin) {
+    Real u[K], z[K], c[K], s[K];
+    each<K>([&](auto k) ROPE_ALWAYS {
         // In eighths of a turn from the nearest axis.
-        const Real u = Convert<float, W>::of(bits<Pack<int32_t, W>>(phase << 2)) * 0x1p-31f;
-        const Real z = u * u;
-        const Real c = (((z * C32[3] + C32[2]) * z + C32[1]) * z + C32[0]) * z + 1.0f;
-        const Real s = u * (((z * S32[3] + S32[2]) * z + S32[1]) * z + S32[0]);
-        const Word quadrant = phase + 0x20000000u;  // its number is in the two upper bits
-        const auto odd = (quadrant & 0x40000000u) != 0;
-        const Real of_cos = odd ? s : c, of_sin = odd ? c : s;
-        cos = bits<Real>(bits<Word>(of_cos) ^ ((quadrant + 0x40000000u) & 0x80000000u));
-        sin = bits<Real>(bits<Word>(of_sin) ^ (quadrant & 0x80000000u));
-    }
-};
+        u[k] = Convert<float, W>::of(bits<Pack<int32_t, W>>(phase[k] << 2)) * 0x1p-31f;
+        z[k] = u[k] * u[k];
+        c[k] = z[k] * C32[3];
+        s[k] = z[k] * S32[3];
+    });
+    each<2>([&](auto i) ROPE_ALWAYS {
+        each<K>([&](auto k) ROPE_ALWAYS {
+            c[k] = (c[k] + C32[2 - i]) * z[k];
+            s[k] = (s[k] + S32[2 - i]) * z[k];
+        });
+    });
+    each<K>([&](auto k) ROPE_ALWAYS {
+        c[k] = (c[k] + C32[0]) * z[k] + 1.0f;
+        s[k] = u[k] * (s[k] + S32[0]);
+    });
+    each<K>([&](auto k) ROPE_ALWAYS {
+        const Word quadrant = phase[k] + 0x20000000u;  // its number is in the two upper bits
+        const auto odd = any_bit(quadrant, 0x40000000u);
+        const Real of_cos = chosen(odd, s[k], c[k]), of_sin = chosen(odd, c[k], s[k]);
+        cos[k] = bits<Real>(bits<Word>(of_cos) ^ ((quadrant + 0x40000000u) & 0x80000000u));
+        sin[k] = bits<Real>(bits<Word>(of_sin) ^ (quadrant & 0x80000000u));
+    });
+}
 
 // Cos and sin of phases in units of 2^-64 turns.
 template <int W>
@@ -75,33 +114,100 @@ struct Turns64 {
     }
 };
 
-// Cos and sin of some lanes at a position: (position · F mod 2^64) >> 32 is the phase, F = high·2^32 + low.
-template <int W, bool several>
-inline void cos_sin_of(const Words& words, const int64_t* position, int64_t i, Pack<float, W>& cos, Pack<float, W>& sin) {
+// Phases of some lanes in units of 2^-32 turns, (position · F mod 2^64) >> 32, at positions in equal steps: a product
+// for the first and for the step, then sums, modulo 2^64 all of them.
+template <int W>
+class Phases {
+    static constexpr int HALF = W > 1 ? W / 2 : 1;
+    using Long = Pack<uint64_t, HALF>;
     using Word = Pack<uint32_t, W>;
-    Word below, above;
-    if constexpr (several) {
-        uint32_t halves[2][W];
-        for (int k = 0; k < W; ++k) {
-            const uint64_t p = static_cast<uint64_t>(position[words.coordinate[i + k]]);
-            halves[0][k] = static_cast<uint32_t>(p);
-            halves[1][k] = static_cast<uint32_t>(p >> 32);
+
+  public:
+    Phases(const Words& words, const Positions& positions, int64_t lane) {
+        const int64_t* const first = positions.first;
+        const int64_t* const second = positions.count > 1 ? first + positions.coordinates : first;
+        for (int half = 0; half < W / HALF; ++half, lane += HALF) {
+            const Long word = load<Long>(words.words64 + lane);
+            const Long from = numbers(words, first, lane);
+            phase_[half] = from * word;
+            step_[half] = (numbers(words, second, lane) - from) * word;
         }
-        below = load<Word>(halves[0]);
-        above = load<Word>(halves[1]);
-    } else {
-        below = all<Word>(static_cast<uint32_t>(static_cast<uint64_t>(*position)));
-        above = all<Word>(static_cast<uint32_t>(static_cast<uint64_t>(*position) >> 32));
+        if constexpr (W > 1) {
+            Dealt<W>::deal(phase_[0], phase_[1]);
+            Dealt<W>::deal(step_[0], step_[1]);
+        }
     }
-    const Word high = load<Word>(words.high64 + i), low = load<Word>(words.low64 + i);
-    Turns32<W>::cos_sin(below * high + above * low + high_product(below, low), cos, sin);
-    cos = cos * static_cast<float>(words.amplitude);
-    sin = sin * static_cast<float>(words.sin_amplitude);
+
+    Word next() {
+        const Word phase = upper_halves();
+        for (int half = 0; half < W / HALF; ++half) phase_[half] += step_[half];
+        return phase;
+    }
+
+  private:
+    // The coordinate of a position that drives each lane.
+    static Long numbers(const Words& words, const int64_t* position, int64_t lane) {
+        if (!words.coordinate) return all<Long>(static_cast<uint64_t>(*position));
+        uint64_t each[HALF];
+        for (int k = 0; k < HALF; ++k) each[k] = static_cast<uint64_t>(position[words.coordinate[lane + k]]);
+        return load<Long>(each);
+    }
+
+    Word upper_halves() const {
+        if constexpr (W == 1)
+            return static_cast<uint32_t>(phase_[0] >> 32);
+        else
+            return Dealt<W>::upper_halves(bits<Word>(phase_[0]), bits<Word>(phase_[1]));
+    }
+
+    Long phase_[W / HALF], step_[W / HALF];
+};
+
+// Cos and sin of some lanes at positions in equal steps, one after another.
+template <int W>
+class Angles {
+    using Real = Pack<float, W>;
+
+  public:
+    Angles(const Words& words, const Positions& positions, int64_t lane)
+        : phases_(words, positions, lane),
+          amplitude_(static_cast<float>(words.amplitude)),
+          sin_amplitude_(static_cast<float>(words.sin_amplitude)),
+          scaled_(amplitude_ != 1.0f || sin_amplitude_ != 1.0f) {}
+
+    template <int K>
+    ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
+        Pack<uint32_t, W> phase[K];
+        each<K>([&](auto k) ROPE_ALWAYS { phase[k] = phases_.next(); });
+        cos_sin_of<W, K>(phase, cos, sin);
+        if (!scaled_) return;
+        each<K>([&](auto k) ROPE_ALWAYS {
+            cos[k] = cos[k] * amplitude_;
+            sin[k] = sin[k] * sin_amplitude_;
+        });
+    }
+
+  private:
+    Phases<W> phases_;
+    float amplitude_, sin_amplitude_;
+    bool scaled_;
+};
+
+// The positions from `begin` on that go on in equal steps, `most` at most.
+inline Positions stretch(const Positions& all, int64_t begin, int64_t most) {
+    const int64_t each = all.coordinates;
+    const int64_t* const first = all.first + begin * each;
+    const int64_t rest = (all.count - begin < most ? all.count - begin : most) * each;
+    // A number differs from the one before as that does from the one before it. Modulo 2^64, as phases go on.
+    int64_t k = 2 * each;
+    auto at = [first](int64_t i) { return static_cast<uint64_t>(first[i]); };
+    while (k < rest && at(k) - at(k - each) == at(k - each) - at(k - 2 * each)) ++k;
+    return {first, k < rest ? k / each : rest / each, each};
 }
 
-// For some lanes all positions are done in turn: what is of the lanes stays in registers.
-template <bool several>
-struct Angles32 {
+// Tables of positions in equal steps: for some lanes all positions are done in turn, so that what is of the lanes
+// stays in registers.
+struct TablesOf {
     const Words& words;
     const Positions& positions;
     float* cos;
@@ -109,13 +215,17 @@ struct Angles32 {
 
     template <int W>
     void at(int64_t i) const {
-        const Words here = words;
-        for (int64_t r = 0; r < positions.count; ++r) {
-            Pack<float, W> c, s;
-            cos_sin_of<W, several>(here, positions.first + r * positions.coordinates, i, c, s);
-            store(cos + r * here.lanes + i, c);
-            store(sin + r * here.lanes + i, s);
-        }
+        const int64_t lanes = words.lanes;
+        Angles<W> angles(words, positions, i);
+        for_positions<W>(positions.count, [&](auto some, int64_t r) ROPE_ALWAYS {
+            constexpr int K = some;
+            Pack<float, W> c[K], s[K];
+            angles.template next<K>(c, s);
+            each<K>([&](auto k) ROPE_ALWAYS {
+                store(cos + (r + k) * lanes + i, c[k]);
+                store(sin + (r + k) * lanes + i, s[k]);
+            });
+        });
     }
 };
 
@@ -151,10 +261,11 @@ struct Angles64 {
 };
 
 void angles32(const Words& words, const Positions& positions, float* cos, float* sin) {
-    if (words.coordinate)
-        for_each<WIDTH>(words.lanes, Angles32<true>{words, positions, cos, sin});
-    else
-        for_each<WIDTH>(words.lanes, Angles32<false>{words, positions, cos, sin});
+    for (int64_t r = 0; r < positions.count;) {
+        const Positions here = stretch(positions, r, positions.count);
+        for_each<WIDTH>(words.lanes, TablesOf{words, here, cos + r * words.lanes, sin + r * words.lanes});
+        r += here.count;
+    }
 }
 
 void angles64(const Words& words, const Positions& positions, double* cos, double* sin) {
@@ -175,8 +286,9 @@ struct AsIs {
     }
 
     template <int N>
-    static void write(T* to, Pack<T, N> pack) {
-        store(to, pack);
+    static void write_two(T* to, T* to_second, Pack<T, N> first, Pack<T, N> second) {
+        store(to, first);
+        store(to_second, second);
     }
 
     // Two by two: (first, second, first, second, ...).
@@ -219,8 +331,9 @@ struct Sixteen {
     }
 
     template <int N>
-    static void write(uint16_t* to, Pack<float, N> pack) {
-        store(to, narrow16(Bits::template narrow<N>(pack)));
+    static void write_two(uint16_t* to, uint16_t* to_second, Pack<float, N> first, Pack<float, N> second) {
+        store(to, narrow16(Bits::template narrow<N>(first)));
+        store(to_second, narrow16(Bits::template narrow<N>(second)));
     }
 
     template <int N>
@@ -250,6 +363,51 @@ struct BFloat16Bits {
         const Word rounded = (b + 0x7FFFu + ((b >> 16) & 1u)) >> 16, nan = (b >> 16) | 0x40u;
         return v != v ? nan : rounded;
     }
+};
+
+struct BFloat16 : Sixteen<BFloat16Bits> {
+    template <int N>
+    static void read_pairs(const uint16_t* from, Pack<float, N>& first, Pack<float, N>& second) {
+        const auto pairs = load<Word<N>>(from);
+        first = bits<Pack<float, N>>(pairs << 16);
+        second = bits<Pack<float, N>>(pairs & 0xFFFF0000u);
+    }
+
+#if defined(__AVX512BF16__)
+    template <int N>
+    static void write_two(uint16_t* to, uint16_t* to_second, Pack<float, N> first, Pack<float, N> second) {
+        Pack<uint16_t, 2 * WIDTH> both;
+        if (narrow_two(first, second, both)) {
+            store(to, __builtin_shufflevector(both, both, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+            store(to_second, __builtin_shufflevector(both, both, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
+                                                     29, 30, 31));
+        } else {
+            Sixteen::write_two<N>(to, to_second, first, second);
+        }
+    }
+
+    template <int N>
+    static void write_pairs(uint16_t* to, Pack<float, N> first, Pack<float, N> second) {
+        Pack<uint16_t, 2 * WIDTH> both;
+        if (narrow_two(first, second, both))
+            store(to, __builtin_shufflevector(both, both, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
+                                              24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+        else
+            Sixteen::write_pairs<N>(to, first, second);
+    }
+
+  private:
+    // By an instruction that takes subnormal numbers as zero; false where there are some.
+    static bool narrow_two(Pack<float, 16> first, Pack<float, 16> second, Pack<uint16_t, 32>& both) {
+        constexpr int SUBNORMAL = 0x20;
+        const __m512 a = bits<__m512>(first), b = bits<__m512>(second);
+        both = bits<Pack<uint16_t, 32>>(_mm512_cvtne2ps_pbh(b, a));
+        const __mmask16 of_a = _mm512_fpclass_ps_mask(a, SUBNORMAL), of_b = _mm512_fpclass_ps_mask(b, SUBNORMAL);
+        return __builtin_expect(_kortestz_mask16_u8(of_a, of_b), 1);
+    }
+
+    static bool narrow_two(float, float, Pack<uint16_t, 2 * WIDTH>&) { return false; }
+#endif
 };
 
 struct Float16Bits {
@@ -297,72 +455,62 @@ struct Float16Bits {
 
 // ---- x to y ----
 
-// Where cos and sin of a head's lanes are from: tables, or made on the way where they serve one head only.
-template <class Real>
-struct Tables {
-    const Real* cos;
-    const Real* sin;
-
-    template <int W>
-    void at(int64_t i, Pack<Real, W>& c, Pack<Real, W>& s) const {
-        c = load<Pack<Real, W>>(cos + i);
-        s = load<Pack<Real, W>>(sin + i);
+// Some pairs of one block, n of them, from the i-th on.
+template <class T, bool reads_half, bool writes_half, int W>
+inline void turn_pairs(const typename T::Stored* x, typename T::Stored* y, int64_t n, int64_t i,
+                       Pack<typename T::Real, W> cos, Pack<typename T::Real, W> sin) {
+    using Real = Pack<typename T::Real, W>;
+    Real a, b;
+    if constexpr (reads_half) {
+        a = T::template read<W>(x + i);
+        b = T::template read<W>(x + n + i);
+    } else {
+        T::template read_pairs<W>(x + 2 * i, a, b);
     }
-};
-
-template <bool several>
-struct Made {
-    Words words;
-    const int64_t* position;
-
-    template <int W>
-    void at(int64_t i, Pack<float, W>& c, Pack<float, W>& s) const {
-        cos_sin_of<W, several>(words, position, i, c, s);
+    const Real first = a * cos - b * sin, second = b * cos + a * sin;
+    if constexpr (writes_half) {
+        T::template write_two<W>(y + i, y + n + i, first, second);
+    } else {
+        T::template write_pairs<W>(y + 2 * i, first, second);
     }
-};
+}
 
-// The pairs of one block, n of them.
-template <class T, bool reads_half, bool writes_half, class Angles>
-struct Turn {
+// The features of a head that are not rotated.
+template <class Stored>
+inline void copy_rest(const Layout& at, const Stored* x, Stored* y) {
+    if (2 * at.lanes == at.head_dim || x == y) return;
+    const int64_t stop = at.start + 2 * at.lanes;
+    std::memcpy(y, x, sizeof *x * at.start);
+    std::memcpy(y + stop, x + stop, sizeof *x * (at.head_dim - stop));
+}
+
+inline int64_t pairs_of_block(const Layout& at) { return at.blocks == 1 ? at.lanes : at.lanes / at.blocks; }
+
+// The pairs of one block by tables, n of them.
+template <class T, bool reads_half, bool writes_half>
+struct TurnBlock {
     const typename T::Stored* x;
     typename T::Stored* y;
-    const Angles& angles;
-    int64_t lane;
+    const typename T::Real* cos;
+    const typename T::Real* sin;
     int64_t n;
 
     template <int W>
     void at(int64_t i) const {
         using Real = Pack<typename T::Real, W>;
-        Real a, b;
-        if constexpr (reads_half) {
-            a = T::template read<W>(x + i);
-            b = T::template read<W>(x + n + i);
-        } else {
-            T::template read_pairs<W>(x + 2 * i, a, b);
-        }
-        Real c, s;
-        angles.template at<W>(lane + i, c, s);
-        const Real first = a * c - b * s, second = b * c + a * s;
-        if constexpr (writes_half) {
-            T::template write<W>(y + i, first);
-            T::template write<W>(y + n + i, second);
-        } else {
-            T::template write_pairs<W>(y + 2 * i, first, second);
-        }
+        turn_pairs<T, reads_half, writes_half, W>(x, y, n, i, load<Real>(cos + i), load<Real>(sin + i));
     }
 };
 
-// One head, its features side by side.
-template <class T, bool reads_half, bool writes_half, class Angles>
-inline void turn_head(const Layout& at, const typename T::Stored* x, typename T::Stored* y, const Angles& angles) {
-    const int64_t stop = at.start + 2 * at.lanes, n = at.blocks == 1 ? at.lanes : at.lanes / at.blocks;
-    if (2 * at.lanes != at.head_dim && x != y) {
-        std::memcpy(y, x, sizeof *x * at.start);
-        std::memcpy(y + stop, x + stop, sizeof *x * (at.head_dim - stop));
-    }
+// One head by tables, its features side by side.
+template <class T, bool reads_half, bool writes_half>
+inline void turn_head(const Layout& at, const typename T::Stored* x, typename T::Stored* y,
+                      const typename T::Real* cos, const typename T::Real* sin) {
+    copy_rest(at, x, y);
+    const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
         const int64_t from = at.start + 2 * i;
-        for_each<T::W>(n, Turn<T, reads_half, writes_half, Angles>{x + from, y + from, angles, i, n});
+        for_each<T::W>(n, TurnBlock<T, reads_half, writes_half>{x + from, y + from, cos + i, sin + i, n});
     }
 }
 
@@ -377,81 +525,136 @@ inline void scatter(const Stored* head, char* y, int64_t step, int64_t n) {
     for (int64_t i = 0; i < n; ++i) std::memcpy(y + i * step, head + i, sizeof *head);
 }
 
-// Asks for a row that comes later: the processor does so itself only inside a page, and waits at each new one.
-inline void fetch(const char* x, int64_t bytes) {
+// Asks for a line that comes later: the processor does so itself only inside a page, and waits at each new one.
+inline void fetch(const char* x) {
 #if defined(__GNUC__)
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(x + i);
+    __builtin_prefetch(x);
 #else
-    (void)x, (void)bytes;
+    (void)x;
 #endif
 }
 
-template <class T, bool reads_half, bool writes_half, class Angles>
-inline void turn_row(const Layout& at, const Rows& rows, const char* x, char* y, int64_t y_feature,
-                     const Angles& angles) {
+// Calls turn(r, count, y, y_row, y_feature) for a few rows at a time. Rows that are streamed are written into scratch,
+// and from there in whole lines.
+template <class Turn>
+inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Turn& turn) {
+    const int64_t group = bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;
+    char* const stage = rows.scratch + 2 * bytes;
+    for (int64_t r = 0; r < rows.count; r += group) {
+        const int64_t count = rows.count - r < group ? rows.count - r : group;
+        char* const y = rows.y + r * rows.y_row;
+        if (rows.streamed) {
+            turn(r, count, stage, bytes, size);
+            stream(stage, y, count * bytes);
+        } else {
+            turn(r, count, y, rows.y_row, rows.y_feature);
+        }
+    }
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void turn_row(const Layout& at, const Rows& rows, int64_t r, char* y, int64_t y_feature) {
     using Stored = typename T::Stored;
-    if (rows.ahead) fetch(x + rows.ahead, at.head_dim * static_cast<int64_t>(sizeof(Stored)));
+    using Real = typename T::Real;
+    const char* const x = rows.x + r * rows.x_row;
+    const Real* const cos = reinterpret_cast<const Real*>(rows.cos + r * rows.cos_row);
+    const Real* const sin = reinterpret_cast<const Real*>(rows.sin + r * rows.sin_row);
+    if (rows.ahead)
+        for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += 64) fetch(x + rows.ahead + i);
     if (rows.staged) {
         Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
         Stored* const out = in + at.head_dim;
         gather(x, rows.x_feature, in, at.head_dim);
-        turn_head<T, reads_half, writes_half>(at, in, out, angles);
+        turn_head<T, reads_half, writes_half>(at, in, out, cos, sin);
         scatter(out, y, y_feature, at.head_dim);
     } else {
         turn_head<T, reads_half, writes_half>(at, reinterpret_cast<const Stored*>(x), reinterpret_cast<Stored*>(y),
-                                              angles);
+                                              cos, sin);
     }
-}
-
-// Some rows at a time where they are streamed: into scratch, and from there in whole lines.
-template <class T, bool reads_half, bool writes_half, class AnglesOf>
-inline void turn_rows(const Layout& layout, const Rows& given, const AnglesOf& angles_of) {
-    using Stored = typename T::Stored;
-    constexpr int64_t size = sizeof(Stored);
-    const Layout at = layout;
-    const Rows rows = given;
-    if (!rows.streamed) {
-        for (int64_t r = 0; r < rows.count; ++r)
-            turn_row<T, reads_half, writes_half>(at, rows, rows.x + r * rows.x_row, rows.y + r * rows.y_row,
-                                                 rows.y_feature, angles_of(r));
-        return;
-    }
-    const int64_t bytes = at.head_dim * size, group = bytes < STAGE ? STAGE / bytes : 1;
-    char* const stage = rows.scratch + 2 * bytes;
-    for (int64_t r = 0; r < rows.count; r += group) {
-        const int64_t count = rows.count - r < group ? rows.count - r : group;
-        for (int64_t k = 0; k < count; ++k)
-            turn_row<T, reads_half, writes_half>(at, rows, rows.x + (r + k) * rows.x_row, stage + k * bytes, size,
-                                                 angles_of(r + k));
-        stream(stage, rows.y + r * bytes, count * bytes);
-    }
-}
-
-template <class T, bool reads_half, bool writes_half, bool several>
-void turn_by_positions(const Layout& at, const Rows& rows) {
-    const Words words = *rows.words;
-    const Positions positions = rows.positions;
-    turn_rows<T, reads_half, writes_half>(at, rows, [&](int64_t r) {
-        return Made<several>{words, positions.first + r * positions.coordinates};
-    });
 }
 
 template <class T, bool reads_half, bool writes_half>
-void turn_by_tables(const Layout& at, const Rows& rows) {
-    using Real = typename T::Real;
-    const Rows from = rows;
-    turn_rows<T, reads_half, writes_half>(at, rows, [&](int64_t r) {
-        return Tables<Real>{reinterpret_cast<const Real*>(from.cos + r * from.cos_row),
-                            reinterpret_cast<const Real*>(from.sin + r * from.sin_row)};
-    });
+inline void turn_by_tables(const Layout& layout, const Rows& given) {
+    constexpr int64_t size = sizeof(typename T::Stored);
+    const Layout at = layout;
+    const Rows rows = given;
+    auto turn = [&](int64_t r, int64_t count, char* y, int64_t y_row, int64_t y_feature) {
+        for (int64_t k = 0; k < count; ++k)
+            turn_row<T, reads_half, writes_half>(at, rows, r + k, y + k * y_row, y_feature);
+    };
+    turn_groups(rows, at.head_dim * size, size, turn);
+}
+
+// The pairs of one block, n in each row, in rows whose positions go on in equal steps: cos and sin are made on the
+// way, and what is of the lanes stays in registers.
+template <class T, bool reads_half, bool writes_half>
+struct TurnStretch {
+    const Rows& rows;
+    const Positions& positions;
+    const char* x;
+    char* y;
+    int64_t y_row;
+    int64_t lane;
+    int64_t n;
+
+    template <int W>
+    void at(int64_t i) const {
+        using Stored = typename T::Stored;
+        constexpr int64_t size = sizeof(Stored);
+        const int64_t x_step = rows.x_row, y_step = y_row, ahead = rows.ahead;
+        const int64_t first = size * (reads_half ? i : 2 * i), second = size * (reads_half ? n + i : 2 * i + W);
+        const char* from = x;
+        char* to = y;
+        Angles<W> angles(*rows.words, positions, lane + i);
+        for_positions<W>(positions.count, [&](auto some, int64_t) ROPE_ALWAYS {
+            constexpr int K = some;
+            Pack<float, W> cos[K], sin[K];
+            angles.template next<K>(cos, sin);
+            each<K>([&](auto k) ROPE_ALWAYS {
+                if (ahead) {  // what these lanes read of the row
+                    fetch(from + ahead + first);
+                    fetch(from + ahead + second);
+                }
+                turn_pairs<T, reads_half, writes_half, W>(reinterpret_cast<const Stored*>(from),
+                                                          reinterpret_cast<Stored*>(to), n, i, cos[k], sin[k]);
+                from += x_step;
+                to += y_step;
+            });
+        });
+    }
+};
+
+template <class T, bool reads_half, bool writes_half>
+inline void turn_stretch(const Layout& at, const Rows& rows, const Positions& positions, const char* x, char* y,
+                         int64_t y_row) {
+    using Stored = typename T::Stored;
+    for (int64_t r = 0; r < positions.count; ++r)
+        copy_rest(at, reinterpret_cast<const Stored*>(x + r * rows.x_row), reinterpret_cast<Stored*>(y + r * y_row));
+    const int64_t n = pairs_of_block(at);
+    for (int64_t i = 0; i < at.lanes; i += n) {
+        const int64_t from = (at.start + 2 * i) * static_cast<int64_t>(sizeof(Stored));
+        for_each<T::W>(n, TurnStretch<T, reads_half, writes_half>{rows, positions, x + from, y + from, y_row, i, n});
+    }
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void turn_by_positions(const Layout& at, const Rows& rows) {
+    constexpr int64_t size = sizeof(typename T::Stored);
+    auto turn = [&](int64_t r, int64_t count, char* y, int64_t y_row, int64_t) {
+        for (const int64_t end = r + count; r < end;) {
+            const Positions here = stretch(rows.positions, r, end - r);
+            turn_stretch<T, reads_half, writes_half>(at, rows, here, rows.x + r * rows.x_row, y, y_row);
+            y += here.count * y_row;
+            r += here.count;
+        }
+    };
+    turn_groups(rows, at.head_dim * size, size, turn);
 }
 
 template <class T, bool reads_half, bool writes_half>
 void turn_all(const Layout& at, const Rows& rows) {
-    if constexpr (sizeof(typename T::Stored) == 4) {
-        if (rows.words)
-            return rows.words->coordinate ? turn_by_positions<T, reads_half, writes_half, true>(at, rows)
-                                          : turn_by_positions<T, reads_half, writes_half, false>(at, rows);
+    if constexpr (sizeof(typename T::Real) == 4) {
+        if (rows.words) return turn_by_positions<T, reads_half, writes_half>(at, rows);
     }
     turn_by_tables<T, reads_half, writes_half>(at, rows);
 }
@@ -474,6 +677,6 @@ const Level ROPE_LEVEL(ROPE_NAME) = {
     angles32,
     angles64,
     written,
-    {rotate<AsIs<float>>, rotate<AsIs<double>>, rotate<Sixteen<Float16Bits>>, rotate<Sixteen<BFloat16Bits>>}};
+    {rotate<AsIs<float>>, rotate<AsIs<double>>, rotate<Sixteen<Float16Bits>>, rotate<BFloat16>}};
 
 }  // namespace rope

@@ -23,7 +23,7 @@ using namespace rope;
 namespace {
 
 constexpr int64_t RELEASE_BYTES = 1 << 15;  // of x, from which on other Python threads may run meanwhile
-constexpr int64_t HUGE_BYTES = 1 << 22;      // from which on a result asks for huge pages, as NumPy's own do
+constexpr int64_t HUGE_BYTES = 1 << 22;     // from which on a result asks for huge pages, as NumPy's own do
 
 const Level* level = levels()[0];
 PyObject* native_name;  // "native"
@@ -37,34 +37,37 @@ std::vector<To> numbers(nb::handle sequence) {
     return out;
 }
 
+// Words of frequencies, most of which are signed in Python.
+std::vector<uint64_t> unsigned_words(nb::handle sequence) {
+    std::vector<uint64_t> out;
+    for (int64_t word : numbers<int64_t>(sequence)) out.push_back(static_cast<uint64_t>(word));
+    return out;
+}
+
 struct Spec : Plan {
-    // `words64` and `upper96` are signed in Python.
     Spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
-         double amplitude_, bool transposed_, nb::handle words64, nb::handle upper, nb::handle lower, nb::handle coordinate_,
-         int64_t coordinates_) {
+         double amplitude_, bool transposed_, nb::handle words64_, nb::handle upper, nb::handle lower,
+         nb::handle coordinate_, int64_t coordinates_) {
         layout = {head_dim, start, (stop - start) / 2, blocks, reads_half, writes_half};
         amplitude = amplitude_;
         transposed = transposed_;
         coordinates = coordinates_;
-        for (int64_t word : numbers<int64_t>(words64)) {
-            high64.push_back(static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32));
-            low64.push_back(static_cast<uint32_t>(static_cast<uint64_t>(word)));
-        }
-        for (int64_t word : numbers<int64_t>(upper)) upper96.push_back(static_cast<uint64_t>(word));
-        lower96 = numbers<uint64_t>(lower);
+        words64 = unsigned_words(words64_);
+        upper96 = unsigned_words(upper);
+        lower96 = unsigned_words(lower);
         coordinate = numbers<int32_t>(coordinate_);
     }
 
     // Whether it says what turns by positions; else it takes tables.
-    bool has_words() const { return static_cast<int64_t>(high64.size()) == layout.lanes; }
+    bool has_words() const { return static_cast<int64_t>(words64.size()) == layout.lanes; }
 };
 
 constexpr const char* SPEC = "rope_array.Spec";
 
 // A capsule, not a class: nanobind knows a class once in a process, and a module may be imported anew.
 nb::capsule make_spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
-                      double amplitude, bool transposed, nb::handle words64, nb::handle upper, nb::handle lower, nb::handle coordinate,
-                      int64_t coordinates) {
+                      double amplitude, bool transposed, nb::handle words64, nb::handle upper, nb::handle lower,
+                      nb::handle coordinate, int64_t coordinates) {
     Spec* const made = new Spec(head_dim, start, stop, blocks, reads_half, writes_half, amplitude, transposed,
                                 words64, upper, lower, coordinate, coordinates);
     return nb::capsule(made, SPEC, [](void* spec) noexcept { delete static_cast<Spec*>(spec); });
@@ -160,7 +163,8 @@ bool integer(PyObject* object, int64_t& number) {
 bool read_range(nb::handle pos, Given& given) {
     int64_t stop;
     const nb::object start = nb::getattr(pos, "start"), end = nb::getattr(pos, "stop"), step = nb::getattr(pos, "step");
-    if (!integer(start.ptr(), given.start) || !integer(end.ptr(), stop) || !integer(step.ptr(), given.step)) return false;
+    if (!integer(start.ptr(), given.start) || !integer(end.ptr(), stop) || !integer(step.ptr(), given.step))
+        return false;
     given.kind = SPACED;
     given.axes = 1;
     given.shape[0] = PyObject_Length(pos.ptr());
@@ -273,8 +277,8 @@ struct Plain {
             if (type < 0 || PyArray_NDIM(x) < 1 || PyArray_DIM(x, PyArray_NDIM(x) - 1) != layout.head_dim) return false;
             describe(x, x, type, arrays[i]);
             seq_axes[i] = sequence_axis(axis, arrays[i].axes);
-            if (seq_axes[i] == -2 || (type == F64) != (arrays[0].type == F64) || !lines_up(arrays[i], given, seq_axes[i]))
-                return false;
+            const bool same_precision = (type == F64) == (arrays[0].type == F64);
+            if (seq_axes[i] == -2 || !same_precision || !lines_up(arrays[i], given, seq_axes[i])) return false;
             bytes += PyArray_NBYTES(x);
         }
         return !arrays.empty();
@@ -432,7 +436,9 @@ bool read_given(nb::handle tuple, const Spec& plan, Given& given) {
 void prefer_huge_pages(char* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (bytes < HUGE_BYTES) return;
-    const uintptr_t page = 4096, from = reinterpret_cast<uintptr_t>(memory), first = (from + page - 1) / page * page, last = (from + static_cast<uintptr_t>(bytes)) / page * page;
+    constexpr uintptr_t PAGE = 4096;
+    const uintptr_t from = reinterpret_cast<uintptr_t>(memory), to = from + static_cast<uintptr_t>(bytes);
+    const uintptr_t first = (from + PAGE - 1) / PAGE * PAGE, last = to / PAGE * PAGE;
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #else
     (void)memory;

@@ -15,6 +15,14 @@
 #error "pairs of 16 bits are taken apart as little-endian words"
 #endif
 
+#if defined(__GNUC__)
+#define ROPE_ALWAYS __attribute__((always_inline))
+#define ROPE_INLINE inline ROPE_ALWAYS
+#else
+#define ROPE_ALWAYS
+#define ROPE_INLINE inline
+#endif
+
 namespace rope {
 namespace {
 
@@ -131,13 +139,13 @@ template <int W>
 struct Pairs;
 
 #if defined(__GNUC__)
-#define ROPE_PAIRS(W, EVEN, ODD, LOWER, UPPER)                              \
-    template <>                                                            \
-    struct Pairs<W> {                                                      \
-        template <class P> static P even(P a, P b) { return __builtin_shufflevector(a, b, EVEN); }   \
-        template <class P> static P odd(P a, P b) { return __builtin_shufflevector(a, b, ODD); }     \
-        template <class P> static P lower(P a, P b) { return __builtin_shufflevector(a, b, LOWER); } \
-        template <class P> static P upper(P a, P b) { return __builtin_shufflevector(a, b, UPPER); } \
+#define ROPE_PAIRS(W, EVEN, ODD, LOWER, UPPER)                                                                        \
+    template <>                                                                                                       \
+    struct Pairs<W> {                                                                                                 \
+        template <class P> static P even(P a, P b) { return __builtin_shufflevector(a, b, EVEN); }                    \
+        template <class P> static P odd(P a, P b) { return __builtin_shufflevector(a, b, ODD); }                      \
+        template <class P> static P lower(P a, P b) { return __builtin_shufflevector(a, b, LOWER); }                  \
+        template <class P> static P upper(P a, P b) { return __builtin_shufflevector(a, b, UPPER); }                  \
     }
 #define ROPE_LIST(...) __VA_ARGS__
 ROPE_PAIRS(2, ROPE_LIST(0, 2), ROPE_LIST(1, 3), ROPE_LIST(0, 2), ROPE_LIST(1, 3));
@@ -150,28 +158,49 @@ ROPE_PAIRS(16, ROPE_LIST(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 
            ROPE_LIST(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
 #endif
 
-// Upper halves of the products of 32-bit numbers. Vectors have the product of even places only.
-inline uint32_t high_product(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
+// Two packs of 64-bit numbers whose upper halves are taken together, often: they are dealt out so that registers do it
+// in one step, two numbers to the one, two to the other.
+template <int W>
+struct Dealt;
 
 #if defined(__GNUC__)
-template <class P>
-inline P products_of_even(P a, P b) {
-#if defined(__AVX512F__)
-    return bits<P>(_mm512_mul_epu32(bits<__m512i>(a), bits<__m512i>(b)));
-#elif defined(__AVX2__)
-    return bits<P>(_mm256_mul_epu32(bits<__m256i>(a), bits<__m256i>(b)));
-#elif defined(__SSE2__)
-    return bits<P>(_mm_mul_epu32(bits<__m128i>(a), bits<__m128i>(b)));
-#else
-    return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu);
+#define ROPE_DEALT(W, FIRST, SECOND, UPPER)                                                                           \
+    template <>                                                                                                       \
+    struct Dealt<W> {                                                                                                 \
+        template <class Long> static void deal(Long& a, Long& b) {                                                    \
+            const Long first = __builtin_shufflevector(a, b, FIRST);                                                  \
+            b = __builtin_shufflevector(a, b, SECOND);                                                                \
+            a = first;                                                                                                \
+        }                                                                                                             \
+        template <class Word> static Word upper_halves(Word a, Word b) {                                              \
+            using Real = Pack<float, W>;                                                                              \
+            return bits<Word>(__builtin_shufflevector(bits<Real>(a), bits<Real>(b), UPPER));                          \
+        }                                                                                                             \
+    }
+ROPE_DEALT(4, ROPE_LIST(0, 1), ROPE_LIST(2, 3), ROPE_LIST(1, 3, 5, 7));
+ROPE_DEALT(8, ROPE_LIST(0, 1, 4, 5), ROPE_LIST(2, 3, 6, 7), ROPE_LIST(1, 3, 9, 11, 5, 7, 13, 15));
+ROPE_DEALT(16, ROPE_LIST(0, 1, 4, 5, 8, 9, 12, 13), ROPE_LIST(2, 3, 6, 7, 10, 11, 14, 15),
+           ROPE_LIST(1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
 #endif
+
+// Which numbers have a bit of `mask`, and the numbers of one pack there and of another elsewhere.
+inline bool any_bit(uint32_t number, uint32_t mask) { return (number & mask) != 0; }
+inline float chosen(bool which, float there, float elsewhere) { return which ? there : elsewhere; }
+
+#if defined(__AVX512F__)
+inline __mmask16 any_bit(Pack<uint32_t, 16> v, uint32_t mask) {
+    return _mm512_test_epi32_mask(bits<__m512i>(v), _mm512_set1_epi32(static_cast<int>(mask)));
 }
 
-inline Pack<uint32_t, WIDTH> high_product(Pack<uint32_t, WIDTH> a, Pack<uint32_t, WIDTH> b) {
-    using Long = Pack<uint64_t, WIDTH / 2>;
-    const Long even = products_of_even(bits<Long>(a), bits<Long>(b)) >> 32;
-    const Long odd = products_of_even(bits<Long>(a) >> 32, bits<Long>(b) >> 32) & 0xFFFFFFFF00000000u;
-    return bits<Pack<uint32_t, WIDTH>>(even | odd);
+inline Pack<float, 16> chosen(__mmask16 which, Pack<float, 16> there, Pack<float, 16> elsewhere) {
+    return bits<Pack<float, 16>>(_mm512_mask_blend_ps(which, bits<__m512>(elsewhere), bits<__m512>(there)));
+}
+#elif defined(__GNUC__)
+inline auto any_bit(Pack<uint32_t, WIDTH> v, uint32_t mask) { return (v & mask) != 0; }
+
+template <class Which>
+inline Pack<float, WIDTH> chosen(Which which, Pack<float, WIDTH> there, Pack<float, WIDTH> elsewhere) {
+    return which ? there : elsewhere;
 }
 #endif
 
