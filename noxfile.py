@@ -31,6 +31,8 @@ GROUPS = PYPROJECT["dependency-groups"]
 # With CMake and ninja, for machines whose own are too old or missing.
 BUILDING = ["build", *PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
 TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
+# What is about the sources and the suite itself says the same in every environment: one session is enough.
+WITHOUT_THESE = [f"--ignore=tests/{name}.py" for name in ("test_imports", "test_mutants", "test_suite")]
 
 
 def needs(library: str) -> list[str]:
@@ -140,7 +142,8 @@ def pure(session: nox.Session) -> None:
             session.error("A build without a compiler makes another wheel than the one that is published.")
     libraries = ["numpy", "torch"]  # those that the kernel serves
     install(session, *GROUPS["test"], *(spec for name in libraries for spec in needs(name)), dist=PURE)
-    pytest(session, libraries, f"--wheel={path}")
+    # Compiled functions are the core's, with the kernel and without it.
+    pytest(session, libraries, f"--wheel={path}", *WITHOUT_THESE, "-k", "not torch:compile")
 
 
 @nox.session(requires=["build"])
@@ -156,6 +159,7 @@ def sanitize(session: nox.Session) -> None:
     found = (f"-print-file-name={name}.so" for name in ("libasan", "libstdc++"))
     pytest(
         *(session, ["numpy", "torch"], "tests/test_native.py", "tests/test_conformance.py"),
+        *("-k", "not torch:compile"),  # which the kernel does not serve
         LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
@@ -170,7 +174,7 @@ def tests_min(session: nox.Session) -> None:
     libraries = [name for name in LIBRARIES if name != "torch"]
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
-    pytest(session, libraries)
+    pytest(session, libraries, *WITHOUT_THESE, "-k", "not x64:jit")
 
 
 @nox.session(requires=["build"])

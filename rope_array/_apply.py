@@ -113,22 +113,7 @@ def apply(
         lib = chain.library(xs[0])
         _core.check_kinds(xs, lib)
     path = _registry.choose(chain, xs, (pos,), plan.layout, backend)
-    if out is not None:
-        return _apply_into(out, x, xs, pos, plan, seq_axis, path, lib)
-    ys = path.apply(xs, pos, plan, seq_axis, _registry.run)
-    return ys if type(x) is tuple else ys[0]
-
-
-def _apply_into(
-    out: Any, x: Any, xs: Any, pos: Any, plan: Plan, seq_axis: int, path: Any, lib: Library
-) -> Any:
-    """Rotate into given arrays, by the path's own writing where it has one."""
-    outs = _out.settled(out, x, xs, (pos,), lib)
-    if _out.is_served(path.apply):
-        path.apply(xs, pos, plan, seq_axis, _registry.run, outs)
-    else:
-        _out.write(outs, path.apply(xs, pos, plan, seq_axis, _registry.run), lib)
-    return out
+    return _out.done(path, path.apply, x, xs, (pos, plan, seq_axis, _registry.run), out, (pos,), lib)
 
 
 def _refuse_scaling(rope: "RoPE") -> None:

@@ -3,6 +3,7 @@
 A fast path offers the same three functions, `apply`, `tables` and `rotate`; most are made of these.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from . import _host
@@ -45,6 +46,12 @@ def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, ki
         return (turn_one(xs[0], cos, sin, plan.layout, seq_axis, kit),)
     made = {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
     return tuple(turn_one(x, *made[is_double(x)], plan.layout, seq_axis, kit) for x in xs)
+
+
+def by_precision(xs: Arrays, ys: Arrays) -> Iterator[tuple[bool, list[tuple[Any, Any]]]]:
+    """Yield whether arithmetic is in float64, and the pairs (x, y) of which it is so."""
+    for double in {*map(is_double, xs)}:
+        yield double, [(x, y) for x, y in zip(xs, ys, strict=True) if is_double(x) == double]
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> tuple[Any, Any]:

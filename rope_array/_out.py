@@ -13,6 +13,20 @@ from ._namespace import Library, Memory
 _MOST_WORK = 100_000
 
 
+def done(path: Any, function: Any, x: Any, xs: Any, args: Any, out: Any, beside: Any, lib: Library) -> Any:
+    """Rotate xs by a path's function, into `out` if that is given; return the results as x is given."""
+    if out is None:
+        ys = function(xs, *args)
+        return ys if type(x) is tuple else ys[0]
+    outs = settled(out, x, xs, beside, lib)
+    if getattr(path, "writes", False):
+        function(xs, *args, outs)
+    else:
+        for o, y in zip(outs, function(xs, *args), strict=True):
+            lib.write(o, y)
+    return out
+
+
 def settled(out: Any, x: Any, xs: tuple[Any, ...], beside: tuple[Any, ...], lib: Library) -> tuple[Any, ...]:
     """Return the arrays that results are written to, one for each of xs, or raise."""
     outs = _one_for_each(out, x, xs)
@@ -29,18 +43,6 @@ def settled(out: Any, x: Any, xs: tuple[Any, ...], beside: tuple[Any, ...], lib:
         for j, (what, other) in enumerate([*read, *also, *others]):
             _check_apart(name, memory, what, other, may_be_same=i == j)
     return outs
-
-
-def is_served(function: Any) -> bool:
-    """Tell whether a path's function writes results itself."""
-    code = getattr(function, "__code__", None)  # None where another package's is no plain function
-    return code is not None and "outs" in code.co_varnames[: code.co_argcount]
-
-
-def write(outs: tuple[Any, ...], ys: tuple[Any, ...], lib: Library) -> None:
-    """Write results that are there into arrays that are checked."""
-    for out, y in zip(outs, ys, strict=True):
-        lib.write(out, y)
 
 
 def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:

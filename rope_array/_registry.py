@@ -56,8 +56,8 @@ class Path(Protocol):
     * ``supports(xs, beside, layout)`` says why it declines, or None, by metadata alone; `beside` is what else
       the call brings: positions, or cos and sin.
     * ``library(x)`` is x's library as the core sees it; `is_core` is true where it does what the core does.
-    * ``apply`` and ``rotate`` may take `outs` as their last argument, and write results there: memory that is
-      checked.
+    * `writes` is true where ``apply`` and ``rotate`` take `outs` as their last argument, and write results
+      there if it is not None: memory that is checked.
     * ``quick(x, pos, plan, seq_axis, out)`` and ``quick_rotate(x, cos, sin, layout, seq_axis, out)`` do calls
       that they can check fast, and return NotImplemented for all others.
     * ``about()`` is a line on it for `rope_array.backends`, ``missing()`` what keeps it from being used.

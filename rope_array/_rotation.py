@@ -89,15 +89,8 @@ class Rotation(NamedTuple):
         _core.check_kinds(xs, lib)
         layout = self.layout
         path = _registry.choose(chain, xs, self[:2], layout, backend)
-        if out is not None:
-            outs = _out.settled(out, x, xs, self[:2], lib)
-            if _out.is_served(path.rotate):
-                path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run, outs)
-            else:
-                _out.write(outs, path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run), lib)
-            return out
-        ys = path.rotate(xs, self.cos, self.sin, layout, seq_axis, _registry.run)
-        return ys if type(x) is tuple else ys[0]
+        args = (self.cos, self.sin, layout, seq_axis, _registry.run)
+        return _out.done(path, path.rotate, x, xs, args, out, self[:2], lib)
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.

@@ -237,7 +237,8 @@ def test_positions(level, dtype, pos):
 def uneven(shape, seed=3):
     """Positions in runs of 1 to 40 of equal steps, of which some end where a run of another step begins."""
     rng = np.random.default_rng(seed)
-    runs = [int(rng.integers(-(2**40), 2**40)) + int(rng.integers(-5, 6)) * np.arange(n) for n in range(1, 41)]
+    starts, steps = rng.integers(-(2**40), 2**40, 40), rng.integers(-5, 6, 40)
+    runs = [starts[n] + steps[n] * np.arange(n + 1) for n in range(40)]
     runs += [run[-1] + 3 * np.arange(5) for run in runs]
     rng.shuffle(runs)
     return np.resize(np.concatenate(runs), shape)

@@ -768,8 +768,9 @@ def test_results_are_written_for_a_path_that_does_not(packages):
     """)
 
 
-@pytest.mark.parametrize("form", ["function", "wrapped", "partial", "object", "keyword"])
-def test_results_are_written_whatever_its_functions_are(packages, form):
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("form", ["function", "wrapped", "partial", "object"])
+def test_results_are_written_whatever_its_functions_are(packages, form, writes):
     more = """
         import functools
 
@@ -790,13 +791,11 @@ def test_results_are_written_whatever_its_functions_are(packages, form):
         def wrapped(*args, **more):
             return into(*args, **more)
 
-        def keyword(xs, pos, plan, seq_axis, run, *, outs=None):
-            return into(xs, pos, plan, seq_axis, run, outs)
-
         forms = {"function": into, "wrapped": wrapped, "partial": functools.partial(into), "object": Called()}
-        apply = {**forms, "keyword": keyword}[FORM]
+        apply, writes = forms[FORM], WRITES
     """
-    packages.install("mine", loopback(more=more.replace("FORM", repr(form))))
+    more = more.replace("FORM", repr(form)).replace("WRITES", repr(writes))
+    packages.install("mine", loopback(more=more))
     packages.run(
         """
         import sys
@@ -805,9 +804,9 @@ def test_results_are_written_whatever_its_functions_are(packages, form):
         assert np.array_equal(out, rope.apply(x, 3, backend="array-api"))
         import mine
         assert mine.calls["apply"] == 1
-        assert mine.calls.get("outs", 0) == (sys.argv[1] == "function")
+        assert mine.calls.get("outs", 0) == (sys.argv[1] == "True")
         """,
-        form,
+        str(writes),
     )
 
 

@@ -11,8 +11,9 @@ from rope_array._plan import Layout, Plan
 from . import _blocks
 
 name = "numpy"
+writes = True
 
-__all__ = ["apply", "library", "name", "rotate", "supports", "tables"]
+__all__ = ["apply", "library", "name", "rotate", "supports", "tables", "writes"]
 
 
 def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
@@ -32,11 +33,10 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     kit = lib.kit(xs[0])
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
     ys = results(xs, outs)
-    for double in {*map(_core.is_double, xs)}:
+    for double, pairs in _core.by_precision(xs, ys):
         made = _core.make_tables(whole, fraction, plan, double, kit)
-        for x, y in zip(xs, ys, strict=True):
-            if _core.is_double(x) == double:
-                _blocks.turn(x, *_core.laid_out(x, *made, seq_axis, kit), plan.layout, y)
+        for x, y in pairs:
+            _blocks.turn(x, *_core.laid_out(x, *made, seq_axis, kit), plan.layout, y)
     return ys
 
 
@@ -56,8 +56,9 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any,
     kit = lib.kit(xs[0])
     _core.check_rotation(xs, cos, sin, layout, seq_axis, lib)
     ys = results(xs, outs)
-    for x, y in zip(xs, ys, strict=True):
-        dtype = np.float64 if _core.is_double(x) else np.float32
-        pair = cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
-        _blocks.turn(x, *_core.laid_out(x, *pair, seq_axis, kit), layout, y)
+    for double, pairs in _core.by_precision(xs, ys):
+        dtype = np.float64 if double else np.float32
+        made = cos.astype(dtype, copy=False), sin.astype(dtype, copy=False)
+        for x, y in pairs:
+            _blocks.turn(x, *_core.laid_out(x, *made, seq_axis, kit), layout, y)
     return ys

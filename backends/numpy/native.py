@@ -12,6 +12,7 @@ from rope_array.backends.numpy import results
 from rope_array.backends.numpy import supports as supports_plain
 
 name = "native"
+writes = True
 
 __all__ = [
     "about",
@@ -24,6 +25,7 @@ __all__ = [
     "rotate",
     "supports",
     "tables",
+    "writes",
 ]
 
 about, missing = _native.about, _native.missing
@@ -55,13 +57,12 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     lib = library(xs[0])
     whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
     ys = results(xs, outs)
-    for double in {*map(_core.is_double, xs)}:
-        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
+    for double, pairs in _core.by_precision(xs, ys):
         if plan.exact and fraction is None and whole.dtype.kind != "f":
             _turn(pairs, _native.spec_of(plan), _given_positions(whole), seq_axis, outs is None)
         else:
             cos, sin = _core.make_tables(whole, fraction, plan, double, lib.kit(xs[0]))
-            _turn_by(pairs, cos, sin, plan.layout, seq_axis, outs is None)
+            _turn_by(pairs, cos, sin, double, plan.layout, seq_axis, outs is None)
     return ys
 
 
@@ -74,15 +75,16 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any,
     """Rotate each of xs by tables."""
     _core.check_rotation(xs, cos, sin, layout, seq_axis, library(xs[0]))
     ys = results(xs, outs)
-    for double in {*map(_core.is_double, xs)}:
-        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if _core.is_double(x) == double]
-        _turn_by(pairs, cos, sin, layout, seq_axis, outs is None)
+    for double, pairs in _core.by_precision(xs, ys):
+        _turn_by(pairs, cos, sin, double, layout, seq_axis, outs is None)
     return ys
 
 
-def _turn_by(pairs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, fresh: bool) -> None:
+def _turn_by(
+    pairs: Any, cos: Any, sin: Any, double: bool, layout: Layout, seq_axis: Any, fresh: bool
+) -> None:
     """Rotate arrays of one precision by tables, brought to that precision."""
-    dtype = np.float64 if _core.is_double(pairs[0][0]) else np.float32
+    dtype = np.float64 if double else np.float32
     # Lanes side by side, as the kernel reads them.
     cos, sin = (np.require(table, dtype, "A") for table in (cos, sin))
     if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:

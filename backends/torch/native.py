@@ -12,12 +12,12 @@ import torch
 from torch.autograd import forward_ad
 
 from rope_array import _core
-from rope_array._namespace import dtype_name
 from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
 from rope_array.backends import _native
 from rope_array.backends.torch import LIBRARY, no_autocast, settled
 
 name = "native"
+writes = True
 
 __all__ = [
     "about",
@@ -30,6 +30,7 @@ __all__ = [
     "rotate",
     "supports",
     "tables",
+    "writes",
 ]
 
 _types: dict[Any, tuple[int, int]] = {}  # the kernel's number for a dtype, and its bytes
@@ -197,8 +198,7 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
         return NotImplemented
     if out is not None and not (_may_write(x, cos, out) and _are_apart(sin, out)):
         return NotImplemented
-    given = (cos.data_ptr(), cos.stride(), cos.shape, cos.itemsize, sin.data_ptr(), sin.stride())
-    return _quick_run(x, _native.spec_of_tables(layout), (_native.TABLES, *given), seq_axis, out)
+    return _quick_run(x, _native.spec_of_tables(layout), _as_tables(cos, sin), seq_axis, out)
 
 
 def _is_table(table: Any, dtype: Any) -> bool:
@@ -246,10 +246,19 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     whole, fraction = _core.positions(xs, settled(pos, xs[0]), plan, seq_axis, LIBRARY)
     if plan.exact and fraction is None and not whole.dtype.is_floating_point:
         return _turn(xs, outs, plan, (whole.to(torch.int64),), int(seq_axis))
+    made = _made(whole, fraction, plan, xs)
+    ys = []
+    for i, x in enumerate(xs):
+        into = None if outs is None else (outs[i],)
+        ys += _turn((x,), into, plan.layout, made[_core.is_double(x)], int(seq_axis))
+    return tuple(ys)
+
+
+def _made(whole: Any, fraction: Any, plan: Plan, xs: Any) -> dict[bool, Any]:
+    """Make the tables of each precision that xs have."""
+    kit = LIBRARY.kit(xs[0])
     with no_autocast(xs[0]):
-        made = {d: _core.make_tables(whole, fraction, plan, d, LIBRARY.kit(xs[0])) for d in _precisions(xs)}
-    ys = {d: _turn(some, into, plan.layout, made[d], int(seq_axis)) for d, some, into in _groups(xs, outs)}
-    return _in_order(xs, ys)
+        return {d: _core.make_tables(whole, fraction, plan, d, kit) for d in {*map(_core.is_double, xs)}}
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
@@ -262,24 +271,6 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any,
     """Rotate each of xs by tables."""
     _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
     return _turn(xs, outs, layout, (cos, sin), int(seq_axis))
-
-
-def _precisions(xs: Any) -> set[bool]:
-    return {*map(_core.is_double, xs)}
-
-
-def _groups(xs: Any, outs: Any) -> Any:
-    """Yield each precision with the arrays that have it, and where their results go."""
-    for double in _precisions(xs):
-        chosen = [i for i, x in enumerate(xs) if _core.is_double(x) == double]
-        into = None if outs is None else tuple(outs[i] for i in chosen)
-        yield double, tuple(xs[i] for i in chosen), into
-
-
-def _in_order(xs: Any, ys: Any) -> Any:
-    """Put results by precision in the order of xs again."""
-    rest = {double: iter(some) for double, some in ys.items()}
-    return tuple(next(rest[_core.is_double(x)]) for x in xs)
 
 
 def _turn(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
@@ -297,45 +288,38 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
         spec = _native.transposed_spec_of(how) if back else _native.spec_of(how)
     else:
         spec = _native.spec_of_tables(how)
-    for double, some, into in _groups(xs, ys):
-        arrays = tuple(
-            (
-                _native.TYPES[dtype_name(x)],
-                x.shape,
-                x.data_ptr(),
-                x.stride(),
-                y.data_ptr(),
-                y.stride(),
-                x.itemsize,
-            )
-            for x, y in zip(some, into, strict=True)
-        )
-        where = _positions(given[0]) if isinstance(how, Plan) else _tables(given[0], given[1], double)
-        fresh = outs is None
-        done = _native.kernel.run(spec, arrays, where[0], seq_axis, torch.get_num_threads, fresh)
+    for double, pairs in _core.by_precision(xs, ys):
+        where, _memory = _positions(given[0]) if isinstance(how, Plan) else _tables(*given, double)
+        arrays = tuple(_described(x, y) for x, y in pairs)
+        done = _native.kernel.run(spec, arrays, where, seq_axis, torch.get_num_threads, outs is None)
         assert done, "shapes were checked before"
     for out in outs or ():
         torch.autograd.graph.increment_version(out)  # as operations in place do, for what was saved of it
     return ys
 
 
-def _place(x: Any) -> tuple[int, tuple[int, ...]]:
-    return x.data_ptr(), x.stride()
+def _described(x: Any, y: Any) -> Any:
+    """Return a tensor and its result as the kernel takes them."""
+    number, size = _kind(x.dtype)  # type: ignore[misc]
+    return number, x.shape, x.data_ptr(), x.stride(), y.data_ptr(), y.stride(), size
 
 
 def _positions(pos: Any) -> Any:
-    if type(pos) is tuple:  # one position, as the kernel takes it
-        return (pos,)
-    # The tensor too: its memory is read until the call returns.
+    """Return positions as the kernel takes them, and what holds their memory."""
+    if type(pos) is tuple:  # one position
+        return pos, None
     return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8), pos
 
 
 def _tables(cos: Any, sin: Any, double: bool) -> Any:
-    """Return tables in the precision of the arithmetic, lanes side by side, as the kernel reads them."""
+    """Return tables of a precision as the kernel reads them, and what holds their memory; lanes are together."""
     dtype = torch.float64 if double else torch.float32
     cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (cos.to(dtype), sin.to(dtype)))
-    given = (cos.data_ptr(), cos.stride(), cos.shape, cos.itemsize, sin.data_ptr(), sin.stride())
-    return (_native.TABLES, *given), (cos, sin)
+    return _as_tables(cos, sin), (cos, sin)
+
+
+def _as_tables(cos: Any, sin: Any) -> Any:
+    return _native.TABLES, cos.data_ptr(), cos.stride(), cos.shape, cos.itemsize, sin.data_ptr(), sin.stride()
 
 
 class _Turn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
@@ -398,7 +382,7 @@ def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int
     if not isinstance(how, Plan):
         return _core.turn_all(grads, given[0], -given[1], layout, seq_axis, kit)
     pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]
-    tables = {double: _core.make_tables(pos, None, how, double, kit) for double in _precisions(grads)}
+    tables = {d: _core.make_tables(pos, None, how, d, kit) for d in {*map(_core.is_double, grads)}}
     sign, layout = (1, how.layout) if back else (-1, layout)
     return tuple(
         _core.turn_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, kit)
