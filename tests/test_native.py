@@ -1477,6 +1477,17 @@ def test_what_the_long_way_is_given():
 # ---- PyTorch ----
 
 
+@pytest.fixture(params=["looked at", "told"])
+def door(request, monkeypatch):
+    """The kernel looks at tensors by itself where PyTorch offers that, or is told where they lie."""
+    from rope_array.backends.torch import native
+
+    if request.param == "told":
+        monkeypatch.setattr(native, "_SEEN", False)
+    elif not native._SEEN:
+        pytest.skip("this version of PyTorch does not show its tensors")
+
+
 def tensor(x):
     """A tensor of an array's numbers, also where they are ml_dtypes'."""
     import torch
@@ -1510,7 +1521,7 @@ def torch_layouts(x):
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.library("torch")
-def test_torch(level, name):
+def test_torch(level, name, door):
     import torch
 
     x = torch.randn(2, 3, 5, 20, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
@@ -1537,7 +1548,7 @@ def test_torch(level, name):
 
 
 @pytest.mark.library("torch")
-def test_torch_positions_and_tables(level):
+def test_torch_positions_and_tables(level, door):
     import torch
 
     xs = (
@@ -1577,7 +1588,7 @@ def test_torch_positions_and_tables(level):
 
 
 @pytest.mark.library("torch")
-def test_torch_gradients(level):
+def test_torch_gradients(level, door):
     import torch
 
     for name, rope in ({**SPECS, "several": SEVERAL["blocks"]}).items():
@@ -1595,7 +1606,7 @@ def test_torch_gradients(level):
 
 
 @pytest.mark.library("torch")
-def test_torch_results():
+def test_torch_results(door):
     """What is written is seen to be, and what overlaps is refused."""
     import torch
 
@@ -1645,7 +1656,44 @@ def test_torch_threads(monkeypatch):
 
 
 @pytest.mark.library("torch")
-def test_torch_odd_calls():
+def test_tensors_that_are_not_for_the_kernel():
+    import torch
+
+    from rope_array.backends.torch import native
+
+    if not native._SEEN:
+        pytest.skip("this version of PyTorch does not show its tensors")
+    spec, x, y = _native.spec_of(PLAN), torch.ones(5, 8), torch.zeros(5, 8)
+
+    def done(x=x, y=y, pos=3, axis=-2, spec=spec):
+        return kernel.run_tensor(spec, x, y, pos, axis, None, False)
+
+    assert done()
+    assert done(pos=torch.arange(5))
+    y.zero_()
+    assert not done(pos=torch.arange(4))
+    assert not done(pos=torch.zeros((5, 1, 1), dtype=torch.int64))
+    assert not done(pos=torch.arange(5, dtype=torch.int32))
+    assert not done(pos=torch.arange(5.0))
+    assert not done(pos=2**63)
+    assert not done(pos=-(2**63) - 1)
+    assert not done(x=torch.ones(5, 6))
+    for other in (torch.int32, torch.complex64, torch.bool):
+        assert not done(x=torch.ones(5, 8, dtype=other))
+    assert not done(x=torch.ones(()), y=torch.ones(()))
+    for axis in (-1, 1, 2, -4, 2**62, -(2**63)):
+        assert not done(axis=axis)
+    assert not y.any()
+    for given in ({"pos": "3"}, {"spec": "spec"}):
+        with pytest.raises(TypeError):
+            done(**given)
+    assert not kernel.use_tensors("no type")
+    assert not kernel.use_tensors(list)
+    assert done()
+
+
+@pytest.mark.library("torch")
+def test_torch_odd_calls(door):
     import torch
 
     x = torch.randn(5, 8)

@@ -1,5 +1,6 @@
 // What Python calls: one door for NumPy's plain case, checked here, and one for any memory, checked in Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION
@@ -77,6 +78,60 @@ nb::capsule make_spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blo
 const Spec* spec_of(nb::handle object) {
     if (!PyCapsule_IsValid(object.ptr(), SPEC)) return nullptr;
     return static_cast<const Spec*>(PyCapsule_GetPointer(object.ptr(), SPEC));
+}
+
+// ---- arrays and positions ----
+
+// An array and its result, from shape and strides as its library has them; strides count by `unit` bytes.
+template <class Int>
+void place(Array& array, int type, int axes, const Int* shape, const void* x, const Int* x_strides, void* y,
+           const Int* y_strides, int64_t unit) {
+    array.type = static_cast<Type>(type);
+    array.axes = axes - 1;
+    for (int a = 0; a < array.axes; ++a) {
+        array.shape[a] = shape[a];
+        array.x_stride[a] = unit * x_strides[a];
+        array.y_stride[a] = unit * y_strides[a];
+    }
+    array.features = shape[array.axes];
+    array.x_feature = unit * x_strides[array.axes];
+    array.y_feature = unit * y_strides[array.axes];
+    array.x = static_cast<const char*>(x);
+    array.y = static_cast<char*>(y);
+}
+
+// Integer positions; false where their coordinates are not the plan's.
+template <class Int>
+bool place(Given& given, Kind kind, int axes, const Int* shape, const void* data, const Int* strides, int64_t unit,
+           const Plan& plan) {
+    const int several = plan.coordinates ? 1 : 0;
+    given.kind = kind;
+    given.axes = axes - several;
+    if (given.axes < 0 || given.axes > AXES || (several && shape[given.axes] != plan.coordinates)) return false;
+    for (int a = 0; a < given.axes; ++a) {
+        given.shape[a] = shape[a];
+        given.stride[a] = unit * strides[a];
+    }
+    given.coordinate = several ? unit * strides[given.axes] : 0;
+    given.data = static_cast<const char*>(data);
+    return true;
+}
+
+// Tables with lanes side by side; false where these are not as many as the layout's.
+template <class Int>
+bool place(Given& given, int axes, const Int* shape, const void* cos, const Int* cos_strides, const void* sin,
+           const Int* sin_strides, int64_t unit, const Layout& layout) {
+    given.kind = TABLES;
+    given.axes = axes - 1;
+    if (axes < 1 || shape[given.axes] != layout.lanes) return false;
+    for (int a = 0; a < given.axes; ++a) {
+        given.shape[a] = shape[a];
+        given.stride[a] = unit * cos_strides[a];
+        given.sin_stride[a] = unit * sin_strides[a];
+    }
+    given.data = static_cast<const char*>(cos);
+    given.sin = static_cast<const char*>(sin);
+    return true;
 }
 
 // ---- NumPy's plain case ----
@@ -173,36 +228,20 @@ bool read_range(nb::handle pos, Given& given) {
 }
 
 bool read_array(PyArrayObject* pos, const Spec& plan, Given& given) {
-    const int kind = PyArray_DESCR(pos)->type_num, several = plan.coordinates ? 1 : 0;
+    const int kind = PyArray_DESCR(pos)->type_num;
     const bool wide = kind == NPY_LONGLONG || (kind == NPY_LONG && sizeof(npy_long) == 8);
     if (!wide && kind != NPY_INT && kind != NPY_LONG) return false;
     if (!PyArray_ISNBO(PyArray_DESCR(pos)->byteorder) || !PyArray_ISALIGNED(pos)) return false;
-    given.kind = wide ? INT64 : INT32;
-    given.axes = PyArray_NDIM(pos) - several;
-    if (given.axes < 0 || (several && PyArray_DIM(pos, given.axes) != plan.coordinates)) return false;
-    for (int a = 0; a < given.axes; ++a) {
-        given.shape[a] = PyArray_DIM(pos, a);
-        given.stride[a] = PyArray_STRIDE(pos, a);
-    }
-    given.coordinate = several ? PyArray_STRIDE(pos, given.axes) : 0;
-    given.data = PyArray_BYTES(pos);
-    return true;
+    return place(given, wide ? INT64 : INT32, PyArray_NDIM(pos), PyArray_SHAPE(pos), PyArray_BYTES(pos),
+                 PyArray_STRIDES(pos), 1, plan);
 }
 
 bool read_tables(PyArrayObject* cos, PyArrayObject* sin, const Layout& layout, Given& given) {
-    given.kind = TABLES;
-    given.axes = PyArray_NDIM(cos) - 1;
-    if (given.axes < 0 || PyArray_DIM(cos, given.axes) != layout.lanes) return false;
+    const int axes = PyArray_NDIM(cos);
     const npy_intp size = PyArray_ITEMSIZE(cos);
-    if (PyArray_STRIDE(cos, given.axes) != size || PyArray_STRIDE(sin, given.axes) != size) return false;
-    for (int a = 0; a < given.axes; ++a) {
-        given.shape[a] = PyArray_DIM(cos, a);
-        given.stride[a] = PyArray_STRIDE(cos, a);
-        given.sin_stride[a] = PyArray_STRIDE(sin, a);
-    }
-    given.data = PyArray_BYTES(cos);
-    given.sin = PyArray_BYTES(sin);
-    return true;
+    if (!axes || PyArray_STRIDE(cos, axes - 1) != size || PyArray_STRIDE(sin, axes - 1) != size) return false;
+    return place(given, axes, PyArray_SHAPE(cos), PyArray_BYTES(cos), PyArray_STRIDES(cos), PyArray_BYTES(sin),
+                 PyArray_STRIDES(sin), 1, layout);
 }
 
 bool read_positions(nb::handle pos, const Spec& plan, Given& given) {
@@ -216,18 +255,8 @@ bool read_positions(nb::handle pos, const Spec& plan, Given& given) {
 }
 
 void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
-    array.type = static_cast<Type>(type);
-    array.axes = PyArray_NDIM(x) - 1;
-    array.features = PyArray_DIM(x, array.axes);
-    for (int a = 0; a < array.axes; ++a) {
-        array.shape[a] = PyArray_DIM(x, a);
-        array.x_stride[a] = PyArray_STRIDE(x, a);
-        array.y_stride[a] = PyArray_STRIDE(y, a);
-    }
-    array.x_feature = PyArray_STRIDE(x, array.axes);
-    array.y_feature = PyArray_STRIDE(y, array.axes);
-    array.x = PyArray_BYTES(x);
-    array.y = PyArray_BYTES(y);
+    place(array, type, PyArray_NDIM(x), PyArray_SHAPE(x), PyArray_BYTES(x), PyArray_STRIDES(x), PyArray_BYTES(y),
+          PyArray_STRIDES(y), 1);
 }
 
 void turn(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
@@ -370,65 +399,56 @@ int length(nb::handle tuple) {
     return static_cast<int>(n);
 }
 
-void read(nb::handle tuple, int64_t* numbers, int count, int64_t unit = 1) {
-    for (int a = 0; a < count; ++a) numbers[a] = unit * number(item(tuple, a));
+void read(nb::handle tuple, int64_t* numbers, int count) {
+    for (int a = 0; a < count; ++a) numbers[a] = number(item(tuple, a));
 }
 
 // (type, shape, address of x, its strides, address of y, its strides, bytes that strides count by)
-int64_t read_array(nb::handle given, Array& array) {
+void read_array(nb::handle given, Array& array) {
     const nb::handle shape = item(given, 1);
     const int64_t type = number(item(given, 0));
     if (type < 0 || type >= TYPES) throw nb::value_error("no such type");
-    array.type = static_cast<Type>(type);
-    array.axes = length(shape) - 1;
-    if (array.axes < 0) throw nb::value_error("an array without axes");
-    int64_t sizes[AXES], x[AXES], y[AXES], count = SIZE[array.type];
-    const int64_t unit = number(item(given, 6));
-    read(shape, sizes, array.axes + 1);
-    read(item(given, 3), x, array.axes + 1, unit);
-    read(item(given, 5), y, array.axes + 1, unit);
-    for (int a = 0; a < array.axes; ++a) {
-        array.shape[a] = sizes[a];
-        array.x_stride[a] = x[a];
-        array.y_stride[a] = y[a];
-    }
-    for (int a = 0; a <= array.axes; ++a) count *= sizes[a];
-    array.features = sizes[array.axes];
-    array.x_feature = x[array.axes];
-    array.y_feature = y[array.axes];
-    array.x = address<const char>(item(given, 2));
-    array.y = address<char>(item(given, 4));
-    return count;
+    const int axes = length(shape);
+    if (!axes) throw nb::value_error("an array without axes");
+    int64_t sizes[AXES], x[AXES], y[AXES];
+    read(shape, sizes, axes);
+    read(item(given, 3), x, axes);
+    read(item(given, 5), y, axes);
+    place(array, static_cast<int>(type), axes, sizes, address<void>(item(given, 2)), x, address<void>(item(given, 4)),
+          y, number(item(given, 6)));
+}
+
+// Bytes of an array, without gaps.
+int64_t bytes_of(const Array& array) {
+    int64_t bytes = SIZE[array.type] * array.features;
+    for (int a = 0; a < array.axes; ++a) bytes *= array.shape[a];
+    return bytes;
 }
 
 // (SPACED, start, step, shape), (INT32 or INT64, address, strides, shape, unit),
 // (TABLES, address of cos, strides, shape, unit, address of sin, strides): shape with coordinates or lanes.
 // False where they do not fit the spec.
 bool read_given(nb::handle tuple, const Spec& plan, Given& given) {
-    given.kind = static_cast<Kind>(number(item(tuple, 0)));
-    if (given.kind != TABLES && !plan.has_words()) throw nb::value_error("positions for a spec that takes tables");
+    const Kind kind = static_cast<Kind>(number(item(tuple, 0)));
+    if (kind != TABLES && !plan.has_words()) throw nb::value_error("positions for a spec that takes tables");
     const nb::handle shape = item(tuple, 3);
-    const int last = given.kind == TABLES || (given.kind != SPACED && plan.coordinates) ? 1 : 0;
-    given.axes = length(shape) - last;
-    if (given.axes < 0) return false;
-    read(shape, given.shape, given.axes);
-    if (given.kind == SPACED) {
+    const int axes = length(shape);
+    if (kind == SPACED) {
+        given.kind = kind;
+        given.axes = axes;
         given.start = number(item(tuple, 1));
         given.step = number(item(tuple, 2));
+        read(shape, given.shape, axes);
         return true;
     }
+    int64_t sizes[AXES], strides[AXES], sin_strides[AXES];
+    read(shape, sizes, axes);
+    read(item(tuple, 2), strides, axes);
+    const void* const data = address<void>(item(tuple, 1));
     const int64_t unit = number(item(tuple, 4));
-    int64_t strides[AXES];
-    given.data = address<const char>(item(tuple, 1));
-    read(item(tuple, 2), strides, given.axes + last, unit);
-    std::memcpy(given.stride, strides, sizeof strides);
-    const int64_t wanted = given.kind == TABLES ? plan.layout.lanes : plan.coordinates;
-    if (last && number(item(shape, given.axes)) != wanted) return false;
-    given.coordinate = last ? strides[given.axes] : 0;
-    if (given.kind != TABLES) return true;
-    given.sin = address<const char>(item(tuple, 5));
-    read(item(tuple, 6), given.sin_stride, given.axes, unit);
-    return true;
+    if (kind != TABLES) return place(given, kind, axes, sizes, data, strides, unit, plan);
+    read(item(tuple, 6), sin_strides, axes);
+    return place(given, axes, sizes, data, strides, address<void>(item(tuple, 5)), sin_strides, unit, plan.layout);
 }
 
 // Asks that fresh memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint, and none
@@ -446,6 +466,18 @@ void prefer_huge_pages(char* memory, int64_t bytes) {
 #endif
 }
 
+// Rotates what is checked. How many threads its library has is asked where they may be used.
+void turn_checked(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes,
+                  const Given& given, nb::handle library_threads, bool fresh) {
+    int64_t bytes = 0;
+    for (const Array& array : arrays) {
+        if (fresh) prefer_huge_pages(array.y, bytes_of(array));
+        bytes += bytes_of(array);
+    }
+    const bool ask = bytes >= RELEASE_BYTES && !library_threads.is_none();
+    turn(plan, arrays, seq_axes, given, bytes, ask ? nb::cast<int>(library_threads()) : 0, fresh);
+}
+
 // Rotates memory of one precision, checked by the caller but for shapes: false where they do not fit. All arrays
 // are looked at before one is written.
 bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positions, int64_t seq_axis,
@@ -457,27 +489,95 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
     if (count < 0) throw nb::python_error();
     std::vector<Array> arrays(static_cast<size_t>(count));
     std::vector<int> seq_axes(static_cast<size_t>(count));
-    std::vector<int64_t> sizes;
     Given given;
-    int64_t bytes = 0;
     if (!read_given(given_positions, plan, given)) return false;
     for (size_t i = 0; i < arrays.size(); ++i) {
         const nb::handle one = item(given_arrays, static_cast<Py_ssize_t>(i));
         const Py_ssize_t axes = PyTuple_Size(item(one, 1).ptr());
         if (axes < 0) throw nb::python_error();
         if (axes < 1 || axes > AXES) return false;
-        const int64_t size = read_array(one, arrays[i]);
-        bytes += size;
+        read_array(one, arrays[i]);
         seq_axes[i] = sequence_axis(seq_axis, arrays[i].axes);
         if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
         if (arrays[i].features != plan.layout.head_dim) return false;
-        sizes.push_back(size);
     }
-    if (arrays.empty()) return true;
-    for (size_t i = 0; fresh && i < arrays.size(); ++i) prefer_huge_pages(arrays[i].y, sizes[i]);
-    // How many threads its library has is asked where they may be used.
-    turn(plan, arrays, seq_axes, given, bytes,
-         bytes < RELEASE_BYTES || library_threads.is_none() ? 0 : nb::cast<int>(library_threads()), fresh);
+    if (!arrays.empty()) turn_checked(plan, arrays, seq_axes, given, library_threads, fresh);
+    return true;
+}
+
+// ---- PyTorch's tensors, read without Python ----
+
+// The table that a library's tensors offer as __dlpack_c_exchange_api__ (DLPack 1.3), up to the last entry used.
+struct ExchangeAPI {
+    struct Header {
+        uint32_t major, minor;
+        Header* before;
+    } header;
+    int (*allocate)(void);
+    int (*export_tensor)(void);
+    int (*import_tensor)(void);
+    int (*look_at)(void* object, nb::dlpack::dltensor* out);  // valid as long as the object is; may be null
+};
+
+PyObject* tensor_type;  // kept for good, as its library is
+int (*look_at_tensor)(void*, nb::dlpack::dltensor*);
+
+// Whether a type has such a table, by which its arrays are looked at from now on.
+bool use_tensors(nb::handle type) {
+    constexpr const char* NAME = "dlpack_exchange_api";
+    const nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+    if (!PyCapsule_IsValid(capsule.ptr(), NAME)) return false;
+    const auto* const api = static_cast<const ExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), NAME));
+    if (api->header.major != 1 || !api->look_at) return false;
+    tensor_type = type.inc_ref().ptr();
+    look_at_tensor = api->look_at;
+    return true;
+}
+
+nb::dlpack::dltensor look_at(nb::handle tensor) {
+    if (tensor.type().ptr() != tensor_type) throw nb::type_error("no tensor");
+    nb::dlpack::dltensor seen;
+    if (look_at_tensor(tensor.ptr(), &seen)) throw nb::python_error();
+    return seen;
+}
+
+int type_of(const nb::dlpack::dltensor& x) {
+    using Code = nb::dlpack::dtype_code;
+    if (x.dtype == nb::dlpack::dtype{static_cast<uint8_t>(Code::Float), 32, 1}) return F32;
+    if (x.dtype == nb::dlpack::dtype{static_cast<uint8_t>(Code::Float), 64, 1}) return F64;
+    if (x.dtype == nb::dlpack::dtype{static_cast<uint8_t>(Code::Float), 16, 1}) return F16;
+    if (x.dtype == nb::dlpack::dtype{static_cast<uint8_t>(Code::Bfloat), 16, 1}) return BF16;
+    return -1;
+}
+
+char* address(const nb::dlpack::dltensor& x) { return static_cast<char*>(x.data) + x.byte_offset; }
+
+// A tensor and its result, of one dtype and shape; false where they are not for the kernel.
+bool read_array(const nb::dlpack::dltensor& x, const nb::dlpack::dltensor& y, Array& array) {
+    const int type = type_of(x);
+    if (type < 0 || x.ndim < 1 || x.ndim > AXES) return false;
+    place(array, type, x.ndim, x.shape, address(x), x.strides, address(y), y.strides, SIZE[type]);
+    return true;
+}
+
+bool read_positions(const nb::dlpack::dltensor& pos, const Spec& plan, Given& given) {
+    if (pos.dtype != nb::dlpack::dtype{static_cast<uint8_t>(nb::dlpack::dtype_code::Int), 64, 1}) return false;
+    return place(given, INT64, pos.ndim, pos.shape, address(pos), pos.strides, 8, plan);
+}
+
+// As `run`, of one plain tensor of PyTorch's, by a tensor of positions or an int. False for all else.
+bool run_tensor(nb::handle given_spec, nb::handle x, nb::handle y, nb::handle pos, int64_t seq_axis,
+                nb::handle library_threads, bool fresh) {
+    const Spec* const spec = spec_of(given_spec);
+    if (!spec) throw nb::type_error("no spec");
+    std::vector<Array> arrays(1);
+    Given given;
+    if (!spec->has_words() || !read_array(look_at(x), look_at(y), arrays[0])) return false;
+    const bool one = PyLong_CheckExact(pos.ptr());
+    if (one ? !read_positions(pos, *spec, given) : !read_positions(look_at(pos), *spec, given)) return false;
+    const int axis = sequence_axis(seq_axis, arrays[0].axes);
+    if (axis == -2 || arrays[0].features != spec->layout.head_dim || !lines_up(arrays[0], given, axis)) return false;
+    turn_checked(*spec, arrays, {axis}, given, library_threads, fresh);
     return true;
 }
 
@@ -515,6 +615,9 @@ NB_MODULE(_kernel, m) {
     m.def("quick_tables", &quick_tables, nb::arg("x").none(), nb::arg("cos").none(), nb::arg("sin").none(),
           nb::arg("spec"), nb::arg("seq_axis").none(), nb::arg("out").none());
     m.def("run", &run, nb::arg("spec"), nb::arg("arrays"), nb::arg("given"), nb::arg("seq_axis"),
+          nb::arg("threads").none(), nb::arg("fresh"));
+    m.def("use_tensors", &use_tensors);
+    m.def("run_tensor", &run_tensor, nb::arg("spec"), nb::arg("x"), nb::arg("y"), nb::arg("pos"), nb::arg("seq_axis"),
           nb::arg("threads").none(), nb::arg("fresh"));
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level->name; });

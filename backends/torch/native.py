@@ -42,6 +42,8 @@ _DISPATCH = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION = getattr(torch._C, "_len_torch_function_stack", None)
 _TRACING = getattr(torch._C, "_get_tracing_state", None)
 _KEYS: Any = getattr(torch._C, "_dispatch_keys", None)
+# Whether the kernel looks at tensors by itself; in versions that do not offer it, it is told where they lie.
+_SEEN = _native.kernel is not None and _native.kernel.use_tensors(torch.Tensor)
 _KNOWN = None not in (_FUNCTORCH, _DISPATCH, _FUNCTION, _TRACING, _KEYS) and hasattr(
     forward_ad, "_current_level"
 )
@@ -144,39 +146,43 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by integers; NotImplemented for every other call."""
     if torch.compiler.is_dynamo_compiling():  # first: see `supports`
         return NotImplemented
-    if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
+    # The first call goes the long way, on which plain keys are learnt.
+    if type(x) is not torch.Tensor or _watched() is not None or _KEYS(x).raw_repr() not in _plain_keys:
         return NotImplemented
-    given, spec = _quick_positions(pos, plan), plan.native or _native.spec_of(plan)
-    if given is None or spec is None or type(seq_axis) is not int:
+    if type(pos) is not int and (type(pos) is not torch.Tensor or _KEYS(pos).raw_repr() not in _plain_keys):
+        return NotImplemented
+    spec = plan.native or _native.spec_of(plan)
+    if spec is None or type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        plain = out is None and 0 < x.ndim <= _MOST_AXES and _kind(x.dtype)
-        if not plain or x.shape[-1] != plan.layout.head_dim:
-            return NotImplemented
-        return _quick_gradient(x, pos, plan, seq_axis, given)
+        return _quick_gradient(x, pos, plan, seq_axis) if out is None else NotImplemented
     if out is not None and not _may_write(x, pos, out):
         return NotImplemented
-    return _quick_run(x, spec, given, seq_axis, out)
-
-
-def _quick_run(x: Any, spec: Any, given: Any, seq_axis: int, out: Any = None) -> Any:
-    """Rotate one tensor without a gradient; NotImplemented where it does not fit."""
-    kind = _kind(x.dtype)
-    if kind is None or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
-        return NotImplemented
     y = torch.empty_like(x) if out is None else out
-    strides = x.stride()
-    of_y = strides if x.is_contiguous() else y.stride()
-    array = (kind[0], x.shape, x.data_ptr(), strides, y.data_ptr(), of_y, kind[1])
-    if not _native.kernel.run(spec, (array,), given, seq_axis, torch.get_num_threads, out is None):
-        return NotImplemented
-    if out is not None:
+    if _SEEN:
+        done = _native.kernel.run_tensor(spec, x, y, pos, seq_axis, torch.get_num_threads, out is None)
+    else:
+        done = _quick_run(x, y, spec, _quick_positions(pos, plan), seq_axis, out is None)
+    if done and out is not None:
         torch.autograd.graph.increment_version(out)
-    return y
+    return y if done else NotImplemented
 
 
-def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int, given: Any) -> Any:
+def _quick_run(x: Any, y: Any, spec: Any, given: Any, seq_axis: int, fresh: bool) -> bool:
+    """Rotate one tensor without a gradient; false where it does not fit."""
+    if given is None or _kind(x.dtype) is None:
+        return False
+    arrays = (_described(x, y),)
+    done: bool = _native.kernel.run(spec, arrays, given, seq_axis, torch.get_num_threads, fresh)
+    return done
+
+
+def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     """Rotate with a gradient recorded; positions that do not line up are refused elsewhere."""
+    given = _quick_positions(pos, plan)
+    plain = given is not None and 0 < x.ndim <= _MOST_AXES and _kind(x.dtype)
+    if not plain or x.shape[-1] != plan.layout.head_dim:
+        return NotImplemented
     shape = tuple(pos.shape) if type(pos) is torch.Tensor else ()
     check_line_up(x.shape, without_coordinates(shape, plan), seq_axis)
     positions = (1, pos) if type(pos) is torch.Tensor else (0, given)
@@ -189,7 +195,7 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
         return NotImplemented
     if type(x) is not torch.Tensor or _watched() is not None or not _is_plain(x):
         return NotImplemented
-    if type(seq_axis) is not int or _native.kernel is None:
+    if type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES or _native.kernel is None:
         return NotImplemented
     wanted = torch.float64 if x.dtype is torch.float64 else torch.float32
     if not (_is_table(cos, wanted) and _is_table(sin, wanted)) or cos.shape != sin.shape:
@@ -198,7 +204,11 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
         return NotImplemented
     if out is not None and not (_may_write(x, cos, out) and _are_apart(sin, out)):
         return NotImplemented
-    return _quick_run(x, _native.spec_of_tables(layout), _as_tables(cos, sin), seq_axis, out)
+    y, spec = torch.empty_like(x) if out is None else out, _native.spec_of_tables(layout)
+    done = _quick_run(x, y, spec, _as_tables(cos, sin), seq_axis, out is None)
+    if done and out is not None:
+        torch.autograd.graph.increment_version(out)
+    return y if done else NotImplemented
 
 
 def _is_table(table: Any, dtype: Any) -> bool:
@@ -228,17 +238,12 @@ def _are_apart(read: Any, out: Any) -> bool:
 
 
 def _quick_positions(pos: Any, plan: Plan) -> Any:
+    """Return a plain tensor or an int as the kernel takes them; None where they are not for the short way."""
+    number = None if plan.coordinates is None else plan.coordinates.number
     if type(pos) is torch.Tensor:
-        if pos.dtype is not torch.int64 or not _is_plain(pos):
-            return None
-        if plan.coordinates is not None and (not pos.ndim or pos.shape[-1] != plan.coordinates.number):
-            return None
-        return (_native.INT64, pos.data_ptr(), pos.stride(), pos.shape, 8)
-    if plan.coordinates is not None:
-        return None
-    if type(pos) is int and -(2**63) <= pos < 2**63:
-        return (_native.SPACED, pos, 0, ())
-    return None
+        fits = pos.dtype is torch.int64 and (number is None or (pos.ndim and pos.shape[-1] == number))
+        return _positions(pos)[0] if fits else None
+    return (_native.SPACED, pos, 0, ()) if number is None and -(2**63) <= pos < 2**63 else None
 
 
 def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
@@ -312,7 +317,7 @@ def _positions(pos: Any) -> Any:
 
 
 def _tables(cos: Any, sin: Any, double: bool) -> Any:
-    """Return tables of a precision as the kernel reads them, and what holds their memory; lanes are together."""
+    """Return tables of a precision as the kernel reads them, lanes together, and what holds their memory."""
     dtype = torch.float64 if double else torch.float32
     cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (cos.to(dtype), sin.to(dtype)))
     return _as_tables(cos, sin), (cos, sin)
@@ -337,7 +342,9 @@ class _Turn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
         ctx.set_materialize_grads(False)
         if len(xs) == 1 and not back and isinstance(how, Plan):  # the usual call, without sorting it first
-            return (_quick_run(xs[0], _native.spec_of(how), _positions(given[0])[0], seq_axis),)
+            y = torch.empty_like(xs[0])
+            assert _quick_run(xs[0], y, _native.spec_of(how), _positions(given[0])[0], seq_axis, True)
+            return (y,)
         ys = _run(xs, None, how, given, seq_axis, back)
         ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
         return ys
