@@ -20,6 +20,10 @@ name = "torch"
 is_core = True
 
 
+# Whether a functorch transform is active: a private name, and None where PyTorch has another.
+TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+
+
 class Torch(Library):
     """PyTorch: found by type, without array-api-compat's cached detection, of which Dynamo warns."""
 
@@ -75,8 +79,7 @@ def _check_recorded(tensors: Any) -> None:
             "out is given inside a compiled function, where memory cannot be compared; leave it out there: "
             "the compiler decides what memory results have."
         )
-    transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
-    if transformed is None or transformed():
+    if TRANSFORMED is None or TRANSFORMED():
         raise ArrayTypeError(
             "out is given inside a functorch transform, which sees no writing into memory; leave it out."
         )

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from rope_array import _core
 from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
 from rope_array.backends import _native
-from rope_array.backends.torch import LIBRARY, no_autocast, settled
+from rope_array.backends.torch import LIBRARY, TRANSFORMED, no_autocast, settled
 
 name = "native"
 writes = True
@@ -37,14 +37,13 @@ _types: dict[Any, tuple[int, int]] = {}  # the kernel's number for a dtype, and 
 _MOST_AXES = 64  # as drive.hpp has it
 _KINDS = (torch.Tensor, torch.nn.Parameter)  # a parameter is a tensor in all but what owns it
 # Private names. Where PyTorch has another, the kernel declines: what they tell would go unseen.
-_FUNCTORCH = getattr(torch._C, "_are_functorch_transforms_active", None)
 _DISPATCH = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION = getattr(torch._C, "_len_torch_function_stack", None)
 _TRACING = getattr(torch._C, "_get_tracing_state", None)
 _KEYS: Any = getattr(torch._C, "_dispatch_keys", None)
 # Whether the kernel looks at tensors by itself; in versions that do not offer it, it is told where they lie.
 _SEEN = _native.kernel is not None and _native.kernel.use_tensors(torch.Tensor)
-_KNOWN = None not in (_FUNCTORCH, _DISPATCH, _FUNCTION, _TRACING, _KEYS) and hasattr(
+_KNOWN = None not in (TRANSFORMED, _DISPATCH, _FUNCTION, _TRACING, _KEYS) and hasattr(
     forward_ad, "_current_level"
 )
 
@@ -99,7 +98,7 @@ def _watched() -> str | None:
     """Say what sees each operation of PyTorch's, if anything does."""
     if not _KNOWN:
         return "this version of PyTorch does not tell whether its operations are transformed"
-    if _FUNCTORCH():  # type: ignore[misc]
+    if TRANSFORMED():
         return "a functorch transform is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
