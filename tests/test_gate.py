@@ -92,14 +92,18 @@ by = pytest.mark.parametrize("of", BY.values(), ids=BY)
 @pytest.fixture
 def runs(monkeypatch):
     """The kernel's calls that did the work."""
-    runs, run = [], _native.kernel.run
+    runs = []
 
-    def counting(*args):
-        done = run(*args)
-        runs.append(args[0]) if done else None
-        return done
+    def counted(run):
+        def counting(*args):
+            done = run(*args)
+            runs.append(args[0]) if done else None
+            return done
 
-    monkeypatch.setattr(_native.kernel, "run", counting)
+        return counting
+
+    for name in ("run", "run_tensor"):
+        monkeypatch.setattr(_native.kernel, name, counted(getattr(_native.kernel, name)))
     return runs
 
 
