@@ -1015,6 +1015,58 @@ def test_compiled_autograd(runs, fresh_dynamo):
     judge_gradient(x.grad, weight)
 
 
+def test_positions_of_inference_mode_beside_a_gradient(runs):
+    with torch.inference_mode():
+        pos = POS.clone()
+    for rope in (ROPE, ra.RoPE(16, pairing="half")):
+        x, weight = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
+        for given in (x, (x, 2 * x)):
+            y, want = (rope.apply(given, p) for p in (pos, POS))
+            y, want = (y[1], want[1]) if type(y) is tuple else (y, want)
+            assert same(y.detach(), want.detach())
+            got, wanted = (torch.autograd.grad(one, x, weight, retain_graph=True)[0] for one in (y, want))
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    runs.clear()
+    assert same(ROPE.apply(normal(2, 5, 16), pos), ROPE.apply(normal(2, 5, 16), POS))
+    assert runs
+
+
+def freed(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+FREED = {
+    "x": lambda: ROPE.apply(freed(normal(2, 5, 16)), 3),
+    "x with a gradient": lambda: ROPE.apply(freed(normal(2, 5, 16)).requires_grad_(), 3),
+    "positions": lambda: ROPE.apply(normal(2, 5, 16), freed(POS.clone())),
+    "positions beside a gradient": lambda: ROPE.apply(normal(2, 5, 16).requires_grad_(), freed(POS.clone())),
+    "one of a tuple": lambda: ROPE.apply((normal(2, 5, 16), freed(normal(2, 5, 16))), POS),
+    "out": lambda: ROPE.apply(normal(2, 5, 16), POS, out=freed(normal(2, 5, 16))),
+    "turned": lambda: ROPE.rotation(POS, like=normal(2)).apply(freed(normal(2, 5, 16))),
+    "tables": lambda: rotation_of_freed_tables().apply(normal(2, 5, 16)),
+}
+
+
+def rotation_of_freed_tables():
+    rotation = ROPE.rotation(POS, like=torch.zeros(2))
+    return rotation._replace(cos=freed(rotation.cos), sin=freed(rotation.sin))
+
+
+@pytest.mark.parametrize("name", FREED)
+@pytest.mark.parametrize("first", [True, False])
+def test_freed_memory_is_an_error(name, first):
+    if not first:
+        ROPE.apply(normal(2, 5, 16), POS)
+    with pytest.raises((RuntimeError, ra.ArrayTypeError)):
+        FREED[name]()
+
+
+def test_freed_memory_without_elements_is_none():
+    x = freed(torch.zeros(0, 5, 16))
+    assert ROPE.apply(x, POS).shape == x.shape
+
+
 def test_inference_tensors_where_gradients_are_recorded():
     with torch.inference_mode():
         x = normal(2, 5, 16)

@@ -417,7 +417,7 @@ struct Float16Bits {
     static Pack<float, N> widen(Pack<uint32_t, N> v) {
 #if defined(__F16C__)
         if constexpr (N == 8) return bits<Pack<float, N>>(_mm256_cvtph_ps(bits<__m128i>(narrow16(v))));
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         if constexpr (N == 16) return bits<Pack<float, N>>(_mm512_cvtph_ps(bits<__m256i>(narrow16(v))));
 #endif
 #endif
@@ -437,7 +437,7 @@ struct Float16Bits {
     static Pack<uint32_t, N> narrow(Pack<float, N> v) {
 #if defined(__F16C__)
         if constexpr (N == 8) return widen16(bits<Pack<uint16_t, N>>(_mm256_cvtps_ph(bits<__m256>(v), 0)));
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         if constexpr (N == 16) return widen16(bits<Pack<uint16_t, N>>(_mm512_cvtps_ph(bits<__m512>(v), 0)));
 #endif
 #endif

@@ -1,4 +1,5 @@
-// What Python calls: one door for NumPy's plain case, checked here, and one for any memory, checked in Python.
+// What Python calls: doors for the plain cases of NumPy and PyTorch, whose arrays are looked at here, and one for any
+// memory, as Python says it lies.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -82,6 +83,12 @@ const Spec* spec_of(nb::handle object) {
 
 // ---- arrays and positions ----
 
+// Bytes between the elements along an axis. Where there is one element, its library may have any number for it.
+template <class Int>
+int64_t distance(const Int* shape, const Int* strides, int axis, int64_t unit) {
+    return shape[axis] > 1 ? unit * strides[axis] : 0;
+}
+
 // An array and its result, from shape and strides as its library has them; strides count by `unit` bytes.
 template <class Int>
 void place(Array& array, int type, int axes, const Int* shape, const void* x, const Int* x_strides, void* y,
@@ -90,12 +97,12 @@ void place(Array& array, int type, int axes, const Int* shape, const void* x, co
     array.axes = axes - 1;
     for (int a = 0; a < array.axes; ++a) {
         array.shape[a] = shape[a];
-        array.x_stride[a] = unit * x_strides[a];
-        array.y_stride[a] = unit * y_strides[a];
+        array.x_stride[a] = distance(shape, x_strides, a, unit);
+        array.y_stride[a] = distance(shape, y_strides, a, unit);
     }
     array.features = shape[array.axes];
-    array.x_feature = unit * x_strides[array.axes];
-    array.y_feature = unit * y_strides[array.axes];
+    array.x_feature = distance(shape, x_strides, array.axes, unit);
+    array.y_feature = distance(shape, y_strides, array.axes, unit);
     array.x = static_cast<const char*>(x);
     array.y = static_cast<char*>(y);
 }
@@ -110,9 +117,9 @@ bool place(Given& given, Kind kind, int axes, const Int* shape, const void* data
     if (given.axes < 0 || given.axes > AXES || (several && shape[given.axes] != plan.coordinates)) return false;
     for (int a = 0; a < given.axes; ++a) {
         given.shape[a] = shape[a];
-        given.stride[a] = unit * strides[a];
+        given.stride[a] = distance(shape, strides, a, unit);
     }
-    given.coordinate = several ? unit * strides[given.axes] : 0;
+    given.coordinate = several ? distance(shape, strides, given.axes, unit) : 0;
     given.data = static_cast<const char*>(data);
     return true;
 }
@@ -126,8 +133,8 @@ bool place(Given& given, int axes, const Int* shape, const void* cos, const Int*
     if (axes < 1 || shape[given.axes] != layout.lanes) return false;
     for (int a = 0; a < given.axes; ++a) {
         given.shape[a] = shape[a];
-        given.stride[a] = unit * cos_strides[a];
-        given.sin_stride[a] = unit * sin_strides[a];
+        given.stride[a] = distance(shape, cos_strides, a, unit);
+        given.sin_stride[a] = distance(shape, sin_strides, a, unit);
     }
     given.data = static_cast<const char*>(cos);
     given.sin = static_cast<const char*>(sin);
@@ -425,6 +432,15 @@ int64_t bytes_of(const Array& array) {
     return bytes;
 }
 
+// Whether all memory is there: PyTorch frees that of a tensor while its shape stays (fully sharded training does).
+bool is_there(const std::vector<Array>& arrays, const Given& given, const Layout& layout) {
+    bool there = given.kind == SPACED || given.data || (given.kind == TABLES && !layout.lanes);
+    for (int a = 0; a < given.axes; ++a) there = there || !given.shape[a];
+    for (const Array& array : arrays) there = there && ((array.x && array.y) || !bytes_of(array));
+    return there;
+}
+
+
 // (SPACED, start, step, shape), (INT32 or INT64, address, strides, shape, unit),
 // (TABLES, address of cos, strides, shape, unit, address of sin, strides): shape with coordinates or lanes.
 // False where they do not fit the spec.
@@ -501,6 +517,7 @@ bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positi
         if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
         if (arrays[i].features != plan.layout.head_dim) return false;
     }
+    if (!is_there(arrays, given, plan.layout)) return false;
     if (!arrays.empty()) turn_checked(plan, arrays, seq_axes, given, library_threads, fresh);
     return true;
 }
@@ -538,6 +555,7 @@ nb::dlpack::dltensor look_at(nb::handle tensor) {
     if (tensor.type().ptr() != tensor_type) throw nb::type_error("no tensor");
     nb::dlpack::dltensor seen;
     if (look_at_tensor(tensor.ptr(), &seen)) throw nb::python_error();
+    if (seen.device.device_type != nb::device::cpu::value) throw nb::value_error("a tensor that is not on the CPU");
     return seen;
 }
 
@@ -555,7 +573,8 @@ char* address(const nb::dlpack::dltensor& x) { return static_cast<char*>(x.data)
 // A tensor and its result, of one dtype and shape; false where they are not for the kernel.
 bool read_array(const nb::dlpack::dltensor& x, const nb::dlpack::dltensor& y, Array& array) {
     const int type = type_of(x);
-    if (type < 0 || x.ndim < 1 || x.ndim > AXES) return false;
+    if (type < 0 || x.ndim < 1 || x.ndim > AXES || y.ndim != x.ndim || y.dtype != x.dtype) return false;
+    if (!std::equal(x.shape, x.shape + x.ndim, y.shape)) return false;
     place(array, type, x.ndim, x.shape, address(x), x.strides, address(y), y.strides, SIZE[type]);
     return true;
 }
@@ -577,6 +596,7 @@ bool run_tensor(nb::handle given_spec, nb::handle x, nb::handle y, nb::handle po
     if (one ? !read_positions(pos, *spec, given) : !read_positions(look_at(pos), *spec, given)) return false;
     const int axis = sequence_axis(seq_axis, arrays[0].axes);
     if (axis == -2 || arrays[0].features != spec->layout.head_dim || !lines_up(arrays[0], given, axis)) return false;
+    if (!is_there(arrays, given, spec->layout)) return false;
     turn_checked(*spec, arrays, {axis}, given, library_threads, fresh);
     return true;
 }

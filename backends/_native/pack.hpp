@@ -29,9 +29,9 @@ namespace {
 // Single-precision numbers in one register. Without the vectors of GCC and Clang, one.
 #if !defined(__GNUC__)
 constexpr int WIDTH = 1;
-#elif defined(__AVX512F__)
+#elif defined(__AVX512BW__)
 constexpr int WIDTH = 16;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 constexpr int WIDTH = 8;
 #else
 constexpr int WIDTH = 4;
@@ -106,7 +106,7 @@ inline uint16_t narrow16(uint32_t number) { return static_cast<uint16_t>(number)
 #if defined(__GNUC__)
 inline Pack<uint32_t, WIDTH> widen16(Pack<uint16_t, WIDTH> v) {
     using Wide = Pack<uint32_t, WIDTH>;
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return bits<Wide>(_mm512_cvtepu16_epi32(bits<__m256i>(v)));
 #elif defined(__AVX2__)
     return bits<Wide>(_mm256_cvtepu16_epi32(bits<__m128i>(v)));
@@ -119,7 +119,7 @@ inline Pack<uint32_t, WIDTH> widen16(Pack<uint16_t, WIDTH> v) {
 
 inline Pack<uint16_t, WIDTH> narrow16(Pack<uint32_t, WIDTH> v) {
     using Narrow = Pack<uint16_t, WIDTH>;
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
     return bits<Narrow>(_mm512_cvtepi32_epi16(bits<__m512i>(v)));
 #elif defined(__AVX2__)
     const __m256i w = bits<__m256i>(v);
@@ -187,7 +187,7 @@ ROPE_DEALT(16, ROPE_LIST(0, 1, 4, 5, 8, 9, 12, 13), ROPE_LIST(2, 3, 6, 7, 10, 11
 inline bool any_bit(uint32_t number, uint32_t mask) { return (number & mask) != 0; }
 inline float chosen(bool which, float there, float elsewhere) { return which ? there : elsewhere; }
 
-#if defined(__AVX512F__)
+#if defined(__GNUC__) && defined(__AVX512BW__)
 inline __mmask16 any_bit(Pack<uint32_t, 16> v, uint32_t mask) {
     return _mm512_test_epi32_mask(bits<__m512i>(v), _mm512_set1_epi32(static_cast<int>(mask)));
 }
@@ -217,7 +217,7 @@ inline void stream(const char* from, char* to, int64_t bytes) {
     std::memcpy(to, from, static_cast<size_t>(before));
     int64_t i = before;
     for (; i + LINE <= bytes; i += LINE) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
         _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), load<__m512i>(from + i));
 #else
         for (int64_t k = 0; k < LINE; k += 16)

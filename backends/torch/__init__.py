@@ -91,10 +91,17 @@ def _check_recorded(tensors: Any) -> None:
             )
 
 
+def is_freed(x: Any) -> bool:
+    """Tell whether a dense tensor has a shape and no memory any more: fully sharded training frees it so."""
+    return not x.data_ptr() and x.numel() > 0
+
+
 def _untold(x: Any, written: bool) -> str | None:
     """Say why the memory of a tensor cannot be told, or written as its strides say, if so."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
+    if is_freed(x):
+        return "a tensor whose memory has been freed"
     if written and (x.is_neg() or x._is_zerotensor()):
         return "a view whose numbers are not in memory as they are"
     if written and x.is_inference() and not torch.is_inference_mode_enabled():

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from rope_array import _core
 from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
 from rope_array.backends import _native
-from rope_array.backends.torch import LIBRARY, TRANSFORMED, no_autocast, settled
+from rope_array.backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast, settled
 
 name = "native"
 writes = True
@@ -85,12 +85,17 @@ def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
             return _unlike_plain(x)
         if x.ndim > _MOST_AXES:
             return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
-    for other in beside:
-        if isinstance(other, torch.Tensor):
-            if other.requires_grad and torch.is_grad_enabled():
-                return "a gradient of positions or tables is recorded"
-            if not _is_plain(other):
-                return _unlike_plain(other)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+    tensors = [other for other in beside if isinstance(other, torch.Tensor)]
+    for other in tensors:
+        if other.requires_grad and torch.is_grad_enabled():
+            return "a gradient of positions or tables is recorded"
+        if recorded and other.is_inference():
+            return "positions or tables of inference mode cannot be kept for a backward"
+        if not _is_plain(other):
+            return _unlike_plain(other)
+    if any(map(is_freed, (*xs, *tensors))):
+        return "the memory of a tensor has been freed"
     return None
 
 
@@ -154,7 +159,7 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     if spec is None or type(seq_axis) is not int or not -_MOST_AXES <= seq_axis <= _MOST_AXES:
         return NotImplemented
     if x.requires_grad and torch.is_grad_enabled():
-        return _quick_gradient(x, pos, plan, seq_axis) if out is None else NotImplemented
+        return NotImplemented if out is not None else _quick_gradient(x, pos, plan, seq_axis)
     if out is not None and not _may_write(x, pos, out):
         return NotImplemented
     y = torch.empty_like(x) if out is None else out
@@ -180,7 +185,7 @@ def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     """Rotate with a gradient recorded; positions that do not line up are refused elsewhere."""
     given = _quick_positions(pos, plan)
     plain = given is not None and 0 < x.ndim <= _MOST_AXES and _kind(x.dtype)
-    if not plain or x.shape[-1] != plan.layout.head_dim:
+    if not plain or x.shape[-1] != plan.layout.head_dim or supports((x,), (pos,), plan.layout) is not None:
         return NotImplemented
     shape = tuple(pos.shape) if type(pos) is torch.Tensor else ()
     check_line_up(x.shape, without_coordinates(shape, plan), seq_axis)
