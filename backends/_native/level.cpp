@@ -10,13 +10,15 @@
 namespace rope {
 namespace {
 
-// Calls step<W>(i) for i = 0, W, ... while W numbers are left, then step<1>(i) for the rest. Each number goes
-// through the same operations either way, so its bits do not depend on where it stands.
+// Calls step<W>(i) for i = 0, W, ... while W numbers are left, then step<4>(i) and step<1>(i) for the rest. Each number
+// goes through the same operations either way, so its bits do not depend on where it stands.
 template <int W, class Step>
 inline void for_each(int64_t n, const Step& step) {
     int64_t i = 0;
     for (; i + W <= n; i += W) step.template at<W>(i);
-    if (W > 1)
+    if constexpr (W > 4)
+        for (; i + 4 <= n; i += 4) step.template at<4>(i);
+    if constexpr (W > 1)
         for (; i < n; ++i) step.template at<1>(i);
 }
 
@@ -406,7 +408,10 @@ struct BFloat16 : Sixteen<BFloat16Bits> {
         return __builtin_expect(_kortestz_mask16_u8(of_a, of_b), 1);
     }
 
-    static bool narrow_two(float, float, Pack<uint16_t, 2 * WIDTH>&) { return false; }
+    template <class Real>
+    static bool narrow_two(Real, Real, Pack<uint16_t, 2 * WIDTH>&) {
+        return false;
+    }
 #endif
 };
 
@@ -416,6 +421,8 @@ struct Float16Bits {
     template <int N>
     static Pack<float, N> widen(Pack<uint32_t, N> v) {
 #if defined(__F16C__)
+        if constexpr (N == 4)
+            return bits<Pack<float, N>>(_mm_cvtph_ps(_mm_cvtsi64_si128(bits<int64_t>(narrow16(v)))));
         if constexpr (N == 8) return bits<Pack<float, N>>(_mm256_cvtph_ps(bits<__m128i>(narrow16(v))));
 #if defined(__AVX512BW__)
         if constexpr (N == 16) return bits<Pack<float, N>>(_mm512_cvtph_ps(bits<__m256i>(narrow16(v))));
@@ -436,6 +443,8 @@ struct Float16Bits {
     template <int N>
     static Pack<uint32_t, N> narrow(Pack<float, N> v) {
 #if defined(__F16C__)
+        if constexpr (N == 4)
+            return widen16(bits<Pack<uint16_t, N>>(_mm_cvtsi128_si64(_mm_cvtps_ph(bits<__m128>(v), 0))));
         if constexpr (N == 8) return widen16(bits<Pack<uint16_t, N>>(_mm256_cvtps_ph(bits<__m256>(v), 0)));
 #if defined(__AVX512BW__)
         if constexpr (N == 16) return widen16(bits<Pack<uint16_t, N>>(_mm512_cvtps_ph(bits<__m512>(v), 0)));

@@ -104,34 +104,42 @@ inline uint32_t widen16(uint16_t number) { return number; }
 inline uint16_t narrow16(uint32_t number) { return static_cast<uint16_t>(number); }
 
 #if defined(__GNUC__)
-inline Pack<uint32_t, WIDTH> widen16(Pack<uint16_t, WIDTH> v) {
-    using Wide = Pack<uint32_t, WIDTH>;
-#if defined(__AVX512BW__)
-    return bits<Wide>(_mm512_cvtepu16_epi32(bits<__m256i>(v)));
-#elif defined(__AVX2__)
-    return bits<Wide>(_mm256_cvtepu16_epi32(bits<__m128i>(v)));
-#elif defined(__SSE2__)
-    return bits<Wide>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(bits<int64_t>(v)), _mm_setzero_si128()));
+inline Pack<uint32_t, 4> widen16(Pack<uint16_t, 4> v) {
+#if defined(__SSE2__)
+    return bits<Pack<uint32_t, 4>>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(bits<int64_t>(v)), _mm_setzero_si128()));
 #else
-    return Convert<uint32_t, WIDTH>::of(v);
+    return Convert<uint32_t, 4>::of(v);
 #endif
 }
 
-inline Pack<uint16_t, WIDTH> narrow16(Pack<uint32_t, WIDTH> v) {
-    using Narrow = Pack<uint16_t, WIDTH>;
-#if defined(__AVX512BW__)
-    return bits<Narrow>(_mm512_cvtepi32_epi16(bits<__m512i>(v)));
-#elif defined(__AVX2__)
-    const __m256i w = bits<__m256i>(v);
-    return bits<Narrow>(_mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
-#elif defined(__SSE2__)
+inline Pack<uint16_t, 4> narrow16(Pack<uint32_t, 4> v) {
+#if defined(__SSE2__)
     // Saturation is signed here, so the sign is made to fit first.
     const __m128i w = _mm_srai_epi32(_mm_slli_epi32(bits<__m128i>(v), 16), 16);
-    return bits<Narrow>(_mm_cvtsi128_si64(_mm_packs_epi32(w, w)));
+    return bits<Pack<uint16_t, 4>>(_mm_cvtsi128_si64(_mm_packs_epi32(w, w)));
 #else
-    return Convert<uint16_t, WIDTH>::of(v);
+    return Convert<uint16_t, 4>::of(v);
 #endif
 }
+
+#if defined(__AVX512BW__)
+inline Pack<uint32_t, 16> widen16(Pack<uint16_t, 16> v) {
+    return bits<Pack<uint32_t, 16>>(_mm512_cvtepu16_epi32(bits<__m256i>(v)));
+}
+
+inline Pack<uint16_t, 16> narrow16(Pack<uint32_t, 16> v) {
+    return bits<Pack<uint16_t, 16>>(_mm512_cvtepi32_epi16(bits<__m512i>(v)));
+}
+#elif defined(__AVX2__)
+inline Pack<uint32_t, 8> widen16(Pack<uint16_t, 8> v) {
+    return bits<Pack<uint32_t, 8>>(_mm256_cvtepu16_epi32(bits<__m128i>(v)));
+}
+
+inline Pack<uint16_t, 8> narrow16(Pack<uint32_t, 8> v) {
+    const __m256i w = bits<__m256i>(v);
+    return bits<Pack<uint16_t, 8>>(_mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+#endif
 #endif
 
 // Numbers at even places, at odd places, and back: what stands side by side as pairs.
@@ -184,8 +192,15 @@ ROPE_DEALT(16, ROPE_LIST(0, 1, 4, 5, 8, 9, 12, 13), ROPE_LIST(2, 3, 6, 7, 10, 11
 #endif
 
 // Which numbers have a bit of `mask`, and the numbers of one pack there and of another elsewhere.
-inline bool any_bit(uint32_t number, uint32_t mask) { return (number & mask) != 0; }
-inline float chosen(bool which, float there, float elsewhere) { return which ? there : elsewhere; }
+template <class Word>
+inline auto any_bit(Word v, uint32_t mask) {
+    return (v & mask) != 0;
+}
+
+template <class Which, class Real>
+inline Real chosen(Which which, Real there, Real elsewhere) {
+    return which ? there : elsewhere;
+}
 
 #if defined(__GNUC__) && defined(__AVX512BW__)
 inline __mmask16 any_bit(Pack<uint32_t, 16> v, uint32_t mask) {
@@ -194,13 +209,6 @@ inline __mmask16 any_bit(Pack<uint32_t, 16> v, uint32_t mask) {
 
 inline Pack<float, 16> chosen(__mmask16 which, Pack<float, 16> there, Pack<float, 16> elsewhere) {
     return bits<Pack<float, 16>>(_mm512_mask_blend_ps(which, bits<__m512>(elsewhere), bits<__m512>(there)));
-}
-#elif defined(__GNUC__)
-inline auto any_bit(Pack<uint32_t, WIDTH> v, uint32_t mask) { return (v & mask) != 0; }
-
-template <class Which>
-inline Pack<float, WIDTH> chosen(Which which, Pack<float, WIDTH> there, Pack<float, WIDTH> elsewhere) {
-    return which ? there : elsewhere;
 }
 #endif
 
@@ -240,12 +248,14 @@ inline void written() {
 inline double to_double(uint64_t number) { return static_cast<double>(static_cast<int64_t>(number)); }
 
 #if defined(__GNUC__)
-inline Pack<double, WIDTH / 2> to_double(Pack<uint64_t, WIDTH / 2> number) {
+template <class Long>
+inline auto to_double(Long number) {
+    constexpr int W = sizeof(Long) / 8;
 #if defined(__AVX512DQ__) || defined(__aarch64__)
-    return Convert<double, WIDTH / 2>::of(bits<Pack<int64_t, WIDTH / 2>>(number));
+    return Convert<double, W>::of(bits<Pack<int64_t, W>>(number));
 #else
     // Halves in the fraction of 2^84 and of 2^52: each is exact, and their sum rounds once.
-    using Real = Pack<double, WIDTH / 2>;
+    using Real = Pack<double, W>;
     const Real upper = bits<Real>(((number >> 32) ^ 0x80000000u) | 0x4530000000000000u);
     const Real lower = bits<Real>((number & 0xFFFFFFFFu) | 0x4330000000000000u);
     return (upper - (0x1p84 + 0x1p63 + 0x1p52)) + lower;
