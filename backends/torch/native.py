@@ -298,7 +298,8 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
     else:
         spec = _native.spec_of_tables(how)
     for double, pairs in _core.by_precision(xs, ys):
-        where, _memory = _positions(given[0]) if isinstance(how, Plan) else _tables(*given, double)
+        # What is second is memory that must stay until the kernel has read it.
+        where, _memory = _tables(given[0], given[1], double) if len(given) == 2 else _positions(given[0])
         arrays = tuple(_described(x, y) for x, y in pairs)
         done = _native.kernel.run(spec, arrays, where, seq_axis, torch.get_num_threads, outs is None)
         assert done, "shapes were checked before"
