@@ -346,10 +346,6 @@ class _Turn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         ctx.save_for_backward(*given[:count])
         ctx.how, ctx.back, ctx.seq_axis, ctx.spaced = how, back, seq_axis, None if count else given
         ctx.set_materialize_grads(False)
-        if len(xs) == 1 and not back and isinstance(how, Plan):  # the usual call, without sorting it first
-            y = torch.empty_like(xs[0])
-            assert _quick_run(xs[0], y, _native.spec_of(how), _positions(given[0])[0], seq_axis, True)
-            return (y,)
         ys = _run(xs, None, how, given, seq_axis, back)
         ctx.mark_non_differentiable(*(y for x, y in zip(xs, ys, strict=True) if not x.requires_grad))
         return ys
