@@ -44,8 +44,15 @@ def compute(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, ki
     if len(xs) == 1:
         cos, sin = make_tables(whole, fraction, plan, is_double(xs[0]), kit)
         return (turn_one(xs[0], cos, sin, plan.layout, seq_axis, kit),)
-    made = {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
+    made = tables_by_precision(xs, whole, fraction, plan, kit)
     return tuple(turn_one(x, *made[is_double(x)], plan.layout, seq_axis, kit) for x in xs)
+
+
+def tables_by_precision(
+    xs: Arrays, whole: Any, fraction: Any, plan: Plan, kit: Kit
+) -> dict[bool, tuple[Any, Any]]:
+    """Make cos and sin for each precision of xs; the key tells whether it is float64."""
+    return {double: make_tables(whole, fraction, plan, double, kit) for double in {*map(is_double, xs)}}
 
 
 def by_precision(xs: Arrays, ys: Arrays) -> Iterator[tuple[bool, list[tuple[Any, Any]]]]:

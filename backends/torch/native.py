@@ -167,8 +167,13 @@ def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
         done = _native.kernel.run_tensor(spec, x, y, pos, seq_axis, torch.get_num_threads, out is None)
     else:
         done = _quick_run(x, y, spec, _quick_positions(pos, plan), seq_axis, out is None)
+    return _finished(y, done, out)
+
+
+def _finished(y: Any, done: bool, out: Any) -> Any:
+    """Return what a short way has written; NotImplemented where the kernel has declined."""
     if done and out is not None:
-        torch.autograd.graph.increment_version(out)
+        torch.autograd.graph.increment_version(out)  # as operations in place do, for what was saved of it
     return y if done else NotImplemented
 
 
@@ -210,9 +215,7 @@ def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out:
         return NotImplemented
     y, spec = torch.empty_like(x) if out is None else out, _native.spec_of_tables(layout)
     done = _quick_run(x, y, spec, _as_tables(cos, sin), seq_axis, out is None)
-    if done and out is not None:
-        torch.autograd.graph.increment_version(out)
-    return y if done else NotImplemented
+    return _finished(y, done, out)
 
 
 def _is_table(table: Any, dtype: Any) -> bool:
@@ -255,19 +258,13 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     whole, fraction = _core.positions(xs, settled(pos, xs[0]), plan, seq_axis, LIBRARY)
     if plan.exact and fraction is None and not whole.dtype.is_floating_point:
         return _turn(xs, outs, plan, (whole.to(torch.int64),), int(seq_axis))
-    made = _made(whole, fraction, plan, xs)
+    with no_autocast(xs[0]):
+        made = _core.tables_by_precision(xs, whole, fraction, plan, LIBRARY.kit(xs[0]))
     ys = []
     for i, x in enumerate(xs):
         into = None if outs is None else (outs[i],)
         ys += _turn((x,), into, plan.layout, made[_core.is_double(x)], int(seq_axis))
     return tuple(ys)
-
-
-def _made(whole: Any, fraction: Any, plan: Plan, xs: Any) -> dict[bool, Any]:
-    """Make the tables of each precision that xs have."""
-    kit = LIBRARY.kit(xs[0])
-    with no_autocast(xs[0]):
-        return {d: _core.make_tables(whole, fraction, plan, d, kit) for d in {*map(_core.is_double, xs)}}
 
 
 def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
@@ -390,7 +387,7 @@ def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int
     if not isinstance(how, Plan):
         return _core.turn_all(grads, given[0], -given[1], layout, seq_axis, kit)
     pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]
-    tables = {d: _core.make_tables(pos, None, how, d, kit) for d in {*map(_core.is_double, grads)}}
+    tables = _core.tables_by_precision(grads, pos, None, how, kit)
     sign, layout = (1, how.layout) if back else (-1, layout)
     return tuple(
         _core.turn_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, kit)
