@@ -13,12 +13,11 @@ namespace {
 
 // Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
 // Many, where all of an axis of heads is gone through for them: each jump to another run of rows costs time.
-constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 20;
+constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
 constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
 constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
 constexpr int64_t LARGE_BYTES = 1 << 20;   // of x, which the caches hold no more
 constexpr int64_t STREAM_BYTES = 1 << 24;  // of x, from which on results do not go through the caches
-constexpr int64_t AHEAD = GROUP_BYTES;     // from a row to one that is fetched meanwhile: of the next group
 constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
@@ -78,7 +77,7 @@ class Call {
         streamed_ = !fresh && bytes >= STREAM_BYTES;
         large_ = bytes >= LARGE_BYTES;
         cut(bytes, threads);
-        const int64_t scratch = (positions_bytes() + tables_bytes() + heads_bytes() + 63) / 64 * 64;
+        const int64_t scratch = positions_bytes() + tables_bytes() + heads_bytes() + pending_bytes();
         const int workers = static_cast<int>(std::min<int64_t>(threads, units_));
         scratch_step_ = scratch;
         if (workers == 1 && scratch <= STACK) {
@@ -156,10 +155,12 @@ class Call {
     int64_t tables_bytes() const {
         return given_.kind == TABLES || fused_ ? 0 : (2 * block_ * plan_.layout.lanes * real_ + 63) / 64 * 64;
     }
-    int64_t heads_bytes() const {
+    int64_t heads_bytes() const {  // of staged rows: one that is read, one that is written
         const bool any = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.staged; });
-        return any || streamed_ ? GROUP_BYTES + 3 * 8 * plan_.layout.head_dim : 0;
+        return any ? (2 * 8 * plan_.layout.head_dim + 63) / 64 * 64 : 0;
     }
+    int64_t group_bytes() const { return (std::max(GROUP_BYTES, 8 * plan_.layout.head_dim) + 63) / 64 * 64; }
+    int64_t pending_bytes() const { return streamed_ ? 2 * (LINE + group_bytes()) : 0; }
 
     // Not where features or rows stand apart, or x is written over: its lines are in the caches already.
     bool is_streamed(const Item& item, const Axis* axes, int n) const {
@@ -179,9 +180,15 @@ class Call {
         const int64_t count = std::min(block_, length_ - block * block_);
         Rows rows = {};
         rows.scratch = scratch + positions_bytes() + tables_bytes();
+        Pending pending = {};
+        if (streamed_) {
+            char* const stage = rows.scratch + heads_bytes() + LINE;
+            pending = {stage, stage + group_bytes() + LINE, stage, stage, 0};
+        }
+        rows.pending = &pending;
         angles(rows, index, count, scratch);
         for (const Item& item : items_) turn(item, rows, index, count, part);
-        if (streamed_) level_.written();
+        if (streamed_) level_.finish(pending);
     }
 
     // Makes the tables of some positions, or finds them.
@@ -271,10 +278,17 @@ class Call {
         rows.y_row = inner.y;
         rows.cos_row = inner.cos;
         rows.sin_row = inner.sin;
-        const int64_t bytes = SIZE[item.array->type] * plan_.layout.head_dim;
-        rows.ahead = large_ ? std::max<int64_t>(1, AHEAD / bytes) * inner.x : 0;
+        // What comes after the last of them: the first of the next positions.
+        const char* const after = axes_ ? rows.x + count * item.x_along[axes_ - 1] : rows.x;
         const auto rotate_rows = level_.rotate[item.array->type];
-        walk(axes + 1, n - 1, rows, [&](const Rows& here) { rotate_rows(plan_.layout, here); });
+        Rows before = {};
+        walk(axes + 1, n - 1, rows, [&](const Rows& here) {
+            before.next = large_ ? here.x : nullptr;
+            if (before.x) rotate_rows(plan_.layout, before);
+            before = here;
+        });
+        before.next = large_ ? after : nullptr;
+        rotate_rows(plan_.layout, before);
     }
 
     static Rows moved(Rows rows, const Axis& axis, int64_t steps) {

@@ -36,12 +36,21 @@ struct Words {
 };
 
 constexpr int64_t GROUP_BYTES = 8192;  // of rows that are done at a time, and stay in the first cache
+constexpr int64_t LINE = 64;           // of the caches
 
 // Positions side by side, each of them as many numbers as it has coordinates.
 struct Positions {
     const int64_t* first;
     int64_t count;
     int64_t coordinates;
+};
+
+// Results in scratch that are on their way past the caches.
+struct Pending {
+    char *stage, *other;  // where the next rows are written, and those after them: a group and a line before it each
+    const char* from;     // what goes next
+    char* to;
+    int64_t left;  // bytes
 };
 
 // Equally spaced rows, each one head. All distances are in bytes.
@@ -57,8 +66,9 @@ struct Rows {
     int64_t cos_row;
     const char* sin;
     int64_t sin_row;
-    int64_t ahead;  // from a row of x to the one that is fetched meanwhile; 0 for none
-    char* scratch;  // GROUP_BYTES bytes and three heads, aligned for any type
+    const char* next;  // rows of x that come after these, and are fetched meanwhile; null where they are near anyway
+    char* scratch;  // two heads, aligned for any type
+    Pending* pending;
     const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read; not staged then
     Positions positions;
     bool streamed;  // past the caches, as y is large: its rows and features are side by side, and it is not x
@@ -70,7 +80,7 @@ struct Level {
     // Cos and sin of every lane at each of some positions: `lanes` numbers for each.
     void (*angles32)(const Words&, const Positions&, float* cos, float* sin);
     void (*angles64)(const Words&, const Positions&, double* cos, double* sin);
-    void (*written)();  // after it, what was streamed is there for other threads
+    void (*finish)(Pending&);  // after it, what was streamed is there, for other threads too
     void (*rotate[TYPES])(const Layout&, const Rows&);
 };
 

@@ -37,12 +37,11 @@ ROPE_INLINE void each(const F& f) {
 template <int W>
 constexpr int AT_ONCE = W == 16 ? 4 : W > 1 ? 2 : 1;
 
-// Calls step(K, r), K a constant, for the r-th of `count` positions and those after it that are done with it.
-template <int W, class Step>
-ROPE_INLINE void for_positions(int64_t count, const Step& step) {
-    int64_t r = 0;
-    for (; r + AT_ONCE<W> <= count; r += AT_ONCE<W>) step(std::integral_constant<int, AT_ONCE<W>>{}, r);
-    for (; r < count; ++r) step(std::integral_constant<int, 1>{}, r);
+// Calls step(K), a constant, for `some` rows at a time while that many are left, then for one at a time.
+template <int some, class Step>
+ROPE_INLINE void for_rows(int64_t count, const Step& step) {
+    for (; count >= some; count -= some) step(std::integral_constant<int, some>{});
+    for (; count > 0; --count) step(std::integral_constant<int, 1>{});
 }
 
 // ---- positions to cos and sin ----
@@ -219,13 +218,16 @@ struct TablesOf {
     void at(int64_t i) const {
         const int64_t lanes = words.lanes;
         Angles<W> angles(words, positions, i);
-        for_positions<W>(positions.count, [&](auto some, int64_t r) ROPE_ALWAYS {
+        float *to_cos = cos + i, *to_sin = sin + i;
+        for_rows<AT_ONCE<W>>(positions.count, [&](auto some) ROPE_ALWAYS {
             constexpr int K = some;
             Pack<float, W> c[K], s[K];
             angles.template next<K>(c, s);
             each<K>([&](auto k) ROPE_ALWAYS {
-                store(cos + (r + k) * lanes + i, c[k]);
-                store(sin + (r + k) * lanes + i, s[k]);
+                store(to_cos, c[k]);
+                store(to_sin, s[k]);
+                to_cos += lanes;
+                to_sin += lanes;
             });
         });
     }
@@ -495,34 +497,6 @@ inline void copy_rest(const Layout& at, const Stored* x, Stored* y) {
 
 inline int64_t pairs_of_block(const Layout& at) { return at.blocks == 1 ? at.lanes : at.lanes / at.blocks; }
 
-// The pairs of one block by tables, n of them.
-template <class T, bool reads_half, bool writes_half>
-struct TurnBlock {
-    const typename T::Stored* x;
-    typename T::Stored* y;
-    const typename T::Real* cos;
-    const typename T::Real* sin;
-    int64_t n;
-
-    template <int W>
-    void at(int64_t i) const {
-        using Real = Pack<typename T::Real, W>;
-        turn_pairs<T, reads_half, writes_half, W>(x, y, n, i, load<Real>(cos + i), load<Real>(sin + i));
-    }
-};
-
-// One head by tables, its features side by side.
-template <class T, bool reads_half, bool writes_half>
-inline void turn_head(const Layout& at, const typename T::Stored* x, typename T::Stored* y,
-                      const typename T::Real* cos, const typename T::Real* sin) {
-    copy_rest(at, x, y);
-    const int64_t n = pairs_of_block(at);
-    for (int64_t i = 0; i < at.lanes; i += n) {
-        const int64_t from = at.start + 2 * i;
-        for_each<T::W>(n, TurnBlock<T, reads_half, writes_half>{x + from, y + from, cos + i, sin + i, n});
-    }
-}
-
 // Features that stand apart, or not where their type may stand, to and from a head of scratch.
 template <class Stored>
 inline void gather(const char* x, int64_t step, Stored* head, int64_t n) {
@@ -543,121 +517,240 @@ inline void fetch(const char* x) {
 #endif
 }
 
-// Calls turn(r, count, y, y_row, y_feature) for a few rows at a time. Rows that are streamed are written into scratch,
-// and from there in whole lines.
+// ---- results past the caches: a few lines at a time, while the next ones are made, as memory takes no more at once ----
+
+ROPE_INLINE void pass(Pending& pending, int64_t bytes) {
+    pending.from += bytes;
+    pending.to += bytes;
+    pending.left -= bytes;
+}
+
+template <int64_t lines>
+ROPE_INLINE void pass_lines(Pending& pending) {
+    if (pending.left < lines * LINE) return;
+    for (int64_t i = 0; i < lines; ++i) stream_line(pending.from + i * LINE, pending.to + i * LINE);
+    pass(pending, lines * LINE);
+}
+
+inline void pass_part(Pending& pending, int64_t bytes) {
+    std::memcpy(pending.to, pending.from, static_cast<size_t>(bytes));
+    pass(pending, bytes);
+}
+
+inline void pass_all_lines(Pending& pending) {
+    while (pending.left >= LINE) pass_lines<1>(pending);
+}
+
+// Bytes have been written to the stage, and belong at y.
+inline void add(Pending& pending, char* y, int64_t bytes) {
+    pass_all_lines(pending);
+    if (y != pending.to + pending.left) {
+        pass_part(pending, pending.left);
+        pending.to = y;
+    }
+    // The part of a line that is left goes before them, where there is room for it.
+    char* const from = pending.stage - pending.left;
+    std::memcpy(from, pending.from, static_cast<size_t>(pending.left));
+    pending.from = from;
+    pending.left += bytes;
+    std::swap(pending.stage, pending.other);
+    const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(pending.to) % LINE);
+    if (before) pass_part(pending, before < pending.left ? before : pending.left);
+}
+
+// After it, other threads see all that was added.
+void finish(Pending& pending) {
+    pass_all_lines(pending);
+    pass_part(pending, pending.left);
+    fence();
+}
+
+// Where some rows stand.
+struct Place {
+    const char* x;
+    char* y;
+    int64_t x_row, y_row, y_feature;
+    int64_t first, count;  // which ones they are
+    int64_t ahead;         // from a row of x to the one that is fetched meanwhile; 0 for none
+    Pending* pending;      // what goes on its way meanwhile
+};
+
+// Calls turn(place) for a few rows at a time. Rows that are streamed are written into scratch.
 template <class Turn>
 inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Turn& turn) {
     const int64_t group = bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;
-    char* const stage = rows.scratch + 2 * bytes;
+    Pending& pending = *rows.pending;
     for (int64_t r = 0; r < rows.count; r += group) {
         const int64_t count = rows.count - r < group ? rows.count - r : group;
+        const char* const x = rows.x + r * rows.x_row;
         char* const y = rows.y + r * rows.y_row;
+        const char* const next = r + count < rows.count ? x + count * rows.x_row : rows.next;
+        const int64_t ahead = rows.next ? next - x : 0;
         if (rows.streamed) {
-            turn(r, count, stage, bytes, size);
-            stream(stage, y, count * bytes);
+            turn(Place{x, pending.stage, rows.x_row, bytes, size, r, count, ahead, &pending});
+            add(pending, y, count * bytes);
         } else {
-            turn(r, count, y, rows.y_row, rows.y_feature);
+            turn(Place{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, ahead, &pending});
         }
     }
 }
 
-template <class T, bool reads_half, bool writes_half>
-inline void turn_row(const Layout& at, const Rows& rows, int64_t r, char* y, int64_t y_feature) {
-    using Stored = typename T::Stored;
-    using Real = typename T::Real;
-    const char* const x = rows.x + r * rows.x_row;
-    const Real* const cos = reinterpret_cast<const Real*>(rows.cos + r * rows.cos_row);
-    const Real* const sin = reinterpret_cast<const Real*>(rows.sin + r * rows.sin_row);
-    if (rows.ahead)
-        for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += 64) fetch(x + rows.ahead + i);
-    if (rows.staged) {
-        Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
-        Stored* const out = in + at.head_dim;
-        gather(x, rows.x_feature, in, at.head_dim);
-        turn_head<T, reads_half, writes_half>(at, in, out, cos, sin);
-        scatter(out, y, y_feature, at.head_dim);
-    } else {
-        turn_head<T, reads_half, writes_half>(at, reinterpret_cast<const Stored*>(x), reinterpret_cast<Stored*>(y),
-                                              cos, sin);
+// Cos and sin of some lanes from tables, row after row.
+template <class Number, int W>
+class Tables {
+    using Real = Pack<Number, W>;
+
+  public:
+    Tables(const char* cos, const char* sin, int64_t cos_row, int64_t sin_row)
+        : cos_(cos), sin_(sin), cos_row_(cos_row), sin_row_(sin_row) {}
+
+    template <int K>
+    ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
+        each<K>([&](auto k) ROPE_ALWAYS {
+            cos[k] = load<Real>(cos_);
+            sin[k] = load<Real>(sin_);
+            cos_ += cos_row_;
+            sin_ += sin_row_;
+        });
     }
-}
 
-template <class T, bool reads_half, bool writes_half>
-inline void turn_by_tables(const Layout& layout, const Rows& given) {
-    constexpr int64_t size = sizeof(typename T::Stored);
-    const Layout at = layout;
-    const Rows rows = given;
-    auto turn = [&](int64_t r, int64_t count, char* y, int64_t y_row, int64_t y_feature) {
-        for (int64_t k = 0; k < count; ++k)
-            turn_row<T, reads_half, writes_half>(at, rows, r + k, y + k * y_row, y_feature);
-    };
-    turn_groups(rows, at.head_dim * size, size, turn);
-}
+  private:
+    const char *cos_, *sin_;
+    const int64_t cos_row_, sin_row_;
+};
 
-// The pairs of one block, n in each row, in rows whose positions go on in equal steps: cos and sin are made on the
-// way, and what is of the lanes stays in registers.
-template <class T, bool reads_half, bool writes_half>
-struct TurnStretch {
-    const Rows& rows;
+// Tables of rows: those of one, and where the next ones are.
+template <class Number>
+struct TablesFrom {
+    const char *cos, *sin;
+    int64_t cos_row, sin_row;
+
+    TablesFrom from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
+
+    template <int W>
+    Tables<Number, W> of(int64_t lane) const {
+        const int64_t bytes = lane * static_cast<int64_t>(sizeof(Number));
+        return {cos + bytes, sin + bytes, cos_row, sin_row};
+    }
+    template <int W>
+    static constexpr int SOME = W > 1 ? 2 : 1;
+};
+
+struct AnglesFrom {
+    const Words& words;
     const Positions& positions;
+
+    template <int W>
+    Angles<W> of(int64_t lane) const {
+        return {words, positions, lane};
+    }
+    template <int W>
+    static constexpr int SOME = AT_ONCE<W>;
+};
+
+// The pairs of one block, n in each row: for some lanes all rows are done in turn, so that what is of the lanes stays
+// in registers.
+template <class T, bool reads_half, bool writes_half, class Source>
+struct TurnBlock {
+    const Source& source;
+    const Place& place;
     const char* x;
     char* y;
-    int64_t y_row;
     int64_t lane;
     int64_t n;
 
     template <int W>
     void at(int64_t i) const {
         using Stored = typename T::Stored;
+        using Real = Pack<typename T::Real, W>;
         constexpr int64_t size = sizeof(Stored);
-        const int64_t x_step = rows.x_row, y_step = y_row, ahead = rows.ahead;
+        const int64_t x_step = place.x_row, y_step = place.y_row;
         const int64_t first = size * (reads_half ? i : 2 * i), second = size * (reads_half ? n + i : 2 * i + W);
+        // What these lanes read of a row, but each line once.
+        const bool fetches = place.ahead && first % LINE == 0;
+        const int64_t fetched_first = place.ahead + first, fetched_second = place.ahead + second;
         const char* from = x;
         char* to = y;
-        Angles<W> angles(*rows.words, positions, lane + i);
-        for_positions<W>(positions.count, [&](auto some, int64_t) ROPE_ALWAYS {
+        auto angles = source.template of<W>(lane + i);
+        Pending pending = *place.pending;  // in registers
+        for_rows<Source::template SOME<W>>(place.count, [&](auto some) ROPE_ALWAYS {
             constexpr int K = some;
-            Pack<float, W> cos[K], sin[K];
+            Real cos[K], sin[K];
             angles.template next<K>(cos, sin);
             each<K>([&](auto k) ROPE_ALWAYS {
-                if (ahead) {  // what these lanes read of the row
-                    fetch(from + ahead + first);
-                    fetch(from + ahead + second);
+                if (fetches) {
+                    fetch(from + fetched_first);
+                    if constexpr (reads_half || 2 * W * size > LINE) fetch(from + fetched_second);
                 }
                 turn_pairs<T, reads_half, writes_half, W>(reinterpret_cast<const Stored*>(from),
                                                           reinterpret_cast<Stored*>(to), n, i, cos[k], sin[k]);
                 from += x_step;
                 to += y_step;
             });
+            pass_lines<K * 2 * W * size / LINE>(pending);
         });
+        *place.pending = pending;
     }
 };
 
-template <class T, bool reads_half, bool writes_half>
-inline void turn_stretch(const Layout& at, const Rows& rows, const Positions& positions, const char* x, char* y,
-                         int64_t y_row) {
+template <class T, bool reads_half, bool writes_half, class Source>
+inline void turn_rows(const Layout& at, const Place& place, const Source& source) {
     using Stored = typename T::Stored;
-    for (int64_t r = 0; r < positions.count; ++r)
-        copy_rest(at, reinterpret_cast<const Stored*>(x + r * rows.x_row), reinterpret_cast<Stored*>(y + r * y_row));
+    if (2 * at.lanes != at.head_dim && place.x != place.y)
+        for (int64_t r = 0; r < place.count; ++r)
+            copy_rest(at, reinterpret_cast<const Stored*>(place.x + r * place.x_row),
+                      reinterpret_cast<Stored*>(place.y + r * place.y_row));
     const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
         const int64_t from = (at.start + 2 * i) * static_cast<int64_t>(sizeof(Stored));
-        for_each<T::W>(n, TurnStretch<T, reads_half, writes_half>{rows, positions, x + from, y + from, y_row, i, n});
+        for_each<T::W>(n, TurnBlock<T, reads_half, writes_half, Source>{source, place, place.x + from, place.y + from,
+                                                                        i, n});
     }
+}
+
+// One head at a time, through scratch.
+template <class T, bool reads_half, bool writes_half, class Source>
+inline void turn_staged(const Layout& at, const Rows& rows, const Place& place, const Source& source) {
+    using Stored = typename T::Stored;
+    Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
+    Stored* const out = in + at.head_dim;
+    const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, place.pending};
+    for (int64_t k = 0; k < place.count; ++k) {
+        const char* const x = place.x + k * place.x_row;
+        if (place.ahead)
+            for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += 64) fetch(x + place.ahead + i);
+        gather(x, rows.x_feature, in, at.head_dim);
+        turn_rows<T, reads_half, writes_half>(at, head, source.from(k));
+        scatter(out, place.y + k * place.y_row, place.y_feature, at.head_dim);
+    }
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void turn_by_tables(const Layout& at, const Rows& rows) {
+    constexpr int64_t size = sizeof(typename T::Stored);
+    const TablesFrom<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
+    turn_groups(rows, at.head_dim * size, size, [&](const Place& place) {
+        const auto here = tables.from(place.first);
+        if (rows.staged)
+            turn_staged<T, reads_half, writes_half>(at, rows, place, here);
+        else
+            turn_rows<T, reads_half, writes_half>(at, place, here);
+    });
 }
 
 template <class T, bool reads_half, bool writes_half>
 inline void turn_by_positions(const Layout& at, const Rows& rows) {
     constexpr int64_t size = sizeof(typename T::Stored);
-    auto turn = [&](int64_t r, int64_t count, char* y, int64_t y_row, int64_t) {
-        for (const int64_t end = r + count; r < end;) {
-            const Positions here = stretch(rows.positions, r, end - r);
-            turn_stretch<T, reads_half, writes_half>(at, rows, here, rows.x + r * rows.x_row, y, y_row);
-            y += here.count * y_row;
-            r += here.count;
+    turn_groups(rows, at.head_dim * size, size, [&](const Place& place) {
+        Place some = place;
+        for (const int64_t end = place.first + place.count; some.first < end; some.first += some.count) {
+            const Positions here = stretch(rows.positions, some.first, end - some.first);
+            some.count = here.count;
+            turn_rows<T, reads_half, writes_half>(at, some, AnglesFrom{*rows.words, here});
+            some.x += here.count * some.x_row;
+            some.y += here.count * some.y_row;
         }
-    };
-    turn_groups(rows, at.head_dim * size, size, turn);
+    });
 }
 
 template <class T, bool reads_half, bool writes_half>
@@ -685,7 +778,7 @@ const Level ROPE_LEVEL(ROPE_NAME) = {
     ROPE_LABEL,
     angles32,
     angles64,
-    written,
+    finish,
     {rotate<AsIs<float>>, rotate<AsIs<double>>, rotate<Sixteen<Float16Bits>>, rotate<BFloat16>}};
 
 }  // namespace rope

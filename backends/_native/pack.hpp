@@ -212,33 +212,19 @@ inline Pack<float, 16> chosen(__mmask16 which, Pack<float, 16> there, Pack<float
 }
 #endif
 
-// Writes memory past the caches, whole lines of it where the processor can: so lines that are written are not read
-// before. Other threads see it after `written`.
-inline void stream(const char* from, char* to, int64_t bytes) {
-#if defined(__SSE2__) && defined(__GNUC__)
-    constexpr int64_t LINE = 64;
-    const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) % LINE);
-    if (bytes < before + LINE) {
-        std::memcpy(to, from, static_cast<size_t>(bytes));
-        return;
-    }
-    std::memcpy(to, from, static_cast<size_t>(before));
-    int64_t i = before;
-    for (; i + LINE <= bytes; i += LINE) {
-#if defined(__AVX512BW__)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), load<__m512i>(from + i));
+// Writes a line of the caches past them, so that it is not read before. Other threads see it after `fence`.
+inline void stream_line(const char* from, char* to) {
+#if defined(__GNUC__) && defined(__AVX512BW__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load<__m512i>(from));
+#elif defined(__GNUC__) && defined(__SSE2__)
+    for (int64_t k = 0; k < LINE; k += 16)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + k), load<__m128i>(from + k));
 #else
-        for (int64_t k = 0; k < LINE; k += 16)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k), load<__m128i>(from + i + k));
-#endif
-    }
-    std::memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
-#else
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    std::memcpy(to, from, LINE);
 #endif
 }
 
-inline void written() {
+inline void fence() {
 #if defined(__SSE2__) && defined(__GNUC__)
     _mm_sfence();
 #endif
