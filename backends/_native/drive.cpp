@@ -12,12 +12,12 @@ namespace rope {
 namespace {
 
 // Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
-// Many, where all of an axis of heads is gone through for them: each jump to another run of rows costs time.
+// More, where they are used for a run of rows after another.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
 constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
 constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
-constexpr int64_t LARGE_BYTES = 1 << 20;   // of x, which the caches hold no more
-constexpr int64_t STREAM_BYTES = 1 << 24;  // of x, from which on results do not go through the caches
+constexpr int64_t LARGE_BYTES = 1 << 19;   // of x, from which on x and y together are not in the nearer caches
+constexpr int64_t STREAM_BYTES = 1 << 23;  // of x, from which on results do not go through the caches
 constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
@@ -30,7 +30,7 @@ struct Axis {
 // which all rows have the same position.
 struct Item {
     const Array* array;
-    int64_t x_along[AXES], y_along[AXES];
+    int64_t x_along[AXES] = {}, y_along[AXES] = {};
     Axis free[AXES];
     int count = 0;
     int64_t rows = 1;  // along the free axes
@@ -272,23 +272,34 @@ class Call {
         rows.y_feature = item.array->y_feature;
         rows.staged = item.staged;
         rows.streamed = is_streamed(item, axes, n);
-        const Axis inner = n ? axes[0] : Axis{1, 0, 0, 0, 0};
+        const Axis one = {1, 0, 0, 0, 0}, inner = n ? axes[0] : one;
+        // Runs of rows that have the same tables: each few of these are used for all runs while they are near.
+        const bool has_runs = n > 1 && !axes[1].cos && !axes[1].sin;
+        const Axis outer = has_runs ? axes[1] : one;
         rows.count = inner.n;
+        rows.runs = outer.n;
         rows.x_row = inner.x;
+        rows.x_run = outer.x;
         rows.y_row = inner.y;
+        rows.y_run = outer.y;
         rows.cos_row = inner.cos;
         rows.sin_row = inner.sin;
-        // What comes after the last of them: the first of the next positions.
-        const char* const after = axes_ ? rows.x + count * item.x_along[axes_ - 1] : rows.x;
         const auto rotate_rows = level_.rotate[item.array->type];
+        // Rows wait until it is known what comes after them; after the last, it is what has the next positions.
         Rows before = {};
-        walk(axes + 1, n - 1, rows, [&](const Rows& here) {
-            before.next = large_ ? here.x : nullptr;
+        auto go_on = [&](const char* x, const char* y) {
+            before.next_x = large_ ? x : nullptr;
+            before.next_y = large_ && x != y ? y : nullptr;
             if (before.x) rotate_rows(plan_.layout, before);
+        };
+        const int done = has_runs ? 2 : 1;
+        walk(axes + done, n - done, rows, [&](const Rows& here) {
+            go_on(here.x, here.y);
             before = here;
         });
-        before.next = large_ ? after : nullptr;
-        rotate_rows(plan_.layout, before);
+        const int64_t steps = axes_ ? count : 0;
+        const int k = axes_ ? axes_ - 1 : 0;
+        go_on(rows.x + steps * item.x_along[k], rows.y + steps * item.y_along[k]);
     }
 
     static Rows moved(Rows rows, const Axis& axis, int64_t steps) {

@@ -53,21 +53,20 @@ struct Pending {
     int64_t left;  // bytes
 };
 
-// Equally spaced rows, each one head. All distances are in bytes.
+// Equally spaced rows, each one head, and equally spaced runs of them, whose tables are the same. All distances are in
+// bytes.
 struct Rows {
-    int64_t count;
+    int64_t count, runs;
     const char* x;
-    int64_t x_row;
-    int64_t x_feature;
+    int64_t x_row, x_run, x_feature;
     char* y;
-    int64_t y_row;
-    int64_t y_feature;
+    int64_t y_row, y_run, y_feature;
     const char* cos;
     int64_t cos_row;
     const char* sin;
     int64_t sin_row;
-    const char* next;  // rows of x that come after these, and are fetched meanwhile; null where they are near anyway
-    char* scratch;  // two heads, aligned for any type
+    const char *next_x, *next_y;  // rows that come after these, and are fetched meanwhile; null where they are near
+    char* scratch;                // two heads, aligned for any type
     Pending* pending;
     const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read; not staged then
     Positions positions;

@@ -466,24 +466,24 @@ struct Float16Bits {
 
 // ---- x to y ----
 
-// Some pairs of one block, n of them, from the i-th on.
+// Some pairs, the first of them at x and y. In halves, the other numbers of the pairs are `apart` bytes on.
 template <class T, bool reads_half, bool writes_half, int W>
-inline void turn_pairs(const typename T::Stored* x, typename T::Stored* y, int64_t n, int64_t i,
-                       Pack<typename T::Real, W> cos, Pack<typename T::Real, W> sin) {
+ROPE_INLINE void turn_pairs(const char* x, char* y, int64_t apart, Pack<typename T::Real, W> cos,
+                            Pack<typename T::Real, W> sin) {
+    using Stored = typename T::Stored;
     using Real = Pack<typename T::Real, W>;
     Real a, b;
     if constexpr (reads_half) {
-        a = T::template read<W>(x + i);
-        b = T::template read<W>(x + n + i);
+        a = T::template read<W>(reinterpret_cast<const Stored*>(x));
+        b = T::template read<W>(reinterpret_cast<const Stored*>(x + apart));
     } else {
-        T::template read_pairs<W>(x + 2 * i, a, b);
+        T::template read_pairs<W>(reinterpret_cast<const Stored*>(x), a, b);
     }
     const Real first = a * cos - b * sin, second = b * cos + a * sin;
-    if constexpr (writes_half) {
-        T::template write_two<W>(y + i, y + n + i, first, second);
-    } else {
-        T::template write_pairs<W>(y + 2 * i, first, second);
-    }
+    if constexpr (writes_half)
+        T::template write_two<W>(reinterpret_cast<Stored*>(y), reinterpret_cast<Stored*>(y + apart), first, second);
+    else
+        T::template write_pairs<W>(reinterpret_cast<Stored*>(y), first, second);
 }
 
 // The features of a head that are not rotated.
@@ -508,12 +508,15 @@ inline void scatter(const Stored* head, char* y, int64_t step, int64_t n) {
     for (int64_t i = 0; i < n; ++i) std::memcpy(y + i * step, head + i, sizeof *head);
 }
 
-// Asks for a line that comes later: the processor does so itself only inside a page, and waits at each new one.
-inline void fetch(const char* x) {
+// Asks for what some lanes have in a row that comes later: the processor does so itself only inside a page, and waits
+// at each new one. A line that is written is read before, and is to be there too.
+template <bool half, bool one_line>
+ROPE_INLINE void fetch(const char* place, int64_t apart) {
 #if defined(__GNUC__)
-    __builtin_prefetch(x);
+    __builtin_prefetch(place);
+    if constexpr (half || !one_line) __builtin_prefetch(place + (half ? apart : LINE));
 #else
-    (void)x;
+    (void)place, (void)apart;
 #endif
 }
 
@@ -570,27 +573,33 @@ struct Place {
     const char* x;
     char* y;
     int64_t x_row, y_row, y_feature;
-    int64_t first, count;  // which ones they are
-    int64_t ahead;         // from a row of x to the one that is fetched meanwhile; 0 for none
-    Pending* pending;      // what goes on its way meanwhile
+    int64_t first, count;      // which ones they are
+    int64_t x_ahead, y_ahead;  // from a row of x, of y, to the one that is fetched meanwhile; 0 for none
+    Pending* pending;          // what goes on its way meanwhile
 };
 
-// Calls turn(place) for a few rows at a time. Rows that are streamed are written into scratch.
+// Calls turn(place) for a few rows at a time, and for the same of all runs in turn, as they have the same tables. Rows
+// that are streamed are written into scratch.
 template <class Turn>
 inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Turn& turn) {
     const int64_t group = bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;
     Pending& pending = *rows.pending;
     for (int64_t r = 0; r < rows.count; r += group) {
         const int64_t count = rows.count - r < group ? rows.count - r : group;
-        const char* const x = rows.x + r * rows.x_row;
-        char* const y = rows.y + r * rows.y_row;
-        const char* const next = r + count < rows.count ? x + count * rows.x_row : rows.next;
-        const int64_t ahead = rows.next ? next - x : 0;
-        if (rows.streamed) {
-            turn(Place{x, pending.stage, rows.x_row, bytes, size, r, count, ahead, &pending});
-            add(pending, y, count * bytes);
-        } else {
-            turn(Place{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, ahead, &pending});
+        const char* x = rows.x + r * rows.x_row;
+        char* y = rows.y + r * rows.y_row;
+        const bool last = r + count == rows.count;
+        const char* const next_x = last ? rows.next_x : x + count * rows.x_row;
+        const char* const next_y = last ? rows.next_y : y + count * rows.y_row;
+        for (int64_t run = 1; run <= rows.runs; ++run, x += rows.x_run, y += rows.y_run) {
+            const int64_t x_ahead = !rows.next_x ? 0 : run < rows.runs ? rows.x_run : next_x - x;
+            const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
+            if (rows.streamed) {
+                turn(Place{x, pending.stage, rows.x_row, bytes, size, r, count, x_ahead, 0, &pending});
+                add(pending, y, count * bytes);
+            } else {
+                turn(Place{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &pending});
+            }
         }
     }
 }
@@ -633,7 +642,7 @@ struct TablesFrom {
         return {cos + bytes, sin + bytes, cos_row, sin_row};
     }
     template <int W>
-    static constexpr int SOME = W > 1 ? 2 : 1;
+    static constexpr int SOME = W == 16 ? 1 : W == 8 ? 2 : W == 4 ? 4 : 1;
 };
 
 struct AnglesFrom {
@@ -664,13 +673,13 @@ struct TurnBlock {
         using Stored = typename T::Stored;
         using Real = Pack<typename T::Real, W>;
         constexpr int64_t size = sizeof(Stored);
-        const int64_t x_step = place.x_row, y_step = place.y_row;
-        const int64_t first = size * (reads_half ? i : 2 * i), second = size * (reads_half ? n + i : 2 * i + W);
-        // What these lanes read of a row, but each line once.
-        const bool fetches = place.ahead && first % LINE == 0;
-        const int64_t fetched_first = place.ahead + first, fetched_second = place.ahead + second;
-        const char* from = x;
-        char* to = y;
+        constexpr bool one_line = 2 * W * size <= LINE;
+        const int64_t x_step = place.x_row, y_step = place.y_row, apart = size * n;
+        const int64_t x_ahead = place.x_ahead, y_ahead = place.y_ahead;
+        const int64_t from_x = reads_half ? size * i : 2 * size * i, from_y = writes_half ? size * i : 2 * size * i;
+        const bool fetches_x = x_ahead && from_x % LINE == 0, fetches_y = y_ahead && from_y % LINE == 0;  // once a line
+        const char* from = x + from_x;
+        char* to = y + from_y;
         auto angles = source.template of<W>(lane + i);
         Pending pending = *place.pending;  // in registers
         for_rows<Source::template SOME<W>>(place.count, [&](auto some) ROPE_ALWAYS {
@@ -678,12 +687,9 @@ struct TurnBlock {
             Real cos[K], sin[K];
             angles.template next<K>(cos, sin);
             each<K>([&](auto k) ROPE_ALWAYS {
-                if (fetches) {
-                    fetch(from + fetched_first);
-                    if constexpr (reads_half || 2 * W * size > LINE) fetch(from + fetched_second);
-                }
-                turn_pairs<T, reads_half, writes_half, W>(reinterpret_cast<const Stored*>(from),
-                                                          reinterpret_cast<Stored*>(to), n, i, cos[k], sin[k]);
+                if (fetches_x) fetch<reads_half, one_line>(from + x_ahead, apart);
+                if (fetches_y) fetch<writes_half, one_line>(to + y_ahead, apart);
+                turn_pairs<T, reads_half, writes_half, W>(from, to, apart, cos[k], sin[k]);
                 from += x_step;
                 to += y_step;
             });
@@ -714,11 +720,12 @@ inline void turn_staged(const Layout& at, const Rows& rows, const Place& place, 
     using Stored = typename T::Stored;
     Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
     Stored* const out = in + at.head_dim;
-    const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, place.pending};
+    const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, 0, place.pending};
     for (int64_t k = 0; k < place.count; ++k) {
         const char* const x = place.x + k * place.x_row;
-        if (place.ahead)
-            for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += 64) fetch(x + place.ahead + i);
+        if (place.x_ahead)
+            for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += LINE)
+                fetch<false, true>(x + place.x_ahead + i, 0);
         gather(x, rows.x_feature, in, at.head_dim);
         turn_rows<T, reads_half, writes_half>(at, head, source.from(k));
         scatter(out, place.y + k * place.y_row, place.y_feature, at.head_dim);
