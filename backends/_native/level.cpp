@@ -508,13 +508,16 @@ inline void scatter(const Stored* head, char* y, int64_t step, int64_t n) {
     for (int64_t i = 0; i < n; ++i) std::memcpy(y + i * step, head + i, sizeof *head);
 }
 
-// Asks for what some lanes have in a row that comes later: the processor does so itself only inside a page, and waits
-// at each new one. A line that is written is read before, and is to be there too.
-template <bool half, bool one_line>
+// Asks for what some lanes have in a row that comes later, `bytes` in all, each line once: the processor does so itself
+// only inside a page, and waits at each new one. What is to be written is read before, and is to be there too.
+template <bool half, int64_t bytes>
 ROPE_INLINE void fetch(const char* place, int64_t apart) {
 #if defined(__GNUC__)
-    __builtin_prefetch(place);
-    if constexpr (half || !one_line) __builtin_prefetch(place + (half ? apart : LINE));
+    constexpr int64_t side_by_side = half ? bytes / 2 : bytes;
+    for (int64_t i = 0; i < side_by_side; i += LINE) {
+        __builtin_prefetch(place + i);
+        if (half) __builtin_prefetch(place + apart + i);
+    }
 #else
     (void)place, (void)apart;
 #endif
@@ -604,8 +607,8 @@ inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Tur
     }
 }
 
-// Cos and sin of some lanes from tables, row after row.
-template <class Number, int W>
+// Cos and sin of some lanes from tables, row after row: of `packs` packs side by side.
+template <class Number, int W, int packs>
 class Tables {
     using Real = Pack<Number, W>;
 
@@ -614,10 +617,12 @@ class Tables {
         : cos_(cos), sin_(sin), cos_row_(cos_row), sin_row_(sin_row) {}
 
     template <int K>
-    ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
+    ROPE_INLINE void next(Real (&cos)[K * packs], Real (&sin)[K * packs]) {
         each<K>([&](auto k) ROPE_ALWAYS {
-            cos[k] = load<Real>(cos_);
-            sin[k] = load<Real>(sin_);
+            each<packs>([&](auto c) ROPE_ALWAYS {
+                cos[k * packs + c] = load<Real>(cos_ + c * sizeof(Real));
+                sin[k * packs + c] = load<Real>(sin_ + c * sizeof(Real));
+            });
             cos_ += cos_row_;
             sin_ += sin_row_;
         });
@@ -636,25 +641,33 @@ struct TablesFrom {
 
     TablesFrom from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
 
+    // Lanes at a time: in several packs, where registers are narrow, as little is done with each.
+    static constexpr int LANES = WIDTH > 1 ? 16 : 1;
+
     template <int W>
-    Tables<Number, W> of(int64_t lane) const {
+    static constexpr int ROWS = 1;  // at a time
+
+    template <int W, int packs>
+    Tables<Number, W, packs> of(int64_t lane) const {
         const int64_t bytes = lane * static_cast<int64_t>(sizeof(Number));
         return {cos + bytes, sin + bytes, cos_row, sin_row};
     }
-    template <int W>
-    static constexpr int SOME = W == 16 ? 1 : W == 8 ? 2 : W == 4 ? 4 : 1;
 };
 
 struct AnglesFrom {
     const Words& words;
     const Positions& positions;
 
+    static constexpr int LANES = WIDTH;
+
     template <int W>
+    static constexpr int ROWS = AT_ONCE<W>;
+
+    template <int W, int packs>
     Angles<W> of(int64_t lane) const {
+        static_assert(packs == 1, "more of them would not stay in registers");
         return {words, positions, lane};
     }
-    template <int W>
-    static constexpr int SOME = AT_ONCE<W>;
 };
 
 // The pairs of one block, n in each row: for some lanes all rows are done in turn, so that what is of the lanes stays
@@ -668,32 +681,35 @@ struct TurnBlock {
     int64_t lane;
     int64_t n;
 
-    template <int W>
+    template <int lanes>
     void at(int64_t i) const {
-        using Stored = typename T::Stored;
+        constexpr int W = lanes < T::W ? lanes : T::W, packs = lanes / W, rows = Source::template ROWS<W>;
+        constexpr int64_t size = sizeof(typename T::Stored), share = 2 * lanes * size;  // of a row
+        constexpr int64_t x_pack = W * size * (reads_half ? 1 : 2), y_pack = W * size * (writes_half ? 1 : 2);
         using Real = Pack<typename T::Real, W>;
-        constexpr int64_t size = sizeof(Stored);
-        constexpr bool one_line = 2 * W * size <= LINE;
         const int64_t x_step = place.x_row, y_step = place.y_row, apart = size * n;
-        const int64_t x_ahead = place.x_ahead, y_ahead = place.y_ahead;
         const int64_t from_x = reads_half ? size * i : 2 * size * i, from_y = writes_half ? size * i : 2 * size * i;
-        const bool fetches_x = x_ahead && from_x % LINE == 0, fetches_y = y_ahead && from_y % LINE == 0;  // once a line
+        const bool fetches_x = place.x_ahead && from_x % LINE == 0, fetches_y = place.y_ahead && from_y % LINE == 0;
+        const int64_t x_ahead = place.x_ahead, y_ahead = place.y_ahead;
         const char* from = x + from_x;
         char* to = y + from_y;
-        auto angles = source.template of<W>(lane + i);
+        auto angles = source.template of<W, packs>(lane + i);
         Pending pending = *place.pending;  // in registers
-        for_rows<Source::template SOME<W>>(place.count, [&](auto some) ROPE_ALWAYS {
+        for_rows<rows>(place.count, [&](auto some) ROPE_ALWAYS {
             constexpr int K = some;
-            Real cos[K], sin[K];
+            Real cos[K * packs], sin[K * packs];
             angles.template next<K>(cos, sin);
             each<K>([&](auto k) ROPE_ALWAYS {
-                if (fetches_x) fetch<reads_half, one_line>(from + x_ahead, apart);
-                if (fetches_y) fetch<writes_half, one_line>(to + y_ahead, apart);
-                turn_pairs<T, reads_half, writes_half, W>(from, to, apart, cos[k], sin[k]);
+                if (fetches_x) fetch<reads_half, share>(from + x_ahead, apart);
+                if (fetches_y) fetch<writes_half, share>(to + y_ahead, apart);
+                each<packs>([&](auto c) ROPE_ALWAYS {
+                    turn_pairs<T, reads_half, writes_half, W>(from + c * x_pack, to + c * y_pack, apart,
+                                                              cos[k * packs + c], sin[k * packs + c]);
+                });
                 from += x_step;
                 to += y_step;
             });
-            pass_lines<K * 2 * W * size / LINE>(pending);
+            pass_lines<K * share / LINE>(pending);
         });
         *place.pending = pending;
     }
@@ -709,7 +725,7 @@ inline void turn_rows(const Layout& at, const Place& place, const Source& source
     const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
         const int64_t from = (at.start + 2 * i) * static_cast<int64_t>(sizeof(Stored));
-        for_each<T::W>(n, TurnBlock<T, reads_half, writes_half, Source>{source, place, place.x + from, place.y + from,
+        for_each<Source::LANES>(n, TurnBlock<T, reads_half, writes_half, Source>{source, place, place.x + from, place.y + from,
                                                                         i, n});
     }
 }
@@ -725,7 +741,7 @@ inline void turn_staged(const Layout& at, const Rows& rows, const Place& place, 
         const char* const x = place.x + k * place.x_row;
         if (place.x_ahead)
             for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += LINE)
-                fetch<false, true>(x + place.x_ahead + i, 0);
+                fetch<false, LINE>(x + place.x_ahead + i, 0);
         gather(x, rows.x_feature, in, at.head_dim);
         turn_rows<T, reads_half, writes_half>(at, head, source.from(k));
         scatter(out, place.y + k * place.y_row, place.y_feature, at.head_dim);
