@@ -579,12 +579,22 @@ def small_calls_have_threads_too():
     kernel.share_out_from(before)
 
 
+@pytest.fixture(params=[False, True], ids=["", "past the caches"])
+def streamed(request):
+    """As results are written by themselves, and all of them as large ones are."""
+    before = kernel.stream_from(0) if request.param else None
+    yield
+    if before is not None:
+        kernel.stream_from(before)
+
+
 def made(shape, dtype, change, seed=0):
     x = np.resize(normal(1_000_003, dtype, seed), shape)
     return x if change is None else change(x)
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.usefixtures("streamed")
 @pytest.mark.library("numpy")
 def test_threads(name, monkeypatch):
     rope, shape, dtype, pos, change, seq_axis = LARGE[name]
@@ -990,6 +1000,7 @@ def run_random_call(rng):
 
 
 @pytest.mark.parametrize("seed", range(10 * TIMES))
+@pytest.mark.usefixtures("streamed")
 @pytest.mark.library("numpy")
 def test_random_calls(seed):
     rng = np.random.default_rng(seed)
@@ -999,6 +1010,7 @@ def test_random_calls(seed):
 
 
 @pytest.mark.parametrize("seed", range(12 * TIMES))
+@pytest.mark.usefixtures("streamed")
 @pytest.mark.library("numpy")
 def test_random_large_calls(seed, monkeypatch):
     rng = np.random.default_rng(seed)

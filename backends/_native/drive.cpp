@@ -17,7 +17,6 @@ constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
 constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
 constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
 constexpr int64_t LARGE_BYTES = 1 << 19;   // of x, from which on x and y together are not in the nearer caches
-constexpr int64_t STREAM_BYTES = 1 << 23;  // of x, from which on results do not go through the caches
 constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
@@ -69,12 +68,11 @@ class Call {
         fused_ = given.kind != TABLES && real_ == 4 && items_.size() == 1 && items_[0].rows == 1 && !items_[0].staged;
     }
 
-    void run(int threads, bool fresh) {
+    void run(int threads) {
         const int64_t bytes = all_bytes();
         if (!bytes) return;
         if (bytes < parallel_bytes.load(std::memory_order_relaxed)) threads = 1;
-        // Memory that was zeroed just now is in the caches, and written fastest there.
-        streamed_ = !fresh && bytes >= STREAM_BYTES;
+        streamed_ = bytes >= stream_bytes.load(std::memory_order_relaxed);
         large_ = bytes >= LARGE_BYTES;
         cut(bytes, threads);
         const int64_t scratch = positions_bytes() + tables_bytes() + heads_bytes() + pending_bytes();
@@ -381,9 +379,12 @@ bool lines_up(const Array& array, const Given& given, int seq_axis) {
 // Measured: 1 MiB takes 30 µs by one thread, and 70 µs by two, as a thread that waits takes some time to begin.
 std::atomic<int64_t> parallel_bytes{1 << 22};
 
+// From there on more time is won than is lost by whoever reads the results from memory.
+std::atomic<int64_t> stream_bytes{1 << 23};
+
 void rotate(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-            const Level& level, int threads, bool fresh) {
-    Call(plan, arrays, seq_axes, given, level).run(threads, fresh);
+            const Level& level, int threads) {
+    Call(plan, arrays, seq_axes, given, level).run(threads);
 }
 
 }  // namespace rope

@@ -56,12 +56,12 @@ struct Given {
 // from the front; -1 for a single vector.
 bool lines_up(const Array& array, const Given& given, int seq_axis);
 
-// Bytes of x from which on a call is shared out among threads.
-extern std::atomic<int64_t> parallel_bytes;
+// Bytes of x from which on a call is shared out among threads, and from which on results do not go through the caches.
+extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 
 // Rotates arrays of one precision, which line up; their results are disjoint from all that is read, or their
-// own array. `fresh`: results are new memory, which the system has zeroed, or will on the way.
+// own array.
 void rotate(const Plan& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-            const Level& level, int threads, bool fresh);
+            const Level& level, int threads);
 
 }  // namespace rope

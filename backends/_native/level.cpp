@@ -486,15 +486,6 @@ ROPE_INLINE void turn_pairs(const char* x, char* y, int64_t apart, Pack<typename
         T::template write_pairs<W>(reinterpret_cast<Stored*>(y), first, second);
 }
 
-// The features of a head that are not rotated.
-template <class Stored>
-inline void copy_rest(const Layout& at, const Stored* x, Stored* y) {
-    if (2 * at.lanes == at.head_dim || x == y) return;
-    const int64_t stop = at.start + 2 * at.lanes;
-    std::memcpy(y, x, sizeof *x * at.start);
-    std::memcpy(y + stop, x + stop, sizeof *x * (at.head_dim - stop));
-}
-
 inline int64_t pairs_of_block(const Layout& at) { return at.blocks == 1 ? at.lanes : at.lanes / at.blocks; }
 
 // Features that stand apart, or not where their type may stand, to and from a head of scratch.
@@ -715,16 +706,38 @@ struct TurnBlock {
     }
 };
 
+// What stands in some bytes of each row and is not rotated.
+inline void copy_features(const Place& place, int64_t from, int64_t to) {
+    Pending pending = *place.pending;
+    for (int64_t r = 0; r < place.count && from < to; ++r) {
+        const char* const x = place.x + r * place.x_row;
+        char* const y = place.y + r * place.y_row;
+        int64_t i = from;
+        for (; i + LINE <= to; i += LINE) {
+            if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead + i, 0);
+            if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead + i, 0);
+            std::memcpy(y + i, x + i, LINE);
+            pass_lines<1>(pending);
+        }
+        if (i == to) continue;
+        if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead + i, 0);
+        if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead + i, 0);
+        std::memcpy(y + i, x + i, static_cast<size_t>(to - i));
+    }
+    *place.pending = pending;
+}
+
 template <class T, bool reads_half, bool writes_half, class Source>
 inline void turn_rows(const Layout& at, const Place& place, const Source& source) {
-    using Stored = typename T::Stored;
-    if (2 * at.lanes != at.head_dim && place.x != place.y)
-        for (int64_t r = 0; r < place.count; ++r)
-            copy_rest(at, reinterpret_cast<const Stored*>(place.x + r * place.x_row),
-                      reinterpret_cast<Stored*>(place.y + r * place.y_row));
+    constexpr int64_t size = sizeof(typename T::Stored);
+    if (2 * at.lanes != at.head_dim && place.x != place.y) {
+        const int64_t stop = at.start + 2 * at.lanes;
+        copy_features(place, 0, size * at.start);
+        copy_features(place, size * stop, size * at.head_dim);
+    }
     const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
-        const int64_t from = (at.start + 2 * i) * static_cast<int64_t>(sizeof(Stored));
+        const int64_t from = (at.start + 2 * i) * size;
         for_each<Source::LANES>(n, TurnBlock<T, reads_half, writes_half, Source>{source, place, place.x + from, place.y + from,
                                                                         i, n});
     }

@@ -267,11 +267,11 @@ void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
 }
 
 void turn(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-          int64_t bytes, int threads, bool fresh) {
-    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, 1, fresh);
+          int64_t bytes, int threads) {
+    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, 1);
     threads = threads_of(threads);
     nb::gil_scoped_release released;
-    rotate(plan, arrays, seq_axes, given, *level, threads, fresh);
+    rotate(plan, arrays, seq_axes, given, *level, threads);
 }
 
 // Whether results may be written where they are asked for: plain memory of their own, or their own x's. What is
@@ -352,7 +352,7 @@ nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb
         for (size_t i = 0; i < xs.size(); ++i) call.write_to(xs, i, outs[i]);
         result = nb::borrow(out);
     }
-    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0, out.is_none());
+    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0);
     return result;
 }
 
@@ -491,7 +491,7 @@ void turn_checked(const Spec& plan, const std::vector<Array>& arrays, const std:
         bytes += bytes_of(array);
     }
     const bool ask = bytes >= RELEASE_BYTES && !library_threads.is_none();
-    turn(plan, arrays, seq_axes, given, bytes, ask ? nb::cast<int>(library_threads()) : 0, fresh);
+    turn(plan, arrays, seq_axes, given, bytes, ask ? nb::cast<int>(library_threads()) : 0);
 }
 
 // Rotates memory of one precision, checked by the caller but for shapes: false where they do not fit. All arrays
@@ -644,4 +644,5 @@ NB_MODULE(_kernel, m) {
     m.def("use_level", &use_level);
     m.def("threads_of", &threads_of);
     m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });
+    m.def("stream_from", [](int64_t bytes) { return stream_bytes.exchange(bytes); });
 }

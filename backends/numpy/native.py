@@ -59,10 +59,10 @@ def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = No
     ys = results(xs, outs)
     for double, pairs in _core.by_precision(xs, ys):
         if plan.exact and fraction is None and whole.dtype.kind != "f":
-            _turn(pairs, _native.spec_of(plan), _given_positions(whole), seq_axis, outs is None)
+            _turn(pairs, _native.spec_of(plan), _given_positions(whole), seq_axis)
         else:
             cos, sin = _core.make_tables(whole, fraction, plan, double, lib.kit(xs[0]))
-            _turn_by(pairs, cos, sin, double, plan.layout, seq_axis, outs is None)
+            _turn_by(pairs, cos, sin, double, plan.layout, seq_axis)
     return ys
 
 
@@ -76,13 +76,11 @@ def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any,
     _core.check_rotation(xs, cos, sin, layout, seq_axis, library(xs[0]))
     ys = results(xs, outs)
     for double, pairs in _core.by_precision(xs, ys):
-        _turn_by(pairs, cos, sin, double, layout, seq_axis, outs is None)
+        _turn_by(pairs, cos, sin, double, layout, seq_axis)
     return ys
 
 
-def _turn_by(
-    pairs: Any, cos: Any, sin: Any, double: bool, layout: Layout, seq_axis: Any, fresh: bool
-) -> None:
+def _turn_by(pairs: Any, cos: Any, sin: Any, double: bool, layout: Layout, seq_axis: Any) -> None:
     """Rotate arrays of one precision by tables, brought to that precision."""
     dtype = np.float64 if double else np.float32
     # Lanes side by side, as the kernel reads them.
@@ -90,7 +88,7 @@ def _turn_by(
     if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
         cos, sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
     given = (_native.TABLES, _address(cos), cos.strides, cos.shape, 1, _address(sin), sin.strides)
-    _turn(pairs, _native.spec_of_tables(layout), given, seq_axis, fresh)
+    _turn(pairs, _native.spec_of_tables(layout), given, seq_axis)
 
 
 def _given_positions(pos: Any) -> Any:
@@ -99,12 +97,12 @@ def _given_positions(pos: Any) -> Any:
     return (_native.INT64, _address(pos), pos.strides, pos.shape, 1, pos)
 
 
-def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any, fresh: bool) -> None:
+def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any) -> None:
     arrays = tuple(
         (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
         for x, y in pairs
     )
-    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, fresh)
+    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, False)  # NumPy has asked for huge pages
     assert done, "shapes were checked before"
 
 
