@@ -514,7 +514,7 @@ ROPE_INLINE void fetch(const char* place, int64_t apart) {
 #endif
 }
 
-// ---- results past the caches: a few lines at a time, while the next ones are made, as memory takes no more at once ----
+// ---- results past the caches: a few lines at a time, while more are made, as memory takes no more at once ----
 
 ROPE_INLINE void pass(Pending& pending, int64_t bytes) {
     pending.from += bytes;
@@ -709,20 +709,19 @@ struct TurnBlock {
 // What stands in some bytes of each row and is not rotated.
 inline void copy_features(const Place& place, int64_t from, int64_t to) {
     Pending pending = *place.pending;
-    for (int64_t r = 0; r < place.count && from < to; ++r) {
+    for (int64_t r = 0; r < place.count; ++r) {
         const char* const x = place.x + r * place.x_row;
         char* const y = place.y + r * place.y_row;
-        int64_t i = from;
-        for (; i + LINE <= to; i += LINE) {
+        for (int64_t i = from; i < to; i += LINE) {
             if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead + i, 0);
             if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead + i, 0);
-            std::memcpy(y + i, x + i, LINE);
-            pass_lines<1>(pending);
+            if (to - i < LINE) {
+                std::memcpy(y + i, x + i, static_cast<size_t>(to - i));
+            } else {
+                std::memcpy(y + i, x + i, LINE);
+                pass_lines<1>(pending);
+            }
         }
-        if (i == to) continue;
-        if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead + i, 0);
-        if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead + i, 0);
-        std::memcpy(y + i, x + i, static_cast<size_t>(to - i));
     }
     *place.pending = pending;
 }
@@ -738,8 +737,8 @@ inline void turn_rows(const Layout& at, const Place& place, const Source& source
     const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
         const int64_t from = (at.start + 2 * i) * size;
-        for_each<Source::LANES>(n, TurnBlock<T, reads_half, writes_half, Source>{source, place, place.x + from, place.y + from,
-                                                                        i, n});
+        using Block = TurnBlock<T, reads_half, writes_half, Source>;
+        for_each<Source::LANES>(n, Block{source, place, place.x + from, place.y + from, i, n});
     }
 }
 

@@ -102,7 +102,8 @@ def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any) -> None:
         (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
         for x, y in pairs
     )
-    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, False)  # NumPy has asked for huge pages
+    fresh = False  # of which the kernel would make huge pages: NumPy has done so
+    done = _native.kernel.run(spec, arrays, given, int(seq_axis), None, fresh)
     assert done, "shapes were checked before"
 
 
