@@ -468,10 +468,11 @@ def test_other_angles(level, dtype):
         )
 
 
+@pytest.mark.parametrize("length", [5, 601])  # the latter in several groups of rows
 @pytest.mark.library("numpy")
-def test_tables_of_any_layout(level, dtype):
-    x = normal((2, 3, 5, 16), dtype)
-    rotation = RoPE(16).rotation(np.arange(10).reshape(2, 5), like=x)
+def test_tables_of_any_layout(level, dtype, length):
+    x = normal((2, 3, length, 16), dtype)
+    rotation = RoPE(16).rotation(np.arange(2 * length).reshape(2, length), like=x)
     changes = [
         lambda t: t[:, ::-1],
         np.asfortranarray,
@@ -485,8 +486,8 @@ def test_tables_of_any_layout(level, dtype):
         given = rotation._replace(cos=change(rotation.cos), sin=other(rotation.sin))
         if given.cos.dtype == given.sin.dtype and (given.cos.dtype == F64 or dtype != F64):
             assert_same(given.apply(x), given.apply(x, backend="array-api"))
-    both = normal((2, 3, 5, 16), F32), x
-    wide = RoPE(16).rotation(range(5), like=np.empty(1))
+    both = normal(x.shape, F32), x
+    wide = RoPE(16).rotation(range(length), like=np.empty(1))
     assert_same(wide.apply(both), wide.apply(both, backend="array-api"))
 
 
