@@ -21,6 +21,8 @@ constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
 
+int64_t whole_lines(int64_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
 struct Axis {
     int64_t n, x, y, cos, sin;  // how many, and bytes from one to the next
 };
@@ -130,9 +132,8 @@ class Call {
         const bool runs = in_runs();
         const int64_t most = runs ? TABLE_BYTES_OF_RUNS : TABLE_BYTES, many = runs ? MOST_OF_RUNS : MOST_POSITIONS;
         block_ = fused_ || !table ? MOST_POSITIONS : std::max<int64_t>(1, std::min(most / table, many));
-        // Runs are not shortened: each thread takes some of them.
-        const int64_t each = runs ? 1 : 4, wanted = threads > 1 ? std::min(each * threads, bytes / UNIT_BYTES) : 1;
-        if (!runs && wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
+        const int64_t wanted = threads > 1 ? std::min<int64_t>(4 * threads, bytes / UNIT_BYTES) : 1;
+        if (wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
         block_ = std::min(block_, length_);
         blocks_ = (length_ + block_ - 1) / block_;
         parts_ = std::max<int64_t>(1, (wanted + outer_ * blocks_ - 1) / (outer_ * blocks_));
@@ -149,15 +150,15 @@ class Call {
     }
 
     int64_t coordinates() const { return std::max<int64_t>(1, plan_.coordinates); }
-    int64_t positions_bytes() const { return given_.kind == TABLES ? 0 : (8 * block_ * coordinates() + 63) / 64 * 64; }
+    int64_t positions_bytes() const { return given_.kind == TABLES ? 0 : whole_lines(8 * block_ * coordinates()); }
     int64_t tables_bytes() const {
-        return given_.kind == TABLES || fused_ ? 0 : (2 * block_ * plan_.layout.lanes * real_ + 63) / 64 * 64;
+        return given_.kind == TABLES || fused_ ? 0 : whole_lines(2 * block_ * plan_.layout.lanes * real_);
     }
     int64_t heads_bytes() const {  // of staged rows: one that is read, one that is written
         const bool any = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.staged; });
-        return any ? (2 * 8 * plan_.layout.head_dim + 63) / 64 * 64 : 0;
+        return any ? whole_lines(2 * 8 * plan_.layout.head_dim) : 0;
     }
-    int64_t group_bytes() const { return (std::max(GROUP_BYTES, 8 * plan_.layout.head_dim) + 63) / 64 * 64; }
+    int64_t group_bytes() const { return whole_lines(std::max(GROUP_BYTES, 8 * plan_.layout.head_dim)); }
     int64_t pending_bytes() const { return streamed_ ? 2 * (LINE + group_bytes()) : 0; }
 
     // Not where features or rows stand apart, or x is written over: its lines are in the caches already.
