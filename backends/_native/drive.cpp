@@ -17,6 +17,7 @@ constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
 constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
 constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
 constexpr int64_t LARGE_BYTES = 1 << 19;   // of x, from which on x and y together are not in the nearer caches
+constexpr int64_t STREAM_LINES = 8;        // side by side, at least, that do not go through them
 constexpr int64_t STACK = 1 << 15;
 
 int64_t size_of_real(Type type) { return type == F64 ? 8 : 4; }
@@ -158,14 +159,14 @@ class Call {
         const bool any = std::any_of(items_.begin(), items_.end(), [](const Item& item) { return item.staged; });
         return any ? whole_lines(2 * 8 * plan_.layout.head_dim) : 0;
     }
-    int64_t group_bytes() const { return whole_lines(std::max(GROUP_BYTES, 8 * plan_.layout.head_dim)); }
-    int64_t pending_bytes() const { return streamed_ ? 2 * (LINE + group_bytes()) : 0; }
+    int64_t pending_bytes() const { return streamed_ ? 2 * (LINE + GROUP_BYTES) : 0; }
 
-    // Not where features or rows stand apart, or x is written over: its lines are in the caches already.
+    // Not where features or rows stand apart, or x is written over: its lines are in the caches already. Nor where
+    // there are only parts of lines, or a head is no group's, so that nothing goes on its way meanwhile.
     bool is_streamed(const Item& item, const Axis* axes, int n) const {
-        const int64_t size = SIZE[item.array->type];
-        return streamed_ && item.array->x != item.array->y && (item.array->y_feature == size) && n &&
-               axes[0].y == size * plan_.layout.head_dim;
+        const int64_t size = SIZE[item.array->type], head = size * plan_.layout.head_dim;
+        return streamed_ && item.array->x != item.array->y && item.array->y_feature == size && n && axes[0].y == head &&
+               head >= LINE && head <= GROUP_BYTES && axes[0].n * head >= STREAM_LINES * LINE;
     }
 
     void do_unit(char* scratch, int64_t unit) const {
@@ -182,7 +183,7 @@ class Call {
         Pending pending = {};
         if (streamed_) {
             char* const stage = rows.scratch + heads_bytes() + LINE;
-            pending = {stage, stage + group_bytes() + LINE, stage, stage, 0};
+            pending = {stage, stage + GROUP_BYTES + LINE, stage, stage, 0};
         }
         rows.pending = &pending;
         angles(rows, index, count, scratch);

@@ -706,6 +706,13 @@ struct TurnBlock {
     }
 };
 
+// While a line of x is made one of y: asks for the lines that come later, and lets one go that was made before.
+ROPE_INLINE void meanwhile(const Place& place, Pending& pending, const char* x, const char* y) {
+    if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead, 0);
+    if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead, 0);
+    pass_lines<1>(pending);
+}
+
 // What stands in some bytes of each row and is not rotated.
 inline void copy_features(const Place& place, int64_t from, int64_t to) {
     Pending pending = *place.pending;
@@ -713,49 +720,93 @@ inline void copy_features(const Place& place, int64_t from, int64_t to) {
         const char* const x = place.x + r * place.x_row;
         char* const y = place.y + r * place.y_row;
         for (int64_t i = from; i < to; i += LINE) {
-            if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead + i, 0);
-            if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead + i, 0);
-            if (to - i < LINE) {
+            if (to - i < LINE)
                 std::memcpy(y + i, x + i, static_cast<size_t>(to - i));
-            } else {
+            else
                 std::memcpy(y + i, x + i, LINE);
-                pass_lines<1>(pending);
-            }
+            meanwhile(place, pending, x + i, y + i);
         }
     }
     *place.pending = pending;
 }
 
+inline void copy_rest(const Layout& at, const Place& place, int64_t size) {
+    if (2 * at.lanes == at.head_dim || place.x == place.y) return;
+    copy_features(place, 0, size * at.start);
+    copy_features(place, size * (at.start + 2 * at.lanes), size * at.head_dim);
+}
+
 template <class T, bool reads_half, bool writes_half, class Source>
 inline void turn_rows(const Layout& at, const Place& place, const Source& source) {
     constexpr int64_t size = sizeof(typename T::Stored);
-    if (2 * at.lanes != at.head_dim && place.x != place.y) {
-        const int64_t stop = at.start + 2 * at.lanes;
-        copy_features(place, 0, size * at.start);
-        copy_features(place, size * stop, size * at.head_dim);
-    }
+    using Block = TurnBlock<T, reads_half, writes_half, Source>;
+    copy_rest(at, place, size);
     const int64_t n = pairs_of_block(at);
     for (int64_t i = 0; i < at.lanes; i += n) {
         const int64_t from = (at.start + 2 * i) * size;
-        using Block = TurnBlock<T, reads_half, writes_half, Source>;
         for_each<Source::LANES>(n, Block{source, place, place.x + from, place.y + from, i, n});
     }
 }
 
+// The pairs of one block of one row by its tables.
+template <class T, bool reads_half, bool writes_half>
+struct TurnRow {
+    const char* x;
+    char* y;
+    const typename T::Real* cos;
+    const typename T::Real* sin;
+    int64_t apart;
+
+    template <int lanes>
+    void at(int64_t i) const {
+        constexpr int W = lanes < T::W ? lanes : T::W;
+        constexpr int64_t size = sizeof(typename T::Stored);
+        using Real = Pack<typename T::Real, W>;
+        each<lanes / W>([&](auto c) ROPE_ALWAYS {
+            const int64_t k = i + c * W;
+            const int64_t from_x = size * (reads_half ? k : 2 * k), from_y = size * (writes_half ? k : 2 * k);
+            turn_pairs<T, reads_half, writes_half, W>(x + from_x, y + from_y, apart, load<Real>(cos + k),
+                                                      load<Real>(sin + k));
+        });
+    }
+};
+
+// The same as `turn_rows`, row by row: for each column of lanes more is done once than is won over a few rows.
+template <class T, bool reads_half, bool writes_half>
+inline void turn_few(const Layout& at, const Place& place, const TablesFrom<typename T::Real>& tables) {
+    using Number = typename T::Real;
+    constexpr int64_t size = sizeof(typename T::Stored);
+    copy_rest(at, place, size);
+    const int64_t n = pairs_of_block(at);
+    for (int64_t r = 0; r < place.count; ++r) {
+        const char* const x = place.x + r * place.x_row + size * at.start;
+        char* const y = place.y + r * place.y_row + size * at.start;
+        const TablesFrom<Number> here = tables.from(r);
+        const Number* const cos = reinterpret_cast<const Number*>(here.cos);
+        const Number* const sin = reinterpret_cast<const Number*>(here.sin);
+        using Row = TurnRow<T, reads_half, writes_half>;
+        for (int64_t i = 0; i < at.lanes; i += n)
+            for_each<here.LANES>(n, Row{x + 2 * i * size, y + 2 * i * size, cos + i, sin + i, n * size});
+        if (place.x_ahead || place.y_ahead || place.pending->left)
+            for (int64_t i = 0; i < 2 * at.lanes * size; i += LINE) meanwhile(place, *place.pending, x + i, y + i);
+    }
+}
+
 // One head at a time, through scratch.
-template <class T, bool reads_half, bool writes_half, class Source>
-inline void turn_staged(const Layout& at, const Rows& rows, const Place& place, const Source& source) {
+template <class T, bool reads_half, bool writes_half>
+inline void turn_staged(const Layout& at, const Rows& rows, const Place& place,
+                        const TablesFrom<typename T::Real>& tables) {
     using Stored = typename T::Stored;
     Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
     Stored* const out = in + at.head_dim;
-    const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, 0, place.pending};
     for (int64_t k = 0; k < place.count; ++k) {
         const char* const x = place.x + k * place.x_row;
+        const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, 0, place.pending};
         if (place.x_ahead)
             for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += LINE)
                 fetch<false, LINE>(x + place.x_ahead + i, 0);
         gather(x, rows.x_feature, in, at.head_dim);
-        turn_rows<T, reads_half, writes_half>(at, head, source.from(k));
+        turn_few<T, reads_half, writes_half>(at, head, tables.from(k));
         scatter(out, place.y + k * place.y_row, place.y_feature, at.head_dim);
     }
 }
@@ -763,11 +814,14 @@ inline void turn_staged(const Layout& at, const Rows& rows, const Place& place, 
 template <class T, bool reads_half, bool writes_half>
 inline void turn_by_tables(const Layout& at, const Rows& rows) {
     constexpr int64_t size = sizeof(typename T::Stored);
+    const int64_t few = at.lanes > 128 ? at.lanes / 32 : 4;  // measured: with so many rows, columns are not slower
     const TablesFrom<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
     turn_groups(rows, at.head_dim * size, size, [&](const Place& place) {
         const auto here = tables.from(place.first);
         if (rows.staged)
             turn_staged<T, reads_half, writes_half>(at, rows, place, here);
+        else if (place.count < few)
+            turn_few<T, reads_half, writes_half>(at, place, here);
         else
             turn_rows<T, reads_half, writes_half>(at, place, here);
     });
