@@ -161,8 +161,8 @@ class Call {
     }
     int64_t pending_bytes() const { return streamed_ ? 2 * (LINE + GROUP_BYTES) : 0; }
 
-    // Not where features or rows stand apart, or x is written over: its lines are in the caches already. Nor where
-    // there are only parts of lines, or a head is no group's, so that nothing goes on its way meanwhile.
+    // Not where features or rows stand apart, or x is written over: its lines are in the caches already. Nor short runs
+    // of rows or heads narrower than a line, as then little goes on its way meanwhile, nor heads wider than a group.
     bool is_streamed(const Item& item, const Axis* axes, int n) const {
         const int64_t size = SIZE[item.array->type], head = size * plan_.layout.head_dim;
         return streamed_ && item.array->x != item.array->y && item.array->y_feature == size && n && axes[0].y == head &&
