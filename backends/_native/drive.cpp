@@ -14,7 +14,7 @@ namespace {
 // Of cos and sin made at a time. Few, where the rows of a position stand together: they stay in the first cache.
 // More, where they are used for a run of rows after another.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
-constexpr int64_t MOST_POSITIONS = 256, MOST_OF_RUNS = 1 << 14;  // at a time
+constexpr int64_t MOST_POSITIONS = 256;    // at a time, where they stand together
 constexpr int64_t UNIT_BYTES = 1 << 18;    // of x, at least, that a thread takes at a time
 constexpr int64_t LARGE_BYTES = 1 << 19;   // of x, from which on x and y together are not in the nearer caches
 constexpr int64_t STREAM_LINES = 8;        // side by side, at least, that do not go through them
@@ -82,11 +82,11 @@ class Call {
         const int workers = static_cast<int>(std::min<int64_t>(threads, units_));
         scratch_step_ = scratch;
         if (workers == 1 && scratch <= STACK) {
-            alignas(64) char stack[STACK];
+            alignas(LINE) char stack[STACK];
             return run_units(stack, 1);
         }
-        const std::unique_ptr<char[]> heap(new char[static_cast<size_t>(scratch * workers + 63)]);
-        run_units(heap.get() + (64 - reinterpret_cast<uintptr_t>(heap.get()) % 64) % 64, workers);
+        const std::unique_ptr<char[]> heap(new char[static_cast<size_t>(scratch * workers + LINE)]);
+        run_units(heap.get() + (LINE - reinterpret_cast<uintptr_t>(heap.get()) % LINE), workers);
     }
 
   private:
@@ -130,9 +130,9 @@ class Call {
     // Blocks of positions, and parts of the free axes where there are few blocks for the threads.
     void cut(int64_t bytes, int threads) {
         const int64_t table = 2 * plan_.layout.lanes * real_;
-        const bool runs = in_runs();
-        const int64_t most = runs ? TABLE_BYTES_OF_RUNS : TABLE_BYTES, many = runs ? MOST_OF_RUNS : MOST_POSITIONS;
-        block_ = fused_ || !table ? MOST_POSITIONS : std::max<int64_t>(1, std::min(most / table, many));
+        block_ = MOST_POSITIONS;
+        if (table && !fused_) block_ = in_runs() ? TABLE_BYTES_OF_RUNS / table : std::min(TABLE_BYTES / table, block_);
+        block_ = std::max<int64_t>(1, block_);
         const int64_t wanted = threads > 1 ? std::min<int64_t>(4 * threads, bytes / UNIT_BYTES) : 1;
         if (wanted > outer_) block_ = std::min(block_, std::max<int64_t>(1, length_ * outer_ / wanted));
         block_ = std::min(block_, length_);

@@ -70,7 +70,9 @@ struct Rows {
     Pending* pending;
     const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read; not staged then
     Positions positions;
-    bool streamed;  // past the caches, as y is large: its rows and features are side by side, and it is not x
+    // Past the caches, as y is large: its rows and features are side by side, it is not x, and a head is no less than a
+    // line and no more than a group.
+    bool streamed;
     bool staged;    // through scratch, as features are not side by side, not aligned, or written over unread ones
 };
 

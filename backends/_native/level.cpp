@@ -507,7 +507,7 @@ ROPE_INLINE void fetch(const char* place, int64_t apart) {
     constexpr int64_t side_by_side = half ? bytes / 2 : bytes;
     for (int64_t i = 0; i < side_by_side; i += LINE) {
         __builtin_prefetch(place + i);
-        if (half) __builtin_prefetch(place + apart + i);
+        if constexpr (half) __builtin_prefetch(place + apart + i);
     }
 #else
     (void)place, (void)apart;
@@ -538,7 +538,7 @@ inline void pass_all_lines(Pending& pending) {
     while (pending.left >= LINE) pass_lines<1>(pending);
 }
 
-// Bytes have been written to the stage, and belong at y.
+// Bytes have been written to the stage, a line at least, and belong at y.
 inline void add(Pending& pending, char* y, int64_t bytes) {
     pass_all_lines(pending);
     if (y != pending.to + pending.left) {
@@ -552,7 +552,7 @@ inline void add(Pending& pending, char* y, int64_t bytes) {
     pending.left += bytes;
     std::swap(pending.stage, pending.other);
     const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(pending.to) % LINE);
-    if (before) pass_part(pending, before < pending.left ? before : pending.left);
+    if (before) pass_part(pending, before);
 }
 
 // After it, other threads see all that was added.
