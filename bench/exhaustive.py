@@ -21,7 +21,7 @@ import numpy as np
 from _record import finish
 
 from rope_array import _registry
-from rope_array._plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan
 from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
 

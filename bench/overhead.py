@@ -17,7 +17,7 @@ import numpy as np
 from _record import main
 
 import rope_array as ra
-from rope_array._angles import _C32, _S32
+from rope_array._array_api.angles import _C32, _S32
 
 ROUNDS, CALLS = 400, 200
 ROPE = ra.RoPE(head_dim=128, base=500_000.0)
@@ -27,7 +27,7 @@ WORDS = np.array(ROPE._plan.words64.values)
 
 
 def arithmetic(x, pos):
-    """The steps of rope_array._angles and rope_array._rotate for this case, and nothing else."""
+    """The steps of the array-api backend for this case, and nothing else."""
     shifted = ((pos[..., None] * WORDS) >> 32) + 0x20000000
     quadrant, rest = shifted >> 30, shifted & 0x3FFFFFFF
     u = (rest - 0x20000000).astype(np.float32) * (1.0 / 0x20000000)

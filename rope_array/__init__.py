@@ -3,8 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ._apply import RoPE, apply
-from ._axes import Axes
+from ._apply import apply
 from ._errors import (
     ArrayTypeError,
     BackendError,
@@ -14,13 +13,15 @@ from ._errors import (
     ShapeError,
     SpecError,
 )
+from ._rope import RoPE
 from ._rotation import Rotation
+from ._spec.axes import Axes
 
 __all__ = [
     "ArrayTypeError",
     "Axes",
     "BackendError",
-    "Backwards",
+    "Reversed",
     "ConfigError",
     "DynamicNTK",
     "Linear",
@@ -48,9 +49,9 @@ __all__ = [
 if TYPE_CHECKING:
     from . import config, convert, positions
     from ._diagnose import diagnose
-    from ._explain import explain
-    from ._scaling import (
-        Backwards,
+    from ._explain import backends, explain
+    from ._spec.scaling import (
+        Reversed,
         DynamicNTK,
         Linear,
         Llama3,
@@ -62,9 +63,10 @@ if TYPE_CHECKING:
     )
 
 # What is imported when it is asked for, from where: most programs need little of it.
-_RULES = "Backwards DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
+_RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
-    **dict.fromkeys(_RULES.split(), "_scaling"),
+    **dict.fromkeys(_RULES.split(), "_spec.scaling"),
+    "backends": "_explain",
     "diagnose": "_diagnose",
     "explain": "_explain",
 }
@@ -75,7 +77,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
-    if name in ("backends", "config", "convert", "positions"):
+    if name in ("config", "convert", "positions"):
         return import_module(f"{__name__}.{name}")
     if name in _LATE:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

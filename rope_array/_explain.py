@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from . import _core, _host, _registry
-from ._apply import RoPE, plan_for
-from ._namespace import dtype_name
-from ._plan import Plan, check_line_up, without_coordinates
+from . import _registry
+from ._apply import plan_for
+from ._array_api import position_input as _host
+from ._array_api import rotate as _core
+from ._array_api.library import dtype_name
+from ._rope import RoPE
+from ._spec.plan import Plan
+from ._spec.shape_rule import check_line_up, without_coordinates
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
 

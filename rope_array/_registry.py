@@ -12,10 +12,10 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
-from . import _core
+from ._array_api import rotate as _core
+from ._array_api.library import Library, library
 from ._errors import ArrayTypeError, BackendError, describe, short
-from ._namespace import Library, library
-from ._plan import Layout, Plan
+from ._spec.plan import Layout, Plan
 
 GROUP = "rope_array.backends"  # of entry points
 
@@ -39,12 +39,12 @@ class Record(NamedTuple):
 
 
 RECORDS = (
-    Record("native", ("numpy:ndarray",), "rope_array.backends.numpy.native"),
-    Record("numpy", ("numpy:ndarray",), "rope_array.backends.numpy"),
-    Record("native", ("torch:Tensor",), "rope_array.backends.torch.native"),
-    Record("torch", ("torch:Tensor",), "rope_array.backends.torch"),
-    Record("jax", ("jax:Array", "jax.core:Tracer"), "rope_array.backends.jax"),
-    Record("dask", ("dask.array:Array",), "rope_array.backends.dask"),
+    Record("native", ("numpy:ndarray",), "rope_array._backends.numpy.native"),
+    Record("numpy", ("numpy:ndarray",), "rope_array._backends.numpy"),
+    Record("native", ("torch:Tensor",), "rope_array._backends.torch.native"),
+    Record("torch", ("torch:Tensor",), "rope_array._backends.torch"),
+    Record("jax", ("jax:Array", "jax.core:Tracer"), "rope_array._backends.jax"),
+    Record("dask", ("dask.array:Array",), "rope_array._backends.dask"),
 )
 
 

@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from . import _core, _out, _registry
+from . import _registry
+from ._array_api import out as _out
+from ._array_api import rotate as _core
 from ._errors import describe
-from ._plan import Layout
+from ._spec.plan import Layout
 
 
 class Rotation(NamedTuple):

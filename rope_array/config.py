@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _config
-from ._apply import RoPE as _RoPE
 from ._errors import ConfigError
+from ._rope import RoPE as _RoPE
 
 __all__ = ["ConfigError", "Reading", "read"]
 

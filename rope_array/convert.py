@@ -9,8 +9,12 @@ frequencies, scaling rules and lane-to-axis maps are not touched.
 import dataclasses
 from typing import Any, get_args
 
-from . import _errors, _namespace, _plan, _registry, _spec, _values
-from ._apply import RoPE as _RoPE
+from . import _errors, _registry
+from ._array_api import library as _namespace
+from ._rope import RoPE as _RoPE
+from ._spec import shape_rule as _shape_rule
+from ._spec import spec as _spec
+from ._spec import validation as _values
 
 __all__ = ["fused", "keys", "permutation", "rerotate", "shift_keys", "shift_rope", "weights"]
 
@@ -490,7 +494,7 @@ def _opened(w: Any, axis: Any, name: str = "w") -> tuple[Any, int]:
         raise _errors.ShapeError(
             f"axis is {_errors.short(axis)}, and {name} is {_errors.describe(w)}; give an axis that it has."
         )
-    if any(map(_plan.unknown, w.shape)):
+    if any(map(_shape_rule.unknown, w.shape)):
         raise _errors.ShapeError(
             f"{name} is {_errors.describe(w)}, of unknown size; give an array whose size is computed."
         )

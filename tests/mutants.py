@@ -404,9 +404,9 @@ def first_coordinate_only(x, pos, **spec):
 @mutant("axes_interleaved", "axes_alternating")
 def every_map_is_chunked(x, pos, **spec):
     if "axes" in spec:
-        lanes = spec["axes"].lanes
+        lanes = spec["axes"].coordinates
         if None not in lanes and spec["axes"].widths is None and spec["axes"].indices is None:
-            spec["axes"] = replace(spec["axes"], lanes=tuple(sorted(lanes)))
+            spec["axes"] = replace(spec["axes"], coordinates=tuple(sorted(lanes)))
     return ra.apply(x, pos, **spec)
 
 
@@ -420,7 +420,7 @@ def frequencies_that_never_restart(x, pos, **spec):
 @mutant("axes_of_text", "axes_chunked")
 def frequencies_that_always_restart(x, pos, **spec):
     if "axes" in spec and spec["axes"].widths is None and spec["axes"].indices is None:
-        width = 2 * len(spec["axes"].lanes)
+        width = 2 * len(spec["axes"].coordinates)
         spec["axes"] = replace(spec["axes"], widths=(width,) * spec["axes"].count)
     return ra.apply(x, pos, **spec)
 
@@ -435,8 +435,8 @@ def halves_across_blocks(x, pos, **spec):
 @mutant("axes_without_a_coordinate")
 def given_frequencies_turn_every_lane(x, pos, **spec):
     if "axes" in spec and "inv_freq" in spec:
-        lanes = tuple(a or 0 for a in spec["axes"].lanes)
-        spec["axes"] = replace(spec["axes"], lanes=lanes)
+        lanes = tuple(a or 0 for a in spec["axes"].coordinates)
+        spec["axes"] = replace(spec["axes"], coordinates=lanes)
     return ra.apply(x, pos, **spec)
 
 

@@ -13,7 +13,7 @@ import pytest
 import rope_array as ra
 from rope_array import _explain, _registry
 from rope_array.__main__ import main
-from rope_array.backends import _native
+from rope_array._backends import _native
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "paths.md"
 LIBRARIES = ("numpy", "torch", "jax", "dask")

@@ -220,7 +220,7 @@ def test_nanochat_turns_the_other_way() -> None:
         }
     )
     assert waiting.at_length(128).frequencies[1] < 0
-    assert waiting.scaling == ra.Backwards(ra.DynamicNTK(2.0, 64))
+    assert waiting.scaling == ra.Reversed(ra.DynamicNTK(2.0, 64))
     assert eval(repr(waiting), vars(ra)) == waiting
 
 

@@ -306,10 +306,10 @@ def by_lane(x, coordinates, omegas, lanes, blocks=1):
 def test_lane_maps(pos, axes, base):
     x = features(2, 2, len(pos), 64)
     omegas = [base ** (-2 * number / width) for width, number in axes.sources(64)]
-    y = by_lane(x, pos, omegas, axes.lanes, axes.blocks)
+    y = by_lane(x, pos, omegas, axes.coordinates, axes.blocks)
     found = only(diagnose(x, y, pos), x, y, pos)
     assert math.isclose(found.rope.base, base, rel_tol=1e-6)
-    assert found.rope.axes.lanes == axes.lanes
+    assert found.rope.axes.coordinates == axes.coordinates
     assert found.rope.axes.sources(64) == axes.sources(64)
     assert found.rope.axes.blocks == axes.blocks
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array.backends import _native
+from rope_array._backends import _native
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import assert_contract
 
 torch = pytest.importorskip("torch")
-from rope_array.backends.torch import native  # noqa: E402
+from rope_array._backends.torch import native  # noqa: E402
 
 forward_ad = torch.autograd.forward_ad
 pytestmark = [

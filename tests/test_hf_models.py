@@ -64,7 +64,7 @@ WRONG = {
     "backwards": backwards,
     "without its rule": lambda rope: replace(rope, scaling=None),
     "another map": lambda rope: (
-        rope.axes and replace(rope, axes=replace(rope.axes, lanes=rope.axes.lanes[::-1]))
+        rope.axes and replace(rope, axes=replace(rope.axes, coordinates=rope.axes.coordinates[::-1]))
     ),
     "another part of the head": lambda rope: replace(rope, rotary_start=rope.head_dim - rope.rotary_dim),
 }

@@ -23,7 +23,7 @@ import pytest
 
 import rope_array
 import rope_array.testing
-from rope_array import _namespace
+from rope_array._array_api import library as _namespace
 
 PACKAGE = Path(rope_array.__file__).parent
 # Installed, a folder of the package; in a checkout, a link to the folder beside it, or that folder.
@@ -81,9 +81,9 @@ def test_importing_brings_in_no_module_that_is_asked_for() -> None:
     script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
     for use, wanted in [
         ("ra.RoPE(4).frequencies", set()),
-        ("ra.Linear(2.0)", {"rope_array._scaling"}),
-        ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._scaling"}),
-        ("ra.config", {"rope_array._config", "rope_array._scaling", "rope_array.config"}),
+        ("ra.Linear(2.0)", {"rope_array._spec.scaling"}),
+        ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._spec.scaling"}),
+        ("ra.config", {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"}),
     ]:
         before, after = child.run(script.format(use)).split("|")
         assert set(before.split()) & late == set()
@@ -104,7 +104,7 @@ def test_using_one_library_brings_in_no_other(lib: Any) -> None:
             lib.to_numpy(y)
         new = {name.partition(".")[0] for name in sys.modules} - {name.partition(".")[0] for name in before}
         print(*sorted(new & set(sys.argv[2:])))
-        print(*sorted(name for name in sys.modules if name.startswith("rope_array.backends.")))
+        print(*sorted(name for name in sys.modules if name.startswith("rope_array._backends.")))
     """
     libraries, backends = child.run(script, lib.label, *LIBRARIES).splitlines()
     assert not libraries.split()
@@ -335,9 +335,9 @@ def test_the_rules_see_the_whole_package() -> None:
     assert {"", "_apply", "_spec", "_plan", "_angles", "_rotate", "_registry", "_namespace"} <= graph.keys()
     assert {"testing", "testing._definition", "backends", "backends.torch", "backends.jax"} <= graph.keys()
     assert ("rope_array._registry", True) in graph["_apply"]
-    assert ("rope_array._plan", True) in graph["_angles"]
-    assert ("rope_array._core", True) in graph["backends.torch"]
-    assert ("rope_array.backends.torch._distributed", True) in graph["backends.torch"]
+    assert ("rope_array._spec.plan", True) in graph["_angles"]
+    assert ("rope_array._array_api.rotate", True) in graph["backends.torch"]
+    assert ("rope_array._backends.torch._distributed", True) in graph["backends.torch"]
     assert ("numpy", False) in graph["_namespace"]
     assert ("rope_array._config", False) in graph["_apply"]
     assert ("rope_array._config._reader", True) in graph["_config"]
@@ -353,7 +353,7 @@ PLANTED = [
     ("_errors.py", "from . import _plan", "may import"),
     ("_angles.py", "from ._namespace import library", "may import"),
     ("_angles.py", "import numpy", "no array library"),
-    ("_rotate.py", "import rope_array._core", "may import"),
+    ("_rotate.py", "import rope_array._array_api.rotate", "may import"),
     ("_apply.py", "import torch", "no array library"),
     ("_apply.py", "def f():\n    import torch", "no array library"),
     ("_namespace.py", "import numpy", "no array library"),
@@ -369,11 +369,11 @@ PLANTED = [
     ("_apply.py", "from . import _config", "imported late"),
     ("_apply.py", "def f():\n    from . import config", "cycle: "),
     ("_registry.py", "from .backends import torch", "loaded late"),
-    ("_registry.py", "import_module('rope_array.backends.torch')", "loaded late"),
+    ("_registry.py", "import_module('rope_array._backends.torch')", "loaded late"),
     ("_plan.py", "def f():\n    from ._spec import Spec", "may import"),
     ("_host.py", "from . import _core", "cycle: "),
     ("_namespace.py", "def f():\n    from . import _registry", "cycle: "),
-    ("testing/_definition.py", "from rope_array._plan import Layout", "shares nothing"),
+    ("testing/_definition.py", "from rope_array._spec.plan import Layout", "shares nothing"),
     ("testing/__init__.py", "from .. import apply", "shares nothing"),
     ("testing/__init__.py", "import mpmath", "late, where"),
     ("testing/_run.py", "def f():\n    import torch", "late, where"),
@@ -381,17 +381,17 @@ PLANTED = [
     ("testing/_libraries.py", "import torch", "late, where"),
     ("testing/_libraries.py", "def f():\n    import rope_array", "shares nothing"),
     ("testing/_names.py", "import rope_array", "shares nothing"),
-    ("testing/_names.py", "def f():\n    from rope_array._core import apply", "shares nothing"),
+    ("testing/_names.py", "def f():\n    from rope_array._array_api.rotate import apply", "shares nothing"),
     ("testing/_target.py", "def f():\n    import rope_array", "shares nothing"),
     ("testing/_definition.py", "from ._libraries import rounded", "may import"),
     ("testing/_contract.py", "from rope_array.testing import Target", "may import"),
     ("testing/_judge.py", "from . import _checks", "cycle: "),
-    ("testing/_checks/_bits.py", "from rope_array._plan import Layout", "shares nothing"),
+    ("testing/_checks/_bits.py", "from rope_array._spec.plan import Layout", "shares nothing"),
     ("backends/torch/__init__.py", "from rope_array._apply import apply", "may import"),
     ("backends/torch/__init__.py", "from rope_array import apply", "may import"),
     ("backends/torch/__init__.py", "from ... import _registry", "may import"),
     ("backends/torch/__init__.py", "from ..jax import LIBRARY", "may import"),
-    ("backends/torch/_distributed.py", "from rope_array.backends.dask import LIBRARY", "may import"),
+    ("backends/torch/_distributed.py", "from rope_array._backends.dask import LIBRARY", "may import"),
     ("backends/torch/_distributed.py", "def f():\n    import jax", "its own library"),
     ("backends/dask/__init__.py", "import torch", "its own library"),
     ("backends/jax/__init__.py", "import array_api_compat.torch", "another library's"),
@@ -498,7 +498,7 @@ def test_names_that_users_have() -> None:
     errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
     errors += ["ConfigError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
-    rules += ["Backwards"]
+    rules += ["Reversed"]
     modules = ["config", "convert", "positions"]
     others = ["Axes", "RoPE", "Rotation", "apply", "backends", "diagnose", "explain"]
     assert sorted(rope_array.__all__) == sorted([*errors, *rules, *modules, *others])

@@ -381,7 +381,7 @@ needs_compiler = pytest.mark.skipif(
 def test_lanes_take_their_own_coordinate(lib, name, pairing):
     """Coordinates that differ in every token, which text never has."""
     axes, lanes = LANES[name]
-    assert axes.lanes == lanes
+    assert axes.coordinates == lanes
     pos, x = np.array([[1, 50, 9], [700, 2, 33], [4, 5, 6000]]), normal(2, 3, 16)
     want = turned(x, pos[:, list(lanes)] * np.array(series(16)), pairing)
     got = ra.apply(lib.asarray(x), lib.asarray(pos.astype(np.int32)), axes=axes, pairing=pairing)
@@ -407,7 +407,7 @@ def test_lane_maps_compiled_by_inductor():
 def test_the_fourth_coordinate_of_text_is_not_zero():
     """Qwen3-VL's lanes 61 and 62 turn by the time, as the two before and after them that are left."""
     rope = RoPE(128, base=5e6, pairing="half", axes=ra.Axes.interleaved(24, 20, 20))
-    assert rope.axes.lanes[60:] == (0, 0, 0, 0)
+    assert rope.axes.coordinates[60:] == (0, 0, 0, 0)
     x = np.zeros((1, 128))
     x[0, 61] = x[0, 62] = 1.0
     y = rope.apply(x, [[100_000] * 3])

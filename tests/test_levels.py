@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rope_array.backends import _native
+from rope_array._backends import _native
 
 LEVELS = [*(_native.kernel.level_names() if _native.kernel else ()), "none"]
 

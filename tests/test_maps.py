@@ -198,7 +198,7 @@ def test_frequencies(name: str) -> None:
 @each_map
 def test_lanes(name: str) -> None:
     want = tuple(None if lane is None else lane[0] for lane in MAPS[name].lanes)
-    assert MAPS[name].rope.axes.lanes == want
+    assert MAPS[name].rope.axes.coordinates == want
 
 
 @each_map
@@ -326,7 +326,7 @@ def test_lanes_that_never_turn(lib: Any) -> None:
 def test_a_coordinate_that_drives_nothing() -> None:
     """A position may have more coordinates than the map uses, when it says so."""
     x, pos = features(16, 4), np.arange(16).reshape(4, 4)
-    map_, more = Axes.chunked(2, 3, 3), Axes(Axes.chunked(2, 3, 3).lanes, count=4)
+    map_, more = Axes.chunked(2, 3, 3), Axes(Axes.chunked(2, 3, 3).coordinates, count=4)
     got = RoPE(16, axes=more).apply(x, pos)
     np.testing.assert_array_equal(got, RoPE(16, axes=map_).apply(x, pos[:, :3]))
 

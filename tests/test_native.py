@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array._backends import _native
 from rope_array._errors import RoPEError
-from rope_array._plan import Layout
-from rope_array.backends import _native
+from rope_array._spec.plan import Layout
 from rope_array.testing._contract import assert_contract
 
 if _native.kernel is None and os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"):
@@ -1103,7 +1103,7 @@ def test_other_python_threads_run_during_a_large_call(monkeypatch):
 FORKED = """
     import multiprocessing, os, sys, threading
     import numpy as np, rope_array as ra
-    from rope_array.backends import _native
+    from rope_array._backends import _native
 
     rope = ra.RoPE(64)
     x = np.resize(np.random.default_rng(0).standard_normal(10_007, np.float32), (9001, 64))
@@ -1178,7 +1178,7 @@ def test_odd_numbers_of_threads(text, monkeypatch):
 def test_as_many_threads_as_processors_that_may_be_used():
     script = """
         import os
-        from rope_array.backends import _native
+        from rope_array._backends import _native
         mine = os.sched_getaffinity(0)
         assert _native.kernel.threads_of(0) == len(mine)
         os.sched_setaffinity(0, {min(mine)})
@@ -1196,7 +1196,7 @@ WHICH = """
     import numpy as np, rope_array as ra
     x = np.linspace(-3, 3, 5 * 46, dtype=np.float32).reshape(5, 46)
     y = ra.apply(x, range(5))
-    from rope_array.backends import _native
+    from rope_array._backends import _native
     print(_native.kernel and _native.kernel.level_name())
     print(ra.explain(x, range(5)).path)
     print(hashlib.sha256(y.tobytes()).hexdigest())
@@ -1493,7 +1493,7 @@ def test_what_the_long_way_is_given():
 @pytest.fixture(params=["looked at", "told"])
 def door(request, monkeypatch):
     """The kernel looks at tensors by itself where PyTorch offers that, or is told where they lie."""
-    from rope_array.backends.torch import native
+    from rope_array._backends.torch import native
 
     if request.param == "told":
         monkeypatch.setattr(native, "_SEEN", False)
@@ -1672,7 +1672,7 @@ def test_torch_threads(monkeypatch):
 def test_tensors_that_are_not_for_the_kernel():
     import torch
 
-    from rope_array.backends.torch import native
+    from rope_array._backends.torch import native
 
     if not native._SEEN:
         pytest.skip("this version of PyTorch does not show its tensors")

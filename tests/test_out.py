@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import as_strided
 
 import rope_array as ra
 from rope_array import ArrayTypeError, ShapeError
-from rope_array._namespace import Library
-from rope_array.backends import _native
+from rope_array._array_api.library import Library
+from rope_array._backends import _native
 
 WRITES = pytest.mark.without("strict", "dask", "jax")
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
@@ -962,7 +962,7 @@ class Device:
 
 
 def shares(a, b):
-    from rope_array import _out
+    from rope_array._array_api import out as _out
 
     library = Library("cupy", np)
     return _out._share(*(library.memory(array) for array in (a, b)))
@@ -991,7 +991,7 @@ def test_overlap_is_decided_on_the_device_s_addresses():
 
 @NUMPY
 def test_results_on_the_device_are_held_to_the_same_rules():
-    from rope_array import _out
+    from rope_array._array_api import out as _out
 
     library = Library("cupy", np)
     library.owns = lambda value: isinstance(value, Device)

@@ -10,7 +10,7 @@ import pytest
 
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, PositionError, RoPEError, ShapeError, SpecError
-from rope_array.backends import _native
+from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 KERNEL = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def test_backends_is_a_package_and_a_function():
     assert callable(ra.backends)
     assert rope_array.backends is ra.backends
     assert "backends" in ra.__all__
-    from rope_array.backends import _native as again
+    from rope_array._backends import _native as again
 
     assert again is _native
 
@@ -166,7 +166,7 @@ def test_the_core_by_its_own_name(lib):
 
 
 def test_explain_rotates_nothing(lib, monkeypatch):
-    from rope_array import _core
+    from rope_array._array_api import rotate as _core
 
     def never(*args, **more):
         raise AssertionError("computed")
@@ -374,7 +374,7 @@ def test_names_of_nothing(lib, backend):
 
 # A path whose functions hand all to the core, and count.
 LOOPBACK = """
-    from rope_array import _core
+    from rope_array._array_api import rotate as _core
     from rope_array._registry import library_of
 
     RECORD = ("{name}", {types!r}, "{name}")
@@ -813,7 +813,7 @@ def test_results_are_written_whatever_its_functions_are(packages, form, writes):
 # ---- arrays of its own ----
 
 BOXES = """
-    from rope_array._namespace import Library
+    from rope_array._array_api.library import Library
 
     RECORD = ("boxes", ("boxes:Box",), "boxes")
     name = "boxes"

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rope_array as ra
-from rope_array import _angles, _registry
-from rope_array._namespace import library
-from rope_array.backends import _native
+from rope_array import _registry
+from rope_array._array_api import angles as _angles
+from rope_array._array_api.library import library
+from rope_array._backends import _native
 
 INT32_ENDS = [0, 1, -1, 2, -2, 0xFFFF, 0x10000, -0xFFFF, -0x10000, -0x10001, 2**31 - 1, -(2**31)]
 INT64_ENDS = [2**32 - 1, 2**32, -(2**32), 2**33 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]

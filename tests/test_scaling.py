@@ -236,10 +236,10 @@ def test_the_attention_factor_of_the_rope_stands_in_place_of_the_rules() -> None
 @pytest.mark.parametrize("rule", [None, ra.Linear(4.0), ra.YaRN(4.0, 64), ra.Proportional(0.5)], ids=str)
 def test_backwards_turns_the_other_way(rule: Any, angles: Any) -> None:
     rope = RoPE(16, scaling=rule, angles=angles)
-    other = RoPE(16, scaling=ra.Backwards(rule), angles=angles)
+    other = RoPE(16, scaling=ra.Reversed(rule), angles=angles)
     assert other.frequencies == tuple(-omega for omega in rope.frequencies)
     assert other.amplitude == rope.amplitude
-    assert RoPE(16, scaling=ra.Backwards(ra.Backwards(rule)), angles=angles).frequencies == rope.frequencies
+    assert RoPE(16, scaling=ra.Reversed(ra.Reversed(rule)), angles=angles).frequencies == rope.frequencies
     x = np.random.default_rng(0).standard_normal((3, 16))
     wanted = rope.amplitude**2 * rope.apply(x, range(3), inverse=True)
     np.testing.assert_allclose(other.apply(x, range(3)), wanted, rtol=1e-12)
@@ -247,12 +247,12 @@ def test_backwards_turns_the_other_way(rule: Any, angles: Any) -> None:
 
 def test_backwards_takes_the_lists_of_its_rule() -> None:
     with pytest.raises(SpecError, match="short_factor has 8 numbers"):
-        RoPE(64, scaling=ra.Backwards(ra.LongRoPE(**LONG)))
+        RoPE(64, scaling=ra.Reversed(ra.LongRoPE(**LONG)))
 
 
 # ---- rules that go by the length ----
 
-WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG), ra.Backwards(ra.DynamicNTK(2.0, 4096))]
+WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG), ra.Reversed(ra.DynamicNTK(2.0, 4096))]
 each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope", "backwards"])
 
 
@@ -360,7 +360,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ra.Proportional, {"partial_rotary_factor": 0.5, "factor": 0.0}, "factor"),
     (ra.Periods, {"min_period": 1.0}, "both, or neither"),
     (ra.Periods, {"min_period": 0.0, "max_period": 1.0}, "min_period"),
-    *((ra.Backwards, {"rule": v}, "rule is") for v in (2.0, True, "linear", ra.Linear)),
+    *((ra.Reversed, {"rule": v}, "rule is") for v in (2.0, True, "linear", ra.Linear)),
 ]  # fmt: skip
 
 
@@ -407,8 +407,8 @@ def test_numbers_become_plain_ones() -> None:
         ra.Linear(2.0),
         ra.YaRN(4.0, 64),
         ra.LongRoPE(**LONG, length=5),
-        ra.Backwards(),
-        ra.Backwards(ra.YaRN(4.0, 64)),
+        ra.Reversed(),
+        ra.Reversed(ra.YaRN(4.0, 64)),
     ],
     ids=str,
 )

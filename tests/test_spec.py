@@ -18,7 +18,7 @@ import pytest
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
-from rope_array._spec import plan_of
+from rope_array._spec.spec import plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
@@ -415,7 +415,7 @@ def test_many_specs_in_a_row() -> None:
 
 
 def test_what_is_kept_does_not_grow_for_ever() -> None:
-    from rope_array import _spec
+    from rope_array._spec.spec import spec as _spec
 
     for base in range(1, 1000):
         plan_of(2, base=float(base))

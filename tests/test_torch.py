@@ -290,7 +290,7 @@ COLD = """
     import rope_array as ra
 
     warnings.simplefilter("error")
-    assert not any(name.startswith("rope_array.backends.") for name in sys.modules)
+    assert not any(name.startswith("rope_array._backends.") for name in sys.modules)
     ROPE = ra.RoPE(16, pairing="half")
     function = {function}
     counter = CompileCounter()

@@ -58,14 +58,14 @@ def for_any_machine(request):
 
 @pytest.fixture(scope="module")
 def kernels(wheel):
-    pattern = r"rope_array/backends/_native/_kernel(\.[\w-]+)?\.(so|pyd)"
+    pattern = r"rope_array/_backends/_native/_kernel(\.[\w-]+)?\.(so|pyd)"
     return {name for name in wheel.namelist() if re.fullmatch(pattern, name)}
 
 
 def test_holds_the_sources_the_kernel_and_nothing_else(wheel, kernels):
     files = {name for name in wheel.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     expected = {f"rope_array/{name}" for name in sources(ROOT / "rope_array")}
-    expected |= {f"rope_array/backends/{name}" for name in sources(ROOT / "backends")}
+    expected |= {f"rope_array/_backends/{name}" for name in sources(ROOT / "backends")}
     assert files - kernels == expected
 
 
@@ -80,7 +80,7 @@ def test_holds(wheel, name):
 
 @pytest.mark.parametrize("library", ["torch", "jax", "dask"])
 def test_holds_the_fast_path_of(wheel, library):
-    assert any(name.startswith(f"rope_array/backends/{library}/") for name in wheel.namelist())
+    assert any(name.startswith(f"rope_array/_backends/{library}/") for name in wheel.namelist())
 
 
 def test_holds_a_text_for_the_demo(wheel):
@@ -111,12 +111,12 @@ def test_the_installed_wheel_is_what_is_imported():
 
 
 def test_the_kernel_is_imported_where_there_is_one(kernels, for_any_machine):
-    code = "import pathlib, rope_array.backends._native._kernel as k; print(pathlib.Path(k.__file__).name)"
+    code = "import pathlib, rope_array._backends._native._kernel as k; print(pathlib.Path(k.__file__).name)"
     if for_any_machine:
         with pytest.raises(AssertionError, match=r"No module named .*_kernel"):
             python(code)
     else:
-        assert {f"rope_array/backends/_native/{python(code)}"} == kernels
+        assert {f"rope_array/_backends/_native/{python(code)}"} == kernels
 
 
 def test_works_with_no_optional_library():

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from rope_array._errors import BackendError
-from rope_array._plan import Layout, Plan
+from rope_array._spec.plan import Layout, Plan
 
 # Kind of positions, as drive.hpp numbers them.
 SPACED, INT32, INT64, TABLES = range(4)

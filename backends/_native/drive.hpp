@@ -52,7 +52,7 @@ struct Given {
     int64_t sin_stride[AXES];
 };
 
-// Whether x's axes line up with those of positions: the shape rule of rope_array/_plan.py. `seq_axis` is counted
+// Whether x's axes line up with those of positions: the shape rule of rope_array/_spec/plan.py. `seq_axis` is counted
 // from the front; -1 for a single vector.
 bool lines_up(const Array& array, const Given& given, int seq_axis);
 

@@ -1,6 +1,6 @@
 // What one pass over x needs to know, and the functions that each instruction set level offers.
 //
-// The arithmetic is that of rope_array/_angles.py and rope_array/_rotate.py, operation by operation and without
+// The arithmetic is that of rope_array/_array_api/angles.py and rope_array/_array_api/pairs.py, operation by operation and without
 // contraction into fused multiply-adds: so the bits are those of the core, at every level and for every stride,
 // thread count and company. tests/test_native.py holds it to that.
 #pragma once
@@ -14,7 +14,7 @@ enum Type : int { F32, F64, F16, BF16, TYPES };
 
 constexpr int64_t SIZE[TYPES] = {4, 8, 2, 2};
 
-// Where the pairs stand: see Layout in rope_array/_plan.py.
+// Where the pairs stand: see Layout in rope_array/_spec/plan.py.
 struct Layout {
     int64_t head_dim;
     int64_t start;
@@ -24,7 +24,7 @@ struct Layout {
     bool writes_half;
 };
 
-// The frequency of each lane in turns, in fixed point: see Plan in rope_array/_plan.py.
+// The frequency of each lane in turns, in fixed point: see Plan in rope_array/_spec/plan.py.
 struct Words {
     int64_t lanes;
     const uint64_t* words64;    // round(ω/2π · 2^64)

@@ -46,7 +46,7 @@ ROPE_INLINE void for_rows(int64_t count, const Step& step) {
 
 // ---- positions to cos and sin ----
 
-// The minimax polynomials of rope_array/_angles.py, which says what their errors are.
+// The minimax polynomials of rope_array/_array_api/angles.py, which says what their errors are.
 constexpr float S32[] = {0.7853981256484985f, -0.08074513077735901f, 0.002489370759576559f,
                          -3.5579418181441724e-05f};
 constexpr float C32[] = {-0.3084251284599304f, 0.015854282304644585f, -0.000325863336911425f,

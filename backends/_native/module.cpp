@@ -628,7 +628,7 @@ PyObject* import_numpy() {
 NB_MODULE(_kernel, m) {
     if (!import_numpy()) throw nb::python_error();
     native_name = PyUnicode_InternFromString("native");
-    m.doc() = "The rotation in C++: see rope_array/backends/_native/__init__.py.";
+    m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
     m.def("make_spec", &make_spec);
     m.def("quick", &quick, nb::arg("x").none(), nb::arg("pos").none(), nb::arg("plan"), nb::arg("seq_axis").none(),
           nb::arg("out").none());

@@ -13,11 +13,13 @@ import numpy as np
 from dask.array.core import slices_from_chunks
 from dask.layers import ArrayValuesDep
 
-from rope_array import _core, _host
+from rope_array._array_api import position_input as _host
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import Library
+from rope_array._array_api.library import library as library_of
 from rope_array._errors import ShapeError
-from rope_array._namespace import Library
-from rope_array._namespace import library as library_of
-from rope_array._plan import Layout, Plan, covered_axes, unknown, without_coordinates
+from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.shape_rule import covered_axes, unknown, without_coordinates
 
 name = "dask"
 is_core = False

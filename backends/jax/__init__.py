@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as xp
 
-from rope_array import _core
-from rope_array._kit import Kit
-from rope_array._namespace import Library, numpy_library
-from rope_array._plan import Layout, Plan
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import Library, numpy_library
+from rope_array._array_api.ops import Kit
+from rope_array._spec.plan import Layout, Plan
 
 name = "jax"
 is_core = False

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_array import _core
-from rope_array._namespace import library
-from rope_array._plan import Layout, Plan
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import library
+from rope_array._spec.plan import Layout, Plan
 
 from . import _blocks
 

@@ -5,7 +5,7 @@ an inner loop for each run of memory that its operands share, and starting one c
 elements: so what can be is laid out for one loop over a whole block.
 
 From "interleaved" to "interleaved" pairs are complex numbers (see `_Complex`). Every other rotation is done
-by the products and sums of `rope_array._rotate`, whose bits it has (see `_Halves`).
+by the products and sums of `rope_array._array_api.pairs`, whose bits it has (see `_Halves`).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from rope_array._plan import Layout
+from rope_array._spec.plan import Layout
 
 # Bytes of x, in the dtype of the tables, that are turned at once; scratch is at most five times as much. For
 # 32 heads of 2048 positions and 128 features, float32, halves take 7.5 ms by 64 KiB, 6.7 by 128, 6.3 by 192
@@ -192,7 +192,7 @@ class _Complex:
     """Products of complex numbers, on interleaved pairs: (a + ib)·(c + is).
 
     NumPy's vector loops may fuse a product with the sum, and its loops for numbers with gaps, or for one
-    number, may not. So the bits are not those of `rope_array._rotate`, and for them to be a row's own, one
+    number, may not. So the bits are not those of the array-api backend, and for them to be a row's own, one
     loop does all the work: factors and product lie without gaps, in multiples of any vector's length.
     """
 

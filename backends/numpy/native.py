@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from rope_array import _core
-from rope_array._namespace import dtype_name, library
-from rope_array._plan import Layout, Plan
-from rope_array.backends import _native
-from rope_array.backends.numpy import results
-from rope_array.backends.numpy import supports as supports_plain
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import dtype_name, library
+from rope_array._backends import _native
+from rope_array._backends.numpy import results
+from rope_array._backends.numpy import supports as supports_plain
+from rope_array._spec.plan import Layout, Plan
 
 name = "native"
 writes = True

@@ -9,10 +9,10 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from rope_array import _core
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import Library, Memory
 from rope_array._errors import ArrayTypeError, describe
-from rope_array._namespace import Library, Memory
-from rope_array._plan import Constants, Layout, Plan
+from rope_array._spec.plan import Constants, Layout, Plan
 
 from . import _distributed
 

@@ -7,10 +7,12 @@ both readings are in use; it is refused unless torch's own `implicit_replication
 import sys
 from typing import Any
 
-from rope_array import _core, _host
+from rope_array._array_api import position_input as _host
+from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import Library
 from rope_array._errors import ArrayTypeError, ShapeError, describe
-from rope_array._namespace import Library
-from rope_array._plan import Layout, Plan, covered_axes, without_coordinates
+from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.shape_rule import covered_axes, without_coordinates
 
 _MODULE = "torch.distributed.tensor"
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array import _core
-from rope_array._plan import Layout, Plan, check_line_up, without_coordinates
-from rope_array.backends import _native
-from rope_array.backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast, settled
+from rope_array._array_api import rotate as _core
+from rope_array._backends import _native
+from rope_array._backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast, settled
+from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.shape_rule import check_line_up, without_coordinates
 
 name = "native"
 writes = True

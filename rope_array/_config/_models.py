@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from rope_array._axes import Axes
 from rope_array._errors import SpecError, short
+from rope_array._spec.axes import Axes
 
 Pairing = Literal["interleaved", "half"]
 

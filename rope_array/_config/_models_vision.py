@@ -6,10 +6,10 @@ order in which the model itself has them: (h, w), and (t, h, w) for a clip, unle
 
 from dataclasses import replace
 
-from rope_array._axes import Axes
 from rope_array._config._models import Convention, Part
 from rope_array._errors import SpecError, short
-from rope_array._scaling import Periods
+from rope_array._spec.axes import Axes
+from rope_array._spec.scaling import Periods
 
 _HEADS = ("head_dim", "hidden_size/num_attention_heads", "hidden_size/num_heads")
 _AXIAL = ("axial", "default")

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from rope_array._axes import Axes
 from rope_array._config._document import said
 from rope_array._config._layer import CLASS_OWN, Layer
 from rope_array._config._rules import XDROPE, rule_of
 from rope_array._errors import ConfigError
-from rope_array._frequencies import Scaling, frequencies
-from rope_array._scaling import Backwards, YaRN
-from rope_array._values import integer
+from rope_array._spec.axes import Axes
+from rope_array._spec.frequencies import Scaling, frequencies
+from rope_array._spec.scaling import Reversed, YaRN
+from rope_array._spec.validation import integer
 
 _LAYOUTS: dict[str, Callable[[int, int, int], Axes]] = {
     "chunked": lambda t, h, w: Axes.chunked(t, h, w),
@@ -73,7 +73,7 @@ class Module(Layer):
         rule = rule_of(self, width)
         if convention.sign < 0:
             self.spot.inferred["direction"] = "the other way round"
-            rule = Backwards(rule)
+            rule = Reversed(rule)
         return {**made, **(_of_odd(base, width, rule) if width % 2 else {"scaling": rule})}
 
     # The base

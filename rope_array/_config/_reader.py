@@ -19,8 +19,8 @@ from rope_array._config._tables import (
     check_shape,
 )
 from rope_array._errors import ConfigError
-from rope_array._spec import Spec
-from rope_array._values import number
+from rope_array._spec.spec import Spec
+from rope_array._spec.validation import number
 
 _NO_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
 _UNSAID = object()

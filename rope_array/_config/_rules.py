@@ -10,9 +10,9 @@ from rope_array._config._layer import Layer
 from rope_array._config._models import Convention
 from rope_array._config._tables import Table
 from rope_array._errors import ConfigError
-from rope_array._frequencies import Scaling
-from rope_array._scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
-from rope_array._values import number
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
+from rope_array._spec.validation import number
 
 # fmt: off
 # Read by every rule, or no matter of the rotation.

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rope_array import _values
 from rope_array._config._document import Spot, listed, said
 from rope_array._config._layers import TYPES, with_last
 from rope_array._errors import ConfigError
+from rope_array._spec import validation as _values
 
 # Far above every published config, and small enough that a hostile one costs no time.
 MOST_KEYS = 64

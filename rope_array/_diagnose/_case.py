@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array import _host
-from rope_array._apply import RoPE
+from rope_array._array_api import position_input as _host
+from rope_array._array_api.library import POSITION_DTYPES, X_DTYPES, dtype_name, library
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
-from rope_array._frequencies import Scaling
-from rope_array._namespace import POSITION_DTYPES, X_DTYPES, dtype_name, library
-from rope_array._plan import check_line_up
-from rope_array._values import positive, sequence
+from rope_array._rope import RoPE
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.shape_rule import check_line_up
+from rope_array._spec.validation import positive, sequence
 
 Floats: TypeAlias = NDArray[np.float64]
 Complex: TypeAlias = NDArray[np.complex128]

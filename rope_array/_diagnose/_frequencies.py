@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rope_array._apply import RoPE
 from rope_array._diagnose._case import Case, Complex, Floats
 from rope_array._diagnose._rounding import CUTS
 from rope_array._errors import SpecError
-from rope_array._frequencies import Scaling
-from rope_array._scaling import Linear, Llama3, Proportional, YaRN
+from rope_array._rope import RoPE
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.scaling import Linear, Llama3, Proportional, YaRN
 
 # Bases of published models, the commonest first.
 BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6, 1e7, 1e8, 1e9, 1e11)

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._axes import Axes
 from rope_array._diagnose._case import Case, Floats, Indices
 from rope_array._diagnose._frequencies import Series, anchored, estimate_frequencies
 from rope_array._diagnose._mixes import Sums
 from rope_array._errors import SpecError
+from rope_array._spec.axes import Axes
 
 
 def lane_map(sums: Sums, rows: Floats, amplitude: float, case: Case) -> tuple[Indices, Floats]:

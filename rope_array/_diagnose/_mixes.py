@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rope_array._diagnose._case import Case, Complex, Floats, Indices
-from rope_array._spec import Pairing
+from rope_array._spec.spec import Pairing
 
 PAIRINGS: tuple[Pairing, Pairing] = ("interleaved", "half")
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rope_array._apply import RoPE
 from rope_array._diagnose._case import EPS32, LOOSEST, Case
 from rope_array._diagnose._positions import Positions
+from rope_array._rope import RoPE
 
 _SHOWN = 8
 

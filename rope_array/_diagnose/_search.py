@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._apply import RoPE
-from rope_array._axes import Axes
 from rope_array._diagnose._case import Case, Floats, Indices
 from rope_array._diagnose._frequencies import (
     BASES,
@@ -28,8 +26,10 @@ from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, note
 from rope_array._diagnose._rounding import narrow_tables
 from rope_array._diagnose._verdict import judge
 from rope_array._errors import SpecError
-from rope_array._frequencies import Scaling
-from rope_array._scaling import Linear, Periods
+from rope_array._rope import RoPE
+from rope_array._spec.axes import Axes
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.scaling import Linear, Periods
 
 
 class Search:
@@ -138,7 +138,7 @@ class Search:
         lanes, omegas = lane_map(sums, positions.rows, size, self.case)
         kept = len(self.kept)
         for axes, text in axes_guesses(lanes, positions.coordinates, mix.blocks):
-            drivers = np.array([-1 if a is None else a for a in axes.lanes])
+            drivers = np.array([-1 if a is None else a for a in axes.coordinates])
             if len(drivers) == len(lanes) and ((lanes < 0) | (lanes == drivers)).all():
                 self._on_axes(axes, text, mix, size, omegas, lanes, positions)
         if len(self.kept) == kept and mix.blocks == 1:
@@ -150,7 +150,7 @@ class Search:
         positions: Positions, last: bool = False,
     ) -> None:  # fmt: skip
         head_dim = self.case.x.shape[1]
-        drivers = np.array([a or 0 for a in axes.lanes])
+        drivers = np.array([a or 0 for a in axes.coordinates])
         omegas = by_each[drivers, np.arange(len(lanes))]
         exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(mix.width)])
         seen = np.isfinite(omegas)
@@ -408,7 +408,7 @@ def _sense(rope: RoPE | None) -> Any:
     if rope is None:
         return None
     layout = rope.head_dim, rope.rotary_dim, rope.rotary_start, rope.pairing, rope.out_pairing
-    drivers = rope.axes and (rope.axes.lanes, rope.axes.blocks)
+    drivers = rope.axes and (rope.axes.coordinates, rope.axes.blocks)
     return (*layout, drivers, float(f"{rope.amplitude:.6g}"), tuple(f"{w:.8g}" for w in rope.frequencies))
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rope_array._apply import RoPE
-from rope_array._axes import Axes
 from rope_array._diagnose._case import EPS32, Case, Floats, Indices
 from rope_array._diagnose._frequencies import shortest
 from rope_array._diagnose._mixes import features_of_pairs
 from rope_array._diagnose._positions import Positions
 from rope_array._diagnose._report import Explanation, code_of
 from rope_array._errors import ShapeError, SpecError
+from rope_array._rope import RoPE
+from rope_array._spec.axes import Axes
 
 _ESTIMATED = 2.0  # tolerances: an estimate is made of the rounded output, so that it has errors too
 
@@ -67,7 +67,7 @@ def _errors(
     """Largest error and its mean square, relative to pairs, and the largest in units of the tolerance."""
     size, allowed = abs(rows), np.full(rows.shape, case.tol)
     norm = np.maximum(*(np.hypot(y[:, out[0]], y[:, out[1]]) for y in (rows, case.y)))
-    at = positions.rows[:, None] if axes is None else positions.rows[:, [a or 0 for a in axes.lanes]]
+    at = positions.rows[:, None] if axes is None else positions.rows[:, [a or 0 for a in axes.coordinates]]
     loose = case.allowed(at * omegas)
     for feature in out:
         size[:, feature] = norm

@@ -8,9 +8,10 @@ splits its floats in the function that makes the tables, so that a tracer sees i
 from numbers import Integral, Real
 from typing import Any
 
-from ._errors import ArrayTypeError, PositionError, ShapeError, describe, short
-from ._kit import Kit
-from ._namespace import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_scalar
+from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe, short
+
+from .library import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_scalar
+from .ops import Kit
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
 _FLOAT_LIMIT = 2.0**31

@@ -13,8 +13,9 @@ bits depend neither on a library's sin nor on whether an element fell into a vec
 
 from typing import Any
 
-from ._kit import Kit
-from ._plan import Constants, Plan
+from rope_array._spec.plan import Constants, Plan
+
+from .ops import Kit
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
 # the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and

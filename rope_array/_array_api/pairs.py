@@ -8,8 +8,9 @@ so an array split along any other axis stays as it is.
 
 from typing import Any
 
-from ._kit import Kit
-from ._plan import Layout
+from rope_array._spec.plan import Layout
+
+from .ops import Kit
 
 
 def rotate(x: Any, cos: Any, sin: Any, layout: Layout, kit: Kit) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from ._errors import SpecError
-from ._values import integer, sequence, truth
+from rope_array._errors import SpecError
+
+from .validation import integer, sequence, truth
 
 _MOST = 2**16  # far beyond every head
 
@@ -17,12 +18,12 @@ class Axes:
     """A lane-to-axis map: which coordinate of a position drives each lane, and by which frequency.
 
     With `axes`, positions have one more, last, axis: their coordinates, such as (t, h, w). Lane i turns by
-    coordinate ``lanes[i]`` times the frequency of number ``indices[i]`` in that coordinate's series, which is
+    coordinate ``coordinates[i]`` times the frequency of number ``indices[i]`` in that coordinate's series, which is
     base^(-2j/width) for j = 0, 1, ... or what the rope's scaling makes of it.
 
     Parameters
     ----------
-    lanes : sequence of int or None
+    coordinates : sequence of int or None
         For each of the rotary_dim/2 lanes the coordinate, from 0, that drives it. None: it never turns.
     indices : sequence of int, optional
         For each lane the number of its frequency. By default, where `widths` is None, lane i takes frequency
@@ -33,7 +34,7 @@ class Axes:
     blocks : int
         The rotated slice is cut into so many equal blocks, and pairs stand inside a block.
     count : int, optional
-        How many coordinates a position has. By default as many as `lanes` names.
+        How many coordinates a position has. By default as many as `coordinates` names.
 
     Raises
     ------
@@ -55,7 +56,7 @@ class Axes:
     (2, 8)
     """
 
-    lanes: tuple[int | None, ...]
+    coordinates: tuple[int | None, ...]
     _: KW_ONLY
     indices: tuple[int, ...] | None = None
     widths: tuple[int, ...] | None = None
@@ -64,17 +65,17 @@ class Axes:
 
     def __post_init__(self) -> None:
         lanes = tuple(
-            None if a is None else integer(f"lanes[{i}]", a, 0)
-            for i, a in enumerate(sequence("lanes", self.lanes, "a sequence of coordinates' numbers"))
+            None if a is None else integer(f"coordinates[{i}]", a, 0)
+            for i, a in enumerate(
+                sequence("coordinates", self.coordinates, "a sequence of coordinates' numbers")
+            )
         )
         named = max((a + 1 for a in lanes if a is not None), default=0)
         count = max(named, 1) if self.count is None else integer("count", self.count, 1)
         if count < named:
-            raise SpecError(
-                f"count is {count}, and lanes name coordinate {named - 1}; give at least {named}."
-            )
+            raise SpecError(f"count is {count}, and coordinates names {named - 1}; give at least {named}.")
         settled: dict[str, Any] = {
-            "lanes": lanes,
+            "coordinates": lanes,
             "count": count,
             "indices": _integers("indices", self.indices, 0, len(lanes), "lane"),
             "widths": _integers("widths", self.widths, 1, count, "coordinate"),
@@ -114,13 +115,13 @@ class Axes:
         numbers = self.indices or self._counted()
         return [
             None if a is None else (self.widths[a] if self.widths else rotary_dim, number)
-            for a, number in zip(self.lanes, numbers, strict=True)
+            for a, number in zip(self.coordinates, numbers, strict=True)
         ]
 
     def _counted(self) -> Sequence[int]:
         if self.widths is None:
-            return range(len(self.lanes))
-        return [self.lanes[:i].count(a) for i, a in enumerate(self.lanes)]
+            return range(len(self.coordinates))
+        return [self.coordinates[:i].count(a) for i, a in enumerate(self.coordinates)]
 
     @classmethod
     def chunked(cls, *sections: int) -> Axes:
@@ -142,7 +143,7 @@ class Axes:
         Examples
         --------
         >>> import rope_array as ra
-        >>> ra.Axes.chunked(2, 1, 1).lanes
+        >>> ra.Axes.chunked(2, 1, 1).coordinates
         (0, 0, 1, 2)
         """
         return cls(tuple(a for a, n in enumerate(_sections(sections)) for _ in range(n)), count=len(sections))
@@ -175,7 +176,7 @@ class Axes:
         Examples
         --------
         >>> import rope_array as ra
-        >>> ra.Axes.interleaved(4, 2, 2).lanes
+        >>> ra.Axes.interleaved(4, 2, 2).coordinates
         (0, 1, 2, 0, 1, 2, 0, 0)
         """
         n, total = len(_sections(sections)), sum(sections)
@@ -214,7 +215,7 @@ class Axes:
         Examples
         --------
         >>> import rope_array as ra
-        >>> ra.Axes.alternating(2, 2, 2).lanes
+        >>> ra.Axes.alternating(2, 2, 2).coordinates
         (1, 2, 1, 2, 0, 0)
         """
         if len({*_sections((h, w))}) > 1:
@@ -296,7 +297,7 @@ class Axes:
         Examples
         --------
         >>> import rope_array as ra
-        >>> ra.Axes.even_odd(8).lanes, ra.Axes.even_odd(8).indices
+        >>> ra.Axes.even_odd(8).coordinates, ra.Axes.even_odd(8).indices
         ((0, 0, 1, 1), (0, 2, 1, 3))
         """
         if integer("rotary_dim", rotary_dim, 0) % 4:

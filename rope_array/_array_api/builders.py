@@ -6,11 +6,12 @@ Each function returns the parts of a Rotation: cos, sin, and where the pairs sta
 import math
 from typing import Any
 
-from . import _core
-from ._angles import floats, product_cos_sin
-from ._errors import ShapeError, SpecError
-from ._namespace import Library
-from ._plan import Constants, Layout, Plan
+from rope_array._errors import ShapeError, SpecError
+from rope_array._spec.plan import Constants, Layout, Plan
+
+from . import rotate as _core
+from .angles import floats, product_cos_sin
+from .library import Library
 
 Tables = tuple[Any, Any, dict[Layout, tuple[()]]]
 

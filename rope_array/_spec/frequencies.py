@@ -12,7 +12,7 @@ from decimal import Context, Decimal, localcontext
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from ._errors import SpecError, short
+from rope_array._errors import SpecError, short
 
 Omegas: TypeAlias = Sequence[float]
 # A word must be right to half a unit in its last of 96 bits (29 digits) and lane i is the i-th power of a

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from ._errors import ArrayTypeError, describe, library_name
-from ._kit import Kit
-from ._plan import Constants
+from rope_array._errors import ArrayTypeError, describe, library_name
+from rope_array._spec.plan import Constants
+
+from .ops import Kit
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from . import _errors, _frequencies, _making, _namespace, _values
+from rope_array import _errors
+from rope_array._array_api import library as _namespace
+from rope_array._spec import frequencies as _frequencies
+from rope_array._spec import validation as _values
+
+from . import _factory as _making
 
 
 class Block(NamedTuple):

@@ -6,13 +6,15 @@ A fast path offers the same three functions, `apply`, `tables` and `rotate`; mos
 from collections.abc import Iterator
 from typing import Any
 
-from . import _host
-from ._angles import by_lane, cos_sin, floats, product_cos_sin, split
-from ._errors import ArrayTypeError, RoPEError, ShapeError, describe
-from ._kit import Kit
-from ._namespace import X_DTYPES, Library, dtype_name
-from ._plan import Layout, Plan, check_line_up, placement, sequence_axis, unknown, without_coordinates
-from ._rotate import rotate as turn
+from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, describe
+from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.shape_rule import check_line_up, placement, sequence_axis, unknown, without_coordinates
+
+from . import position_input as _host
+from .angles import by_lane, cos_sin, floats, product_cos_sin, split
+from .library import X_DTYPES, Library, dtype_name
+from .ops import Kit
+from .pairs import rotate as turn
 
 Arrays = tuple[Any, ...]
 

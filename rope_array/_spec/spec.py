@@ -7,11 +7,12 @@ from itertools import count
 from threading import Lock
 from typing import Any, ClassVar, Literal, get_args
 
-from ._axes import Axes
-from ._errors import SpecError, short
-from ._frequencies import Scaling, float32, frequencies, turns
-from ._plan import Constants, Coordinates, Layout, Plan
-from ._values import choice, instance, integer, number, positive, sequence
+from rope_array._errors import SpecError, short
+
+from .axes import Axes
+from .frequencies import Scaling, float32, frequencies, turns
+from .plan import Constants, Coordinates, Layout, Plan
+from .validation import choice, instance, integer, number, positive, sequence
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -105,17 +106,17 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
     if value is not None:
         width = integer(name, value, 0)
     elif axes is not None:
-        width = 2 * len(axes.lanes)
+        width = 2 * len(axes.coordinates)
     else:
         width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
-    if axes is not None and 2 * len(axes.lanes) != width:
+    if axes is not None and 2 * len(axes.coordinates) != width:
         raise SpecError(
-            f"axes has {len(axes.lanes)} lanes, and rotary_dim is {width}; give a map of {width // 2} lanes, "
-            f"or rotary_dim={2 * len(axes.lanes)}."
+            f"axes has {len(axes.coordinates)} lanes, and rotary_dim is {width}; give a map of {width // 2} lanes, "
+            f"or rotary_dim={2 * len(axes.coordinates)}."
         )
     if axes is not None and start + width > head_dim:
         raise SpecError(
-            f"axes has {len(axes.lanes)} lanes, of two features each from rotary_start {start} on, beyond "
+            f"axes has {len(axes.coordinates)} lanes, of two features each from rotary_start {start} on, beyond "
             f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} lanes."
         )
     if start + width > head_dim:
@@ -199,7 +200,7 @@ def _coordinates(spec: Spec) -> Coordinates | None:
     if spec.axes is None:
         return None
     assert spec.axes.count is not None
-    lanes = spec.axes.lanes
+    lanes = spec.axes.coordinates
     moves = Constants([float(a is not None) for a in lanes]) if None in lanes else None
     return Coordinates(spec.axes.count, Constants([a or 0 for a in lanes]), moves)
 
@@ -208,7 +209,7 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     """Return the numbers the angles are made of, one per lane."""
     if spec.inv_freq is not None:
         given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
-        driven = spec.axes.lanes if spec.axes else spec.inv_freq
+        driven = spec.axes.coordinates if spec.axes else spec.inv_freq
         return tuple(Decimal(0 if a is None else w) for w, a in zip(given, driven, strict=True))
     sources = _sources(spec)
     series = {

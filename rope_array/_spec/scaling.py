@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
-from ._errors import SpecError
-from ._frequencies import Omegas, Scaling, divided
-from ._values import choice, instance, integer, number, positive, sequence, truth
+from rope_array._errors import SpecError
+
+from .frequencies import Omegas, Scaling, divided
+from .validation import choice, instance, integer, number, positive, sequence, truth
 
 
 @dataclass(frozen=True)
@@ -553,7 +554,7 @@ class Periods(Scaling):
 
 
 @dataclass(frozen=True)
-class Backwards(Scaling):
+class Reversed(Scaling):
     """Turning the other way: the frequencies of another rule, or of none, with their signs changed.
 
     Nanochat's models turn so: features (a, b) become (a·cos + b·sin, b·cos - a·sin).
@@ -571,9 +572,9 @@ class Backwards(Scaling):
     Examples
     --------
     >>> import rope_array as ra
-    >>> ra.RoPE(4, scaling=ra.Backwards()).frequencies
+    >>> ra.RoPE(4, scaling=ra.Reversed()).frequencies
     (-1.0, -0.01)
-    >>> ra.RoPE(4, scaling=ra.Backwards(ra.Linear(2.0))).frequencies
+    >>> ra.RoPE(4, scaling=ra.Reversed(ra.Linear(2.0))).frequencies
     (-0.5, -0.005)
     """
 
@@ -604,8 +605,8 @@ class Backwards(Scaling):
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [-omega for omega in self._turned._stretched(omegas, base, width)]
 
-    def _at_length(self, length: int) -> "Backwards":
-        return Backwards(self.rule and self.rule._at_length(length))
+    def _at_length(self, length: int) -> "Reversed":
+        return Reversed(self.rule and self.rule._at_length(length))
 
     def _check_series(self, width: int, count: int) -> None:
         self._turned._check_series(width, count)

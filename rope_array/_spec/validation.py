@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from ._errors import SpecError, describe, short
+from rope_array._errors import SpecError, describe, short
 
 
 def integer(name: str, value: Any, least: int) -> int:

@@ -6,8 +6,9 @@ exactly, by NumPy's solver, up to a limit of work: what is not decided is refuse
 
 from typing import Any
 
-from ._errors import ArrayTypeError, ShapeError, describe
-from ._namespace import Library, Memory
+from rope_array._errors import ArrayTypeError, ShapeError, describe
+
+from .library import Library, Memory
 
 # Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
 _MOST_WORK = 100_000

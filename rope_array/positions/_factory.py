@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from . import _errors, _namespace, _registry
+from rope_array import _errors, _registry
+from rope_array._array_api import library as _namespace
 
 SIGNED = frozenset(name for name in _namespace.POSITION_DTYPES if "int" in name)
 REAL = frozenset({"float32", "float64"})

@@ -16,7 +16,13 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from . import _errors, _making, _mrope, _namespace, _plan, _values
+from rope_array import _errors
+from rope_array._array_api import library as _namespace
+from rope_array._spec import shape_rule as _shape_rule
+from rope_array._spec import validation as _values
+
+from . import _factory as _making
+from . import _mrope
 
 __all__ = [
     "context_parallel",
@@ -728,7 +734,7 @@ def mrope(
 def _sequences(cu_seqlens: Any) -> Any:
     """Return how many sequences cumulative lengths are of."""
     shape = _making.shape_of("cu_seqlens", cu_seqlens)
-    if len(shape) != 1 or _plan.unknown(shape[0]) or shape[0] < 1:
+    if len(shape) != 1 or _shape_rule.unknown(shape[0]) or shape[0] < 1:
         raise _errors.ShapeError(
             f"cu_seqlens is {_errors.describe(cu_seqlens)}; give the cumulative lengths of n sequences, from "
             "0, in one array of n + 1."
@@ -798,7 +804,7 @@ def _axis(array: Any, axis: Any) -> int:
 
 def _chunk(length: Any, size: int, pieces: int) -> Any:
     """Return how many tokens one chunk has."""
-    if _plan.unknown(length):
+    if _shape_rule.unknown(length):
         raise _errors.ShapeError("the sequence is of unknown length; compute its size first.")
     if length % (pieces * size):
         times = "2·size" if pieces == 2 else "size"

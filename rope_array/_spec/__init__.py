@@ -1,0 +1,1 @@
+"""The spec of a rotary embedding as plain numbers: no arrays."""
