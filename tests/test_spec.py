@@ -415,7 +415,7 @@ def test_many_specs_in_a_row() -> None:
 
 
 def test_what_is_kept_does_not_grow_for_ever() -> None:
-    from rope_array._spec.spec import spec as _spec
+    from rope_array._spec import spec as _spec
 
     for base in range(1, 1000):
         plan_of(2, base=float(base))
