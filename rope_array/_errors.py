@@ -62,6 +62,11 @@ def short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def printable(text: str) -> str:
+    """Escape the control characters of a text from elsewhere: a terminal would obey them."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def library_name(value: Any) -> str:
     """Name the library an array comes from, as a user would write it."""
     for cls in type(value).__mro__:

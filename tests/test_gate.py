@@ -357,9 +357,9 @@ def test_the_first_call_of_a_process_decides_nothing():
             else:
                 rope.apply(torch.ones(5, 16), 3)
         for x in (torch.ones(5, 16), torch.ones(5, 16, requires_grad=True)):
-            print(ra.explain(x, 3, rope).path)
+            print(ra.explain(x, 3, rope).backend)
             with torch.inference_mode():
-                print(ra.explain(torch.ones(5, 16), 3, rope).path)
+                print(ra.explain(torch.ones(5, 16), 3, rope).backend)
     """
     for context in ("inference", "no_grad", "autocast", "meta", "vmap", "forward"):
         assert child.run(script, context).split() == ["native"] * 4, context

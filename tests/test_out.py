@@ -994,21 +994,21 @@ def test_results_on_the_device_are_held_to_the_same_rules():
     from rope_array._array_api import out as _out
 
     library = Library("cupy", np)
-    library.owns = lambda value: isinstance(value, Device)
-    library.together = lambda a, b: True
+    library.is_array = lambda value: isinstance(value, Device)
+    library.same_device = lambda a, b: True
     x, apart = Device(4096, (5, 16), (64, 4)), Device(8192, (5, 16), (64, 4))
-    assert _out.settled(apart, x, (x,), (), library) == (apart,)
-    assert _out.settled(x, x, (x,), (3,), library) == (x,)
+    assert _out.check_outs(apart, x, (x,), (), library) == (apart,)
+    assert _out.check_outs(x, x, (x,), (3,), library) == (x,)
     for out, says in [
         (Device(4100, (5, 16), (64, 4)), "out shares memory with x"),
         (Device(8192, (5, 16), (0, 4)), "share memory"),
         (Device(8192, (5, 16), (64, 4), read_only=True), "read-only"),
     ]:
         with pytest.raises(ArrayTypeError, match=says):
-            _out.settled(out, x, (x,), (), library)
+            _out.check_outs(out, x, (x,), (), library)
     tables = (apart, Device(12288, (5, 8), (32, 4)))
     with pytest.raises(ArrayTypeError, match="the positions or tables"):
-        _out.settled(Device(12288, (5, 16), (64, 4)), x, (x,), tables, library)
+        _out.check_outs(Device(12288, (5, 16), (64, 4)), x, (x,), tables, library)
 
 
 # ---- which path writes ----
