@@ -15,7 +15,7 @@ from rope_array._backends import _native
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 KERNEL = pytest.mark.skipif(
     _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-    reason=_native.missing() or "built",
+    reason=_native.unavailable_reason() or "built",
 )
 BUILTIN = ["native", "numpy", "native", "torch", "jax", "dask", "array-api"]
 PATHS = {
@@ -321,7 +321,7 @@ def test_each_path_by_name(lib):
                 ra.apply((x, x), pos, ROPE, backend=name)[1],
                 ROPE.rotation(pos, like=x, backend=name).apply(x, backend=name),
             ):
-                assert lib.is_array(y)
+                assert lib.owns(y)
                 assert np.allclose(lib.to_numpy(y), want, atol=1e-6)
 
 

@@ -54,6 +54,10 @@ class Torch(Library):
                 "has no one meaning after it. Give its get_data(), and keep the mask beside it."
             )
 
+    def check_mix(self, xs: Any, source: Source) -> None:
+        if _distributed.is_placed(*xs, *source.arrays):
+            _distributed.check(xs, source.arrays[0])
+
     def check_out(self, out: Any, read: Any) -> None:
         tensors = [one for one in (out, *read) if isinstance(one, torch.Tensor)]
         _check_recorded(tensors)

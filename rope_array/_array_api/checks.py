@@ -16,6 +16,7 @@ Arrays = tuple[Any, ...]
 def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> None:
     """Check a whole call but for the values of positions: arrays, source, and that they line up."""
     check_arrays(xs, lib)
+    lib.check_mix(xs, source)
     _check_widths_and_devices(xs, source.layout, lib)
     if isinstance(source, Tables):
         _check_tables(xs, source, lib)
@@ -28,6 +29,7 @@ def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> None:
 
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:
     """Check a call that makes tables in the compute dtype of `like`, an array that is checked."""
+    lib.check_mix((like,), source)
     check_positions(source, like, lib)
     if source.inv_freq is None:
         return

@@ -14,6 +14,7 @@ from rope_array._errors import ArrayTypeError, describe, library_name
 from rope_array._spec.plan import Constants
 
 from .ops import ArrayOps
+from .source import Source
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(
@@ -67,6 +68,9 @@ class Library:
 
     def check_supported(self, value: Any) -> None:
         """Raise for arrays without plain elementwise arithmetic: masked, nested, sparse."""
+
+    def check_mix(self, xs: tuple[Any, ...], source: Source) -> None:
+        """Raise for arrays of one call that have no common meaning, such as local and distributed tensors."""
 
     def device(self, x: Any) -> Any:
         """Return the device of x."""

@@ -122,7 +122,7 @@ def _check_disjoint(name: str, memory: Memory, what: str, other: Memory | None, 
     how = "shares memory with" if shared else "may share memory with"
     same = ", or x itself to rotate in place" if may_be_same else ""
     raise ArrayTypeError(
-        f"{name} {how} {what}, which is read while it is written; give memory that is not shared{same}."
+        f"{name} {how} {what}, which is read while it is written; give memory apart from it{same}."
     )
 
 

@@ -63,8 +63,8 @@ def read_positions(pos: Any, x: Any, lib: Library, use_float64: bool) -> tuple[A
     if _all_integers(pos):
         return _from_values(_map(lambda p: _checked_integer(p, ops), pos), integer, ops), None
     real = ops.xp.float64 if use_float64 else ops.xp.float32
-    fraction = _map(lambda p: float(p) - _nearest(p), pos)
-    return _from_values(_map(_nearest, pos), integer, ops), _from_values(fraction, real, ops)
+    nearest, fraction = _map(_nearest, pos), _map(lambda p: float(p) - _nearest(p), pos)
+    return _from_values(nearest, integer, ops), _from_values(fraction, real, ops)
 
 
 def is_host(pos: Any) -> bool:
