@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from rope_array._errors import SpecError, short
 
-from .axes import Axes
+from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
 from .plan import Constants, Coordinates, Layout, Plan
-from .validation import choice, instance, integer, number, positive, sequence
+from .validation import MOST_FEATURES, choice, instance, integer, invertible, number, positive, sequence
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -81,6 +81,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
     axes = instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
     pairing = choice("pairing", spec.pairing, get_args(Pairing))
+    factor = spec.attention_factor
     return {
         "head_dim": head_dim,
         "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
@@ -91,14 +92,15 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "scaling": instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
-        "attention_factor": _amplitude(spec.attention_factor),
+        "attention_factor": None if factor is None else invertible("attention_factor", factor),
         "angles": choice("angles", spec.angles, get_args(Angles)),
     }
 
 
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None where it is the same, so that dataclasses.replace(rope, pairing=...) changes both.
-    return None if value is None or choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
+    checked = pairing if value is None else choice("out_pairing", value, get_args(Pairing))
+    return None if checked == pairing else checked
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:
@@ -124,24 +126,14 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
+    if width > MOST_FEATURES:
+        raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MOST_FEATURES}.")
     if width % 2:
         raise SpecError(
             f"{name} is {width}, odd; features turn in pairs, so the rotated width must be even: "
             f"give rotary_dim={width - 1} to leave one feature unrotated."
         )
     return width
-
-
-def _amplitude(value: Any) -> float | None:
-    if value is None:
-        return None
-    # 0 has no inverse, and a negative factor would be a half turn that no model means.
-    factor = positive("attention_factor", value, "a finite number above 0, or None")
-    if not math.isfinite(1 / factor):
-        raise SpecError(
-            f"attention_factor is {factor}, whose inverse is beyond floats; give one nearer to 1."
-        )
-    return factor
 
 
 def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
@@ -171,7 +163,7 @@ _NEED = (
 def _plan(spec: Spec) -> Plan | None:
     """Return the plan; None where a rule waits for a length, what can be checked without it being checked."""
     if spec.scaling is not None and not spec.scaling.resolved:
-        for width, terms in _series(_sources(spec)):
+        for width, terms in series_lengths(_sources(spec)).items():
             spec.scaling._check_series(width, terms)
         return None
     factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
@@ -214,19 +206,9 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     sources = _sources(spec)
     series = {
         width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
-        for width, terms in _series(sources)
+        for width, terms in series_lengths(sources).items()
     }
     return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
-
-
-def _series(sources: list[tuple[int, int] | None]) -> list[tuple[int, int]]:
-    """Return the width and the length of each series that lanes take from.
-
-    All of a series, even where lanes take a part: a rule may go by the whole.
-    """
-    taken = [source for source in sources if source is not None]
-    widths = dict.fromkeys(width for width, _ in taken)
-    return [(width, max((width + 1) // 2, *(n + 1 for w, n in taken if w == width))) for width in widths]
 
 
 def _sources(spec: Spec) -> list[tuple[int, int] | None]:

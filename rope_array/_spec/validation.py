@@ -1,20 +1,33 @@
-"""Checks of plain values: each returns what it was given as a plain Python value, or says what is wrong."""
+"""Checks of plain values: each returns the value as a plain Python one, or raises a SpecError.
+
+The limits here bound all work on a spec. They are far beyond every model, and keep the work below a second.
+"""
 
 import math
 import operator
 from collections.abc import Sequence
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
 from rope_array._errors import SpecError, describe, short
 
+MOST_FEATURES = 2**16  # rotated in one head
+MOST_PAIRS = MOST_FEATURES // 2  # and so many frequencies, divisors or coordinates in one spec
 
-def integer(name: str, value: Any, least: int) -> int:
-    """Return a Python int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.")
-    if (number := operator.index(value)) < least:
+
+def integer(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """Return a Python int from `least` to `most`, by default of 64 bits."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.") from None
+    if number < least:
         raise SpecError(f"{name} is {short(number)}; give an int of at least {least}.")
+    if number > most:
+        raise SpecError(f"{name} is {short(number)}; give an int of at most {most}.")
     return number
 
 
@@ -23,34 +36,43 @@ def number(name: str, value: Any, need: str = "a finite number") -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
-        made = float(value)
+        number = float(value)
     except (TypeError, OverflowError):
         raise SpecError(f"{name} is {describe(value)}; give {need}.") from None
-    if not math.isfinite(made):
-        raise SpecError(f"{name} is {made}; give {need}.")
-    return made
+    if not math.isfinite(number):
+        raise SpecError(f"{name} is {number}; give {need}.")
+    return number
 
 
 def positive(name: str, value: Any, need: str = "a finite number above 0") -> float:
     """Return a finite float above 0."""
-    made = number(name, value, need)
-    if made <= 0:
-        raise SpecError(f"{name} is {made}; give {need}.")
-    return made
+    factor = number(name, value, need)
+    if factor <= 0:
+        raise SpecError(f"{name} is {factor}; give {need}.")
+    return factor
+
+
+def invertible(name: str, value: Any) -> float:
+    """Return a factor on cos and sin: a finite float above 0 with a finite inverse."""
+    # A negative factor would add half a turn, which no model means.
+    factor = positive(name, value)
+    if not math.isfinite(1 / factor):
+        raise SpecError(f"{name} is {factor}, whose inverse is beyond floats; give one nearer to 1.")
+    return factor
 
 
 def truth(name: str, value: Any) -> bool:
-    """Return a bool, which nothing else stands for."""
+    """Return a bool, and take no other value for one."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} is {describe(value)}; give True or False.")
     return value
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return one of the strings allowed."""
+    """Return the allowed string that the value is equal to."""
     if not isinstance(value, str) or value not in allowed:
         raise SpecError(f"{name} is {short(value)}; give one of {', '.join(map(repr, allowed))}.")
-    return str(value)
+    return allowed[allowed.index(value)]
 
 
 def instance(name: str, value: Any, kind: type, need: str) -> Any:
@@ -61,8 +83,12 @@ def instance(name: str, value: Any, kind: type, need: str) -> Any:
     return value
 
 
-def sequence(name: str, value: Any, need: str) -> Sequence[Any]:
-    """Return a sequence that is no string, as it is."""
+def sequence(name: str, value: Any, need: str) -> tuple[Any, ...]:
+    """Return the items of a sequence that is no string, at most `MOST_PAIRS`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise SpecError(f"{name} is {describe(value)}; give {need}.")
-    return value
+    # No len(): a range of 10**30 has none, and a class may return a wrong one.
+    items = tuple(islice(value, MOST_PAIRS + 1))
+    if len(items) > MOST_PAIRS:
+        raise SpecError(f"{name} has more than {MOST_PAIRS} items; give at most {MOST_PAIRS}.")
+    return items
