@@ -440,3 +440,25 @@ def test_one_liners_take_rules_and_maps(lib: Any) -> None:
     found = lib.to_numpy(ra.apply(x, [1, 2, 70], scaling=rule, pairing="half"))
     wanted = lib.to_numpy(RoPE(16, scaling=rule, pairing="half").apply(x, [1, 2, 70]))
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["Linear", "Llama3", "LongRoPE", "Reversed"])
+def test_records_without_fields_are_refused(name: str) -> None:
+    """`object.__new__` makes them, even where the class has defaults; so does tracing by Dynamo."""
+    rule = object.__new__(getattr(ra, name))
+    for make in (lambda: RoPE(8, scaling=rule), lambda: ra.apply(np.ones(8), 1, scaling=rule)):
+        with pytest.raises(SpecError, match=f"{name} without its fields") as caught:
+            make()
+        assert faults_of(str(caught.value)) == []
+
+
+def test_unpickled_records_are_checked() -> None:
+    """pickle sets fields as they are."""
+    axes, rule = ra.Axes((0, 0)), ra.Linear(2.0)
+    vars(axes)["coordinates"], vars(rule)["factor"] = (0, -1), -2.0
+    for fields, message in (
+        ({"axes": axes}, r"coordinates\[1\] is -1"),
+        ({"scaling": rule}, "factor is -2.0"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            RoPE(4, **pickle.loads(pickle.dumps(fields)))

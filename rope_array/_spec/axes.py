@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import count as counter
 from typing import Any
 
-from rope_array._errors import SpecError
+from rope_array._errors import SpecError, short
 
 from .validation import MOST_FEATURES, MOST_PAIRS, integer, sequence, truth
 
@@ -188,8 +188,8 @@ class Axes:
         for a, size in enumerate(sizes[1:], 1):
             if size and a + n * (size - 1) >= total:
                 raise SpecError(
-                    f"sections are {sizes}: coordinate {a} takes pair {a} and every {n}th after it, and of "
-                    f"{total} pairs these are {len(range(a, total, n))}; give it at most as many."
+                    f"sections are {short(sizes)}: coordinate {a} takes pair {a} and every {n}th after it, "
+                    f"{len(range(a, total, n))} of {total} pairs; give it at most as many."
                 )
             coordinates[a : n * size : n] = [a] * size
         return cls(tuple(coordinates), count=n)
@@ -268,9 +268,9 @@ class Axes:
         order = range(n) if order is None else _integers("order", order, 0, n, "coordinate")
         assert order is not None
         if sorted(order) != [*range(n)]:
-            raise SpecError(f"order is {order}; give each of the coordinates 0 to {n - 1} once.")
+            raise SpecError(f"order is {short(order)}; give each of the coordinates 0 to {n - 1} once.")
         if truth("blocks", blocks) and len({*sizes}) > 1:
-            raise SpecError(f"widths are {sizes}; blocks need equal widths.")
+            raise SpecError(f"widths are {short(sizes)}; blocks need equal widths.")
         coordinates = tuple(a for a in order for _ in range(sizes[a] // 2))
         # A width of 0 has no series, and no pair that would take from it.
         return cls(coordinates, widths=tuple(w or 2 for w in sizes), blocks=n if blocks else 1, count=n)

@@ -11,10 +11,10 @@ from decimal import Decimal
 from functools import partial
 from typing import Literal, get_args
 
-from rope_array._errors import SpecError
+from rope_array._errors import SpecError, short
 
 from .frequencies import Omegas, Scaling, divided
-from .validation import choice, instance, integer, invertible, number, positive, sequence, truth
+from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
 _size = partial(integer, least=1)
 
@@ -107,8 +107,8 @@ class NTKAware(Scaling):
         variant = choice("variant", self.variant, get_args(Variant))
         if (variant == "mixed") != (self.mixed_b is not None):
             raise SpecError(
-                f"variant is {variant!r} and mixed_b is {self.mixed_b}; give mixed_b with variant='mixed', "
-                "and with no other."
+                f"variant is {variant!r} and mixed_b is {short(self.mixed_b)}; give mixed_b with "
+                "variant='mixed', and with no other."
             )
         self._set_fields(variant=variant)
         self._check_fields(positive, "factor")
@@ -587,7 +587,7 @@ class Reversed(Scaling):
     rule: Scaling | None = None
 
     def __post_init__(self) -> None:
-        instance("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)")
+        self._set_fields(rule=record("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)"))
         if isinstance(self.rule, Reversed) and isinstance(self.rule.rule, Reversed):
             self._set_fields(rule=self.rule.rule.rule)  # two cancel: no chain grows long
 

@@ -1,7 +1,7 @@
 """What a model's rotary embedding is: a frozen record of plain Python values, checked when it is made."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from itertools import count
 from threading import Lock
@@ -12,7 +12,17 @@ from rope_array._errors import SpecError, short
 from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
 from .plan import Constants, Coordinates, Layout, Plan
-from .validation import MOST_FEATURES, choice, instance, integer, invertible, number, positive, sequence
+from .validation import (
+    MOST_FEATURES,
+    choice,
+    integer,
+    invertible,
+    number,
+    positive,
+    record,
+    require_fields,
+    sequence,
+)  # fmt: skip
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -78,7 +88,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         raise SpecError(
             f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
         )
-    axes = instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
     pairing = choice("pairing", spec.pairing, get_args(Pairing))
     factor = spec.attention_factor
@@ -89,7 +99,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "scaling": record("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
         "attention_factor": None if factor is None else invertible("attention_factor", factor),
@@ -242,30 +252,14 @@ def _name_of(head_dim: int, **spec: Any) -> str:
         raise SpecError(
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
-    if "scaling" in spec or "axes" in spec:
-        _refuse_half_made(spec)
+    for name in ("scaling", "axes"):
+        require_fields(name, spec.get(name))
     key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))
     except TypeError:  # not hashable: a list of frequencies, which the spec makes a tuple, or bad input
         made = Spec(head_dim, **spec)
         return _keep((made,), made)
-
-
-def _refuse_half_made(spec: dict[str, Any]) -> None:
-    """Refuse a record of which only the class's defaults are there.
-
-    Dynamo hands one that is made inside a compiled function over before its fields are set (torch 2.13).
-    """
-    for name in ("scaling", "axes"):
-        record = spec.get(name)
-        if not is_dataclass(record) or isinstance(record, type):
-            continue
-        if any(field.name not in vars(record) for field in fields(record) if field.init):
-            raise SpecError(
-                f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot "
-                "be traced; make it outside, and use it inside."
-            )
 
 
 def _typed(value: Any) -> tuple[Any, ...]:

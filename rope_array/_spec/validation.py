@@ -6,6 +6,7 @@ The limits here bound all work on a spec. They are far beyond every model, and k
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -75,12 +76,28 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return allowed[allowed.index(value)]
 
 
-def instance(name: str, value: Any, kind: type, need: str) -> Any:
-    """Return an instance of a class, or None."""
-    if value is not None and not isinstance(value, kind):
-        given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
-        raise SpecError(f"{name} is {given}; give {need}, or None.")
-    return value
+def record(name: str, value: Any, kind: type, need: str) -> Any:
+    """Return a record, checked anew: pickle and `object.__new__` check nothing. None is allowed."""
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
+    require_fields(name, value)
+    return replace(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def require_fields(name: str, value: Any) -> None:
+    """Refuse a record without its fields, even where the class has defaults for them.
+
+    Dynamo passes on a record made inside a compiled function before its fields are set (torch 2.13).
+    """
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    if any(field.name not in vars(value) for field in fields(value) if field.init):
+        raise SpecError(
+            f"{name} is a {type(value).__name__} without its fields, as made inside a compiled "
+            "function; make it outside, by its class, and use it inside."
+        )
 
 
 def sequence(name: str, value: Any, need: str) -> tuple[Any, ...]:
