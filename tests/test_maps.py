@@ -331,16 +331,6 @@ def test_a_coordinate_that_drives_nothing() -> None:
     np.testing.assert_array_equal(got, RoPE(16, axes=map_).apply(x, pos[:, :3]))
 
 
-def test_periods_of_dinov3() -> None:
-    """The golden periods of a head of 16: 1, 10^(1/2), 10, 10^(3/2), for each of h and w."""
-    rope = RoPE(16, base=100.0, pairing="half", axes=Axes.axial(8, 8), scaling=Periods())
-    periods = [2 * math.pi / omega for omega in rope.frequencies]
-    np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
-    rope = RoPE(16, pairing="half", axes=Axes.axial(8, 8), scaling=Periods(0.5, 4.0))
-    periods = [2 * math.pi / omega for omega in rope.frequencies]
-    np.testing.assert_allclose(periods, [0.5, 1, 2, 4] * 2, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("rotary_dim", "axes"),
     [(128, Axes.chunked(16, 24, 23)), (64, Axes.interleaved(24, 20, 20)), (64, Axes.axial(32, 16))],
@@ -419,12 +409,12 @@ TOO_LARGE: dict[str, tuple[Any, str]] = {
     "order": (lambda: Axes.axial(2, 2, order=range(10**12)), "order has more than 32768"),
     "count": (lambda: Axes((0,), count=10**30), "count is 10{30}"),
     "blocks": (lambda: Axes((), blocks=10**30), "blocks is 10{30}"),
-    "axial": (lambda: Axes.axial(10**8, 2), "section 0 is 10{8}; give an int of at most 65536"),
+    "axial": (lambda: Axes.axial(10**8, 2), r"sections\[0\] is 10{8}; give an int of at most 65536"),
     "axial in all": (lambda: Axes.axial(65536, 2), "sum is 65538; give sections of at most 65536"),
-    "chunked": (lambda: Axes.chunked(10**12, 2), "section 0 is 10{12}"),
+    "chunked": (lambda: Axes.chunked(10**12, 2), r"sections\[0\] is 10{12}"),
     "chunked in all": (lambda: Axes.chunked(*(8192,) * 5), "sum is 40960"),
-    "interleaved": (lambda: Axes.interleaved(10**12, 2), "section 0 is 10{12}"),
-    "alternating": (lambda: Axes.alternating(2, 10**12, 10**12), "section 1 is 10{12}"),
+    "interleaved": (lambda: Axes.interleaved(10**12, 2), r"sections\[0\] is 10{12}"),
+    "alternating": (lambda: Axes.alternating(2, 10**12, 10**12), r"sections\[1\] is 10{12}"),
     "even_odd": (lambda: Axes.even_odd(4 * 10**7), "rotary_dim is 40{7}; give an int of at most 65536"),
 }
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import count as counter
 from typing import Any
 
 from rope_array._errors import SpecError, short
 
-from .validation import MOST_FEATURES, MOST_PAIRS, integer, sequence, truth
+from .validation import MAX_PAIRS, MAX_WIDTH, integer, sequence, truth
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Axes:
     --------
     >>> import numpy as np
     >>> import rope_array as ra
-    >>> rope = ra.RoPE(8, pairing="half", axes=ra.Axes.axial(4, 4))  # a ViT's: half of the lanes h, half w
+    >>> rope = ra.RoPE(8, pairing="half", axes=ra.Axes.axial(4, 4))  # a ViT's: half of the pairs h, half w
     >>> x = np.ones((2, 8), dtype=np.float32)                        # two patches
     >>> rope.apply(x, [[0, 0], [0, 1]]).shape                        # at (h, w) = (0, 0) and (0, 1)
     (2, 8)
@@ -65,32 +66,26 @@ class Axes:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        given = sequence("coordinates", self.coordinates, "a sequence of coordinates' numbers")
-        coordinates = tuple(
-            None if a is None else integer(f"coordinates[{i}]", a, 0) for i, a in enumerate(given)
-        )
+        coordinates = sequence("coordinates", self.coordinates, "a sequence of ints or None", _coordinate)
         pairs, named = len(coordinates), max((a + 1 for a in coordinates if a is not None), default=1)
         count = named if self.count is None else integer("count", self.count, 1)
         if count < named:
             raise SpecError(f"count is {count}, and coordinates names {named - 1}; give at least {named}.")
         blocks = integer("blocks", self.blocks, 1)
         if pairs % blocks:
-            raise SpecError(
-                f"blocks is {blocks}, which does not divide {pairs} pairs; give a divisor of them."
-            )
-        fields = {
+            raise SpecError(f"blocks is {blocks}, which does not divide {pairs} pairs; give a divisor.")
+        for name, value in {
             "coordinates": coordinates,
             "indices": _integers("indices", self.indices, 0, pairs, "pair"),
             "widths": _integers("widths", self.widths, 1, count, "coordinate"),
             "blocks": blocks,
             "count": count,
-        }
-        for name, value in fields.items():
+        }.items():
             object.__setattr__(self, name, value)
-        if (total := sum(series_lengths(self.sources(2 * pairs)).values())) > MOST_PAIRS:
+        if (total := sum(series_lengths(self.sources(2 * pairs)).values())) > MAX_PAIRS:
             raise SpecError(
                 f"widths and indices need series of {total} frequencies in all, each over half its width and "
-                f"as far as its last index; give a map that needs at most {MOST_PAIRS}."
+                f"as far as its last index; give a map that needs at most {MAX_PAIRS}."
             )
 
     def sources(self, rotary_dim: int) -> list[tuple[int, int] | None]:
@@ -112,6 +107,7 @@ class Axes:
         >>> ra.Axes((0, 1, None, 1), widths=(2, 4)).sources(8)
         [(2, 0), (4, 0), None, (4, 1)]
         """
+        rotary_dim = integer("rotary_dim", rotary_dim, 0)
         numbers = self.indices or self._default_indices()
         return [
             None if a is None else (self.widths[a] if self.widths else rotary_dim, number)
@@ -148,7 +144,7 @@ class Axes:
         >>> ra.Axes.chunked(2, 1, 1).coordinates
         (0, 0, 1, 2)
         """
-        sizes = _sections(sections, MOST_PAIRS)
+        sizes = _sections(sections, MAX_PAIRS)
         return cls(tuple(a for a, n in enumerate(sizes) for _ in range(n)), count=len(sizes))
 
     @classmethod
@@ -182,7 +178,7 @@ class Axes:
         >>> ra.Axes.interleaved(4, 2, 2).coordinates
         (0, 1, 2, 0, 1, 2, 0, 0)
         """
-        sizes = _sections(sections, MOST_PAIRS)
+        sizes = _sections(sections, MAX_PAIRS)
         n, total = len(sizes), sum(sizes)
         coordinates = [0] * total
         for a, size in enumerate(sizes[1:], 1):
@@ -222,7 +218,7 @@ class Axes:
         >>> ra.Axes.alternating(2, 2, 2).coordinates
         (1, 2, 1, 2, 0, 0)
         """
-        t, h, w = _sections((t, h, w), MOST_PAIRS)
+        t, h, w = _sections((t, h, w), MAX_PAIRS)
         if h != w:
             raise SpecError(f"h is {h} and w {w}; coordinates that alternate need equally many pairs.")
         return cls((1, 2) * h + (0,) * t, count=3)
@@ -260,7 +256,7 @@ class Axes:
         >>> ra.Axes.axial(4, 2).sources(6)
         [(4, 0), (4, 1), (2, 0)]
         """
-        sizes = _sections(widths, MOST_FEATURES)
+        sizes = _sections(widths, MAX_WIDTH)
         n = len(sizes)
         for a, width in enumerate(sizes):
             if width % 2:
@@ -303,7 +299,7 @@ class Axes:
         >>> ra.Axes.even_odd(8).coordinates, ra.Axes.even_odd(8).indices
         ((0, 0, 1, 1), (0, 2, 1, 3))
         """
-        if (width := integer("rotary_dim", rotary_dim, 0, MOST_FEATURES)) % 4:
+        if (width := integer("rotary_dim", rotary_dim, 0, MAX_WIDTH)) % 4:
             raise SpecError(f"rotary_dim is {width}; two coordinates with a pair each need a multiple of 4.")
         part = width // 4
         indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
@@ -323,9 +319,12 @@ def series_lengths(sources: Sequence[tuple[int, int] | None]) -> dict[int, int]:
     return lengths
 
 
+def _coordinate(name: str, value: Any) -> int | None:
+    return None if value is None else integer(name, value, 0)
+
+
 def _sections(sections: Sequence[int], most: int) -> tuple[int, ...]:
-    given = sequence("sections", sections, "a size for each coordinate")
-    sizes = tuple(integer(f"section {a}", size, 0, most) for a, size in enumerate(given))
+    sizes = sequence("sections", sections, "a sequence of ints", partial(integer, least=0, most=most))
     if not sizes:
         raise SpecError("no section is given; give one for each coordinate.")
     if sum(sizes) > most:
@@ -336,7 +335,7 @@ def _sections(sections: Sequence[int], most: int) -> tuple[int, ...]:
 def _integers(name: str, values: Any, least: int, count: int, of: str) -> tuple[int, ...] | None:
     if values is None:
         return None
-    items = sequence(name, values, "a sequence of ints")
+    items = sequence(name, values, "a sequence of ints", partial(integer, least=least))
     if len(items) != count:
         raise SpecError(f"{name} has {len(items)} numbers, and there are {count} {of}s; give one for each.")
-    return tuple(integer(f"{name}[{i}]", v, least) for i, v in enumerate(items))
+    return items

@@ -8,12 +8,14 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal, localcontext
 from functools import cache
 from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
+
+from .validation import Check
 
 Omegas: TypeAlias = Sequence[float]
 # Turns must be right to half a unit in the last of 96 bits (29 digits), and frequency i is the i-th power of
@@ -68,7 +70,7 @@ class Scaling:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _check_fields(self, check: Callable[[str, Any], Any], *names: str, optional: bool = False) -> None:
+    def _check_fields(self, check: Check, *names: str, optional: bool = False) -> None:
         """Replace each field by its checked value; an optional one may be None."""
         for name in names:
             value = getattr(self, name)

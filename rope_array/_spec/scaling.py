@@ -17,6 +17,7 @@ from .frequencies import Omegas, Scaling, divided
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
 _size = partial(integer, least=1)
+_divisors = partial(sequence, need="a sequence of numbers above 0", check=positive)
 
 
 @dataclass(frozen=True)
@@ -458,11 +459,6 @@ class LongRoPE(Scaling):
         self._check_series(width, len(omegas))
         divisors = self.long_factor if self._long else self.short_factor
         return [omega / divisor for omega, divisor in zip(omegas, divisors, strict=True)]
-
-
-def _divisors(name: str, values: object) -> tuple[float, ...]:
-    items = sequence(name, values, "a sequence of numbers above 0")
-    return tuple(positive(f"{name}[{i}]", v) for i, v in enumerate(items))
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,7 @@ from rope_array._errors import SpecError, short
 from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
 from .plan import Constants, Coordinates, Layout, Plan
-from .validation import (
-    MOST_FEATURES,
-    choice,
-    integer,
-    invertible,
-    number,
-    positive,
-    record,
-    require_fields,
-    sequence,
-)  # fmt: skip
+from .validation import MAX_WIDTH, choice, complete, integer, invertible, number, positive, record, sequence
 
 Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
@@ -136,8 +126,8 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
-    if width > MOST_FEATURES:
-        raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MOST_FEATURES}.")
+    if width > MAX_WIDTH:
+        raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MAX_WIDTH}.")
     if width % 2:
         raise SpecError(
             f"{name} is {width}, odd; features turn in pairs, so the rotated width must be even: "
@@ -154,13 +144,13 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
             f"both inv_freq and scaling={short(scaling)} are given, and each says what the frequencies are; "
             "give one. A rule's amplitude goes with inv_freq as attention_factor."
         )
-    value = sequence("inv_freq", value, _NEED)
-    if len(value) != width // 2:
+    omegas: tuple[float, ...] = sequence("inv_freq", value, _NEED, number)
+    if len(omegas) != width // 2:
         raise SpecError(
-            f"inv_freq has {len(value)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
-            f"Give {width // 2} frequencies, or rotary_dim={2 * len(value)}."
+            f"inv_freq has {len(omegas)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
+            f"Give {width // 2} frequencies, or rotary_dim={2 * len(omegas)}."
         )
-    return tuple(number(f"inv_freq[{i}]", v) for i, v in enumerate(value))
+    return omegas
 
 
 # A RoPE holds plain Python numbers.
@@ -253,7 +243,7 @@ def _name_of(head_dim: int, **spec: Any) -> str:
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
     for name in ("scaling", "axes"):
-        require_fields(name, spec.get(name))
+        complete(name, spec.get(name))
     key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
     try:
         return _names.get(key) or _keep(key, Spec(head_dim, **spec))

@@ -1,20 +1,18 @@
-"""Checks of plain values: each returns the value as a plain Python one, or raises a SpecError.
-
-The limits here bound all work on a spec. They are far beyond every model, and keep the work below a second.
-"""
+"""Checks of plain values: each returns the value as a plain Python one, or raises a SpecError."""
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, describe, short
 
-MOST_FEATURES = 2**16  # rotated in one head
-MOST_PAIRS = MOST_FEATURES // 2  # and so many frequencies, divisors or coordinates in one spec
+Check: TypeAlias = Callable[[str, Any], Any]
+MAX_WIDTH = 2**16  # of the rotated slice: far beyond every model, and below a second of work
+MAX_PAIRS = MAX_WIDTH // 2  # and the most frequencies, divisors or coordinates of one spec
 
 
 def integer(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
@@ -63,7 +61,7 @@ def invertible(name: str, value: Any) -> float:
 
 
 def truth(name: str, value: Any) -> bool:
-    """Return a bool, and take no other value for one."""
+    """Return a bool; 0 and 1 are refused."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} is {describe(value)}; give True or False.")
     return value
@@ -82,12 +80,12 @@ def record(name: str, value: Any, kind: type, need: str) -> Any:
         return None
     if not isinstance(value, kind):
         raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
-    require_fields(name, value)
+    complete(name, value)
     return replace(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def require_fields(name: str, value: Any) -> None:
-    """Refuse a record without its fields, even where the class has defaults for them.
+def complete(name: str, value: Any) -> None:
+    """Raise for a record without its fields, even if the class has defaults for them.
 
     Dynamo passes on a record made inside a compiled function before its fields are set (torch 2.13).
     """
@@ -100,12 +98,12 @@ def require_fields(name: str, value: Any) -> None:
         )
 
 
-def sequence(name: str, value: Any, need: str) -> tuple[Any, ...]:
-    """Return the items of a sequence that is no string, at most `MOST_PAIRS`."""
+def sequence(name: str, value: Any, need: str, check: Check | None = None) -> tuple[Any, ...]:
+    """Return the items of a sequence that is no string, each checked, at most `MAX_PAIRS`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise SpecError(f"{name} is {describe(value)}; give {need}.")
     # No len(): a range of 10**30 has none, and a class may return a wrong one.
-    items = tuple(islice(value, MOST_PAIRS + 1))
-    if len(items) > MOST_PAIRS:
-        raise SpecError(f"{name} has more than {MOST_PAIRS} items; give at most {MOST_PAIRS}.")
-    return items
+    items = tuple(islice(value, MAX_PAIRS + 1))
+    if len(items) > MAX_PAIRS:
+        raise SpecError(f"{name} has more than {MAX_PAIRS} items; give at most {MAX_PAIRS}.")
+    return items if check is None else tuple(check(f"{name}[{i}]", item) for i, item in enumerate(items))
