@@ -36,7 +36,7 @@ class Axes:
     blocks : int
         The rotated slice is cut into so many equal blocks, and both features of a pair are in one block.
     count : int, optional
-        How many coordinates a position has. By default as many as `coordinates` names.
+        How many coordinates a position has, at most 32,768. By default as many as `coordinates` names.
 
     Raises
     ------
@@ -68,10 +68,10 @@ class Axes:
     def __post_init__(self) -> None:
         coordinates = sequence("coordinates", self.coordinates, "a sequence of ints or None", _coordinate)
         pairs, named = len(coordinates), max((a + 1 for a in coordinates if a is not None), default=1)
-        count = named if self.count is None else integer("count", self.count, 1)
+        count = integer("count", named if self.count is None else self.count, 1, MAX_PAIRS)
         if count < named:
             raise SpecError(f"count is {count}, and coordinates names {named - 1}; give at least {named}.")
-        blocks = integer("blocks", self.blocks, 1)
+        blocks = integer("blocks", self.blocks, 1, MAX_PAIRS)
         if pairs % blocks:
             raise SpecError(f"blocks is {blocks}, which does not divide {pairs} pairs; give a divisor.")
         for name, value in {

@@ -369,7 +369,7 @@ class LongRoPE(Scaling):
     original_max_position_embeddings : int
         The trained context: a sequence of more positions takes `long_factor`.
     factor : float, optional
-        How many times the trained context the longest one is: max_position_embeddings over the original.
+        The longest context over the trained one: max_position_embeddings over the original.
         The amplitude is √(1 + ln f/ln n) with n the trained context, or 1 for f ≤ 1 or no f.
     attention_factor : float, optional
         The amplitude; above 0.
