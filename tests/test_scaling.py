@@ -177,7 +177,7 @@ def test_linear_is_exact() -> None:
     rope = RoPE(8, base=12345.678, scaling=ra.Linear(3.3))
     mpmath.mp.prec = 400
     for number, upper, lower in zip(
-        frequencies(8, 12345.678), *(w.values for w in rope._plan.words96), strict=True
+        frequencies(8, 12345.678), *(w.values for w in rope._plan.turns_q96), strict=True
     ):
         omega = mpmath.mpf(str(number)) / mpmath.mpf(3.3)
         wanted = int(mpmath.nint(omega / (2 * mpmath.pi) * mpmath.mpf(2) ** 96)) % 2**96

@@ -332,10 +332,10 @@ def signed64(number: int) -> int:
 
 def check_words(plan: Any, omegas: list[Any]) -> None:
     words = [word(omega, 96) for omega in omegas]
-    upper, lower = plan.words96
+    upper, lower = plan.turns_q96
     assert list(upper.values) == [signed64(w >> 32) for w in words]
     assert list(lower.values) == [w % 2**32 for w in words]
-    assert list(plan.words64.values) == [signed64(word(omega, 64)) for omega in omegas]
+    assert list(plan.turns_q64.values) == [signed64(word(omega, 64)) for omega in omegas]
 
 
 @pytest.mark.parametrize("base", BASES)
