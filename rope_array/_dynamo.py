@@ -5,7 +5,10 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
-_LIMIT = 256  # values in one memo; the memo is emptied when it is full
+_LIMIT = 64  # values in one memo; the memo is emptied when it is full. A plan may hold 12 MB
+
+
+_LONGEST = 2**15  # of tuples: no spec takes a longer one
 
 
 class _Values:
@@ -62,4 +65,4 @@ def traced_memo(make: Callable[..., Any], check: Callable[..., Any] | None = Non
 
 def _typed(field: tuple[str, Any]) -> tuple[Any, ...]:
     value = field[1]
-    return (*field, type(value), *map(type, value)) if type(value) is tuple else (*field, type(value))
+    return (*field, type(value), *map(type, value[:_LONGEST])) if type(value) is tuple else (*field, type(value))

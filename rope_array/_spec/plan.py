@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from rope_array._errors import SpecError
 
+from .validation import MAX_PAIRS
+
 Pairing = Literal["interleaved", "half"]
 PAIRINGS = get_args(Pairing)
 
@@ -161,7 +163,7 @@ class Plan:
         drivers = self.coordinates.of_pairs.values if self.coordinates else (0,) * count
         number = self.coordinates.number if self.coordinates else 1
         sizes = {len(c.values) for c in (self.frequencies, self.turns_q64, *self.turns_q96)} | {len(drivers)}
-        if sizes != {count} or not all(0 <= driver < number for driver in drivers):
+        if sizes != {count} or number > MAX_PAIRS or not all(0 <= driver < number for driver in drivers):
             raise SpecError(
                 f"the plan of a rope with {count} pairs has {sorted(sizes)} frequencies and coordinates, of "
                 f"{number} coordinates; make the rope anew from its fields."

@@ -1,18 +1,18 @@
 """The fields of a RoPE: a frozen record of plain Python values, checked when it is made."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, get_args
 
 from rope_array._dynamo import traced_memo
 from rope_array._errors import SpecError, short
 
-from .axes import Axes
+from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
 from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
 from .plan import Pairing as Pairing
-from .validation import choice, instance, integer, number, positive, sequence
+from .validation import MAX_WIDTH, choice, complete, integer, invertible, number, positive, record, sequence
 
 Angles = Literal["exact", "float32"]
 
@@ -77,9 +77,10 @@ def _checked(spec: Spec) -> dict[str, Any]:
         raise SpecError(
             f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
         )
-    axes = instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
     pairing = choice("pairing", spec.pairing, PAIRINGS)
+    factor = spec.attention_factor
     return {
         "head_dim": head_dim,
         "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
@@ -87,17 +88,18 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "scaling": record("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
-        "attention_factor": _amplitude(spec.attention_factor),
+        "attention_factor": None if factor is None else invertible("attention_factor", factor),
         "angles": choice("angles", spec.angles, get_args(Angles)),
     }
 
 
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None if equal to pairing, so that dataclasses.replace(rope, pairing=...) changes both.
-    return None if value is None or choice("out_pairing", value, PAIRINGS) == pairing else str(value)
+    checked = pairing if value is None else choice("out_pairing", value, PAIRINGS)
+    return None if checked == pairing else checked
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:
@@ -123,24 +125,14 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
+    if width > MAX_WIDTH:
+        raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MAX_WIDTH}.")
     if width % 2:
         raise SpecError(
             f"{name} is {width}, odd; features are rotated in pairs, so the rotated width must be even: "
             f"give rotary_dim={width - 1} to leave one feature unrotated."
         )
     return width
-
-
-def _amplitude(value: Any) -> float | None:
-    if value is None:
-        return None
-    # 0 has no inverse; a negative factor would add half a turn, which no model does.
-    factor = positive("attention_factor", value, "a finite number above 0, or None")
-    if not math.isfinite(1 / factor):
-        raise SpecError(
-            f"attention_factor is {factor}, whose inverse is beyond floats; give one nearer to 1."
-        )
-    return factor
 
 
 def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
@@ -151,13 +143,13 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
             f"both inv_freq and scaling={short(scaling)} are given, and each sets the frequencies; give one of "
             "them. To keep a rule's amplitude with inv_freq, give it as attention_factor."
         )
-    value = sequence("inv_freq", value, _NEED)
-    if len(value) != width // 2:
+    omegas: tuple[float, ...] = sequence("inv_freq", value, _NEED, number)
+    if len(omegas) != width // 2:
         raise SpecError(
-            f"inv_freq has {len(value)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
-            f"Give {width // 2} frequencies, or rotary_dim={2 * len(value)}."
+            f"inv_freq has {len(omegas)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
+            f"Give {width // 2} frequencies, or rotary_dim={2 * len(omegas)}."
         )
-    return tuple(number(f"inv_freq[{i}]", v) for i, v in enumerate(value))
+    return omegas
 
 
 # A RoPE holds plain Python numbers.
@@ -170,7 +162,7 @@ _NEED = (
 def _plan(spec: Spec) -> Plan | None:
     """Return the plan; None if a rule needs a length first. Check all that does not depend on the length."""
     if spec.scaling is not None and not spec.scaling.resolved:
-        for width, terms in _series(_sources(spec)):
+        for width, terms in series_lengths(_sources(spec)).items():
             spec.scaling._check_series(width, terms)
         return None
     factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
@@ -213,20 +205,9 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     sources = _sources(spec)
     series = {
         width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
-        for width, terms in _series(sources)
+        for width, terms in series_lengths(sources).items()
     }
     return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
-
-
-def _series(sources: list[tuple[int, int] | None]) -> list[tuple[int, int]]:
-    """Return the width and the length of each series of frequencies that pairs use.
-
-    Each series is computed in full even if only part of it is used; a rule may depend on all of it.
-    """
-    lengths: dict[int, int] = {}
-    for width, n in filter(None, sources):
-        lengths[width] = max(lengths.get(width, (width + 1) // 2), n + 1)
-    return [*lengths.items()]
 
 
 def _sources(spec: Spec) -> list[tuple[int, int] | None]:
@@ -246,21 +227,10 @@ def _make_plan(head_dim: int, **spec: Any) -> Plan:
     return require_plan(Spec(head_dim, **spec))
 
 
-def _refuse_half_made(head_dim: int, **spec: Any) -> None:
-    """Refuse a record that has only its class's defaults.
-
-    Dynamo passes a record that is made inside a compiled function before its fields are set (torch 2.13).
-    """
-    for name in ("scaling", "axes"):
-        record = spec.get(name)
-        if not is_dataclass(record) or isinstance(record, type):
-            continue
-        if any(field.name not in vars(record) for field in fields(record) if field.init):
-            raise SpecError(
-                f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot "
-                "be traced; make it outside, and use it inside."
-            )
+def _check_records(head_dim: int, **spec: Any) -> None:
+    complete("scaling", spec.get("scaling"))
+    complete("axes", spec.get("axes"))
 
 
 # The plan of a spec given field by field: plan_of(head_dim, **spec). One-liners ask for the same plan again.
-plan_of = traced_memo(_make_plan, _refuse_half_made)
+plan_of = traced_memo(_make_plan, _check_records)
