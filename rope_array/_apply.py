@@ -36,8 +36,8 @@ def apply(
     pos : int, float, range, sequence of numbers, or array
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
-        S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all rows.
-        So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
+        S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all
+        rows. So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
         library; JAX and dask accept NumPy arrays too.
     rope : RoPE, optional
         The model's rotary embedding. By default it is made from x's width and the fields in `spec`.

@@ -1,4 +1,4 @@
-"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks all come here."""
+"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks use it."""
 
 from typing import Any
 

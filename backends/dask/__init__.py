@@ -1,7 +1,7 @@
-"""dask: one task for each chunk of x, which rotates it by the backend of the chunk's own library. Nothing runs here.
+"""dask: one task for each chunk of x rotates it by the backend of the chunk's own library. Nothing runs here.
 
-The task is a `blockwise`: array operations would split the features into two chunks, and `map_blocks` pairs the
-axes of x and pos from the end (dask issue 11686).
+The task is a `blockwise`: array operations would split the features into two chunks, and `map_blocks` pairs
+the axes of x and pos from the end (dask issue 11686).
 """
 
 from itertools import product
@@ -119,7 +119,7 @@ def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any
 
 
 def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
-    """Check sizes that were unknown until now: a chunk of size 1 broadcasts only if the whole axis has size 1."""
+    """Check sizes that were unknown until now: size 1 broadcasts only if the whole axis has size 1."""
     for have, axis, one in zip(pos_shape, paired_axes(x.ndim, len(pos_shape), seq_axis), spread, strict=True):
         if have != x.shape[axis] and not one:
             raise ShapeError(

@@ -1,4 +1,4 @@
-"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call becomes part of another.
+"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call joins another.
 
 Positions are run-time values of the program, so a new offset compiles nothing. The plan is static.
 """

@@ -1,4 +1,4 @@
-"""PyTorch's form of the array-api backend, for fake and distributed tensors, autocast and symbolic numbers too.
+"""PyTorch's form of the array-api backend, which serves fake and distributed tensors and autocast too.
 
 Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """
@@ -103,7 +103,7 @@ def is_freed(x: Any) -> bool:
 
 
 def _why_memory_unknown(x: Any, written: bool) -> str | None:
-    """Return why the memory of a tensor is is_unknown_size, or cannot be written by its strides; None if neither."""
+    """Return why the memory of a tensor is unknown, or not as its strides say; None if neither."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
     if is_freed(x):

@@ -111,7 +111,7 @@ def _local_part(table: Any, x: Any, seq_axis: int, more: int) -> Any:
 
 
 def _place(place: Any, x: Any, axes: tuple[int, ...], shape: Any) -> Any:
-    """Place positions on one axis of the mesh as x is placed; replicate them if one position serves many rows."""
+    """Place positions on a mesh axis as x is placed; replicate them if one position serves many rows."""
     module = sys.modules[_MODULE]
     if place.is_shard() and shape[axes.index(place.dim)] == x.shape[place.dim]:
         return module.Shard(axes.index(place.dim))

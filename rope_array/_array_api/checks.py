@@ -107,8 +107,8 @@ def _check_tables(xs: Arrays, tables: Tables, lib: Library) -> None:
     ]
     if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (count,):
         raise ShapeError(
-            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis has "
-            f"{count} pairs. Make them with rope.rotation(pos, like=x)."
+            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, "
+            f"whose last axis has {count} pairs. Make them with rope.rotation(pos, like=x)."
         )
 
 

@@ -1,7 +1,7 @@
 """The one import of array-api-compat: namespace, device, and the dtype names that the standard lacks.
 
-array-api-compat finds a library by type and through sys.modules, and so does this module: it imports no library
-before an array of it appears.
+array-api-compat finds a library by type and through sys.modules, and so does this module: it imports no
+library before an array of it appears.
 """
 
 from threading import Lock

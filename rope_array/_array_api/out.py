@@ -1,7 +1,7 @@
 """The arrays given as `out=`: checked before anything is computed.
 
-out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether two
-arrays share memory, up to a limit of work; beyond it, they are refused.
+out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether
+two arrays share memory, up to a limit of work; beyond it, they are refused.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def run_and_write(
 def check_outs(
     out: Any, x: Any, xs: tuple[Any, ...], others: tuple[Any, ...], lib: Library
 ) -> tuple[Any, ...]:
-    """Return the arrays to write, one for each of xs, or raise; `others` are the other arrays that are read."""
+    """Return the arrays to write, one for each of xs, or raise; `others` are read too."""
     outs = _one_for_each(out, x, xs)
     for o, one in zip(outs, xs, strict=True):
         _check_kind(o, one, lib)
@@ -83,8 +83,8 @@ def _memory(out: Any, read: tuple[Any, ...], lib: Library) -> Memory:
     memory = lib.memory(out)
     if memory is None:
         raise ArrayTypeError(
-            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and CuPy. "
-            "Omit out, and use the result."
+            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and "
+            "CuPy. Omit out, and use the result."
         )
     return memory
 
@@ -102,7 +102,7 @@ def _check_writable(out: Any, memory: Memory) -> None:
 
 
 def _may_overlap_itself(memory: Memory) -> bool:
-    """Return whether elements may share memory: not if each stride is at least the reach of the axes inside it."""
+    """Return whether elements may share memory: not if each stride spans the axes inside it."""
     if 0 in memory.shape:
         return False
     reach = memory.itemsize

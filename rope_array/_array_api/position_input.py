@@ -1,8 +1,8 @@
 """Positions as the caller gave them: their checks, and the arrays that are made of them.
 
-Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of integers
-and one of floats. The host splits the floats that it has exactly. An array of the library is passed through as
-it is: `tables_at` splits its floats, inside the function that a tracer sees.
+Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of
+integers and one of floats. The host splits the floats that it has exactly. An array of the library is passed
+through as it is: `tables_at` splits its floats, inside the function that a tracer sees.
 """
 
 from numbers import Integral, Real
@@ -32,7 +32,8 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
         lib.check_supported(pos)
         if not lib.same_device(pos, x):
             raise ArrayTypeError(
-                f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
+                f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves "
+                "silently."
             )
     elif isinstance(pos, _PYTHON) or _is_symbolic(pos):
         return without_coordinates(python_shape(pos), source.plan)
@@ -48,7 +49,7 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
 
 
 def read_positions(pos: Any, x: Any, lib: Library, use_float64: bool) -> tuple[Any, Any]:
-    """Return arrays of checked positions: (integers, None), (integers, fractions), or (library's array, None)."""
+    """Return arrays of checked positions: integers or the library's own array, and fractions or None."""
     if lib.is_array(pos):
         return pos, None
     ops = lib.host_ops(x)

@@ -28,7 +28,7 @@ def rotate(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Arrays:
 
 
 def rotate_at(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, ops: ArrayOps) -> Arrays:
-    """Rotate each of xs by positions that are arrays of the library; tables are made once per compute dtype."""
+    """Rotate each of xs by positions that are arrays of the library, with tables once per compute dtype."""
     tables = tables_by_dtype(xs, whole, fraction, plan, ops)
     return tuple(rotate_one(x, *tables[computes_in_float64(x)], plan.layout, seq_axis, ops) for x in xs)
 

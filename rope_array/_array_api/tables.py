@@ -44,7 +44,7 @@ def tables_by_dtype(
 
 
 def aligned_tables(xs: Sequence[Any], source: Source, seq_axis: int, lib: Library) -> list[CosSin]:
-    """Return for each of xs the tables in its compute dtype, with its axes: ready for elementwise products."""
+    """Return for each of xs the tables in its compute dtype and with its axes."""
     ops = lib.ops(xs[0])
     if isinstance(source, Tables):
         tables = [cast_tables(source, computes_in_float64(x), ops) for x in xs]

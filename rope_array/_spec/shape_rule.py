@@ -87,8 +87,8 @@ def _paired_axes(ndim: int, pos_ndim: int, axis: int) -> list[int]:
 def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int) -> None:
     """Check the shape rule between x and positions.
 
-    The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of pos
-    pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
+    The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
+    pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
     """
     axis = sequence_axis(len(shape), seq_axis)
     if pos_shape and not _lines_up(shape, pos_shape, axis):
