@@ -92,7 +92,9 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
-    plan = plan_for(x, rope, spec)
+    plan = rope._plan if isinstance(rope, Spec) and not spec else None
+    if plan is None:
+        plan = plan_for(x, rope, spec)
     return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
 
 
@@ -108,7 +110,7 @@ def plan_for(x: Any, rope: Spec | None, spec: dict[str, Any]) -> Plan:
     if spec:
         given = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
-    return rope._plan or require_plan(rope)
+    return require_plan(rope)
 
 
 def _width(x: Any) -> int:

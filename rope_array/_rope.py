@@ -151,8 +151,8 @@ class RoPE(Spec):
         if self.scaling is not None:
             raise SpecError(
                 f"the rope has scaling={short(self.scaling)}, and inv_freq sets the frequencies too; give a "
-                "rope without scaling, dataclasses.replace(rope, scaling=None). To keep a rule's amplitude with "
-                "learned frequencies, give it as attention_factor."
+                "rope without scaling, dataclasses.replace(rope, scaling=None). To keep a rule's amplitude, "
+                "give it as attention_factor."
             )
 
     def at_length(self, length: int) -> "RoPE":

@@ -58,12 +58,6 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
     return _amplified(*_rotate_quadrants(quadrant, cos, sin, dtype, ops), plan)
 
 
-def split(pos: Any, xp: Any, has_int64: bool) -> tuple[Any, Any]:
-    """Split float positions into the nearest integer and the rest, exactly; the rest carries the gradient."""
-    nearest = xp.round(pos)
-    return xp.astype(nearest, xp.int64 if has_int64 else xp.int32), pos - nearest
-
-
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
     """Return positions as floats, rounded as a cast does."""
     numbers = xp.astype(whole, dtype)

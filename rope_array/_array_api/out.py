@@ -9,25 +9,20 @@ from typing import Any
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 
 from .library import Library, Memory
-from .source import Source
+from .source import Call
 
 # Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
 _MOST_WORK = 100_000
 
 
-def run_and_write(
-    backend: Any, x: Any, xs: Any, source: Source, seq_axis: Any, out: Any, lib: Library
-) -> Any:
-    """Rotate xs by a backend, into `out` if that is given; return a tuple if x is one."""
-    if out is None:
-        ys = backend.rotate(xs, source, seq_axis)
-        return ys if type(x) is tuple else ys[0]
-    outs = check_outs(out, x, xs, source.arrays, lib)
+def rotate_into(backend: Any, call: Call, x: Any, out: Any) -> Any:
+    """Rotate the arrays of a call by a backend into `out`; x is the caller's array or tuple of arrays."""
+    outs = check_outs(out, x, call.xs, call.source.arrays, call.lib)
     if getattr(backend, "accepts_outs", False):
-        backend.rotate(xs, source, seq_axis, outs)
+        backend.rotate(call, outs)
     else:
-        for o, y in zip(outs, backend.rotate(xs, source, seq_axis), strict=True):
-            lib.copy_into(o, y)
+        for o, y in zip(outs, backend.rotate(call), strict=True):
+            call.lib.copy_into(o, y)
     return out
 
 
