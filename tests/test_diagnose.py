@@ -533,7 +533,7 @@ def test_nothing_explains():
         assert not found.ambiguous
         assert found.nearest
         assert "candidates" in found.reason
-        assert str(found).startswith("nothing that was tried")
+        assert str(found).startswith("no rotation that was tried")
 
 
 def test_one_wrong_element_is_seen():
