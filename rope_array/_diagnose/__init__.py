@@ -3,8 +3,8 @@
 `_case` converts arrays of every library to NumPy's float64 on the host. `_search.Search` then runs:
 
 1. `_pair_hypotheses.pair_hypotheses` yields pairings and slices; the changed features limit the slices.
-2. `_pair_hypotheses.PhaseEstimates` computes, for each hypothesis, position and pair, the cos and sin that map
-   `before` to `after` (least squares), as one complex number.
+2. `_pair_hypotheses.PhaseEstimates` computes, for each hypothesis, position and pair, the cos and sin of the
+   least-squares map from `before` to `after`, as one complex number.
 3. `_frequency_fit.FrequencyFitter` finds the frequencies of these numbers, first by the bases of published
    models, then by estimate.
 4. `_verdict.judge` rebuilds the output of each candidate by `RoPE.apply` in float64 and compares it.

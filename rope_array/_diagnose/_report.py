@@ -52,7 +52,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     _rms: float = 0.0
     _estimate: bool = False
-    _given: bool = False
+    _candidate: bool = False
     _axes: str = ""
 
     @property

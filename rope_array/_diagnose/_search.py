@@ -371,7 +371,7 @@ class Search:
 
     def _report(self) -> Diagnosis:
         kept = _distinct(
-            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._given, e._rms))
+            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._candidate, e._rms))
         )
         if kept:
             # Estimates also fit the rounding of the frequencies.

@@ -43,7 +43,7 @@ def judge(
             break
     assert best is not None
     fits = best[1] <= (_ESTIMATED if estimate else 1.0)
-    return replace(best[0], _estimate=estimate, _given=candidate, _axes=axes_text), fits
+    return replace(best[0], _estimate=estimate, _candidate=candidate, _axes=axes_text), fits
 
 
 def _explain(
