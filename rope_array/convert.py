@@ -230,7 +230,7 @@ def permutation(rope: _RoPE, to: str) -> tuple[int, ...]:
     """
     permuted = _FeaturePermutation(rope, to)
     source = list(range(permuted.head_dim))
-    for a, b in zip(permuted.features(permute.source), permute.features(permute.to), strict=True):
+    for a, b in zip(permuted.features(permuted.source), permuted.features(permuted.to), strict=True):
         source[b] = a
     return tuple(source)
 
