@@ -191,8 +191,7 @@ def _modernbert(values: Values, stated: Parameters) -> Parameters:
 def _olmo3(values: Values, stated: Parameters) -> Parameters:
     # The class uses a rope_theta outside of the parameters for full_attention only.
     return _by_layer_type(
-        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)},
-        ("full_attention",),
+        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)}, ("full_attention",)
     )(values, stated)
 
 
@@ -322,23 +321,25 @@ _PHI3 = replace(_PARTIAL, type_names={"su": "longrope", "yarn": "longrope"})
 _DOTS3 = replace(_MLA, width=("layer.qk_rope_head_dim", "qk_rope_head_dim"), parameters=_dots3_note)
 
 
+# fmt: off
+_INTERLEAVED_MODELS = (
+    "blt_patcher", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere",
+    "ernie4_5_moe", "helium", "llama4_text", "openai_privacy_filter",
+)
+_PARTIAL_MODELS = (
+    "bamba", "glm4_moe", "laguna", "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "phi4_multimodal",
+    "qwen3_next", "recurrent_gemma", "solar_open", "stablelm", "step3p5", "zaya", "mellum",
+)
+_QWEN3_MODELS = (
+    "cohere_compass_text", "cosmos3_edge_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text",
+    "qwen3_vl_text", "qwen3_vl_moe_text",
+)
+# fmt: on
+
 # Rotary modules that differ from Llama's.
 TEXT: dict[str, Convention] = {
     # Pairs of neighbours
-    **dict.fromkeys(
-        (
-            "blt_patcher",
-            "blt_local_encoder",
-            "blt_local_decoder",
-            "blt_global_transformer",
-            "cohere",
-            "ernie4_5_moe",
-            "helium",
-            "llama4_text",
-            "openai_privacy_filter",
-        ),
-        _INTERLEAVED,
-    ),
+    **dict.fromkeys(_INTERLEAVED_MODELS, _INTERLEAVED),
     **dict.fromkeys(("glm", "glm4"), _INTERLEAVED_PARTIAL),
     "ernie4_5": replace(_INTERLEAVED, null_head_dim=True),
     "cohere2": _COHERE2,
@@ -357,10 +358,7 @@ TEXT: dict[str, Convention] = {
         _INTERLEAVED, width=("hidden_size/num_attention_heads",), theta_keys=(), drops=_DROPS
     ),
     # Multi-head latent attention: the rotated arrays are separate projections
-    **dict.fromkeys(
-        ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
-        _MLA,
-    ),
+    **dict.fromkeys(("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"), _MLA),
     "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
         ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
@@ -381,26 +379,7 @@ TEXT: dict[str, Convention] = {
         },
     ),
     # Partial rotation
-    **dict.fromkeys(
-        (
-            "bamba",
-            "glm4_moe",
-            "laguna",
-            "minimax_m3_vl_text",
-            "nemotron",
-            "persimmon",
-            "phi",
-            "phi4_multimodal",
-            "qwen3_next",
-            "recurrent_gemma",
-            "solar_open",
-            "stablelm",
-            "step3p5",
-            "zaya",
-            "mellum",
-        ),
-        _PARTIAL,
-    ),
+    **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
     "gpt_neox": _NEOX,
     "gpt_neox_japanese": _NEOX,
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
@@ -416,17 +395,7 @@ TEXT: dict[str, Convention] = {
         ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"),
         _SECTIONS_QWEN2,
     ),
-    **dict.fromkeys(
-        (
-            "cohere_compass_text",
-            "cosmos3_edge_text",
-            "qwen3_omni_moe_text",
-            "qwen3_omni_moe_talker_text",
-            "qwen3_vl_text",
-            "qwen3_vl_moe_text",
-        ),
-        _SECTIONS_QWEN3,
-    ),
+    **dict.fromkeys(_QWEN3_MODELS, _SECTIONS_QWEN3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), _SECTIONS_QWEN3_5),
     **dict.fromkeys(("glm4v_moe_text", "glm_image_text"), _SECTIONS_GLM),
     **dict.fromkeys(("glm4v_text", "glm_ocr_text"), replace(_SECTIONS_GLM, pairing="interleaved")),

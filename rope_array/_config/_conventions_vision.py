@@ -185,30 +185,37 @@ _PLAIN = Convention(partial=False)
 _PARTIAL = Convention()
 _NONE = Convention(rotated=_nothing, note="this part has no rotary embedding")
 
+# fmt: off
+_TOWER_MODELS = (
+    "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+    "glm4v_vision", "glm4v_moe_vision", "glm5_next_vision", "glm_ocr_vision", "muse_glimmer_vision",
+    "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder",
+    "qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen3_vl_vision",
+    "qwen3_vl_moe_vision", "qwen4_exp_vision", "video_llama_3_vision",
+)
+_VISION_PARTS = (
+    "cohere_compass", "ernie4_5_vl_moe", "exaone4_5", "gemma4", "glm4v", "glm4v_moe", "glm_ocr", "kimi_k25",
+    "paddleocr_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
+    "video_llama_3",
+)
+_PLAIN_MODELS = (
+    "qwen3_omni_moe:code2wav", "qwen3_omni_moe_talker_code_predictor", "lasr_encoder", "mimi", "mimi_encoder",
+    "mimi_decoder", "moshi", "kyutai_speech_to_text", "dia_encoder", "dia_decoder",
+    "voxtral_realtime_encoder", "voxtral_realtime_text", "gradium_phonon_tts", "pocket_tts",
+    "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
+    "timesfm2_5",
+)
+_PARTIAL_MODELS = (
+    "dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
+    "nemotron3_5_transcribe_word_timestamp", "nemotron3_diarization_audio",
+)
+# fmt: on
+
 _TOWERS = {
-    "cohere_compass_vision": _vision(),
-    "dots3_note_vision_encoder": _vision(),
-    "ernie4_5_vl_moe_vision": _vision(),
-    "exaone4_5_vision": _vision(),
-    "glm4v_vision": _vision(),
-    "glm4v_moe_vision": _vision(),
-    "glm5_next_vision": _vision(),
-    "glm_ocr_vision": _vision(),
+    **dict.fromkeys(_TOWER_MODELS, _vision()),
     "lfm3_vl_vision": _vision(theta=1e6),
     "mlcd_vision_model": _vision(note="the class token has a learned angle: it is not rotated by position"),
-    "muse_glimmer_vision": _vision(),
-    "muse_spark_vision": _vision(),
-    "paddleocr_vl_vision": _vision(),
     "qwen2_vl_vision": _vision(width=("head_dim", "embed_dim/num_attention_heads", "embed_dim/num_heads")),
-    "qwen2_5_vl_vision": _vision(),
-    "qwen2_5_omni_vision_encoder": _vision(),
-    "qwen3_5_vision": _vision(),
-    "qwen3_5_moe_vision": _vision(),
-    "qwen3_omni_moe_vision_encoder": _vision(),
-    "qwen3_vl_vision": _vision(),
-    "qwen3_vl_moe_vision": _vision(),
-    "qwen4_exp_vision": _vision(),
-    "video_llama_3_vision": _vision(),
     # Other maps
     "gemma4_vision": _vision(theta=100.0, axes=_in_blocks, note="the coordinates are (x, y)"),
     "inkling2_vision": _vision(pairing="interleaved", axes=_width_height),
@@ -228,24 +235,9 @@ _TOWERS = {
 
 # Older configs have another model type for the part, or none: the key is the root's type and the path.
 _BY_PATH = {
-    "cohere_compass:vision": "cohere_compass_vision",
-    "ernie4_5_vl_moe:vision": "ernie4_5_vl_moe_vision",
-    "exaone4_5:vision": "exaone4_5_vision",
-    "gemma4:vision": "gemma4_vision",
-    "glm4v:vision": "glm4v_vision",
-    "glm4v_moe:vision": "glm4v_moe_vision",
-    "glm_ocr:vision": "glm_ocr_vision",
-    "kimi_k25:vision": "kimi_k25_vision",
+    **{f"{name}:vision": f"{name}_vision" for name in _VISION_PARTS},
     "llama4:vision": "llama4_vision_model",
-    "paddleocr_vl:vision": "paddleocr_vl_vision",
-    "qwen2_vl:vision": "qwen2_vl_vision",
-    "qwen2_5_vl:vision": "qwen2_5_vl_vision",
-    "qwen3_5:vision": "qwen3_5_vision",
-    "qwen3_5_moe:vision": "qwen3_5_moe_vision",
-    "qwen3_vl:vision": "qwen3_vl_vision",
-    "qwen3_vl_moe:vision": "qwen3_vl_moe_vision",
     "step3p7:vision": "step3p5_vision",
-    "video_llama_3:vision": "video_llama_3_vision",
 }
 
 _SIGHT = {
@@ -271,6 +263,13 @@ _SIGHT = {
 }
 
 _SOUND = {
+    **dict.fromkeys(_PLAIN_MODELS, _PLAIN),
+    **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
+    **dict.fromkeys(
+        ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
+        Convention(pairing="interleaved", partial=False, theta=2e4),
+    ),
+    **dict.fromkeys(("csm", "csm_depth_decoder_model", "higgs_audio_v2"), replace(_PLAIN, theta=5e5)),
     "clvp_encoder": Convention(
         width=_DIVIDED,
         rotated=_of_projection,
@@ -301,38 +300,9 @@ _SOUND = {
     "qwen2_5_omni_dit": replace(
         _PLAIN, pairing="interleaved", out_pairing="half", note="only head 0 is rotated"
     ),
-    "qwen3_omni_moe:code2wav": _PLAIN,
-    "qwen3_omni_moe_talker_code_predictor": _PLAIN,
-    "dots3_note_audio_encoder": _PARTIAL,
-    "glmasr_encoder": _PARTIAL,
-    "nemotron3_5_transcribe_asr_audio": _PARTIAL,
-    "nemotron3_5_transcribe_word_timestamp": _PARTIAL,
-    "nemotron3_diarization_audio": _PARTIAL,
-    "pe_audio_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "pe_audio_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "pe_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "lasr_encoder": _PLAIN,
-    "mimi": _PLAIN,
-    "mimi_encoder": _PLAIN,
-    "mimi_decoder": _PLAIN,
-    "moshi": _PLAIN,
     "moshi_depth": _NONE,
-    "kyutai_speech_to_text": _PLAIN,
-    "csm": replace(_PLAIN, theta=5e5),
-    "csm_depth_decoder_model": replace(_PLAIN, theta=5e5),
-    "dia_encoder": _PLAIN,
-    "dia_decoder": _PLAIN,
-    "higgs_audio_v2": replace(_PLAIN, theta=5e5),
-    "voxtral_realtime_encoder": _PLAIN,
-    "voxtral_realtime_text": _PLAIN,
-    "gradium_phonon_tts": _PLAIN,
-    "pocket_tts": _PLAIN,
-    "pocket_tts_audio_tokenizer": _PLAIN,
-    "pocket_tts_audio_tokenizer_encoder": _PLAIN,
-    "pocket_tts_audio_tokenizer_decoder": _PLAIN,
     "xcodec2": _HEAD_NUMBER,
     "neucodec": _HEAD_NUMBER,
-    "timesfm2_5": _PLAIN,
 }
 
 _ATOMS = Convention(

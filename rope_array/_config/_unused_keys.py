@@ -12,59 +12,37 @@ from rope_array._errors import ConfigError
 
 _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
 
-_BASES = frozenset(
-    (
-        "rope_theta",
-        "rotary_emb_base",
-        "rotary_base",
-        "rotary_embedding_base",
-        "rope_local_base_freq",
-        "local_rope_theta",
-        "global_rope_theta",
-        "compress_rope_theta",
-        "swa_rope_theta",
-        "memory_attention_rope_theta",
-    )
-)
-_SHARES = frozenset(
-    ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_percent", "rotary_emb_fraction")
-)
-_DIMS = frozenset(("rotary_dim", "qk_rope_head_dim"))
-_PAIRS = frozenset(("rope_interleave", "rope_is_neox_style", "rope_interleaved", "rotary_emb_interleaved"))
-_FLAGS = frozenset(("rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb"))
-_OTHERS = frozenset(
-    (
-        "layer_rope_theta",
-        "memory_attention_rope_dropout",
-        "memory_attention_rope_feat_sizes",
-        "memory_attention_rope_k_sizes",
-        "no_rope_layer_interval",
-        "no_rope_layers",
-        "num_spatial_rope_pairs_per_axis",
-        "num_uid_rope_pairs",
-        "partial_rotary_factors",
-        "position_embedding_xdrope",
-        "rope_parameters",
-        "rope_reorder",
-        "rope_scaling",
-        "rope_scaling_factor",
-        "rope_scaling_layers",
-        "rope_type",
-        "rotary_emb_scale_base",
-        "rotary_scaling_factor",
-        "rotary_value",
-        "spatial_rope_base_frequency",
-        "uid_rope_base_frequency",
-    )
-)
+# fmt: off
+_BASES = frozenset((
+    "rope_theta", "rotary_emb_base", "rotary_base", "rotary_embedding_base", "rope_local_base_freq",
+    "local_rope_theta", "global_rope_theta", "compress_rope_theta", "swa_rope_theta",
+    "memory_attention_rope_theta",
+))
+_SHARES = frozenset((
+    "partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_percent", "rotary_emb_fraction",
+))
+_DIMS = frozenset((
+    "rotary_dim", "qk_rope_head_dim",
+))
+_PAIRS = frozenset((
+    "rope_interleave", "rope_is_neox_style", "rope_interleaved", "rotary_emb_interleaved",
+))
+_FLAGS = frozenset((
+    "rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb",
+))
+_OTHERS = frozenset((
+    "layer_rope_theta", "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes",
+    "memory_attention_rope_k_sizes", "no_rope_layer_interval", "no_rope_layers",
+    "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs", "partial_rotary_factors",
+    "position_embedding_xdrope", "rope_parameters", "rope_reorder", "rope_scaling", "rope_scaling_factor",
+    "rope_scaling_layers", "rope_type", "rotary_emb_scale_base", "rotary_scaling_factor", "rotary_value",
+    "spatial_rope_base_frequency", "uid_rope_base_frequency",
+))
 # SAM: the grid's size, for positions, and the dropout of training.
-_WITHOUT_EFFECT = frozenset(
-    (
-        "memory_attention_rope_dropout",
-        "memory_attention_rope_feat_sizes",
-        "memory_attention_rope_k_sizes",
-    )
-)
+_WITHOUT_EFFECT = frozenset((
+    "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes",
+))
+# fmt: on
 _KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _FLAGS | _OTHERS
 
 
@@ -85,12 +63,7 @@ def _is_rotary(key: Any) -> bool:
 
 
 def _keys_of(convention: Convention) -> "set[str]":
-    flags = (
-        convention.pairing_flag,
-        convention.nope_needs,
-        convention.nope_unless,
-        convention.scaled_layers,
-    )
+    flags = (convention.pairing_flag, convention.nope_needs, convention.nope_unless, convention.scaled_layers)
     # ERNIE's name for its sections.
     ernie = {"rope_3d"} if convention.sections == "alternating" else set()
     return {*convention.theta_keys, *convention.unless, *ernie, *(flag for flag in flags if flag)}

@@ -89,14 +89,14 @@ class Search:
                 self._judge(rope, positions, inverse, candidate=True)
 
     def _rotations(self, positions: Positions) -> None:
-        for hypothesis in pair_hypotheses(self.case, positions.coordinates):
-            phases = self._phases(hypothesis)
-            if not phases.plausible or not (hypothesis.num_pairs and phases.products.any()):
+        for pairs in pair_hypotheses(self.case, positions.coordinates):
+            phases = self._phases(pairs)
+            if not phases.plausible or not (pairs.num_pairs and phases.products.any()):
                 continue
             if positions.coordinates:
-                self._by_coordinates(hypothesis, phases, positions)
+                self._by_coordinates(pairs, phases, positions)
             else:
-                self._by_position(hypothesis, phases, positions)
+                self._by_position(pairs, phases, positions)
 
     def _whole_ropes(self, positions: Positions) -> None:
         """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
@@ -110,17 +110,10 @@ class Search:
                 for inverse in (False, True):
                     self._judge(rope, positions, inverse)
 
-    def _phases(self, hypothesis: PairHypothesis) -> PhaseEstimates:
-        key = (
-            hypothesis.pairing,
-            hypothesis.out_pairing,
-            hypothesis.start,
-            hypothesis.width,
-            hypothesis.blocks,
-            hypothesis.mistake,
-        )
+    def _phases(self, pairs: PairHypothesis) -> PhaseEstimates:
+        key = (pairs.pairing, pairs.out_pairing, pairs.start, pairs.width, pairs.blocks, pairs.mistake)
         if key not in self._phase_cache:
-            self._phase_cache[key] = PhaseEstimates(self.case, hypothesis)
+            self._phase_cache[key] = PhaseEstimates(self.case, pairs)
         return self._phase_cache[key]
 
     def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, float]:
@@ -129,22 +122,20 @@ class Search:
         size = amplitude_of(phasors, weight, self.case.tol)
         return Series(at, phasors / size, weight), size
 
-    def _by_position(self, hypothesis: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
+    def _by_position(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         series, size = self._series(phases, positions.rows)
-        fit = self._fit(hypothesis, series)
+        fit = self._fit(pairs, series)
         for found in fit.find(positions.free):
-            self._keep(found, hypothesis, size, positions)
+            self._keep(found, pairs, size, positions)
 
-    def _fit(self, hypothesis: PairHypothesis, series: Series) -> FrequencyFitter:
-        tails = "half" in (hypothesis.pairing, hypothesis.out_pairing)
-        return FrequencyFitter(series, hypothesis.width, self.case, self.bases, self.rules, tails)
+    def _fit(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
+        tails = "half" in (pairs.pairing, pairs.out_pairing)
+        return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
 
-    def _keep(
-        self, found: FrequencyFit, hypothesis: PairHypothesis, size: float, positions: Positions
-    ) -> None:
+    def _keep(self, found: FrequencyFit, pairs: PairHypothesis, size: float, positions: Positions) -> None:
         if found.estimate and self.case.beyond_float64:
             return  # float64 merges several positions
-        fields = {**found.fields, **hypothesis.fields(self.case.x.shape[1])}
+        fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
         rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
         notes = (*found.notes, *_other_names(rope))
         if found.offset:
@@ -153,34 +144,32 @@ class Search:
             positions = positions._replace(mistake=found.mistake)
         self._judge(rope, positions, found.sign < 0, notes, estimate=found.estimate)
 
-    def _by_coordinates(
-        self, hypothesis: PairHypothesis, phases: PhaseEstimates, positions: Positions
-    ) -> None:
+    def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
         size = amplitude_of(*phases.at(inverse.ravel(), len(every)), self.case.tol)
         coordinates, omegas = axis_map(phases, positions.rows, size, self.case)
         kept = len(self.kept)
-        for axes, text in axes_guesses(coordinates, positions.coordinates, hypothesis.blocks):
+        for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
             drivers = np.array([-1 if a is None else a for a in axes.coordinates])
             if len(drivers) == len(coordinates) and ((coordinates < 0) | (coordinates == drivers)).all():
-                self._on_axes(axes, text, hypothesis, size, omegas, coordinates, positions)
-        if len(self.kept) == kept and hypothesis.blocks == 1:
+                self._on_axes(axes, text, pairs, size, omegas, coordinates, positions)
+        if len(self.kept) == kept and pairs.blocks == 1:
             axes = Axes(tuple(filled_map(coordinates)), count=positions.coordinates)
-            self._on_axes(axes, f"ra.{axes!r}", hypothesis, size, omegas, coordinates, positions, last=True)
+            self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
 
     def _on_axes(
-        self, axes: Axes, text: str, hypothesis: PairHypothesis, size: float, by_each: Floats,
+        self, axes: Axes, text: str, pairs: PairHypothesis, size: float, by_each: Floats,
         coordinates: Indices, positions: Positions, last: bool = False,
     ) -> None:  # fmt: skip
         head_dim = self.case.x.shape[1]
         drivers = np.array([a or 0 for a in axes.coordinates])
         omegas = by_each[drivers, np.arange(len(coordinates))]
-        exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(hypothesis.width)])
+        exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(pairs.width)])
         seen = np.isfinite(omegas)
         omegas = np.where(seen, omegas, 0.0)
         sign = -1 if omegas[seen].sum() < 0 else 1
         slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
-        given = {**hypothesis.fields(head_dim), "axes": axes}
+        given = {**pairs.fields(head_dim), "axes": axes}
         for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
             for base in self._bases_near(sign * omegas / unit, exponents, seen):
                 wanted = unit * base**-exponents
@@ -250,8 +239,8 @@ class Search:
                     rows=np.where(still, 0.0, positions.rows), pos=np.where(pos < end, pos, 0),
                     code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
                 )  # fmt: skip
-        for hypothesis in pair_hypotheses(case, 0):
-            last = self._last_row(hypothesis, positions)
+        for pairs in pair_hypotheses(case, 0):
+            last = self._last_row(pairs, positions)
             if last is not None:
                 text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
                 yield positions._replace(
@@ -260,8 +249,8 @@ class Search:
                 )  # fmt: skip
                 return
 
-    def _last_row(self, hypothesis: PairHypothesis, positions: Positions) -> float | None:
-        phases = self._phases(hypothesis)
+    def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
+        phases = self._phases(pairs)
         if not phases.plausible:
             return None
         (at, phasors, weight), _ = self._series(phases, positions.rows)
@@ -271,41 +260,38 @@ class Search:
         return float(at[first]) if first < len(at) - 1 else None
 
     def _no_rotation(self, positions: Positions) -> None:
-        for hypothesis in mistaken_hypotheses(self.case):
-            phases = self._phases(hypothesis)
+        for pairs in mistaken_hypotheses(self.case):
+            phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
-            for found in self._fit(hypothesis, series).find(False)[:1]:
+            for found in self._fit(pairs, series).find(False)[:1]:
                 angles = positions.rows[:, None] * found.omegas * found.sign
-                self._judge_tables(hypothesis, found, size, positions, np.cos(angles), np.sin(angles))
+                self._judge_tables(pairs, found, size, positions, np.cos(angles), np.sin(angles))
 
     def _judge_tables(
         self,
-        hypothesis: PairHypothesis,
+        pairs: PairHypothesis,
         found: FrequencyFit,
         size: float,
         positions: Positions,
         cos: Floats,
         sin: Floats,
     ) -> None:
-        rows = hypothesis.forward(self.case.x, size * cos, size * sin)
+        rows = pairs.forward(self.case.x, size * cos, size * sin)
         # Errors are relative to the pair before: without a rotation the pair after may be small.
         norm = size * np.hypot(
-            *(
-                self.case.x[:, f]
-                for f in features_of_pairs(hypothesis.pairing, hypothesis.start, hypothesis.width)
-            )
+            *(self.case.x[:, f] for f in features_of_pairs(pairs.pairing, pairs.start, pairs.width))
         )
         size_of = np.maximum(abs(self.case.x), 1e-150)
-        for feature in features_of_pairs(hypothesis.out_pairing, hypothesis.start, hypothesis.width):
+        for feature in features_of_pairs(pairs.out_pairing, pairs.start, pairs.width):
             size_of[:, feature] = np.maximum(norm, 1e-150)
         angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
         allowed = self.case.allowed(angles)
         relative = abs(rows - self.case.y) / size_of
         head_dim = self.case.x.shape[1]
-        rope = _with_amplitude(RoPE(head_dim, **found.fields, **hypothesis.fields(head_dim)), size)
-        code = f"{hypothesis.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
+        rope = _with_amplitude(RoPE(head_dim, **found.fields, **pairs.fields(head_dim)), size)
+        code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
         explanation = Explanation(
-            rope, code, float(relative.max()), hypothesis.mistake, found.sign < 0, self.case.seq_axis,
+            rope, code, float(relative.max()), pairs.mistake, found.sign < 0, self.case.seq_axis,
             found.notes, float(np.sqrt((relative**2).mean())),
         )  # fmt: skip
         (self.kept if (relative <= allowed).all() else self.others).append(explanation)
@@ -315,24 +301,24 @@ class Search:
         if self.kept:
             return
         some = np.unique(np.linspace(0, len(self.case.x) - 1, 64).round().astype(int))
-        for hypothesis in pair_hypotheses(self.case, 0):
-            if hypothesis.pairing != hypothesis.out_pairing or not self._phases(hypothesis).plausible:
+        for pairs in pair_hypotheses(self.case, 0):
+            if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
                 continue
             for base in self.bases:
                 for sign in (1, -1):
-                    self._narrow_base(hypothesis, base, sign, positions, some)
+                    self._narrow_base(pairs, base, sign, positions, some)
 
     def _narrow_base(
-        self, hypothesis: PairHypothesis, base: float, sign: int, positions: Positions, some: Indices
+        self, pairs: PairHypothesis, base: float, sign: int, positions: Positions, some: Indices
     ) -> None:
         case = self.case
-        omegas = base ** -(2 * np.arange(hypothesis.num_pairs) / hypothesis.width)
+        omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
         for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
-            off = abs(hypothesis.forward(case.x[some], cos, sign * sin) - case.y[some])
+            off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
             if np.median(off) > 8 * case.tol * np.median(abs(case.y[some])):
                 continue
             full = dict(narrow_tables(positions.rows[:, None], omegas))[text]
-            wrong = replace(hypothesis, mistake=text, formula=text)
+            wrong = replace(pairs, mistake=text, formula=text)
             self._judge_tables(wrong, FrequencyFit({"base": base}, 0 * omegas, sign), 1.0, positions, full[0],
                             sign * full[1])  # fmt: skip
 
