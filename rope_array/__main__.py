@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status.
     """
-    given = vars(_parser().parse_args(arguments))
-    status: int = given.pop("command")(**given)
+    options = vars(_parser().parse_args(arguments))
+    status: int = options.pop("command")(**options)
     return status
 
 
@@ -101,10 +101,10 @@ def _add_check(commands: Any) -> None:
     parser.set_defaults(command=_check)
 
 
-def _check(**given: Any) -> int:
+def _check(**options: Any) -> int:
     from rope_array.testing._command import run  # imports NumPy, unused by other commands
 
-    return run(**given)
+    return run(**options)
 
 
 def _add_backends(commands: Any) -> None:

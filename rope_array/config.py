@@ -81,7 +81,7 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     ------
     ConfigError
         The config cannot be read or contradicts itself; a rope type or key is unknown; the model's "RoPE" is
-        no rotation; layers differ in their frequencies and no `layer_type` was given.
+        no rotation; layers differ in their frequencies, and `layer_type` is missing.
 
     Examples
     --------

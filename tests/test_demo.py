@@ -59,7 +59,7 @@ def rows(output, library):
 
 def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert shipped.returncode == 0, shipped.stderr
-    got = rows(shipped.stdout, _libraries.shown(lib))
+    got = rows(shipped.stdout, _libraries.display_name(lib))
     assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
     for dtype, (version, path, error, allowed, verdict, time) in got.items():
         assert version[0].isdigit()

@@ -90,9 +90,9 @@ def _load(config: Any) -> Document:
     if isinstance(config, (str, os.PathLike)):
         return Document(_load_file(os.fsdecode(config)))
     if not isinstance(config, type) and callable(to_dict := getattr(config, "to_dict", None)):
-        if isinstance(made := to_dict(), Mapping):
-            return Document(Copy().mapping(made), type(config).__name__)
-        raise ConfigError(f"to_dict() of {type(config).__name__} returned {quoted(made)}, no dict.")
+        if isinstance(content := to_dict(), Mapping):
+            return Document(Copy().mapping(content), type(config).__name__)
+        raise ConfigError(f"to_dict() of {type(config).__name__} returned {quoted(content)}, no dict.")
     raise ConfigError(
         f"config is {quoted(plain(config))}; give the path of a config.json, its content as a dict, or a "
         "config object."

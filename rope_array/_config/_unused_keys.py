@@ -113,7 +113,7 @@ def check_above(part: ConfigPart) -> None:
 def _agree(one: Any, other: Any) -> bool:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return bool(one == other)
-    pairs = [{k: v for k, v in given.items() if k not in ("type", "rope_type")} for given in (one, other)]
-    kinds = [given.get("rope_type") or given.get("type") or "default" for given in (one, other)]
+    pairs = [{k: v for k, v in mapping.items() if k not in ("type", "rope_type")} for mapping in (one, other)]
+    kinds = [mapping.get("rope_type") or mapping.get("type") or "default" for mapping in (one, other)]
     names = [SAME_AS.get(kind, kind) if isinstance(kind, str) else None for kind in kinds]
     return names[0] == names[1] and all(pairs[0][k] == pairs[1][k] for k in pairs[0].keys() & pairs[1].keys())

@@ -26,12 +26,14 @@ KEYS = frozenset((
 # fmt: on
 
 
-def check_shape(given: Mapping[str, Any]) -> None:
+def check_shape(parameters: Mapping[str, Any]) -> None:
     """Refuse an object as a rotary parameter, and unknown keys that are not of a layer type."""
-    for key, value in given.items():
+    for key, value in parameters.items():
         if key in KEYS and isinstance(value, Mapping):
             raise ConfigError(f"{key} in the rotary parameters is {quoted(value)}; give a plain value.")
-    check_keys([key for key, value in given.items() if not isinstance(value, Mapping) and value is not None])
+    check_keys(
+        [key for key, value in parameters.items() if not isinstance(value, Mapping) and value is not None]
+    )
 
 
 def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 
 import rope_array as ra
-from rope_array._demo._libraries import installed, shown
+from rope_array._demo._libraries import display_name, installed
 from rope_array._demo._measure import STARTS, Case, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
@@ -108,7 +108,7 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
     found, absent, broken = installed()
     every = cases(q, k)
     chosen = [(lib, case) for lib in found for case in every if case.dtype in lib.dtypes]
-    failed = [f"{shown(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
+    failed = [f"{display_name(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
     for heading, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
             print(f"   {heading}: {', '.join(names)}")
@@ -117,7 +117,7 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
 
 def _show_row(library: Library, case: Case) -> bool:
     """Measure a case on a library and print its row; return whether it is within the contract."""
-    head = f"   {shown(library):<17}{library.version[:13]:<14}"
+    head = f"   {display_name(library):<17}{library.version[:13]:<14}"
     try:
         row = measure(library, case)
     except Exception as error:  # the row of a library that fails shows the error; the exit status is 1

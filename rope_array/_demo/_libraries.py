@@ -11,7 +11,7 @@ from rope_array.testing._libraries import LIBRARIES, Library
 _NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch", "cupy")
 
 
-def shown(library: Library) -> str:
+def display_name(library: Library) -> str:
     """Return the name by which a user installs a library."""
     return library.name.replace("_", "-")
 
@@ -42,10 +42,10 @@ def installed() -> tuple[list[Library], list[str], list[str]]:
     for library in (LIBRARIES[name] for name in _NAMES):
         try:
             if find_spec(library.module.partition(".")[0]) is None:
-                absent.append(shown(library))
+                absent.append(display_name(library))
             else:
                 library.asarray(np.zeros(1, np.float32), "float32")
                 found.append(library)
         except Exception as error:  # a broken installation or a missing device may raise any exception
-            broken.append(f"{shown(library)} ({type(error).__name__})")
+            broken.append(f"{display_name(library)} ({type(error).__name__})")
     return found, absent, broken

@@ -49,14 +49,14 @@ _PARTS: dict[int, list[tuple[float, ...]]] = {
 def axes_guesses(coordinates: Indices, count: int, blocks: int) -> Iterator[tuple[Axes, str]]:
     """Yield models' maps with the estimated sections, or with usual sections."""
     n, filled = len(coordinates), filled_map(coordinates)
-    seen = tuple(filled.count(a) for a in range(count))
+    estimated = tuple(filled.count(a) for a in range(count))
     if blocks > 1:
         if n % blocks == 0 and count == blocks:
             yield _named_axes("axial", (2 * n // count,) * count, blocks=True)
         return
-    shown = [int((coordinates == a).sum()) for a in range(count)]
-    first = (n - sum(shown[1:]), *shown[1:])
-    usual = [seen, first]
+    counts = [int((coordinates == a).sum()) for a in range(count)]
+    first = (n - sum(counts[1:]), *counts[1:])
+    usual = [estimated, first]
     parts: Sequence[tuple[float, ...]] = _PARTS.get(count, [(1.0,) * count])
     for part in parts:
         sizes = [n * p / sum(part) for p in part]

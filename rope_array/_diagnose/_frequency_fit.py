@@ -249,9 +249,9 @@ class FrequencyFitter:
     def _plausible_bases(self) -> Iterator[float]:
         yield from self.bases
         omegas, _ = estimate_frequencies(self.series)
-        seen = abs(omegas) > 1e-6
-        if seen.sum() > 1 and np.ptp(self.series.at) > 0:
-            yield float(f"{fit_line(abs(omegas[seen]), self.exponents[seen], False)[0]:.5g}")
+        known = abs(omegas) > 1e-6
+        if known.sum() > 1 and np.ptp(self.series.at) > 0:
+            yield float(f"{fit_line(abs(omegas[known]), self.exponents[known], False)[0]:.5g}")
 
     def _offset(self, omegas: Floats) -> float:
         at, phasors, weight = self.series
@@ -267,40 +267,40 @@ class FrequencyFitter:
         if not step or not self.fits(omegas):
             return
         span = max(abs(self.series.at).max(), np.ptp(self.series.at))
-        seen = abs(omegas) * span > self.case.tol
-        for sign in self._signs(omegas, seen, step):
+        known = abs(omegas) * span > self.case.tol
+        for sign in self._signs(omegas, known, step):
             unwrapped = _unwrapped(sign * omegas, step) if step > 2 else sign * omegas
-            yield from self._named(unwrapped, seen & (unwrapped > 0), sign)
+            yield from self._named(unwrapped, known & (unwrapped > 0), sign)
         notes: tuple[str, ...] = (NO_RULE,)
         if step > 1:
             notes += (f"positions have a step of {step:g}, so that frequencies are known modulo 2π/{step:g}",)
         yield FrequencyFit({"inv_freq": tuple(map(float, omegas))}, omegas, notes=notes, estimate=True)
 
-    def _signs(self, omegas: Floats, seen: Any, step: float) -> list[int]:
+    def _signs(self, omegas: Floats, known: Any, step: float) -> list[int]:
         if step > 2:  # aliasing may flip the sign of fast pairs
             return [1, -1]
-        return [1 if omegas[seen].sum() >= 0 else -1]
+        return [1 if omegas[known].sum() >= 0 else -1]
 
-    def _named(self, omegas: Floats, seen: Any, sign: int) -> Iterator[FrequencyFit]:
+    def _named(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
         """Yield fits by the rule of the frequencies: default, with a zero tail, a factor, or a known rule."""
-        if not seen.any():
+        if not known.any():
             return
-        last = int(np.flatnonzero(seen)[-1]) + 1
+        last = int(np.flatnonzero(known)[-1]) + 1
         for zero in (False, True):
             for free in (False, True):
                 # A zero tail of interleaved pairs is a narrower slice, another hypothesis.
                 if zero and (last == len(omegas) or not self.tails):
                     continue
-                fit = self._geometric(omegas, seen, sign, free, last if zero else None)
+                fit = self._geometric(omegas, known, sign, free, last if zero else None)
                 if fit:
                     yield fit
                     return
-        yield from self._stretched(omegas, seen, sign)
+        yield from self._stretched(omegas, known, sign)
 
-    def _geometric(self, omegas: Floats, seen: Any, sign: int, free: bool, last: int | None) -> Any:
-        if seen.sum() < 1 + free:
+    def _geometric(self, omegas: Floats, known: Any, sign: int, free: bool, last: int | None) -> Any:
+        if known.sum() < 1 + free:
             return None
-        base, factor = fit_line(omegas[seen], self.exponents[seen], free)
+        base, factor = fit_line(omegas[known], self.exponents[known], free)
 
         def series(base: float, factor: float) -> Floats:
             full = factor * base**-self.exponents
@@ -332,19 +332,19 @@ class FrequencyFitter:
             notes = (f"every frequency, or every position, is divided by {1 / factor:g}",)
         return FrequencyFit(fields, omegas, sign, 0.0, mistake, notes)
 
-    def _stretched(self, omegas: Floats, seen: Any, sign: int) -> Iterator[FrequencyFit]:
+    def _stretched(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
         """Yield fits of Llama 3's rule and YaRN, with factors from the slow pairs and usual contexts."""
         # Pairs with a well-known frequency; if the first pair is none, it may be scaled already.
         at = abs(self.series.at).max()
-        well = np.flatnonzero(seen & (abs(omegas) * at > 64 * self.case.tol))
+        well = np.flatnonzero(known & (abs(omegas) * at > 64 * self.case.tol))
         if not len(well) or well[0]:
             return
         for base in self.bases:
             ratios = base ** -self.exponents[well] / omegas[well]
             if abs(ratios[0] - 1) > 2e-2 or (np.diff(ratios) < -2e-2 * ratios[1:]).any():
                 continue
-            shown = {round(2 * float(r)) / 2 for r in ratios[-3:]} | {8.0, 32.0}
-            for factor in sorted(f for f in shown if f > 1 and f > 0.95 * ratios[-1]):
+            factors = {round(2 * float(r)) / 2 for r in ratios[-3:]} | {8.0, 32.0}
+            for factor in sorted(f for f in factors if f > 1 and f > 0.95 * ratios[-1]):
                 fits = [f for rule in _usual_rules(factor) for f in self._by_rule(base, rule)]
                 yield from _merged([f for f in fits if f.sign == sign])
 

@@ -80,7 +80,7 @@ def _one_sign(pairing: str, start: int, width: int) -> PairHypothesis:
 
 
 def _crossed(pairing: str, start: int, width: int) -> PairHypothesis:
-    """Pair features one way, with the table of angles in the order of the other pairing (V-JEPA 2)."""
+    """Return the mistake of V-JEPA 2: the table of angles has the order of the other pairing."""
     other = PAIRINGS[pairing == "interleaved"]
     partner, sign = np.empty(start + width, np.intp), np.empty(start + width)
     a, b = features_of_pairs(pairing, start, width)

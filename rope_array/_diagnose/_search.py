@@ -60,13 +60,13 @@ class Search:
         """Run the search and return the report."""
         if not self.case.touched.any():
             return self._unrotated(1.0)
-        given = [*intended_positions(self.case)]
-        for positions in given:
+        intended = [*intended_positions(self.case)]
+        for positions in intended:
             self._candidates(positions)
         factor = self._factor()
         if factor > 0 and not self.kept:
             return self._unrotated(factor)
-        for positions in given:
+        for positions in intended:
             self._rotations(positions)
             if self.case.beyond_float64 and not positions.coordinates:
                 self._whole_ropes(positions)
@@ -76,7 +76,7 @@ class Search:
             else:
                 self._rotations(positions)
         if not self.kept:
-            self._mistakes(given)
+            self._mistakes(intended)
         if not self.kept and not math.isnan(factor):
             return self._unrotated(factor)
         return self._report()
@@ -165,25 +165,25 @@ class Search:
         drivers = np.array([a or 0 for a in axes.coordinates])
         omegas = by_each[drivers, np.arange(len(coordinates))]
         exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(pairs.width)])
-        seen = np.isfinite(omegas)
-        omegas = np.where(seen, omegas, 0.0)
-        sign = -1 if omegas[seen].sum() < 0 else 1
+        known = np.isfinite(omegas)
+        omegas = np.where(known, omegas, 0.0)
+        sign = -1 if omegas[known].sum() < 0 else 1
         slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
-        given = {**pairs.fields(head_dim), "axes": axes}
+        fields = {**pairs.fields(head_dim), "axes": axes}
         for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
-            for base in self._bases_near(sign * omegas / unit, exponents, seen):
+            for base in self._bases_near(sign * omegas / unit, exponents, known):
                 wanted = unit * base**-exponents
-                if np.allclose(sign * omegas[seen], wanted[seen], rtol=0.02, atol=slack):
-                    rope = RoPE(head_dim, base=base, scaling=rule, **given)
+                if np.allclose(sign * omegas[known], wanted[known], rtol=0.02, atol=slack):
+                    rope = RoPE(head_dim, base=base, scaling=rule, **fields)
                     if self._judge(_with_amplitude(rope, size), positions, sign < 0, axes_text=text):
                         return
         if last and (coordinates >= 0).any():
-            rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **given)
+            rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **fields)
             self._judge(_with_amplitude(rope, size), positions, False, (NO_RULE,), text, estimate=True)
 
-    def _bases_near(self, omegas: Floats, exponents: Floats, seen: Any) -> list[float]:
+    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[float]:
         """Return the bases of models, then the estimate and its rounded forms."""
-        fast = seen & (omegas > 0)
+        fast = known & (omegas > 0)
         if not fast.any():
             return self.bases
         own = fit_line(omegas[fast], exponents[fast], False)[0]
@@ -213,14 +213,14 @@ class Search:
 
     # Mistakes
 
-    def _mistakes(self, given: list[Positions]) -> None:
-        for positions in given:
+    def _mistakes(self, intended: list[Positions]) -> None:
+        for positions in intended:
             if not positions.coordinates:
                 for tried in self._by_short_table(positions):
                     self._rotations(tried)
         if self.kept:
             return
-        for positions in given:
+        for positions in intended:
             if not positions.coordinates:
                 self._no_rotation(positions)
                 self._narrow_dtypes(positions)
@@ -389,11 +389,11 @@ class Search:
         rope = found.rope
         assert rope is not None
         self.others.clear()
-        given = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
+        intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
         other = PAIRINGS[rope.pairing == "interleaved"]
         kept_before = list(self.kept)
         more: dict[str, Any] = {"candidate": True, "axes_text": found._axes}
-        for positions in given[:1]:
+        for positions in intended[:1]:
             self._judge(replace(rope, pairing=other, out_pairing=None), positions, found.inverse, **more)
             self._judge(rope, positions, not found.inverse, **more)
             if rope.inv_freq is None and rope.base != 10000.0:

@@ -36,12 +36,12 @@ def intended_positions(case: Case) -> Iterator[Positions]:
 
 def mistaken_positions(case: Case) -> Iterator[Positions]:
     """Yield positions that an implementation may use by mistake."""
-    given = [p for p in intended_positions(case) if not p.coordinates]
-    if not given and not [*intended_positions(case)]:
+    intended = [p for p in intended_positions(case) if not p.coordinates]
+    if not intended and not [*intended_positions(case)]:
         return
     lead = case.before.ndim - 1
     usual = case.seq_axis if case.seq_axis < 0 else case.seq_axis - case.before.ndim
-    for positions in given:
+    for positions in intended:
         yield positions._replace(free=True, mistake="the positions are off by a constant")
     for axis in range(lead):
         size, name = case.before.shape[axis], axis - lead - 1
@@ -49,12 +49,12 @@ def mistaken_positions(case: Case) -> Iterator[Positions]:
         where = "" if own else f"positions run along axis {name} of x, not along axis {usual}"
         counted = np.arange(size)
         rows = case.spread(case.pos, name) if case.pos.ndim and not own else None
-        if rows is not None and not any(np.array_equal(rows, p.rows) for p in given):
+        if rows is not None and not any(np.array_equal(rows, p.rows) for p in intended):
             yield Positions(rows, case.pos, "pos", name, where)
         rows = case.spread(counted, name)
         assert rows is not None
         text = where or "the intended positions are not used: tokens are counted from 0"
-        if not any(np.array_equal(rows, p.rows) for p in given):
+        if not any(np.array_equal(rows, p.rows) for p in intended):
             yield Positions(rows, counted, f"range({size})", name, text)
     constant = np.zeros(len(case.x))
     text = "the intended positions are not used: all tokens rotate by the same angles"
