@@ -39,7 +39,7 @@ class Reader:
         if isinstance(layer_type, str):
             self.label = layer_type
         elif layer_type is not None:
-            self.index = self._checked(layer_type)
+            self.index = self._layer_index(layer_type)
             self.label = self._label_of(self.index)
 
     def fields(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Reader:
 
     # Layers
 
-    def _checked(self, index: Any) -> int:
+    def _layer_index(self, index: Any) -> int:
         if isinstance(index, bool) or not isinstance(index, int):
             raise ConfigError(f"layer_type is {quoted(index)}; give a name, or the index of a layer.")
         count = self.values.count()
@@ -158,21 +158,21 @@ class Reader:
         for key, allowed in self.convention.unless.items():
             if (value := self.values.get(key)) not in allowed:
                 return f"{key} is {quoted(value)}"
-        if self.label in self.convention.nope and self._nope_holds():
+        if self.label in self.convention.nope and self._nope_applies():
             return f"layer type {self.label!r}"
         if self.label in _NO_ATTENTION and self.label in self.values.layer_types():
             return f"layer type {self.label!r} has no attention that rotates"
         return self._why_listed()
 
-    def _nope_holds(self) -> bool:
+    def _nope_applies(self) -> bool:
         rotates = self.convention.rotates
         if rotates is not None and self.index is not None and rotates(self.values, self.index):
             return False
         needs, unless = self.convention.nope_needs, self.convention.nope_unless
-        needed = needs is None or self._set(needs)
+        needed = needs is None or self._has_value(needs)
         return needed and (unless is None or self.values.stated(unless) is None)
 
-    def _set(self, key: str) -> bool:
+    def _has_value(self, key: str) -> bool:
         """Return whether a key has a value; a stated null overrides the class's default."""
         content = self.values.content
         return (content[key] if key in content else self.part.defaults.get(key)) is not None
@@ -248,7 +248,7 @@ class Reader:
         new, old = self._mapping("rope_parameters"), self._mapping("rope_scaling")
         if new and old:
             _agree(_renamed(new), _renamed(old))
-            self.part.note("rope_parameters and rope_scaling are both parameters, and agree")
+            self.part.note("rope_parameters and rope_scaling are both stated, and agree")
         self.stated_parameters = {**old, **new}
         # `Convention.parameters` has its own defaults.
         own = {} if self.convention.parameters else self.part.defaults.get("rope_parameters", {})

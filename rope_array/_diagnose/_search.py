@@ -124,11 +124,11 @@ class Search:
 
     def _by_position(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         series, size = self._series(phases, positions.rows)
-        fit = self._fit(pairs, series)
-        for found in fit.find(positions.free):
+        fitter = self._fitter(pairs, series)
+        for found in fitter.find(positions.free):
             self._keep(found, pairs, size, positions)
 
-    def _fit(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
+    def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
         tails = "half" in (pairs.pairing, pairs.out_pairing)
         return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
 
@@ -263,7 +263,7 @@ class Search:
         for pairs in mistaken_hypotheses(self.case):
             phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
-            for found in self._fit(pairs, series).find(False)[:1]:
+            for found in self._fitter(pairs, series).find(False)[:1]:
                 angles = positions.rows[:, None] * found.omegas * found.sign
                 self._judge_tables(pairs, found, size, positions, np.cos(angles), np.sin(angles))
 
