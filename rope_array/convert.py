@@ -72,9 +72,9 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
     >>> hugging_face = dataclasses.replace(meta, pairing="half")
     """
     permuted = _FeaturePermutation(rope, to)
-    kit, axis = _check_array(w, axis)
+    ops, axis = _check_array(w, axis)
     heads = _count_heads(w, axis, permuted.head_dim, num_heads)
-    return kit.reshape(permuted.heads(w, axis, heads, kit), w.shape)
+    return ops.reshape(permuted.heads(w, axis, heads, ops), w.shape)
 
 
 def fused(
@@ -145,17 +145,17 @@ def fused(
     """
     permuted = _FeaturePermutation(rope, to)
     parts = _parts(order, num_heads, num_kv_heads, groups, permuted.head_dim, v_head_dim)
-    kit, axis = _check_array(w, axis)
+    ops, axis = _check_array(w, axis)
     _check_fused(w, axis, groups, parts)
-    grouped = kit.reshape(w, (*w.shape[:axis], groups, w.shape[axis] // groups, *w.shape[axis + 1 :]))
+    grouped = ops.reshape(w, (*w.shape[:axis], groups, w.shape[axis] // groups, *w.shape[axis + 1 :]))
     pieces, start = [], 0
     for name, heads, width in parts:
         piece = grouped[_slice_of(axis + 1, start, start + heads * width)]
         if name in "qk":
-            piece = kit.reshape(permuted.heads(piece, axis + 1, heads, kit), piece.shape)
+            piece = ops.reshape(permuted.heads(piece, axis + 1, heads, ops), piece.shape)
         pieces.append(piece)
         start += heads * width
-    return kit.reshape(_concat(pieces, axis + 1, w.dtype, kit), w.shape)
+    return ops.reshape(_concat(pieces, axis + 1, w.dtype, ops), w.shape)
 
 
 def keys(k: Any, rope: _RoPE, to: str) -> Any:
@@ -194,13 +194,13 @@ def keys(k: Any, rope: _RoPE, to: str) -> Any:
     array([0, 2, 1, 3])
     """
     permuted = _FeaturePermutation(rope, to, written=True)
-    kit, axis = _check_array(k, -1, "k")
+    ops, axis = _check_array(k, -1, "k")
     if k.shape[-1] != permuted.head_dim:
         raise _errors.ShapeError(
             f"k is {_errors.describe(k)}; its last axis must hold the {permuted.head_dim} features of one "
             f"head (head_dim={permuted.head_dim}). Give heads an axis first, or give the rope k's head_dim."
         )
-    return kit.reshape(permuted.heads(k, axis, 1, kit), k.shape)
+    return ops.reshape(permuted.heads(k, axis, 1, ops), k.shape)
 
 
 def permutation(rope: _RoPE, to: str) -> tuple[int, ...]:
@@ -369,7 +369,7 @@ def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis:
         return rerotate((keys,), pos, from_rope, to_rope, seq_axis=seq_axis)[0]
     unrotated = from_rope.apply(tuple(map(_to_float32, keys)), pos, seq_axis=seq_axis, inverse=True)
     rotated = to_rope.apply(unrotated, pos, seq_axis=seq_axis)
-    return tuple(_kit(k).cast(y, k.dtype) for y, k in zip(rotated, keys, strict=True))
+    return tuple(_ops(k).cast(y, k.dtype) for y, k in zip(rotated, keys, strict=True))
 
 
 class _FeaturePermutation:
@@ -394,37 +394,37 @@ class _FeaturePermutation:
             for member in (0, 1)
         ]
 
-    def heads(self, w: Any, axis: int, count: int, kit: Any) -> Any:
+    def heads(self, w: Any, axis: int, count: int, ops: Any) -> Any:
         """Permute the features of consecutive heads along an axis, and give heads an axis.
 
         Slices and reshapes need no index array on w's device, and keep the sharding along whole heads.
         """
-        x = kit.reshape(w, (*w.shape[:axis], count, self.head_dim, *w.shape[axis + 1 :]))
+        x = ops.reshape(w, (*w.shape[:axis], count, self.head_dim, *w.shape[axis + 1 :]))
         axis += 1
         before, after = x[_slice_of(axis, 0, self.start)], x[_slice_of(axis, self.stop, self.head_dim)]
-        middle = self._permute_pairs(x[_slice_of(axis, self.start, self.stop)], axis, kit)
-        return _concat([before, middle, after], axis, w.dtype, kit)
+        middle = self._permute_pairs(x[_slice_of(axis, self.start, self.stop)], axis, ops)
+        return _concat([before, middle, after], axis, w.dtype, ops)
 
-    def _permute_pairs(self, x: Any, axis: int, kit: Any) -> Any:
+    def _permute_pairs(self, x: Any, axis: int, ops: Any) -> Any:
         """Permute the rotated features, which fill an axis of x."""
         if self.source == self.to or self.start == self.stop:
             return x
         num_pairs = x.shape[axis] // self.blocks // 2
         inner = (num_pairs, 2) if self.to == "half" else (2, num_pairs)
-        pairs = kit.reshape(x, (*x.shape[:axis], self.blocks, *inner, *x.shape[axis + 1 :]))
+        pairs = ops.reshape(x, (*x.shape[:axis], self.blocks, *inner, *x.shape[axis + 1 :]))
         order = list(range(pairs.ndim))
         order[axis + 1], order[axis + 2] = axis + 2, axis + 1
-        return kit.reshape(kit.xp.permute_dims(pairs, tuple(order)), x.shape)
+        return ops.reshape(ops.xp.permute_dims(pairs, tuple(order)), x.shape)
 
 
 def _slice_of(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     return (*(slice(None),) * axis, slice(start, stop), ...)
 
 
-def _concat(pieces: list[Any], axis: int, dtype: Any, kit: Any) -> Any:
-    y = kit.xp.concat(pieces, axis=axis)
+def _concat(pieces: list[Any], axis: int, dtype: Any, ops: Any) -> Any:
+    y = ops.xp.concat(pieces, axis=axis)
     # NumPy's concat returns the native byte order.
-    return y if y.dtype == dtype else kit.cast(y, dtype)
+    return y if y.dtype == dtype else ops.cast(y, dtype)
 
 
 def _parts(
@@ -481,17 +481,17 @@ def _check_array(w: Any, axis: Any, name: str = "w") -> tuple[Any, int]:
     if isinstance(w, (list, tuple)):
         raise _errors.ArrayTypeError(f"{name} is {_errors.describe(w)}; give one array at a time.")
     lib = _registry.library_of(w)
-    lib.check_sound(w)
+    lib.check_supported(w)
     index = axis if isinstance(axis, bool) else getattr(axis, "__index__", lambda: None)()
     if index is None or isinstance(index, bool) or not -w.ndim <= index < w.ndim:
         raise _errors.ShapeError(
             f"axis is {_errors.short(axis)}, and {name} is {_errors.describe(w)}; give an axis of it."
         )
-    if any(map(_shape_rule.unknown, w.shape)):
+    if any(map(_shape_rule.is_unknown_size, w.shape)):
         raise _errors.ShapeError(
             f"{name} is {_errors.describe(w)}, of unknown size; give an array whose size is computed."
         )
-    return lib.kit(w), index % w.ndim
+    return lib.ops(w), index % w.ndim
 
 
 def _written_pairing(rope: _RoPE) -> _spec.Pairing:
@@ -507,7 +507,7 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
     """Check that two ropes rotate the same features, and have frequencies."""
     for name, rope in (("from_rope", from_rope), ("to_rope", to_rope)):
         _check_rope(name, rope)
-        _spec.settled(rope)
+        _spec.require_plan(rope)
     for name in ("head_dim", "pairing", "blocks"):
         before, after = (getattr(rope._plan.layout, name) for rope in (from_rope, to_rope))
         if before != after:
@@ -518,9 +518,9 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
 
 
 def _to_float32(k: Any) -> Any:
-    kit = _kit(k)
-    return kit.cast(k, kit.xp.float32) if _library.dtype_name(k) in ("float16", "bfloat16") else k
+    ops = _ops(k)
+    return ops.cast(k, ops.xp.float32) if _library.dtype_name(k) in ("float16", "bfloat16") else k
 
 
-def _kit(x: Any) -> Any:
-    return _registry.library_of(x).kit(x)
+def _ops(x: Any) -> Any:
+    return _registry.library_of(x).ops(x)

@@ -138,7 +138,7 @@ def _numpy(array: Any, name: str) -> Floats:
     """Convert an array of any library to NumPy's float64."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArrayTypeError(f"{name} is {describe(array)}; give an array.")
-    library(array).check_sound(array)
+    library(array).check_supported(array)
     if dtype_name(array) not in X_DTYPES:
         raise ArrayTypeError(f"{name} is {describe(array)}; give real floating point: {', '.join(X_DTYPES)}.")
     return np.array(_on_host(array, name), np.float64)
@@ -171,7 +171,7 @@ def _on_host(array: Any, name: str) -> Any:
 def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     """Return positions as a NumPy array, and whether they are Python values."""
     if position_input.is_host(pos):
-        position_input.shape_of(pos)  # refuses ragged sequences and other types
+        position_input.python_shape(pos)  # refuses ragged sequences and other types
         array = np.asarray([*pos] if isinstance(pos, range) else pos)
         if array.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")

@@ -148,7 +148,7 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
     if not _factory.is_array(coords):
         raise ArrayTypeError(f"coords is {describe(coords)}; give an array of float32 or float64.")
     lib = _factory.library_of(coords)
-    factory = _factory.ArrayFactory(lib, coords, lib.kit(coords).create, coords.dtype, 0)
+    factory = _factory.ArrayFactory(lib, coords, lib.ops(coords).creation_kwargs, coords.dtype, 0)
     factory.check("coords", coords, _factory.REAL, "an array of float32 or float64")
     if coords.ndim < 2:
         raise ShapeError(f"coords is {describe(coords)}; give an array of shape (..., S, n).")
@@ -160,7 +160,7 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
 
 def _uniform(uniform: Any, n: Any, per_axis: bool, factory: _factory.ArrayFactory) -> Any:
     """Return random numbers, given or drawn, as an array of coords' library."""
-    if factory.lib.owns(uniform) and _factory.is_array(uniform):
+    if factory.lib.is_array(uniform) and _factory.is_array(uniform):
         factory.check("uniform", uniform, _factory.REAL, "random numbers of [0, 1) in float32 or float64")
         return uniform
     if callable(getattr(uniform, "random", None)):

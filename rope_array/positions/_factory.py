@@ -49,10 +49,10 @@ class ArrayFactory(NamedTuple):
 
     def check(self, name: str, value: Any, dtypes: frozenset[str], need: str) -> None:
         """Check the dtype and device of an array of the library."""
-        self.lib.check_sound(value)
+        self.lib.check_supported(value)
         if _library.dtype_name(value) not in dtypes:
             raise ArrayTypeError(f"{name} is {describe(value)}; give {need}.")
-        if not self.lib.together(value, self.like):
+        if not self.lib.same_device(value, self.like):
             raise ArrayTypeError(
                 f"{name} is on {self.lib.device(value)}, and other arrays of the call on "
                 f"{self.lib.device(self.like)}; move one of them: nothing moves silently."
@@ -60,7 +60,7 @@ class ArrayFactory(NamedTuple):
 
     def array(self, name: str, value: Any, *, boolean: bool = False) -> Any:
         """Return an integer array of a library array or of host values."""
-        if self.lib.owns(value):
+        if self.lib.is_array(value):
             self.check(name, value, SIGNED | {"bool"} if boolean else SIGNED, need_of(boolean))
             return self.cast(value)
         if isinstance(value, int):
@@ -80,7 +80,7 @@ def need_of(boolean: bool) -> str:
 def integers(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
     """Return the factory of a call with an integer result."""
     lib, like = find_library(like, values)
-    name = ("int64" if lib.wide() else "int32") if dtype is None else name_of_dtype(dtype)
+    name = ("int64" if lib.has_int64() else "int32") if dtype is None else name_of_dtype(dtype)
     return _new_factory(lib, like, name, ("int32", "int64"))
 
 
@@ -95,17 +95,17 @@ def floats(dtype: Any, like: Any) -> ArrayFactory:
 def _new_factory(lib: _library.Library, like: Any, name: str, allowed: tuple[str, ...]) -> ArrayFactory:
     if name not in allowed:
         raise ArrayTypeError(f"dtype is {name!r}; give one of {', '.join(map(repr, allowed))}.")
-    if name.endswith("64") and not lib.wide():
+    if name.endswith("64") and not lib.has_int64():
         raise ArrayTypeError(
             f"dtype is {name!r}, and {lib.name} has 64-bit dtypes only by a setting (JAX: jax_enable_x64); "
             f"give {name[:-2]}32, or enable them."
         )
-    return ArrayFactory(lib, like, lib.kit(like).create, getattr(lib.xp, name), int(name[-2:]) - 1)
+    return ArrayFactory(lib, like, lib.ops(like).creation_kwargs, getattr(lib.xp, name), int(name[-2:]) - 1)
 
 
 def name_of_dtype(dtype: Any) -> str:
     # str(numpy.int32) is "<class 'numpy.int32'>".
-    return dtype if isinstance(dtype, str) else _library._name_of(dtype).strip("'>")
+    return dtype if isinstance(dtype, str) else _library.name_of_dtype(dtype).strip("'>")
 
 
 def find_library(like: Any, values: dict[str, Any]) -> tuple[_library.Library, Any]:

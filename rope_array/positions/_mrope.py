@@ -167,7 +167,7 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
     if not _factory.is_array(value):
         shape = _factory.shape_of(name, value, kind)
         return _plain(value), shape
-    _factory.library_of(value).check_sound(value)
+    _factory.library_of(value).check_supported(value)
     more = _factory.REAL if kind is Real else frozenset({"bool"} if boolean else ())
     if _library.dtype_name(value) not in _factory.SIGNED | more:
         raise ArrayTypeError(f"{name} is {describe(value)}; give {_factory.need_of(boolean)}.")

@@ -283,7 +283,7 @@ def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
     """
     n = _factory.size_of("n", n, 1)
     factory = _factory.integers(None, like, pos=pos)
-    if factory.lib.owns(pos):
+    if factory.lib.is_array(pos):
         factory.check("pos", pos, POSITION_DTYPES, "integers, float32 or float64")
     else:
         _factory.check_range("pos", pos, factory)
@@ -388,12 +388,12 @@ def _starts(rank: Any, size: int, pieces: int, chunk: Any) -> list[Any]:
 
 
 def _check_same_device(array: Any, lib: Library, like: Any) -> None:
-    if not lib.owns(array) or not lib.together(array, like):
+    if not lib.is_array(array) or not lib.same_device(array, like):
         raise ArrayTypeError(
             f"sequence is {describe(array)}, and another array of the call {describe(like)}; give arrays of "
             "one library, on one device, and leave out like."
         )
-    lib.check_sound(array)
+    lib.check_supported(array)
 
 
 def _slices(array: Any, starts: list[Any], chunk: Any, axis: int, like: Any) -> Any:
