@@ -156,7 +156,7 @@ def _import_libraries() -> None:
 def _table(listed: Sequence[Any]) -> Iterator[str]:
     usable_text = {True: "yes", False: "no", None: "?"}
     rows = [("name", "serves", "usable", "about")]
-    rows += [(b.name, b.serves, usable_text[b.usable], b.about) for b in listed]
+    rows += [(b.name, b.serves, usable_text[b.usable], b.description) for b in listed]
     first, second = (min(max(len(row[i]) for row in rows), 32) for i in (0, 1))
     for name, serves, usable, about in rows:
         start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "

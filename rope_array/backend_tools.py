@@ -7,12 +7,14 @@ from typing import Any
 
 from . import _dispatch
 from ._array_api import tables as _tables
+from ._array_api.library import Library
 from ._array_api.source import Call, Positions, Source, Tables
 from ._spec.plan import Layout
 
 __all__ = [
     "Call",
     "Layout",
+    "Library",
     "Positions",
     "Source",
     "Tables",

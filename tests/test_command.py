@@ -1,4 +1,4 @@
-"""The commands `backends` and `explain`, and the path of another package that docs/paths.md shows."""
+"""The commands `backends` and `explain`, and the backend of another package that docs/backends.md shows."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from rope_array import _explain, _registry
 from rope_array.__main__ import main
 from rope_array._backends import _native
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "paths.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 LIBRARIES = ("numpy", "torch", "jax", "dask")
 
 
@@ -63,7 +63,7 @@ def test_lists_without_importing():
     assert given == wanted
     assert {found[path] for path in given} == {("?", "its library is not imported")}
     assert core[0] == "array-api"
-    assert found[core] == ("yes", "the core")
+    assert found[core] == ("yes", "written against the Python Array API")
     assert "--import" in rest
 
 
@@ -101,7 +101,7 @@ def test_a_kernel_that_is_switched_off_is_not_usable():
 def test_fits_a_terminal(monkeypatch, capsys):
     """What a path says is wrapped."""
     long = _explain.Backend("other", "mylib:" + "A" * 40, False, "it cannot be used " * 20)
-    monkeypatch.setattr(_explain, "backends", lambda: (long, *[long] * 2))
+    monkeypatch.setattr(ra, "backends", lambda: (long, *[long] * 2))
     assert main(["backends"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 10
@@ -144,14 +144,14 @@ def test_explains_a_call_of_each_dtype(dtype, capsys):
 
 def test_takes_a_path_and_a_pairing(capsys):
     assert main(["explain", "--backend", "array-api", "--pairing", "half"]) == 0
-    assert capsys.readouterr().out.startswith("path: array-api\n")
+    assert capsys.readouterr().out.startswith("backend: array-api\n")
 
 
 @pytest.mark.parametrize("shape", ["8", "0,8", "2,0,3,8", "1,100000,1000000,128"])
 def test_takes_every_shape(shape, capsys):
     """A single head, nothing at all, and terabytes: no path goes by sizes."""
     assert main(["explain", "--shape", shape]) == 0
-    assert capsys.readouterr().out.startswith("path: n")
+    assert capsys.readouterr().out.startswith("backend: n")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_help(name, capsys):
     assert "exit status: 0; 2" in capsys.readouterr().out
 
 
-# ---- the path that docs/paths.md shows ----
+# ---- the backend that docs/backends.md shows ----
 
 
 @pytest.fixture
@@ -232,37 +232,38 @@ def installed(tmp_path):
     return from_folder(tmp_path)
 
 
-def test_the_page_s_path_is_found_first(installed):
+def test_the_page_s_backend_is_found_first(installed):
     found, _ = rows(command("backends", "--import", **installed).stdout)
     assert next(iter(found.items())) == (
         ("mylib", "numpy:ndarray"),
         ("yes", "float32, whole heads of pairs in halves"),
     )
-    assert command("explain", "--pairing", "half", **installed).stdout.startswith("path: mylib\n")
+    assert command("explain", "--pairing", "half", **installed).stdout.startswith("backend: mylib\n")
     assert "declined: mylib: it serves pairs in halves" in command("explain", **installed).stdout
     assert (
-        "path: mylib" not in command("explain", "--pairing", "half", "--dtype", "float64", **installed).stdout
+        "backend: mylib"
+        not in command("explain", "--pairing", "half", "--dtype", "float64", **installed).stdout
     )
     forced = command("explain", "--backend", "mylib", **installed)
     assert forced.returncode == 2
     assert "does not serve float32[1, 32, 2048, 128] (numpy): it serves pairs in halves" in forced.stderr
 
 
-def test_the_page_s_path_conforms(installed):
+def test_the_page_s_backend_conforms(installed):
     done = command("check", "numpy", **installed)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_suite_sees_a_fault_of_it(installed, tmp_path):
     """It would pass without being asked, too."""
-    path = tmp_path / "mylib" / "path.py"
+    path = tmp_path / "mylib" / "backend.py"
     path.write_text(path.read_text("utf-8").replace("b * cos + a * sin", "b * cos - a * sin"), "utf-8")
     done = command("check", "numpy", **installed)
     assert done.returncode == 1
     assert "direction" in done.stdout
 
 
-def test_the_page_s_path_writes_into_results(installed):
+def test_the_page_s_backend_writes_into_results(installed):
     script = """
         import numpy as np
         import rope_array as ra

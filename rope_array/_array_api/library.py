@@ -87,6 +87,8 @@ class Library:
 
     def ops(self, x: Any) -> ArrayOps:
         """Return the operations for arithmetic on the device of x."""
+        if self.xp is None:  # of a backend whose library has no Array API, and which needs no operations
+            return None  # type: ignore[return-value]
         creation_kwargs = {} if self.implicit_device else {"device": self.device(x)}
         return ArrayOps(self.xp, self.has_int64(), creation_kwargs, self.constants, self.cast, self.reshape)
 
