@@ -48,10 +48,10 @@ def in_words_of_the_package(rotate):
     """Hand rules and maps on as rope_array's records."""
 
     @functools.wraps(rotate)
-    def spelled(x, pos, **spec):
-        return rotate(x, pos, **_names.spelled(spec))
+    def as_records(x, pos, **spec):
+        return rotate(x, pos, **_names.as_records(spec))
 
-    return spelled
+    return as_records
 
 
 def mutant(*convicted_by, library="numpy"):
