@@ -67,7 +67,8 @@ def _add_check(commands: Any) -> None:
         help="run the conformance suite on a library, or on any rotary embedding",
         description="Run every check of rope_array.testing on TARGET and print a table fit for a bug report. "
         "TARGET is a library that rope_array serves, such as numpy, jax:jit or torch:cuda, or "
-        "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target.",
+        "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target. "
+        "Its module is imported, so its code runs, and is searched in the current folder first.",
         epilog="exit status: 0 all is well; 1 a check failed, or passed that was expected to fail; "
         "2 TARGET cannot be judged",
     )
