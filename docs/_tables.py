@@ -1,4 +1,4 @@
-"""Tables of the documentation, made from the declarations in rope_array.testing and from benchmark results."""
+"""Tables of the documentation, made from declarations in rope_array.testing and from benchmark results."""
 
 import json
 from collections.abc import Iterator

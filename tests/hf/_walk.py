@@ -263,10 +263,10 @@ def table() -> str:
     head = f"""# Models
 
 The rotary classes of transformers {transformers.__version__}, each with the default config of its model, or
-with the nearest config that runs. *equal*: `RoPE.from_config` has the class's frequencies, attention factor and
-axes, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
-checks. Otherwise the status is the reason. A class has several ropes for several parts, layer types or settings
-of the model's code; *none* is for layers that do not rotate. {equal} of {len(listed)} are equal.
+with the nearest config that runs. *equal*: `RoPE.from_config` has the class's frequencies, attention factor
+and axes, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
+checks. Otherwise the status is the reason. A class has several ropes for several parts, layer types or
+settings of the model's code; *none* is for layers that do not rotate. {equal} of {len(listed)} are equal.
 
 | model | class | RoPE | status |
 | --- | --- | --- | --- |
