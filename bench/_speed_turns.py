@@ -43,7 +43,7 @@ def run(case, threads, budget, rows, tell):
         if case.takes(name, rows):
             tell(name)
             ready(name, make, arrays, calls, found)
-    tell("taking turns")
+    tell("timing")
     times, loops = take_turns(calls, budget, pause=threads > 1)
     found |= {name: summary(times, name, loops[name]) for name in times}
     forget()

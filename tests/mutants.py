@@ -914,9 +914,9 @@ def cache_keyed_without_shape(x, pos, **spec):
 def cache_keyed_by_identity(x, pos, **spec):
     if not isinstance(pos, np.ndarray):
         return ra.apply(x, pos, **spec)
-    given, kept = _TABLES.get("last", (None, None))
-    if given is not pos:
-        given, kept = _TABLES["last"] = pos, pos.copy()
+    last, kept = _TABLES.get("last", (None, None))
+    if last is not pos:
+        last, kept = _TABLES["last"] = pos, pos.copy()
     return ra.apply(x, kept, **spec)
 
 

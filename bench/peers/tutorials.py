@@ -37,7 +37,7 @@ def targets() -> list[Target]:
     return [_rotate_half(), _table(), _matrix()]
 
 
-def _turned_half(x):
+def _rotated_half(x):
     import torch
 
     a, b = x.chunk(2, dim=-1)
@@ -60,7 +60,7 @@ def _rotate_half() -> Target:
 
     def rotate(x, pos, base=10000.0):
         cos, sin = Rotary(x.shape[-1], base).to(x.dtype)(x.shape[0])
-        return x * cos + _turned_half(x) * sin
+        return x * cos + _rotated_half(x) * sin
 
     return Target(
         rotate,
@@ -95,8 +95,8 @@ def _table() -> Target:
         def forward(self, x):
             self.build(len(x))
             part, rest = x[..., : self.width], x[..., self.width :]
-            turned = part * self.cos[: len(x)] + _turned_half(part) * self.sin[: len(x)]
-            return torch.cat([turned, rest], dim=-1)
+            rotated = part * self.cos[: len(x)] + _rotated_half(part) * self.sin[: len(x)]
+            return torch.cat([rotated, rest], dim=-1)
 
     made = {}
 

@@ -54,7 +54,7 @@ def no_aliasing(j: Judge, dtype: str) -> None:
 
 @check("strides", each_dtype=True)
 def strides(j: Judge, dtype: str) -> None:
-    """An x of any strides is rotated right: transposed, sliced, reversed, in Fortran order."""
+    """An x of any strides is rotated correctly: transposed, sliced, reversed, in Fortran order."""
     x = j.x(dtype=dtype)
     for name, array in j.lib.strided(x.array, exotic=j.claims("same_bits")):
         before = j.lib.snapshot(array)
@@ -70,7 +70,7 @@ def strides(j: Judge, dtype: str) -> None:
 
 @check("strides")
 def strides_of_zero(j: Judge) -> None:
-    """An x that is broadcast from one batch or one head is rotated right."""
+    """An x that is broadcast from one batch or one head is rotated correctly."""
     for lead in ((1, 3, 5), (2, 1, 5), (1, 1, 5)):
         one = j.x(*lead, 16)
         values = np.broadcast_to(one.values, (2, 3, *one.values.shape[2:]))
@@ -81,7 +81,7 @@ def strides_of_zero(j: Judge) -> None:
 
 @check("strides", "any_positions")
 def strides_of_positions(j: Judge) -> None:
-    """Positions of any strides are read right."""
+    """Positions of any strides are read correctly."""
     wide = np.stack([j.positions(), j.positions() + 1], axis=-1)
     array = j.pos(wide)[:, 1]
     x = j.x()

@@ -10,7 +10,7 @@ _SLACK = 1e-30
 
 @check()
 def sizes(j: Judge) -> None:
-    """Many rows, heads or batches are rotated right."""
+    """Many rows, heads or batches are rotated correctly."""
     for batch, heads, rows in ((1, 1, 1100), (1, 40, 3), (20, 1, 3), (1, 2, 130)):
         rows = min(rows, j.target.reach + 1)
         j.rotated(j.x(batch, heads, rows, 16), j.row(0, rows))
@@ -18,14 +18,14 @@ def sizes(j: Judge) -> None:
 
 @check("any_positions")
 def large_sizes(j: Judge) -> None:
-    """More than 2^16 rows, and more than 2^20 elements, are rotated right."""
+    """More than 2^16 rows, and more than 2^20 elements, are rotated correctly."""
     for shape in ((1, 1, 2**16 + 40, 16), (1, 3, 6000, 64)):
         j.rotated(j.x(*shape), j.wrap(np.arange(shape[2]) % 251))
 
 
 @check(each_dtype=True)
 def magnitudes(j: Judge, dtype: str) -> None:
-    """Numbers near the ends of the dtype's range are rotated right, without a needless overflow."""
+    """Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow."""
     for size in (largest(dtype) / 4, 2.0 ** (FORMATS[dtype][1] + 4)):
         values = np.random.default_rng(4).uniform(1, 2, (1, 2, 5, j.width))
         j.rotated(j.array(values * size, dtype), j.positions())

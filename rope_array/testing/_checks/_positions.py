@@ -80,7 +80,7 @@ def positions_of_python(j: Judge) -> None:
 
 @check("narrow_positions", "offset_positions")
 def positions_of_narrow_dtypes(j: Judge) -> None:
-    """Positions of int8, uint8, int16, ... are right up to the ends of their dtype, without wrapping."""
+    """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
     for kind in j.lib.integers:
         ends = np.iinfo(kind)
         top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)

@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 @check()
 def combinations(j: Judge) -> None:
-    """Any two of the claimed fields, shapes, dtypes and kinds of positions are right in one call.
+    """Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call.
 
     Calls are drawn, with a fixed seed, until every two values have been in one call.
     """
