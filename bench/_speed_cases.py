@@ -34,7 +34,7 @@ class Case(NamedTuple):
     rows: tuple[str, ...] = NOT_COMPILED
 
     def takes(self, row, selected=ALL):
-        """Return whether the case has a row: it matches a pattern, and no pattern that begins with a minus."""
+        """Return whether the case has a row: it matches a pattern, and none that begins with a minus."""
         included = any(fnmatchcase(row, p) for p in self.rows if p[0] != "-")
         excluded = any(fnmatchcase(row, p[1:]) for p in self.rows if p[0] == "-")
         return included and not excluded and any(fnmatchcase(row, p) for p in selected)

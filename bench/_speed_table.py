@@ -18,23 +18,23 @@ GROUPS = {
     "threads": "All threads",
 }
 INTRODUCTION = """\
-The time of one rotation by this library and by other implementations, on the same arrays in one process. Each
-round times all of them once, in random order; the table has the median of the rounds, the quartiles and the
-minimum. *Copies* is the median, over rounds, of the time divided by the time of a copy of x's bytes into
-existing memory in the same round; *allocating copies* is the same for a copy into new memory. A rotation
-reads and writes as many bytes as a copy, so a copy is its lower bound if memory is the limit. An untimed call
-precedes each timing, so that caches and the heap are in the state after a call of the same row; calls of more
-than 0.1 s need none.
+The time of one rotation by this library and by other implementations, on the same arrays in one process.
+Each round times all of them once, in random order; the table has the median of the rounds, the quartiles
+and the minimum. *Copies* is the median, over rounds, of the time divided by the time of a copy of x's bytes
+into existing memory in the same round; *allocating copies* is the same for a copy into new memory. A
+rotation reads and writes as many bytes as a copy, so a copy is its lower bound if memory is the limit. An
+untimed call precedes each timing, so that caches and the heap are in the state after a call of the same
+row; calls of more than 0.1 s need none.
 
-Work that a model does once for a forward pass is done before the timing: a peer's cos and sin if its interface
-takes them, sessions, and compiling. Our rows compute exact angles from the positions in every call, except
-*Rotation* rows, whose cos and sin are ready. *core* is the array-api backend, *backend=numpy* NumPy's backend
-without compiled code; `out=` writes into existing memory. ONNX Runtime's inputs and outputs are bound to
-existing memory.
+Work that a model does once for a forward pass is done before the timing: a peer's cos and sin if its
+interface takes them, sessions, and compiling. Our rows compute exact angles from the positions in every
+call, except *Rotation* rows, whose cos and sin are ready. *core* is the array-api backend, *backend=numpy*
+NumPy's backend without compiled code; `out=` writes into existing memory. ONNX Runtime's inputs and outputs
+are bound to existing memory.
 
 One thread on one processor, except in the last section. x is standard normal. A result that is off by more
-than 5 % of the length of x is not timed but called wrong. Arrays are contiguous, (B, H, S, D) or (B, S, H, D)
-as in each implementation's models."""
+than 5 % of the length of x is not timed but called wrong. Arrays are contiguous, (B, H, S, D) or (B, S, H,
+D) as in each implementation's models."""
 README = """\
 Medians on one thread, (1, 32, S, 128), half pairs by default: one token of float32, then S = 2,048.
 *Copies* is the time in copies of the same bytes into existing memory, timed in the same rounds. Our rows

@@ -1,6 +1,6 @@
 """Time all rows of a case in rounds: the child process of `bench/speed.py`.
 
-Each round has a random order, as the previous call determines the state of the caches and the heap. A ratio to
+Each round has a random order, as the previous call determines the state of caches and heap. A ratio to
 a copy is the median of the ratios within rounds, so that a slow round slows both parts of its ratio. `timeit`
 does the timing, with the garbage collector off.
 """

@@ -1,4 +1,4 @@
-"""The overhead of a call: its time less its arithmetic's, on a (32, 1, 128) float32 NumPy array, one position.
+"""The overhead of a call on a (32, 1, 128) float32 NumPy array, one position: its time less its arithmetic's.
 
 The size is one decoding step of a model: 32 heads, one new token. The arithmetic is small there, so that the
 overhead shows. The arithmetic is written out below with NumPy's functions, the same steps in the same order,

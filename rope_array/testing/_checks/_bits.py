@@ -1,4 +1,4 @@
-"""A row has the same bits in every slice, batch and tuple and with any strides, or at least the right values."""
+"""A row has the same bits in every slice, batch and tuple and with any strides, or at least its values."""
 
 import numpy as np
 
