@@ -131,7 +131,7 @@ def page(result):
         if found:
             yield from ("", f"## {title}", "")
             yield from growth(found) if group == "growth" else tables(found)
-    yield from ("", "## What is ready before the timing", "", *ready(result), "")
+    yield from ("", "## Work done before the timing", "", *ready(result), "")
 
 
 def tables(found):

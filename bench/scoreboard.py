@@ -26,7 +26,7 @@ LIMIT = 600  # seconds for a group
 MANY = 8  # with more failed checks for one reason, dtypes are left out
 RANGES = ("small", "2^16", "2^20", "2^24", "int32")
 MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
-WHAT = "the conformance suite on rope_array and on other implementations, each judged by its own claims"
+NOTE = "the conformance suite on rope_array and on other implementations, each judged by its own claims"
 
 INTRODUCTION = """\
 Results of the [suite](conformance.md) for other implementations, each called as documented and judged by its
@@ -216,7 +216,7 @@ def page(rows, result):
     parts = (
         ("# Scoreboard", "", INTRODUCTION, ""),
         (*full_table(rows), "", LEGEND, "", made, ""),
-        ("## What failed", "", REASONS, *failures(rows), ""),
+        ("## Failed checks", "", REASONS, *failures(rows), ""),
         ("## How each is called", "", *calls(rows), ""),
     )
     return "\n".join(line for part in parts for line in part)
@@ -230,7 +230,7 @@ def between_markers(text, lines, markers=MARKERS):
 
 
 def write(rows):
-    result = record("scoreboard", rows, WHAT)
+    result = record("scoreboard", rows, NOTE)
     results = RESULTS / f"{datetime.date.today()}-scoreboard.json"
     results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     (ROOT / "docs" / "scoreboard.md").write_text(page(rows, result), "utf-8")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 from _record import RESULTS, record
 from _speed_cases import ALL, cases
 
-WHAT = (
+NOTE = (
     "seconds of one rotation, and its ratio to copies of the same bytes, alternating on the same arrays; "
     "work that a model does once for a forward pass (a peer's tables and sessions, compiling) is done before "
     "the timing; our rows compute exact angles from positions in every call, Rotation rows before the timing"
@@ -187,7 +187,7 @@ def whole(options):
     with bar:
         found = measure(chosen, options, show)
     numbers = {case.name: described(case, found[case.name]) for case in chosen}
-    result = record("speed", numbers, WHAT, PACKAGES) | {"ready": ready()}
+    result = record("speed", numbers, NOTE, PACKAGES) | {"ready": ready()}
     all_of_it = not (options.quick or options.only or options.rows != list(ALL))
     path = options.json or (RESULTS / f"{datetime.date.today()}-speed.json" if all_of_it else None)
     if path:

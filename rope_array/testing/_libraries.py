@@ -215,7 +215,7 @@ class NumPy(Library):
 
     name = module = "numpy"
     namespace = "array_api_compat.numpy"
-    gaps = MappingProxyType({"bfloat16": "NumPy has bfloat16 through ml_dtypes alone", **_PLAIN, **_EAGER})
+    gaps = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes", **_PLAIN, **_EAGER})
 
     @property
     def dtypes(self) -> list[str]:
