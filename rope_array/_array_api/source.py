@@ -1,0 +1,78 @@
+"""A call: its arrays, their source (positions or tables), and the facts that its checks found."""
+
+from typing import Any, NamedTuple
+
+from rope_array._spec.plan import Layout, Plan
+
+from .ops import ArrayOps
+
+
+class Positions(NamedTuple):
+    """Positions, and the plan that gives their angles.
+
+    Attributes
+    ----------
+    values
+        An int, float, range, sequence or array: see `rope_array.apply`.
+    plan
+        The layout of the pairs, and their frequencies.
+    inv_freq
+        Learned frequencies that replace the plan's, an array of shape (pairs,), or None.
+    """
+
+    values: Any
+    plan: Plan
+    inv_freq: Any = None
+
+    @property
+    def layout(self) -> Layout:
+        """Which features form the pairs, and the amplitude."""
+        return self.plan.layout
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The values that a call reads in addition to x; they may be Python numbers or None."""
+        return self.values, self.inv_freq
+
+
+class Tables(NamedTuple):
+    """Cos and sin of shape (positions..., pairs), amplitude included, and the layout of the pairs."""
+
+    cos: Any
+    sin: Any
+    layout: Layout
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The values that a call reads in addition to x."""
+        return self.cos, self.sin
+
+
+Source = Positions | Tables
+
+
+class Call(NamedTuple):
+    """A checked call, and the facts that its checks found.
+
+    Attributes
+    ----------
+    xs
+        The arrays to rotate, of one library.
+    source
+        Positions or tables.
+    seq_axis
+        The axis of each array along which positions run, as the caller gave it.
+    lib
+        The `Library` of the arrays.
+    ops
+        The library's operations on the device of the arrays.
+    float64
+        For each array whether it is rotated in float64; else it is rotated in float32.
+    """
+
+    xs: tuple[Any, ...]
+    source: Source
+    seq_axis: int
+    lib: Any
+    ops: ArrayOps
+    float64: tuple[bool, ...]

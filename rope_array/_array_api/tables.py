@@ -1,0 +1,68 @@
+"""Tables of cos and sin for a source: made from positions, or given and cast."""
+
+from typing import Any
+
+from rope_array._spec.plan import Plan
+
+from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
+from .library import Library, computes_in_float64
+from .ops import ArrayOps
+from .pairs import align_tables_to
+from .position_input import read_positions
+from .source import Call, Positions, Tables
+
+CosSin = tuple[Any, Any]
+
+
+def make_tables(source: Positions, like: Any, lib: Library) -> CosSin:
+    """Return cos and sin at checked positions, in the compute dtype of `like`, shape pos.shape + (pairs,)."""
+    use_float64, ops = computes_in_float64(like), lib.ops(like)
+    split = source.inv_freq is None
+    whole, fraction = read_positions(source.values, lib, ops, use_float64, split=split)
+    return tables_at(whole, fraction, source.plan, use_float64, ops, source.inv_freq)
+
+
+def tables_at(
+    whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps, inv_freq: Any = None
+) -> CosSin:
+    """Return cos and sin at positions that `read_positions` returned; for learned frequencies, not split."""
+    if inv_freq is None:
+        return cos_sin(whole, fraction, plan, use_float64, ops)
+    xp = ops.xp
+    dtype = xp.float64 if use_float64 else xp.float32
+    pos = positions_per_pair(floats(whole, fraction, dtype, xp), plan, ops)
+    frequencies = xp.astype(inv_freq, dtype)
+    if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
+        frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype, ops.creation_kwargs)
+    frequencies = frequencies[(None,) * (pos.ndim - 1) + (...,)]
+    return product_cos_sin(pos, frequencies, plan, dtype, xp)
+
+
+def aligned_tables(call: Call) -> list[CosSin]:
+    """Return for each array of a call the tables in its compute dtype and with its axes."""
+    source, ops = call.source, call.ops
+    if isinstance(source, Tables):
+        by_dtype = {wide: cast_tables(source, wide, ops) for wide in {*call.float64}}
+    else:
+        whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+        by_dtype = {wide: cos_sin(whole, fraction, source.plan, wide, ops) for wide in {*call.float64}}
+    return [
+        align_tables_to(x, *by_dtype[wide], call.seq_axis, ops)
+        for x, wide in zip(call.xs, call.float64, strict=True)
+    ]
+
+
+def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
+    """Return cos and sin for float32 arithmetic, or as they are for float64, which the checks require."""
+    if use_float64 or not computes_in_float64(tables.cos):
+        return tables.cos, tables.sin
+    return ops.cast(tables.cos, ops.xp.float32), ops.cast(tables.sin, ops.xp.float32)
+
+
+def inverse_tables(cos: Any, sin: Any) -> CosSin:
+    """Return the tables of the inverse if the amplitude varies by position and pair."""
+    # The magnitude is divided out first: squares would leave the range of floats at half the exponent.
+    size = abs(cos) + abs(sin)
+    c, s = cos / size, sin / size
+    square = c * c + s * s
+    return c / square / size, -s / square / size
