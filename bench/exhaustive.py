@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 from _record import finish
 
-from rope_array import _registry
+from rope_array import _dispatch
+from rope_array._array_api.source import Positions
 from rope_array._spec.plan import Layout, Plan
 from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
@@ -50,10 +51,8 @@ def sweep(job):
 def tables(lib, pos):
     """Return the float32 cos and sin of the library's backend."""
     like = lib.asarray(np.zeros((1, 2), np.float32))
-    made = _registry.choose((like,), None).tables(
-        lib.asarray(pos.astype(np.int32)), like, PLAN, None, _registry.run
-    )
-    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in made]
+    made = _dispatch.make_tables(Positions(lib.asarray(pos.astype(np.int32)), PLAN), like)
+    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in (made.cos, made.sin)]
 
 
 def truth(pos):
