@@ -91,7 +91,7 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
     """Check library, device, precision and shapes of tables, and their layout: users can change them."""
     tables.layout.check()
     for table in tables.arrays:
-        if not lib.is_array(table) or not (lib.implicit_device or lib.same_device(table, xs[0])):
+        if not lib.is_array(table) or not lib.same_device(table, xs[0]):
             raise ArrayTypeError(
                 f"the rotation's tables are {lib.describe(table)} and x is {lib.describe(xs[0])}; "
                 "make the rotation on x's device: rope.rotation(pos, like=x)."
