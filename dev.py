@@ -16,7 +16,7 @@ try:
     import venv
 except ImportError as error:
     sys.exit(f"{error}. Needed: Python 3.11 or newer, with venv (Debian, Ubuntu: apt install python3-venv).\n"
-             "Or use an environment of your own: python -m pip install . nox && python -m nox")  # fmt: skip
+             "Or use your own environment: python -m pip install . nox && python -m nox")  # fmt: skip
 project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
 files, wanted = [ROOT / "pyproject.toml"], groups["dev"]
@@ -31,7 +31,7 @@ if not PYTHON.exists():
     venv.create(ROOT / ".venv", clear=True, with_pip=True)
 stamp = ROOT / ".venv" / f"installed-for-{run[0]}"
 state = repr([wanted, sorted((str(f), f.stat().st_mtime_ns) for f in files if f.suffix != ".pyc")])
-if not stamp.exists() or stamp.read_text("utf-8") != state:  # run pip only when something has changed
+if not stamp.exists() or stamp.read_text("utf-8") != state:  # run pip only after a change
     print("installing into .venv ...", file=sys.stderr, flush=True)
     if code := subprocess.run([PYTHON, "-m", "pip", "install", "-qq", *wanted]).returncode:
         sys.exit(code)

@@ -10,5 +10,5 @@ from _record import RESULTS
 HERE = Path(__file__).resolve().parent
 for name in ("overhead", "import_time"):
     path = RESULTS / f"{datetime.date.today()}-{name.replace('_', '-')}.json"
-    # A process each, so that what one has imported or warmed does not speed the next.
+    # A process for each, as imports and warm caches would speed up the next.
     subprocess.run([sys.executable, HERE / f"{name}.py", "--json", path], check=True)

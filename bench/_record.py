@@ -1,4 +1,4 @@
-"""What a result needs beside its numbers: where, when and of which versions it was measured."""
+"""Results as JSON: the numbers with date, machine, versions and commit."""
 
 import argparse
 import datetime
@@ -15,7 +15,7 @@ PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
 def record(name, numbers, note, packages=PACKAGES):
-    """A result as a dictionary for JSON."""
+    """Return a result as a dictionary for JSON."""
     return {
         "bench": name,
         "date": datetime.date.today().isoformat(),
@@ -55,7 +55,7 @@ def version(package):
 
 
 def commit():
-    """The checkout's commit, with a + where the package has changes that are not in it."""
+    """Return the checkout's commit, with a + if the package has uncommitted changes."""
     if not (head := git("rev-parse", "HEAD")):
         return None
     return head + ("+" if git("status", "--porcelain", "--", "rope_array", "backends") else "")
@@ -67,7 +67,7 @@ def git(*arguments):
 
 
 def main(name, measure, description):
-    """The command line of one benchmark: print the numbers, and write them where --json says."""
+    """Run one benchmark from the command line: print the numbers, and write them to the path of --json."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
     path = parser.parse_args().json

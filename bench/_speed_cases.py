@@ -1,9 +1,9 @@
-"""The cases of `bench/speed.py`: each axis varied about one, and the sizes that targets are stated for."""
+"""The cases of `bench/speed.py`: shapes, dtypes, pairings, threads and rows."""
 
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-# Who takes turns: everyone; everyone that needs no compiling; those whose growth is drawn.
+# Patterns of rows: all; all without torch.compile; the rows of the growth plot.
 ALL = ("*",)
 NOT_COMPILED = ("*", "-*torch.compile*")
 GROWING = (
@@ -17,12 +17,12 @@ GROWING = (
     "ONNX Runtime, com.microsoft",
     "naive NumPy",
 )
-# Without the pure forms, which take ten times as long as the rest on the largest arrays.
+# Without the array-api backend and NumPy code, which take ten times as long on the largest arrays.
 LARGE = ("*", "-*torch.compile*", "-*core", "-*backend=*", "-naive*")
 
 
 class Case(NamedTuple):
-    """`shape` is (B, H, S, D) or (H, S, D); positions begin with `start`; `threads` None is all."""
+    """`shape` is (B, H, S, D) or (H, S, D); positions begin with `start`; `threads=None` is all threads."""
 
     name: str
     group: str
@@ -33,16 +33,16 @@ class Case(NamedTuple):
     threads: int | None = 1
     rows: tuple[str, ...] = NOT_COMPILED
 
-    def takes(self, row, asked=ALL):
-        """Tell whether a row is of this case: named by a pattern, by none that begins with a minus."""
-        chosen = any(fnmatchcase(row, p) for p in self.rows if p[0] != "-")
-        refused = any(fnmatchcase(row, p[1:]) for p in self.rows if p[0] == "-")
-        return chosen and not refused and any(fnmatchcase(row, p) for p in asked)
+    def takes(self, row, selected=ALL):
+        """Return whether the case has a row: it matches a pattern, and none that begins with a minus."""
+        included = any(fnmatchcase(row, p) for p in self.rows if p[0] != "-")
+        excluded = any(fnmatchcase(row, p[1:]) for p in self.rows if p[0] == "-")
+        return included and not excluded and any(fnmatchcase(row, p) for p in selected)
 
 
 def cases(quick=False):
-    made = [*_latency(), *_decode(), *_prefill(), *_one_head(), *_long(), *_growth(), *_threads()]
-    return [_small(case) for case in made] if quick else made
+    every = [*_latency(), *_decode(), *_prefill(), *_one_head(), *_long(), *_growth(), *_threads()]
+    return [_small(case) for case in every] if quick else every
 
 
 def _latency():
@@ -54,7 +54,7 @@ def _decode():
         for dtype in ("float32", "bfloat16"):
             rows = ALL if dtype == "float32" else NOT_COMPILED
             yield Case(f"decode {batch} {dtype}", "decode", (batch, 32, 1, 128), dtype, start=4095, rows=rows)
-        # Of interleaved pairs, as the peers that have these alone are to be seen too.
+        # Interleaved pairs too, for peers without half pairs.
         shape = (batch, 32, 1, 128)
         yield Case(f"decode {batch} float32 interleaved", "decode", shape, pairing="interleaved", start=4095)
 
@@ -72,14 +72,14 @@ def _prefill():
 
 
 def _one_head():
-    """One head alone bears the cost of all angles; arrays of 16 MiB in 16 bits, 32 MiB in float32."""
+    """One head, which pays for all angles; arrays of 16 MiB in 16 bits, 32 MiB in float32."""
     for pairing in ("half", "interleaved"):
         for dtype in ("float32", "bfloat16", "float16"):
             yield Case(f"one head 65536 {dtype} {pairing}", "one head", (1, 1, 65536, 128), dtype, pairing)
 
 
 def _long():
-    """8 heads, 128 MiB in float32: of 32 heads a case would take minutes."""
+    """8 heads, 128 MiB in float32: with 32 heads a case would take minutes."""
     for dtype in ("float32", "bfloat16"):
         yield Case(f"prefill 32768 {dtype} half 8 heads", "long", (1, 8, 32768, 128), dtype, rows=LARGE)
 
@@ -87,12 +87,12 @@ def _long():
 def _growth():
     for power in range(0, 21, 2):
         tokens = 2**power
-        rows = GROWING if tokens <= 2**16 else (*GROWING, "-*core")  # which takes seconds there
+        rows = GROWING if tokens <= 2**16 else (*GROWING, "-*core")  # core would take seconds
         yield Case(f"growth {tokens}", "growth", (1, 1, tokens, 64), rows=rows)
 
 
 def _threads():
-    """All threads, in a process of their own; the same cases are above with one."""
+    """All threads, in a separate process; the same cases as above with one thread."""
     for dtype in ("float32", "bfloat16"):
         name = f"prefill 2048 {dtype} half, all threads"
         rows = ALL if dtype == "float32" else NOT_COMPILED
@@ -108,7 +108,7 @@ def _threads():
 
 
 def _small(case):
-    """The same case with fewer tokens, to try the harness; nothing is compiled."""
+    """Return the case with fewer tokens, to try the harness; nothing is compiled."""
     *lead, tokens, width = case.shape
     rows = NOT_COMPILED if case.rows == ALL else case.rows
     return case._replace(shape=(*lead, -(-tokens // 64), width), rows=rows)

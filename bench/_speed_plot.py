@@ -1,4 +1,4 @@
-"""Pictures of a result of `bench/speed.py`, as SVG: docs/speed/."""
+"""Plots of a result of `bench/speed.py`, as SVG in docs/speed/."""
 
 import matplotlib
 from _record import ROOT
@@ -8,10 +8,10 @@ from _speed_turns import ALLOCATING, INTO
 matplotlib.use("svg")
 from matplotlib import pyplot, ticker
 
-# Text stays text; the same result gives the same file.
+# Keep text as text, and make files reproducible.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "rope_array", "font.size": 9, "font.family": "sans-serif"}
 OURS, PEERS, COPIES = "#c2410c", "#1d4ed8", "#404040"
-# By library, so that a line and its neighbours are told apart by colour, mark and dash.
+# Colour, marker and dash of each line.
 LINES = {
     INTO: (COPIES, "", ":"),
     ALLOCATING: (COPIES, "", "--"),
@@ -39,7 +39,7 @@ def save(figure, path):
 
 
 def prefill(cases):
-    """A dot for each implementation, its quartiles a line, in copies; float32 and bfloat16."""
+    """Plot the median and the quartiles of each implementation in copies, for float32 and bfloat16."""
     shown = [name for name in names(cases) if name != INTO and row_of(cases, FLOAT32 + BFLOAT16, name)]
     size = (10, 1.3 + 0.24 * len(shown))
     figure, axes = pyplot.subplots(1, 2, figsize=size, sharex=True, sharey=True, layout="constrained")
@@ -85,7 +85,7 @@ def bare(axis):
 
 
 def growth(cases):
-    """Medians by the number of tokens, both on logarithmic axes; (1, 1, S, 64) float32."""
+    """Plot medians by the number of tokens, on logarithmic axes; (1, 1, S, 64) float32."""
     found = [case for case in cases.values() if case["group"] == "growth"]
     figure, axis = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for name, (color, marker, dash) in LINES.items():

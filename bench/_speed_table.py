@@ -1,4 +1,4 @@
-"""Tables of a result of `bench/speed.py`: README.md's, docs/speed.md, and what the terminal shows."""
+"""Tables of a result of `bench/speed.py`, for README.md, docs/speed.md and the terminal."""
 
 from _record import ROOT
 from _speed_turns import ALLOCATING, INTO
@@ -18,39 +18,39 @@ GROUPS = {
     "threads": "All threads",
 }
 INTRODUCTION = """\
-How long one rotation takes, ours and other implementations', on the same arrays in one process. All take
-turns, in an order drawn anew for each round; the table has the median of the rounds, the quartiles and the
-least. *Copies* is the median, over rounds, of the time divided by that of a copy of x's bytes into existing
-memory in the same round; *allocating copies* is the same for a copy into new memory. A rotation reads and
-writes what a copy does, so a copy is the least that it can take where memory is the limit. Each turn begins
-with a call that is not timed, so that caches and the heap are as calls of its own leave them; those of more
-than 0.1 s do without.
+The time of one rotation by this library and by other implementations, on the same arrays in one process.
+Each round times all of them once, in random order; the table has the median of the rounds, the quartiles
+and the minimum. *Copies* is the median, over rounds, of the time divided by the time of a copy of x's bytes
+into existing memory in the same round; *allocating copies* is the same for a copy into new memory. A
+rotation reads and writes as many bytes as a copy, so a copy is its lower bound if memory is the limit. An
+untimed call precedes each timing, so that caches and the heap are in the state after a call of the same
+row; calls of more than 0.1 s need none.
 
-What a model does once for a forward pass is done before the timing: a peer's cos and sin where its interface
-takes them, sessions, and compiling. Our rows make exact angles from the positions in every call, except those
-with *Rotation*, for which that is done before too. *core* is the path written against the Array API alone,
-*backend=numpy* the one of NumPy without compiled code; `out=` writes into existing memory. ONNX Runtime's
-inputs and outputs are bound to existing memory.
+Work that a model does once for a forward pass is done before the timing: a peer's cos and sin if its
+interface takes them, sessions, and compiling. Our rows compute exact angles from the positions in every
+call, except *Rotation* rows, whose cos and sin are ready. *core* is the array-api backend, *backend=numpy*
+NumPy's backend without compiled code; `out=` writes into existing memory. ONNX Runtime's inputs and outputs
+are bound to existing memory.
 
-One thread on one processor, but for the last section. x is standard normal. A result that is off by more than
-5 % of the length of x is not timed but called wrong. Arrays are laid out as each implementation's models have
-them, (B, H, S, D) or (B, S, H, D), contiguous."""
+One thread on one processor, except in the last section. x is standard normal. A result that is off by more
+than 5 % of the length of x is not timed but called wrong. Arrays are contiguous, (B, H, S, D) or (B, S, H,
+D) as in each implementation's models."""
 README = """\
-Medians on one thread, (1, 32, S, 128), half pairs unless said: one token of float32, then S = 2,048.
-*Copies* is the time in copies of the same bytes into existing memory, in turns with all others. Ours make
-exact angles in every call, but for a Rotation; what others do once for all layers is ready."""
-# The cases of README's columns, by the pairing that a peer has: half, or else interleaved.
+Medians on one thread, (1, 32, S, 128), half pairs by default: one token of float32, then S = 2,048.
+*Copies* is the time in copies of the same bytes into existing memory, timed in the same rounds. Our rows
+compute exact angles in every call, except Rotation; work that others do once for all layers is ready."""
+# The cases of README's columns: half pairs, or interleaved pairs for peers without half pairs.
 DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
 FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
 BFLOAT16 = ("prefill 2048 bfloat16 half", "prefill 2048 bfloat16 interleaved")
-LEFT_OUT = ("backend=", "core", "clone", "ai.onnx")  # of README's rows, whoever's name has one of these
+LEFT_OUT = ("backend=", "core", "clone", "ai.onnx")  # words in names of rows that README leaves out
 
 
 # ---- one case ----
 
 
 def lines(case):
-    """A case's rows as cells."""
+    """Yield a case's rows as cells."""
     for name, row in case["rows"].items():
         if "seconds" in row:
             yield name, *cells_of(row)
@@ -70,7 +70,7 @@ def why_not(row):
 
 
 def duration(seconds):
-    """Three digits and a unit."""
+    """Format seconds with three digits and a unit."""
     units = ("s", 1), ("ms", 1e-3), ("µs", 1e-6)
     unit, size = next((each for each in units if seconds >= each[1]), units[-1])
     digits = max(0, 3 - len(str(int(seconds / size))))
@@ -97,7 +97,7 @@ def short_row(cases, name):
 
 
 def labelled(cases, places, name):
-    """The name, with the pairing where that is the peer's only one and not half."""
+    """Return the name, with "interleaved" if the peer has no half pairs."""
     first = (place for place in places if "seconds" in rows_of(cases, place).get(name, {}))
     return f"{name}, interleaved" if "interleaved" in next(first, "") else name
 
@@ -107,13 +107,13 @@ def rows_of(cases, place):
 
 
 def row_of(cases, places, name):
-    """A name's numbers in the first of some cases where it has any."""
+    """Return a name's numbers from the first case that has them, else None."""
     rows = (rows_of(cases, place).get(name, {}) for place in places)
     return next((row for row in rows if "seconds" in row), None)
 
 
 def names(cases):
-    """All rows' names, yardsticks first, in the order they come."""
+    """Return the names of all rows in order, the copies first."""
     return list(
         dict.fromkeys([INTO, ALLOCATING, *(name for case in cases.values() for name in case["rows"])])
     )
@@ -131,7 +131,7 @@ def page(result):
         if found:
             yield from ("", f"## {title}", "")
             yield from growth(found) if group == "growth" else tables(found)
-    yield from ("", "## What is ready before the timing", "", *ready(result), "")
+    yield from ("", "## Work done before the timing", "", *ready(result), "")
 
 
 def tables(found):
@@ -141,7 +141,7 @@ def tables(found):
 
 
 def timed_and_not(case):
-    """The rows with numbers, and below them a line for each reason why others have none."""
+    """Yield a table of the rows with numbers, and a line for each reason why others have none."""
     timed = {name: row for name, row in case["rows"].items() if "seconds" in row}
     yield from (*table(HEAD, lines({"rows": timed}), HEAD[1:]), "")
     reasons = {}
@@ -158,7 +158,7 @@ def about(case):
 
 
 def growth(found):
-    """One table: tokens down, names across."""
+    """Return one table with a row for each number of tokens and a column for each name."""
     across = [name for name in names(found) if any(name in case["rows"] for case in found.values())]
     down = []
     for case in found.values():

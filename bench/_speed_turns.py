@@ -1,8 +1,8 @@
-"""All who rotate one case's arrays take turns: the child process of `bench/speed.py`.
+"""Time all rows of a case in rounds: the child process of `bench/speed.py`.
 
-The order of a round is drawn anew for each, since what ran before leaves the caches and the heap in some
-state. A ratio to a copy is the median of the ratios within rounds, so that what slows a round down slows both
-of its parts. `timeit` does the timing, with the garbage collector off.
+Each round has a random order, as the previous call determines the state of caches and heap. A ratio to
+a copy is the median of the ratios within rounds, so that a slow round slows both parts of its ratio. `timeit`
+does the timing, with the garbage collector off.
 """
 
 import gc
@@ -27,15 +27,15 @@ PEERS = (
     "onnx_runtime",
     "naive",
 )
-# Two yardsticks, and PyTorch's own beside them.
+# The copies that times are compared with, and PyTorch's clone.
 INTO, ALLOCATING, CLONE = "copy into existing memory", "copy, allocating", "copy, PyTorch clone"
-SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated within it
-LONG = 0.1  # seconds of a call whose arrays no cache or heap holds on to, so that it needs no call before
+SHORTEST = 1e-3  # seconds of one timing; shorter calls are repeated
+LONG = 0.1  # seconds of a call whose arrays exceed the caches and the heap's free lists: no warm-up call
 WRONG = 0.05  # of the length of x; a wrong rotation is off by about 1, float32 angles and 16 bits far less
 
 
 def run(case, threads, budget, rows, tell):
-    """The rows of a case, by name: numbers, or why there are none."""
+    """Return the rows of a case by name: numbers, or the reason why there are none."""
     arrays = Arrays(case.shape, case.dtype, case.pairing, case.start, threads)
     found, calls = {}, {}
     makers = contenders(arrays, found)
@@ -43,7 +43,7 @@ def run(case, threads, budget, rows, tell):
         if case.takes(name, rows):
             tell(name)
             ready(name, make, arrays, calls, found)
-    tell("taking turns")
+    tell("timing")
     times, loops = take_turns(calls, budget, pause=threads > 1)
     found |= {name: summary(times, name, loops[name]) for name in times}
     forget()
@@ -51,18 +51,18 @@ def run(case, threads, budget, rows, tell):
 
 
 def contenders(arrays, found):
-    """Every row's maker, by name; a module that cannot be imported is a failed row of its own name."""
-    made = dict(yardsticks(arrays))
+    """Return a function for each row that prepares it; an import error is a failed row of the module."""
+    makers = dict(copies(arrays))
     for module in PEERS:
         try:
-            made |= importlib.import_module(f"peers.{module}").timed(arrays)
-        except Exception as error:  # a peer that is not installed costs its own rows
+            makers |= importlib.import_module(f"peers.{module}").timed(arrays)
+        except Exception as error:  # a peer that is not installed costs its own rows only
             found[module] = {"failed": one_line(error)}
-    return made
+    return makers
 
 
-def yardsticks(arrays):
-    """Copies of the same bytes, as unsigned integers: of 16-bit floats NumPy copies some one by one."""
+def copies(arrays):
+    """Copy the same bytes as unsigned integers: NumPy copies some 16-bit floats element by element."""
     x = arrays.numpy()
     raw = x.view(f"u{x.dtype.itemsize}")
     out = arrays.out().view(raw.dtype)
@@ -74,16 +74,16 @@ def yardsticks(arrays):
 
 
 def ready(name, make, arrays, calls, found):
-    """Prepare a row and judge its result; what is wrong is not timed."""
+    """Prepare a row and judge its result; a wrong row is not timed."""
     try:
-        arrays.out().fill(0)  # so that no one passes by what another wrote
+        arrays.out().fill(0)  # clear the previous row's result
         timed = make()
         result = timed.call()
         error = 0.0 if name.startswith("copy") else distance(result, timed, arrays)
     except NotServedError as error:
         found[name] = {"not served": str(error)}
         return
-    except Exception as error:  # recorded, whatever it is: the others go on
+    except Exception as error:  # any exception costs this row only
         found[name] = {"failed": one_line(error)}
         return
     if error <= WRONG:
@@ -93,7 +93,7 @@ def ready(name, make, arrays, calls, found):
 
 
 def distance(result, timed, arrays):
-    """How far a result is from ours, as a part of x's length: at up to 64 tokens, the last among them."""
+    """Return the distance of a result to ours relative to x's length, at up to 64 tokens with the last."""
     import rope_array as ra
 
     tokens = arrays.shape[2]
@@ -101,13 +101,13 @@ def distance(result, timed, arrays):
     rope = ra.RoPE(head_dim=arrays.shape[-1], pairing=arrays.pairing)
     x = arrays.numpy()[:, :, some].astype(np.float32)
     pos = arrays.pos[..., some]
-    wanted = ra.apply(x, pos, rope, backend="array-api")
+    expected = ra.apply(x, pos, rope, backend="array-api")
     got = as_numpy(result if timed.result is None else timed.result, timed.layout, some)
-    return float(np.linalg.norm(got - wanted) / np.linalg.norm(x))
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(x))
 
 
 def as_numpy(y, layout, tokens):
-    """Some tokens of a result of any library, as float32 (B, H, S, D)."""
+    """Return some tokens of a result of any library, as float32 (B, H, S, D)."""
     y = y[None] if y.ndim == 3 else y
     y = y.swapaxes(1, 2) if layout == "bshd" else y
     y = y[:, :, tokens]
@@ -115,7 +115,7 @@ def as_numpy(y, layout, tokens):
 
 
 def take_turns(calls, budget, pause):
-    """Seconds of each call, round by round, and how often it was repeated in one timing."""
+    """Return the seconds of each call in each round, and the repetitions in one timing."""
     timers = {name: Timer(call) for name, call in calls.items()}
     paces = {name: pace(timer) for name, timer in timers.items()}
     names, times = list(timers), {name: [] for name in timers}
@@ -124,27 +124,27 @@ def take_turns(calls, budget, pause):
         order.shuffle(names)
         for name in names:
             if pause:
-                time.sleep(0.005)  # for the threads of who came before, which spin for a while
-            times[name].append(turn(timers[name], paces[name]))
+                time.sleep(0.005)  # until the previous row's threads stop spinning
+            times[name].append(time_one(timers[name], paces[name]))
     return times, {name: each.loops for name, each in paces.items()}
 
 
 class Pace(NamedTuple):
-    """How often a call is repeated in one timing, and about how many seconds that takes."""
+    """The repetitions of a call in one timing, and their approximate seconds."""
 
     loops: int
     seconds: float
 
 
-def turn(timer, pace):
-    """Seconds of one call."""
+def time_one(timer, pace):
+    """Return the seconds of one call."""
     if pace.seconds < LONG:
-        timer.timeit(1)  # caches and the heap are now as its own calls leave them
+        timer.timeit(1)  # warm up: caches and the heap as after a call of the same row
     return timer.timeit(pace.loops) / pace.loops
 
 
 def pace(timer):
-    """As many calls as take SHORTEST: `timeit`'s autorange, which goes on to 0.2 s."""
+    """Find the repetitions that take SHORTEST, as `timeit`'s autorange does for 0.2 s."""
     count = 1
     while (took := timer.timeit(count)) < SHORTEST:
         count = max(2 * count, math.ceil(0.5 * SHORTEST * count / took))
@@ -152,7 +152,7 @@ def pace(timer):
 
 
 def rounds(paces, budget):
-    """As many rounds as the seconds allow, by what one takes; few are too few for a spread."""
+    """Return how many rounds fit the budget, within limits."""
     one = sum(each.seconds * (1 + (each.seconds < LONG) / each.loops) for each in paces.values())
     few, many = (3, 5) if budget < 1 else (5, 61)
     return min(many, max(few, int(budget / one))) if paces else 0
@@ -161,20 +161,20 @@ def rounds(paces, budget):
 def summary(times, name, loops):
     own = times[name]
     numbers = {"seconds": spread(own), "min": float(f"{min(own):.4g}"), "rounds": len(own), "loops": loops}
-    for key, yardstick in (("copies", INTO), ("allocating copies", ALLOCATING)):
-        if yardstick in times:
-            numbers[key] = spread([a / b for a, b in zip(own, times[yardstick], strict=True)])
+    for key, copy in (("copies", INTO), ("allocating copies", ALLOCATING)):
+        if copy in times:
+            numbers[key] = spread([a / b for a, b in zip(own, times[copy], strict=True)])
     return numbers
 
 
 def spread(values):
-    """The lower quartile, the median and the upper quartile, to four digits."""
+    """Return the lower quartile, the median and the upper quartile, to four digits."""
     quartiles = statistics.quantiles(values, method="inclusive")
     return [float(f"{value:.4g}") for value in quartiles]
 
 
 def forget():
-    """Drop what was compiled for a case's shapes, and its arrays."""
+    """Free a case's compiled code and arrays."""
     import sys
 
     if dynamo := sys.modules.get("torch._dynamo"):

@@ -1,12 +1,11 @@
-"""Every remainder of float32: cos and sin of all 2^30 angles within an eighth of a turn, on each library.
+"""Check every float32 remainder: cos and sin of all 2^30 angles within an eighth of a turn, on each library.
 
     python bench/exhaustive.py [--libraries numpy,torch] [--stride N] [--json PATH]
 
-A plan of one lane whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase,
-bit for bit. So the positions -2^29 to 2^29 - 1 are all the remainders that the polynomials can be given, and
-they go the way of every call: the library's own path, compiled where that compiles. The other quadrants swap
-cos and sin and change signs, which rounds nothing; a sample of them is taken all the same. Exit status 1: the
-contract is missed.
+A plan of one pair whose frequency is one unit of the phase, 2^-32 of a turn, makes a position its own phase,
+bit for bit. So the positions -2^29 to 2^29 - 1 are all remainders that the polynomials can get. The library's
+own backend computes them, compiled if it compiles calls. The other quadrants only swap cos and sin and change
+signs; a sample of them is checked too. Exit status 1: an error exceeds the contract.
 """
 
 import argparse
@@ -20,7 +19,8 @@ from pathlib import Path
 import numpy as np
 from _record import finish
 
-from rope_array import _registry
+from rope_array import _dispatch
+from rope_array._array_api.source import Positions
 from rope_array._spec.plan import Layout, Plan
 from rope_array.testing._contract import AT_INTEGERS
 from rope_array.testing._libraries import LIBRARIES
@@ -33,7 +33,7 @@ PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [2 * math.
 
 
 def sweep(job):
-    """The largest errors of cos and sin over a part of the positions, on one library, and where."""
+    """Return the largest errors of cos and sin over a part of the positions, on one library, and where."""
     name, start, stop, stride = job
     lib = LIBRARIES[name]
     worst = {"cos": (0.0, 0), "sin": (0.0, 0)}
@@ -41,30 +41,28 @@ def sweep(job):
     with lib.running():
         for first in range(start, stop, CHUNK * stride):
             pos = np.arange(first, min(first + CHUNK * stride, stop), stride, dtype=np.int64)
-            for what, got, want in zip(("cos", "sin"), tables(lib, pos), truth(pos), strict=True):
-                error = np.abs(got - want)
-                place = int(np.argmax(error))
-                worst[what] = max(worst[what], (float(error[place]), int(pos[place])))
+            for table, got, exact in zip(("cos", "sin"), tables(lib, pos), truth(pos), strict=True):
+                error = np.abs(got - exact)
+                i = int(np.argmax(error))
+                worst[table] = max(worst[table], (float(error[i]), int(pos[i])))
     return name, worst, time.perf_counter() - began
 
 
 def tables(lib, pos):
-    """Cos and sin as the library's path makes them for float32."""
+    """Return the float32 cos and sin of the library's backend."""
     like = lib.asarray(np.zeros((1, 2), np.float32))
-    made = _registry.choose((like,), None).tables(
-        lib.asarray(pos.astype(np.int32)), like, PLAN, None, _registry.run
-    )
-    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in made]
+    made = _dispatch.make_tables(Positions(lib.asarray(pos.astype(np.int32)), PLAN), like)
+    return [lib.to_numpy(table)[:, 0].astype(np.float64) for table in (made.cos, made.sin)]
 
 
 def truth(pos):
-    """Cos and sin in float64, whose error of 2e-16 is nothing beside a float32's of 6e-8."""
+    """Return cos and sin in float64, whose error of 2e-16 is negligible against the 6e-8 of float32."""
     angle = pos * (math.pi / 4 * 2.0**-29)
     return np.cos(angle), np.sin(angle)
 
 
 def jobs(names, stride):
-    """Parts of every library's sweep, and samples of the other quadrants, 2^20 phases each."""
+    """Yield parts of every library's sweep, and samples of the other quadrants, 2^20 phases each."""
     part = (ENDS[1] - ENDS[0]) // 8
     for name in names:
         yield from ((name, start, start + part, stride) for start in range(*ENDS, part))
@@ -83,20 +81,16 @@ def measure(names, stride):
     with multiprocessing.get_context("spawn").Pool() as pool:
         for name, worst, seconds in pool.imap_unordered(sweep, list(jobs(names, stride))):
             row = found.setdefault(version_of(name), {"cos": (0.0, 0), "sin": (0.0, 0), "seconds": 0.0})
-            row.update(
-                {what: max(row[what], worst[what]) for what in worst}, seconds=row["seconds"] + seconds
-            )
+            row.update({key: max(row[key], worst[key]) for key in worst}, seconds=row["seconds"] + seconds)
     order = sorted(found, key=lambda label: names.index(label.split()[0]))
     return {label: shown(found[label], stride) for label in order}
 
 
 def shown(row, stride):
-    figures = {f"max_error_{what}": float(f"{row[what][0]:.4g}") for what in ("cos", "sin")}
-    places = {f"at_{what}": row[what][1] for what in ("cos", "sin")}
     return {
         "remainders": (ENDS[1] - ENDS[0]) // stride,
-        **figures,
-        **places,
+        **{f"max_error_{key}": float(f"{row[key][0]:.4g}") for key in ("cos", "sin")},
+        **{f"at_{key}": row[key][1] for key in ("cos", "sin")},
         "seconds": round(row["seconds"]),
     }
 
@@ -106,10 +100,10 @@ def main():
     parser.add_argument("--libraries", default=",".join(NAMES), help=f"of {','.join(NAMES)}")
     parser.add_argument("--stride", type=int, default=1, help="take every Nth remainder, for a quick try")
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
-    given = parser.parse_args()
-    numbers = measure(given.libraries.split(","), given.stride)
+    options = parser.parse_args()
+    numbers = measure(options.libraries.split(","), options.stride)
     limit = AT_INTEGERS["float32"]
-    finish("exhaustive", numbers, f"errors of float32 cos and sin; {limit:g} is allowed", given.json)
+    finish("exhaustive", numbers, f"errors of float32 cos and sin; {limit:g} is allowed", options.json)
     sys.exit(any(max(row["max_error_cos"], row["max_error_sin"]) > limit for row in numbers.values()))
 
 

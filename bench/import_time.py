@@ -1,7 +1,7 @@
-"""How long `import rope_array` takes in a fresh interpreter, beyond starting it, and what it imports.
+"""The time of `import rope_array` in a fresh interpreter, without starting it, and the imported modules.
 
-Interpreters that import it and interpreters that do nothing take turns, after one of each to write the
-bytecode and to fill the file cache; the difference of the medians counts.
+Interpreters that import it alternate with interpreters that do nothing, after a first start of each that
+writes the bytecode and fills the file cache; the result is the difference of the medians.
 """
 
 import json
@@ -23,7 +23,7 @@ print(json.dumps([sorted(found - sys.stdlib_module_names), len(set(sys.modules) 
 """
 
 
-# As a user has it: bytecode is kept, which a variable of the environment may forbid.
+# Keep bytecode, as for users.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

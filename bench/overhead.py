@@ -1,12 +1,11 @@
-"""What a call spends outside the array arithmetic, on a (32, 1, 128) float32 NumPy array and one position.
+"""The overhead of a call on a (32, 1, 128) float32 NumPy array, one position: its time less its arithmetic's.
 
-The size is one decoding step of a model: 32 heads, one new token. There the arithmetic is so small that what
-a library does around it shows. The arithmetic is timed as well, written out below with NumPy's functions: the
-same steps on the same values in the same order, on constants that are ready; its result must have the same
-bits. A call's time less that is what its checks, its plan, its choice of a path and its Python calls cost.
+The size is one decoding step of a model: 32 heads, one new token. The arithmetic is small there, so that the
+overhead shows. The arithmetic is written out below with NumPy's functions, the same steps in the same order,
+on ready-made constants, and must give the same bits. The difference is the cost of the checks, the plan, the
+choice of a backend and Python's calls.
 
-Each round times every subject in turn; of all rounds the best of each counts, as whatever else the machine
-does can only add time.
+Each round times every subject once; the minimum over all rounds counts, as other load can only add time.
 """
 
 import sys
@@ -27,7 +26,7 @@ WORDS = np.array(ROPE._plan.turns_q64.values)
 
 
 def arithmetic(x, pos):
-    """The steps of the array-api backend for this case, and nothing else."""
+    """Compute the steps of the array-api backend for this case only."""
     shifted = ((pos[..., None] * WORDS) >> 32) + 0x20000000
     quadrant, rest = shifted >> 30, shifted & 0x3FFFFFFF
     u = (rest - 0x20000000).astype(np.float32) * (1.0 / 0x20000000)
@@ -40,11 +39,11 @@ def arithmetic(x, pos):
     cos, sin = np.where(odd, sin, cos), np.where(odd, cos, sin)
     cos = cos * (1 - (quadrant + 1 & 2)).astype(np.float32)
     sin = sin * (1 - (quadrant & 2)).astype(np.float32)
-    return turning(x, cos, sin)
+    return rotate_pairs(x, cos, sin)
 
 
-def turning(x, cos, sin):
-    """Apply cos and sin: all that is left where they are made already."""
+def rotate_pairs(x, cos, sin):
+    """Rotate x by ready cos and sin."""
     cos, sin = cos[None, ...], sin[None, ...]
     a, b = x[..., ::2], x[..., 1::2]
     halves = [(a * cos - b * sin)[..., None], (b * cos + a * sin)[..., None]]
@@ -59,7 +58,7 @@ def seconds(call):
 
 
 def best(subjects):
-    """Microseconds of each subject: the best round."""
+    """Return the microseconds of each subject in its best round."""
     rounds = [[seconds(call) for call in subjects] for _ in range(ROUNDS)]
     return [1e6 * min(times) for times in zip(*rounds, strict=True)]
 
@@ -71,7 +70,7 @@ def measure():
         "rope.apply(x, pos)": lambda: ROPE.apply(X, POS),
         "rope_array.apply(x, pos, rope)": lambda: ra.apply(X, POS, ROPE),
         "rope_array.apply(x, pos, base=500_000.0)": lambda: ra.apply(X, POS, base=500_000.0),
-        "turning": lambda: turning(X, rotation.cos, rotation.sin),
+        "rotate_pairs": lambda: rotate_pairs(X, rotation.cos, rotation.sin),
         "rotation.apply(x)": lambda: rotation.apply(X),
     }
     expected = arithmetic(X, POS)
@@ -82,7 +81,7 @@ def measure():
     for name in list(subjects)[1:4]:
         numbers[f"{name}, µs outside the arithmetic"] = round(took[name] - took["arithmetic"], 2)
     numbers["rotation.apply(x), µs outside the arithmetic"] = round(
-        took["rotation.apply(x)"] - took["turning"], 2
+        took["rotation.apply(x)"] - took["rotate_pairs"], 2
     )
     return numbers
 

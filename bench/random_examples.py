@@ -1,10 +1,9 @@
-"""The tests of random examples, many times as many of them as every change tries.
+"""Run the tests of random examples with many more examples than on every change.
 
     python bench/random_examples.py [--libraries numpy,torch] [--times N] [--json PATH]
 
-Runs the files below under pytest with ROPE_ARRAY_EXAMPLES set, library by library, and counts the examples
-that Hypothesis found valid and passing. Needs the dependency group `test`. Exit status 1: a test failed, or
-none was run.
+Runs the files below under pytest with ROPE_ARRAY_EXAMPLES set, library by library, and counts the valid and
+passing examples of Hypothesis. Needs the dependency group `test`. Exit status 1: a test failed, or none ran.
 """
 
 import argparse
@@ -22,18 +21,18 @@ from _record import ROOT, finish
 from rope_array.testing._libraries import LIBRARIES
 
 FILES = ("tests/test_invariants.py", "tests/test_phase.py")
-# About five minutes each on two cores. JAX compiles for every shape anew.
+# About five minutes each on two cores. JAX compiles every shape.
 TIMES = {"numpy": 400, "array_api_strict": 400, "dask": 100, "jax": 10, "torch": 400}
 
 
-def tried(name, times):
-    """Run the tests on one library; return the figures, and what pytest printed."""
+def run_tests(name, times):
+    """Run the tests on one library; return the figures and pytest's output."""
     lib = LIBRARIES[name]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         options = (f"--libraries={lib.label}", f"--junitxml={report}", "-q", "--hypothesis-show-statistics")
-        # -P: an installed package is not shadowed by the checkout, whose fast paths lie elsewhere.
+        # -P: import the installed package, not the checkout, which has no rope_array._backends.
         done = subprocess.run(
             [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options, *FILES],
             cwd=ROOT,
@@ -60,16 +59,18 @@ def totals(report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--libraries", default=",".join(TIMES), help=f"of {','.join(TIMES)}")
-    parser.add_argument("--times", type=int, help="instead of the number that takes about five minutes")
+    parser.add_argument(
+        "--times", type=int, help="factor on the number of examples; by default about five minutes"
+    )
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
-    given = parser.parse_args()
+    options = parser.parse_args()
     numbers = {}
-    for name in given.libraries.split(","):
-        row, printed = tried(name, given.times or TIMES[name])
+    for name in options.libraries.split(","):
+        row, printed = run_tests(name, options.times or TIMES[name])
         numbers[f"{name} {LIBRARIES[name].version}"] = row
         if row["failed"]:
             print(printed)
-    finish("random-examples", numbers, "random examples of the invariants and of the phase", given.json)
+    finish("random-examples", numbers, "random examples of the invariants and of the phase", options.json)
     sys.exit(any(row["failed"] or not row["examples"] for row in numbers.values()))
 
 

@@ -1,8 +1,8 @@
-"""Hold other implementations to the definition, each to what it claims, and write down what came of it.
+"""Run the conformance suite on other implementations, each judged by its own claims, and write the results.
 
-Every group of bench/peers runs in a process of its own, in its environment: what cannot be imported, or
-crashes, costs its own rows. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the table
-between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes nothing.
+Every group of bench/peers runs in a separate process with its own environment, so that a failed import or a
+crash costs the group's rows only. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the
+table between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes nothing.
 """
 
 import argparse
@@ -23,24 +23,25 @@ from _record import RESULTS, ROOT, record
 from peers import GROUPS
 
 LIMIT = 600  # seconds for a group
-MANY = 8  # failed checks of one reason, beyond which their dtypes say nothing more
+MANY = 8  # with more failed checks for one reason, dtypes are left out
 RANGES = ("small", "2^16", "2^20", "2^24", "int32")
 MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
-WHAT = "the conformance suite on rope_array and on other implementations, each held to what it claims"
+NOTE = "the conformance suite on rope_array and on other implementations, each judged by its own claims"
 
 INTRODUCTION = """\
-What the [suite](conformance.md) finds in other implementations, each called as its documentation says and
-held to what it claims: its kind of angles, of arithmetic and of positions, and its layout. A check of what a
-peer does not claim does not apply to it, so the counts of two peers do not compare."""
+Results of the [suite](conformance.md) for other implementations, each called as documented and judged by its
+own claims: its angles, arithmetic, positions and layout. Checks of capabilities that a peer does not claim do
+not apply, so the counts of two peers do not compare."""
 ERRORS = """\
-Errors are the worst of float32 results, in lengths of the rotated pair, by range of positions; empty where a
-peer does not reach. At 2 a pair points the other way."""
+Errors are the largest of float32 results, in lengths of the rotated pair, by range of positions; empty for
+ranges that a peer does not claim. At 2 a pair points in the opposite direction."""
 LEGEND = f"""\
-{ERRORS} *Held to* is how angles are formed, and whether 16-bit numbers are rotated in their own arithmetic:
-the classes of [tolerances](conformance.md)."""
+{ERRORS} *Held to* is the
+[class](conformance.md) of its angles and arithmetic: how angles are computed, and whether 16-bit numbers are
+rotated in their own dtype."""
 REASONS = """\
-The names are those of [checks](conformance.md). A reason is our reading of the code of that version; where it
-begins with "found", there is none yet, and it is what the suite says."""
+The names are names of [checks](conformance.md). A reason is our reading of the code of that version; a reason
+that begins with "found" is the suite's own message."""
 
 
 # ---- one group, in its process ----
@@ -63,7 +64,7 @@ def judged(target, notes):
     note = notes[name]
     try:
         report = run_checks(target)
-    except Exception as error:  # a target that cannot be judged is a row too
+    except Exception as error:  # becomes a row without numbers
         return {"missing": one_line(error), "how": note.how}
     found = report.as_dict()
     failed = [(each.name, each.detail) for each in report.of("failed")]
@@ -84,7 +85,7 @@ def judged(target, notes):
 
 
 def reasons(failed, why):
-    """Group failed checks by the reason known, or else by what the suite found."""
+    """Group failed checks by their known reason, or else by the suite's message."""
     grouped = {}
     for name, detail in failed:
         plain = name.replace("[", " ").rstrip("]")
@@ -97,7 +98,7 @@ def reasons(failed, why):
 
 
 def run(group):
-    """Run a group; return its rows by name, of those that did not run why not."""
+    """Run a group; return its rows by name, with the reason for each that did not run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lines"
         command = [sys.executable, __file__, "--judge", group.module, str(path)]
@@ -139,7 +140,7 @@ def class_of(row):
 def error(row, name):
     if name not in row["worst"]:
         return ""
-    worst = row["worst"][name]  # None: a result was no number
+    worst = row["worst"][name]  # None if a result was NaN or infinite
     return "no number" if worst is None else f"{worst:.0e}".replace("e-0", "e-").replace("e+00", "")
 
 
@@ -177,7 +178,7 @@ def short_table(rows):
 
 
 def grouped_names(names):
-    """Name checks once, with the dtypes of those for each dtype: a, b (float16, bfloat16)."""
+    """Join the names of checks, each once, with its failed dtypes: a, b (float16, bfloat16)."""
     dtypes = {}
     for name in names:
         check, _, dtype = name.rstrip("]").partition("[")
@@ -215,7 +216,7 @@ def page(rows, result):
     parts = (
         ("# Scoreboard", "", INTRODUCTION, ""),
         (*full_table(rows), "", LEGEND, "", made, ""),
-        ("## What failed", "", REASONS, *failures(rows), ""),
+        ("## Failed checks", "", REASONS, *failures(rows), ""),
         ("## How each is called", "", *calls(rows), ""),
     )
     return "\n".join(line for part in parts for line in part)
@@ -229,7 +230,7 @@ def between_markers(text, lines, markers=MARKERS):
 
 
 def write(rows):
-    result = record("scoreboard", rows, WHAT)
+    result = record("scoreboard", rows, NOTE)
     results = RESULTS / f"{datetime.date.today()}-scoreboard.json"
     results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     (ROOT / "docs" / "scoreboard.md").write_text(page(rows, result), "utf-8")
@@ -239,7 +240,7 @@ def write(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="GROUP", help="run these alone, print, write nothing")
+    parser.add_argument("--only", nargs="+", metavar="GROUP", help="run only these, print, write nothing")
     parser.add_argument("--judge", nargs=2, metavar=("GROUP", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.judge:

@@ -1,13 +1,13 @@
-"""Time this library's paths and other implementations on the same arrays, in turns, beside two copies.
+"""Time this library's backends, other implementations and copies, alternating on the same arrays.
 
     python bench/speed.py [--quick] [--only WORD ...] [--rows PATTERN ...] [--json PATH]
     python bench/speed.py --tables PATH
 
-One process times all cases of one thread, another those of all threads; one that crashes costs the case it
-was at. A whole run writes bench/results/<date>-speed.json, docs/speed.md, its pictures, and the table between
-the markers in README.md. One with `--quick` (arrays of few tokens, few rounds), `--only` (cases whose name or
-group has every word) or `--rows` prints, and writes no more than what `--json` asks for. `--tables` writes
-tables and pictures of a result anew. `nox -s bench` installs what it needs.
+One process times all cases of one thread, another process the cases of all threads; a crash costs the current
+case only. A whole run writes bench/results/<date>-speed.json, docs/speed.md, its plots, and the table between
+the markers in README.md. A run with `--quick` (arrays of few tokens, few rounds), `--only` (cases whose name
+or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables` writes tables
+and plots of an earlier result. `nox -s bench` installs the packages.
 """
 
 import argparse
@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.speed too
 from _record import RESULTS, record
 from _speed_cases import ALL, cases
 
-WHAT = (
-    "seconds of one rotation, and its ratio to copies of the same bytes, in turns on the same arrays; what a "
-    "model does once for a forward pass (a peer's tables and sessions, compiling) is done before the timing; "
-    "ours make exact angles from positions in every call, or take a Rotation made before where a row says so"
+NOTE = (
+    "seconds of one rotation, and its ratio to copies of the same bytes, alternating on the same arrays; "
+    "work that a model does once for a forward pass (a peer's tables and sessions, compiling) is done before "
+    "the timing; our rows compute exact angles from positions in every call, Rotation rows before the timing"
 )
 PACKAGES = (
     "numpy",
@@ -52,7 +52,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONWARNINGS": "ignore",
 }
-# What libraries read when they are loaded, so it is said before; the affinity below holds for all of them.
+# Libraries read these when they are loaded; `settle` sets the affinity for all of them.
 ONE = dict.fromkeys(("ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
 
 
@@ -61,22 +61,22 @@ ONE = dict.fromkeys(("ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREA
 
 def child(names, threads, budget, rows, quick):
     lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no line of ours
+    os.dup2(2, 1)  # keep prints of libraries out of the JSON lines
     count = settle(threads)
     import _speed_turns
 
     for case in (case for case in cases(quick) if case.name in names):
         print(json.dumps({"begun": case.name}), file=lines)
         found = _speed_turns.run(
-            case, count, budget, rows, lambda what: print(json.dumps({"doing": what}), file=lines)
+            case, count, budget, rows, lambda step: print(json.dumps({"doing": step}), file=lines)
         )
         print(json.dumps({"threads": count, "memory_peak_mb": peak(), "rows": found}), file=lines)
 
 
 def settle(threads):
-    """Hold this process to its threads; return how many they are."""
+    """Limit this process to `threads`, or to all processors; return the number of threads."""
     if threads and hasattr(os, "sched_setaffinity"):
-        # One processor for one thread: XLA's pool, for one, is as large as there are processors.
+        # One processor for one thread: XLA's pool has as many threads as there are processors.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
     count = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     import torch
@@ -87,7 +87,7 @@ def settle(threads):
 
 
 def peak():
-    """The most memory that this process has had so far."""
+    """Return the peak memory of this process in MiB."""
     try:
         import resource
     except ImportError:  # Windows
@@ -99,7 +99,7 @@ def peak():
 
 
 def measure(chosen, options, show):
-    """The results of cases by name; children are started anew until every case has one."""
+    """Return the results of cases by name; start children until every case has a result."""
     found = {}
     for threads in (1, None):
         todo = [case.name for case in chosen if case.threads == threads]
@@ -111,7 +111,7 @@ def measure(chosen, options, show):
 
 
 def one_child(names, threads, options, show):
-    """Run cases until all are done or the process ends; the case that it ended in is failed."""
+    """Run cases in a child process; if it crashes, its current case has failed."""
     job = json.dumps([names, threads, QUICK if options.quick else BUDGET, options.rows, options.quick])
     child = subprocess.Popen(
         [sys.executable, __file__, "--child", job],
@@ -137,7 +137,7 @@ def environment(threads):
 
 
 def progress(chosen):
-    """A bar, and what is done with each event of a child."""
+    """Return a progress bar, and a function that updates it with an event of a child."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -151,13 +151,13 @@ def progress(chosen):
 
 
 def picked(options):
-    """The cases asked for: those with every word in the name or the group."""
+    """Return the cases whose name or group has every word of --only."""
     words = [word.lower() for word in options.only or ()]
     return [c for c in cases(options.quick) if all(word in f"{c.name} {c.group}".lower() for word in words)]
 
 
 def ready():
-    """What each module of bench/peers says of its timing."""
+    """Return the docstring of `timed` in each module of bench/peers: the work done before the timing."""
     from _speed_turns import PEERS
 
     texts = {name: importlib.import_module(f"peers.{name}").timed.__doc__ for name in PEERS}
@@ -187,7 +187,7 @@ def whole(options):
     with bar:
         found = measure(chosen, options, show)
     numbers = {case.name: described(case, found[case.name]) for case in chosen}
-    result = record("speed", numbers, WHAT, PACKAGES) | {"ready": ready()}
+    result = record("speed", numbers, NOTE, PACKAGES) | {"ready": ready()}
     all_of_it = not (options.quick or options.only or options.rows != list(ALL))
     path = options.json or (RESULTS / f"{datetime.date.today()}-speed.json" if all_of_it else None)
     if path:
@@ -222,13 +222,15 @@ def write(result):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="small arrays and few rounds: a try, no result")
+    parser.add_argument(
+        "--quick", action="store_true", help="small arrays and few rounds, to try the harness"
+    )
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
     parser.add_argument(
         "--only", nargs="+", metavar="WORD", help="the cases whose name or group has all these"
     )
-    parser.add_argument("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="these rows alone")
-    parser.add_argument("--tables", metavar="PATH", type=Path, help="write tables and pictures of a result")
+    parser.add_argument("--rows", nargs="+", metavar="PATTERN", default=list(ALL), help="only these rows")
+    parser.add_argument("--tables", metavar="PATH", type=Path, help="write tables and plots of a result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Tables of the documentation that are made from the declarations the tests read, and from results."""
+"""Tables of the documentation, made from declarations in rope_array.testing and from benchmark results."""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from rope_array.testing._contract import ANGLES, ARITHMETIC
 from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-ELSEWHERE = (*FLOATS, "jit", "lazy")  # in columns of their own, or a property of every library but one
+OTHER_COLUMNS = (*FLOATS, "jit", "lazy")  # columns of their own, or lacking in all libraries but one
 
 
 def check_rows() -> Iterator[tuple[str, ...]]:
-    yield "check", "for", "required", "needs"
+    yield "check", "for", "requirement", "needs"
     names = dict.fromkeys(each.name.partition("[")[0] for each in checks())
     for name in names:
         group = [each for each in checks() if each.name.partition("[")[0] == name]
@@ -39,7 +39,7 @@ def target_rows() -> Iterator[tuple[str, ...]]:
             f"`{name}`",
             *("yes" if dtype in lib.floats else _short(lib.gaps.get(dtype, "")) for dtype in FLOATS),
             lib.settings(),
-            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in ELSEWHERE),
+            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in OTHER_COLUMNS),
         )
 
 
@@ -54,14 +54,14 @@ def _short(reason: str) -> str:
 
 
 def class_rows() -> Iterator[tuple[str, ...]]:
-    yield "claim", "means"
+    yield "claim", "meaning"
     for claim, values in (("angles", ANGLES), ("arithmetic", ARITHMETIC)):
         for value, meaning in values.items():
             yield f"`{claim}={value}`", meaning
 
 
 def capability_rows() -> Iterator[tuple[str, ...]]:
-    yield "capability", "means"
+    yield "capability", "meaning"
     for name, meaning in CAPABILITIES.items():
         yield f"`{name}`", meaning
 
@@ -74,7 +74,7 @@ def remainder_rows() -> Iterator[tuple[str, ...]]:
 
 
 def example_rows() -> Iterator[tuple[str, ...]]:
-    yield "library", "times the usual number", "tests", "failed", "random examples", "seconds"
+    yield "library", "times the default number", "tests", "failed", "random examples", "seconds"
     for label, row in _latest("random-examples")["numbers"].items():
         yield label, *(f"{row[key]:,}" for key in ("times", "tests", "failed", "examples", "seconds"))
 
@@ -82,10 +82,10 @@ def example_rows() -> Iterator[tuple[str, ...]]:
 def origin_rows() -> Iterator[tuple[str, ...]]:
     yield "run", "date", "commit", "machine", "versions"
     for name in ("exhaustive", "random-examples"):
-        made = _latest(name)
-        machine = f"{made['machine']['cpu']}, {made['machine']['cores']} cores"
-        versions = ", ".join(f"{package} {made['versions'][package]}" for package in ("python", "numpy"))
-        yield name, made["date"], made["commit"][:10], machine, versions
+        result = _latest(name)
+        machine = f"{result['machine']['cpu']}, {result['machine']['cores']} cores"
+        versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("python", "numpy"))
+        yield name, result["date"], result["commit"][:10], machine, versions
 
 
 def _latest(name: str) -> Any:
@@ -106,7 +106,7 @@ TABLES = {
 
 
 class SuiteTable(SphinxDirective):
-    """`{suite-table} NAME` is one of TABLES."""
+    """The directive `{suite-table} NAME`, with a name of TABLES."""
 
     required_arguments = 1
 

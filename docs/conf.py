@@ -1,4 +1,4 @@
-"""Sphinx: `nox -s docs` builds the pages, warnings being errors, and runs their examples."""
+"""Sphinx configuration: `nox -s docs` builds the pages, with warnings as errors, and runs their examples."""
 
 import sys
 from importlib.metadata import version as version_of
@@ -19,7 +19,7 @@ exclude_patterns = ["_build"]
 nitpicky = False
 numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
-# A signature in a docstring's own words says more than the annotations, which are Any for arrays.
+# Docstrings describe the types; the annotations of arrays are Any.
 autodoc_typehints = "none"
 doctest_global_setup = """
 import numpy as np

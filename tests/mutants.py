@@ -1,7 +1,7 @@
-"""Rotary embeddings with one fault each, and the checks that have to convict them.
+"""Mutants: rotary embeddings with one fault each, and the checks that have to fail for each.
 
-Each is this library's `apply` with something gone wrong around it, as it goes wrong in the code of others;
-where a fault was seen in a released package, its thread is named.
+Each mutant wraps this library's `apply` with a fault as found in other code. If a released package had the
+fault, the docstring names the thread.
 """
 
 import functools
@@ -18,11 +18,11 @@ from rope_array.testing._claims import FIELDS
 
 
 class Mutant(NamedTuple):
-    """A faulty callable, the target that it is judged as, and the names of the checks that convict it."""
+    """A faulty callable, its array library, and the names of the checks that it has to fail."""
 
     rotate: object
     library: str
-    convicted_by: tuple[str, ...]
+    failed_checks: tuple[str, ...]
 
     @property
     def name(self):
@@ -36,57 +36,57 @@ MUTANTS = []
 
 
 def target(rotate, library):
-    """All fields claimed, all dtypes, the contract: nothing is left out for want of a claim."""
+    """Make a target that claims all fields, all dtypes and the contract, so that every check applies."""
     dtypes = ("float32", "float64", *(("float16",) if library in ("numpy", "torch") else ()))
     return Target(
-        in_words_of_the_package(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
+        with_records(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
         furthest=2**62, declared=True,
     )  # fmt: skip
 
 
-def in_words_of_the_package(rotate):
-    """Hand rules and maps on as rope_array's records."""
+def with_records(rotate):
+    """Convert `scaling` and `axes` mappings to rope_array's classes before the call."""
 
     @functools.wraps(rotate)
-    def spelled(x, pos, **spec):
-        return rotate(x, pos, **_names.spelled(spec))
+    def call(x, pos, **spec):
+        return rotate(x, pos, **_names.as_records(spec))
 
-    return spelled
+    return call
 
 
-def mutant(*convicted_by, library="numpy"):
+def mutant(*failed_checks, library="numpy"):
     def register(rotate):
-        MUTANTS.append(Mutant(rotate, library, convicted_by))
+        MUTANTS.append(Mutant(rotate, library, failed_checks))
         return rotate
 
     return register
 
 
 def whole(x):
-    """The first array of a tuple, or the array."""
+    """Return the first array of a tuple, or the array."""
     return x[0] if isinstance(x, tuple) else x
 
 
 def each(function):
-    """Serve a tuple array by array."""
+    """Rotate a tuple array by array."""
 
     @functools.wraps(function)
-    def served(x, pos, **spec):
+    def call(x, pos, **spec):
         if isinstance(x, tuple):
             return tuple(function(one, pos, **spec) for one in x)
         return function(x, pos, **spec)
 
-    return served
+    return call
 
 
 def split(spec):
-    """The fields of a RoPE, and those of the call."""
+    """Return the fields of a RoPE, and the fields of the call."""
     call = {name: spec.pop(name) for name in ("seq_axis", "inverse") if name in spec}
     return spec, call
 
 
 def nudged(y, where=...):
-    """The next float of some elements: other bits, within the contract."""
+    """Replace some elements by the next float: other bits, within the contract."""
     y = y.copy()
     y[where] = np.nextafter(y[where], np.asarray(np.inf, y.dtype))
     return y
@@ -110,7 +110,7 @@ _TABLES = {}
 
 @mutant("base", "calls_in_turn")
 def cache_keyed_without_base(x, pos, **spec):
-    """patrick-kidger/equinox, nn/_embedding.py of 0.13.8: the table's key is its size and dtype."""
+    """patrick-kidger/equinox, nn/_embedding.py of 0.13.8: the key of the table is its size and dtype."""
     key = whole(x).shape[-1], spec.get("rotary_dim")
     base = _TABLES.setdefault(key, spec.get("base", 10000.0))
     return ra.apply(x, pos, **{**spec, "base": base})
@@ -259,7 +259,7 @@ def wrong_axis(x, pos, **spec):
 @mutant("ranks")
 @each
 def vectors_and_videos(x, pos, **spec):
-    """What has another number of axes than four is taken for one position."""
+    """Rotate arrays of other than four axes by position 0."""
     return ra.apply(x, pos if x.ndim == 4 else 0, **spec)
 
 
@@ -271,7 +271,7 @@ def without(spec, *names):
 
 
 def rule_of(spec, kind):
-    """The rule of a call where it is one of a kind."""
+    """Return the rule of a call if it is an instance of `kind`, else None."""
     return spec["scaling"] if isinstance(spec.get("scaling"), kind) else None
 
 
@@ -281,7 +281,7 @@ def rule_of(spec, kind):
     "axes_and_scaling",
 )  # fmt: skip
 def scaling_ignored(x, pos, **spec):
-    """vllm PR #44158: readers of an old key fell to no scaling."""
+    """vllm PR #44158: configs with an old key were read as unscaled."""
     return ra.apply(x, pos, **without(spec, "scaling"))
 
 
@@ -310,7 +310,7 @@ def yarn_always_truncated(x, pos, **spec):
 
 @mutant("scaling_yarn", "scaling_amplitude", "scaling_in_turn")
 def yarn_without_amplitude(x, pos, **spec):
-    """torchtitan: the amplitude is not in the rotation."""
+    """torchtitan: the rotation leaves the amplitude out."""
     if rule := rule_of(spec, ra.YaRN):
         spec["scaling"] = replace(rule, attention_factor=1.0)
     return ra.apply(x, pos, **spec)
@@ -318,7 +318,7 @@ def yarn_without_amplitude(x, pos, **spec):
 
 @mutant("scaling_amplitude")
 def yarn_amplitude_for_any_factor(x, pos, **spec):
-    """keras-hub 0.32.0: 0.1·ln f + 1 always, mscale and attention_factor unread."""
+    """keras-hub 0.32.0: always 0.1·ln f + 1; mscale and attention_factor are ignored."""
     if rule := rule_of(spec, ra.YaRN):
         spec["scaling"] = replace(rule, attention_factor=0.1 * np.log(rule.factor) + 1)
     return ra.apply(x, pos, **spec)
@@ -363,7 +363,7 @@ def longrope_long_at_the_trained_length(x, pos, **spec):
 @mutant("scaling_proportional")
 @each
 def proportional_as_partial(x, pos, **spec):
-    """Megatron-Bridge #4195: the first features of the head instead of the first lanes."""
+    """Megatron-Bridge #4195: the first features of the head instead of the first pairs."""
     rule = rule_of(spec, ra.Proportional)
     if rule is None:
         return ra.apply(x, pos, **spec)
@@ -395,7 +395,7 @@ def inverse_keeps_the_rules_amplitude(x, pos, **spec):
     "axes_of_a_tuple",
 )  # fmt: skip
 def first_coordinate_only(x, pos, **spec):
-    """A wrong map that passes every test with text: candle #3551, Liger PR #276, transformers #40490."""
+    """Wrong axes that pass every test with text: candle #3551, Liger PR #276, transformers #40490."""
     if "axes" in spec:
         pos = np.broadcast_to(np.asarray(pos)[..., :1], np.shape(pos))
     return ra.apply(x, pos, **spec)
@@ -404,9 +404,9 @@ def first_coordinate_only(x, pos, **spec):
 @mutant("axes_interleaved", "axes_alternating")
 def every_map_is_chunked(x, pos, **spec):
     if "axes" in spec:
-        lanes = spec["axes"].coordinates
-        if None not in lanes and spec["axes"].widths is None and spec["axes"].indices is None:
-            spec["axes"] = replace(spec["axes"], coordinates=tuple(sorted(lanes)))
+        coordinates = spec["axes"].coordinates
+        if None not in coordinates and spec["axes"].widths is None and spec["axes"].indices is None:
+            spec["axes"] = replace(spec["axes"], coordinates=tuple(sorted(coordinates)))
     return ra.apply(x, pos, **spec)
 
 
@@ -435,14 +435,14 @@ def halves_across_blocks(x, pos, **spec):
 @mutant("axes_without_a_coordinate")
 def given_frequencies_turn_every_lane(x, pos, **spec):
     if "axes" in spec and "inv_freq" in spec:
-        lanes = tuple(a or 0 for a in spec["axes"].coordinates)
-        spec["axes"] = replace(spec["axes"], coordinates=lanes)
+        coordinates = tuple(a or 0 for a in spec["axes"].coordinates)
+        spec["axes"] = replace(spec["axes"], coordinates=coordinates)
     return ra.apply(x, pos, **spec)
 
 
 @mutant("axes_of_a_batch")
 def coordinates_first(x, pos, **spec):
-    """Three rows of three coordinates are read the other way round, as (n, S)."""
+    """Read coordinates of shape (3, 3) as (n, S) instead of (S, n)."""
     if "axes" in spec and np.ndim(pos) > 1 and np.shape(pos)[-2:] == (3, 3):
         pos = np.swapaxes(pos, -1, -2)
     return ra.apply(x, pos, **spec)
@@ -490,7 +490,7 @@ def positions_wrapped_at_2_24(x, pos, **spec):
 
 @mutant("accuracy_2e16", "accuracy_2e20")
 def positions_clamped(x, pos, **spec):
-    """A table's last row for all positions beyond it, as JAX's indexing has it."""
+    """Use the table's last row for all positions beyond it, as JAX's indexing does."""
     return ra.apply(x, np.minimum(np.asarray(pos), 40_000), **spec)
 
 
@@ -549,7 +549,7 @@ def positions_sorted(x, pos, **spec):
 
 @mutant("positions_of_their_own", "accuracy_small")
 def positions_counted_from_the_first(x, pos, **spec):
-    """Packed sequences rotated as one: NVIDIA/Megatron-LM #453 and many after it."""
+    """NVIDIA/Megatron-LM #453 and others: packed sequences are rotated as one."""
     numbers = np.asarray(pos)
     if numbers.ndim != 1 or not numbers.size:
         return ra.apply(x, pos, **spec)
@@ -654,7 +654,7 @@ def second_of_a_tuple_shifted(x, pos, **spec):
 @mutant("inputs_unchanged")
 @each
 def input_written(x, pos, **spec):
-    """linkedin/Liger-Kernel #272: kernels that rotate in place."""
+    """linkedin/Liger-Kernel #272: a kernel rotates in place."""
     y = ra.apply(x, pos, **spec)
     x[...] = y
     return y
@@ -683,7 +683,7 @@ def output_aliased_at_zero(x, pos, **spec):
 @mutant("strides", "same_bits_of_strides")
 @each
 def strides_misread(x, pos, **spec):
-    """Memory in its order, as a kernel without strides reads it."""
+    """Read memory as contiguous, as a kernel without strides does."""
     return ra.apply(x.ravel(order="K").reshape(x.shape), pos, **spec)
 
 
@@ -749,7 +749,7 @@ def only_the_first_head(x, pos, **spec):
 @mutant("linear")
 @each
 def bits_by_size(x, pos, **spec):
-    """Within the contract, and not linear: large vectors are rounded otherwise."""
+    """Round large vectors differently: within the contract, but not linear."""
     y = ra.apply(x, pos, **spec)
     return nudged(y) if y.size and np.abs(x).max() > 4 else y
 
@@ -757,7 +757,7 @@ def bits_by_size(x, pos, **spec):
 @mutant("same_bits_in_a_slice")
 @each
 def bits_by_length(x, pos, **spec):
-    """A vector loop and its tail."""
+    """Compute the tail of a vector loop differently."""
     y = ra.apply(x, pos, **spec)
     return nudged(y, np.s_[..., -1:, :]) if y.ndim > 1 and y.shape[-2] % 2 else y
 
@@ -830,7 +830,7 @@ def computed_at_once(x, pos, **spec):
     return import_module("dask.array").from_array(np.asarray(ra.apply(x, pos, **spec)))
 
 
-# ---- in company, and from call to call ----
+# ---- combinations, and calls that affect later calls ----
 
 
 @mutant("combinations")
@@ -914,9 +914,9 @@ def cache_keyed_without_shape(x, pos, **spec):
 def cache_keyed_by_identity(x, pos, **spec):
     if not isinstance(pos, np.ndarray):
         return ra.apply(x, pos, **spec)
-    given, kept = _TABLES.get("last", (None, None))
-    if given is not pos:
-        given, kept = _TABLES["last"] = pos, pos.copy()
+    last, kept = _TABLES.get("last", (None, None))
+    if last is not pos:
+        last, kept = _TABLES["last"] = pos, pos.copy()
     return ra.apply(x, kept, **spec)
 
 
@@ -941,7 +941,7 @@ def warnings_made_errors(x, pos, **spec):
 @mutant("threads")
 def positions_in_one_place(x, pos, **spec):
     _TABLES["now"] = pos
-    time.sleep(1e-4)  # where another thread may come between
+    time.sleep(1e-4)  # let another thread run
     return ra.apply(x, _TABLES["now"], **spec)
 
 
@@ -983,7 +983,7 @@ def bits_by_shape_of_positions(x, pos, **spec):
 
 
 def _with_gradient(backward):
-    """Serve `apply` with a gradient of its own making: backward(gradient, pos, spec)."""
+    """Make `apply` with the gradient backward(gradient, pos, spec)."""
     torch = import_module("torch")
 
     class Rotated(torch.autograd.Function):

@@ -10,7 +10,7 @@ from rope_array.testing._checks import checks
 from rope_array.testing._claims import FIELDS
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
-from rope_array.testing._names import names, resolve, spelled
+from rope_array.testing._names import as_records, names, resolve
 from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
 
 PATHS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
@@ -20,12 +20,12 @@ GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 
 def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
     width = (x[0] if isinstance(x, tuple) else x).shape[-1]
-    return ra.RoPE(width, **spelled(spec)).apply(x, pos, seq_axis=seq_axis, inverse=inverse)
+    return ra.RoPE(width, **as_records(spec)).apply(x, pos, seq_axis=seq_axis, inverse=inverse)
 
 
 def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
     """Each array of a tuple by cos and sin of its own precision, in its own company."""
-    spec = spelled(spec)
+    spec = as_records(spec)
     if isinstance(x, tuple):
         made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
         made = {dtype: made[dtype].inverse() if inverse else made[dtype] for dtype in made}

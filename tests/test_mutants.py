@@ -32,7 +32,7 @@ CASES = [
 def outcomes(name):
     """What comes of the checks named for a mutant."""
     judge = Judge(BY_NAME[name].target())
-    named = [check for check in checks() if base_name(check) in BY_NAME[name].convicted_by]
+    named = [check for check in checks() if base_name(check) in BY_NAME[name].failed_checks]
     found = {}
     for check in named:
         found.setdefault(base_name(check), set()).add(outcome_of(check, judge)[0])
@@ -42,7 +42,7 @@ def outcomes(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_is_convicted_by_the_checks_named_for_it(name):
     found = outcomes(name)
-    assert set(found) == set(BY_NAME[name].convicted_by)
+    assert set(found) == set(BY_NAME[name].failed_checks)
     assert [check for check, came in found.items() if FAILED not in came] == []
 
 
@@ -56,7 +56,7 @@ def test_a_fault_is_convicted_by_the_checks_named_for_it(name):
 def test_without_the_fault_the_same_checks_pass(library):
     """Otherwise a check that fails always would convict everything."""
     named = {
-        check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.convicted_by
+        check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.failed_checks
     }
     judge = Judge(mutants.target(ra.apply, library))
     came = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
@@ -69,7 +69,7 @@ def test_there_are_enough_of_them():
 
 
 def test_every_check_kills_a_mutant():
-    named = {check for mutant in mutants.MUTANTS for check in mutant.convicted_by}
+    named = {check for mutant in mutants.MUTANTS for check in mutant.failed_checks}
     assert sorted({base_name(check) for check in checks()} ^ named) == []
 
 

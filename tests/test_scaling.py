@@ -15,7 +15,7 @@ from test_errors import faults_of
 import rope_array as ra
 from rope_array import RoPE, SpecError
 from rope_array.testing import frequencies, rotation_matrix
-from rope_array.testing._names import spelled
+from rope_array.testing._names import as_records
 
 LONG = {
     "short_factor": tuple(1 + 0.1 * i for i in range(8)),
@@ -164,7 +164,7 @@ RULES = [
 @pytest.mark.parametrize(("base", "width"), [(10_000.0, 64), (500_000.0, 128), (1234.5, 30)])
 def test_frequencies_against_decimals(rule: dict[str, Any], base: float, width: int) -> None:
     """The definition's rules are written without this library's; float64 is right to its last digits."""
-    rope = RoPE(width, base=base, **spelled({"scaling": rule}))
+    rope = RoPE(width, base=base, **as_records({"scaling": rule}))
     wanted = rotation_matrix(1, head_dim=width, base=base, scaling={**rule, "attention_factor": 1})
     found = [math.atan2(wanted[2 * i + 1, 2 * i], wanted[2 * i, 2 * i]) for i in range(width // 2)]
     turned = np.asarray(rope.frequencies)

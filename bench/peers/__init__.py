@@ -1,7 +1,7 @@
-"""Other implementations, each a `Target` of the conformance suite, called as its documentation says.
+"""Other implementations, each a `Target` of the conformance suite, called as documented.
 
-A module here has `targets()`, which imports the package it is about, and `NOTES`, by the target's name: how
-it is called, and why checks fail. `bench/scoreboard.py` runs each module in a process of its own.
+A module here has `targets()`, which imports its package, and `NOTES`, by the target's name: how it is called,
+and why checks fail. `bench/scoreboard.py` runs each module in a separate process.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Group(NamedTuple):
-    """A module here, the rows of the table that its `targets()` gives in this order, and its environment."""
+    """A module here, the names of the rows of its `targets()` in order, and its environment."""
 
     module: str
     rows: tuple[str, ...]

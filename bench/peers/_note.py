@@ -1,4 +1,4 @@
-"""What a peer's module says beside its targets, and small things that several of them need."""
+"""Notes on a peer, and helpers that several peers share."""
 
 import sys
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ FLOAT32_ANGLES = (
     "angles are a float32 product, whose rounding is up to 0.03 radians below 2^20, 0.5 below 2^24 and 64 "
     "below 2^31"
 )
-# The checks that reach positions where float32 angles are off; narrow dtypes end at 2^31 - 1 too.
+# Checks at positions where float32 angles are wrong; narrow dtypes reach 2^31 - 1 too.
 FAR = dict.fromkeys(
     ("accuracy_2e*", "accuracy_int32*", "accuracy_negative*", "positions_of_narrow*"), FLOAT32_ANGLES
 )
 
-# Of one author's two packages.
+# A fault of rotary-embedding-torch and x-transformers, by one author.
 WIDTH_2 = dict.fromkeys(
     ("narrow_heads", "rotary_dim", "partial_*"),
     "a rotated width of 2 divides by zero: the base is rescaled by 1 ** (dim / (dim - 2))",
@@ -35,14 +35,14 @@ def release(*distributions: str) -> str:
 
 
 def first(pos) -> int:
-    """Return where positions start, of a peer that takes a start alone."""
+    """Return the first position, for a peer that takes only a start."""
     if pos.ndim != 1:
         raise TypeError(f"takes one start for all, not positions of shape {tuple(pos.shape)}")
     return int(pos[0]) if len(pos) else 0
 
 
 def without_init(*packages: str) -> None:
-    """Make packages importable without running their __init__, whose other needs are not those of RoPE."""
+    """Make packages importable without running their __init__, which imports packages RoPE does not need."""
     for name in packages:
         spec = find_spec(name)
         if spec is None:

@@ -1,4 +1,4 @@
-"""What `bench/speed.py` times: one rotation of arrays that are ready, as each library wants them."""
+"""One timed rotation, on ready arrays of each library and layout."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class Timed(NamedTuple):
-    """One rotation, without arguments: its result, or where that stands if it returns none.
+    """One rotation, as a call without arguments, and the array of its result if the call returns none.
 
-    `layout` is the order of axes, "bhsd" or "bshd"; the result is read to be judged, outside of the timing.
+    `layout` is the order of axes, "bhsd" or "bshd". The result is judged outside the timing.
     """
 
     call: Callable[[], Any]
@@ -19,14 +19,14 @@ class Timed(NamedTuple):
 
 
 class NotServedError(Exception):
-    """What a peer does not offer, so that a case of it is left empty rather than failed."""
+    """The peer does not support a case, so its row is empty rather than failed."""
 
 
 class Arrays:
-    """The arrays of one case, made when first asked for and then shared: x, positions and room for a result.
+    """The arrays of one case, made on first use and then shared: x, positions and a result.
 
-    `shape` is (B, H, S, D), or (H, S, D) for who takes that; others get a batch of one. A layout of
-    (B, S, H, D) holds the same numbers in that order of memory.
+    `shape` is (B, H, S, D), or (H, S, D), to which most peers add a batch of one. A layout of (B, S, H, D)
+    holds the same numbers in that order of memory.
     """
 
     def __init__(self, shape, dtype, pairing, start=0, threads=1):
@@ -37,7 +37,7 @@ class Arrays:
 
     @cached_property
     def pos(self):
-        """Positions: (S,), or (B, 1) of one token each, as sequences of several lengths have."""
+        """Positions: (S,), or (B, 1) for one token each of sequences of several lengths."""
         batch, _, tokens, _ = self.shape
         if batch > 1 and tokens == 1:
             return (self.start + 17 * np.arange(batch))[:, None]
@@ -55,7 +55,7 @@ class Arrays:
         return self._once(("jax", layout), lambda: jnp.asarray(self.numpy(layout)))
 
     def out(self):
-        """One array for all who are told where to write, so that none of them finds other memory."""
+        """Return the result array that all rows with `out=` share."""
         return self._once("out", lambda: np.zeros_like(self.numpy()))
 
     def torch_out(self):
@@ -82,7 +82,7 @@ class Arrays:
 
 
 def normal(shape, dtype):
-    """Standard normal numbers: none is subnormal, which processors are slow with."""
+    """Return standard normal numbers: none is subnormal, which is slow."""
     numbers = np.random.default_rng(0).standard_normal(shape, np.float32)
     return numbers.astype(numpy_dtype(dtype), copy=False)
 
@@ -94,7 +94,7 @@ def numpy_dtype(name):
 
 
 def as_torch(array):
-    """A tensor of the same memory; NumPy's bfloat16 is not one that PyTorch knows."""
+    """Return a tensor of the same memory; ml_dtypes' bfloat16 becomes PyTorch's."""
     import torch
 
     if array.dtype.name == "bfloat16":
@@ -103,18 +103,18 @@ def as_torch(array):
 
 
 def compiled(function, *arguments):
-    """A torch.compile for one case's shapes, called once here: compiling is no part of a call."""
+    """Compile by torch.compile for one case's shapes, and call once, so that compiling is not timed."""
     import torch
 
-    made = torch.compile(function, dynamic=False, fullgraph=True)
-    made(*arguments)
-    return Timed(lambda: made(*arguments))
+    call = torch.compile(function, dynamic=False, fullgraph=True)
+    call(*arguments)
+    return Timed(lambda: call(*arguments))
 
 
 def jitted(function, *arguments, layout="bhsd"):
-    """A jax.jit, whose results are waited for: JAX returns before they are there."""
+    """Compile by jax.jit; the call waits for its result, as JAX returns before it is computed."""
     import jax
 
-    made = jax.jit(function)
-    made(*arguments).block_until_ready()
-    return Timed(lambda: made(*arguments).block_until_ready(), layout)
+    call = jax.jit(function)
+    call(*arguments).block_until_ready()
+    return Timed(lambda: call(*arguments).block_until_ready(), layout)

@@ -14,8 +14,8 @@ NOTES = {
         "code; Triton's interpreter on the CPU",
         {
             **FAR,
-            "gradient*": "as the module rotates in place, so does its backward, in the gradient handed to "
-            "it: that is written, and of a sum, whose elements are one, misread",
+            "gradient*": "the module's backward rotates the incoming gradient in place: it writes to it, and "
+            "misreads the broadcast gradient of a sum",
         },
     ),
 }
@@ -25,7 +25,7 @@ def targets() -> list[Target]:
     import torch
 
     without_init("flash_attn")
-    # Both are for a GPU only: the device to launch on, and the kernel's face for torch.compile.
+    # Both are for a GPU only: the device to launch on, and the kernel's wrapper for torch.compile.
     torch.cuda.device = lambda index: nullcontext()
     torch.library.wrap_triton = lambda kernel: kernel
     from flash_attn.layers.rotary import RotaryEmbedding
@@ -36,7 +36,7 @@ def targets() -> list[Target]:
 
     def rotate(x, pos, base=10000.0, rotary_dim=None, pairing="half"):
         if rotary_dim == 0:
-            return x.clone()  # a model without it does not make the module
+            return x.clone()  # a model without rotation has no module
         width = x.shape[-1] if rotary_dim is None else rotary_dim
         b, s, _, d = x.shape
         module = embedding(width, base, pairing == "interleaved", x.dtype)
@@ -50,7 +50,7 @@ def targets() -> list[Target]:
             library="torch",
             layout="bshd",
             positions="offset",
-            furthest=2**20,  # a table up to 2^24 would be of 4 GB
+            furthest=2**20,  # a table up to 2^24 would take 4 GB
             angles="float32",
             arithmetic="own",
             lacks={

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: Llama, whose form most of its models have, RoFormer, and V-JEPA 2."""
+"""Hugging Face transformers: Llama, whose code most of its models share, RoFormer, and V-JEPA 2."""
 
 from functools import lru_cache
 
@@ -14,16 +14,16 @@ NOTES = {
         FAR,
     ),
     "transformers RoFormer": Note(
-        "`RoFormerSinusoidalPositionalEmbedding` as long as the positions asked need, in x's dtype as with "
+        "`RoFormerSinusoidalPositionalEmbedding` with as many rows as the positions need, in x's dtype as in "
         "its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`",
     ),
     "transformers V-JEPA 2": Note(
         "`rotate_queries_or_keys(x, pos)`, which the model calls for each of its three axes",
         {
             "*": "cos and sin are tiled (half layout) while x is rotated by interleaved pairs, so a pair's "
-            "two members meet different angles: no rotation ([vjepa2 "
-            "#15](https://github.com/facebookresearch/vjepa2/pull/15)); and in 16 bits angles are formed in "
-            "x's dtype",
+            "two members have different angles: no rotation ([vjepa2 "
+            "#15](https://github.com/facebookresearch/vjepa2/pull/15)); and in 16 bits angles are computed "
+            "in x's dtype",
         },
     ),
 }
@@ -106,7 +106,7 @@ def _vjepa2() -> Target:
 
 
 def timed(arrays):
-    """Llama: cos and sin are made once for all layers, so they are ready."""
+    """Llama: cos and sin are ready, as the model computes them once for all layers."""
     return {
         "transformers Llama": lambda: _timed(arrays),
         "transformers Llama, torch.compile": lambda: compiled(_one_of_two(), *_inputs(arrays)),

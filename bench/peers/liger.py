@@ -7,13 +7,12 @@ from ._note import FAR, Note, release
 NOTES = {
     "Liger, Triton kernel": Note(
         "`LigerRopeFunction.apply(q, k, cos, sin)`, cos and sin of transformers' `LlamaRotaryEmbedding`, "
-        "into whose models it is patched; q a view of a (B, S, H, D) array as there (a contiguous "
-        "(B, H, 1, D) is taken for one and misread), and a copy, as it is rotated in place; Triton's "
-        "interpreter on the CPU",
+        "into whose models it is patched; q a copy, as it is rotated in place, with the strides of (B, S, H, "
+        "D) as there (a contiguous (B, H, 1, D) is misread); Triton's interpreter on the CPU",
         {
             **FAR,
             "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which "
-            "says nothing where there is one row: a cotangent that is laid as (B, H, 1, D) is misread",
+            "is arbitrary for one row: a cotangent contiguous as (B, H, 1, D) is misread",
         },
     ),
 }

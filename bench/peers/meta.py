@@ -34,7 +34,7 @@ def targets() -> list[Target]:
 
 
 def _turns(start, length, width, base):
-    """The rows of its table that are used, instead of all rows before them."""
+    """Compute the used rows of the model's table only."""
     import torch
 
     freqs = 1.0 / (base ** (torch.arange(0, width, 2).float() / width))

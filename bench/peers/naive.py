@@ -1,4 +1,4 @@
-"""NumPy as one writes the formula without a library; timed alone, as `bench/peers/tutorials.py` is judged."""
+"""The formula in plain NumPy; timed only, as `bench/peers/tutorials.py` is judged."""
 
 import numpy as np
 

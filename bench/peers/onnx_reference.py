@@ -9,8 +9,8 @@ from ._onnx import caches
 
 NOTES = {
     "ONNX reference evaluator": Note(
-        "`ReferenceEvaluator(node).run(None, feeds)`; cos and sin are inputs of the node: made for the "
-        "positions asked, angles in float64, rounded to x's dtype as its type constraint says",
+        "`ReferenceEvaluator(node).run(None, feeds)`; cos and sin are inputs of the node: computed for the "
+        "positions, angles in float64, rounded to x's dtype by its type constraint",
     ),
 }
 
@@ -32,7 +32,7 @@ def targets() -> list[Target]:
 
     def rotate(x, pos, pairing="interleaved", rotary_dim=None):
         if rotary_dim == 0:
-            return x.copy()  # 0 stands for all of them in the node: it is left out
+            return x.copy()  # the node reads 0 as the whole head
         cos, sin, ids = caches(x, pos, rotary_dim)
         run = evaluator(int(pairing == "interleaved"), rotary_dim or 0).run
         return run(None, {"x": x, "cos": cos, "sin": sin, "ids": ids})[0]

@@ -9,8 +9,8 @@ from ._onnx import caches
 from ._timed import NotServedError, Timed
 
 _HOW = (
-    "an `InferenceSession` of one node; cos and sin are inputs of the node: made for the positions asked, "
-    "angles in float64, rounded to x's dtype as its type constraint says"
+    "an `InferenceSession` of one node; cos and sin are inputs of the node: computed for the positions, "
+    "angles in float64, rounded to x's dtype by its type constraint"
 )
 # The domain, and the order of the inputs, which differs.
 _DOMAINS = {
@@ -30,9 +30,9 @@ def _target(name: str, domain: str, inputs: tuple[str, ...]) -> Target:
 
     def rotate(x, pos, pairing="interleaved", rotary_dim=None):
         if rotary_dim == 0:
-            return x.copy()  # 0 stands for all of them in the node: it is left out
+            return x.copy()  # the node reads 0 as the whole head
         cos, sin, ids = caches(x, pos, rotary_dim)
-        # The node wants num_heads where a part is rotated.
+        # A partial rotation needs num_heads.
         heads = x.shape[1] if rotary_dim else 0
         run = session(x.dtype.name, int(pairing == "interleaved"), rotary_dim or 0, heads).run
         return run(None, {"x": x, "cos": cos, "sin": sin, "ids": ids})[0]
@@ -76,11 +76,11 @@ def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
     model = helper.make_model(
         helper.make_graph([node], "rotary", values, [result]),
         opset_imports=[helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,  # that of opset 23 is read by older runtimes too
+        ir_version=10,  # older runtimes read it too
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Threads that spin for the next call would take the time of whoever is timed next.
+    # Threads that spin after a call would slow the next row.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -88,7 +88,7 @@ def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
 
 
 def timed(arrays):
-    """The session is ready, its inputs and the room for its result bound to it."""
+    """The session is ready, with inputs and outputs bound."""
     return {name: lambda of=of: _timed(arrays, *of) for name, of in _DOMAINS.items()}
 
 
@@ -105,6 +105,6 @@ def _timed(arrays, domain, inputs):
     binding.bind_output("y", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
 
     def run(run=session.run_with_iobinding, keep=feeds):
-        run(binding)  # which holds addresses, not the arrays
+        run(binding)  # holds addresses, not references
 
     return Timed(run, result=out)

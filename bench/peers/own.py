@@ -1,4 +1,4 @@
-"""rope_array's own paths, by their names in the suite."""
+"""rope_array's own backends, by their names in the suite."""
 
 from ._note import Note
 from ._timed import Timed, compiled, jitted
@@ -12,11 +12,11 @@ def targets() -> list[str]:
 
 
 def timed(arrays):
-    """Angles from positions in every call, or ready in a Rotation; the path chosen, or one by name."""
+    """Angles from positions in every call, or ready in a Rotation; the default backend, or a named one."""
     rows = {}
     for label, inputs in (("rope_array NumPy", _numpy), ("rope_array PyTorch", _torch)):
-        for way, make in _WAYS.items():
-            rows[label + way] = lambda inputs=inputs, make=make: make(arrays, *inputs(arrays))
+        for call, make in _CALLS.items():
+            rows[label + call] = lambda inputs=inputs, make=make: make(arrays, *inputs(arrays))
     rows["rope_array NumPy, backend=numpy"] = lambda: _by("numpy", arrays, *_numpy(arrays))
     rows["rope_array PyTorch, core, torch.compile"] = lambda: _compiled(arrays, *_torch(arrays))
     rows["rope_array JAX, jax.jit"] = lambda: _jitted(arrays, *_jax(arrays))
@@ -85,7 +85,7 @@ def _apply():
     return ra.apply
 
 
-_WAYS = {
+_CALLS = {
     "": _allocating,
     ", out=": _into,
     ", Rotation": _rotation,

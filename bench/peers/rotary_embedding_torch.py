@@ -28,7 +28,7 @@ def targets() -> list[Target]:
 
     def rotate(x, pos, base=10000.0, rotary_dim=None):
         if rotary_dim == 0:
-            return x.clone()  # a model without it does not make the module
+            return x.clone()  # a model without rotation has no module
         width = x.shape[-1] if rotary_dim is None else rotary_dim
         return embedding(width, base, x.dtype).rotate_queries_or_keys(x, offset=first(pos))
 

@@ -9,8 +9,8 @@ from ._note import FAR, Note, release, without_init
 NOTES = {
     "torchtune": Note(
         "`RotaryPositionalEmbeddings(dim, max_seq_len, base)(x, input_pos=pos)`, max_seq_len the power of "
-        "two beyond the positions asked; its module is imported without the package's `__init__`, which "
-        "needs datasets and old torchao",
+        "two beyond the positions; its module is imported without the package's `__init__`, which needs "
+        "datasets and old torchao",
         FAR,
     ),
 }
@@ -35,7 +35,7 @@ def targets() -> list[Target]:
             version=release("torchtune"),
             library="torch",
             layout="bshd",
-            furthest=2**20,  # a table up to 2^24 would be of 4 GB
+            furthest=2**20,  # a table up to 2^24 would take 4 GB
             angles="float32",
             lacks={
                 "float64": "computes in float32",

@@ -1,4 +1,4 @@
-"""Three forms in which tutorials and blogs write the paper's formulas, each written out anew."""
+"""Three forms of the paper's formulas in tutorials and blogs, rewritten here."""
 
 from rope_array.testing import Target
 
@@ -27,7 +27,7 @@ NOTES = {
         "as there",
         {
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
-            "is base^(2/d) instead of 1; and a row times R turns the other way",
+            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction",
         },
     ),
 }
@@ -37,7 +37,7 @@ def targets() -> list[Target]:
     return [_rotate_half(), _table(), _matrix()]
 
 
-def _turned_half(x):
+def _rotated_half(x):
     import torch
 
     a, b = x.chunk(2, dim=-1)
@@ -60,7 +60,7 @@ def _rotate_half() -> Target:
 
     def rotate(x, pos, base=10000.0):
         cos, sin = Rotary(x.shape[-1], base).to(x.dtype)(x.shape[0])
-        return x * cos + _turned_half(x) * sin
+        return x * cos + _rotated_half(x) * sin
 
     return Target(
         rotate,
@@ -95,8 +95,8 @@ def _table() -> Target:
         def forward(self, x):
             self.build(len(x))
             part, rest = x[..., : self.width], x[..., self.width :]
-            turned = part * self.cos[: len(x)] + _turned_half(part) * self.sin[: len(x)]
-            return torch.cat([turned, rest], dim=-1)
+            rotated = part * self.cos[: len(x)] + _rotated_half(part) * self.sin[: len(x)]
+            return torch.cat([rotated, rest], dim=-1)
 
     made = {}
 
@@ -121,7 +121,7 @@ def _matrix() -> Target:
     import torch
 
     def matrices(length, width, base):
-        # Their loops over positions are left to PyTorch, in the float64 of Python's numbers.
+        # PyTorch replaces the tutorial's loops over positions, in float64 as Python's numbers.
         places = torch.arange(length, dtype=torch.float64)
         r = torch.zeros(length, width, width)
         for i in range(width // 2):

@@ -1,4 +1,4 @@
-"""The definition of rotary position embedding, and the suite that holds any implementation to it."""
+"""The definition of rotary position embedding, and a suite that checks any implementation against it."""
 
 from ._definition import apply_definition, cos_sin, frequencies, rotation_matrix
 from ._libraries import MissingLibrary

@@ -1,4 +1,4 @@
-"""What a target claims: by its declaration, its signature, and what it refuses when it is tried."""
+"""Find a target's claims: from its declaration, its signature, and the calls that it refuses in trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ._libraries import Library, rounded
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# A valid value of each field of a call that changes the result, for an x of any even width from 6 on.
+# For each field a valid value that changes the result, for an x of any even width from 6 on.
 FIELDS: dict[str, Callable[[int], Any]] = {
     "base": lambda width: 50.0,
     "rotary_dim": lambda width: 2,
@@ -26,62 +26,62 @@ FIELDS: dict[str, Callable[[int], Any]] = {
     "inverse": lambda width: True,
     "seq_axis": lambda width: -3,
 }
-# Those of a call: what is fixed of an embedding cannot be one of them.
-OF_A_CALL = ("inverse", "seq_axis")
-# Sizes that differ from each other, so that no axis can stand for another; and the usual width.
+# Fields of a call, not of an embedding: `fixed` cannot hold them.
+CALL_FIELDS = ("inverse", "seq_axis")
+# Sizes that differ from each other, so that a mixed-up axis shows; and the default width.
 SIZES = (2, 3, 5)
 WIDTH = 16
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
 
 CAPABILITIES = {
     **{name: f"takes {name}" for name in FIELDS},
-    "values": "gives values, not only shapes",
-    "any_positions": "serves positions in any order",
-    "offset_positions": "serves positions that start anywhere",
+    "values": "computes values, not only shapes",
+    "any_positions": "takes positions in any order",
+    "offset_positions": "takes positions that start anywhere",
     "batch_positions": "takes positions of shape (B, S)",
     "head_positions": "takes positions of shape (B, H, S)",
-    "broadcast_positions": "takes one position for all, and sizes of 1",
+    "broadcast_positions": "takes a scalar position, and axes of size 1",
     "python_positions": "takes an int, a range or a list as positions",
-    "negative_positions": "serves negative positions",
+    "negative_positions": "takes negative positions",
     "float_positions": "takes float positions",
     "narrow_positions": "takes positions of every integer dtype",
-    "wide_positions": "serves positions beyond 32 bits",
-    "reaches_2e16": "serves positions beyond 4,095",
-    "reaches_2e20": "serves positions beyond 2^16",
-    "reaches_2e24": "serves positions beyond 2^20",
-    "reaches_int32": "serves positions beyond 2^24",
+    "wide_positions": "takes positions beyond 32 bits",
+    "reaches_2e16": "takes positions beyond 4,095",
+    "reaches_2e20": "takes positions beyond 2^16",
+    "reaches_2e24": "takes positions beyond 2^20",
+    "reaches_int32": "takes positions beyond 2^24",
     "ranks": "takes x of any number of axes",
     "narrow_heads": "takes every even head_dim from 2 on",
-    "widths": "takes the usual head_dims, 64 to 256",
+    "widths": "takes the head_dims of models, 64 to 256",
     "wide_heads": "takes a head_dim beyond 256",
-    "odd_width": "takes an odd head_dim, of which an even part is rotated",
+    "odd_width": "takes an odd head_dim with an even rotary_dim",
     "zero_size": "takes arrays without elements",
     "strides": "takes arrays of any strides",
     "tuple": "takes several arrays in a tuple",
     "nonfinite": "keeps NaN and infinities in their pair",
     "nonfinite_rows": "keeps NaN and infinities in their vector",
-    "same_bits": "gives a row the same bits whatever stands beside it",
-    "threads": "is called in several threads at once",
+    "same_bits": "rotates a row to the same bits in every batch, slice and tuple",
+    "threads": "can be called from several threads at once",
     "gradient": "is differentiable",
     "float16": "takes float16",
     "bfloat16": "takes bfloat16",
     "float32": "takes float32",
     "float64": "takes float64",
-    "lazy": "has arrays that are computed later",
-    "jit": "is compiled by its library",
+    "lazy": "returns arrays that are computed later",
+    "jit": "can be compiled by its library",
 }
-# The first position that counts as such.
+# The first position of each range.
 REACH = {
     "reaches_2e16": 2**12,
     "reaches_2e20": 2**16 + 1,
     "reaches_2e24": 2**20 + 1,
     "reaches_int32": 2**24 + 4,
 }
-SPREAD = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
-# Axes before the features, of one to six in all.
+POSITION_KINDS = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
+# Sizes of x without the features, for one to six axes.
 RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
-# What a callable that declares nothing may refuse, loudly: it is tried, and named as not applicable.
-_OPTIONAL: dict[str, Callable[[_Trial], Any]] = {
+# Calls tried on a callable that declares nothing. A refused capability is reported as not applicable.
+_ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "batch_positions": lambda t: t(t.x(), t.rows(2, 5)),
     "head_positions": lambda t: t(t.x(), t.rows(2, 3, 5)),
     "broadcast_positions": lambda t: [t(t.x(), t.rows(*shape)) for shape in ((), (1,), (1, 5), (2, 1))],
@@ -95,27 +95,27 @@ _OPTIONAL: dict[str, Callable[[_Trial], Any]] = {
     "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=4),
     "tuple": lambda t: t((t.x(), t.x((2, 1, 5))), t.rows(5)),
     "zero_size": lambda t: [t(t.x(lead), t.rows(lead[-1])) for lead in ((0, 3, 5), (2, 0, 5), (2, 3, 0))],
-    "strides": lambda t: t.some(t.lib.strided(t.x())),
+    "strides": lambda t: t.call_any(t.lib.strided(t.x())),
     "narrow_positions": lambda t: [t.raw(t.x(), t.pos(t.rows(5), kind)) for kind in t.lib.integers],
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
     "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
 }
-# How far a callable is tried, up to the first position that it refuses.
-_FURTHER = (
+# Positions tried in rising order, up to the first that the callable refuses.
+_REACH_STEPS = (
     31, 63, 127, 255, 511, 1023, 2047, 2**12 - 1, 2**13 - 1, 2**14 - 1, 2**15 - 1, 2**16, 2**17, 2**20,
     2**24 + 3, 2**31 - 1,
 )  # fmt: skip
-# What belongs to the contract, and code that forms its angles as products does not claim unless it says so.
-_OF_THE_CONTRACT = ("same_bits", "nonfinite", "threads")
-_OF_POSITIONS = tuple(
-    name for name in CAPABILITIES if name.endswith("_positions") and name not in SPREAD["arange"]
+# Capabilities of the contract: not claimed for angles that are floating-point products.
+_CONTRACT_ONLY = ("same_bits", "nonfinite", "threads")
+_POSITION_NAMES = tuple(
+    name for name in CAPABILITIES if name.endswith("_positions") and name not in POSITION_KINDS["arange"]
 )
 
 
-def declined(target: Any) -> dict[str, str]:
+def find_declines(target: Any) -> dict[str, str]:
     """Return every capability that a target does not claim, with the reason."""
-    found = {
+    reasons = {
         **target.arrays.lacks,
         **_by_dtypes(target),
         **_by_positions(target),
@@ -123,37 +123,39 @@ def declined(target: Any) -> dict[str, str]:
         **_by_width(target),
         **_by_class(target),
     }
-    found = {**_by_fields(target, found), **found, **target.lacks}
-    if "rotary_dim" in found:
-        found.setdefault("odd_width", f"rotary_dim: {found['rotary_dim']}")
-    return {**found, **({} if target.declared or "values" in found else _refused(target, found))}
+    reasons = {**_by_fields(target, reasons), **reasons, **target.lacks}
+    if "rotary_dim" in reasons:
+        reasons.setdefault("odd_width", f"rotary_dim: {reasons['rotary_dim']}")
+    return {**reasons, **({} if target.declared or "values" in reasons else _try_calls(target, reasons))}
 
 
-def reach_of(target: Any) -> int:
-    """Return the furthest position that a target serves: as it claims, or up to where it refuses."""
+def find_reach(target: Any) -> int:
+    """Return the largest position that a target takes: as claimed, or the last that it does not refuse."""
     if target.declared or target.positions == "arange" or "values" in target.arrays.lacks:
         return int(target.furthest)
-    trial, served = _Trial(target), 0
-    for step in sorted({*(step for step in _FURTHER if step < target.furthest), target.furthest}):
-        if _refusal(target, partial(trial, trial.x(), np.arange(step - 4, step + 1))) is not None:
+    trial, accepted = _Trial(target), 0
+    for step in sorted({*(step for step in _REACH_STEPS if step < target.furthest), target.furthest}):
+        if _exception_of(target, partial(trial, trial.x(), np.arange(step - 4, step + 1))) is not None:
             break
-        served = step
-    return served or int(target.furthest)  # where it refuses every call, its checks say so
+        accepted = step
+    return accepted or int(target.furthest)  # a target that refuses every call fails its checks later
 
 
 def only_width(target: Any) -> int | None:
-    """Return the one head_dim that a callable takes, by trying; None where it takes more, or none."""
+    """Try head_dims; return the only one that a callable takes, or None if it takes several or none."""
     if target.declared or "values" in target.arrays.lacks:
         return None
     trial = _Trial(target)
 
-    def served(width: int) -> bool:
-        return _refusal(target, lambda: trial(trial.array((*SIZES, width)), trial.rows(SIZES[-1]))) is None
+    def accepts(width: int) -> bool:
+        return (
+            _exception_of(target, lambda: trial(trial.array((*SIZES, width)), trial.rows(SIZES[-1]))) is None
+        )
 
-    usual = target._least_width(WIDTH)
-    if all(map(served, (usual, usual + 8, max(64, usual)))):
+    least = target._least_width(WIDTH)
+    if all(map(accepts, (least, least + 8, max(64, least)))):
         return None
-    return next(filter(served, (WIDTH, 32, 64, 80, 96, 128, 192, 256)), None)
+    return next(filter(accepts, (WIDTH, 32, 64, 80, 96, 128, 192, 256)), None)
 
 
 def _by_dtypes(target: Any) -> dict[str, str]:
@@ -165,20 +167,20 @@ def _by_dtypes(target: Any) -> dict[str, str]:
 
 
 def _by_positions(target: Any) -> dict[str, str]:
-    found = dict.fromkeys(SPREAD[target.positions], f"serves positions {target.positions} only")
+    reasons = dict.fromkeys(POSITION_KINDS[target.positions], f"takes positions {target.positions} only")
     if target.positions == "arange":
-        found.update(dict.fromkeys(_OF_POSITIONS, "takes no positions: rows count from 0"))
+        reasons.update(dict.fromkeys(_POSITION_NAMES, "takes no positions: rows count from 0"))
         beyond = (
             "reaches_2e24",
             "reaches_int32",
             *(("reaches_2e20",) if target.width_of(0) > 2 * WIDTH else ()),
         )
-        found.update(dict.fromkeys(beyond, "would need as many rows as positions"))
-    too_far = f"serves positions up to {target.reach:,}"
-    found.update({name: too_far for name, first in REACH.items() if target.reach < first})
+        reasons.update(dict.fromkeys(beyond, "would need as many rows as positions"))
+    too_far = f"takes positions up to {target.reach:,}"
+    reasons.update({name: too_far for name, first in REACH.items() if target.reach < first})
     if target.reach < 2**32:
-        found["wide_positions"] = too_far
-    return found
+        reasons["wide_positions"] = too_far
+    return reasons
 
 
 def _by_layout(target: Any) -> dict[str, str]:
@@ -192,14 +194,14 @@ def _by_width(target: Any) -> dict[str, str]:
         names = ("narrow_heads", "widths", "wide_heads", "odd_width")
         return dict.fromkeys(names, f"takes a head_dim of {only} only")
     if (least := target.width_of(0)) > 2:
-        return {"narrow_heads": f"rotates a slice that ends at {least}"}
+        return {"narrow_heads": f"needs a head_dim of at least {least}"}
     return {}
 
 
 def _by_class(target: Any) -> dict[str, str]:
     if target.angles == "exact":
         return {}
-    return dict.fromkeys(_OF_THE_CONTRACT, "promised by the class of exact angles only")
+    return dict.fromkeys(_CONTRACT_ONLY, "claimed with exact angles only")
 
 
 def _parameters(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -215,58 +217,59 @@ def _parameters(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def stated_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
+def signature_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
+    """Return the fields that a callable's signature gives a default other than None."""
     named, _ = _parameters(rotate)
     return {
         name: p.default for name, p in named.items() if p.default is not p.empty and p.default is not None
     }
 
 
-def _by_fields(target: Any, found: Mapping[str, str]) -> dict[str, str]:
+def _by_fields(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
     if target.fields is not None:
         return {name: "not among its fields" for name in FIELDS if name not in target.fields}
-    named, catches = _parameters(target.rotate)
-    if not catches:
+    named, takes_any = _parameters(target.rotate)
+    if not takes_any:
         return {name: "its signature does not name it" for name in FIELDS if name not in named}
-    if target.declared or "values" in found:
+    if target.declared or "values" in declines:
         return {}
-    reasons = {name: _trial_of_field(target, name, bool(named)) for name in FIELDS if name not in named}
+    reasons = {name: _try_field(target, name, bool(named)) for name in FIELDS if name not in named}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
-def _trial_of_field(target: Any, name: str, others_are_named: bool) -> str:
+def _try_field(target: Any, name: str, others_are_named: bool) -> str:
     trial = _Trial(target)
     x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
     if name == "axes":
         pos = np.stack([pos, pos + 1], -1)
     spec = {name: FIELDS[name](target.width_of(WIDTH))}
-    refusal = _refusal(target, lambda: trial(x, pos, **spec))
+    refusal = _exception_of(target, lambda: trial(x, pos, **spec))
     if refusal is not None:
-        said = isinstance(refusal, NotImplementedError) or (
+        names_it = isinstance(refusal, NotImplementedError) or (
             isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
         )
-        return f"refuses it: {one_line(refusal)}" if said else ""  # else a fault, which its check will show
+        return f"refuses it: {one_line(refusal)}" if names_it else ""  # another error fails the field's check
     if others_are_named:
         plain_pos = pos[..., 0] if name == "axes" else pos
         with target.arrays.running():
             changed = trial.numbers(trial(x, pos, **spec))
             plain = trial.numbers(trial(x, plain_pos))
         if np.array_equal(changed, plain):
-            return "goes to its ** parameter and changes nothing"
+            return "is caught by its ** parameter and changes nothing"
     return ""
 
 
-def _refused(target: Any, found: Mapping[str, str]) -> dict[str, str]:
-    """Try what a callable may refuse; return what it does."""
+def _try_calls(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
+    """Try each capability that a callable may refuse; return the refused ones with the errors."""
     trial, reasons = _Trial(target), {}
-    for name, attempt in _OPTIONAL.items():
-        if name not in found and (refusal := _refusal(target, partial(attempt, trial))) is not None:
+    for name, attempt in _ATTEMPTS.items():
+        if name not in declines and (refusal := _exception_of(target, partial(attempt, trial))) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
     return reasons
 
 
-def _refusal(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
-    """Return what a callable raises where it is tried: whatever a refusal is made of."""
+def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
+    """Return the exception that a trial raises, or None."""
     try:
         with target.arrays.running():
             attempt()
@@ -276,24 +279,24 @@ def _refusal(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
 
 
 def one_line(error: BaseException, length: int = 160) -> str:
-    """Say in one line of printable characters what was raised."""
+    """Describe an exception in one line of printable characters."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # its own __str__ raises
         text = "(its message cannot be read)"
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return shortened(text, length)
+    return shorten(text, length)
 
 
-def shortened(text: str, length: int = 400) -> str:
-    """Return a text as one line of printable characters, no longer than that."""
+def shorten(text: str, length: int = 400) -> str:
+    """Return a text as one line of at most `length` printable characters."""
     text = " ".join(text.split())[: 2 * length]
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class _Trial:
-    """Calls of a target, to see what it takes."""
+    """Trial calls of a target."""
 
     target: Any
     lib: Library
@@ -311,26 +314,26 @@ class _Trial:
 
     def rows(self, *shape: int) -> Any:
         """Return positions of a shape, consecutive along its last axis."""
-        start = 0 if self.target.positions == "arange" else 1
+        start = int(self.target.positions != "arange")
         return np.broadcast_to(start + (np.arange(shape[-1]) if shape else np.array(0)), shape)
 
     def pos(self, values: Any, kind: str) -> Any:
         return self.lib.asarray(np.asarray(values, kind))
 
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
-        with np.errstate():  # what the call makes of NumPy's error handling stays its own
+        with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
         y = self.raw(x, self.lib.asarray(pos.astype(kind)), **spec)
         if isinstance(x, tuple) and not isinstance(y, tuple | list):
-            raise TypeError("one array came back for a tuple")
+            raise TypeError("the call returned one array for a tuple")
         return y
 
-    def some(self, arrays: Any) -> None:
-        """Raise where none of these arrays is taken."""
-        errors = [_refusal(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
+    def call_any(self, arrays: Any) -> None:
+        """Raise if the target refuses every one of these arrays."""
+        errors = [_exception_of(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
         if errors[0] is not None and None not in errors:
             raise errors[0]
 

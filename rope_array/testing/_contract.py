@@ -1,10 +1,10 @@
-"""How far a result may be from the exact rotation: the numerical contract, and the classes below it.
+"""Bound the error of a rotation: the numerical contract, and weaker classes.
 
 The contract: |y − exact| ≤ 2.5·eps(compute)·A·|pair| + half an ulp of the output, with eps of float64 for
-float64 and of float32 for every other dtype, A the amplitude and |pair| the length of the pair that an
-element comes from; elements outside the rotated slice are equal. `apply_definition` judges what is exact.
+float64 and of float32 for every other dtype, A the amplitude and |pair| the length of an element's pair;
+elements outside the rotated slice are equal. `apply_definition` computes the exact result.
 
-An `Accuracy` of a weaker class adds what its arithmetic loses. Other code is held to the class it claims.
+An `Accuracy` of a weaker class adds the error of its arithmetic. Other code is held to the class it claims.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._definition import apply_definition, lanes_of
+from ._definition import apply_definition, pairs_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-# Bits behind the leading one, exponents of the smallest normal and of the largest number.
+# Fraction bits, exponent of the smallest normal number, exponent of the largest number.
 FORMATS = {
     "float16": (10, -14, 15),
     "bfloat16": (7, -126, 127),
     "float32": (23, -126, 127),
     "float64": (52, -1022, 1023),
 }
-# Error of cos and sin: at integers, and at float positions of a lane whose frequency is at most 1.
+# Largest error of cos and sin at integer positions, and at float positions for a frequency of at most 1.
 AT_INTEGERS = {"float32": 1.2e-7, "float64": 4e-16}
 AT_FLOATS = {"float32": 2.5e-7, "float64": 2.5e-7 * 2.0**-29}
 WORD_BITS = {"float32": 64, "float64": 96}
 
 ANGLES = {
     "exact": "angles are exact at every position: the contract of rope_array",
-    "float64": "angles are a product pos·ω formed in float64",
-    "float32": "angles are a product pos·ω formed in float32; off by at most 2^-7 all the same",
+    "float64": "angles are the product pos·ω in float64",
+    "float32": "angles are the product pos·ω in float32, with an error of at most 2^-7",
 }
 ARITHMETIC = {
     "float32": "16-bit numbers are rotated in float32 or wider, and rounded once",
     "own": "cos, sin, products and sums are rounded in the dtype of x",
 }
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
-# The eps of bfloat16, the coarsest dtype that models run in: an angle that is off by more is no rounding.
+# The eps of bfloat16, the coarsest dtype of models: a larger error of an angle is not rounding.
 ANGLE_LIMIT = 2.0**-7
-# What a rule makes of frequencies is float64: its sums, powers and logarithms, against the largest frequency.
+# Error of a scaling rule's sums, powers and logarithms in float64, relative to the largest frequency.
 _RULE_ERROR = 2.0**-44
 
 
 class Accuracy(NamedTuple):
-    """The class of a result: how its angles are formed, and how it is rounded."""
+    """The accuracy class of a result: how its angles are computed, and how it is rounded."""
 
     angles: str = "exact"
     arithmetic: str = "float32"
@@ -60,7 +60,7 @@ EXACT = Accuracy()
 
 
 def compute_dtype(dtype: str, accuracy: Accuracy = EXACT) -> str:
-    """Name the dtype that an x of dtype `dtype` is rotated in."""
+    """Return the name of the dtype that an x of dtype `dtype` is rotated in."""
     if accuracy.arithmetic == "own":
         return dtype
     return "float64" if dtype == "float64" else "float32"
@@ -86,30 +86,32 @@ def ulp(values: ArrayLike, dtype: str) -> Floats:
     )
 
 
-def read_and_written(width: int, fields: Mapping[str, Any], inverse: bool) -> list[tuple[Indices, Indices]]:
-    """Return the pairs that are read, and those that are written."""
-    lanes = lanes_of(width, _of_the_rotation(fields))
-    laid = [lanes.source, lanes.target]
-    return laid[::-1] if inverse else laid
+def read_and_written_pairs(
+    width: int, fields: Mapping[str, Any], inverse: bool
+) -> list[tuple[Indices, Indices]]:
+    """Return the indices of the pairs that a rotation reads, then of the pairs that it writes."""
+    plan = pairs_of(width, _rotation_fields(fields))
+    pairs = [plan.source, plan.target]
+    return pairs[::-1] if inverse else pairs
 
 
-def _of_the_rotation(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _rotation_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and name != "angles"}
 
 
 def amplitude_of(width: int, fields: Mapping[str, Any]) -> float:
     """Return the factor on cos and sin."""
-    return float(lanes_of(width, _of_the_rotation(fields)).amplitude)
+    return float(pairs_of(width, _rotation_fields(fields)).amplitude)
 
 
 def _omegas(width: int, fields: Mapping[str, Any]) -> Floats:
-    return np.array([abs(float(omega)) for omega in lanes_of(width, _of_the_rotation(fields)).omegas])
+    return np.array([abs(float(omega)) for omega in pairs_of(width, _rotation_fields(fields)).omegas])
 
 
 def angle_slack(
     pos: Any, width: int, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy = EXACT
 ) -> Floats:
-    """Return what the error of cos and sin may be beyond that at an int32 position, for each lane."""
+    """Return for each pair the allowed error of cos and sin beyond the error at an int32 position."""
     compute = compute_dtype(dtype)
     flat = np.asarray(pos if hasattr(pos, "dtype") else np.array(pos, dtype=object)).ravel().tolist()
     furthest = max((abs(p) for p in flat), default=0)
@@ -129,11 +131,11 @@ def angle_slack(
 
 
 def _product_error(omegas: Floats, furthest: float, angles: str) -> Floats:
-    """Bound the error of an angle that is a product in floating point.
+    """Bound the error of an angle that is a floating-point product.
 
     Half an ulp (one unit u, relative) each for the position, a quotient, the product, and two for the power;
-    one for the base, which float64 holds and float32 may not; the rounding of the exponent 2i/d costs another
-    ln(base^(2i/d)) = |ln ω| or two.
+    one more in float32, which may round the base. Rounding the exponent 2i/d costs |ln ω| = ln(base^(2i/d))
+    once or twice.
     """
     roundings = 6 if angles == "float32" else 5
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -152,42 +154,41 @@ def allowed(
     flushes: bool = False,
     accuracy: Accuracy = EXACT,
 ) -> Floats:
-    """Return the largest |y − exact| that is allowed, for each element of y; 0 outside the slice.
+    """Return the largest allowed |y − exact| of each element of y; 0 outside the rotated slice.
 
     Parameters
     ----------
     x
-        What was rotated, as float64 of NumPy.
+        The rotated array, converted to NumPy's float64.
     dtype
-        Its dtype before that, by name.
+        Name of its dtype before the conversion.
     fields
-        Fields of `RoPE` but for head_dim.
+        Fields of `RoPE` without head_dim.
     exact
-        The exact result, around which the ulp is taken; without it that of the longest result, A·|pair|.
+        The exact result, whose ulp is used; by default the ulp of the largest possible result, A·|pair|.
     pos
-        The positions: floats, and integers beyond 32 bits, are allowed more.
+        The positions: floats, and integers beyond 32 bits, allow a larger error.
     inverse
-        Whether the rotation was undone.
+        Whether x was rotated by the inverse.
     flushes
-        Whether the library may take a subnormal result for 0.
+        Whether the library may flush a subnormal result to 0.
     accuracy
         The class; the contract by default.
     """
-    assert fields.get("angles", "exact") == "exact", "the contract is that of exact angles"
+    assert fields.get("angles", "exact") == "exact", "the contract holds for exact angles only"
     x = np.asarray(x)
-    assert x.dtype == np.float64, "give x as float64, its values those of its own dtype"
-    (a, b), (out_a, out_b) = read_and_written(x.shape[-1], fields, inverse)
+    assert x.dtype == np.float64, f"x is {x.dtype}; convert it to float64"
+    (a, b), (out_a, out_b) = read_and_written_pairs(x.shape[-1], fields, inverse)
     amplitude = amplitude_of(x.shape[-1], fields)
     amplitude = 1.0 / amplitude if inverse else amplitude
     with np.errstate(over="ignore", invalid="ignore"):
         length = amplitude * np.hypot(x[..., a], x[..., b])
         slack = angle_slack(pos, x.shape[-1], dtype, fields, accuracy)
-        per_lane = 2.5 * eps(compute_dtype(dtype, accuracy)) + slack
+        error = (2.5 * eps(compute_dtype(dtype, accuracy)) + slack) * length
         bound = np.zeros(x.shape)
         for out in (out_a, out_b):
-            error = per_lane * length
             near = (length if exact is None else np.abs(exact[..., out])) + error
-            # The judge rounds once to float64 itself.
+            # The exact result is itself rounded to float64.
             half = 0.5 * ulp(near, dtype) + 0.51 * ulp(near, "float64")
             bound[..., out] = error + half + (2.0 ** FORMATS[dtype][1] if flushes else 0.0)
     return bound
@@ -206,22 +207,22 @@ def assert_contract(
     accuracy: Accuracy = EXACT,
     **fields: Any,
 ) -> None:
-    """Assert that y, a NumPy array, is x rotated by its positions as well as the contract says.
+    """Assert that y, a NumPy array, is x rotated by its positions, within the accuracy class.
 
-    x holds the values that were rotated, in any dtype that has them; `dtype` names the one they were rotated
-    in, that of y by default (a bfloat16 that was widened has to be named). A pair with a NaN or an infinity
-    is left out, and a result that overflows. `exact` is the judge's result where the caller has it already.
+    x holds the values that were rotated, in any dtype that holds them exactly. `dtype` names the dtype they
+    were rotated in, by default y's; name it for a bfloat16 array that was widened. Pairs with a NaN or an
+    infinity, and results that overflow, are not judged. `exact` saves computing the exact result again.
     """
     y, x = np.asarray(y), np.asarray(x).astype(np.float64)
     dtype = dtype or y.dtype.name
-    assert y.shape == x.shape, f"the result is of shape {y.shape}, x of {x.shape}"
+    assert y.shape == x.shape, f"the result has shape {y.shape}, x {x.shape}"
     if exact is None:
         exact = apply_definition(x, pos, seq_axis=seq_axis, inverse=inverse, **fields)
     y = y.astype(np.float64)
     bound = allowed(
         x, dtype, fields, exact=exact, pos=pos, inverse=inverse, flushes=flushes, accuracy=accuracy
     )
-    (a, b), out = read_and_written(x.shape[-1], fields, inverse)
+    (a, b), out = read_and_written_pairs(x.shape[-1], fields, inverse)
     rest = np.setdiff1d(np.arange(x.shape[-1]), np.concatenate([a, b]))
     np.testing.assert_array_equal(y[..., rest], x[..., rest], err_msg="elements outside the rotated slice")
     judged = np.zeros(x.shape, dtype=bool)
@@ -236,7 +237,7 @@ def assert_contract(
             worst = np.unravel_index(np.argmax(ratio), x.shape)
             place = f"({', '.join(str(int(i)) for i in worst)})"
             raise AssertionError(
-                f"{wrong.sum()} of {wrong.size} elements beyond what {dtype} is allowed, worst at {place}: "
-                f"{float(y[worst])!r} for {float(exact[worst])!r}, {ratio[worst]:.3g} times the "
-                f"{bound[worst]:.3g} allowed"
+                f"{wrong.sum()} of {wrong.size} elements exceed the error allowed for {dtype}, worst at "
+                f"{place}: got {float(y[worst])!r}, exact {float(exact[worst])!r}, off by {ratio[worst]:.3g} "
+                f"times the {bound[worst]:.3g} allowed"
             )

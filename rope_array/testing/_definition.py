@@ -1,14 +1,14 @@
-"""The definition of rotary position embedding (RoPE), by which every implementation is judged.
+"""The definition of rotary position embedding (RoPE), against which implementations are checked.
 
-Pair `i` of a vector, turned by the angle pos * omega_i, is multiplied by the 2 x 2 rotation
+Pair `i` of a vector is rotated by the angle pos * omega_i: multiplied by the matrix
 
     [ cos  -sin ]
     [ sin   cos ]
 
 (Su et al. 2021, "RoFormer", https://arxiv.org/abs/2104.09864, equations 13 to 15.) A float64 product
 pos * omega is too coarse to judge with, so the angles here are decimals, reduced modulo 2 pi before they are
-rounded. Needs NumPy and the standard library; imports nothing from the rest of the package, and computes
-angles by another method than the package does, so that the two cannot share a mistake.
+rounded. The module needs NumPy and the standard library only. It shares no code and no method for angles with
+the rest of the package, so that both cannot make the same mistake.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ PAIRINGS = ("interleaved", "half")
 
 
 def _context(digits: int) -> Context:
-    # Every setting is spelled out: those left out would follow what a caller made of decimal.DefaultContext.
+    # Set every attribute: the others would come from decimal.DefaultContext, which a caller may change.
     traps = [InvalidOperation, DivisionByZero, Overflow]
     limits = {"Emin": -999_999, "Emax": 999_999, "capitals": 1, "clamp": 0}
     return Context(prec=digits, rounding=ROUND_HALF_EVEN, flags=[], traps=traps, **limits)
 
 
-# An angle below 1e40 keeps about 80 decimals in the reduction. Products of two float64 are unlikely to come
-# nearer to a multiple of pi/2 than 1e-50, and the 30 digits then left are more than the rounding needs.
+# An angle below 1e40 keeps about 80 decimals in the reduction. Products of two float64 are unlikely to be
+# within 1e-50 of a multiple of pi/2; the remaining 30 digits are more than the rounding needs.
 _REDUCTION = _context(120)
 _ANGLE_LIMIT = Decimal("1e40")
-# 38 digits hold twice a float64's precision (32 digits), and are two words of libmpdec.
+# 38 digits are more than twice a float64's precision (32 digits), and fit two words of libmpdec.
 _SERIES = _context(38)
 with localcontext(_REDUCTION):
     _HALF_PI = PI / 2
@@ -66,26 +66,28 @@ with localcontext(_SERIES):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is rotated, by which frequencies: everything about a RoPE but the positions."""
+    """A RoPE without positions: pairs to read and write, frequencies, amplitude, coordinates."""
 
     head_dim: int
     omegas: tuple[Decimal, ...]
     amplitude: Decimal
     source: tuple[Indices, Indices]
     target: tuple[Indices, Indices]
-    drivers: tuple[int, ...] | None = None
+    coordinates: tuple[int, ...] | None = None
     count: int = 1
 
     def inverse(self) -> _Plan:
-        """Turn back: opposite angles, the reciprocal amplitude, results read from where they were written."""
+        """Return the inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
         if not self.amplitude:
             raise ValueError(
                 "attention_factor is 0, so the rotation has no inverse; give a factor other than 0"
             )
         with localcontext(_REDUCTION):
             omegas = tuple(-omega for omega in self.omegas)
-            back = 1 / self.amplitude, self.target, self.source
-            return _Plan(self.head_dim, omegas, *back, self.drivers, self.count)
+            amplitude = 1 / self.amplitude
+            return _Plan(
+                self.head_dim, omegas, amplitude, self.target, self.source, self.coordinates, self.count
+            )
 
 
 def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
@@ -96,7 +98,7 @@ def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     rotary_dim : int
         Number of rotated elements: even, 0 or more.
     base : float
-        Positive; its exact value is taken.
+        Positive; its exact value is used.
 
     Returns
     -------
@@ -128,7 +130,7 @@ def _series(width: int, number: Decimal) -> tuple[Decimal, ...]:
     with localcontext(_REDUCTION):
         logarithm = number.ln()
         powers = [(-2 * i * logarithm / width).exp() for i in range(width // 2)]
-    # The last ten digits carry the error of the logarithm; without them 0.01 is 0.01.
+    # Drop the last ten digits, which hold the error of the logarithm, so that 0.01 is 0.01.
     with localcontext(_context(110)):
         return tuple((+power).normalize() for power in powers)
 
@@ -141,13 +143,13 @@ def cos_sin(
     Parameters
     ----------
     pos : int, float, sequence or array of them, shape (...)
-        Positions; the exact value of each is taken. Angles must stay below 1e40 radians.
+        Positions; the exact value of each is used. Angles must be below 1e40 radians.
     rotary_dim : int
         Number of rotated elements: even, 0 or more.
     base : float
         The frequencies are `frequencies(rotary_dim, base)`.
     inv_freq : sequence of rotary_dim // 2 floats, optional
-        Frequencies in radians per position to take instead, each exactly.
+        Frequencies in radians per position to use instead, each exactly.
 
     Returns
     -------
@@ -156,7 +158,7 @@ def cos_sin(
     Raises
     ------
     ValueError
-        If a width, base, frequency or position is outside what is stated above.
+        If a width, base, frequency or position is out of its range.
     TypeError
         If a position or frequency is not a real number.
 
@@ -193,7 +195,7 @@ def rotation_matrix(
     Parameters
     ----------
     pos : int, float, sequence or array of them, shape (...)
-        Positions; the exact value of each is taken.
+        Positions; the exact value of each is used.
     head_dim : int
         Number of elements of x.
     base, inv_freq
@@ -201,22 +203,22 @@ def rotation_matrix(
     rotary_dim : int, optional
         Number of rotated elements: even; 0 gives the identity. By default all from `rotary_start` on.
     rotary_start : int
-        First rotated element. Elements outside the rotated slice are left as they are.
+        First rotated element. Elements outside the rotated slice do not change.
     pairing : {"interleaved", "half"}
         Pair i is elements (2i, 2i + 1), or (i, i + rotary_dim // 2), of the rotated slice.
     out_pairing : {"interleaved", "half"}, optional
-        Where the two results of pair i are written; `pairing` by default.
+        The pairing of the results; `pairing` by default.
     attention_factor : float, optional
-        Multiplies cos and sin, and not the elements left as they are; by default the rule's, or 1.
+        Multiplies cos and sin, but not elements outside the rotated slice; by default the rule's, or 1.
     scaling : mapping, optional
         A rule for longer contexts, with the keys of a Hugging Face config's ``rope_parameters`` such as
-        ``{"rope_type": "linear", "factor": 4.0}``, and ``length`` where the rule goes by it.
+        ``{"rope_type": "linear", "factor": 4.0}``, and ``length`` if the rule depends on it.
     axes : mapping, optional
-        Which coordinate drives which lane; positions then have the shape (..., count). "lanes" names the
-        coordinate of each lane, or None for one that never turns. "indices" names the number of its
-        frequency: by default the lane's own number, or, where "widths" gives each coordinate a series of that
-        width, how many lanes before it the coordinate drives. "blocks" is into how many parts, pairs standing
-        inside each, the slice is cut; "count" is how many coordinates a position has.
+        Which coordinate drives which pair; positions then have the shape (..., count). "coordinates" holds
+        the coordinate of each pair, or None for a pair that is not rotated. "indices" holds the index of each
+        pair's frequency: by default the pair's own index; if "widths" gives each coordinate a series of that
+        width, the number of earlier pairs with the same coordinate. "blocks" is the number of equal parts of
+        the slice, each paired on its own; "count" is the number of coordinates of a position.
 
     Returns
     -------
@@ -226,7 +228,7 @@ def rotation_matrix(
     Raises
     ------
     ValueError
-        If a field is outside what is stated above, or the slice does not fit in head_dim.
+        If a field is out of its range, or the slice does not fit in head_dim.
     TypeError
         If a position, frequency or factor is not a real number.
 
@@ -272,23 +274,23 @@ def apply_definition(
 
     Parameters
     ----------
-    x : array of float64 or what converts to it exactly, shape (..., head_dim)
+    x : array of float64, or convertible to it exactly, shape (..., head_dim)
     pos : int, float, sequence or array of them
         Positions. Take x's axes without the last, with `seq_axis` moved to the end: (lead..., S). The last
-        axis of `pos` pairs with S, its other axes with the first lead axes in order; each size is equal or 1.
-        A scalar serves all; an x of one axis takes only a scalar.
+        axis of `pos` matches S, its other axes match the first lead axes in order; each size is equal or 1.
+        A scalar is the position of every row; an x of one axis takes only a scalar.
     seq_axis : int
         The axis of x that positions run along.
     inverse : bool
-        Multiply by the inverse matrix, in which the attention factor divides.
+        Multiply by the inverse matrix, which divides by the attention factor.
     **fields
-        Those of `rotation_matrix`; head_dim is read from x.
+        Fields of `rotation_matrix`; head_dim is read from x.
 
     Returns
     -------
     ndarray of float64, shape of x
-        Within 0.5000001 ulp of the exact result plus 2^-100 of factor times the length of the pair
-        of elements it comes from. Results below the smallest normal number are within one subnormal step.
+        Within 0.5000001 ulp of the exact result plus 2^-100 of factor times the length of the element's pair.
+        Results below the smallest normal number are within one subnormal step.
 
     Raises
     ------
@@ -299,10 +301,10 @@ def apply_definition(
 
     Notes
     -----
-    The entries of the matrix are taken before they are rounded to float64, as sums of two float64, and the
-    products are summed in twice the precision (Dekker 1971, https://doi.org/10.1007/BF01397083): rounded
-    entries and products would cost up to 1.5 eps, too much beside the 2.5 eps that a float64 implementation
-    is allowed. A pair that has a NaN or an infinity gets what plain float64 arithmetic makes of it.
+    The matrix's entries are sums of two float64, and the products are added in twice the precision (Dekker
+    1971, https://doi.org/10.1007/BF01397083): entries and products rounded to float64 would cost up to
+    1.5 eps, too much of the 2.5 eps allowed for a float64 implementation. A pair with a NaN or an infinity is
+    rotated in plain float64 arithmetic.
 
     Examples
     --------
@@ -317,33 +319,33 @@ def apply_definition(
             f"head_dim is {plan.head_dim}, but the last axis of x has {values.shape[-1]} elements"
         )
     plan = plan.inverse() if inverse else plan
-    # A view: what is written to it below is written to the copy that is returned.
+    # `rows` is a view of `values`, the copy of x that is returned.
     rows = values if values.ndim == 1 else np.moveaxis(values, _sequence_axis(seq_axis, values.ndim), -2)
     table = _table(pos, plan)
-    table = _lined_up(table, table.shape[:-2], rows.shape[:-1])
+    table = _line_up(table, table.shape[:-2], rows.shape[:-1])
     first, second = rows[..., plan.source[0]], rows[..., plan.source[1]]
-    rows[..., plan.target[0]], rows[..., plan.target[1]] = _rotated(first, second, table)
+    rows[..., plan.target[0]], rows[..., plan.target[1]] = _rotate_pairs(first, second, table)
     return values
 
 
-def lanes_of(width: int, fields: Mapping[str, Any]) -> _Plan:
-    """Return where the pairs of a head of `width` stand, their frequencies, and the amplitude.
+def pairs_of(width: int, fields: Mapping[str, Any]) -> _Plan:
+    """Return the pairs of a head of `width` elements, their frequencies, and the amplitude.
 
     Parameters
     ----------
     width : int
         Number of elements of x.
     fields : mapping
-        Those of `rotation_matrix`.
+        Fields of `rotation_matrix`.
 
     Returns
     -------
     record
-        With `source` and `target`, the indices of pairs that are read and written, `omegas` and `amplitude`.
+        With `source` and `target`, the indices of the pairs read and written, `omegas` and `amplitude`.
 
     Examples
     --------
-    >>> lanes_of(4, {"base": 100.0}).omegas
+    >>> pairs_of(4, {"base": 100.0}).omegas
     (Decimal('1'), Decimal('0.1'))
     """
     return _plan(**{"head_dim": width, **fields})
@@ -371,20 +373,21 @@ def _plan(
     width = _width(rotary_dim)
     if size < 1 or start < 0 or start + width > size:
         raise ValueError(
-            f"the rotated slice [{start}, {start + width}) must lie within head_dim, which is {size}"
+            f"the rotated slice [{start}, {start + width}) must be within head_dim, which is {size}"
         )
     blocks = 1 if axes is None else axes.get("blocks", 1)
     source = _pairs(pairing, width, start, blocks)
     target = source if out_pairing is None else _pairs(out_pairing, width, start, blocks)
-    laid = _amplitude(attention_factor, scaling), source, target
+    amplitude = _amplitude(attention_factor, scaling)
     if axes is None:
-        return _Plan(size, _omegas(width, base, inv_freq, scaling), *laid)
-    lanes = tuple(axes["coordinates"])
-    if 2 * len(lanes) != width or len(lanes) % blocks:
-        raise ValueError(f"axes has {len(lanes)} lanes and {blocks} blocks for a rotated width of {width}")
+        return _Plan(size, _omegas(width, base, inv_freq, scaling), amplitude, source, target)
+    coordinates = tuple(axes["coordinates"])
+    num_pairs = len(coordinates)
+    if 2 * num_pairs != width or num_pairs % blocks:
+        raise ValueError(f"axes has {num_pairs} pairs and {blocks} blocks for a rotated width of {width}")
     omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
-    count = axes.get("count") or max((a + 1 for a in lanes if a is not None), default=1)
-    return _Plan(size, omegas, *laid, tuple(a or 0 for a in lanes), count)
+    count = axes.get("count") or max((a + 1 for a in coordinates if a is not None), default=1)
+    return _Plan(size, omegas, amplitude, source, target, tuple(a or 0 for a in coordinates), count)
 
 
 def _amplitude(attention_factor: float | None, scaling: Mapping[str, Any] | None) -> Decimal:
@@ -397,7 +400,7 @@ def _amplitude(attention_factor: float | None, scaling: Mapping[str, Any] | None
 def _width(rotary_dim: int) -> int:
     width = operator.index(rotary_dim)
     if width < 0 or width % 2:
-        raise ValueError(f"the rotated width must be even and 0 or more, got {width}: elements turn in pairs")
+        raise ValueError(f"the rotated width must be even and 0 or more, got {width}: pairs are rotated")
     return width
 
 
@@ -415,10 +418,10 @@ def _omegas(
 
 
 def _scaled(width: int, base: float, scaling: Mapping[str, Any]) -> tuple[Decimal, ...]:
-    """Return what a rule makes of the series of a width."""
+    """Return the frequencies of a width after scaling."""
     with localcontext(_REDUCTION):
-        number = _rules.new_base(scaling, _exact(base), width)
-        return tuple(_rules.stretched(scaling, frequencies(width, number), number, width))  # type: ignore[arg-type]
+        number = _rules.scaled_base(scaling, _exact(base), width)
+        return tuple(_rules.scaled_series(scaling, frequencies(width, number), number, width))  # type: ignore[arg-type]
 
 
 def _omegas_of_axes(
@@ -428,21 +431,18 @@ def _omegas_of_axes(
     scaling: Mapping[str, Any] | None,
     axes: Mapping[str, Any],
 ) -> tuple[Decimal, ...]:
-    """Return the frequency of each lane, from the series of the coordinate that drives it."""
-    lanes, widths, indices = axes["coordinates"], axes.get("widths"), axes.get("indices")
+    """Return the frequency of each pair, from the series of its coordinate."""
+    coordinates, widths, indices = axes["coordinates"], axes.get("widths"), axes.get("indices")
     if inv_freq is not None:
-        given = _omegas(width, base, inv_freq)
-        return tuple(Decimal(0) if a is None else omega for a, omega in zip(lanes, given, strict=True))
-    found = []
-    for i, a in enumerate(lanes):
-        if a is None:
-            found.append(Decimal(0))
-            continue
+        omegas = _omegas(width, base, inv_freq)
+        return tuple(Decimal(0) if a is None else omega for a, omega in zip(coordinates, omegas, strict=True))
+
+    def omega(i: int, a: int) -> Decimal:
         series = _omegas(width if widths is None else widths[a], base, None, scaling)
-        restarted = sum(other == a for other in lanes[:i])
-        number = indices[i] if indices is not None else i if widths is None else restarted
-        found.append(series[number])
-    return tuple(found)
+        earlier = sum(other == a for other in coordinates[:i])
+        return series[indices[i] if indices is not None else i if widths is None else earlier]
+
+    return tuple(Decimal(0) if a is None else omega(i, a) for i, a in enumerate(coordinates))
 
 
 def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[Indices, Indices]:
@@ -452,11 +452,11 @@ def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[
         parts = [_pairs(pairing, size, start + size * block) for block in range(blocks)]
         first, second = (np.concatenate(members) for members in zip(*parts, strict=True))
         return first, second
-    lanes = np.arange(rotary_dim // 2)
+    i = np.arange(rotary_dim // 2)
     if pairing == "interleaved":
-        return start + 2 * lanes, start + 2 * lanes + 1
+        return start + 2 * i, start + 2 * i + 1
     if pairing == "half":
-        return start + lanes, start + lanes + rotary_dim // 2
+        return start + i, start + i + rotary_dim // 2
     raise ValueError(f"pairing must be one of {PAIRINGS}, got {pairing!r}")
 
 
@@ -481,52 +481,50 @@ def _exact(number: Any) -> Decimal:
 
 
 def _table(pos: ArrayLike, plan: _Plan) -> Floats:
-    """Return the table of positions, each lane by its coordinate where there are several."""
-    if plan.drivers is None:
+    """Return the table of `_table_of`, with each pair's own coordinate if positions have several."""
+    if plan.coordinates is None:
         return _table_of(pos, plan.omegas, plan.amplitude)
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
     if array.shape[-1:] != (plan.count,):
         raise ValueError(f"pos of shape {array.shape} needs a last axis of {plan.count} coordinates")
     table = np.zeros((*array.shape[:-1], len(plan.omegas), 4))
-    for a in set(plan.drivers):
-        driven = [i for i, driver in enumerate(plan.drivers) if driver == a]
+    for a in set(plan.coordinates):
+        driven = [i for i, coordinate in enumerate(plan.coordinates) if coordinate == a]
         omegas = tuple(plan.omegas[i] for i in driven)
         table[..., driven, :] = _table_of(array[..., a], omegas, plan.amplitude)
     return table
 
 
 def _table_of(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -> Floats:
-    """Shape pos.shape + (lanes, 4): cos and sin times the amplitude, then what float64 left of each."""
-    # As objects, so that integers beyond 2^53 beside a float keep their value.
+    """Return cos, sin (times the amplitude) and their rounding errors, shape pos.shape + (pairs, 4)."""
+    # An object array keeps integers beyond 2^53 in a list that holds a float too.
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
     flat = array.ravel().tolist()
-    places = {value: place for place, value in enumerate(dict.fromkeys(flat))}
-    rows = [_row(_exact(value), omegas, amplitude) for value in places]
+    row_of = {value: row for row, value in enumerate(dict.fromkeys(flat))}
+    rows = [_row(_exact(value), omegas, amplitude) for value in row_of]
     table = np.array(rows, dtype=np.float64).reshape(len(rows), len(omegas), 4)
-    chosen = np.array([places[value] for value in flat], dtype=np.intp).reshape(array.shape)
+    chosen = np.array([row_of[value] for value in flat], dtype=np.intp).reshape(array.shape)
     return np.asarray(table[chosen])
 
 
-@lru_cache(maxsize=2**14)  # a suite asks for the same positions in every dtype
+@lru_cache(maxsize=2**14)  # the suite repeats the same positions for every dtype
 def _row(pos: Decimal, omegas: tuple[Decimal, ...], amplitude: Decimal) -> list[list[float]]:
     with localcontext(_REDUCTION):
         reduced = [_reduced(pos * omega) for omega in omegas]
     with localcontext(_SERIES):
-        return [_rounded(*_turned(quadrant, angle), amplitude) for quadrant, angle in reduced]
+        return [_rounded(*_cos_sin_of(quadrant, angle), amplitude) for quadrant, angle in reduced]
 
 
 def _reduced(angle: Decimal) -> tuple[int, Decimal]:
-    """Quadrant 0 .. 3 and the rest of the angle, at most pi/4 in size."""
+    """Return the quadrant, 0 .. 3, and the remainder of the angle, at most pi/4 in size."""
     if abs(angle) > _ANGLE_LIMIT:
-        raise ValueError(
-            f"an angle of {angle:.3e} radians is too large: at most {_ANGLE_LIMIT} can be reduced"
-        )
+        raise ValueError(f"an angle of {angle:.3e} radians is too large; the limit is {_ANGLE_LIMIT}")
     quarters = (angle * _TWO_OVER_PI).to_integral_value()
     return int(quarters) & 3, _HALF_PI.fma(-quarters, angle)
 
 
-def _turned(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
-    """Cosine and sine of quadrant * pi/2 + angle."""
+def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
+    """Return the cosine and sine of quadrant * pi/2 + angle."""
     square = angle * angle
     cos, sin = _COS_TERMS[0], _SIN_TERMS[0]
     for cos_term, sin_term in zip(_COS_TERMS[1:], _SIN_TERMS[1:], strict=True):
@@ -536,11 +534,11 @@ def _turned(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
 
 
 def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
-    """Both times the amplitude, as float64, then the float64 of what that rounding left out."""
+    """Return cos and sin times the amplitude, rounded to float64, then the two rounding errors."""
     exact = (cos * amplitude, sin * amplitude)
     near = [float(value) for value in exact]
     if not all(isfinite(value) for value in near):
-        raise ValueError(f"attention_factor {amplitude:.3e} takes cos and sin beyond float64")
+        raise ValueError(f"attention_factor {amplitude:.3e} makes cos and sin overflow: beyond float64")
     return near + [float(value - Decimal(rounded)) for value, rounded in zip(exact, near, strict=True)]
 
 
@@ -548,7 +546,7 @@ def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
 
 
 def _float64(x: ArrayLike) -> Floats:
-    """Return a copy of x in float64; its values are those of x."""
+    """Return a copy of x in float64, converted exactly."""
     array = np.asarray(x)
     if array.ndim == 0:
         raise ValueError("x must have at least one axis, the elements of a head; got a scalar")
@@ -564,8 +562,8 @@ def _sequence_axis(seq_axis: int, ndim: int) -> int:
     return axis
 
 
-def _lined_up(table: Floats, positions: tuple[int, ...], rows: tuple[int, ...]) -> Floats:
-    """View of `table`, shape positions + (lanes, 4), that broadcasts against rows + (lanes,)."""
+def _line_up(table: Floats, positions: tuple[int, ...], rows: tuple[int, ...]) -> Floats:
+    """Return a view of `table`, shape positions + (pairs, 4), that broadcasts with rows + (pairs,)."""
     if not positions:
         return table
     gap = len(rows) - len(positions)
@@ -575,22 +573,22 @@ def _lined_up(table: Floats, positions: tuple[int, ...], rows: tuple[int, ...]) 
     return table.reshape(*spread, *table.shape[-2:])
 
 
-def _rotated(first: Floats, second: Floats, table: Floats) -> tuple[Floats, Floats]:
-    """Both results of every pair; `first` and `second` are rows + (lanes,)."""
+def _rotate_pairs(first: Floats, second: Floats, table: Floats) -> tuple[Floats, Floats]:
+    """Return both results of every pair; `first` and `second` have the shape rows + (pairs,)."""
     cos, sin, cos_rest, sin_rest = np.moveaxis(table, -1, 0)
-    # Products of numbers near 1 have error terms that neither overflow nor underflow.
+    # Scale pairs to near 1, where the error terms of products neither overflow nor underflow.
     exponent = np.frexp(np.maximum(abs(first), abs(second)))[1]
     finite = np.isfinite(first) & np.isfinite(second)
     with np.errstate(all="ignore"):
         a, b = np.ldexp(first, -exponent), np.ldexp(second, -exponent)
-        turned_a = np.ldexp(_dot(cos, cos_rest, a, -sin, -sin_rest, b), exponent)
-        turned_b = np.ldexp(_dot(cos, cos_rest, b, sin, sin_rest, a), exponent)
+        rotated_a = np.ldexp(_dot(cos, cos_rest, a, -sin, -sin_rest, b), exponent)
+        rotated_b = np.ldexp(_dot(cos, cos_rest, b, sin, sin_rest, a), exponent)
         plain_a, plain_b = first * cos - second * sin, second * cos + first * sin
-    return np.where(finite, turned_a, plain_a), np.where(finite, turned_b, plain_b)
+    return np.where(finite, rotated_a, plain_a), np.where(finite, rotated_b, plain_b)
 
 
 def _dot(c: Floats, c_rest: Floats, x: Floats, s: Floats, s_rest: Floats, y: Floats) -> Floats:
-    """(c + c_rest) * x + (s + s_rest) * y, rounded once."""
+    """Return (c + c_rest) * x + (s + s_rest) * y, rounded once."""
     left, left_rest = _two_product(c, x)
     right, right_rest = _two_product(s, y)
     total = left + right
@@ -607,7 +605,7 @@ def _two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
 
 
 def _split(a: Floats) -> tuple[Floats, Floats]:
-    """Two halves of at most 26 bits each, so that products of halves are exact."""
+    """Split into two halves of at most 26 bits each, so that products of halves are exact."""
     scaled = a * 134217729.0
     high = scaled - (scaled - a)
     return high, a - high

@@ -1,4 +1,4 @@
-"""Callables that take x with axes of their own, served with the suite's (b, h, s, d)."""
+"""Call code that takes x in another layout with the suite's (b, h, s, d)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ AXES = "bhsd"
 
 
 def is_layout(layout: str) -> bool:
-    """Tell whether a layout has the sequence and the features, these last, and axes that the suite knows."""
+    """Return whether a layout has distinct axes of b, h, s, d, among them s, with d last."""
     return len(set(layout)) == len(layout) and set("sd") <= set(layout) <= set(AXES) and layout[-1] == "d"
 
 
-def laid_out(rotate: Callable[..., Any], layout: str, lib: Library) -> Callable[..., Any]:
-    """Serve x as (b, h, s, d) by a callable that takes the axes of `layout`, and loop over the others."""
+def adapt_layout(rotate: Callable[..., Any], layout: str, lib: Library) -> Callable[..., Any]:
+    """Make a callable that takes the axes of `layout` take (b, h, s, d); loop over the missing axes."""
     looped = [axis for axis in (0, 1) if AXES[axis] not in layout]
     inner = [a for a in AXES if a in layout]
     order = tuple(inner.index(a) for a in layout)
     back = tuple(layout.index(a) for a in inner)
 
-    def one(x: Any, pos: Any, **spec: Any) -> Any:
-        return _moved(rotate(_moved(x, order, lib), pos, **spec), back, lib)
+    def permuted(x: Any, pos: Any, **spec: Any) -> Any:
+        return _permute(rotate(_permute(x, order, lib), pos, **spec), back, lib)
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         if isinstance(x, tuple):
             return tuple(call(each, pos, **spec) for each in x)
         if not looped:
-            return one(x, pos, **spec)
-        parts = [one(part, row, **spec) for part, row in _parts(x, pos, looped)]
+            return permuted(x, pos, **spec)
+        parts = [permuted(part, row, **spec) for part, row in _parts(x, pos, looped)]
         if len(looped) == 2:
             heads = x.shape[1]
             parts = [lib.stack(parts[i : i + heads]) for i in range(0, len(parts), heads)]
@@ -41,13 +41,13 @@ def laid_out(rotate: Callable[..., Any], layout: str, lib: Library) -> Callable[
     return call
 
 
-def _moved(x: Any, order: tuple[int, ...], lib: Library) -> Any:
-    # As it is where nothing moves: what a callable returns must be seen, its memory too.
+def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
+    # Unpermuted results are returned as they are: checks compare their identity and memory.
     return x if order == tuple(range(len(order))) else lib.permute(x, order)
 
 
 def _parts(x: Any, pos: Any, looped: list[int]) -> Iterator[tuple[Any, Any]]:
-    """Yield the parts of x along the axes that are looped over, each with its positions."""
+    """Yield the parts of x along the looped axes, each with its positions."""
     for place in itertools.product(*(range(x.shape[axis]) for axis in looped)):
         index: list[Any] = [slice(None)] * 4
         for axis, i in zip(looped, place, strict=True):
@@ -56,7 +56,7 @@ def _parts(x: Any, pos: Any, looped: list[int]) -> Iterator[tuple[Any, Any]]:
 
 
 def _positions_at(pos: Any, looped: list[int], place: tuple[int, ...]) -> Any:
-    """Return the positions of one part: those of its batch, of its head, or all."""
+    """Return the positions for one batch or head of x."""
     index: list[Any] = [slice(None)] * getattr(pos, "ndim", 0)
     for axis, i in zip(looped, place, strict=True):
         if axis < len(index) - 1:

@@ -1,7 +1,7 @@
-"""The array libraries that the suite knows: the ways into and out of each, and what each lacks.
+"""The array libraries that the suite knows: conversions, capabilities and gaps of each.
 
-This is the one table of what a library can do. The tests' marks, the command line and the documentation's
-table are made from it. A library is imported when something is asked of it.
+The tests' marks, the command line and the documentation's table are made from this table. A library is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = Any
 
 
 class MissingLibrary(ImportError):
-    """A library that was asked for is not installed, or has no device of the kind asked for."""
+    """A library is not installed, or has no device of the needed kind."""
 
 
 class Library:
@@ -32,19 +32,19 @@ class Library:
     Attributes
     ----------
     name
-        What the suite calls it: "torch", or "torch:cuda" with a configuration.
+        The library's name in the suite: "torch", or "torch:cuda" with a configuration.
     module
-        What is imported.
+        The module to import.
     namespace
-        The Array API namespace, as array-api-compat completes it.
+        The module of the Array API namespace, from array-api-compat where it has one.
     floats
-        Names of the floating dtypes that a result may be asked in.
+        Names of the floating dtypes.
     integers
         Names of the integer dtypes that positions may have; the first is the widest.
     gaps
-        What it cannot do, each capability with its reason: the declared table.
+        The capabilities that it lacks, each with the reason.
     calls
-        How many calls of different shapes and fields are quick: fewer where each is compiled.
+        How many calls of different shapes and fields `combinations` makes: few if each is compiled.
     """
 
     name = ""
@@ -60,7 +60,7 @@ class Library:
 
     @property
     def label(self) -> str:
-        """A name fit for a test's id."""
+        """The name in test ids."""
         return self.name
 
     @cached_property
@@ -82,11 +82,11 @@ class Library:
     @property
     def version(self) -> str:
         """The library's version."""
-        self.native  # noqa: B018 (says what is missing)
+        self.native  # noqa: B018 (raises MissingLibrary)
         return str(import_module(self.module.partition(".")[0]).__version__)
 
     def check_present(self) -> None:
-        """Raise `MissingLibrary` where the library, or its device, is not there."""
+        """Raise `MissingLibrary` if the library or its device is missing."""
         self.native  # noqa: B018
 
     @property
@@ -96,7 +96,7 @@ class Library:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What it cannot do here, and why: `gaps`, less the dtypes that are there after all."""
+        """The missing capabilities with reasons: `gaps` without the dtypes that are available here."""
         return {name: reason for name, reason in self.gaps.items() if name not in self.dtypes}
 
     def dtype(self, name: str) -> Any:
@@ -104,23 +104,23 @@ class Library:
         return getattr(self.xp, name)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        """Make an array of NumPy's numbers, where the configuration says."""
+        """Convert a NumPy array, on the configured device."""
         return self.xp.asarray(array, dtype=None if dtype is None else self.dtype(dtype))
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
-        """Return an array's values: NumPy's, bfloat16 as float32."""
+        """Convert to NumPy, bfloat16 to float32."""
         return widened(np.asarray(array))
 
     def owns(self, value: Any) -> bool:
-        """Tell whether a value is an array of the library."""
+        """Return whether a value is an array of the library."""
         return isinstance(value, type(self.asarray(np.zeros(1, np.float32))))
 
     def dtype_of(self, array: Array) -> str:
-        """Name an array's dtype."""
+        """Return the name of an array's dtype."""
         return getattr(array.dtype, "name", None) or str(array.dtype).rpartition(".")[2]
 
     def device_of(self, array: Array) -> str:
-        """Say where an array is."""
+        """Return an array's device as a string."""
         return str(getattr(array, "device", "cpu"))
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
@@ -132,15 +132,15 @@ class Library:
         return self.native.stack(arrays)
 
     def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
-        """Pull a cotangent of f's result back to x."""
+        """Return the vector-Jacobian product of f at x with a cotangent."""
         raise NotImplementedError
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return the context in which the library is used."""
+        """Return the context manager that the library is used in."""
         return nullcontext()
 
     def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
-        """Make arrays of the same values whose memory is laid otherwise, each with a name."""
+        """Yield names and arrays of the same values with other strides or memory."""
         backwards = tuple(range(array.ndim))[::-1]
         yield "transposed", self.permute(self._packed(self.permute(array, backwards)), backwards)
         two = self.stack([array, array])
@@ -148,49 +148,49 @@ class Library:
         yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
-        """Broadcast an array to a shape, its memory shared where the library can."""
+        """Broadcast an array to a shape, as a view if the library has views."""
         return self.xp.broadcast_to(array, shape)
 
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
-        """Make arrays of the same values within larger ones, each with a name and the larger one."""
+        """Yield names, views of the same values in larger arrays, and the larger arrays."""
         yield from ()
 
     def _packed(self, array: Array) -> Array:
-        # Through one axis, as a copy and a sum keep the order that the axes have in memory.
+        # Reshaping to one axis makes C order; a copy keeps the strides' order.
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
 
     def snapshot(self, array: Array) -> bytes:
-        """Return an array's bits, to see whether it was written."""
+        """Return an array's bits, to detect writes."""
         return np.ascontiguousarray(self.to_numpy(array)).tobytes()
 
     def shares_memory(self, a: Array, b: Array) -> bool:
-        """Tell whether writing to one array could show in another."""
+        """Return whether two arrays share memory."""
         return False
 
     def advance(self, array: Array) -> bool:
-        """Add 1 to an array of positions where it lies; False where arrays cannot be written."""
+        """Add 1 to an array of positions in place; return False if arrays cannot be written."""
         return False
 
     def defaults(self) -> dict[str, Any]:
-        """Return the library's settings that a call might change."""
+        """Return the library's settings, which a call should not change."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return these, and what else of the process it might change."""
+        """Return `defaults` and other settings of the process."""
         return {
             **self.defaults(),
             "NumPy's error handling": np.geterr(),
-            "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (that of the process)
+            "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (the process's state)
             "Python's random state": hash(random.getstate()),
             "the precision of decimal": getcontext().prec,
         }
 
     def thread(self) -> AbstractContextManager[Any]:
-        """Return the context that a thread needs beside that of `running`."""
+        """Return the context manager that each thread needs in addition to `running`."""
         return nullcontext()
 
     def is_lazy(self, array: Array) -> bool:
-        """Tell whether an array is not computed yet."""
+        """Return whether an array is not computed yet."""
         return False
 
     def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
@@ -198,11 +198,11 @@ class Library:
         raise NotImplementedError
 
     def poisoned(self, array: Array) -> Array:
-        """Make an array like another, that raises when it is computed."""
+        """Return an array of the same shape and dtype that raises when it is computed."""
         raise NotImplementedError
 
     def settings(self) -> str:
-        """Say in what configuration it is."""
+        """Describe the configuration; empty for the default."""
         return ""
 
 
@@ -215,7 +215,7 @@ class NumPy(Library):
 
     name = module = "numpy"
     namespace = "array_api_compat.numpy"
-    gaps = MappingProxyType({"bfloat16": "NumPy has bfloat16 through ml_dtypes alone", **_PLAIN, **_EAGER})
+    gaps = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes", **_PLAIN, **_EAGER})
 
     @property
     def dtypes(self) -> list[str]:
@@ -228,7 +228,7 @@ class NumPy(Library):
         return np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
 
     def owns(self, value: Any) -> bool:
-        return type(value) is np.ndarray  # a subclass may multiply otherwise
+        return type(value) is np.ndarray  # a subclass may redefine multiplication
 
     def dtype_of(self, array: Array) -> str:
         return str(array.dtype.name if array.dtype.isnative else array.dtype.str)
@@ -261,7 +261,7 @@ class NumPy(Library):
             yield from self._exotic(array)
 
     def _exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
-        if array.dtype.kind == "f":  # which ml_dtypes' bfloat16 is not
+        if array.dtype.kind == "f":  # not ml_dtypes' bfloat16
             yield "the other byte order", array.astype(array.dtype.newbyteorder())
         shifted = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
         yield "unaligned", shifted.view(array.dtype).reshape(array.shape)
@@ -271,7 +271,7 @@ class NumPy(Library):
 
 
 class ReadOnlyNumPy(NumPy):
-    """NumPy, every array read-only."""
+    """NumPy with read-only arrays."""
 
     name = "numpy:readonly"
 
@@ -281,11 +281,11 @@ class ReadOnlyNumPy(NumPy):
         return made
 
     def settings(self) -> str:
-        return "every array read-only"
+        return "read-only arrays"
 
 
 class Strict(Library):
-    """array-api-strict: what the standard has and no more, its strictest flags set."""
+    """array-api-strict with its strictest flags: the standard's functions only."""
 
     name = "array_api_strict"
     module = namespace = "array_api_strict"
@@ -333,7 +333,7 @@ class Dask(Library):
     name = "dask"
     module = "dask.array"
     namespace = "array_api_compat.dask.array"
-    gaps = MappingProxyType({"bfloat16": "dask is tried with NumPy's own dtypes", **_PLAIN})
+    gaps = MappingProxyType({"bfloat16": "dask is tested with NumPy's own dtypes", **_PLAIN})
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         array = np.asarray(array, dtype=None if dtype is None else numpy_dtype(dtype))
@@ -356,13 +356,13 @@ class Dask(Library):
         return array.map_blocks(_computed, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
 
     def running(self) -> AbstractContextManager[Any]:
-        # One thread: the arrays here are small, and a pool would be made anew for each.
+        # One thread: the arrays are small, and dask would start a thread pool for each.
         context: AbstractContextManager[Any] = import_module("dask").config.set(scheduler="synchronous")
         return context
 
 
 class Jax(Library):
-    """JAX as it comes, without 64-bit numbers."""
+    """JAX by default, without 64-bit numbers."""
 
     name = "jax"
     module = "jax"
@@ -382,7 +382,7 @@ class Jax(Library):
 
     @property
     def dtypes(self) -> list[str]:
-        # As the process is configured; `running` narrows it to the floats named here.
+        # As the process is configured; `running` narrows it to `floats`.
         wide = "float64" in self.floats or import_module("jax").config.jax_enable_x64
         return [*Jax.floats, *(["float64"] if wide else [])]
 
@@ -400,11 +400,9 @@ class Jax(Library):
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         made = super().asarray(array, dtype)
-        return (
-            made
-            if self.platform == "cpu"
-            else self.native.device_put(made, self.native.devices(self.platform)[0])
-        )
+        if self.platform == "cpu":
+            return made
+        return self.native.device_put(made, self.native.devices(self.platform)[0])
 
     def dtype(self, name: str) -> Any:
         return getattr(import_module("jax.numpy"), name)
@@ -462,7 +460,7 @@ class Torch(Library):
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
-        array = np.array(array, order="C")  # a copy: torch warns of read-only memory
+        array = np.array(array, order="C")  # copy, as torch warns about read-only memory
         if array.dtype.name == "bfloat16":
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
@@ -571,7 +569,7 @@ class CuPy(Library):
         return bool(self.native.shares_memory(a, b))
 
 
-# Compiling takes seconds. Of dtypes, one that is rotated as it is and one that is widened are compiled.
+# Compiling takes seconds: float32, and bfloat16 for the dtypes that are widened, are compiled.
 NOT_COMPILED = {
     **dict.fromkeys(
         ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
@@ -604,27 +602,27 @@ def _computed(block: Any) -> Any:
 
 
 def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]]]:
-    """Yield places of an array within larger ones: each with its index, and the larger shape."""
+    """Yield names, indices of an array in larger arrays, and the larger shapes."""
     b, h, s, d = array.shape
     yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
     yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
 
 
 def numpy_dtype(name: str) -> Any:
-    """Return NumPy's object for a dtype; that of ml_dtypes for bfloat16."""
+    """Return NumPy's dtype of a name; for bfloat16, the dtype of ml_dtypes."""
     return import_module("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
 def widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Return bfloat16 as float32, which NumPy knows, and every other array as it is."""
+    """Convert bfloat16 to float32; return other arrays as they are."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    """Round numbers to a dtype and return them in float64: every library starts from the same ones."""
+    """Round numbers to a dtype and return them in float64."""
     if dtype != "bfloat16":
         return values.astype(dtype).astype(np.float64)
-    # NumPy lacks it: the upper half of a float32, rounded to even.
+    # NumPy has no bfloat16: round float32 to its upper half, ties to even.
     bits = values.astype(np.float32).view(np.uint32)
     bits = bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(np.float64)

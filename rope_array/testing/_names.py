@@ -1,4 +1,4 @@
-"""Targets by name: the libraries that rope_array serves, in their modes, and callables of other packages."""
+"""Find a target by name: an array library in one of its modes, or a callable of another package."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ._libraries import LIBRARIES, NOT_COMPILED, Jax, Torch
 from ._target import Target
 
 
-def _own(backend: str | None) -> Callable[..., Any]:
+def _own_apply(backend: str | None) -> Callable[..., Any]:
     apply = import_module("rope_array").apply
 
     def rotate(x: Any, pos: Any, **spec: Any) -> Any:
-        return apply(x, pos, backend=backend, **spelled(spec))
+        return apply(x, pos, backend=backend, **as_records(spec))
 
     return rotate
 
 
-def spelled(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's fields with rules and maps as rope_array takes them: as its own records."""
-    made = dict(spec)
+def as_records(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's fields with `scaling` and `axes` mappings converted to rope_array's classes."""
+    records = dict(spec)
     if isinstance(spec.get("axes"), Mapping):
-        made["axes"] = import_module("rope_array").Axes(**spec["axes"])
+        records["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        made["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
-    return made
+        records["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
+    return records
 
 
 _RULES = {
@@ -51,43 +51,43 @@ _RULES = {
 
 
 def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile by jax.jit: arrays are traced, all else is static."""
+    """Compile with jax.jit: arrays are traced, other arguments are static."""
     jax = import_module("jax")
-    made: dict[Any, Callable[..., Any]] = {}
+    compiled: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec, traced = spelled(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
+        spec, traced = as_records(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
         key = repr(spec), repr(pos) if len(traced) == 1 else None
-        if key not in made:
-            made[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
-        return made[key](*traced)
+        if key not in compiled:
+            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
+        return compiled[key](*traced)
 
     return call
 
 
 def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile by torch.compile, as one graph, without the code generation that needs a C++ compiler."""
+    """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
     compile_ = import_module("torch").compile
-    made: dict[Any, Callable[..., Any]] = {}
+    compiled: dict[Any, Callable[..., Any]] = {}
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec = spelled(spec)  # before it is traced
+        spec = as_records(spec)  # before tracing
         key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
-        if key not in made:
+        if key not in compiled:
 
             def rotated(x: Any, pos: Any) -> Any:
                 return rotate(x, pos, **spec)
 
-            # A code object of its own: Dynamo gives one up after a handful of compilations.
-            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(made)}")
-            made[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
-        return made[key](x, pos)
+            # A new code object: Dynamo stops compiling a code object after a handful of compilations.
+            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(compiled)}")
+            compiled[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
+        return compiled[key](x, pos)
 
     return call
 
 
 def _kind(value: Any) -> str:
-    """Return what compiled code is made for: a tensor's dtype, shape and strides, or a number as it is."""
+    """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
     if not hasattr(value, "dtype"):
         return repr(value)
     return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
@@ -111,53 +111,53 @@ def names() -> list[str]:
 
 
 def resolve(target: str | Target | Callable[..., Any], backend: str | None = None, **claims: Any) -> Target:
-    """Return the target that a name, a callable or a target stands for.
+    """Return the `Target` for a name, a callable or a `Target`.
 
     Parameters
     ----------
     target : str, Target or callable
-        A built-in target's name; "package.module:attribute" for a callable or a `Target`; or one of these.
+        A built-in target's name; "package.module:attribute", which imports the module; or the object itself.
     backend : str, optional
-        For a built-in target: the path to force, as of `rope_array.apply`.
+        For a built-in target: the backend to force, as in `rope_array.apply`.
     **claims
         For a callable: fields of `Target`.
 
     Raises
     ------
     ValueError
-        The name or a claim is not known, or what is named is neither a callable nor a `Target`.
+        The name or a claim is unknown, or the name is of neither a callable nor a `Target`.
     ImportError
-        The module that is named cannot be imported.
+        The named module cannot be imported.
     MissingLibrary
-        The library or device asked for is not there.
+        The target's library or device is missing.
     RuntimeError
-        Python runs with -O, which takes out the checks' assertions.
+        Python runs with -O, which removes the checks' assertions.
     """
     if not __debug__:
-        raise RuntimeError("python -O takes out the assertions that the checks are made of; run without -O")
+        raise RuntimeError("python -O removes the assertions of the checks; run without -O")
     if isinstance(target, str) and target in names():
         if claims:
             raise ValueError(
-                f"{target} claims all that rope_array does; {', '.join(claims)}: say it of a callable"
+                f"{target} has all claims of rope_array; {', '.join(claims)}: claim it for a callable only"
             )
         return _built_in(target, backend)
     if backend is not None:
         raise ValueError(
-            f"backend={backend!r} forces a path of rope_array's; {target} is none of its targets"
+            f"backend={backend!r} forces a backend of rope_array; leave it out, as {target} is other code"
         )
     if isinstance(target, str):
-        target, about = _imported(target)
-        claims = {**about, **claims} if not isinstance(target, Target) else claims
+        target, identity = _import_target(target)
+        claims = {**identity, **claims} if not isinstance(target, Target) else claims
     if isinstance(target, Target):
         if claims:
-            raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change those")
+            raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change its own")
     else:
-        target = _claimed(target, claims)
+        target = _target_of(target, claims)
     target.arrays.check_present()
     return target
 
 
-def _claimed(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
+def _target_of(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
     known = [each.name for each in fields(Target) if each.name != "rotate"]
     if unknown := sorted(set(claims) - set(known)):
         raise ValueError(f"unknown claim {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
@@ -170,10 +170,10 @@ def _built_in(name: str, backend: str | None) -> Target:
         library, mode = name, ""
     lib = LIBRARIES[library]
     lib.check_present()
-    with lib.running():  # raises where there is no such path, none for these arrays, or it is not installed
-        _own(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
+    with lib.running():  # raises if the backend is unknown, not installed, or not for these arrays
+        _own_apply(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
     return Target(
-        _own(backend),
+        _own_apply(backend),
         name=name if backend is None else f"{name} [{backend}]",
         version=f"{lib.module.partition('.')[0]} {lib.version}",
         library=library,
@@ -187,8 +187,8 @@ def _built_in(name: str, backend: str | None) -> Target:
     )
 
 
-def _imported(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:
-    """Return what a name stands for, and what reports call it."""
+def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:
+    """Import the object of a name; return it, and its name and version for reports."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute or not all(part.isidentifier() for part in module.split(".")):
         near = get_close_matches(name, names(), 1)
@@ -207,17 +207,17 @@ def _imported(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:
             raise ValueError(f"{module} has no attribute {attribute!r}") from None
     if isinstance(found, Target) or (callable(found) and not isinstance(found, type)):
         return found, {"name": name, "version": _version_of(root)}
-    what = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    kind = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise ValueError(
-        f"{name} is {what}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
+        f"{name} is {kind}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
     )
 
 
 def _version_of(module: ModuleType) -> str:
-    """Return the version of a module's package, as it or its distribution says; nothing where none does."""
+    """Return the version of a module's package, from `__version__` or its distribution, else ""."""
     package = module.__name__.partition(".")[0]
-    said = getattr(sys.modules[package], "__version__", None)
+    own = getattr(sys.modules[package], "__version__", None)
     try:
-        return f"{package} {said or version(package)}"
+        return f"{package} {own or version(package)}"
     except PackageNotFoundError:
         return ""

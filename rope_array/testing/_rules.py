@@ -1,9 +1,9 @@
-"""What rules for longer contexts make of frequencies, in decimals: the part of the definition that has names.
+"""Scaling rules for longer contexts, in decimals, for the definition.
 
-A rule is a mapping with the keys of a Hugging Face config's ``rope_parameters``, ``rope_type`` first among
-them; a rule that goes by the length of the sequence has the key ``length`` too. Formulas are those of the
-papers, as transformers' modeling_rope_utils computes them, written anew: nothing is shared with what is
-judged. All arithmetic is in the caller's decimal context.
+A rule is a mapping with ``rope_type`` and other keys of a Hugging Face config's ``rope_parameters``; a rule
+that depends on the length of the sequence has the key ``length`` too. The formulas are from the papers, as in
+transformers' modeling_rope_utils, and share no code with `rope_array`'s own rules. All arithmetic is in the
+caller's decimal context.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PI = Decimal(
 )
 
 
-def new_base(rule: Rule, base: Decimal, width: int) -> Decimal:
-    """Return the base of the series that a rule starts from."""
+def scaled_base(rule: Rule, base: Decimal, width: int) -> Decimal:
+    """Return the base after NTK-aware or dynamic scaling; the same base for other rules."""
     kind = rule["rope_type"]
     if kind == "ntk":  # bloc97's NTK-aware scaling; HunYuan's alpha
         return base * _power(_number(rule, "factor"), Decimal(width) / (width - 2))
@@ -36,19 +36,19 @@ def new_base(rule: Rule, base: Decimal, width: int) -> Decimal:
     return base
 
 
-def stretched(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
-    """Return what a rule makes of a series."""
+def scaled_series(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
+    """Return the frequencies of a series after scaling."""
     kind = rule["rope_type"]
     if kind in ("ntk", "dynamic"):
         return list(omegas)
     if kind not in _RULES:
         known = ", ".join(map(repr, ("ntk", "dynamic", *_RULES)))
-        raise ValueError(f"scaling has the rope_type {kind!r}; known: {known}")
+        raise ValueError(f"scaling has the rope_type {kind!r}; give one of {known}")
     return _RULES[kind](rule, omegas, base, width)
 
 
 def amplitude(rule: Rule) -> Decimal:
-    """Return the factor that a rule puts on cos and sin."""
+    """Return a rule's factor on cos and sin."""
     if rule.get("attention_factor") is not None:
         return _number(rule, "attention_factor")
     factor = _number(rule, "factor") if rule.get("factor") is not None else Decimal(1)
@@ -70,13 +70,13 @@ def _linear(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decim
 
 
 def _yarn(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
-    """Peng et al., arXiv 2309.00071, section 3.2, in numbers of frequencies instead of wavelengths."""
+    """Peng et al., arXiv 2309.00071, section 3.2, in indices of frequencies instead of wavelengths."""
     trained, factor = _number(rule, "original_max_position_embeddings"), _number(rule, "factor")
 
-    def place(turns: Decimal) -> Decimal:  # of the frequency that turns so often: trained·ω = 2π·turns
+    def index(turns: Decimal) -> Decimal:  # of the frequency with trained·ω = 2π·turns
         return width * (trained / (2 * PI * turns)).ln() / (2 * base.ln())
 
-    first, last = place(_number(rule, "beta_fast", 32)), place(_number(rule, "beta_slow", 1))
+    first, last = index(_number(rule, "beta_fast", 32)), index(_number(rule, "beta_slow", 1))
     if rule.get("truncate", True):
         first, last = first.to_integral_value(ROUND_FLOOR), last.to_integral_value(ROUND_CEILING)
     first, last = max(first, Decimal(0)), min(last, Decimal(width - 1))
@@ -97,21 +97,21 @@ def _llama3(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decim
 
 
 def _longrope(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
-    """Ding et al., arXiv 2402.13753; the long list is that of sequences longer than the trained context."""
+    """Ding et al., arXiv 2402.13753; sequences longer than the trained context use the long list."""
     long = rule["length"] > rule["original_max_position_embeddings"]
     divisors = rule["long_factor" if long else "short_factor"]
     return [omega / Decimal(divisor) for omega, divisor in zip(omegas, divisors, strict=True)]
 
 
 def _proportional(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
-    """Gemma 4: the first share of the lanes turn."""
+    """Gemma 4: keep the first share of the frequencies, set the others to 0."""
     turning = int(_number(rule, "partial_rotary_factor") * width / 2)
     factor = _number(rule, "factor", 1)
     return [omega / factor if i < turning else Decimal(0) for i, omega in enumerate(omegas)]
 
 
 def _periods(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal]:
-    """Return 2π over periods that are powers of the base: DINOv3, arXiv 2508.10104."""
+    """DINOv3, arXiv 2508.10104: 2π over periods that are powers of the base."""
     return [2 * PI * omega for omega in omegas]
 
 

@@ -1,4 +1,4 @@
-"""The doors of the suite: run the checks on a target, and say what came of it."""
+"""Run the checks on a target and report the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ._checks import checks
-from ._claims import one_line, shortened
+from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._names import resolve
 from ._target import Target
@@ -26,12 +26,12 @@ EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 
 class ConformanceError(AssertionError):
-    """A target fails a check, or passes one that it was expected to fail."""
+    """A target fails a check, or passes a check that it was expected to fail."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one check.
+    """The result of one check.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Result:
     outcome
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
-        What was wrong, or why the check does not apply.
+        What was wrong, or why the check does not apply; empty if it passed.
 
     Examples
     --------
@@ -57,18 +57,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of all checks of a target.
+    """The results of all checks of a target.
 
     Attributes
     ----------
     target
-        What was judged.
+        The target.
     results
         One `Result` for each check.
     worst
         Largest error of a result, in lengths of its pair, by range of positions.
     seconds
-        How long it took.
+        Duration of the run.
 
     Examples
     --------
@@ -84,12 +84,12 @@ class Report:
     seconds: float
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
-        """Return the results of these outcomes.
+        """Return the results with these outcomes.
 
         Parameters
         ----------
         *outcomes : str
-            As of `Result`.
+            As in `Result`.
 
         Returns
         -------
@@ -107,7 +107,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed, and nothing passed that was expected to fail."""
+        """Whether no check failed, and no expected failure passed."""
         return not self.of(FAILED, UNEXPECTED)
 
     def as_dict(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Report:
             "seconds": round(self.seconds, 2),
             "ok": self.ok,
             "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
-            # JSON has no infinity: null is a result that is no number.
+            # JSON has no infinity: null where a result is NaN or infinite.
             "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},
             "declines": dict(target.declines),
             "results": [vars(result) for result in self.results],
@@ -152,7 +152,7 @@ def own_version() -> str:
 
 
 def machine() -> dict[str, str]:
-    """Say what this runs on."""
+    """Return the versions of Python and NumPy, and the machine's type."""
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -176,13 +176,13 @@ def iter_checks(
     Returns
     -------
     iterator of (Check, callable)
-        The check has a name, a requirement and needs; the callable raises AssertionError where the
-        requirement is not met, or what the target raised.
+        The check has a name, a requirement and needs; the callable raises AssertionError if the
+        requirement is not met, or the target's own exception.
 
     Raises
     ------
     ValueError, MissingLibrary
-        As of `check_backend`.
+        As in `check_backend`.
 
     Examples
     --------
@@ -191,14 +191,14 @@ def iter_checks(
     >>> "definition" in names, "gradient" in names
     (True, False)
     """
-    resolved = resolve(target, **claims)  # now, not when the first check is asked for
+    resolved = resolve(target, **claims)  # raise now, not in the first `next`
     judge = Judge(resolved)
     return ((check, _runner(check, judge)) for check in checks() if check.inapplicable(resolved) is None)
 
 
 def _runner(check: Check, judge: Judge) -> Callable[[], None]:
     def run() -> None:
-        # Warnings of floating point are not results: what they warn of is judged.
+        # Floating-point warnings are ignored: the checks judge the values.
         with judge.lib.running(), np.errstate(all="ignore"):
             check(judge)
 
@@ -211,17 +211,17 @@ def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Repo
     Parameters
     ----------
     target, **claims
-        As of `iter_checks`.
+        As in `iter_checks`.
 
     Returns
     -------
     Report
-        With a result for every check, those that do not apply too.
+        With a result for every check, also for checks that do not apply.
 
     Raises
     ------
     ValueError, MissingLibrary
-        As of `check_backend`.
+        As in `check_backend`.
 
     Examples
     --------
@@ -239,12 +239,12 @@ def check_backend(
     expected_failures: Mapping[str, str] | None = None,
     **claims: Any,
 ) -> Report:
-    """Run every check on a target, and raise unless exactly those fail that are expected to.
+    """Run every check on a target; raise unless exactly the expected failures fail.
 
     Parameters
     ----------
     target : str, Target or callable
-        As of `iter_checks`.
+        As in `iter_checks`.
     expected_failures : mapping of str to str, optional
         Names of checks known to fail, each with the reason and a link; added to the target's own.
     **claims
@@ -258,11 +258,11 @@ def check_backend(
     Raises
     ------
     ConformanceError
-        A check fails that is not among the expected ones, or one of those passes or does not apply.
+        A check fails unexpectedly, or an expected failure passes or does not apply.
     ValueError
         The target, a claim or the name of an expected failure is unknown, or a reason is empty.
     MissingLibrary
-        The library or device that the target needs is not there.
+        The library or device that the target needs is missing.
 
     Examples
     --------
@@ -291,12 +291,12 @@ def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
 
 
 def check_expected(expected: Mapping[str, str]) -> None:
-    """Raise ValueError unless each is the name of a check with a reason."""
+    """Raise ValueError unless each name is a check's and has a reason."""
     known = [check.name for check in checks()]
     for name in expected:
         if name not in known:
             near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)
-            hint = f"; near it: {', '.join(near)}" if near else ""
+            hint = f"; similar: {', '.join(near)}" if near else ""
             raise ValueError(f"expected_failures: no check is named {name!r}{hint}")
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):
         raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
@@ -313,16 +313,16 @@ def _result(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
 
 
 def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
-    """Run a check; return what came of it and the detail."""
+    """Run a check; return its outcome and detail."""
     if (reason := check.inapplicable(judge.target)) is not None:
         return INAPPLICABLE, reason
     try:
         _runner(check, judge)()
     except AssertionError as error:
-        return FAILED, shortened(str(error) or _where(error))
+        return FAILED, shorten(str(error) or _where(error))
     except NotImplementedError as error:
         return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
-    except (Exception, SystemExit) as error:  # whatever the code under test raises is its failure
+    except (Exception, SystemExit) as error:  # any exception of the target fails the check
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, ""
 

@@ -1,4 +1,4 @@
-"""What is judged: a callable, the arrays it takes, and what it claims."""
+"""`Target`: a callable under test, its array library, and its claims."""
 
 from __future__ import annotations
 
@@ -12,80 +12,80 @@ from typing import Any
 import numpy as np
 
 from ._claims import (
+    CALL_FIELDS,
     CAPABILITIES,
     DEFAULTS,
     DTYPES,
     FIELDS,
-    OF_A_CALL,
-    SPREAD,
+    POSITION_KINDS,
     WIDTH,
-    declined,
+    find_declines,
+    find_reach,
     only_width,
-    reach_of,
-    stated_defaults,
+    signature_defaults,
 )
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
-from ._layout import is_layout, laid_out
+from ._layout import adapt_layout, is_layout
 from ._libraries import LIBRARIES, Library
 
 
 @dataclass(frozen=True)
 class Target:
-    """A rotary embedding to be judged.
+    """A rotary embedding to check.
 
     Parameters
     ----------
     rotate : callable
-        ``rotate(x, pos, **spec)`` returns x rotated. The fields of spec are those of `rope_array.apply`:
+        ``rotate(x, pos, **spec)`` returns x rotated. The fields of spec are named as in `rope_array.apply`:
         base, rotary_dim, rotary_start, pairing, out_pairing, inv_freq, attention_factor, inverse, seq_axis,
-        and scaling and axes as plain mappings: those of `rotation_matrix`.
+        and scaling and axes as plain mappings, as in `rotation_matrix`.
     name, version : str
-        What reports call it; by default the callable's own name.
+        Name and version in reports; by default the callable's own name.
     library : str
-        Whose arrays it takes, as of ``python -m rope_array check --list``.
+        The array library of x, a name from ``python -m rope_array check --list``.
     fields : collection of str, optional
-        The fields it takes. By default those that its signature names; where it takes ``**spec`` too, or
-        alone, each field is tried: see Notes.
+        The fields it takes. By default the fields that its signature names; if the signature has ``**spec``,
+        each other field is tried: see Notes.
     fixed : mapping
-        Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature counts so
-        by itself.
+        Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature is read
+        from there.
     head_dim : int, optional
-        The only head_dim it takes, 16 or more, such as that of a module's tables; by default it takes any.
+        The only head_dim it takes, 16 or more, such as the width of a module's tables; by default any.
     layout : str
-        Axes of the x it takes. "...sd" is any rank; of "b", "h", "s", "d" in the order it wants them, such as
-        "bshd", the suite moves its own (b, h, s, d), and calls once for each of the axes that are not there.
+        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
+        suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
     positions : {"any", "offset", "arange"}
-        Which positions it serves: any; start, start + 1, ...; or 0, 1, 2, ... only.
+        The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
     furthest : int
-        The largest position it serves, 31 or more, such as the last row of its table.
+        The largest position it takes, 31 or more, such as the last row of its table.
     dtypes : sequence of str, optional
         Names of the floating dtypes it takes; by default the library's own.
     angles : {"float64", "exact", "float32"}
-        How angles are formed, so how far off they may be. "exact" is the contract of rope_array.
+        How angles are computed, which bounds their error. "exact" is the contract of rope_array.
     arithmetic : {"float32", "own"}
-        What 16-bit numbers are rotated in: float32 or wider and rounded once, or their own dtype.
+        How 16-bit numbers are rotated: in float32 or wider and rounded once, or in their own dtype.
     lacks : mapping of str to str
-        Capabilities it does not claim, each with the reason. `CAPABILITIES` names all.
+        Capabilities it does not claim, each with the reason; names from `check --list`.
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
     wraps : callable, optional
         Called with `rotate` before use, inside the library's context: jax.jit, torch.compile.
     declared : bool
-        Whether the claims are complete: nothing is then tried out, and a refusal is a failure.
+        Whether the claims are complete: no trial calls are made, and a refused call is a failure.
 
     Raises
     ------
     ValueError
-        An argument is unknown, of a kind that has no meaning, or out of range.
+        An argument is unknown, of a wrong type, or out of range.
 
     Notes
     -----
-    Where nothing is declared, claims are read off: a field that the signature names is claimed. One that can
-    only go to ``**spec`` is claimed unless the call refuses it, by NotImplementedError or an error that names
-    it; beside named fields it has to change the result too, for else it was swallowed. Shapes, dtypes, and
-    kinds and sizes of positions that a call refuses, by any exception, are not claimed. All that is not
-    claimed is listed with its reason.
+    Without declarations, claims are found by trial. A field that the signature names is claimed. A field that
+    only ``**spec`` can take is claimed unless the call refuses it, by NotImplementedError or an error that
+    names it; if the signature names other fields, it has to change the result too. Shapes, dtypes, and kinds
+    and sizes of positions that a call refuses, by any exception, are not claimed. Reports list every
+    capability that is not claimed, with its reason.
 
     Examples
     --------
@@ -126,21 +126,21 @@ class Target:
 
     @property
     def arrays(self) -> Library:
-        """The array library it takes."""
+        """The array library of x."""
         return LIBRARIES[self.library]
 
     @property
     def accuracy(self) -> Accuracy:
-        """The class that its results are held to."""
+        """The accuracy class of its results."""
         return Accuracy(self.angles, self.arithmetic)
 
     @property
     def looped(self) -> str:
-        """The axes of (b, h, s, d) that its layout lacks: the suite calls once for each of their elements."""
+        """The axes of (b, h, s, d) missing in its layout: the suite calls once for each of their elements."""
         return "" if self.layout == "...sd" else "".join(a for a in "bh" if a not in self.layout)
 
     def claims(self) -> dict[str, Any]:
-        """Return what was claimed in so many words: the arguments that are not the default.
+        """Return the explicit claims: the arguments that differ from the default.
 
         Returns
         -------
@@ -153,29 +153,38 @@ class Target:
         >>> Target(lambda x, pos: x, fixed={"pairing": "half"}, furthest=2047).claims()
         {'fixed': {'pairing': 'half'}, 'furthest': 2047}
         """
-        told = ("rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures")
-        found = {}
+        left_out = (
+            "rotate",
+            "name",
+            "version",
+            "library",
+            "angles",
+            "arithmetic",
+            "wraps",
+            "expected_failures",
+        )
+        claims = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            usual = each.default if each.default_factory is MISSING else each.default_factory()
-            if each.name not in told and value != usual:
-                found[each.name] = dict(value) if isinstance(value, Mapping) else value
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            if each.name not in left_out and value != default:
+                claims[each.name] = dict(value) if isinstance(value, Mapping) else value
                 if isinstance(value, Collection) and not isinstance(value, Mapping | str):
-                    found[each.name] = list(value)
-        return found
+                    claims[each.name] = list(value)
+        return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim that is handed in where one of `width` would be.
+        """Return the head_dim to use in place of `width`.
 
         Parameters
         ----------
         width : int
-            What a check would ask for.
+            The head_dim of the check.
 
         Returns
         -------
         int
-            The only one that is taken, or one into which the slice fits that is rotated.
+            The only head_dim that the target takes, or `width`, widened to hold the rotated slice.
 
         Examples
         --------
@@ -190,11 +199,11 @@ class Target:
 
     @cached_property
     def only_width(self) -> int | None:
-        """The one head_dim that it takes, as it claims or as was found by trying."""
+        """The only head_dim that it takes, as claimed or as found by trial calls."""
         return self.head_dim if self.head_dim is not None else only_width(self)
 
     def _least_width(self, width: int) -> int:
-        """Return a width into which the slice fits that is rotated whatever the call says."""
+        """Return `width`, widened to hold the slice that the built-in fields rotate."""
         start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
         if rotated is not None:
             return max(width, start + int(rotated))
@@ -202,34 +211,36 @@ class Target:
             return start + 2 * len(given)
         if not start:
             return width
-        width = max(width, start + WIDTH)  # so that every rotary_dim of the checks fits behind it
+        width = max(width, start + WIDTH)  # room for every rotary_dim of the checks
         return width + (width - start) % 2
 
     @cached_property
     def reach(self) -> int:
-        """The furthest position that is tried: `furthest`, or the last before one that the call refuses."""
-        return reach_of(self)
+        """The largest position to try: `furthest`, or the last that the callable does not refuse."""
+        return find_reach(self)
 
     @cached_property
     def call(self) -> Callable[..., Any]:
-        """The callable, on x of any layout the suite makes."""
+        """The callable, adapted to the suite's layout and defaults."""
         rotate = self.wraps(self.rotate) if self.wraps else self.rotate
         if self.layout != "...sd":
-            return laid_out(rotate, self.layout, self.arrays)
-        stated = stated_defaults(self.rotate)
-        # What the suite leaves out means -2 and False, whatever the signature says.
-        usual = {name: DEFAULTS[name] for name in OF_A_CALL if stated.get(name) not in (None, DEFAULTS[name])}
+            return adapt_layout(rotate, self.layout, self.arrays)
+        stated = signature_defaults(self.rotate)
+        # The suite leaves out seq_axis=-2 and inverse=False; pass them if the signature's default differs.
+        usual = {
+            name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
+        }
         return functools.partial(rotate, **usual) if usual else rotate
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """What a call without fields means."""
-        return {**DEFAULTS, **stated_defaults(self.rotate), **self.fixed}
+        """The fields' values in a call without fields."""
+        return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
 
     @cached_property
     def declines(self) -> Mapping[str, str]:
         """Every capability that is not claimed, with the reason."""
-        return MappingProxyType(declined(self))
+        return MappingProxyType(find_declines(self))
 
     @property
     def claimed(self) -> frozenset[str]:
@@ -238,8 +249,8 @@ class Target:
 
 
 def _check_kinds(target: Target) -> None:
-    """Refuse arguments of another kind than is asked for."""
-    for name, kinds, wanted in (
+    """Raise for arguments of the wrong type."""
+    for name, kinds, needed in (
         ("name", str, "a string"),
         ("version", str, "a string"),
         ("library", str, "a string"),
@@ -261,23 +272,25 @@ def _check_kinds(target: Target) -> None:
         as_name = isinstance(given, str) and kinds is not str
         as_number = isinstance(given, bool) and kinds is not bool
         if as_name or as_number or not isinstance(given, kinds):  # type: ignore[arg-type]
-            raise ValueError(f"{name} is {given!r}; give {wanted}")
+            raise ValueError(f"{name} is {given!r}; give {needed}")
 
 
 def _check_names(target: Target) -> None:
-    """Refuse unknown names."""
-    for what, given, known in (
+    """Raise for unknown names."""
+    for argument, given, known in (
         ("library", [target.library], LIBRARIES),
         ("fields", target.fields or (), FIELDS),
-        ("fixed", target.fixed, [name for name in FIELDS if name not in OF_A_CALL]),
-        ("positions", [target.positions], SPREAD),
+        ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
+        ("positions", [target.positions], POSITION_KINDS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, CAPABILITIES),
         ("dtypes", target.dtypes or (), DTYPES),
     ):
         if unknown := sorted(set(map(str, given)) - set(known)):
-            raise ValueError(f"{what}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+            raise ValueError(
+                f"{argument}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
+            )
     if target.layout != "...sd" and not is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
@@ -287,7 +300,7 @@ def _check_names(target: Target) -> None:
 
 
 def _check_sizes(target: Target) -> None:
-    """Refuse what the suite cannot work with."""
+    """Raise for sizes that are too small for the checks."""
     if target.furthest < 31:
         raise ValueError(f"furthest is {target.furthest}; the suite needs positions up to 31 at least")
     if target.head_dim is not None and target.head_dim < 16:
@@ -297,17 +310,17 @@ def _check_sizes(target: Target) -> None:
 
 
 def _check_defaults(target: Target) -> None:
-    """Refuse what a call without fields cannot mean: a value that is fixed, or a default, has no meaning."""
-    fields = {name: value for name, value in target.defaults.items() if name not in OF_A_CALL}
+    """Raise if the definition refuses the built-in fields and the signature's defaults."""
+    fields = {name: value for name, value in target.defaults.items() if name not in CALL_FIELDS}
     try:
         apply_definition(np.zeros(target.head_dim or target._least_width(WIDTH)), 0, **fields)
     except (ValueError, TypeError) as error:
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
-        raise ValueError(f"built in, or defaults of the signature, are {given}: {error}") from None
+        raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
 
 
 def _name_of(rotate: Callable[..., Any]) -> str:
-    """Name a callable without its address, so that reports are alike."""
+    """Return a callable's name without its address, so that reports do not differ between runs."""
     while isinstance(rotate, functools.partial):
         rotate = rotate.func
     named = rotate if getattr(rotate, "__qualname__", None) else type(rotate)

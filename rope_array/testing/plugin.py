@@ -1,7 +1,7 @@
 """A pytest plugin: every check of the suite as a test of its own.
 
 ``pytest -p rope_array.testing.plugin --rope-backend mylib.rope:rotate`` needs no test file. A check that does
-not apply is skipped with its reason; one expected to fail is a strict xfail.
+not apply is skipped with its reason; an expected failure is a strict xfail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ._checks import checks
-from ._command import prepared, reasons_of
+from ._command import reasons_of, target_of_options
 from ._judge import Check, Judge
 from ._run import FAILED, INAPPLICABLE, check_expected, outcome_of
 
@@ -26,27 +26,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TARGET",
         action="append",
         default=[],
-        help="run the conformance suite on TARGET, as of `python -m rope_array check`; may be given again",
+        help="run the conformance suite on TARGET, as `python -m rope_array check` does; repeatable",
     )
-    group.addoption("--rope-library", metavar="NAME", help="whose arrays a callable takes (default: numpy)")
+    group.addoption("--rope-library", metavar="NAME", help="the array library of a callable (default: numpy)")
     group.addoption(
         "--rope-claim",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="what a callable claims, as of `python -m rope_array check --claim`",
+        help="a claim of a callable, as in `python -m rope_array check --claim`; repeatable",
     )
     group.addoption(
         "--rope-expect",
         metavar="CHECK=REASON",
         action="append",
         default=[],
-        help="a check known to fail, with the reason and a link; a pass is then a failure",
+        help="a check known to fail, with the reason and a link; passing it is then a failure",
     )
 
 
 class CheckFailed(Exception):
-    """What a failed check says."""
+    """A check failed; the message is its detail."""
 
 
 class UnexpectedlyInapplicable(Exception):
@@ -75,7 +75,7 @@ class RopeCheck(pytest.Item):
             raise CheckFailed(detail)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
-        """Say what was required and what was found, without a traceback through the suite."""
+        """Return the requirement and the detail, without a traceback through the suite."""
         if isinstance(excinfo.value, CheckFailed):
             return f"required: {self.check.requirement}\nfound:    {excinfo.value}"
         if isinstance(excinfo.value, UnexpectedlyInapplicable):
@@ -83,7 +83,7 @@ class RopeCheck(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Say where and what the test is."""
+        """Return the path and name of the test."""
         return self.path, None, f"{self.judge.target.name}: {self.check.name}"
 
 
@@ -92,17 +92,17 @@ class RopeTarget(pytest.Collector):
 
     def __init__(self, *, target: str, **more: Any):
         super().__init__(**more)
-        self.given = target
+        self.target = target
 
     def collect(self) -> Iterator[RopeCheck]:
         """Yield the checks."""
         option = self.config.getoption
         try:
-            target = prepared(self.given, None, option("--rope-library"), option("--rope-claim"))
+            target = target_of_options(self.target, None, option("--rope-library"), option("--rope-claim"))
             expected = {**target.expected_failures, **reasons_of(option("--rope-expect"))}
             check_expected(expected)
         except (ValueError, ImportError, RuntimeError) as error:
-            raise pytest.UsageError(f"--rope-backend {self.given}: {error}") from None
+            raise pytest.UsageError(f"--rope-backend {self.target}: {error}") from None
         judge = Judge(target)
         for check in checks():
             reason = expected.get(check.name)
@@ -110,17 +110,17 @@ class RopeTarget(pytest.Collector):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse options that would have no effect; find modules where pytest was called, as `python -m` does."""
+    """Raise for options without effect; import targets from the current folder, as `python -m` does."""
     if not config.getoption("--rope-backend"):
         for option in ("--rope-library", "--rope-claim", "--rope-expect"):
             if config.getoption(option):
-                raise pytest.UsageError(f"{option} says something of a --rope-backend, and none is given")
+                raise pytest.UsageError(f"{option} needs a --rope-backend; give one, or leave it out")
     elif (here := str(config.invocation_params.dir)) not in sys.path:
         sys.path.insert(0, here)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m are applied
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[Any]) -> None:
-    """Add the checks to what was collected."""
-    for given in config.getoption("--rope-backend"):
-        items.extend(RopeTarget.from_parent(session, name=given, target=given, nodeid=given).collect())
+    """Add the checks to the collected tests."""
+    for name in config.getoption("--rope-backend"):
+        items.extend(RopeTarget.from_parent(session, name=name, target=name, nodeid=name).collect())

@@ -814,7 +814,7 @@ _TOWERS = [
     Case(
         "vjepa2",
         "VJEPA2RopeAttention",
-        status="not a rotation: the two features of a pair turn by different frequencies, norms change",
+        status="not a rotation: the two features of a pair have different frequencies, norms change",
         refused=_vjepa2_refused,
     ),
     _plain("deepseek_ocr2", "DeepseekOcr2VisionRotaryEmbedding", "DeepseekOcr2Config", ["vision.encoder"]),

@@ -224,7 +224,7 @@ def features(length: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def describe(rope: ra.RoPE) -> str:
-    """Say in a few words what a rope is."""
+    """Describe a rope in a few words."""
     if rope.rotary_dim == 0:
         return "none"
     words = [
@@ -239,10 +239,10 @@ def describe(rope: ra.RoPE) -> str:
 
 
 def _short(value: Any) -> str:
-    """Name a rule with its factor, or a map with the lanes of each coordinate."""
-    if (lanes := getattr(value, "lanes", None)) is not None:
-        counts = [sum(lane == axis for lane in lanes) for axis in sorted({x for x in lanes if x is not None})]
-        return f"lanes by coordinate {'+'.join(map(str, counts))}"
+    """Name a rule with its factor, or axes with the number of pairs of each coordinate."""
+    if (coordinates := getattr(value, "coordinates", None)) is not None:
+        counts = [coordinates.count(axis) for axis in sorted({a for a in coordinates if a is not None})]
+        return f"pairs by coordinate {'+'.join(map(str, counts))}"
     factor = getattr(value, "partial_rotary_factor", getattr(value, "factor", None))
     return type(value).__name__ + ("" if factor is None else f"({factor:g})")
 
@@ -263,10 +263,10 @@ def table() -> str:
     head = f"""# Models
 
 The rotary classes of transformers {transformers.__version__}, each with the default config of its model, or
-with what makes that run. *equal*: `RoPE.from_config` has the class's frequencies, attention factor and lane
-map, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
-checks. Otherwise the reason stands there. Several ropes are of several parts or layer types, or of settings
-that a model's code knows; *none* is of layers that do not rotate. Equal are {equal} of {len(listed)}.
+with the nearest config that runs. *equal*: `RoPE.from_config` has the class's frequencies, attention factor
+and axes, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
+checks. Otherwise the status is the reason. A class has several ropes for several parts, layer types or
+settings of the model's code; *none* is for layers that do not rotate. {equal} of {len(listed)} are equal.
 
 | model | class | RoPE | status |
 | --- | --- | --- | --- |

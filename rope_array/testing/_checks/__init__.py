@@ -1,4 +1,4 @@
-"""The checks by subject, in the order in which they are run."""
+"""The checks by subject, in the order of their runs and reports."""
 
 from rope_array.testing._judge import Check, registered
 
@@ -18,7 +18,7 @@ from . import (
 
 __all__ = ["checks"]
 
-# Importing a module registers its checks; this is the order of reports.
+# Importing a module registers its checks.
 _SUBJECTS = (
     _kinds,
     _fields,

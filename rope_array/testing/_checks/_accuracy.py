@@ -1,44 +1,44 @@
-"""How far results are from the definition, for each dtype and range of positions."""
+"""Errors of results against the definition, for each dtype and range of positions."""
 
 from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import Given, Judge, check
+from rope_array.testing._judge import Input, Judge, check
 
 _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
 
 
 def _within(j: Judge, name: str, dtype: str) -> None:
-    pos = j.spread(name)
+    pos = j.positions_in(name)
     x, y = _last_rows(j, pos, dtype) if pos[0] and not j.claims("offset_positions") else _rows(j, pos, dtype)
     if dtype == j.dtype:
-        j.note(name, j.numbers(y), x, pos)
+        j.record_error(name, j.numbers(y), x, pos)
     j.check_values(j.numbers(y), x, pos)
 
 
-def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Given, Any]:
+def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
     x = j.x(1, 2, len(pos), 64, dtype=dtype)
     y = j.run(x, pos)
     j.check_kind(y, x)
     return x, y
 
 
-def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Given, Any]:
-    """Reach positions by as many rows, of which the last are judged; narrow, as they are many."""
+def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
+    """Rotate as many rows as positions, of the least head_dim, and return the last rows."""
     values = np.zeros((1, 1, pos[-1] + 1, j.width))
     values[:, :, pos] = np.random.default_rng(0).standard_normal((1, 1, len(pos), j.width))
-    whole = j.given(values, dtype)
+    whole = j.array(values, dtype)
     y = j.run(whole, np.arange(pos[-1] + 1))
     j.check_kind(y, whole)
-    return Given(None, whole.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
+    return Input(None, whole.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
 
 
 @check(each_dtype=True)
 def accuracy_small(j: Judge, dtype: str) -> None:
-    """Within the class's bound at positions below 4,096, or up to the furthest that is served.
+    """Errors are within the class's bound at positions below 4,096, or up to the largest one claimed.
 
-    For the contract that is 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the
+    The contract's bound is 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the
     result.
     """
     _within(j, "small", dtype)
@@ -46,34 +46,34 @@ def accuracy_small(j: Judge, dtype: str) -> None:
 
 @check("reaches_2e16", each_dtype=True)
 def accuracy_2e16(j: Judge, dtype: str) -> None:
-    """Within the class's bound from 4,096 to 2^16, or as far as is served."""
+    """Errors are within the class's bound from 4,096 to 2^16, or up to the largest position claimed."""
     _within(j, "2^16", dtype)
 
 
 @check("reaches_2e20", each_dtype=True)
 def accuracy_2e20(j: Judge, dtype: str) -> None:
-    """Within the class's bound from 2^16 to 2^20, or as far as is served.
+    """Errors are within the class's bound from 2^16 to 2^20, or up to the largest position claimed.
 
-    There a float32 angle is off by hundredths of a radian.
+    A float32 angle is off by hundredths of a radian there.
     """
     _within(j, "2^20", dtype)
 
 
 @check("reaches_2e24", each_dtype=True)
 def accuracy_2e24(j: Judge, dtype: str) -> None:
-    """Within the class's bound from 2^20 to 2^24 + 3, where float32 can no longer count."""
+    """Errors are within the class's bound from 2^20 to 2^24 + 3, where float32 skips integers."""
     _within(j, "2^24", dtype)
 
 
 @check("reaches_int32", each_dtype=True)
 def accuracy_int32(j: Judge, dtype: str) -> None:
-    """Within the class's bound from there to the end of int32."""
+    """Errors are within the class's bound from 2^24 + 4 to the end of int32."""
     _within(j, "int32", dtype)
 
 
 @check("negative_positions", "any_positions", each_dtype=True)
 def accuracy_negative(j: Judge, dtype: str) -> None:
-    """Within the class's bound at negative positions, down to the end of int32."""
+    """Errors are within the class's bound at negative positions, down to the end of int32."""
     pos = -np.array([p for p in _NEGATIVE if p <= j.target.reach])
     if j.target.reach >= 2**31 - 1:
         pos = np.append(pos, -(2**31))
@@ -82,25 +82,25 @@ def accuracy_negative(j: Judge, dtype: str) -> None:
 
 @check("wide_positions", "any_positions", each_dtype=True)
 def accuracy_wide(j: Judge, dtype: str) -> None:
-    """Beyond int32, within 2π·|pos|·2^-65 more (2^-97 for float64)."""
+    """Beyond int32, errors are within the bound plus 2π·|pos|·2^-65 (2^-97 for float64)."""
     pos = np.array([2**31, 2**32 - 1, 2**32 + 1, 2**40 + 5, -(2**33) - 3, 2**53 + 1])
     j.rotated(j.x(1, 2, len(pos), 64, dtype=dtype), pos)
 
 
 @check("float_positions", "any_positions", each_dtype=True)
 def accuracy_float(j: Judge, dtype: str) -> None:
-    """At float32 positions, whole or not, within 2.5e-7·max(1, ω) of the pair more."""
+    """At float32 positions, whole or not, errors are within the bound plus 2.5e-7·max(1, ω) of the pair."""
     pos = np.array([0.0, 0.5, 1.25, -3.75, 1000.125, 65_535.5, 3.0], np.float32)
     pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | j.claims("negative_positions"))]
     x = j.x(1, 2, len(pos), 64, dtype=dtype)
-    # An angle that is a product is as good as the dtype of its position.
+    # An angle that is a product is as exact as the dtype of its position.
     wide = j.target.angles == "float64" and j.claims("float64")
     j.check(j.call(x, j.pos(pos, "float64" if wide else "float32")), x, pos)
 
 
 @check("float_positions", "any_positions", "float64", each_dtype=False)
 def accuracy_float64_positions(j: Judge) -> None:
-    """float64 positions keep their fraction, for an x of float64."""
+    """Positions of float64 keep their fraction for an x of float64."""
     pos = np.array([0.1, 1.7, 100.3, 4000.9])
     pos = pos[pos <= j.target.reach]
     x = j.x(1, 2, len(pos), 16, dtype="float64")

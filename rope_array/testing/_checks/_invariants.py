@@ -1,4 +1,4 @@
-"""Properties of every rotation: they catch what no table of values does."""
+"""Properties of every rotation, which find errors at values that no other check uses."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _SLACK = 1e-30
 
 @check()
 def sizes(j: Judge) -> None:
-    """Many rows, heads or batches are rotated as few are."""
+    """Many rows, heads or batches are rotated correctly."""
     for batch, heads, rows in ((1, 1, 1100), (1, 40, 3), (20, 1, 3), (1, 2, 130)):
         rows = min(rows, j.target.reach + 1)
         j.rotated(j.x(batch, heads, rows, 16), j.row(0, rows))
@@ -18,39 +18,39 @@ def sizes(j: Judge) -> None:
 
 @check("any_positions")
 def large_sizes(j: Judge) -> None:
-    """So are more than 2^16 rows, and more than 2^20 elements."""
+    """More than 2^16 rows, and more than 2^20 elements, are rotated correctly."""
     for shape in ((1, 1, 2**16 + 40, 16), (1, 3, 6000, 64)):
-        j.rotated(j.x(*shape), j.served(np.arange(shape[2]) % 251))
+        j.rotated(j.x(*shape), j.wrap(np.arange(shape[2]) % 251))
 
 
 @check(each_dtype=True)
 def magnitudes(j: Judge, dtype: str) -> None:
-    """Numbers near the ends of the dtype's range are rotated as others are; what fits does not overflow."""
+    """Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow."""
     for size in (largest(dtype) / 4, 2.0 ** (FORMATS[dtype][1] + 4)):
         values = np.random.default_rng(4).uniform(1, 2, (1, 2, 5, j.width))
-        j.rotated(j.given(values * size, dtype), j.places())
+        j.rotated(j.array(values * size, dtype), j.positions())
 
 
 @check("nonfinite_rows")
 def nonfinite_rows(j: Judge) -> None:
-    """NaN and infinities stay, and stay inside their vector: other rows, heads and batches are as ever."""
+    """NaN and infinities stay inside their vector, and do not vanish: other vectors are rotated as usual."""
     values = np.random.default_rng(6).standard_normal((2, 3, 5, j.width))
     values[0, 1, 2, 3], values[1, 2, 4, 0] = np.nan, np.inf
-    y = j.numbers(j.run(j.given(values), j.places()))
-    struck = ~np.isfinite(values).all(axis=-1, keepdims=True)
-    assert np.isfinite(np.where(struck, 0.0, y)).all(), "a NaN or an infinity left its vector"
-    j.check_struck(y, values)
-    # Vectors of zeros stand for those struck, whose other pairs are held to the contract by `nonfinite`.
-    j.check_values(np.where(struck, 0.0, y), j.given(np.where(struck, 0.0, values)), j.places())
+    y = j.numbers(j.run(j.array(values), j.positions()))
+    mask = ~np.isfinite(values).all(axis=-1, keepdims=True)
+    assert np.isfinite(np.where(mask, 0.0, y)).all(), "a NaN or an infinity left its vector"
+    j.check_nonfinite(y, values)
+    # Zeros replace the masked vectors; the check `nonfinite` judges their finite pairs.
+    j.check_values(np.where(mask, 0.0, y), j.array(np.where(mask, 0.0, values)), j.positions())
     if j.claims("rotary_dim"):
         values[0, 2, 1, 13] = np.nan
-        part = j.numbers(j.run(j.given(values), j.places(), rotary_dim=8))
-        j.check_struck(part, values, {"rotary_dim": 8})
+        part = j.numbers(j.run(j.array(values), j.positions(), rotary_dim=8))
+        j.check_nonfinite(part, values, {"rotary_dim": 8})
 
 
 @check("any_positions", each_dtype=True)
 def identity_at_zero(j: Judge, dtype: str) -> None:
-    """Position 0 leaves x as it is; to the last bit where angles are exact."""
+    """Position 0 does not change x; with exact angles, not in one bit."""
     x, pos = j.x(dtype=dtype), np.zeros(5, np.int64)
     y = j.run(x, pos)
     j.check(y, x, pos)
@@ -60,39 +60,40 @@ def identity_at_zero(j: Judge, dtype: str) -> None:
 
 @check()
 def norm(j: Judge) -> None:
-    """The length of every pair is kept."""
-    pos = j.spread("2^16" if j.claims("reaches_2e16", "offset_positions") else "small")
+    """Every pair keeps its length."""
+    pos = j.positions_in("2^16" if j.claims("reaches_2e16", "offset_positions") else "small")
     x = j.x(1, 2, len(pos), 16)
     y = j.numbers(j.run(x, pos))
     (a, b), (c, d) = j.pairs()
     before = j.amplitude * np.hypot(x.values[..., a], x.values[..., b])
     after = np.hypot(y[..., c], y[..., d])
-    # Each of the two results is off by one step at most.
-    step = 2**0.5 * j.step(x.values, pos, x.dtype)[..., c]
-    wrong = np.abs(after - before) > step + _SLACK
+    # Both results of a pair are within the bound.
+    bound = 2**0.5 * j.bound(x.values, pos, x.dtype)[..., c]
+    wrong = np.abs(after - before) > bound + _SLACK
     assert not wrong.any(), (
-        f"{wrong.sum()} pairs change their length, one of {before[wrong][0]:.6g} to {after[wrong][0]:.6g}"
+        f"{wrong.sum()} pairs change their length, the first from {before[wrong][0]:.6g} to "
+        f"{after[wrong][0]:.6g}"
     )
 
 
 @check("any_positions")
 def rotations_add(j: Judge) -> None:
-    """Rotating by m, then by n, is rotating by m + n."""
+    """Rotating by m, then by n, equals rotating by m + n."""
     x = j.x()
-    first, second = j.places() // 2, j.places()[::-1] // 2
+    first, second = j.positions() // 2, j.positions()[::-1] // 2
     once = j.amplitude * j.numbers(j.run(x, first + second))
     between, (read, written) = j.numbers(j.run(x, first)), j.pairs()
-    between[..., np.concatenate(read)] = between[..., np.concatenate(written)]  # as it is to be read again
-    twice = j.numbers(j.run(j.given(between), second))
-    # Three rotations, each off by one step at most; the lengths of pairs, and so steps, are kept.
-    bound = 3.1 * 2**0.5 * max(j.amplitude, 1.0) * j.step(x.values, first + second, x.dtype).max()
+    between[..., np.concatenate(read)] = between[..., np.concatenate(written)]  # undo out_pairing
+    twice = j.numbers(j.run(j.array(between), second))
+    # Three rotations, each within the bound, which depends on the length of a pair only.
+    bound = 3.1 * 2**0.5 * max(j.amplitude, 1.0) * j.bound(x.values, first + second, x.dtype).max()
     error = np.abs(once - twice).max()
-    assert error <= bound, f"off by {error:.3g}, {bound:.3g} is allowed"
+    assert error <= bound, f"off by {error:.3g}; {bound:.3g} is allowed"
 
 
 @check("any_positions")
 def scores_are_relative(j: Judge) -> None:
-    """The score of a query and a key depends on the distance of their positions only, near and far."""
+    """The score of a query and a key depends on the difference of their positions only."""
     q, k = j.x(1, 1, 3, 16), j.x(1, 1, 3, 16, seed=1)
 
     def scores(shift: int) -> np.ndarray:
@@ -103,18 +104,18 @@ def scores_are_relative(j: Judge) -> None:
     near, furthest = scores(0), j.target.reach - 9
     size = j.amplitude * np.linalg.norm(q.values, axis=-1).max() * np.linalg.norm(k.values, axis=-1).max()
     for shift in (1, min(1000, furthest), min(2**16 - 20, furthest)):
-        unit = j.step(np.ones((1, j.width)), np.array([shift + 9]), q.dtype).max()
+        unit = j.bound(np.ones((1, j.width)), np.array([shift + 9]), q.dtype).max()
         error = np.abs(scores(shift) - near).max()
         bound = 4.1 * 2**0.5 * unit * size
-        assert error <= bound, f"moved by {shift}, scores change by {error:.3g}; {bound:.3g} is allowed"
+        assert error <= bound, f"shifted by {shift}, scores change by {error:.3g}; {bound:.3g} is allowed"
 
 
 @check()
 def linear(j: Judge) -> None:
-    """Twice x gives twice the result, to the last bit."""
+    """Rotating 2x gives twice the result of x, to the last bit."""
     x = j.x()
-    doubled = j.given(2 * x.values)
-    once, twice = (j.numbers(j.run(one, j.places())) for one in (x, doubled))
+    doubled = j.array(2 * x.values)
+    once, twice = (j.numbers(j.run(one, j.positions())) for one in (x, doubled))
     assert np.array_equal(2 * once, twice), "the result is not linear in x"
 
 
@@ -122,6 +123,6 @@ def linear(j: Judge) -> None:
 def heads_alike(j: Judge) -> None:
     """Equal vectors at equal positions give equal results, in every batch and head."""
     row = np.random.default_rng(2).standard_normal((1, 1, 5, j.width))
-    y = j.numbers(j.run(j.given(np.broadcast_to(row, (2, 3, 5, j.width))), j.places()))
-    bound = 2 * j.step(np.broadcast_to(j.given(row).values, y.shape), j.places(), j.dtype)
+    y = j.numbers(j.run(j.array(np.broadcast_to(row, (2, 3, 5, j.width))), j.positions()))
+    bound = 2 * j.bound(np.broadcast_to(j.array(row).values, y.shape), j.positions(), j.dtype)
     assert (np.abs(y - y[:1, :1]) <= bound).all(), "batches or heads differ"

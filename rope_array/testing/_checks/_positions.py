@@ -1,4 +1,4 @@
-"""How positions are given: shapes, kinds, dtypes, and which row each belongs to."""
+"""Positions: shapes, types, dtypes, and the row of each."""
 
 from typing import Any
 
@@ -9,64 +9,64 @@ from rope_array.testing._judge import Judge, check
 
 @check("any_positions")
 def positions_of_their_own(j: Judge) -> None:
-    """Each row has the position given for it: unordered, repeated, packed sequences that start anew."""
+    """Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences."""
     for pos in ([0, 1, 2, 0, 1], [9, 3, 3, 7, 0], [4, 3, 2, 1, 0]):
         j.rotated(j.x(), np.array(pos))
 
 
 @check("offset_positions")
 def positions_offset(j: Judge) -> None:
-    """A decoding step: one row, at its own position, is rotated by that position."""
+    """One row, a decoding step, is rotated by its own position."""
     for start in (1, 17, 300):
         j.rotated(j.x(2, 3, 1, 16), j.row(start, 1))
 
 
 @check("batch_positions", "offset_positions")
 def positions_of_a_batch(j: Judge) -> None:
-    """Positions of shape (B, S): each batch has its own, and B is paired with x's first axis."""
-    for shape in ((2, 3, 5, 16), (5, 3, 5, 16), (3, 3, 5, 16)):  # B equal to S or H: none stands for another
+    """Positions of shape (B, S) rotate each batch by its own; B is x's first axis."""
+    for shape in ((2, 3, 5, 16), (5, 3, 5, 16), (3, 3, 5, 16)):  # also B equal to S, and to H
         rows = [j.row(start, 5) for start in (3, 100, 0, 31, 17)[: shape[0]]]
         j.rotated(j.x(*shape), np.stack(rows))
     if j.claims("any_positions"):
-        j.rotated(j.x(), j.served([[0, 1, 2, 3, 4], [7, 3, 100, 0, 5]]))
+        j.rotated(j.x(), j.wrap([[0, 1, 2, 3, 4], [7, 3, 100, 0, 5]]))
 
 
 @check("batch_positions", "offset_positions")
 def positions_of_a_batch_decoding(j: Judge) -> None:
-    """A decoding step of a batch: positions of shape (B, 1), each batch at its own."""
+    """Positions of shape (B, 1), a decoding step, rotate each batch by its own."""
     j.rotated(j.x(3, 2, 1, 16), np.stack([j.row(start, 1) for start in (40, 7, 29)]))
 
 
 @check("head_positions", "any_positions")
 def positions_of_heads(j: Judge) -> None:
-    """Positions of shape (B, H, S): each head has its own."""
+    """Positions of shape (B, H, S) rotate each head by its own."""
     many = np.random.default_rng(3).integers(0, 50, (2, 5, 5))
-    j.rotated(j.x(), j.served(many[:, :3]))
-    j.rotated(j.x(2, 5, 5, 16), j.served(many))
+    j.rotated(j.x(), j.wrap(many[:, :3]))
+    j.rotated(j.x(2, 5, 5, 16), j.wrap(many))
 
 
 @check("broadcast_positions", "any_positions")
 def positions_broadcast(j: Judge) -> None:
-    """A scalar serves all rows; a size of 1 serves all of its axis: (1,), (1, S), (B, 1), (B, 1, S), ..."""
+    """A scalar is broadcast to all rows, a size of 1 to its axis: (1,), (1, S), (B, 1), (B, 1, S), ..."""
     for shape, needed in (
         ((), "values"), ((1,), "values"), ((1, 5), "batch_positions"), ((2, 1), "batch_positions"),
         ((1, 1), "batch_positions"), ((2, 1, 5), "head_positions"), ((1, 3, 5), "head_positions"),
         ((2, 3, 1), "head_positions"),
     ):  # fmt: skip
         if j.claims(needed):
-            j.rotated(j.x(), j.served(np.random.default_rng(len(shape)).integers(1, 50, shape)))
+            j.rotated(j.x(), j.wrap(np.random.default_rng(len(shape)).integers(1, 50, shape)))
 
 
 @check()
 def size_one_axes(j: Judge) -> None:
-    """Axes of size 1 in x are as any other: one batch, one head, one row."""
+    """Axes of size 1 in x are rotated as any other: one batch, one head, one row."""
     for shape in ((1, 1, 1, 16), (2, 1, 5, 16), (1, 3, 5, 16), (2, 3, 1, 16), (1, 1, 5, 16)):
-        j.rotated(j.x(*shape), j.places(shape[2]))
+        j.rotated(j.x(*shape), j.positions(shape[2]))
 
 
 @check("python_positions", "any_positions")
 def positions_of_python(j: Judge) -> None:
-    """An int, a range and a list of ints are positions too; negative ones, and ranges with a step."""
+    """Positions may be an int, a range or a list of ints, with negative values and steps."""
     kinds: list[Any] = [3, range(2, 7), range(0, 15, 3), [4, 0, 2, 9, 1]]
     if j.claims("negative_positions"):
         kinds += [-3, range(-4, 1), range(9, -1, -2), [4, -2, 0, -9, 1]]
@@ -74,13 +74,13 @@ def positions_of_python(j: Judge) -> None:
         kinds += [2**33 + 5, [2**40, 0, 1, 2**31, 2**32 + 7]]
     for pos in kinds:
         j.rotated(j.x(), pos)
-    if (y := j.offered(x := j.x(), (4, 0, 2, 9, 1))) is not None:
+    if (y := j.try_call(x := j.x(), (4, 0, 2, 9, 1))) is not None:
         j.check(y, x, np.array((4, 0, 2, 9, 1)))
 
 
 @check("narrow_positions", "offset_positions")
 def positions_of_narrow_dtypes(j: Judge) -> None:
-    """Positions of int8, uint8, int16 and so on are served up to their ends: nothing wraps in their dtype."""
+    """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
     for kind in j.lib.integers:
         ends = np.iinfo(kind)
         top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)
@@ -94,7 +94,7 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
 
 @check("any_positions")
 def positions_of_length_of_batch(j: Judge) -> None:
-    """Positions of shape (S,) belong to the rows, also where heads, batches or features are as many."""
-    j.rotated(j.x(4, 4, 4, 16), j.served([5, 0, 9, 2]))
+    """Positions of shape (S,) match the rows, even if there are as many heads, batches or features."""
+    j.rotated(j.x(4, 4, 4, 16), j.wrap([5, 0, 9, 2]))
     if j.width <= 128:
-        j.rotated(j.x(2, 3, j.width, 16), j.served(np.arange(j.width) * 5 % 31))
+        j.rotated(j.x(2, 3, j.width, 16), j.wrap(np.arange(j.width) * 5 % 31))

@@ -1,4 +1,4 @@
-"""What each check holds alone, together: fields, shapes, dtypes and positions in combination."""
+"""Fields, shapes, dtypes and positions in combination."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ import numpy as np
 
 from rope_array.testing._judge import Judge, check
 
-# Sizes before the sequence, and its own: batch and heads alike, heads and sequence alike, one row, one head.
+# (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1.
 _ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
 _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
 # Axes of positions, as sizes of (B, H, S) or 1.
@@ -20,17 +20,15 @@ _RULES = {
     "ntk": {"rope_type": "ntk", "factor": 3.0},
     "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64},
 }
-# By the number of lanes; each for positions of two coordinates.
+# Axes of two coordinates for a number of pairs.
 _MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "in turn": lambda lanes: {"coordinates": (0, 1) * (lanes // 2) + (0,) * (lanes % 2), "count": 2},
-    "blocks": lambda lanes: {
-        "coordinates": (0,) * (lanes // 2) + (1,) * (lanes // 2), "widths": (lanes, lanes), "blocks": 2
-    },
-}  # fmt: skip
+    "alternating": lambda n: {"coordinates": (0, 1) * (n // 2) + (0,) * (n % 2), "count": 2},
+    "blocks": lambda n: {"coordinates": (0,) * (n // 2) + (1,) * (n // 2), "widths": (n, n), "blocks": 2},
+}
 
 
 class Case(NamedTuple):
-    """One level of every factor; None leaves a field out."""
+    """One call: a value for each factor, or None to leave a field out."""
 
     dtype: str
     rows: tuple[int, ...]
@@ -46,9 +44,9 @@ class Case(NamedTuple):
     inv_freq: bool | None
     attention_factor: float | None
     scaling: str | None
-    axes_of_lanes: str | None
+    axes_map: str | None
     inverse: bool | None
-    company: bool | None
+    in_tuple: bool | None
 
     def spec(self, j: Judge) -> dict[str, Any]:
         """Return the fields of the call."""
@@ -56,51 +54,51 @@ class Case(NamedTuple):
         spec = {name: getattr(self, name) for name in (*fields, "attention_factor", "inverse")}
         spec = {name: value for name, value in spec.items() if value is not None}
         if self.inv_freq:
-            spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.lanes(j)))
+            spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.num_pairs(j)))
         if self.scaling:
             spec["scaling"] = _RULES[self.scaling]
-        if self.axes_of_lanes:
-            spec["axes"] = _MAPS[self.axes_of_lanes](self.lanes(j))
+        if self.axes_map:
+            spec["axes"] = _MAPS[self.axes_map](self.num_pairs(j))
         return spec
 
-    def lanes(self, j: Judge) -> int:
+    def num_pairs(self, j: Judge) -> int:
         """Return the number of pairs."""
         fields = {"rotary_dim": self.rotary_dim, "rotary_start": self.rotary_start}
         return len(j.pairs({name: value for name, value in fields.items() if value is not None})[0][0])
 
     def __str__(self) -> str:
         fields = ", ".join(f"{n}={v}" for n, v in self._asdict().items() if v is not None)
-        return f"Of {fields}"
+        return f"with {fields}"
 
 
 @check()
 def combinations(j: Judge) -> None:
-    """Whatever is claimed holds in company: any two of the fields, shapes, dtypes and kinds of positions.
+    """Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call.
 
-    Calls are drawn, always the same ones, until every pair of values has been in one.
+    Calls are drawn, with a fixed seed, until every two values have been in one call.
     """
     cases = itertools.islice(_covering(_levels(j), lambda case: _fits(j, case)), _many(j))
-    if not sum([_served(j, case) for case in cases]):
-        raise NotImplementedError("refuses every call")  # so nothing was judged: the check does not apply
+    if not sum([_check_case(j, case) for case in cases]):
+        raise NotImplementedError("refuses every call")  # reported as not applicable
 
 
 def _many(j: Judge) -> int:
-    # Compiled code is compiled for each: the first cases cover most pairs.
+    # Each case is compiled again; the first cases cover most combinations.
     return 10 if j.target.wraps is not None else j.lib.calls
 
 
-def _served(j: Judge, case: Case) -> bool:
-    """Call and check; tell whether the call was not refused."""
+def _check_case(j: Judge, case: Case) -> bool:
+    """Call and check; return False if the target refused the call."""
     spec = case.spec(j)
     axis = case.seq_axis if case.seq_axis is not None else -2
     values = np.random.default_rng(0).standard_normal((*case.rows, j.width))
     values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
-    x, (pos, numbers) = j.given(values, case.dtype), _positions(j, case)
-    other = j.given(values[..., ::-1], j.dtypes[-1])
+    x, (pos, numbers) = j.array(values, case.dtype), _positions(j, case)
+    other = j.array(values[..., ::-1], j.dtypes[-1])
     try:
-        ys = j.offered((other, x) if case.company else x, pos, **spec)
+        ys = j.try_call((other, x) if case.in_tuple else x, pos, **spec)
         if ys is not None:
-            for y, one in zip(ys, (other, x), strict=True) if case.company else [(ys, x)]:
+            for y, one in zip(ys, (other, x), strict=True) if case.in_tuple else [(ys, x)]:
                 j.check(y, one, numbers, **spec)
     except Exception as error:
         raise AssertionError(f"{case}: {error}") from error
@@ -108,11 +106,11 @@ def _served(j: Judge, case: Case) -> bool:
 
 
 def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
-    """Return positions as they are handed in, and their numbers for the definition."""
+    """Return positions for the target, and their numbers for the definition."""
     shape = _shape(case)
     draw = np.random.default_rng(len(shape) + sum(shape))
     low, high = _bounds(j, case)
-    if case.axes_of_lanes:
+    if case.axes_map:
         shape = (*shape, 2)
     numbers: np.ndarray = draw.integers(low, high, shape, endpoint=True)
     if not j.claims("any_positions"):
@@ -130,7 +128,7 @@ def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
 
 
 def _far(j: Judge) -> int:
-    # Beyond that a float32 angle is off by more than it is held to, which accuracy_* say.
+    # Beyond 2^15 float32 angles may exceed their bound; accuracy_* report it.
     return min(j.target.reach, 2**15 if j.target.angles == "float32" else 2**31 - 1)
 
 
@@ -147,11 +145,11 @@ def _shape(case: Case) -> tuple[int, ...]:
     return tuple(rows[axis] for axis in case.axes)
 
 
-# ---- which cases there are ----
+# ---- the cases ----
 
 
 def _levels(j: Judge) -> dict[str, list[Any]]:
-    """Return the levels of every factor that is claimed; the first is the usual one."""
+    """Return the values of every factor that is claimed."""
     any_positions, width = j.claims("any_positions"), j.width
     optional: dict[str, list[Any]] = {
         "seq_axis": [-2, -3, -4, 0, 1],
@@ -178,8 +176,8 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
         levels["reach"].append("negative")
     for name, values in optional.items():
         levels[name] = [None, *(values if j.claims(name) else ())]
-    levels["axes_of_lanes"] = [None, *(_MAPS if any_positions and j.claims("axes") else ())]
-    levels["company"] = [None, *([True] if j.claims("tuple") else [])]
+    levels["axes_map"] = [None, *(_MAPS if any_positions and j.claims("axes") else ())]
+    levels["in_tuple"] = [None, *([True] if j.claims("tuple") else [])]
     return levels
 
 
@@ -200,10 +198,10 @@ def _claimed(j: Judge, axes: str) -> bool:
 
 
 def _fits(j: Judge, case: Case) -> bool:
-    """Tell whether a case has a meaning, and one that is claimed."""
+    """Return whether a case is valid and claimed."""
     lead, exact = len(case.rows) - 1, j.target.angles == "exact"
     if len(case.axes) > 1 and (len(case.axes) - 1 > lead or not (exact or lead == 2)):
-        return False  # where positions of a batch belong is plain for (B, H, S, D) only
+        return False  # other code may broadcast positions of a batch differently, except for (B, H, S, D)
     if case.seq_axis is not None and not -lead - 2 <= case.seq_axis <= lead:
         return False
     if case.kind.startswith("python") and (len(case.axes) > 1 and not exact):
@@ -214,10 +212,10 @@ def _fits(j: Judge, case: Case) -> bool:
         return False
     if not _slice_fits(j, case):
         return False
-    if case.axes_of_lanes != "blocks":
+    if case.axes_map != "blocks":
         return True
-    # NTK scaling spreads frequencies between the first and the last: two blocks of one lane have none.
-    return case.lanes(j) % 2 == 0 and not (case.scaling == "ntk" and case.lanes(j) == 2)
+    # NTK scaling needs two frequencies or more in each block.
+    return case.num_pairs(j) % 2 == 0 and not (case.scaling == "ntk" and case.num_pairs(j) == 2)
 
 
 def _slice_fits(j: Judge, case: Case) -> bool:
@@ -231,7 +229,7 @@ def _slice_fits(j: Judge, case: Case) -> bool:
 
 
 def _covering(levels: dict[str, list[Any]], fits: Callable[[Case], bool]) -> Iterator[Case]:
-    """Yield cases until every pair of levels that fits has been in one, those that cover most first."""
+    """Yield cases until every valid two levels have been in one case; most new combinations first."""
     draw, names = random.Random(0), list(levels)
     missing = {
         pair
@@ -242,15 +240,15 @@ def _covering(levels: dict[str, list[Any]], fits: Callable[[Case], bool]) -> Ite
     }
     while missing:
         best: tuple[int, Case | None, set[Any]] = (0, None, set())
-        wanted = min(missing) if len(missing) < 200 else draw.choice(sorted(missing))
+        needed = min(missing) if len(missing) < 200 else draw.choice(sorted(missing))
         for _ in range(_TRIES):
-            places = [draw.randrange(len(levels[name])) for name in names]
-            for factor, place in wanted:
-                places[factor] = place
-            case = Case(**{name: levels[name][place] for name, place in zip(names, places, strict=True)})
-            new = missing.intersection(itertools.combinations(enumerate(places), 2))
+            indices = [draw.randrange(len(levels[name])) for name in names]
+            for factor, index in needed:
+                indices[factor] = index
+            case = Case(**{name: levels[name][index] for name, index in zip(names, indices, strict=True)})
+            new = missing.intersection(itertools.combinations(enumerate(indices), 2))
             if len(new) > best[0] and fits(case):
                 best = (len(new), case, new)
-        missing -= best[2] | {wanted}
+        missing -= best[2] | {needed}
         if best[1] is not None:
             yield best[1]

@@ -1,4 +1,4 @@
-"""Rules that scale frequencies for longer contexts, and maps from coordinates to lanes."""
+"""Rules that scale frequencies for longer contexts, and axes: the coordinate of each pair."""
 
 from typing import Any
 
@@ -9,53 +9,53 @@ from rope_array.testing._judge import Judge, check
 
 # ---- scaling ----
 
-# The context that rules are stated for here: short, so that all that they do shows in a narrow head.
+# The trained context: short, so that every branch of a rule shows in a narrow head.
 _TRAINED = 64
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": _TRAINED}
 
 
-def _scaled(j: Judge, *rules: dict[str, Any], base: float | None = None) -> None:
+def _check_rules(j: Judge, *rules: dict[str, Any], base: float | None = None) -> None:
     more = {} if base is None or not j.claims("base") else {"base": base}
     for rule in rules:
-        j.rotated(j.x(), j.places(), scaling=rule, **more)
+        j.rotated(j.x(), j.positions(), scaling=rule, **more)
 
 
 @check("scaling")
 def scaling_linear(j: Judge) -> None:
     """Linear scaling divides every frequency by the factor (Chen et al., arXiv 2306.15595)."""
-    _scaled(j, *({"rope_type": "linear", "factor": factor} for factor in (4.0, 1.0, 2.5, 0.5, 3)))
+    _check_rules(j, *({"rope_type": "linear", "factor": factor} for factor in (4.0, 1.0, 2.5, 0.5, 3)))
 
 
 @check("scaling")
 def scaling_ntk(j: Judge) -> None:
-    """NTK-aware scaling makes the base θ·f^(d/(d-2)); it keeps the first frequency, divides the last by f."""
-    _scaled(j, *({"rope_type": "ntk", "factor": factor} for factor in (4.0, 1.0, 1000.0)))
+    """NTK-aware scaling sets the base to θ·f^(d/(d-2)): keeps the first frequency, divides the last by f."""
+    _check_rules(j, *({"rope_type": "ntk", "factor": factor} for factor in (4.0, 1.0, 1000.0)))
 
 
 @check("scaling")
 def scaling_dynamic(j: Judge) -> None:
-    """Dynamic NTK goes by the length said: θ·(f·L/m - (f - 1))^(d/(d-2)), and up to m changes nothing."""
+    """Dynamic NTK sets the base to θ·(f·L/m - (f - 1))^(d/(d-2)) for a length L beyond m."""
     rule = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": _TRAINED}
-    _scaled(j, *({**rule, "length": length} for length in (2 * _TRAINED, _TRAINED, 1, 5 * _TRAINED + 1)))
+    _check_rules(j, *({**rule, "length": length} for length in (2 * _TRAINED, _TRAINED, 1, 5 * _TRAINED + 1)))
 
 
 @check("scaling")
 def scaling_yarn(j: Judge) -> None:
-    """YaRN ramps from kept to divided frequencies; its ends are rounded unless truncate is false."""
-    _scaled(
+    """YaRN ramps from kept to divided frequencies; the ramp's ends are rounded unless truncate is false."""
+    _check_rules(
         j,
         _YARN,
         {**_YARN, "truncate": False},
         {**_YARN, "factor": 40.0, "beta_fast": 8.0, "beta_slow": 2.0},
         {**_YARN, "original_max_position_embeddings": 4096},
-        {**_YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},  # bounds that are equal
+        {**_YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},  # equal bounds
         {**_YARN, "factor": 0.5},
     )
 
 
 @check("scaling")
 def scaling_amplitude(j: Judge) -> None:
-    """YaRN's amplitude is attention_factor, else g(mscale)/g(mscale_all_dim), else g(1); it counts once."""
+    """YaRN's amplitude is attention_factor, else g(mscale)/g(mscale_all_dim), else g(1)."""
     more: list[dict[str, Any]] = [
         {},
         {"attention_factor": 1.25},
@@ -64,27 +64,27 @@ def scaling_amplitude(j: Judge) -> None:
         {"mscale": 0.7},
         {"factor": 0.5},
     ]
-    _scaled(j, *({**_YARN, "factor": 40.0, **fields} for fields in more))
+    _check_rules(j, *({**_YARN, "factor": 40.0, **fields} for fields in more))
 
 
 @check("scaling", "attention_factor")
 def scaling_and_attention_factor(j: Judge) -> None:
-    """An attention_factor of the call stands in place of the rule's amplitude."""
-    j.rotated(j.x(), j.places(), scaling=_YARN, attention_factor=1.75)
+    """An attention_factor of the call replaces the rule's amplitude."""
+    j.rotated(j.x(), j.positions(), scaling=_YARN, attention_factor=1.75)
 
 
 @check("scaling", "rotary_dim")
 def scaling_of_a_part(j: Judge) -> None:
-    """A rule goes by the rotated width, not by the head's."""
+    """A rule uses rotary_dim, not head_dim."""
     for rule in (_YARN, {"rope_type": "ntk", "factor": 4.0}):
-        j.rotated(j.x(), j.places(), scaling=rule, rotary_dim=8)
+        j.rotated(j.x(), j.positions(), scaling=rule, rotary_dim=8)
 
 
 @check("scaling")
 def scaling_llama3(j: Judge) -> None:
-    """Llama 3's rule keeps short wavelengths, divides long ones, and goes over smoothly between them."""
+    """Llama 3's rule keeps short wavelengths, divides long ones, and interpolates between them."""
     rule = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    _scaled(
+    _check_rules(
         j,
         {**rule, "original_max_position_embeddings": _TRAINED},
         {**rule, "original_max_position_embeddings": 8192},
@@ -95,37 +95,37 @@ def scaling_llama3(j: Judge) -> None:
 
 @check("scaling")
 def scaling_longrope(j: Judge) -> None:
-    """LongRoPE divides each frequency by its own number: of the long list beyond the trained context only."""
-    lanes = len(j.pairs()[0][0])
+    """LongRoPE divides each frequency by its own factor: from the long list beyond the trained context."""
+    num_pairs = len(j.pairs()[0][0])
     rule = {
         "rope_type": "longrope",
-        "short_factor": [1.0 + 0.125 * i for i in range(lanes)],
-        "long_factor": [2.0 + i for i in range(lanes)],
+        "short_factor": [1.0 + 0.125 * i for i in range(num_pairs)],
+        "long_factor": [2.0 + i for i in range(num_pairs)],
         "original_max_position_embeddings": _TRAINED,
         "factor": 32.0,
     }
-    _scaled(j, *({**rule, "length": length} for length in (_TRAINED, _TRAINED + 1, 1)))
-    _scaled(j, {**rule, "length": 1, "attention_factor": 1.5})
+    _check_rules(j, *({**rule, "length": length} for length in (_TRAINED, _TRAINED + 1, 1)))
+    _check_rules(j, {**rule, "length": 1, "attention_factor": 1.5})
 
 
 @check("scaling")
 def scaling_proportional(j: Judge) -> None:
-    """The proportional rule turns the first share of the lanes, by exponents over the full width."""
+    """The proportional rule rotates the first share of the pairs, with exponents over the full width."""
     rule = {"rope_type": "proportional"}
     shares = ((0.25, 1.0), (0.5, 8.0), (1.0, 1.0), (0.0, 1.0), (0.3, 2.0))
-    _scaled(j, *({**rule, "partial_rotary_factor": share, "factor": factor} for share, factor in shares))
+    _check_rules(j, *({**rule, "partial_rotary_factor": share, "factor": factor} for share, factor in shares))
 
 
 @check("scaling")
 def scaling_periods(j: Judge) -> None:
-    """Periods make every frequency 2π times the usual one."""
-    _scaled(j, {"rope_type": "periods"})
+    """The periods rule multiplies every frequency by 2π."""
+    _check_rules(j, {"rope_type": "periods"})
 
 
 @check("scaling")
 def scaling_in_turn(j: Judge) -> None:
-    """Rules in turn, and none between them: nothing is kept that is keyed by less than all of a rule."""
-    x, pos = j.x(), j.places()
+    """Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key."""
+    x, pos = j.x(), j.positions()
     linear = {"rope_type": "linear", "factor": 2.0}
     for rule in (linear, None, {**linear, "factor": 4.0}, {**_YARN, "factor": 2.0}, linear, None):
         j.rotated(x, pos, **({} if rule is None else {"scaling": rule}))
@@ -133,8 +133,8 @@ def scaling_in_turn(j: Judge) -> None:
 
 @check("scaling", "inverse")
 def scaling_inverse(j: Judge) -> None:
-    """The inverse turns back by the scaled frequencies, and divides by the rule's amplitude."""
-    j.rotated(j.x(), j.places(), scaling=_YARN, inverse=True)
+    """The inverse rotates by the negated scaled frequencies, and divides by the rule's amplitude."""
+    j.rotated(j.x(), j.positions(), scaling=_YARN, inverse=True)
 
 
 # ---- coordinates ----
@@ -142,30 +142,30 @@ def scaling_inverse(j: Judge) -> None:
 
 def _coordinates(j: Judge, count: int, rows: int = 5) -> NDArray[np.int64]:
     """Return positions whose coordinates differ."""
-    drawn = [np.roll(j.places(rows), 2 * a) + 3 * a for a in range(count)]
+    drawn = [np.roll(j.positions(rows), 2 * a) + 3 * a for a in range(count)]
     return np.minimum(np.stack(drawn, axis=-1), j.target.reach)
 
 
-def _mapped(j: Judge, axes: dict[str, Any], count: int, **spec: Any) -> None:
+def _check_axes(j: Judge, axes: dict[str, Any], count: int, **spec: Any) -> None:
     j.rotated(j.x(), _coordinates(j, count), axes=axes, **spec)
 
 
 def _sections(j: Judge) -> tuple[int, int, int]:
-    lanes = j.width // 2
-    t = lanes // 2
-    return t, (lanes - t + 1) // 2, (lanes - t) // 2
+    num_pairs = j.width // 2
+    t = num_pairs // 2
+    return t, (num_pairs - t + 1) // 2, (num_pairs - t) // 2
 
 
 def _chunked(j: Judge) -> dict[str, Any]:
     return {"coordinates": tuple(a for a, n in enumerate(_sections(j)) for _ in range(n))}
 
 
-def _in_turn(j: Judge) -> dict[str, Any]:
-    lanes = [0] * (j.width // 2)
+def _interleaved(j: Judge) -> dict[str, Any]:
+    coordinates = [0] * (j.width // 2)
     for a in (1, 2):
-        for i in range(a, min(3 * _sections(j)[a], len(lanes)), 3):
-            lanes[i] = a
-    return {"coordinates": tuple(lanes), "count": 3}
+        for i in range(a, min(3 * _sections(j)[a], len(coordinates)), 3):
+            coordinates[i] = a
+    return {"coordinates": tuple(coordinates), "count": 3}
 
 
 def _axial(j: Judge, blocks: int = 1) -> dict[str, Any]:
@@ -175,77 +175,78 @@ def _axial(j: Judge, blocks: int = 1) -> dict[str, Any]:
 
 @check("axes", "any_positions")
 def axes_chunked(j: Judge) -> None:
-    """Runs of lanes of one series turn by a coordinate each: M-RoPE of Qwen2-VL (arXiv 2409.12191)."""
-    _mapped(j, _chunked(j), 3)
+    """Each coordinate rotates a run of pairs of one series: M-RoPE of Qwen2-VL (arXiv 2409.12191)."""
+    _check_axes(j, _chunked(j), 3)
 
 
 @check("axes", "any_positions")
 def axes_interleaved(j: Judge) -> None:
-    """Coordinates take turns along one series, the first having what is left: M-RoPE of Qwen3-VL."""
-    _mapped(j, _in_turn(j), 3)
+    """Coordinates alternate along one series, and the first rotates the rest: M-RoPE of Qwen3-VL."""
+    _check_axes(j, _interleaved(j), 3)
 
 
 @check("axes", "any_positions")
 def axes_alternating(j: Judge) -> None:
-    """Two coordinates take turns and the third has the slow lanes: M-RoPE of ERNIE-4.5-VL."""
+    """Two coordinates alternate and the third rotates the slow pairs: M-RoPE of ERNIE-4.5-VL."""
     half = j.width // 8
-    _mapped(j, {"coordinates": (1, 2) * half + (0,) * (j.width // 2 - 2 * half)}, 3)
+    _check_axes(j, {"coordinates": (1, 2) * half + (0,) * (j.width // 2 - 2 * half)}, 3)
 
 
 @check("axes", "any_positions")
 def axes_axial(j: Judge) -> None:
-    """Each coordinate has a series of its own, over its own width: of vision and video models."""
-    _mapped(j, _axial(j), 2)
+    """Each coordinate has a series of its own, over its own width, as in vision and video models."""
+    _check_axes(j, _axial(j), 2)
     wide = j.width // 2 - 4
-    _mapped(j, {"coordinates": (0,) * 2 + (2,) * 2 + (1,) * wide, "widths": (4, 2 * wide or 2, 4)}, 3)
-    _mapped(j, {"coordinates": (1, 0) * (j.width // 4), "widths": (j.width // 2,) * 2}, 2)
+    _check_axes(j, {"coordinates": (0,) * 2 + (2,) * 2 + (1,) * wide, "widths": (4, 2 * wide or 2, 4)}, 3)
+    _check_axes(j, {"coordinates": (1, 0) * (j.width // 4), "widths": (j.width // 2,) * 2}, 2)
 
 
 @check("axes", "any_positions", "pairing")
 def axes_blocks(j: Judge) -> None:
-    """With blocks, halves are those of each coordinate's own features: Gemma 4's vision tower."""
+    """With blocks, each coordinate's own features are paired: Gemma 4's vision tower."""
     for pairing in ("half", "interleaved"):
-        _mapped(j, _axial(j, blocks=2), 2, pairing=pairing)
+        _check_axes(j, _axial(j, blocks=2), 2, pairing=pairing)
 
 
 @check("axes", "any_positions")
 def axes_indices(j: Judge) -> None:
-    """A lane takes the frequency whose number its index is: even ones, then odd ones, in Pixtral."""
+    """The indices choose each pair's frequency: even ones, then odd ones, in Pixtral."""
     part = j.width // 4
     indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
-    _mapped(j, {"coordinates": (0,) * part + (1,) * part, "indices": indices}, 2)
+    _check_axes(j, {"coordinates": (0,) * part + (1,) * part, "indices": indices}, 2)
 
 
 @check("axes", "any_positions")
 def axes_without_a_coordinate(j: Judge) -> None:
-    """A lane that no coordinate drives never turns, and a coordinate that drives none changes nothing."""
-    lanes = tuple((0, None, 1, None)[i % 4] for i in range(j.width // 2))
-    _mapped(j, {"coordinates": lanes}, 2)
-    _mapped(j, {"coordinates": lanes, "count": 4}, 4)
+    """A pair without a coordinate is not rotated, and a coordinate without pairs changes nothing."""
+    coordinates = tuple((0, None, 1, None)[i % 4] for i in range(j.width // 2))
+    _check_axes(j, {"coordinates": coordinates}, 2)
+    _check_axes(j, {"coordinates": coordinates, "count": 4}, 4)
     if j.claims("inv_freq"):
-        _mapped(j, {"coordinates": lanes}, 2, inv_freq=tuple(1.5 * 0.7**i for i in range(j.width // 2)))
+        omegas = tuple(1.5 * 0.7**i for i in range(j.width // 2))
+        _check_axes(j, {"coordinates": coordinates}, 2, inv_freq=omegas)
 
 
 @check("axes", "any_positions")
 def axes_of_text(j: Judge) -> None:
-    """Where all coordinates are equal, a map with one series is RoPE by one position."""
-    x, pos = j.x(), j.places()
+    """With equal coordinates and one series, axes give the result of one position."""
+    x, pos = j.x(), j.positions()
     same = np.stack([pos] * 3, axis=-1)
-    for axes in (_chunked(j), _in_turn(j)):
+    for axes in (_chunked(j), _interleaved(j)):
         j.check(j.run(x, same, axes=axes), x, pos)
 
 
 @check("axes", "any_positions", "rotary_start", "rotary_dim")
 def axes_of_a_part(j: Judge) -> None:
-    """The lanes of a map are those of the rotated slice."""
-    lanes = {"coordinates": (0, 0, 1, 1)}
-    _mapped(j, lanes, 2, rotary_dim=8)
-    _mapped(j, lanes, 2, rotary_dim=8, rotary_start=4)
+    """The pairs of axes are in the rotated slice."""
+    axes = {"coordinates": (0, 0, 1, 1)}
+    _check_axes(j, axes, 2, rotary_dim=8)
+    _check_axes(j, axes, 2, rotary_dim=8, rotary_start=4)
 
 
 @check("axes", "any_positions", "float_positions")
 def axes_of_floats(j: Judge) -> None:
-    """Coordinates are floats too: fractions of an image, seconds of a video."""
+    """Coordinates may be floats: fractions of an image, seconds of a video."""
     pos = (_coordinates(j, 2) / 8 - 1).astype("float32")
     x = j.x()
     j.check(j.run(x, j.pos(pos, "float32"), axes=_axial(j)), x, pos, axes=_axial(j))
@@ -253,7 +254,7 @@ def axes_of_floats(j: Judge) -> None:
 
 @check("axes", "any_positions", "batch_positions")
 def axes_of_a_batch(j: Judge) -> None:
-    """Coordinates of shape (B, S, n) line up as positions of shape (B, S) do; as many rows as n too."""
+    """Coordinates of shape (B, S, n) match x as positions of shape (B, S) do, even with n rows."""
     for rows in (5, 3):
         pos = np.stack([_coordinates(j, 3, rows), _coordinates(j, 3, rows)[::-1] + 1])
         pos = np.minimum(pos, j.target.reach)
@@ -262,36 +263,36 @@ def axes_of_a_batch(j: Judge) -> None:
 
 @check("axes", "any_positions", "broadcast_positions")
 def axes_of_one_position(j: Judge) -> None:
-    """One position's coordinates, of shape (n,), serve all rows."""
+    """Coordinates of shape (n,), one position, rotate all rows."""
     j.rotated(j.x(), _coordinates(j, 3)[3], axes=_chunked(j))
 
 
 @check("axes", "any_positions", "seq_axis")
 def axes_and_seq_axis(j: Judge) -> None:
-    """seq_axis is an axis of x, whatever axes positions have."""
+    """The axis seq_axis counts axes of x, whatever axes positions have."""
     j.rotated(j.x(2, 5, 3, 16), _coordinates(j, 3), axes=_chunked(j), seq_axis=-3)
 
 
 @check("axes", "any_positions", "inverse")
 def axes_inverse(j: Judge) -> None:
-    """The inverse turns each lane back by its own coordinate."""
+    """The inverse rotates each pair by the negative of its own coordinate."""
     for axes, count in ((_chunked(j), 3), (_axial(j, blocks=2), 2)):
-        _mapped(j, axes, count, inverse=True, **({"pairing": "half"} if j.claims("pairing") else {}))
+        _check_axes(j, axes, count, inverse=True, **({"pairing": "half"} if j.claims("pairing") else {}))
 
 
 @check("axes", "scaling", "any_positions")
 def axes_and_scaling(j: Judge) -> None:
-    """A rule makes each series, by that series' width; lanes take from it."""
+    """A scaling rule is applied to each series with the series' own width."""
     for rule in (_YARN, {"rope_type": "ntk", "factor": 4.0}):
         for axes, count in ((_chunked(j), 3), (_axial(j), 2)):
-            _mapped(j, axes, count, scaling=rule)
+            _check_axes(j, axes, count, scaling=rule)
 
 
 @check("axes", "inv_freq", "any_positions")
 def axes_and_inv_freq(j: Judge) -> None:
-    """Frequencies given are those of the lanes, whatever coordinate drives them."""
+    """The pairs have the frequencies of inv_freq, whichever coordinate they have."""
     omegas = tuple(1.5 * 0.7**i for i in range(j.width // 2))
-    _mapped(j, _chunked(j), 3, inv_freq=omegas)
+    _check_axes(j, _chunked(j), 3, inv_freq=omegas)
 
 
 @check("axes", "tuple", "any_positions")
