@@ -38,6 +38,7 @@ __all__ = [
     "SpecError",
     "YaRN",
     "apply",
+    "backend_tools",
     "backends",
     "config",
     "convert",
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import config, convert, positions
+    from . import backend_tools, config, convert, positions
     from ._diagnose import diagnose
     from ._explain import backends, explain
     from ._spec.scaling import (
@@ -77,7 +78,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
-    if name in ("config", "convert", "positions"):
+    if name in ("backend_tools", "config", "convert", "positions"):
         return import_module(f"{__name__}.{name}")
     if name in _LATE:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
