@@ -10,8 +10,17 @@ A test is left out (deselected, not skipped) unless all that it needs is chosen:
 * a test that has none of these runs where NumPy is chosen, so that it runs once in a series of sessions.
 
 Tests that need two or more libraries get the mark `several`, by which the session `tests(all)` finds them.
+
+The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
+
+* tests and cases with the mark `nightly`;
+* of tests with the mark `neutral`, whose subject is the same code for every library, three of four cases on a
+  library that compiles each.
+
+Tests with the mark `slow` run first, so that no worker is left alone with one at the end.
 """
 
+import collections
 import os
 
 import hypothesis
@@ -21,6 +30,8 @@ from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
 # How many times the usual number of random examples is tried; the session `long` takes more.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
+NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
+COMPILING = {"jax"}
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
@@ -102,20 +113,36 @@ def lib(request) -> Library:
     return LIBS[request.param]
 
 
+def _libraries_of(item):
+    """Return the names of the libraries that a test needs."""
+    needed = _marked(item, "library")
+    assert needed <= LIBS.keys(), f"{item.nodeid}: unknown library in {needed}"
+    if "lib" in item.fixturenames:
+        params = getattr(item, "callspec", None)
+        needed |= {params.params.get("lib", "numpy") if params else "numpy"}
+    return needed or {"numpy"}
+
+
+def _is_for_nightly(item, needed, seen):
+    """Tell whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
+    if item.get_closest_marker("nightly"):
+        return True
+    if not item.get_closest_marker("neutral") or not needed & COMPILING:
+        return False
+    seen[item.function] += 1
+    return seen[item.function] % 4 != 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config, items):
-    kept, left_out = [], []
+    kept, left_out, seen = [], [], collections.Counter()
     for item in items:
-        needed = _marked(item, "library")
-        assert needed <= LIBS.keys(), f"{item.nodeid}: unknown library in {needed}"
-        params = getattr(item, "callspec", None)
-        chosen_lib = params.params.get("lib", "numpy") if params else "numpy"
-        if "lib" in item.fixturenames:
-            needed |= {chosen_lib}
+        needed = _libraries_of(item)
         if len(needed) > 1:
             item.add_marker("several")
-        fits = (needed or {"numpy"}) <= set(config.chosen_libraries)
-        (kept if fits else left_out).append(item)
-    items[:] = kept
+        chosen = needed <= set(config.chosen_libraries)
+        chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, seen))
+        (kept if chosen else left_out).append(item)
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

@@ -12,6 +12,8 @@ from rope_array import convert
 from rope_array.testing import apply_definition, rotation_matrix
 from rope_array.testing._contract import assert_contract
 
+pytestmark = pytest.mark.neutral
+
 PAIRINGS = ("interleaved", "half")
 OTHER = {"interleaved": "half", "half": "interleaved"}
 # A whole head, partial rotary, a slice that starts late (MLA) or in the middle, and nothing rotated.

@@ -11,6 +11,8 @@ import pytest
 import rope_array as ra
 from rope_array import positions
 
+pytestmark = pytest.mark.neutral
+
 # ---- arrays of the library under test ----
 
 

@@ -22,6 +22,8 @@ from rope_array._spec.spec import plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
+pytestmark = pytest.mark.neutral
+
 FIELDS = [
     "head_dim",
     "base",
