@@ -14,6 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
+import compare
 import numpy as np
 import pytest
 
@@ -23,12 +24,9 @@ from rope_array.config import ConfigError, read
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import assert_contract
 
+normal = functools.partial(compare.normal, "numpy")
 ROOT = Path(__file__).resolve().parent.parent
 PAIRINGS = ("interleaved", "half")
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def series(width, base=10000.0):

@@ -7,14 +7,17 @@ import pickle
 import shutil
 
 import child
+import compare
 import numpy as np
 import pytest
+from compare import judge, same
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix
 from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
 torch = pytest.importorskip("torch")
+normal = functools.partial(compare.normal, "torch")
 pytestmark = pytest.mark.library("torch")
 
 FIELDS = {
@@ -30,31 +33,6 @@ LENGTHS = (3, 4, 5, 9, 17, 100, 1)
 
 # Parts of torch that are loaded late use what torch has deprecated.
 torch_uses_its_own_script = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def name_of(tensor):
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def judge(y, x, pos, **fields):
-    """Hold a result to the contract."""
-    assert y.dtype == x.dtype
-    assert y.shape == x.shape
-    assert y.device == x.device
-    values = x.detach().double().numpy()
-    pos = pos.detach().numpy() if isinstance(pos, torch.Tensor) else pos
-    assert_contract(y.detach().double().numpy(), values, pos, dtype=name_of(x), **fields)
-
-
-def same(a, b):
-    """Tell whether two results have the same bits."""
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a.dtype == b.dtype and torch.equal(a, b)
 
 
 # ---- torch.compile ----
@@ -619,7 +597,7 @@ def test_default_dtype_and_device_change_nothing(name, dtype):
     x, pos = normal(2, 5, 16, dtype=dtype), POSITIONS[name]
     truth, cos = ROPE.apply(x, pos), ROPE.rotation(pos, like=x).cos
     judge(truth, x, pos, base=500_000.0, pairing="half")
-    assert name_of(cos) == compute_dtype(name_of(x))
+    assert compare.name_of(cos.dtype) == compute_dtype(compare.name_of(x.dtype))
     try:
         for default in (torch.float64, torch.float16):
             torch.set_default_dtype(default)
@@ -784,7 +762,7 @@ def test_dtypes_and_heads_in_a_tuple():
     for x, y in zip(xs, shared, strict=True):
         exact = apply_definition(x.double().numpy(), pos.numpy(), base=500_000.0, pairing="half")
         # Tables of float64, narrowed to float32: half an ulp more.
-        bound = allowed(x.double().numpy(), name_of(x), {"pairing": "half"}, exact=exact)
+        bound = allowed(x.double().numpy(), compare.name_of(x.dtype), {"pairing": "half"}, exact=exact)
         assert (np.abs(y.double().numpy() - exact) <= bound + eps("float32")).all()
 
 
