@@ -23,7 +23,7 @@ ROUNDS, CALLS = 400, 200
 ROPE = ra.RoPE(head_dim=128, base=500_000.0)
 X = np.random.default_rng(0).normal(size=(32, 1, 128)).astype(np.float32)
 POS = np.array([123_456])
-WORDS = np.array(ROPE._plan.words64.values)
+WORDS = np.array(ROPE._plan.turns_q64.values)
 
 
 def arithmetic(x, pos):

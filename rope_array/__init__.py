@@ -21,7 +21,6 @@ __all__ = [
     "ArrayTypeError",
     "Axes",
     "BackendError",
-    "Reversed",
     "ConfigError",
     "DynamicNTK",
     "Linear",
@@ -31,6 +30,7 @@ __all__ = [
     "Periods",
     "PositionError",
     "Proportional",
+    "Reversed",
     "RoPE",
     "RoPEError",
     "Rotation",
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from ._diagnose import diagnose
     from ._explain import backends, explain
     from ._spec.scaling import (
-        Reversed,
         DynamicNTK,
         Linear,
         Llama3,
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
         NTKAware,
         Periods,
         Proportional,
+        Reversed,
         YaRN,
     )
 

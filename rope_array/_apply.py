@@ -1,20 +1,15 @@
-"""The front door: see what x is, settle the spec, hand over to the path that x's type has.
-
-The way of a call: `_registry` finds the path by the type of x; `_core` checks what x is; `_spec` makes the
-plan, which is static; the path then checks shapes and positions, makes cos and sin (`_angles`) and rotates
-(`_rotate`). The core (`_core`) does this in order, and the paths of PyTorch, JAX and dask are made of it.
-"""
+"""The front function: from x, positions and a spec to a source, which `_dispatch` rotates by."""
 
 import operator
 from typing import Any
 
-from . import _registry
-from ._array_api import out as _out
-from ._array_api import rotate as _core
+from . import _dispatch
+from ._array_api.checks import check_arrays
+from ._array_api.source import Positions
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
-from ._spec.shape_rule import unknown
-from ._spec.spec import Spec, plan_of, settled
+from ._spec.shape_rule import is_unknown_size
+from ._spec.spec import Spec, plan_of, require_plan
 
 
 def apply(
@@ -41,29 +36,29 @@ def apply(
     pos : int, float, range, sequence of numbers, or array
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
-        S, its other axes with the first lead axes in order; each size is equal or 1, and a scalar serves all.
-        So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array is of x's library,
-        or of NumPy where x is of JAX or dask.
+        S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all rows.
+        So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
+        library; JAX and dask accept NumPy arrays too.
     rope : RoPE, optional
-        What the model's rotary embedding is. Without it, one is made from x's width and the fields in `spec`.
+        The model's rotary embedding. By default it is made from x's width and the fields in `spec`.
     seq_axis : int
         The axis of x along which positions run: -2 for (B, H, S, D), -3 for (B, S, H, D).
     inverse : bool
-        Undo the rotation (amplitude divided out).
+        Undo the rotation, and divide by the amplitude.
     out : array or tuple of arrays, optional
-        Where the result is written, of x's shape and dtype: x itself, to rotate in place, or memory apart
-        from all that is read. For arrays of NumPy, PyTorch and CuPy; not while a gradient is recorded. A
-        tuple for a tuple, where ``out[i]`` may be ``x[i]``.
+        Array for the result, of x's shape and dtype: x itself, to rotate in place, or memory that no array of
+        the call shares. For NumPy, PyTorch and CuPy; not while a gradient is recorded. If x is a tuple, so is
+        `out`, and ``out[i]`` may be ``x[i]``.
     backend : str, optional
-        Force a path by name, or raise with the reason why it does not serve: "array-api" is the core, on any
-        library; `rope_array.backends` lists the others. None picks by the type of x.
+        Name of the backend to use; raise if it does not serve the call. "array-api" serves every library;
+        `rope_array.backends` lists the others. By default the type of x decides.
     **spec
         Fields of `RoPE`, such as ``base=500_000.0, pairing="half"``, for calls without `rope`.
 
     Returns
     -------
     array or tuple of arrays
-        Of x's library, shape, dtype and device; never a view of x. `out` itself where that is given.
+        Results of x's library, shape, dtype and device, never views of x; `out` itself if given.
 
     Raises
     ------
@@ -76,7 +71,7 @@ def apply(
     SpecError
         A field of the spec has no meaning, or both `rope` and `spec` are given.
     BackendError
-        `backend` names no path, or one that does not serve x.
+        `backend` is no name of a backend, or the backend does not serve x.
 
     Notes
     -----
@@ -97,35 +92,33 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
-    xs = x if type(x) is tuple else (x,)
-    chain = _registry.chain(xs)
-    lib = None
-    plan = rope._plan if isinstance(rope, Spec) and not spec else None
-    if plan is None:
-        lib = chain.library(xs[0])
-        _core.check_kinds(xs, lib)
-        plan = plan_for(xs[0], rope, spec)
-    plan = plan.inverse if inverse else plan
-    if backend is None and (y := chain.quick(x, pos, plan, seq_axis, out)) is not NotImplemented:
-        return y
-    if lib is None:
-        lib = chain.library(xs[0])
-        _core.check_kinds(xs, lib)
-    path = _registry.choose(chain, xs, (pos,), plan.layout, backend)
-    return _out.done(path, path.apply, x, xs, (pos, plan, seq_axis, _registry.run), out, (pos,), lib)
+    plan = plan_for(x, rope, spec)
+    return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
 
 
 def plan_for(x: Any, rope: Spec | None, spec: dict[str, Any]) -> Plan:
-    """Return the plan of a rope, or of a spec for x's width."""
+    """Return the plan of a rope, or of spec fields for the width of x, an array or a tuple of arrays."""
     if rope is None:
-        width = x.shape[-1]
-        if unknown(width):
-            raise ShapeError(f"x is {describe(x)}, its last axis of unknown size; compute its size first.")
-        # torch.compile may hold the size as a symbol, of which this makes the number that the plan is of.
-        return plan_of(spec.pop("head_dim", operator.index(width)), **spec)
+        if "head_dim" not in spec:
+            spec["head_dim"] = _width(x)
+        plan: Plan = plan_of(spec.pop("head_dim"), **spec)
+        return plan
     if not isinstance(rope, Spec):
-        raise SpecError(f"rope is {describe(rope)}; give a RoPE, and everything after it by keyword.")
+        raise SpecError(f"rope is {describe(rope)}; give a RoPE, and all that follows it by keyword.")
     if spec:
         given = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
-    return settled(rope)
+    return rope._plan or require_plan(rope)
+
+
+def _width(x: Any) -> int:
+    """Return the size of x's last axis."""
+    xs = x if type(x) is tuple else (x,)
+    try:
+        width = xs[0].shape[-1]
+    except (AttributeError, IndexError, RuntimeError, TypeError):  # not an array with axes: say so
+        check_arrays(xs, _dispatch.backends_for(xs).library(xs[0]))
+        raise
+    if is_unknown_size(width):
+        raise ShapeError(f"x is {describe(xs[0])}, its last axis of unknown size; compute its size first.")
+    return operator.index(width)  # torch.compile may hold the size as a symbol, and the plan needs a number

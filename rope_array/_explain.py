@@ -1,40 +1,39 @@
-"""Which path a call would take and why, and which paths there are. Nothing is computed here."""
+"""The backend that a call would use and why, and the list of backends. Nothing is computed here."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from . import _registry
+from . import _dispatch, _registry
 from ._apply import plan_for
-from ._array_api import position_input as _host
-from ._array_api import rotate as _core
-from ._array_api.library import dtype_name
+from ._array_api.checks import check_call
+from ._array_api.library import computes_in_float64, dtype_name
+from ._array_api.source import Positions
+from ._errors import printable
 from ._rope import RoPE
-from ._spec.plan import Plan
-from ._spec.shape_rule import check_line_up, without_coordinates
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call would do, as `explain` found it; printed, a few lines of text.
+    """The result of `explain`: the backend of a call, and why. Printed, it is a few lines of text.
 
     Attributes
     ----------
-    path : str
-        The path that would serve: what `backend=` calls it.
+    backend : str
+        Name of the backend that would serve the call, as `backend=` takes it.
     declined : dict of str to str
-        Paths of x's type that were asked before and declined, each with its reason.
+        Backends of x's type that are asked first and decline, each with its reason.
     notes : tuple of str
-        What the path says of itself, how angles are made, and in which precision.
+        The backend's description, the precision of the arithmetic, and how angles are made.
     """
 
-    path: str
+    backend: str
     declined: dict[str, str]
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"path: {self.path}", *(f"  {note}" for note in self.notes)]
+        lines = [f"backend: {self.backend}", *(f"  {note}" for note in self.notes)]
         lines += [f"declined: {name}: {reason}" for name, reason in self.declined.items()]
         return "\n".join(lines)
 
@@ -43,99 +42,91 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Backend:
-    """A path, as `backends` lists it.
+    """An entry of the list that `backends` returns.
 
     Attributes
     ----------
     name : str
-        What `backend=` calls it.
+        The name that `backend=` takes.
     serves : str
-        The array type that it serves.
+        The array types that it serves.
     usable : bool or None
-        Whether it can be used here; None where its library is not loaded, and so nothing is known.
-    about : str
-        What it says of itself (the instruction set that runs, say), or why it cannot be used.
+        Whether it can be used here; None if its library is not imported yet.
+    description : str
+        Its own description (the instruction set that runs, say), or why it cannot be used.
     """
 
     name: str
     serves: str
     usable: bool | None
-    about: str
+    description: str
 
 
 def explain(
     x: Any, pos: Any, rope: RoPE | None = None, *, seq_axis: int = -2, backend: str | None = None, **spec: Any
 ) -> Explanation:
-    """Say which path `rope_array.apply` would take for a call, and why. Nothing is rotated.
+    """Explain which backend `rope_array.apply` would use for a call, and why. Nothing is rotated.
 
     Parameters
     ----------
     x, pos, rope, seq_axis, backend, **spec
-        As of `rope_array.apply`. What it refuses is refused here by the same errors, but for the values of
-        positions.
+        As in `rope_array.apply`, with the same checks and errors, except for the values of positions.
 
     Returns
     -------
     Explanation
-        With the path, the paths that declined, each with its reason, and notes.
+        The backend, the backends that declined, each with its reason, and notes.
 
     Raises
     ------
     ArrayTypeError, ShapeError, SpecError, BackendError
-        As of `rope_array.apply`.
+        As in `rope_array.apply`.
 
     Examples
     --------
     >>> import numpy as np
     >>> import rope_array as ra
-    >>> ra.explain(np.ones((3, 4)), range(3), backend="array-api").path
+    >>> ra.explain(np.ones((3, 4)), range(3), backend="array-api").backend
     'array-api'
     """
+    source = Positions(pos, plan_for(x, rope, spec))
     xs = x if type(x) is tuple else (x,)
-    chain = _registry.chain(xs)
-    lib = chain.library(xs[0])
-    _core.check_kinds(xs, lib)
-    plan = plan_for(xs[0], rope, spec)
-    own = lib.owns(pos)
-    _core.check_arrays(xs, plan.layout, lib)
-    _host.check(pos, xs[0], own, lib)
-    shape = without_coordinates(_core.positions_shape(pos, own), plan)
-    for one in xs:
-        check_line_up(one.shape, shape, seq_axis)
-    path = _registry.choose(chain, xs, (pos,), plan.layout, backend)
-    return Explanation(path.name, _declined(chain, path, xs, pos, plan), _notes(path, xs, pos, plan))
+    found = _dispatch.backends_for(xs)
+    check_call(xs, source, seq_axis, found.library(xs[0]))
+    chosen = _registry.choose(found, xs, source, backend)
+    return Explanation(chosen.name, _declined(found, chosen, xs, source), _notes(chosen, xs, source))
 
 
-def _declined(chain: Any, path: Any, xs: Any, pos: Any, plan: Plan) -> dict[str, str]:
+def _declined(found: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:
     reasons = {}
-    for other in chain.paths:
-        if other.name == path.name:
+    for other in found.in_order:
+        if other.name == chosen.name:
             break
-        reasons[other.name] = _registry.reason(other, xs, (pos,), plan.layout) or "another was asked for"
-    served = {path.name, *reasons}
-    return reasons | {name: reason for name, reason in _registry.broken().items() if name not in served}
+        reasons[other.name] = _registry.decline_reason(other, xs, source) or "another was asked for"
+    known = {chosen.name, *reasons}
+    return reasons | {name: fault for name, fault in _registry.broken().items() if name not in known}
 
 
-def _notes(path: Any, xs: Any, pos: Any, plan: Plan) -> tuple[str, ...]:
-    about = _said(path, "about")
-    steps = [f"{dtype_name(x)} in {'float64' if _core.is_double(x) else 'float32'}" for x in xs]
+def _notes(backend: Any, xs: Any, source: Positions) -> tuple[str, ...]:
+    description = _ask(backend, "description")
+    steps = [f"{dtype_name(x)} in {'float64' if computes_in_float64(x) else 'float32'}" for x in xs]
     arithmetic = ", ".join(dict.fromkeys(steps))
-    return (*([about] if about else ()), f"rotated: {arithmetic}", f"angles: {_angles(pos, plan)}")
+    return (*([description] if description else ()), f"rotated: {arithmetic}", f"angles: {_angles(source)}")
 
 
-def _said(path: Any, what: str) -> str:
-    """Return what a path says of itself, nothing where it says nothing; another package's may fail to."""
-    function = getattr(path, what, None)
+def _ask(backend: Any, function: str) -> str:
+    """Call a function of a backend that returns text; another package's may be missing, or raise."""
     try:
-        return str(function() or "") if function else ""
+        text = getattr(backend, function, str)()
+        return printable(str(text or ""))
     except Exception as error:
-        return f"its {what}() raised {type(error).__name__}: {error}"
+        return printable(f"its {function}() raised {type(error).__name__}: {error}")
 
 
-def _angles(pos: Any, plan: Plan) -> str:
-    if not plan.exact:
+def _angles(source: Positions) -> str:
+    if not source.plan.exact:
         return "float32 products, as Hugging Face's (angles='float32')"
-    if _has_floats(pos):
+    if _has_floats(source.values):
         return "exact at the nearest integer, and a product for the rest of each position"
     return "exact, in fixed point"
 
@@ -147,35 +138,36 @@ def _has_floats(pos: Any) -> bool:
 
 
 def backends() -> tuple[Backend, ...]:
-    """List the paths there are, and whether each can be used here; called as ``rope_array.backends()``.
+    """List the backends, and whether each can be used here.
 
     Returns
     -------
     tuple of Backend
-        In the order in which paths are asked, the core last.
+        In the order in which they are asked, the array-api backend last.
 
     Notes
     -----
-    Libraries are not imported for this: of one that is not loaded yet, nothing is known.
+    No library is imported for this; a backend of a library that is not imported yet has ``usable=None``.
 
     Examples
     --------
     >>> import rope_array as ra
-    >>> [path.name for path in ra.backends()][-1]
+    >>> [backend.name for backend in ra.backends()][-1]
     'array-api'
     """
     found = [_backend(record) for record in _registry.records()]
-    said = {backend.about for backend in found}
-    broken = [Backend(n, "", False, why) for n, why in _registry.broken().items() if why not in said]
-    core = Backend(_registry.ARRAY_API.name, "any array with the Array API", True, "the core")
-    return (*broken, *found, core)
+    listed = {backend.description for backend in found}
+    broken = [Backend(n, "", False, fault) for n, fault in _registry.broken().items() if fault not in listed]
+    name, description = _registry.ARRAY_API.name, "written against the Python Array API"
+    return (*broken, *found, Backend(name, "any array with the Array API", True, description))
 
 
 def _backend(record: _registry.Record) -> Backend:
     serves = ", ".join(record.types)
     if not any(_registry.is_loaded(name) for name in record.types):
         return Backend(record.name, serves, None, "its library is not imported")
-    path = _registry.imported(record)
-    if path is None:
+    backend = _registry.imported(record)
+    if backend is None:
         return Backend(record.name, serves, False, _registry.broken()[record.name])
-    return Backend(record.name, serves, not _said(path, "missing"), _said(path, "about"))
+    usable = not _ask(backend, "unavailable_reason")
+    return Backend(record.name, serves, usable, _ask(backend, "description"))

@@ -3,34 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import _registry
+from . import _dispatch
 from ._apply import apply
-from ._array_api import builders as _builders
-from ._array_api import rotate as _core
-from ._array_api.library import Library, numpy_library
-from ._errors import ArrayTypeError, SpecError, describe, short
+from ._array_api import builders
+from ._array_api.library import numpy_library
+from ._array_api.source import Positions, Tables
+from ._errors import SpecError, short
 from ._rotation import Rotation
-from ._spec.spec import Spec, settled
+from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
-
-
-def _refuse_scaling(rope: "RoPE") -> None:
-    """Refuse learned frequencies beside a rule, each of which says what the frequencies are."""
-    if rope.scaling is not None:
-        raise SpecError(
-            f"the rope has scaling={short(rope.scaling)}, and inv_freq says what frequencies are too; "
-            "give a rope without scaling, dataclasses.replace(rope, scaling=None). A rule's amplitude goes "
-            "with learned frequencies as attention_factor."
-        )
-
-
-def _library_of(like: Any) -> Library:
-    """Return the library of an array that tables are made beside, its kind checked."""
-    if not hasattr(like, "dtype"):
-        raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
-    lib = _registry.library_of(like)
-    _core.check_kinds((like,), lib, "like")
-    return lib
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -42,33 +23,31 @@ class RoPE(Spec):
     head_dim : int
         Features of one head: the size of x's last axis.
     base : float
-        θ_i = base^(-2(i-1)/rotary_dim); "rope_theta" in Hugging Face configs. Not used beside `inv_freq`.
+        θ_i = base^(-2(i-1)/rotary_dim); "rope_theta" in Hugging Face configs. Not used with `inv_freq`.
     rotary_dim : int, optional
-        Features that are rotated; even. By default the rest of the head, and then that number is the field;
-        0 is the identity (a NoPE layer).
-        Frequencies count over rotary_dim, not head_dim.
+        Number of rotated features; even. By default the rest of the head, and the field then holds that
+        number. 0 is the identity (a NoPE layer). Frequencies count over rotary_dim, not head_dim.
     rotary_start : int
         The first rotated feature.
     pairing : {"interleaved", "half"}
-        Which features turn together: (2i, 2i+1) as in RoFormer, GPT-J and Meta's Llama, or
+        Which features form a pair: (2i, 2i+1) as in RoFormer, GPT-J and Meta's Llama, or
         (i, i + rotary_dim/2) as in GPT-NeoX and most Hugging Face models.
     out_pairing : {"interleaved", "half"}, optional
-        How the result is laid out; None, the default, is as `pairing`.
+        Pairing of the result; by default the same as `pairing`.
     scaling : rule, optional
-        What makes other frequencies of the usual ones: `Linear`, `NTKAware`, `DynamicNTK`, `YaRN`, `Llama3`,
-        `LongRoPE`, `Proportional`, `Periods` or `Backwards`. Where it depends on the length of the sequence,
-        `at_length` must say it before anything is rotated.
+        Rule that changes the frequencies: `Linear`, `NTKAware`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`,
+        `Proportional`, `Periods` or `Reversed`. If it depends on the length of the sequence, call `at_length`
+        before the first rotation.
     axes : Axes, optional
-        Which coordinate drives each lane. Positions then have one more, last, axis: the coordinates. The map
-        fixes rotary_dim where that is not given.
+        Which coordinate drives each pair. Positions then have one more, last, axis: the coordinates. The map
+        sets rotary_dim by default.
     inv_freq : sequence of float, optional
-        The frequency of each pair in radians per position, each taken as the exact number it is, in place of
-        base and scaling.
+        Frequency of each pair in radians per position, used exactly, in place of base and scaling.
     attention_factor : float, optional
-        Factor on cos and sin, above 0, in place of the scaling's. The inverse divides by it, and the adjoint
+        Factor on cos and sin, above 0, in place of the scaling's. The inverse divides by it; the adjoint
         keeps it.
     angles : {"exact", "float32"}
-        "float32" follows the steps of Hugging Face's code, whose error grows with the position.
+        "float32" follows the steps of Hugging Face's code; its error grows with the position.
 
     Attributes
     ----------
@@ -80,7 +59,7 @@ class RoPE(Spec):
     Raises
     ------
     SpecError
-        A field has no meaning; the message says which and what would have.
+        A field has a value without meaning; the message names the field and what it needs.
 
     Examples
     --------
@@ -105,12 +84,12 @@ class RoPE(Spec):
         Parameters
         ----------
         x, pos, seq_axis, inverse, out, backend
-            As of `rope_array.apply`, which says what is raised too.
+            As in `rope_array.apply`, with the same exceptions.
 
         Returns
         -------
         array or tuple of arrays
-            As x.
+            The result, of the kind of x.
 
         Examples
         --------
@@ -129,29 +108,29 @@ class RoPE(Spec):
         Parameters
         ----------
         pos
-            Positions, as of `rope_array.apply`; what they line up with is checked where they are applied.
+            Positions, as in `rope_array.apply`; `Rotation.apply` checks that they line up with x.
         like : array
-            An array as it will be rotated: its library, device and compute dtype are those of cos and sin,
-            float64 for float64 and float32 for every other dtype.
+            An array as it will be rotated. Cos and sin get its library, its device and its compute dtype:
+            float64 for float64, and float32 for every other dtype.
         inv_freq : array of shape (rotary_dim/2,), optional
-            Learned frequencies, radians per position, of like's library. They are multiplied with the
-            positions in the compute dtype: the angle rounds as any product does, and is differentiable.
+            Learned frequencies, radians per position, of like's library. The angle is their product with the
+            position in the compute dtype: rounded, and differentiable.
         backend : str, optional
-            As of `rope_array.apply`.
+            As in `rope_array.apply`.
 
         Returns
         -------
         Rotation
-            With cos and sin of shape pos.shape + (rotary_dim/2,).
+            Tables of shape pos.shape + (rotary_dim/2,).
 
         Raises
         ------
         ArrayTypeError, PositionError, BackendError
-            As of `rope_array.apply`.
+            As in `rope_array.apply`.
         ShapeError
             `inv_freq` is not of shape (rotary_dim/2,).
         SpecError
-            The frequencies go by a length that is not given, or `inv_freq` is given beside `scaling`.
+            The scaling needs `at_length` first, or both `inv_freq` and `scaling` are given.
 
         Examples
         --------
@@ -162,20 +141,25 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((3, 32), (2, 8, 3, 64))
         """
-        _library_of(like)
         if inv_freq is not None:
-            _refuse_scaling(self)
-        plan = settled(self)
-        beside = (pos, inv_freq)
-        path = _registry.choose(_registry.chain((like,)), (like,), beside, plan.layout, backend)
-        cos, sin = path.tables(pos, like, plan, inv_freq, _registry.run)
-        return Rotation(cos, sin, {plan.layout: ()})
+            self._refuse_scaling()
+        source = Positions(pos, require_plan(self), inv_freq)
+        return _rotation(_dispatch.make_tables(source, like, backend))
+
+    def _refuse_scaling(self) -> None:
+        """Raise SpecError if the rope has a rule: learned frequencies replace it."""
+        if self.scaling is not None:
+            raise SpecError(
+                f"the rope has scaling={short(self.scaling)}, and inv_freq sets the frequencies too; give a rope "
+                "without scaling, dataclasses.replace(rope, scaling=None). To keep a rule's amplitude with "
+                "learned frequencies, give it as attention_factor."
+            )
 
     def at_length(self, length: int) -> "RoPE":
-        """Return this rope for sequences of a length, where its scaling depends on one.
+        """Return this rope for sequences of a length, if its scaling depends on the length.
 
-        The length is said once for all keys that are read together: keys that were rotated at one length and
-        stand in a cache must not be read by queries rotated at another.
+        Use one length for all keys that are read together: queries rotated at one length must not read cached
+        keys that were rotated at another.
 
         Parameters
         ----------
@@ -185,7 +169,7 @@ class RoPE(Spec):
         Returns
         -------
         RoPE
-            Itself where the length changes nothing. Lengths that mean the same give equal ropes.
+            The rope itself if the length changes nothing. Lengths with the same effect give equal ropes.
 
         Raises
         ------
@@ -208,15 +192,15 @@ class RoPE(Spec):
     def rotation_mixed(self, pos: Any, *, like: Any, inv_freq: Any) -> Rotation:
         """Make cos and sin of learned frequencies per head and coordinate: RoPE-ViT's mixed form [1]_.
 
-        The angle of lane i in head h at coordinates p is the sum of p_a·inv_freq[h, a, i] over coordinates a:
-        every lane looks in a direction of its own.
+        The angle of pair i in head h at coordinates p is the sum of p_a·inv_freq[h, a, i] over coordinates a:
+        every pair has its own direction.
 
         Parameters
         ----------
         pos : array or sequence of shape (..., S, n)
-            Coordinates; n is that of `inv_freq`.
+            Coordinates; n is the second size of `inv_freq`.
         like : array
-            An array as it will be rotated, as of `rotation`.
+            An array as it will be rotated, as in `rotation`.
         inv_freq : array of shape (heads, n, rotary_dim/2)
             Learned frequencies, radians per unit of a coordinate, of like's library. Angles are plain
             products and sums in the compute dtype, differentiable in both.
@@ -224,18 +208,18 @@ class RoPE(Spec):
         Returns
         -------
         Rotation
-            With cos and sin of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of
-            shape (S, n), and nothing where like has no batch. It rotates arrays of shape (B, heads, S,
-            head_dim) or (heads, S, head_dim), and those of (B, S, heads, head_dim) with ``seq_axis=-3``.
+            Tables of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of shape (S, n),
+            and absent if like has no batch. They rotate arrays of shape (B, heads, S, head_dim) or (heads, S,
+            head_dim), and arrays of shape (B, S, heads, head_dim) with ``seq_axis=-3``.
 
         Raises
         ------
         ArrayTypeError, PositionError
-            As of `rope_array.apply`.
+            As in `rope_array.apply`.
         ShapeError
-            `inv_freq` is not of the shape above, or pos has not as many coordinates.
+            `inv_freq` does not have the shape above, or pos has another number of coordinates.
         SpecError
-            The rope has `axes`, which give each lane one coordinate, or `scaling`.
+            The rope has `axes`, which give each pair one coordinate, or `scaling`.
 
         References
         ----------
@@ -252,41 +236,41 @@ class RoPE(Spec):
         >>> rot.cos.shape, rot.apply(q).shape
         ((1, 3, 4, 4), (2, 3, 4, 8))
         """
-        lib = _library_of(like)
-        _refuse_scaling(self)
-        return Rotation(*_builders.mixed(pos, like, settled(self), inv_freq, lib))
+        lib = _dispatch.library_of_like(like)
+        self._refuse_scaling()
+        return _rotation(builders.mixed(Positions(pos, require_plan(self), inv_freq), like, lib))
 
     def rotation_xpos(
         self, pos: Any, *, like: Any, scale_base: float = 512.0, center: float = 0.0
     ) -> tuple[Rotation, Rotation]:
         """Make the rotations of queries and of keys for xPos, whose scores decay with the distance [1]_.
 
-        Lane i of d/2 is multiplied by ζ_i^((p - center)/scale_base) in queries and divided by it in keys,
+        Pair i of d/2 is multiplied by ζ_i^((p - center)/scale_base) in queries and divided by it in keys,
         with ζ_i = (2i + 0.4·d)/(1.4·d). A score then depends on the distance alone if queries and keys share
-        one center. It is fixed, so that keys in a growing cache stay right; implementations that take the
-        middle of the sequence change it with every token.
+        one center. The center is fixed, so that keys in a growing cache stay right; implementations that use
+        the middle of the sequence change it with every token.
 
         Parameters
         ----------
         pos, like
-            As of `rotation`.
+            As in `rotation`.
         scale_base : float
-            Positions over which a lane decays by ζ_i; above 0. 512 in the paper.
+            Number of positions over which a pair decays by ζ_i; above 0. 512 in the paper.
         center : float
-            The position at which nothing is scaled. Powers grow with the distance from it: in float32 the
-            lowest lane, ζ_0 = 2/7, leaves the range of normal numbers beyond some 35,000 positions from it.
+            Position at which nothing is scaled. Powers grow with the distance from it: in float32 the lowest
+            pair, ζ_0 = 2/7, leaves the range of normal numbers some 35,000 positions from the center.
 
         Returns
         -------
         (Rotation, Rotation)
-            For queries and for keys.
+            The rotations for queries and for keys.
 
         Raises
         ------
         ArrayTypeError, PositionError
-            As of `rope_array.apply`.
+            As in `rope_array.apply`.
         SpecError
-            A scale_base that is not above 0, or a center that is no finite number; a rope with `axes`.
+            `scale_base` is not above 0, `center` is not a finite number, or the rope has `axes`.
 
         References
         ----------
@@ -302,11 +286,11 @@ class RoPE(Spec):
         >>> bool(np.isclose(scores[1, 0], scores[2, 1]))
         True
         """
-        lib = _library_of(like)
+        lib = _dispatch.library_of_like(like)
         scale = positive("scale_base", scale_base), number("center", center)
-        rotation = self.rotation(pos, like=like)
-        of_q, of_k = _builders.xpos(pos, like, settled(self), rotation[:2], *scale, lib)
-        return Rotation(*of_q), Rotation(*of_k)
+        tables = self.rotation(pos, like=like)[:2]
+        of_q, of_k = builders.xpos(Positions(pos, require_plan(self)), like, tables, *scale, lib)
+        return _rotation(of_q), _rotation(of_k)
 
     @classmethod
     def from_config(
@@ -319,22 +303,22 @@ class RoPE(Spec):
         config : path, mapping or object
             A config.json or the folder that holds one, its contents, or an object with ``to_dict()``.
         part : str, optional
-            The part of a model that has several: "text", "vision", "audio", or a path of keys such as
-            "thinker.text". By default the text part.
+            Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text".
+            By default the text part.
         layer_type : str or int, optional
-            The type of layer ("sliding_attention"), or a layer's number, where a model's layers differ.
+            Type of layer ("sliding_attention"), or a layer's number, if the layers of the model differ.
 
         Returns
         -------
         RoPE
-            Of rotary_dim 0 for layers without position embedding. A rule that depends on the length waits for
-            ``rope.at_length(n)``.
+            The rope; with rotary_dim 0 for layers without position embedding. A rule that depends on the length
+            needs ``rope.at_length(n)`` before the first rotation.
 
         Raises
         ------
         ConfigError
-            The config cannot be read, contradicts itself, has a key or rope type that is not known, or is of
-            a model whose position embedding is not a rotation.
+            The config cannot be read, contradicts itself, has an unknown key or rope type, or belongs to a model
+            whose position embedding is not a rotation.
 
         See Also
         --------
@@ -350,7 +334,7 @@ class RoPE(Spec):
         >>> rope.head_dim, rope.pairing, rope.scaling.factor
         (128, 'half', 8.0)
         """
-        from . import _config  # beside the usual way: most programs never read a config
+        from . import _config  # imported late: most programs never read a config
 
         with _config.refusals(config):
             return cls(**_config.fields(config, part, layer_type)[0])
@@ -361,9 +345,9 @@ class RoPE(Spec):
         Parameters
         ----------
         pos
-            Positions, as of `rope_array.apply`.
+            Positions, as in `rope_array.apply`.
         like : array, optional
-            Whose library, device and dtype the matrix has. NumPy's float64 by default.
+            Array that sets the library, device and dtype of the matrix. NumPy's float64 by default.
 
         Returns
         -------
@@ -373,7 +357,7 @@ class RoPE(Spec):
         Raises
         ------
         ArrayTypeError, PositionError
-            As of `rope_array.apply`.
+            As in `rope_array.apply`.
 
         Examples
         --------
@@ -385,9 +369,13 @@ class RoPE(Spec):
         if like is None:
             like = numpy_library().xp.empty(0, dtype="float64")
         rotation = self.rotation(pos, like=like)
-        lib = _library_of(like)
+        lib = _dispatch.library_of_like(like)
         lead = tuple(rotation.cos.shape)[:-1]
-        units = lib.xp.eye(self.head_dim, dtype=like.dtype, **lib.kit(like).create)
+        units = lib.xp.eye(self.head_dim, dtype=like.dtype, **lib.ops(like).creation_kwargs)
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))
         # Row j is the image of the unit vector j: column j of the matrix.
         return lib.xp.matrix_transpose(rotation.apply(units, seq_axis=-3 if lead else -2))
+
+
+def _rotation(tables: Tables) -> Rotation:
+    return Rotation(tables.cos, tables.sin, {tables.layout: ()})

@@ -1,10 +1,10 @@
-"""Cos and sin as a value: made once per forward pass, used by every layer."""
+"""Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
 from typing import Any, NamedTuple
 
-from . import _registry
-from ._array_api import out as _out
-from ._array_api import rotate as _core
+from . import _dispatch
+from ._array_api.source import Tables
+from ._array_api.tables import inverse_tables
 from ._errors import describe
 from ._spec.plan import Layout
 
@@ -17,13 +17,13 @@ class Rotation(NamedTuple):
     cos, sin : array of shape pos.shape + (rotary_dim/2,)
         Amplitude included.
     static : dict
-        Where the pairs stand, as the key of a dictionary without values.
+        The layout of the pairs, as the key of a dictionary without values.
 
     Notes
     -----
-    A named tuple is taken apart by the tree utilities of JAX and PyTorch without being registered, whichever
-    was imported first; cos and sin are its leaves, and the key of a dictionary is structure. So a Rotation
-    passes through jax.jit, jax.vmap, jax.lax.scan, torch.func and torch.export as it is.
+    The tree utilities of JAX and PyTorch flatten a named tuple without registration: cos and sin are its
+    leaves, and the key of the dictionary is structure. So a Rotation passes through jax.jit, jax.vmap,
+    jax.lax.scan, torch.func and torch.export as it is.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Rotation(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """Where the pairs stand, and the amplitude: the static part."""
+        """Which features form the pairs, and the amplitude: the static part."""
         return next(iter(self.static))
 
     def apply(self, x: Any, *, seq_axis: int = -2, out: Any = None, backend: str | None = None) -> Any:
@@ -54,9 +54,9 @@ class Rotation(NamedTuple):
         Parameters
         ----------
         x : array of shape (..., S, head_dim), or a tuple of such arrays
-            Of the tables' library and device. A float64 x needs float64 tables.
+            Arrays of the tables' library and device. A float64 x needs float64 tables.
         seq_axis, out, backend
-            As of `rope_array.apply`; positions line up with x as they do there.
+            As in `rope_array.apply`; the positions of the tables line up with x in the same way.
 
         Returns
         -------
@@ -66,11 +66,11 @@ class Rotation(NamedTuple):
         Raises
         ------
         ArrayTypeError
-            x is of a dtype, library or device that the tables do not serve.
+            x is of a dtype, library or device that does not match the tables.
         ShapeError
             x's width is not the head_dim, or the positions do not line up with x.
         BackendError
-            `backend` names no path, or one that does not serve x.
+            `backend` is no name of a backend, or the backend does not serve x.
 
         Examples
         --------
@@ -81,18 +81,7 @@ class Rotation(NamedTuple):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
-        xs = x if type(x) is tuple else (x,)
-        chain = _registry.chain(xs)
-        if backend is None:
-            y = chain.quick_rotate(x, self.cos, self.sin, self.layout, seq_axis, out)
-            if y is not NotImplemented:
-                return y
-        lib = chain.library(xs[0])
-        _core.check_kinds(xs, lib)
-        layout = self.layout
-        path = _registry.choose(chain, xs, self[:2], layout, backend)
-        args = (self.cos, self.sin, layout, seq_axis, _registry.run)
-        return _out.done(path, path.rotate, x, xs, args, out, self[:2], lib)
+        return _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.
@@ -100,7 +89,7 @@ class Rotation(NamedTuple):
         Returns
         -------
         Rotation
-            At the same positions.
+            The inverse at the same positions.
 
         Examples
         --------
@@ -112,12 +101,12 @@ class Rotation(NamedTuple):
         """
         layout = self.layout
         if layout.amplitude is None:
-            return Rotation(*_core.undone(self.cos, self.sin), {layout.transposed(None): ()})
+            return Rotation(*inverse_tables(self.cos, self.sin), {layout.transposed(None): ()})
         factor = 1.0 / layout.amplitude
         cos, sin = self.cos, -self.sin
         if factor != 1.0:
-            # One factor undoes the amplitude in the tables, the other that in x. Not their square, which may
-            # be beyond the dtype where each of them is not.
+            # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as the
+            # square of the factor may overflow the dtype.
             cos, sin = cos * factor * factor, sin * factor * factor
         return Rotation(cos, sin, {layout.transposed(factor): ()})
 
@@ -127,7 +116,7 @@ class Rotation(NamedTuple):
         Returns
         -------
         Rotation
-            At the same positions.
+            The adjoint at the same positions.
 
         Examples
         --------

@@ -73,9 +73,9 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
     >>> hugging_face = dataclasses.replace(meta, pairing="half")
     """
     move = _Move(rope, to)
-    kit, axis = _opened(w, axis)
+    ops, axis = _opened(w, axis)
     heads = _heads(w, axis, move.head_dim, num_heads)
-    return kit.reshape(move.heads(w, axis, heads, kit), w.shape)
+    return ops.reshape(move.heads(w, axis, heads, ops), w.shape)
 
 
 def fused(
@@ -147,17 +147,17 @@ def fused(
     """
     move = _Move(rope, to)
     parts = _parts(order, num_heads, num_kv_heads, groups, move.head_dim, v_head_dim)
-    kit, axis = _opened(w, axis)
+    ops, axis = _opened(w, axis)
     _check_fused(w, axis, groups, parts)
-    stretches = kit.reshape(w, (*w.shape[:axis], groups, w.shape[axis] // groups, *w.shape[axis + 1 :]))
+    stretches = ops.reshape(w, (*w.shape[:axis], groups, w.shape[axis] // groups, *w.shape[axis + 1 :]))
     pieces, start = [], 0
     for name, heads, width in parts:
         piece = stretches[_along(axis + 1, start, start + heads * width)]
         if name in "qk":
-            piece = kit.reshape(move.heads(piece, axis + 1, heads, kit), piece.shape)
+            piece = ops.reshape(move.heads(piece, axis + 1, heads, ops), piece.shape)
         pieces.append(piece)
         start += heads * width
-    return kit.reshape(_joined(pieces, axis + 1, w.dtype, kit), w.shape)
+    return ops.reshape(_joined(pieces, axis + 1, w.dtype, ops), w.shape)
 
 
 def keys(k: Any, rope: _RoPE, to: str) -> Any:
@@ -197,13 +197,13 @@ def keys(k: Any, rope: _RoPE, to: str) -> Any:
     array([0, 2, 1, 3])
     """
     move = _Move(rope, to, written=True)
-    kit, axis = _opened(k, -1, "k")
+    ops, axis = _opened(k, -1, "k")
     if k.shape[-1] != move.head_dim:
         raise _errors.ShapeError(
             f"k is {_errors.describe(k)}; its last axis must hold the {move.head_dim} features of one head "
             f"(head_dim={move.head_dim}). Split heads off first, or give the rope k's head_dim."
         )
-    return kit.reshape(move.heads(k, axis, 1, kit), k.shape)
+    return ops.reshape(move.heads(k, axis, 1, ops), k.shape)
 
 
 def permutation(rope: _RoPE, to: str) -> tuple[int, ...]:
@@ -375,7 +375,7 @@ def rerotate(keys: Any, pos: Any, from_rope: _RoPE, to_rope: _RoPE, *, seq_axis:
     wide = tuple(map(_widened, keys))
     raw = from_rope.apply(wide, pos, seq_axis=seq_axis, inverse=True)
     turned = to_rope.apply(raw, pos, seq_axis=seq_axis)
-    return tuple(_kit(k).cast(y, k.dtype) for y, k in zip(turned, keys, strict=True))
+    return tuple(_ops(k).cast(y, k.dtype) for y, k in zip(turned, keys, strict=True))
 
 
 class _Move:
@@ -400,38 +400,38 @@ class _Move:
             for member in (0, 1)
         ]
 
-    def heads(self, w: Any, axis: int, count: int, kit: Any) -> Any:
+    def heads(self, w: Any, axis: int, count: int, ops: Any) -> Any:
         """Move the features of heads that stand one after another along an axis, and give heads an axis.
 
         By slices and changes of shape alone: no array of indices that would have to stand beside w, and
         an array that is split along whole heads stays so.
         """
-        x = kit.reshape(w, (*w.shape[:axis], count, self.head_dim, *w.shape[axis + 1 :]))
+        x = ops.reshape(w, (*w.shape[:axis], count, self.head_dim, *w.shape[axis + 1 :]))
         axis += 1
         before, after = x[_along(axis, 0, self.start)], x[_along(axis, self.stop, self.head_dim)]
-        middle = self._pairs(x[_along(axis, self.start, self.stop)], axis, kit)
-        return _joined([before, middle, after], axis, w.dtype, kit)
+        middle = self._pairs(x[_along(axis, self.start, self.stop)], axis, ops)
+        return _joined([before, middle, after], axis, w.dtype, ops)
 
-    def _pairs(self, x: Any, axis: int, kit: Any) -> Any:
+    def _pairs(self, x: Any, axis: int, ops: Any) -> Any:
         """Move the members of the pairs, which fill an axis of x."""
         if self.source == self.to or self.start == self.stop:
             return x
         lanes = x.shape[axis] // self.blocks // 2
         inner = (lanes, 2) if self.to == "half" else (2, lanes)
-        pairs = kit.reshape(x, (*x.shape[:axis], self.blocks, *inner, *x.shape[axis + 1 :]))
+        pairs = ops.reshape(x, (*x.shape[:axis], self.blocks, *inner, *x.shape[axis + 1 :]))
         order = list(range(pairs.ndim))
         order[axis + 1], order[axis + 2] = axis + 2, axis + 1
-        return kit.reshape(kit.xp.permute_dims(pairs, tuple(order)), x.shape)
+        return ops.reshape(ops.xp.permute_dims(pairs, tuple(order)), x.shape)
 
 
 def _along(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     return (*(slice(None),) * axis, slice(start, stop), ...)
 
 
-def _joined(pieces: list[Any], axis: int, dtype: Any, kit: Any) -> Any:
-    y = kit.xp.concat(pieces, axis=axis)
+def _joined(pieces: list[Any], axis: int, dtype: Any, ops: Any) -> Any:
+    y = ops.xp.concat(pieces, axis=axis)
     # NumPy joins arrays of the other byte order in its own.
-    return y if y.dtype == dtype else kit.cast(y, dtype)
+    return y if y.dtype == dtype else ops.cast(y, dtype)
 
 
 def _parts(
@@ -488,17 +488,17 @@ def _opened(w: Any, axis: Any, name: str = "w") -> tuple[Any, int]:
     if isinstance(w, (list, tuple)):
         raise _errors.ArrayTypeError(f"{name} is {_errors.describe(w)}; give one array at a time.")
     lib = _registry.library_of(w)
-    lib.check_sound(w)
+    lib.check_supported(w)
     index = axis if isinstance(axis, bool) else getattr(axis, "__index__", lambda: None)()
     if index is None or isinstance(index, bool) or not -w.ndim <= index < w.ndim:
         raise _errors.ShapeError(
             f"axis is {_errors.short(axis)}, and {name} is {_errors.describe(w)}; give an axis that it has."
         )
-    if any(map(_shape_rule.unknown, w.shape)):
+    if any(map(_shape_rule.is_unknown_size, w.shape)):
         raise _errors.ShapeError(
             f"{name} is {_errors.describe(w)}, of unknown size; give an array whose size is computed."
         )
-    return lib.kit(w), index % w.ndim
+    return lib.ops(w), index % w.ndim
 
 
 def _written(rope: _RoPE) -> _spec.Pairing:
@@ -514,7 +514,7 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
     """Check that two ropes rotate the same features, and that both can."""
     for name, rope in (("from_rope", from_rope), ("to_rope", to_rope)):
         _check_rope(name, rope)
-        _spec.settled(rope)
+        _spec.require_plan(rope)
     for name in ("head_dim", "pairing", "blocks"):
         before, after = (getattr(rope._plan.layout, name) for rope in (from_rope, to_rope))
         if before != after:
@@ -525,9 +525,9 @@ def _check_same(from_rope: Any, to_rope: Any) -> None:
 
 
 def _widened(k: Any) -> Any:
-    kit = _kit(k)
-    return kit.cast(k, kit.xp.float32) if _namespace.dtype_name(k) in ("float16", "bfloat16") else k
+    ops = _ops(k)
+    return ops.cast(k, ops.xp.float32) if _namespace.dtype_name(k) in ("float16", "bfloat16") else k
 
 
-def _kit(x: Any) -> Any:
-    return _registry.library_of(x).kit(x)
+def _ops(x: Any) -> Any:
+    return _registry.library_of(x).ops(x)

@@ -289,7 +289,7 @@ def scaling_ignored(x, pos, **spec):
 def ntk_for_every_lane(x, pos, **spec):
     """keras-hub 0.32.0, rope_type="dynamic": all frequencies are divided by the power."""
     if rule := rule_of(spec, ra.NTKAware):
-        spec["scaling"] = replace(rule, variant="every_lane")
+        spec["scaling"] = replace(rule, variant="every_pair")
     return ra.apply(x, pos, **spec)
 
 

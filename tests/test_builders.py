@@ -132,8 +132,8 @@ def test_mixed_compiles() -> None:
 @pytest.mark.parametrize(
     ("pos", "shape", "fields", "error", "said"),
     [
-        (PATCHES, (2, 4), {}, ShapeError, "heads, coordinates, lanes"),
-        (PATCHES, (3, 2, 5), {}, ShapeError, "4 lanes"),
+        (PATCHES, (2, 4), {}, ShapeError, "heads, coordinates, pairs"),
+        (PATCHES, (3, 2, 5), {}, ShapeError, "4 pairs"),
         (PATCHES, (3, 3, 4), {}, ShapeError, "3 coordinates"),
         (PATCHES[0], (3, 2, 4), {}, ShapeError, "coordinates"),
         (PATCHES, (3, 2, 4), {"axes": ra.Axes.chunked(2, 2)}, SpecError, "without axes"),

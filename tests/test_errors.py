@@ -997,6 +997,16 @@ def test_like_is_called_like(like: Any) -> None:
 
 
 # Python writes no integer of so many digits, nor what holds one.
+class BrokenRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("cls", [np.ndarray, np.float32, int])
+def test_classes_are_named(cls: type) -> None:
+    refused(SpecError, [f"base is the class {cls.__name__}"], lambda: RoPE(8, base=cls))
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -1005,10 +1015,11 @@ def test_like_is_called_like(like: Any) -> None:
         ([10**5000], "a list that cannot be written out"),
         ({"a": [10**5000]}, "a dict that cannot be written out"),
         ({10**5000}, "a set that cannot be written out"),
+        (BrokenRepr(), "a BrokenRepr that cannot be written out"),
     ],
-    ids=["number", "negative", "list", "dict", "set"],
+    ids=["number", "negative", "list", "dict", "set", "broken repr"],
 )
-def test_numbers_of_too_many_digits_are_said(value: Any, says: str) -> None:
+def test_values_without_a_short_repr_are_named(value: Any, says: str) -> None:
     assert short(value) == says
     with pytest.raises(SpecError, match=says) as caught:
         RoPE(8, pairing=value)

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.library("torch"),
     pytest.mark.skipif(
         _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-        reason=_native.missing() or "built",
+        reason=_native.unavailable_reason() or "built",
     ),
     # Parts of torch that are loaded late use what torch has deprecated.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
@@ -349,9 +349,9 @@ def test_the_first_call_of_a_process_decides_nothing():
             else:
                 rope.apply(torch.ones(5, 16), 3)
         for x in (torch.ones(5, 16), torch.ones(5, 16, requires_grad=True)):
-            print(ra.explain(x, 3, rope).path)
+            print(ra.explain(x, 3, rope).backend)
             with torch.inference_mode():
-                print(ra.explain(torch.ones(5, 16), 3, rope).path)
+                print(ra.explain(torch.ones(5, 16), 3, rope).backend)
     """
     for context in ("inference", "no_grad", "autocast", "meta", "vmap", "forward"):
         assert child.run(script, context).split() == ["native"] * 4, context

@@ -138,16 +138,16 @@ PLAIN = {
     "_axes": {"_errors", "_values"},
     "_plan": {"_errors"},
     "_spec": {"_errors", "_values", "_frequencies", "_axes", "_plan"},
-    "_kit": set(),
-    "_angles": {"_kit", "_plan"},
-    "_rotate": {"_kit", "_plan"},
+    "_ops": set(),
+    "_angles": {"_ops", "_plan"},
+    "_rotate": {"_ops", "_plan"},
     # The fields of a RoPE, without `RoPE`.
     "_config": {"_config", "_errors", "_values", "_axes", "_frequencies", "_scaling", "_spec"},
     "config": {"_config", "_apply", "_errors"},
 }
 # Imported inside functions, as most programs never need it; at the top by those named.
 LATE_CORE = {"_config": {"_config", "config"}}
-FOR_BACKENDS = {"_kit", "_core", "_host", "_plan", "_angles", "_rotate", "_namespace", "_errors"}
+FOR_BACKENDS = {"_ops", "_core", "_host", "_plan", "_angles", "_rotate", "_namespace", "_errors"}
 OWN = {"jax": {"jax", "jaxlib"}}
 # Functions here import NumPy: where its arrays have been seen, and where a result of it is asked for.
 LATE_NUMPY = {"_namespace": {"numpy", "array_api_compat.numpy"}, "_out": {"numpy"}}

@@ -333,16 +333,6 @@ def test_a_coordinate_that_drives_nothing() -> None:
     np.testing.assert_array_equal(got, RoPE(16, axes=map_).apply(x, pos[:, :3]))
 
 
-def test_periods_of_dinov3() -> None:
-    """The golden periods of a head of 16: 1, 10^(1/2), 10, 10^(3/2), for each of h and w."""
-    rope = RoPE(16, base=100.0, pairing="half", axes=Axes.axial(8, 8), scaling=Periods())
-    periods = [2 * math.pi / omega for omega in rope.frequencies]
-    np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
-    rope = RoPE(16, pairing="half", axes=Axes.axial(8, 8), scaling=Periods(0.5, 4.0))
-    periods = [2 * math.pi / omega for omega in rope.frequencies]
-    np.testing.assert_allclose(periods, [0.5, 1, 2, 4] * 2, rtol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("rotary_dim", "axes"),
     [(128, Axes.chunked(16, 24, 23)), (64, Axes.interleaved(24, 20, 20)), (64, Axes.axial(32, 16))],
@@ -411,7 +401,42 @@ def test_older_base_of_sam2() -> None:
     assert RoPE.from_config(config).base == 500.0
 
 
-def test_an_index_beyond_all_series_is_refused() -> None:
-    """A series is made as far as its last frequency: a slip must not take all memory."""
-    with pytest.raises(SpecError, match="indices holds 1000000000"):
-        Axes((0,), indices=(10**9,))
+TOO_LARGE: dict[str, tuple[Any, str]] = {
+    "index": (lambda: Axes((0,), indices=(10**9,)), "1000000001 frequencies"),
+    "width": (lambda: Axes((0,), widths=(10**9,)), "500000000 frequencies"),
+    "many widths": (lambda: Axes(range(2000), widths=range(2, 2002)), "frequencies in all"),
+    "coordinates": (lambda: Axes(range(10**30)), "coordinates has more than 32768"),
+    "pairs": (lambda: Axes((0,) * 32769), "coordinates has more than 32768"),
+    "indices": (lambda: Axes((0,), indices=range(10**12)), "indices has more than 32768"),
+    "order": (lambda: Axes.axial(2, 2, order=range(10**12)), "order has more than 32768"),
+    "count": (lambda: Axes((0,), count=32769), "count is 32769; give an int of at most 32768"),
+    "coordinate": (lambda: Axes((10**12,)), "count is 1000000000001; give an int of at most 32768"),
+    "blocks": (lambda: Axes((), blocks=10**30), "blocks is 10{30}"),
+    "axial": (lambda: Axes.axial(10**8, 2), r"sections\[0\] is 10{8}; give an int of at most 65536"),
+    "axial in all": (lambda: Axes.axial(65536, 2), "sum is 65538; give sections of at most 65536"),
+    "chunked": (lambda: Axes.chunked(10**12, 2), r"sections\[0\] is 10{12}"),
+    "chunked in all": (lambda: Axes.chunked(*(8192,) * 5), "sum is 40960"),
+    "interleaved": (lambda: Axes.interleaved(10**12, 2), r"sections\[0\] is 10{12}"),
+    "alternating": (lambda: Axes.alternating(2, 10**12, 10**12), r"sections\[1\] is 10{12}"),
+    "even_odd": (lambda: Axes.even_odd(4 * 10**7), "rotary_dim is 40{7}; give an int of at most 65536"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_too_large_maps_are_refused(name: str) -> None:
+    """At once: without the limits most of these take minutes, or all memory."""
+    make, message = TOO_LARGE[name]
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+def test_largest_map() -> None:
+    axes = Axes((0, 1) * 16384, widths=(32768, 32768))
+    assert axes.sources(65536)[-2:] == [(32768, 16383), (32768, 16383)]
+
+
+def test_sections_are_plain_ints() -> None:
+    """The sum of NumPy's int8 would overflow."""
+    sections = (np.int8(100), np.int8(20), np.int8(20))
+    assert Axes.interleaved(*sections) == Axes.interleaved(100, 20, 20)
+    assert Axes.axial(*sections) == Axes.axial(100, 20, 20)

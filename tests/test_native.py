@@ -17,9 +17,9 @@ from rope_array._spec.plan import Layout
 from rope_array.testing._contract import assert_contract
 
 if _native.kernel is None and os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"):
-    raise RuntimeError(f"ROPE_ARRAY_REQUIRE_KERNEL is set, and {_native.missing()}")
+    raise RuntimeError(f"ROPE_ARRAY_REQUIRE_KERNEL is set, and {_native.unavailable_reason()}")
 if _native.kernel is None:
-    pytest.skip(_native.missing(), allow_module_level=True)
+    pytest.skip(_native.unavailable_reason(), allow_module_level=True)
 
 kernel = _native.kernel
 LEVELS = kernel.level_names()
@@ -1198,7 +1198,7 @@ WHICH = """
     y = ra.apply(x, range(5))
     from rope_array._backends import _native
     print(_native.kernel and _native.kernel.level_name())
-    print(ra.explain(x, range(5)).path)
+    print(ra.explain(x, range(5)).backend)
     print(hashlib.sha256(y.tobytes()).hexdigest())
 """
 
@@ -1252,7 +1252,7 @@ def test_names_of_levels(level):
 
 @pytest.mark.library("numpy")
 def test_the_kernel_is_the_first_path(dtype):
-    assert ra.explain(normal((3, 8), dtype), range(3)).path == "native"
+    assert ra.explain(normal((3, 8), dtype), range(3)).backend == "native"
 
 
 # ---- what is refused ----

@@ -86,15 +86,15 @@ def backend_library(lib):
     return None if own is library(array) else own
 
 
-def kits(lib):
-    """The kits that a call may use: of the path, and of the core, which backend="array-api" takes."""
+def all_ops(lib):
+    """The all_ops that a call may use: of the path, and of the core, which backend="array-api" takes."""
     array = lib.asarray(np.zeros(1, np.float32))
     own = backend_library(lib)
-    return [owner.kit(array) for owner in (own, library(array)) if owner is not None]
+    return [owner.ops(array) for owner in (own, library(array)) if owner is not None]
 
 
-def narrow_kits(lib):
-    return [kit._replace(wide=False) for kit in kits(lib)]
+def narrow_ops(lib):
+    return [ops._replace(has_int64=False) for ops in all_ops(lib)]
 
 
 @contextlib.contextmanager
@@ -131,9 +131,9 @@ def without_x64(lib):
 def test_wide_route(lib, name, double, sign):
     pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(31), random_positions(62)])
     truth = expected(pos, name, double, sign)
-    for kit in kits(lib):
-        assert kit.wide
-        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), double, kit)
+    for ops in all_ops(lib):
+        assert ops.has_int64
+        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), double, ops)
         np.testing.assert_array_equal(got(phase, lib, double), truth)
 
 
@@ -144,8 +144,8 @@ def test_wide_route(lib, name, double, sign):
 def test_route_of_uint32(lib, name, sign):
     pos = np.concatenate([INT32_ENDS, random_positions(31), random_positions(16)]).astype(np.int32)
     truth = expected(pos, name, False, sign)
-    for kit in narrow_kits(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), False, kit)
+    for ops in narrow_ops(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of(name, sign), False, ops)
         assert lib.to_numpy(phase).dtype == np.uint32
         np.testing.assert_array_equal(got(phase, lib, False), truth)
 
@@ -156,8 +156,8 @@ def test_route_of_uint32(lib, name, sign):
 def test_wide_route_takes_every_integer(lib, dtype, double):
     pos = positions_of(dtype)
     truth = expected(pos, "base", double)
-    for kit in kits(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of("base"), double, kit)
+    for ops in all_ops(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of("base"), double, ops)
         np.testing.assert_array_equal(got(phase, lib, double), truth)
 
 
@@ -167,8 +167,8 @@ def test_wide_route_takes_every_integer(lib, dtype, double):
 def test_route_of_uint32_takes_every_integer(lib, dtype):
     pos = positions_of(dtype)
     truth = expected(pos, "base", False)
-    for kit in narrow_kits(lib):
-        phase = _angles.phase(lib.asarray(pos), plan_of("base"), False, kit)
+    for ops in narrow_ops(lib):
+        phase = _angles.phase(lib.asarray(pos), plan_of("base"), False, ops)
         np.testing.assert_array_equal(got(phase, lib, False), truth)
 
 
@@ -180,8 +180,8 @@ def test_integers_of_four_bits(lib, dtype, wide):
     with x64(lib, wide):
         values = np.arange(16) - (8 if dtype == "int4" else 0)
         pos = lib.xp.asarray(values.astype(getattr(ml_dtypes, dtype)))
-        for kit in kits(lib) if wide else narrow_kits(lib):
-            phase = _angles.phase(pos, plan_of("default"), False, kit)
+        for ops in all_ops(lib) if wide else narrow_ops(lib):
+            phase = _angles.phase(pos, plan_of("default"), False, ops)
             np.testing.assert_array_equal(got(phase, lib, False), expected(values, "default", False))
 
 
@@ -189,8 +189,8 @@ def test_integers_of_four_bits(lib, dtype, wide):
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3), (2, 0, 3)], ids=str)
 def test_every_shape_of_positions(lib, shape):
     pos = random_positions(31, int(np.prod(shape))).reshape(shape).astype(np.int32)
-    for kit in kits(lib) + ([] if lib.name == "torch" else narrow_kits(lib)):
-        phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, kit)
+    for ops in all_ops(lib) + ([] if lib.name == "torch" else narrow_ops(lib)):
+        phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, ops)
         np.testing.assert_array_equal(got(phase, lib, False), expected(pos, "default", False))
 
 
@@ -205,8 +205,8 @@ def test_all_libraries_and_routes_agree():
             if lib.name == "torch" and not wide:
                 continue
             with x64(lib, wide):
-                kit = (kits(lib) if wide else narrow_kits(lib))[0]
-                phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, kit)
+                ops = (all_ops(lib) if wide else narrow_ops(lib))[0]
+                phase = _angles.phase(lib.asarray(pos), plan_of("default"), False, ops)
                 bits[lib.name, wide] = got(phase, lib, False)
     assert len(bits) == 9
     first = bits.pop(("numpy", True))
@@ -218,15 +218,15 @@ def test_all_libraries_and_routes_agree():
 def test_any_position_and_frequency(pos, omega):
     plan = ra.RoPE(2, inv_freq=(omega,))._plan
     array = np.array([pos])
-    kit = library(array).kit(array)
+    ops = library(array).ops(array)
     turn = oracle.real(omega) / (2 * oracle.CONTEXT.pi)
     for bits, double in ((64, False), (96, True)):
         word = int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** bits))
-        phase = int(_angles.phase(array, plan, double, kit)[0, 0])
+        phase = int(_angles.phase(array, plan, double, ops)[0, 0])
         assert (phase - (pos * word % 2**bits >> 32)) % 2 ** (bits - 32) == 0
     if -(2**31) <= pos < 2**31:
         word = int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** 64))
-        phase = _angles.phase(array.astype(np.int32), plan, False, kit._replace(wide=False))
+        phase = _angles.phase(array.astype(np.int32), plan, False, ops._replace(has_int64=False))
         assert int(phase[0, 0]) == pos * word % 2**64 >> 32
 
 
@@ -238,9 +238,9 @@ def test_a_call_goes_through_it(lib, backend, monkeypatch):
     """But for the C++ kernel's, whose bits tests/test_native.py holds to it."""
     calls = []
 
-    def counted(whole, plan, double, kit):
-        calls.append(kit.wide)
-        return phase(whole, plan, double, kit)
+    def counted(whole, plan, double, ops):
+        calls.append(ops.has_int64)
+        return phase(whole, plan, double, ops)
 
     phase = _angles.phase
     monkeypatch.setattr(_angles, "phase", counted)
@@ -262,7 +262,7 @@ def test_jax_chooses_the_route_by_x64(on):
     with jax.enable_x64(on):
         x = jax.numpy.zeros(1, "float32")
         for owner in (_registry.library_of(x), library(x)):
-            assert owner.kit(x).wide is on
+            assert owner.ops(x).has_int64 is on
 
 
 # ---- nothing around it changes it ----
@@ -272,14 +272,14 @@ def test_jax_chooses_the_route_by_x64(on):
 def test_numpy_error_state_changes_nothing():
     pos = np.concatenate([INT32_ENDS, INT64_ENDS, random_positions(62)])
     small = np.array(INT32_ENDS, np.int32)
-    kit = library(pos).kit(pos)
+    ops = library(pos).ops(pos)
     with np.errstate(all="raise"):
         for double in (False, True):
-            phase = _angles.phase(pos, plan_of("default"), double, kit).astype(object)
+            phase = _angles.phase(pos, plan_of("default"), double, ops).astype(object)
             assert (phase % 2 ** (64 if double else 32) == expected(pos, "default", double)).all()
         for scalar in (np.int64(-(2**63)), np.int64(2**62), np.array(-5)):
-            _angles.phase(scalar, plan_of("default"), True, kit)
-        narrow = _angles.phase(small, plan_of("default"), False, kit._replace(wide=False))
+            _angles.phase(scalar, plan_of("default"), True, ops)
+        narrow = _angles.phase(small, plan_of("default"), False, ops._replace(has_int64=False))
         assert (narrow.astype(object) == expected(small, "default", False)).all()
 
 
@@ -298,8 +298,8 @@ def test_torch_modes_change_nothing():
 
     pos = torch.from_numpy(np.concatenate([INT32_ENDS, random_positions(31)]))
     x = torch.zeros(1)
-    kit = _registry.library_of(x).kit(x)
-    truth = [_angles.phase(pos, plan_of("default"), double, kit) for double in (False, True)]
+    ops = _registry.library_of(x).ops(x)
+    truth = [_angles.phase(pos, plan_of("default"), double, ops) for double in (False, True)]
     before = torch.get_float32_matmul_precision()
     try:
         for dtype in (torch.bfloat16, torch.float16):
@@ -307,7 +307,7 @@ def test_torch_modes_change_nothing():
             torch.set_default_dtype(torch.float64)
             with torch.autocast("cpu", dtype=dtype):
                 for double in (False, True):
-                    phase = _angles.phase(pos, plan_of("default"), double, kit)
+                    phase = _angles.phase(pos, plan_of("default"), double, ops)
                     assert torch.equal(phase, truth[double])
     finally:
         torch.set_float32_matmul_precision(before)
@@ -330,7 +330,7 @@ def test_jax_promotion_changes_nothing(on, promotion):
         x = jax.numpy.zeros(1, "float32")
         for owner in (_registry.library_of(x), library(x)):
             for double in (False, True) if on else (False,):
-                phase = _angles.phase(jax.numpy.asarray(pos), plan_of("base"), double, owner.kit(x))
+                phase = _angles.phase(jax.numpy.asarray(pos), plan_of("base"), double, owner.ops(x))
                 phase = np.asarray(phase).astype(object) % 2 ** (64 if double else 32)
                 np.testing.assert_array_equal(phase, expected(pos, "base", double))
 
@@ -347,8 +347,8 @@ def test_error_is_what_the_docstring_says(name, double, wide):
     bits, unit = (96, 64) if double else (64, 32)
     pos = np.array(INT32_ENDS, np.int32) if not wide else np.array(INT32_ENDS + INT64_ENDS)
     pos = np.concatenate([pos, random_positions(31 if not wide else 50, 100).astype(pos.dtype)])
-    kit = library(pos).kit(pos)._replace(wide=wide)
-    phase = _angles.phase(pos, plan_of(name), double, kit).astype(object)
+    ops = library(pos).ops(pos)._replace(has_int64=wide)
+    phase = _angles.phase(pos, plan_of(name), double, ops).astype(object)
     scale = oracle.CONTEXT.mpf(2) ** unit
     for p, row in zip(pos.tolist(), phase, strict=True):
         word = abs(p) * oracle.CONTEXT.mpf(2) ** (unit - bits - 1)

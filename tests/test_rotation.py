@@ -491,7 +491,7 @@ def test_tree_of_jax(layout: str) -> None:
     again = jax.tree.unflatten(structure, leaves)
     assert type(again) is Rotation
     assert again.layout == rotation.layout
-    assert again.layout.lanes == rotation.cos.shape[-1]
+    assert again.layout.num_pairs == rotation.cos.shape[-1]
     doubled = jax.tree.map(lambda table: 2 * table, rotation)
     np.testing.assert_array_equal(doubled.cos, 2 * rotation.cos)
     other = RoPE(12).rotation(POSITIONS, like=x)

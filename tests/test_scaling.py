@@ -52,7 +52,7 @@ GOLDEN: dict[str, tuple[Any, dict[str, Any], str]] = {
         ".7471925 .1937045 .05146221 .01386797 .003773949 .001034626 .0002853084 7.905694e-05",
     ),
     "ntk_factor, diffusers": (ra.NTKAware(4.0, "base"), {}, "1 .2659148 .07071068"),
-    "dynamic, keras-hub": (ra.NTKAware(4.0, "every_lane"), {}, ".2050838 .0648532 .02050838"),
+    "dynamic, keras-hub": (ra.NTKAware(4.0, "every_pair"), {}, ".2050838 .0648532 .02050838"),
     "yarn, transformers": (
         ra.YaRN(4.0, 4096), {}, "1 .3162278 .1 .02569351 .00625 .001383497 .00025 7.905695e-05"
     ),
@@ -177,7 +177,7 @@ def test_linear_is_exact() -> None:
     rope = RoPE(8, base=12345.678, scaling=ra.Linear(3.3))
     mpmath.mp.prec = 400
     for number, upper, lower in zip(
-        frequencies(8, 12345.678), *(w.values for w in rope._plan.words96), strict=True
+        frequencies(8, 12345.678), *(w.values for w in rope._plan.turns_q96), strict=True
     ):
         omega = mpmath.mpf(str(number)) / mpmath.mpf(3.3)
         wanted = int(mpmath.nint(omega / (2 * mpmath.pi) * mpmath.mpf(2) ** 96)) % 2**96
@@ -243,6 +243,13 @@ def test_backwards_turns_the_other_way(rule: Any, angles: Any) -> None:
     x = np.random.default_rng(0).standard_normal((3, 16))
     wanted = rope.amplitude**2 * rope.apply(x, range(3), inverse=True)
     np.testing.assert_allclose(other.apply(x, range(3)), wanted, rtol=1e-12)
+
+
+def test_a_long_chain_of_reversals_is_short() -> None:
+    rule = ra.Linear(2.0)
+    for _ in range(10_001):
+        rule = ra.Reversed(rule)
+    assert rule == ra.Reversed(ra.Linear(2.0))
 
 
 def test_backwards_takes_the_lists_of_its_rule() -> None:
@@ -348,9 +355,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ra.YaRN, {"factor": 2.0, "original_max_position_embeddings": 8, "truncate": 0}, "truncate"),
     (ra.YaRN, {"factor": 9.0, "original_max_position_embeddings": 8, "mscale": -99.0, "mscale_all_dim": 1.0},
      "mscale"),
+    (ra.YaRN, {"factor": 2.0, "original_max_position_embeddings": 8, "attention_factor": 5e-324}, "inverse"),
     (ra.Llama3, {"factor": 0.0}, "factor"),
     (ra.Llama3, {"low_freq_factor": 5.0}, "low_freq_factor"),
     (ra.LongRoPE, {**LONG, "short_factor": "12345678"}, "short_factor"),
+    (ra.LongRoPE, {**LONG, "long_factor": range(1, 10**12)}, "long_factor has more than 32768"),
+    (ra.LongRoPE, {**LONG, "attention_factor": 5e-324}, "inverse is beyond floats"),
     (ra.LongRoPE, {**LONG, "long_factor": (1.0, 0.0)}, r"long_factor\[1\]"),
     (ra.LongRoPE, {**LONG, "long_factor": (1.0, float("nan"))}, r"long_factor\[1\]"),
     (ra.LongRoPE, {**LONG, "original_max_position_embeddings": 1}, "logarithm"),
@@ -380,6 +390,9 @@ def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> Non
         ({"head_dim": 32, "scaling": ra.LongRoPE(**LONG, length=1)}, "a width of 16"),
         ({"head_dim": 4, "base": 1e300, "scaling": ra.NTKAware(1e300)}, "range of floats"),
         ({"head_dim": 16, "scaling": ra.NTKAware(1e300, "mixed", 1e300)}, "range of floats"),
+        ({"head_dim": 4, "base": 1e300, "scaling": ra.NTKAware(1e300, "base")}, "range of floats"),
+        ({"head_dim": 16, "scaling": ra.DynamicNTK(1e308, 2, length=2**60)}, "range of floats"),
+        ({"head_dim": 16, "scaling": ra.Periods(1e-300, 1e300)}, "range of floats"),
         ({"head_dim": 16, "scaling": {"rope_type": "linear"}}, r"Linear\(factor=4.0\)"),
         ({"head_dim": 16, "scaling": "linear"}, "give a rule"),
         ({"head_dim": 16, "scaling": ra.Linear}, "give a rule"),
@@ -396,6 +409,7 @@ def test_what_names_no_rope(fields: dict[str, Any], said: str) -> None:
 def test_numbers_become_plain_ones() -> None:
     assert ra.Linear(np.float32(4)) == ra.Linear(4)
     assert type(ra.Linear(np.int64(4)).factor) is float
+    assert type(ra.NTKAware(4, np.str_("base")).variant) is str
     rule = ra.LongRoPE([np.float32(1)] * 2, np.ones(2).tolist(), np.int64(64), length=np.int32(3))
     assert rule == ra.LongRoPE((1.0, 1.0), (1, 1), 64, length=1)
     assert {type(v) for v in dataclasses.astuple(rule)} <= {tuple, int, float, type(None)}
@@ -426,3 +440,25 @@ def test_one_liners_take_rules_and_maps(lib: Any) -> None:
     found = lib.to_numpy(ra.apply(x, [1, 2, 70], scaling=rule, pairing="half"))
     wanted = lib.to_numpy(RoPE(16, scaling=rule, pairing="half").apply(x, [1, 2, 70]))
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["Linear", "Llama3", "LongRoPE", "Reversed"])
+def test_records_without_fields_are_refused(name: str) -> None:
+    """`object.__new__` makes them, even where the class has defaults; so does tracing by Dynamo."""
+    rule = object.__new__(getattr(ra, name))
+    for make in (lambda: RoPE(8, scaling=rule), lambda: ra.apply(np.ones(8), 1, scaling=rule)):
+        with pytest.raises(SpecError, match=f"{name} without its fields") as caught:
+            make()
+        assert faults_of(str(caught.value)) == []
+
+
+def test_unpickled_records_are_checked() -> None:
+    """pickle sets fields as they are."""
+    axes, rule = ra.Axes((0, 0)), ra.Linear(2.0)
+    vars(axes)["coordinates"], vars(rule)["factor"] = (0, -1), -2.0
+    for fields, message in (
+        ({"axes": axes}, r"coordinates\[1\] is -1"),
+        ({"scaling": rule}, "factor is -2.0"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            RoPE(4, **pickle.loads(pickle.dumps(fields)))

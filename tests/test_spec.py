@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import importlib
 import itertools
 import math
@@ -18,6 +19,7 @@ import pytest
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
+from rope_array._spec.plan import Plan
 from rope_array._spec.spec import plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
@@ -266,6 +268,56 @@ def test_explicit_frequencies_are_taken_exactly() -> None:
     assert narrow == (float(np.float32(0.1)), float(np.float32(1 / 3)))
 
 
+TOO_WIDE: dict[str, tuple[dict[str, Any], str]] = {
+    "head_dim": ({"head_dim": 10**30}, "head_dim is 10{30}; give an int of at most"),
+    "the whole head": ({"head_dim": 65538}, "head_dim is 65538; give a rotary_dim of at most 65536"),
+    "rotary_dim": ({"head_dim": 10**18, "rotary_dim": 10**17}, "rotary_dim is 10{17}; give"),
+    "a rule that waits": ({"head_dim": 10**18, "scaling": ra.DynamicNTK(2.0, 64)}, "head_dim is 10{18}"),
+    "inv_freq": ({"head_dim": 8, "inv_freq": range(10**30)}, "inv_freq has more than 32768 items"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_WIDE)
+def test_too_wide_ropes_are_refused(name: str) -> None:
+    """At once: the frequencies of so many pairs would take minutes, or all memory."""
+    fields, message = TOO_WIDE[name]
+    with pytest.raises(SpecError, match=message):
+        RoPE(**fields)
+
+
+def test_too_wide_arrays_are_refused() -> None:
+    x = np.broadcast_to(np.float32(1), (1, 5_000_000))
+    with pytest.raises(SpecError, match="rotary_dim of at most 65536"):
+        ra.apply(x, 3)
+    assert RoPE(5_000_000, rotary_dim=4).frequencies == RoPE(4).frequencies
+
+
+def test_sequences_are_read_not_believed() -> None:
+    """A class may return a wrong length, or iterate for ever."""
+
+    class Endless(tuple):
+        def __iter__(self) -> Any:
+            return itertools.repeat(1.0)
+
+    class Wrong(list):
+        def __len__(self) -> int:
+            return 10**9
+
+    with pytest.raises(SpecError, match="more than 32768"):
+        RoPE(4, inv_freq=Endless((1.0, 2.0)))
+    assert RoPE(4, inv_freq=Wrong([1.0, 2.0])) == RoPE(4, inv_freq=(1.0, 2.0))
+
+
+def test_strings_are_plain_ones() -> None:
+    class Half(str):
+        def __str__(self) -> str:
+            return "neither"
+
+    rope = RoPE(4, pairing=Half("half"), out_pairing=Half("interleaved"))
+    assert rope == RoPE(4, pairing="half", out_pairing="interleaved")
+    assert type(rope.pairing) is type(rope.out_pairing) is str
+
+
 # ---- fixed-point words ----
 
 FINE = mpmath.MPContext()
@@ -284,10 +336,10 @@ def signed64(number: int) -> int:
 
 def check_words(plan: Any, omegas: list[Any]) -> None:
     words = [word(omega, 96) for omega in omegas]
-    upper, lower = plan.words96
+    upper, lower = plan.turns_q96
     assert list(upper.values) == [signed64(w >> 32) for w in words]
     assert list(lower.values) == [w % 2**32 for w in words]
-    assert list(plan.words64.values) == [signed64(word(omega, 64)) for omega in omegas]
+    assert list(plan.turns_q64.values) == [signed64(word(omega, 64)) for omega in omegas]
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -416,14 +468,16 @@ def test_many_specs_in_a_row() -> None:
         np.testing.assert_array_equal(ra.apply(x, [3, 4], base=7.0), first)
 
 
-def test_what_is_kept_does_not_grow_for_ever() -> None:
-    from rope_array._spec import spec as _spec
+def test_the_memo_of_plans_does_not_grow_without_end() -> None:
+    def plans() -> int:
+        gc.collect()
+        return sum(type(one) is Plan for one in gc.get_objects())
 
+    before = plans()
     for base in range(1, 1000):
         plan_of(2, base=float(base))
         plan_of(2, inv_freq=[float(base)])  # a list has no hash
-    assert len(_spec._names) <= _spec._KEPT_AT_MOST
-    assert len(vars(_spec._kept)) <= _spec._KEPT_AT_MOST
+    assert plans() - before <= 2 * 256  # each plan has an inverse
 
 
 def test_the_list_of_a_caller_may_change() -> None:

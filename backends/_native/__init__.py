@@ -1,6 +1,6 @@
 """The rotation in C++, for arrays whose elements lie in the host's memory: what `numpy` and `torch` share.
 
-The compiled module is optional. Where it is not there, `kernel` is None and `missing()` says why; the paths
+The compiled module is optional. Where it is not there, `kernel` is None and `unavailable_reason()` says why; the paths
 that need it then decline.
 """
 
@@ -41,7 +41,7 @@ def _load() -> tuple[Any, str]:
 kernel, _reason = _load()
 
 
-def missing() -> str:
+def unavailable_reason() -> str:
     """Say why there is no kernel; nothing where there is one."""
     return _reason
 
@@ -49,6 +49,7 @@ def missing() -> str:
 def spec_of(plan: Plan) -> Any:
     """Return what the kernel makes of a plan with exact angles, kept with the plan; None of any other."""
     if plan.native is None and kernel is not None and plan.exact:
+        plan.check()
         plan.native = _spec(plan.layout, plan)
     return plan.native
 
@@ -62,6 +63,7 @@ def transposed_spec_of(plan: Plan) -> Any:
 @lru_cache(maxsize=256)
 def spec_of_tables(layout: Layout) -> Any:
     """Return what the kernel makes of a layout, to which tables are given."""
+    layout.check()
     return _spec(layout, None)
 
 
@@ -69,16 +71,16 @@ def _spec(layout: Layout, plan: Plan | None, transposed: bool = False) -> Any:
     words: tuple[Any, ...] = ((), (), ())
     coordinates: tuple[Any, int] = ((), 0)
     if plan is not None:
-        words = (plan.words64.values, plan.words96[0].values, plan.words96[1].values)
+        words = (plan.turns_q64.values, plan.turns_q96[0].values, plan.turns_q96[1].values)
         if plan.coordinates is not None:
-            coordinates = (plan.coordinates.lanes.values, plan.coordinates.number)
+            coordinates = (plan.coordinates.of_pairs.values, plan.coordinates.number)
     half = (layout.pairing == "half", layout.out_pairing == "half")
     amplitude = 1.0 if plan is None or layout.amplitude is None else layout.amplitude
     ends = (layout.head_dim, layout.start, layout.stop)
     return kernel.make_spec(*ends, layout.blocks, *half, amplitude, transposed, *words, *coordinates)
 
 
-def about() -> str:
+def description() -> str:
     """Say which instruction set runs, and by how many threads at most."""
     if kernel is None:
         return _reason

@@ -1,8 +1,6 @@
-"""JAX: the core under jax.jit: an eager call is one program, and a traced one becomes a part of another.
+"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call becomes part of another.
 
-What the host can check (types, shapes, positions that are Python values or NumPy) is checked before the
-program is entered. Positions are its run-time values, so that a new offset compiles nothing; the plan is
-static.
+Positions are run-time values of the program, so a new offset compiles nothing. The plan is static.
 """
 
 from functools import partial
@@ -11,40 +9,43 @@ from typing import Any
 import jax
 import jax.numpy as xp
 
-from rope_array._array_api import rotate as _core
-from rope_array._array_api.library import Library, numpy_library
-from rope_array._array_api.ops import Kit
+from rope_array._array_api import rotate as _rotate
+from rope_array._array_api.library import Library, computes_in_float64, numpy_library
+from rope_array._array_api.ops import ArrayOps
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
 name = "jax"
-is_core = False
+is_array_api = True
 
 
 class Jax(Library):
-    """JAX: 64-bit integers only where x64 is on, and XLA places what is made beside an array."""
+    """JAX: 64-bit integers only with x64, and XLA chooses the device of new arrays."""
 
-    def wide(self) -> bool:
-        config: Any = jax.config  # whose flags its type does not know
+    def has_int64(self) -> bool:
+        config: Any = jax.config  # its type lacks the flags
         return bool(config.jax_enable_x64)
 
-    def host_kit(self, x: Any) -> Kit:
-        # NumPy arrays enter a program as they are; made by JAX they would each be a program of their own.
-        return numpy_library().kit(x)._replace(wide=self.wide())
+    def host_ops(self, x: Any) -> ArrayOps:
+        # NumPy arrays enter a program as they are; JAX would run a program to make each.
+        return numpy_library().ops(x)._replace(has_int64=self.has_int64())
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         return isinstance(value, jax.Array)
 
     def device(self, x: Any) -> Any:
-        """Return the devices an array is bound to; None for a tracer, or one that goes where it is needed."""
+        """Return the devices of a committed array; None for tracers and uncommitted arrays."""
         bound = not isinstance(x, jax.core.Tracer) and x.committed
         return x.sharding.device_set if bound else None
 
-    def together(self, a: Any, b: Any) -> bool:
+    def same_device(self, a: Any, b: Any) -> bool:
         places = {frozenset(d) for d in map(self.device, (a, b)) if d is not None}
         return len(places) < 2
 
 
-LIBRARY = Jax("jax", xp, takes_numpy=True, placeless=True)
+LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)
 
 
 def library(x: Any) -> Library:
@@ -52,37 +53,35 @@ def library(x: Any) -> Library:
     return LIBRARY
 
 
-def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
-    """Rotate each of xs by its positions, in one program."""
-    whole, fraction = _core.positions(xs, pos, plan, seq_axis, LIBRARY)
-    return _apply(xs, whole, fraction, plan, seq_axis)
+def rotate(xs: Any, source: Source, seq_axis: int) -> Any:
+    """Rotate each of xs by a source, in one program."""
+    if isinstance(source, Tables):
+        return _rotate_by_tables(xs, source.cos, source.sin, source.layout, seq_axis)
+    use_float64 = any(map(computes_in_float64, xs))
+    whole, fraction = read_positions(source.values, xs[0], LIBRARY, use_float64)
+    return _rotate_at(xs, whole, fraction, source.plan, seq_axis)
 
 
-def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin in one program."""
-    whole, fraction = _core.table_positions(pos, like, plan, inv_freq, LIBRARY)
-    places = LIBRARY.device(like)
-    if places is not None and len(places) == 1:
-        whole = jax.device_put(whole, *places)  # or the tables would be where JAX puts what it is not told
-    return _tables(whole, fraction, inv_freq, plan, _core.is_double(like))
-
-
-def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
-    """Rotate each of xs by tables, in one program."""
-    _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
-    return _rotate(xs, cos, sin, layout, seq_axis)
+    use_float64 = computes_in_float64(like)
+    whole, fraction = read_positions(source.values, like, LIBRARY, use_float64)
+    devices = LIBRARY.device(like)
+    if devices is not None and len(devices) == 1:
+        whole = jax.device_put(whole, *devices)  # JAX would put the tables on its default device
+    return _make_tables(whole, fraction, source.inv_freq, source.plan, use_float64)
 
 
 @partial(jax.jit, static_argnames=("plan", "seq_axis"))
-def _apply(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
-    return _core.compute(xs, whole, fraction, plan, seq_axis, LIBRARY.kit(xs[0]))
+def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
+    return _rotate.rotate_at(xs, whole, fraction, plan, seq_axis, LIBRARY.ops(xs[0]))
 
 
-@partial(jax.jit, static_argnames=("plan", "double"))
-def _tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, double: bool) -> Any:
-    return _core.make_tables(whole, fraction, plan, double, LIBRARY.kit(whole), inv_freq)
+@partial(jax.jit, static_argnames=("plan", "use_float64"))
+def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
+    return tables_at(whole, fraction, plan, use_float64, LIBRARY.ops(whole), inv_freq)
 
 
 @partial(jax.jit, static_argnames=("layout", "seq_axis"))
-def _rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
-    return _core.turn_all(xs, cos, sin, layout, seq_axis, LIBRARY.kit(xs[0]))
+def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
+    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, LIBRARY.ops(xs[0]))

@@ -29,13 +29,13 @@ Index = tuple[slice, ...]
 Shape = tuple[int, ...]
 
 
-def turn(x: Any, cos: Any, sin: Any, layout: Layout, out: Any) -> None:
+def rotate(x: Any, cos: Any, sin: Any, layout: Layout, out: Any) -> None:
     """Write x, rotated by tables that have x's axes and one column per lane, into `out`."""
-    if not layout.lanes or not x.size:
+    if not layout.num_pairs or not x.size:
         np.copyto(out, x)
         return
     x, cos, sin, out = _by_memory(x, cos, sin, out)
-    row = 2 * layout.lanes * cos.itemsize
+    row = 2 * layout.num_pairs * cos.itemsize
     pieces = _pieces(x.shape[:-1], max(1, _BLOCK // row))
     most = tuple(axis[0].stop for axis in pieces)
     form = _Complex if layout.pairing == layout.out_pairing == "interleaved" else _Halves
@@ -96,8 +96,8 @@ class _Halves:
     """
 
     def __init__(self, x: Any, out: Any, layout: Layout, dtype: Any, most: Shape):
-        lanes = layout.lanes // layout.blocks
-        self.width, self.halves = 2 * layout.lanes, (layout.blocks, 2, lanes)
+        lanes = layout.num_pairs // layout.blocks
+        self.width, self.halves = 2 * layout.num_pairs, (layout.blocks, 2, lanes)
         self.half, self.row = (np.dtype((np.void, n * dtype.itemsize)) for n in (lanes, self.width))
         self.gather, self.scatter = layout.pairing != "half", layout.out_pairing != "half"
         # Read and written where it lies, or by way of a scratch array.
@@ -199,7 +199,7 @@ class _Complex:
     def __init__(self, x: Any, out: Any, layout: Layout, dtype: Any, most: Shape):
         self.x, self.out = (array[..., layout.start : layout.stop] for array in (x, out))
         self.dtype = np.result_type(dtype, np.complex64)
-        self.lanes = layout.lanes
+        self.lanes = layout.num_pairs
         size = -(-prod(most) * self.lanes // _STEP) * _STEP
         # With gaps, for `out` too may lie next to the table: NumPy 2.0 takes what touches for what overlaps,
         # and then another loop.

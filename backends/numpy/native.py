@@ -1,94 +1,77 @@
-"""NumPy by the C++ kernel: exact angles from integer positions inside it, tables for all others."""
+"""NumPy by the C++ kernel: exact angles from integer positions inside it, tables for all other positions."""
 
 from typing import Any
 
 import numpy as np
 
-from rope_array._array_api import rotate as _core
-from rope_array._array_api.library import dtype_name, library
+from rope_array._array_api.library import computes_in_float64, dtype_name, library
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.tables import tables_at
 from rope_array._backends import _native
+from rope_array._backends.numpy import decline_reason as decline_reason_without_kernel
 from rope_array._backends.numpy import results
-from rope_array._backends.numpy import supports as supports_plain
-from rope_array._spec.plan import Layout, Plan
 
 name = "native"
-writes = True
+accepts_outs = True
+description, unavailable_reason = _native.description, _native.unavailable_reason
 
 __all__ = [
-    "about",
-    "apply",
+    "accepts_outs",
+    "decline_reason",
+    "description",
     "library",
-    "missing",
     "name",
-    "quick",
-    "quick_rotate",
     "rotate",
-    "supports",
-    "tables",
-    "writes",
+    "try_fast",
+    "unavailable_reason",
 ]
 
-about, missing = _native.about, _native.missing
+
+def decline_reason(xs: Any, source: Source) -> str | None:
+    """Return why arrays are declined, or None."""
+    return _native.unavailable_reason() or decline_reason_without_kernel(xs, source)
 
 
-def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
-    """Say why arrays are not served; None where they are."""
-    if _native.kernel is None:
-        return missing()
-    return supports_plain(xs, beside, layout)
-
-
-def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
-    """Rotate plain arrays by integers, all checks in the kernel; NotImplemented for every other call."""
-    if plan.native is None and _native.spec_of(plan) is None:
-        return NotImplemented
-    return _native.kernel.quick(x, pos, plan, seq_axis, out)
-
-
-def quick_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, out: Any) -> Any:
-    """Rotate plain arrays by tables of their precision, as `quick` does by positions."""
+def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain arrays, all checks in the kernel; return NotImplemented for every other call."""
     if _native.kernel is None:
         return NotImplemented
-    return _native.kernel.quick_tables(x, cos, sin, _native.spec_of_tables(layout), seq_axis, out)
+    if isinstance(source, Tables):
+        spec = _native.spec_of_tables(source.layout)
+        return _native.kernel.quick_tables(x, source.cos, source.sin, spec, seq_axis, out)
+    if source.plan.native is None and _native.spec_of(source.plan) is None:
+        return NotImplemented
+    return _native.kernel.quick(x, source.values, source.plan, seq_axis, out)
 
 
-def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by its positions."""
+def rotate(xs: Any, source: Source, seq_axis: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by a source."""
+    ys = results(xs, outs)
     lib = library(xs[0])
-    whole, fraction = _core.positions(xs, pos, plan, seq_axis, lib)
-    ys = results(xs, outs)
-    for double, pairs in _core.by_precision(xs, ys):
-        if plan.exact and fraction is None and whole.dtype.kind != "f":
-            _turn(pairs, _native.spec_of(plan), _given_positions(whole), seq_axis)
+    whole: Any = None
+    fraction: Any = None
+    if isinstance(source, Positions):
+        whole, fraction = read_positions(source.values, xs[0], lib, any(map(computes_in_float64, xs)))
+    for use_float64 in {*map(computes_in_float64, xs)}:
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if computes_in_float64(x) == use_float64]
+        if isinstance(source, Tables):
+            _rotate_by(pairs, source.cos, source.sin, use_float64, source.layout, seq_axis)
+        elif source.plan.exact and fraction is None and whole.dtype.kind != "f":
+            _run(pairs, _native.spec_of(source.plan), _given_positions(whole), seq_axis)
         else:
-            cos, sin = _core.make_tables(whole, fraction, plan, double, lib.kit(xs[0]))
-            _turn_by(pairs, cos, sin, double, plan.layout, seq_axis)
+            cos, sin = tables_at(whole, fraction, source.plan, use_float64, lib.ops(xs[0]))
+            _rotate_by(pairs, cos, sin, use_float64, source.layout, seq_axis)
     return ys
 
 
-def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
-    """Make cos and sin."""
-    return _core.tables(pos, like, plan, inv_freq, library(like))
-
-
-def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by tables."""
-    _core.check_rotation(xs, cos, sin, layout, seq_axis, library(xs[0]))
-    ys = results(xs, outs)
-    for double, pairs in _core.by_precision(xs, ys):
-        _turn_by(pairs, cos, sin, double, layout, seq_axis)
-    return ys
-
-
-def _turn_by(pairs: Any, cos: Any, sin: Any, double: bool, layout: Layout, seq_axis: Any) -> None:
-    """Rotate arrays of one precision by tables, brought to that precision."""
-    dtype = np.float64 if double else np.float32
-    # Lanes side by side, as the kernel reads them.
+def _rotate_by(pairs: Any, cos: Any, sin: Any, use_float64: bool, layout: Any, seq_axis: Any) -> None:
+    dtype = np.float64 if use_float64 else np.float32
     cos, sin = (np.require(table, dtype, "A") for table in (cos, sin))
     if cos.strides[-1] != cos.itemsize or sin.strides[-1] != sin.itemsize:
         cos, sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
     given = (_native.TABLES, _address(cos), cos.strides, cos.shape, 1, _address(sin), sin.strides)
-    _turn(pairs, _native.spec_of_tables(layout), given, seq_axis)
+    _run(pairs, _native.spec_of_tables(layout), given, seq_axis)
 
 
 def _given_positions(pos: Any) -> Any:
@@ -97,7 +80,7 @@ def _given_positions(pos: Any) -> Any:
     return (_native.INT64, _address(pos), pos.strides, pos.shape, 1, pos)
 
 
-def _turn(pairs: Any, spec: Any, given: Any, seq_axis: Any) -> None:
+def _run(pairs: Any, spec: Any, given: Any, seq_axis: Any) -> None:
     arrays = tuple(
         (_native.TYPES[dtype_name(x)], x.shape, _address(x), x.strides, _address(y), y.strides, 1)
         for x, y in pairs

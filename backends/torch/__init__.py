@@ -1,6 +1,6 @@
-"""PyTorch: the core, with the tensors that need a word of their own seen to first.
+"""PyTorch's form of the array-api backend, for fake and distributed tensors, autocast and symbolic numbers too.
 
-Code here runs under Dynamo too, which traces plain attribute and type tests but neither caches nor imports.
+Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """
 
 from contextlib import nullcontext
@@ -9,34 +9,36 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
-from rope_array._array_api import rotate as _core
+from rope_array._array_api import rotate as _rotate
+from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, Memory
+from rope_array._array_api.source import Positions, Source
 from rope_array._errors import ArrayTypeError, describe
-from rope_array._spec.plan import Constants, Layout, Plan
+from rope_array._spec.plan import Constants
 
 from . import _distributed
 
 name = "torch"
-is_core = True
+is_array_api = True
 
 
-# Whether a functorch transform is active: a private name, and None where PyTorch has another.
+# Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
 class Torch(Library):
     """PyTorch: found by type, without array-api-compat's cached detection, of which Dynamo warns."""
 
-    def wide(self) -> bool:
+    def has_int64(self) -> bool:
         return True
 
-    def owns(self, value: Any) -> bool:
+    def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
     def device(self, x: Any) -> Any:
         return x.device
 
-    def check_sound(self, value: Any) -> None:
+    def check_supported(self, value: Any) -> None:
         if value.is_nested:
             raise ArrayTypeError(
                 f"a nested tensor of {value.dtype} has no one shape; "
@@ -52,52 +54,56 @@ class Torch(Library):
                 "has no one meaning after it. Give its get_data(), and keep the mask beside it."
             )
 
-    def check_written(self, out: Any, read: Any) -> None:
+    def check_mix(self, xs: Any, source: Source) -> None:
+        if _distributed.is_placed(*xs, *source.arrays):
+            _distributed.check(xs, source.arrays[0])
+
+    def check_out(self, out: Any, read: Any) -> None:
         tensors = [one for one in (out, *read) if isinstance(one, torch.Tensor)]
         _check_recorded(tensors)
         for one in tensors:
-            if (what := _untold(one, one is out)) is not None:
+            if (what := _why_memory_unknown(one, one is out)) is not None:
                 raise ArrayTypeError(
-                    f"out is given, and {describe(one)} is {what}; leave out= out, and take the result."
+                    f"out is given, and {describe(one)} is {what}; omit out, and use the result."
                 )
 
     def memory(self, array: Any) -> Memory | None:
         strides = tuple(stride * array.itemsize for stride in array.stride())
         return Memory(array.data_ptr(), tuple(array.shape), strides, array.itemsize, True)
 
-    def write(self, out: Any, y: Any) -> None:
+    def copy_into(self, out: Any, y: Any) -> None:
         out.copy_(y)
 
-    def constants(self, numbers: Constants, dtype: Any, create: dict[str, Any]) -> Any:
-        return torch.tensor(numbers.values, dtype=dtype, **create)
+    def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
+        return torch.tensor(numbers.values, dtype=dtype, **creation_kwargs)
 
 
 def _check_recorded(tensors: Any) -> None:
-    """Refuse to write where operations are compiled, transformed, or recorded for a gradient."""
+    """Raise if operations are compiled, transformed, or recorded for a gradient."""
     if torch.compiler.is_compiling():
         raise ArrayTypeError(
-            "out is given inside a compiled function, where memory cannot be compared; leave it out there: "
-            "the compiler decides what memory results have."
+            "out is given inside a compiled function, where memory cannot be compared; omit it there: the "
+            "compiler decides where results are stored."
         )
     if TRANSFORMED is None or TRANSFORMED():
         raise ArrayTypeError(
-            "out is given inside a functorch transform, which sees no writing into memory; leave it out."
+            "out is given inside a functorch transform, which does not see writes into memory; omit it."
         )
     for x in tensors:
         if x.requires_grad and torch.is_grad_enabled():
             raise ArrayTypeError(
                 f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; "
-                "leave out= out, or work under torch.no_grad()."
+                "omit out, or work under torch.no_grad()."
             )
 
 
 def is_freed(x: Any) -> bool:
-    """Tell whether a dense tensor has a shape and no memory any more: fully sharded training frees it so."""
+    """Return whether a dense tensor has a shape but no memory: fully sharded training frees it."""
     return not x.data_ptr() and x.numel() > 0
 
 
-def _untold(x: Any, written: bool) -> str | None:
-    """Say why the memory of a tensor cannot be told, or written as its strides say, if so."""
+def _why_memory_unknown(x: Any, written: bool) -> str | None:
+    """Return why the memory of a tensor is is_unknown_size, or cannot be written by its strides; None if neither."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
     if is_freed(x):
@@ -117,50 +123,32 @@ def library(x: Any) -> Library:
     return LIBRARY
 
 
-def apply(xs: Any, pos: Any, plan: Plan, seq_axis: int, run: Any) -> Any:
-    """Rotate each of xs by its positions."""
+def rotate(xs: Any, source: Source, seq_axis: int) -> Any:
+    """Rotate each of xs by a source."""
     with _fake_as(xs[0]), no_autocast(xs[0]):
-        pos = settled(pos, xs[0])
-        if _distributed.is_placed(*xs, pos):
-            return _distributed.apply(xs, pos, plan, seq_axis, LIBRARY)
-        return _core.apply(xs, pos, plan, seq_axis, LIBRARY)
+        if _distributed.is_placed(*xs, *source.arrays):
+            return _distributed.rotate(xs, source, seq_axis, LIBRARY)
+        return _rotate.rotate(xs, source, seq_axis, LIBRARY)
 
 
-def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
+def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin."""
     with _fake_as(like), no_autocast(like):
-        pos = settled(pos, like)
-        if _distributed.is_placed(like, pos):
-            return _distributed.tables(pos, like, plan, inv_freq, LIBRARY)
-        return _core.tables(pos, like, plan, inv_freq, LIBRARY)
-
-
-def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, run: Any) -> Any:
-    """Rotate each of xs by tables."""
-    with _fake_as(xs[0]), no_autocast(xs[0]):
-        if _distributed.is_placed(*xs, cos):
-            return _distributed.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
-        return _core.rotate(xs, cos, sin, layout, seq_axis, LIBRARY)
+        if _distributed.is_placed(like, *source.arrays):
+            return _distributed.make_tables(source, like, LIBRARY)
+        return _tables.make_tables(source, like, LIBRARY)
 
 
 def _fake_as(x: Any) -> Any:
-    """Return the mode of a fake tensor, in which what is made beside it is fake too."""
+    """Return the mode of a fake tensor, in which new tensors are fake too."""
     return x.fake_mode if type(x).__name__ == "FakeTensor" else _NOTHING
 
 
 def no_autocast(x: Any) -> Any:
-    """Return a mode without autocast, which lets no half-precision dtype but its own be joined."""
+    """Return a mode without autocast, which cannot join half-precision dtypes other than its own."""
     kind = x.device.type
     known = torch.amp.is_autocast_available(kind)  # not on meta, for one
     return torch.autocast(kind, enabled=False) if known and torch.is_autocast_enabled(kind) else _NOTHING
 
 
 _NOTHING = nullcontext()
-
-
-def settled(pos: Any, x: Any) -> Any:
-    """Make a tensor of a symbolic number, which make_fx and export give for a Python one."""
-    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64}
-    if type(pos) in kinds:
-        return torch.full((), pos, dtype=kinds[type(pos)], device=x.device)
-    return pos

@@ -11,28 +11,18 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api import rotate as _core
+from rope_array._array_api.library import computes_in_float64
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.rotate import rotate_by_tables, rotate_one
+from rope_array._array_api.source import Source, Tables
+from rope_array._array_api.tables import tables_by_dtype
 from rope_array._backends import _native
-from rope_array._backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast, settled
+from rope_array._backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import check_line_up, without_coordinates
 
 name = "native"
-writes = True
-
-__all__ = [
-    "about",
-    "apply",
-    "library",
-    "missing",
-    "name",
-    "quick",
-    "quick_rotate",
-    "rotate",
-    "supports",
-    "tables",
-    "writes",
-]
+accepts_outs = True
 
 _types: dict[Any, tuple[int, int]] = {}  # the kernel's number for a dtype, and its bytes
 _MOST_AXES = 64  # as drive.hpp has it
@@ -49,13 +39,13 @@ _KNOWN = None not in (TRANSFORMED, _DISPATCH, _FUNCTION, _TRACING, _KEYS) and ha
 )
 
 
-missing = _native.missing
+unavailable_reason = _native.unavailable_reason
 
 
-def about() -> str:
+def description() -> str:
     """Say which instruction set runs, and by how many threads at most."""
     if _native.kernel is None:
-        return missing()
+        return unavailable_reason()
     threads = _native.kernel.threads_of(torch.get_num_threads())
     return f"{_native.kernel.level_name()} instructions, up to {threads} threads"
 
@@ -73,12 +63,16 @@ def _kind(dtype: Any) -> tuple[int, int] | None:
     return kind
 
 
-def supports(xs: Any, beside: Any, layout: Layout) -> str | None:
-    """Say why tensors are not served; None where they are."""
+def decline_reason(xs: Any, source: Source) -> str | None:
+    """Return why tensors are declined, or None."""
+    return _decline_reason(xs, source.arrays)
+
+
+def _decline_reason(xs: Any, beside: Any) -> str | None:
     if torch.compiler.is_compiling():  # first: Dynamo takes it as a constant, and sees nothing of the rest
         return "the call is compiled: the core is made of operations that the compiler joins into one loop"
     if _native.kernel is None:
-        return missing()
+        return unavailable_reason()
     if (watched := _watched()) is not None:
         return watched
     for x in xs:
@@ -147,6 +141,13 @@ def _unlike_plain(x: Any) -> str:
     return "a tensor's numbers are not in memory as they are: a lazily negated view, say, or a batch of vmap"
 
 
+def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain tensors, or return NotImplemented."""
+    if isinstance(source, Tables):
+        return quick_rotate(x, source.cos, source.sin, source.layout, seq_axis, out)
+    return quick(x, source.values, source.plan, seq_axis, out)
+
+
 def quick(x: Any, pos: Any, plan: Plan, seq_axis: Any, out: Any) -> Any:
     """Rotate one plain tensor by integers; NotImplemented for every other call."""
     if torch.compiler.is_dynamo_compiling():  # first: see `supports`
@@ -191,7 +192,7 @@ def _quick_gradient(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     """Rotate with a gradient recorded; positions that do not line up are refused elsewhere."""
     given = _quick_positions(pos, plan)
     plain = given is not None and 0 < x.ndim <= _MOST_AXES and _kind(x.dtype)
-    if not plain or x.shape[-1] != plan.layout.head_dim or supports((x,), (pos,), plan.layout) is not None:
+    if not plain or x.shape[-1] != plan.layout.head_dim or _decline_reason((x,), (pos,)) is not None:
         return NotImplemented
     shape = tuple(pos.shape) if type(pos) is torch.Tensor else ()
     check_line_up(x.shape, without_coordinates(shape, plan), seq_axis)
@@ -254,30 +255,21 @@ def _quick_positions(pos: Any, plan: Plan) -> Any:
     return (_native.SPACED, pos, 0, ()) if number is None and -(2**63) <= pos < 2**63 else None
 
 
-def apply(xs: Any, pos: Any, plan: Plan, seq_axis: Any, run: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by its positions."""
-    whole, fraction = _core.positions(xs, settled(pos, xs[0]), plan, seq_axis, LIBRARY)
+def rotate(xs: Any, source: Source, seq_axis: Any, outs: Any = None) -> Any:
+    """Rotate each of xs by a source."""
+    if isinstance(source, Tables):
+        return _turn(xs, outs, source.layout, (source.cos, source.sin), int(seq_axis))
+    plan = source.plan
+    whole, fraction = read_positions(source.values, xs[0], LIBRARY, any(map(computes_in_float64, xs)))
     if plan.exact and fraction is None and not whole.dtype.is_floating_point:
         return _turn(xs, outs, plan, (whole.to(torch.int64),), int(seq_axis))
     with no_autocast(xs[0]):
-        made = _core.tables_by_precision(xs, whole, fraction, plan, LIBRARY.kit(xs[0]))
+        made = tables_by_dtype(xs, whole, fraction, plan, LIBRARY.ops(xs[0]))
     ys = []
     for i, x in enumerate(xs):
         into = None if outs is None else (outs[i],)
-        ys += _turn((x,), into, plan.layout, made[_core.is_double(x)], int(seq_axis))
+        ys += _turn((x,), into, plan.layout, made[computes_in_float64(x)], int(seq_axis))
     return tuple(ys)
-
-
-def tables(pos: Any, like: Any, plan: Plan, inv_freq: Any, run: Any) -> Any:
-    """Make cos and sin."""
-    with no_autocast(like):
-        return _core.tables(settled(pos, like), like, plan, inv_freq, LIBRARY)
-
-
-def rotate(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: Any, run: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by tables."""
-    _core.check_rotation(xs, cos, sin, layout, seq_axis, LIBRARY)
-    return _turn(xs, outs, layout, (cos, sin), int(seq_axis))
 
 
 def _turn(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back: bool = False) -> Any:
@@ -295,7 +287,8 @@ def _run(xs: Any, outs: Any, how: Plan | Layout, given: Any, seq_axis: int, back
         spec = _native.transposed_spec_of(how) if back else _native.spec_of(how)
     else:
         spec = _native.spec_of_tables(how)
-    for double, pairs in _core.by_precision(xs, ys):
+    for double in {*map(computes_in_float64, xs)}:
+        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if computes_in_float64(x) == double]
         # What is second is memory that must stay until the kernel has read it.
         where, _memory = _tables(given[0], given[1], double) if len(given) == 2 else _positions(given[0])
         arrays = tuple(_described(x, y) for x, y in pairs)
@@ -366,7 +359,7 @@ def _adjoint(grads: Any, how: Any, back: bool, given: Any, seq_axis: int) -> Any
     layout = how.layout if by_positions else how
     layout = layout.transposed(layout.amplitude)
     tensors = tuple(t for t in given if isinstance(t, torch.Tensor))
-    if supports(grads, tensors, layout) is None:
+    if _decline_reason(grads, tensors) is None:
         if by_positions:
             return _turn(grads, None, how, given, seq_axis, not back)
         return _turn(grads, None, layout, (given[0], -given[1]), seq_axis)
@@ -384,13 +377,13 @@ class _Joined:
 
 
 def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int, layout: Layout) -> Any:
-    kit = LIBRARY.kit(grads[0])._replace(xp=_Joined())
+    ops = LIBRARY.ops(grads[0])._replace(xp=_Joined())
     if not isinstance(how, Plan):
-        return _core.turn_all(grads, given[0], -given[1], layout, seq_axis, kit)
+        return rotate_by_tables(grads, Tables(given[0], -given[1], layout), seq_axis, ops)
     pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]
-    tables = _core.tables_by_precision(grads, pos, None, how, kit)
+    tables = tables_by_dtype(grads, pos, None, how, ops)
     sign, layout = (1, how.layout) if back else (-1, layout)
     return tuple(
-        _core.turn_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, kit)
-        for g, d in ((g, _core.is_double(g)) for g in grads)
+        rotate_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, ops)
+        for g, d in ((g, computes_in_float64(g)) for g in grads)
     )

@@ -1,25 +1,25 @@
-"""Positions to cos and sin, for every library: Array API only.
+"""Angles: from positions to cos and sin, exact at every integer position. Array API only.
 
-The angle of a lane in turns, pos·ω/2π mod 1, is exact in fixed point: F = round(ω/2π · 2^k) is made on the
-host, the product pos·F modulo 2^k is integer arithmetic, and its top bits are the phase. k is 64 with a
-32-bit phase where cos and sin are float32, and 96 with a 64-bit phase where they are float64. No step rounds,
-so the phase has the same bits on every library; its error is |pos|·2^-(k+1) turns for the word and less than
-one unit in its own last place, 1.5e-9 radians for 32 bits.
+The angle of a pair in turns, pos·ω/2π mod 1, is computed in fixed point. The host makes F = round(ω/2π · 2^k) by
+exact integer arithmetic; the product pos·F modulo 2^k is integer arithmetic on the device, and its top bits are
+the phase. k is 64 with a 32-bit phase for float32 tables, and 96 with a 64-bit phase for float64 tables. No step
+rounds, so the phase has the same bits on every library. Its error is |pos|·2^-(k+1) turns from rounding F, and
+less than one unit in its own last place, which is 1.5e-9 radians for 32 bits.
 
-The top two bits (after adding an eighth of a turn) are the quadrant; what remains lies within an eighth of a
-turn of its axis, where two short polynomials give sin and cos. Sums and products are all that they take, so
-bits depend neither on a library's sin nor on whether an element fell into a vector loop or its tail.
+The top two bits (after adding an eighth of a turn) are the quadrant. The rest is at most an eighth of a turn from
+the nearest axis, and two short polynomials give its sin and cos. They use only sums and products, so the bits do
+not depend on a library's sin, nor on whether an element is computed in a vector loop or in its tail.
 """
 
 from typing import Any
 
 from rope_array._spec.plan import Constants, Plan
 
-from .ops import Kit
+from .ops import ArrayOps
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
 # the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
-# 3.1e-19 for float64, so that rounding is what is left of the error.
+# 3.1e-19 for float64, far below the error of rounding.
 _S32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
 _C32 = (-0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
 _S64 = (
@@ -42,26 +42,26 @@ _C64 = (
 )
 
 
-def cos_sin(whole: Any, fraction: Any, plan: Plan, double: bool, kit: Kit) -> tuple[Any, Any]:
-    """Cos and sin of every lane at every position, amplitude included, shape pos.shape + (lanes,).
+def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return cos and sin of every pair at every position, amplitude included, shape pos.shape + (pairs,).
 
-    Positions come as a whole part, an array of integers, and a fraction (an array of floats, |f| ≤ 1/2) or
-    None. The tables are float64 where `double` is true, else float32.
+    `whole` is an array of integers, `fraction` an array of floats, |f| ≤ 1/2, or None. The tables are float64
+    if `use_float64`, else float32.
     """
-    dtype = kit.xp.float64 if double else kit.xp.float32
+    dtype = ops.xp.float64 if use_float64 else ops.xp.float32
     if not plan.exact:
-        return _float32_angles(whole, fraction, plan, dtype, kit)
-    quadrant, u = _quadrant(phase(whole, plan, double, kit), double, dtype, kit)
+        return _float32_angles(whole, fraction, plan, dtype, ops)
+    quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
-        quadrant, u = _turn_further(quadrant, u, fraction, plan, dtype, kit)
-    cos, sin = _polynomials64(u) if double else _polynomials32(u)
-    return _amplified(*_turn_quadrants(quadrant, cos, sin, dtype, kit), plan)
+        quadrant, u = _add_fraction(quadrant, u, fraction, plan, dtype, ops)
+    cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
+    return _amplified(*_rotate_quadrants(quadrant, cos, sin, dtype, ops), plan)
 
 
-def split(pos: Any, xp: Any, wide: bool) -> tuple[Any, Any]:
+def split(pos: Any, xp: Any, has_int64: bool) -> tuple[Any, Any]:
     """Split float positions into the nearest integer and the rest, exactly; the rest carries the gradient."""
     nearest = xp.round(pos)
-    return xp.astype(nearest, xp.int64 if wide else xp.int32), pos - nearest
+    return xp.astype(nearest, xp.int64 if has_int64 else xp.int32), pos - nearest
 
 
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
@@ -70,99 +70,105 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
     return numbers if fraction is None else numbers + xp.astype(fraction, dtype)
 
 
-def phase(whole: Any, plan: Plan, double: bool, kit: Kit) -> Any:
-    """Return the fraction of a turn of every lane at integer positions, in units of 2^-32 (`double`: 2^-64).
+def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
+    """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    The one function that multiplies positions by frequencies. The result, shape pos.shape + (lanes,), is
-    int64 where the library has 64-bit integers, else uint32; modulo 2^32, or 2^64 for `double`, its bits
-    are the same on every library.
+    This is the only function that multiplies positions by frequencies. The result, shape pos.shape + (pairs,),
+    is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its bits are the
+    same on every library.
     """
-    if not kit.wide:
-        return _phase_in_uint32(by_lane(whole, plan, kit), plan, kit)
+    if not ops.has_int64:
+        return _phase_in_uint32(positions_per_pair(whole, plan, ops), plan, ops)
     if plan.coordinates is None:
-        pos = kit.cast(whole[..., None], kit.xp.int64)  # in this order: NumPy may give a number, not an array
+        pos = ops.cast(whole[..., None], ops.xp.int64)  # index first: a cast of NumPy's may return a number
     else:
-        pos = by_lane(kit.cast(whole, kit.xp.int64), plan, kit)  # in this one: PyTorch indexes no uint32
-    if double:
-        return _phase_of_96(pos, plan, kit)
+        pos = positions_per_pair(
+            ops.cast(whole, ops.xp.int64), plan, ops
+        )  # cast first: PyTorch cannot index uint32
+    if use_float64:
+        return _phase_of_96(pos, plan, ops)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
-    return (pos * _row(plan.words64, pos, kit.xp.int64, kit)) >> 32
+    return (pos * _row(plan.turns_q64, pos, ops.xp.int64, ops)) >> 32
 
 
-def by_lane(pos: Any, plan: Plan, kit: Kit) -> Any:
-    """Give positions the axis of lanes: a new one, or for each lane the coordinate that drives it."""
+def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
+    """Give positions an axis of pairs: a new axis, or for each pair the coordinate that drives it."""
     if plan.coordinates is None:
         return pos[..., None]
     # Indices, not slices: slices with a stride have been miscompiled (pytorch issue 193183).
-    index = kit.constants(plan.coordinates.lanes, kit.xp.int64 if kit.wide else kit.xp.int32, kit.create)
-    return kit.xp.take(pos, index, axis=-1)
+    integer = ops.xp.int64 if ops.has_int64 else ops.xp.int32
+    index = ops.constants(plan.coordinates.of_pairs, integer, ops.creation_kwargs)
+    return ops.xp.take(pos, index, axis=-1)
 
 
-def _phase_of_96(pos: Any, plan: Plan, kit: Kit) -> Any:
+def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     """Return (pos·F mod 2^96) >> 32 for F in an upper signed 64-bit and a lower unsigned 32-bit word."""
-    upper, lower = (_row(words, pos, kit.xp.int64, kit) for words in plan.words96)
+    upper, lower = (_row(words, pos, ops.xp.int64, ops) for words in plan.turns_q96)
     # pos = high·2^32 + low with low unsigned, split once more by 16 bits: no carry is lost.
     low, high = pos & 0xFFFFFFFF, pos >> 32
     carry = ((low & 0xFFFF) * lower >> 16) + (low >> 16) * lower
     return pos * upper + high * lower + (carry >> 16)
 
 
-def _phase_in_uint32(pos: Any, plan: Plan, kit: Kit) -> Any:
+def _phase_in_uint32(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     """Return (pos·F mod 2^64) >> 32 in 32-bit arithmetic: the high word of a product from four of 16 bits."""
-    xp = kit.xp
+    xp = ops.xp
     low, high = (
-        _row(Constants([f >> shift & 0xFFFFFFFF for f in plan.words64.values]), pos, xp.uint32, kit)
+        _row(Constants([f >> shift & 0xFFFFFFFF for f in plan.turns_q64.values]), pos, xp.uint32, ops)
         for shift in (0, 32)
     )
     bits = xp.astype(pos, xp.uint32)
     product = bits * high + _high_word(bits, low)
     if "uint" in str(pos.dtype):
         return product
-    # A negative position reads as pos + 2^32: take 2^32·F back, whose top word is the lower word of F.
+    # As uint32, a negative position is pos + 2^32: subtract 2^32·F, whose top word is the lower word of F.
     return product - xp.where(pos < 0, low, xp.zeros_like(low))
 
 
 def _high_word(a: Any, b: Any) -> Any:
-    """Upper 32 bits of the 64-bit product of two uint32 arrays."""
+    """Return the upper 32 bits of the 64-bit product of two uint32 arrays."""
     a0, a1, b0, b1 = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
     middle = a1 * b0 + (a0 * b0 >> 16)
     other = a0 * b1 + (middle & 0xFFFF)
     return a1 * b1 + (middle >> 16) + (other >> 16)
 
 
-def _row(numbers: Constants, like: Any, dtype: Any, kit: Kit) -> Any:
-    """Lay one number per lane along the last axis, to be multiplied with `like`."""
-    row = kit.constants(numbers, dtype, kit.create)
-    return row[(None,) * (like.ndim - 1) + (...,)] if kit.same_ranks else row
+def _row(numbers: Constants, like: Any, dtype: Any, ops: ArrayOps) -> Any:
+    """Return one number for each pair along the last axis, to be multiplied with `like`."""
+    row = ops.constants(numbers, dtype, ops.creation_kwargs)
+    return row[(None,) * (like.ndim - 1) + (...,)] if ops.needs_equal_ndim else row
 
 
-def _quadrant(phase: Any, double: bool, dtype: Any, kit: Kit) -> tuple[Any, Any]:
+def _quadrant(phase: Any, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Split a phase into its quadrant, an integer modulo 4, and the rest in eighths of a turn, |u| ≤ 1."""
-    top, half, mask, unit = _SPLIT64 if double else _SPLIT32
+    top, half, mask, unit = _SPLIT64 if use_float64 else _SPLIT32
     shifted = phase + half
     quadrant, rest = shifted >> top, shifted & mask
-    if not kit.wide:
-        # Small enough now for signed integers, which the subtraction below needs.
-        quadrant, rest = kit.cast(quadrant, kit.xp.int32), kit.cast(rest, kit.xp.int32)
-    return quadrant, kit.cast(rest - half, dtype) * unit
+    if not ops.has_int64:
+        # The subtraction below needs signed integers, and both now fit into them.
+        quadrant, rest = ops.cast(quadrant, ops.xp.int32), ops.cast(rest, ops.xp.int32)
+    return quadrant, ops.cast(rest - half, dtype) * unit
 
 
-# Of a phase of 32 or 64 bits: where its quadrant begins, an eighth of a turn, the bits below, and the unit.
+# Of a phase of 32 or 64 bits: the lowest bit of the quadrant, an eighth of a turn, the mask of the lower bits, and
+# the unit of the rest.
 _SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
 _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 
 
-def _turn_further(quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
-    """Add the angle of a fraction of a position, and bring the sum back within an eighth of a turn."""
-    xp = kit.xp
-    part = by_lane(xp.astype(fraction, dtype), plan, kit)
-    u = u + part * _row(plan.eighths, part, dtype, kit)
+def _add_fraction(
+    quadrant: Any, u: Any, fraction: Any, plan: Plan, dtype: Any, ops: ArrayOps
+) -> tuple[Any, Any]:
+    """Add the angle of a fraction of a position; reduce the sum to at most an eighth of a turn."""
+    xp = ops.xp
+    part = positions_per_pair(xp.astype(fraction, dtype), plan, ops)
+    u = u + part * _row(plan.eighth_turns, part, dtype, ops)
     quarters = xp.round(u * 0.5)
     return quadrant + xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
 
 
 def _polynomials32(u: Any) -> tuple[Any, Any]:
-    """Cos and sin of u eighths of a turn, |u| ≤ 1, in float32; written out, as a loop costs time."""
+    """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float32; written out, as a loop costs time."""
     z = u * u
     s0, s1, s2, s3 = _S32
     c1, c2, c3, c4 = _C32
@@ -170,7 +176,7 @@ def _polynomials32(u: Any) -> tuple[Any, Any]:
 
 
 def _polynomials64(u: Any) -> tuple[Any, Any]:
-    """Cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
+    """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
     z = u * u
     cos, sin = z * _C64[-1] + _C64[-2], z * _S64[-1] + _S64[-2]
     for c, s in zip(_C64[-3::-1], _S64[-3::-1], strict=True):
@@ -178,26 +184,26 @@ def _polynomials64(u: Any) -> tuple[Any, Any]:
     return cos * z + 1.0, u * sin
 
 
-def _turn_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, kit: Kit) -> tuple[Any, Any]:
-    """Turn (cos, sin) on by `quadrant` right angles."""
+def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Rotate (cos, sin) by `quadrant` right angles."""
     odd = (quadrant & 1) != 0
-    cos, sin = kit.xp.where(odd, sin, cos), kit.xp.where(odd, cos, sin)
+    cos, sin = ops.xp.where(odd, sin, cos), ops.xp.where(odd, cos, sin)
     # 1 - 0 or 1 - 2: cos is negative in the quadrants 1 and 2, sin in 2 and 3.
-    return cos * kit.cast(1 - (quadrant + 1 & 2), dtype), sin * kit.cast(1 - (quadrant & 2), dtype)
+    return cos * ops.cast(1 - (quadrant + 1 & 2), dtype), sin * ops.cast(1 - (quadrant & 2), dtype)
 
 
-def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, kit: Kit) -> tuple[Any, Any]:
+def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Follow Hugging Face's steps: float32 position times float32 frequency, float32 cos and sin.
 
     Source: LlamaRotaryEmbedding.forward, transformers modeling_llama.py.
     """
-    xp = kit.xp
-    pos = by_lane(floats(whole, fraction, xp.float32, xp), plan, kit)
-    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, kit), plan, dtype, xp)
+    xp = ops.xp
+    pos = positions_per_pair(floats(whole, fraction, xp.float32, xp), plan, ops)
+    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, xp)
 
 
 def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
-    """Cos and sin of the plain product pos·ω, in its dtype: for learned frequencies and float32 angles."""
+    """Return cos and sin of the plain product pos·ω, for learned frequencies and float32 angles."""
     angle = pos * frequencies
     return _amplified(xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan)
 

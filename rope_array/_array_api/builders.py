@@ -1,65 +1,66 @@
-"""Tables for what is not one frequency per lane, made of a library's own operations: so for all libraries.
-
-Each function returns the parts of a Rotation: cos, sin, and where the pairs stand.
-"""
+"""Tables that are not one frequency for each pair: mixed frequencies, and xPos. Array API only."""
 
 import math
 from typing import Any
 
 from rope_array._errors import ShapeError, SpecError
-from rope_array._spec.plan import Constants, Layout, Plan
+from rope_array._spec.plan import Constants, Plan
 
-from . import rotate as _core
 from .angles import floats, product_cos_sin
-from .library import Library
+from .checks import check_frequencies
+from .library import Library, computes_in_float64
+from .position_input import check_positions, read_positions
+from .source import Positions, Tables
 
-Tables = tuple[Any, Any, dict[Layout, tuple[()]]]
 
-
-def mixed(pos: Any, like: Any, plan: Plan, inv_freq: Any, lib: Library) -> Tables:
-    """Cos and sin of sums over coordinates, each with frequencies of its own in every head."""
+def mixed(source: Positions, like: Any, lib: Library) -> Tables:
+    """Return cos and sin of sums over coordinates, each with its own frequencies in every head."""
+    plan, inv_freq = source.plan, source.inv_freq
     _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
-    _core.check_frequency_kind(inv_freq, like, lib)
-    shape, given = tuple(inv_freq.shape), _core.positions_shape(pos, lib.owns(pos))
-    if len(shape) != 3 or shape[-1] != plan.layout.lanes or not shape[1]:
+    check_frequencies(inv_freq, like, lib)
+    shape, pos_shape = tuple(inv_freq.shape), check_positions(source, like, lib)
+    count = plan.layout.num_pairs
+    if len(shape) != 3 or shape[-1] != count or not shape[1]:
         raise ShapeError(
-            f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, lanes), "
-            f"with {plan.layout.lanes} lanes for a rotary_dim of {2 * plan.layout.lanes}."
+            f"inv_freq has the shape {shape}; mixed frequencies have the shape (heads, coordinates, pairs), "
+            f"with {count} pairs for a rotary_dim of {2 * count}."
         )
-    if len(given) < 2 or given[-1] != shape[1]:
+    if len(pos_shape) < 2 or pos_shape[-1] != shape[1]:
         raise ShapeError(
-            f"pos has the shape {given}, and inv_freq {shape} frequencies for {shape[1]} coordinates; "
+            f"pos has the shape {pos_shape}, and inv_freq {shape} frequencies for {shape[1]} coordinates; "
             f"give pos the shape (..., S, {shape[1]})."
         )
-    whole, fraction = _core.table_positions(pos, like, plan, None, lib)
-    dtype = lib.xp.float64 if _core.is_double(like) else lib.xp.float32
-    numbers = floats(whole, fraction, dtype, lib.xp)
-    numbers = numbers[None, ...] if len(given) == 2 and like.ndim > 3 else numbers
+    use_float64 = computes_in_float64(like)
+    dtype = lib.xp.float64 if use_float64 else lib.xp.float32
+    pos = floats(*read_positions(source.values, like, lib, use_float64), dtype, lib.xp)
+    pos = pos[None, ...] if len(pos_shape) == 2 and like.ndim > 3 else pos
     omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
-    # (..., 1, S, 1) · (heads, 1, lanes) for each coordinate: sums of products, and no matrix product, which
+    # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
     # hardware may round to fewer digits.
-    angle = sum(numbers[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
-    return (*product_cos_sin(angle, 1.0, plan, dtype, lib.xp), {plan.layout: ()})
+    angle = sum(pos[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
+    return Tables(*product_cos_sin(angle, 1.0, plan, dtype, lib.xp), plan.layout)
 
 
 def xpos(
-    pos: Any, like: Any, plan: Plan, tables: Any, scale_base: float, center: float, lib: Library
+    source: Positions, like: Any, tables: Any, scale_base: float, center: float, lib: Library
 ) -> tuple[Tables, Tables]:
-    """Tables times ζ^((p - center)/scale_base) for queries, and divided by it for keys."""
+    """Return the tables times ζ^((p - center)/scale_base) for queries, and divided by it for keys."""
+    plan = source.plan
     _refuse_axes(plan, "xPos scales by one position")
     cos, sin = tables
-    whole, fraction = _core.table_positions(pos, like, plan, None, lib)
-    kit = lib.kit(like)
-    distance = (floats(whole, fraction, cos.dtype, lib.xp) - center) / scale_base
-    width = 2 * plan.layout.lanes
-    logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.lanes)]
-    row = kit.constants(Constants(logs), cos.dtype, kit.create)[(None,) * (cos.ndim - 1) + (...,)]
-    power = distance[..., None] * row
+    ops = lib.ops(like)
+    pos = floats(*read_positions(source.values, like, lib, computes_in_float64(like)), cos.dtype, lib.xp)
+    width = 2 * plan.layout.num_pairs
+    logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.num_pairs)]
+    row = ops.constants(Constants(logs), cos.dtype, ops.creation_kwargs)[(None,) * (cos.ndim - 1) + (...,)]
+    power = ((pos - center) / scale_base)[..., None] * row
     up, down = lib.xp.exp(power), lib.xp.exp(-power)
-    static = {plan.layout._replace(amplitude=None): ()}
-    return (cos * up, sin * up, static), (cos * down, sin * down, static)
+    layout = plan.layout._replace(amplitude=None)
+    return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
 
 
-def _refuse_axes(plan: Plan, why: str) -> None:
+def _refuse_axes(plan: Plan, reason: str) -> None:
     if plan.coordinates is not None:
-        raise SpecError(f"the rope has axes, each lane one coordinate, and {why}; give a rope without axes.")
+        raise SpecError(
+            f"the rope has axes, one coordinate for each pair, and {reason}; give a rope without axes."
+        )

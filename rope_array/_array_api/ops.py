@@ -1,33 +1,33 @@
-"""What the arithmetic is handed of the library it runs on, so that it imports none."""
+"""The array-library operations handed to the arithmetic, so that it imports no library."""
 
 from typing import Any, NamedTuple
 
 
-class Kit(NamedTuple):
-    """What the arithmetic needs to know of the library it runs on.
+class ArrayOps(NamedTuple):
+    """The operations and facts of one array library that the arithmetic uses.
 
     Attributes
     ----------
     xp
         The Array API namespace.
-    wide
-        Whether it has 64-bit integers (JAX without x64 has none).
-    create
-        Keyword arguments of creation functions: the device, where there is one to name.
+    has_int64
+        Whether it has 64-bit integers; JAX without x64 has none.
+    creation_kwargs
+        Keyword arguments of creation functions: the device, if it has to be named.
     constants
-        Makes an array of plain numbers: ``constants(numbers, dtype, create)``.
+        Makes an array of plain numbers: ``constants(numbers, dtype, creation_kwargs)``.
     cast
-        Brings an array to a dtype: ``cast(array, dtype)``.
+        Casts an array to a dtype: ``cast(array, dtype)``.
     reshape
         Gives an array another shape: ``reshape(array, shape)``.
-    same_ranks
-        Whether factors are given equally many axes, which JAX can be told to insist on.
+    needs_equal_ndim
+        Whether factors need equally many axes, which JAX can be configured to enforce.
     """
 
     xp: Any
-    wide: bool
-    create: dict[str, Any]
+    has_int64: bool
+    creation_kwargs: dict[str, Any]
     constants: Any
     cast: Any
     reshape: Any
-    same_ranks: bool = True
+    needs_equal_ndim: bool = True

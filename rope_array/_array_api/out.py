@@ -1,7 +1,7 @@
-"""Where results are written: `out=` is checked here, before anything is computed.
+"""The arrays given as `out=`: checked before anything is computed.
 
-A result may be its own x, or memory apart from all that is read. Whether two arrays share memory is decided
-exactly, by NumPy's solver, up to a limit of work: what is not decided is refused.
+out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether two
+arrays share memory, up to a limit of work; beyond it, they are refused.
 """
 
 from typing import Any
@@ -9,40 +9,45 @@ from typing import Any
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 
 from .library import Library, Memory
+from .source import Source
 
 # Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
 _MOST_WORK = 100_000
 
 
-def done(path: Any, function: Any, x: Any, xs: Any, args: Any, out: Any, beside: Any, lib: Library) -> Any:
-    """Rotate xs by a path's function, into `out` if that is given; return the results as x is given."""
+def run_and_write(
+    backend: Any, x: Any, xs: Any, source: Source, seq_axis: Any, out: Any, lib: Library
+) -> Any:
+    """Rotate xs by a backend, into `out` if that is given; return a tuple if x is one."""
     if out is None:
-        ys = function(xs, *args)
+        ys = backend.rotate(xs, source, seq_axis)
         return ys if type(x) is tuple else ys[0]
-    outs = settled(out, x, xs, beside, lib)
-    if getattr(path, "writes", False):
-        function(xs, *args, outs)
+    outs = check_outs(out, x, xs, source.arrays, lib)
+    if getattr(backend, "accepts_outs", False):
+        backend.rotate(xs, source, seq_axis, outs)
     else:
-        for o, y in zip(outs, function(xs, *args), strict=True):
-            lib.write(o, y)
+        for o, y in zip(outs, backend.rotate(xs, source, seq_axis), strict=True):
+            lib.copy_into(o, y)
     return out
 
 
-def settled(out: Any, x: Any, xs: tuple[Any, ...], beside: tuple[Any, ...], lib: Library) -> tuple[Any, ...]:
-    """Return the arrays that results are written to, one for each of xs, or raise."""
+def check_outs(
+    out: Any, x: Any, xs: tuple[Any, ...], others: tuple[Any, ...], lib: Library
+) -> tuple[Any, ...]:
+    """Return the arrays to write, one for each of xs, or raise; `others` are the other arrays that are read."""
     outs = _one_for_each(out, x, xs)
     for o, one in zip(outs, xs, strict=True):
         _check_kind(o, one, lib)
-    memories = [_memory(o, (*xs, *beside), lib) for o in outs]
+    memories = [_memory(o, (*xs, *others), lib) for o in outs]
     for o, memory in zip(outs, memories, strict=True):
         _check_writable(o, memory)
     read = [(f"x[{i}]" if type(x) is tuple else "x", lib.memory(one)) for i, one in enumerate(xs)]
-    also = [("the positions or tables", lib.memory(one)) for one in beside if lib.owns(one)]
+    also = [("the positions or tables", lib.memory(one)) for one in others if lib.is_array(one)]
     for i, memory in enumerate(memories):
         name = f"out[{i}]" if type(x) is tuple else "out"
-        others = [(f"out[{j}]", other) for j, other in enumerate(memories[:i])]
-        for j, (what, other) in enumerate([*read, *also, *others]):
-            _check_apart(name, memory, what, other, may_be_same=i == j)
+        earlier = [(f"out[{j}]", other) for j, other in enumerate(memories[:i])]
+        for j, (what, other) in enumerate([*read, *also, *earlier]):
+            _check_disjoint(name, memory, what, other, may_be_same=i == j)
     return outs
 
 
@@ -59,9 +64,9 @@ def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _check_kind(out: Any, x: Any, lib: Library) -> None:
-    if not lib.owns(out):
+    if not lib.is_array(out):
         raise ArrayTypeError(f"out is {describe(out)}; give an array of {lib.name}, as x is.")
-    lib.check_sound(out)
+    lib.check_supported(out)
     if tuple(out.shape) != tuple(x.shape):
         raise ShapeError(f"out is {describe(out)} and x {describe(x)}; give out x's shape.")
     if out.dtype != x.dtype:  # not their names, which are equal in both byte orders
@@ -69,17 +74,17 @@ def _check_kind(out: Any, x: Any, lib: Library) -> None:
             f"out is {describe(out)}, of the dtype {out.dtype}, and x {describe(x)}, of {x.dtype}; "
             "give out x's dtype."
         )
-    if not lib.together(out, x):
+    if not lib.same_device(out, x):
         raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
 
 
 def _memory(out: Any, read: tuple[Any, ...], lib: Library) -> Memory:
-    lib.check_written(out, read)
+    lib.check_out(out, read)
     memory = lib.memory(out)
     if memory is None:
         raise ArrayTypeError(
-            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and "
-            "CuPy. Leave it out, and take the result."
+            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and CuPy. "
+            "Omit out, and use the result."
         )
     return memory
 
@@ -92,12 +97,12 @@ def _check_writable(out: Any, memory: Memory) -> None:
     if _may_overlap_itself(memory):
         raise ArrayTypeError(
             f"out is {describe(out)} with the strides {memory.strides} in bytes, by which elements may share "
-            "memory, as those of a broadcast view do; give an array with memory for each element."
+            "memory, as the elements of a broadcast view do; give an array with memory for each element."
         )
 
 
 def _may_overlap_itself(memory: Memory) -> bool:
-    """Tell whether elements may share memory: not where each stride passes over all that is inside it."""
+    """Return whether elements may share memory: not if each stride is at least the reach of the axes inside it."""
     if 0 in memory.shape:
         return False
     reach = memory.itemsize
@@ -108,7 +113,7 @@ def _may_overlap_itself(memory: Memory) -> bool:
     return False
 
 
-def _check_apart(name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool) -> None:
+def _check_disjoint(name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool) -> None:
     if other is None or (may_be_same and _is_same(memory, other)):
         return
     shared = _share(memory, other)
@@ -122,18 +127,20 @@ def _check_apart(name: str, memory: Memory, what: str, other: Memory | None, may
 
 
 def _is_same(a: Memory, b: Memory) -> bool:
-    """Tell whether two arrays are the same elements in the same order."""
+    """Return whether two arrays are the same elements in the same order."""
     steps = zip(a.shape, a.strides, b.strides, strict=True) if a.shape == b.shape else ()
-    same = all(one == other for size, one, other in steps if size > 1)  # along an axis of one nobody steps
+    same = all(
+        one == other for size, one, other in steps if size > 1
+    )  # the stride of an axis of size 1 is never used
     return same and (a.address, a.shape, a.itemsize) == (b.address, b.shape, b.itemsize)
 
 
 def _share(a: Memory, b: Memory) -> bool | None:
-    """Tell whether two arrays share memory; None where that takes too long to decide."""
+    """Return whether two arrays share memory; None if that takes too long to decide."""
     (a_from, a_to), (b_from, b_to) = _extent(a), _extent(b)
     if a_to <= b_from or b_to <= a_from:
         return False
-    import numpy as np  # for this question alone, which is asked of the other libraries too
+    import numpy as np  # only here; it decides for the other libraries too
 
     try:
         one, other = np.asarray(_View(a)), np.asarray(_View(b))
@@ -151,7 +158,7 @@ def _extent(memory: Memory) -> tuple[int, int]:
 
 
 class _View:
-    """Memory as NumPy sees it, for its solver, which looks at no element."""
+    """A view of memory for NumPy's solver, which reads no element."""
 
     def __init__(self, memory: Memory):
         self.__array_interface__ = {

@@ -1,84 +1,100 @@
-"""Positions as the caller gave them: checked where the host sees their values, then handed to the library.
+"""Positions as the caller gave them: their checks, and the arrays that are made of them.
 
-They leave here as a whole part and a fraction: an array of integers and None, or, for floats, which the host
-splits exactly, an array of integers and one of floats. An array of the library is not looked into: `_core`
-splits its floats in the function that makes the tables, so that a tracer sees it.
+Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of integers
+and one of floats. The host splits the floats that it has exactly. An array of the library is passed through as
+it is: `tables_at` splits its floats, inside the function that a tracer sees.
 """
 
 from numbers import Integral, Real
 from typing import Any
 
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe, short
+from rope_array._spec.shape_rule import without_coordinates
 
 from .library import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_scalar
-from .ops import Kit
+from .ops import ArrayOps
+from .source import Positions
 
 # Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
 _FLOAT_LIMIT = 2.0**31
 _LARGEST = 2**31 - 1  # the nearest integer of a float just below the limit would be one more
+_MOST_AXES = 64
+_PYTHON = (int, float, range, list, tuple)
 
 
-def is_host(pos: Any) -> bool:
-    """Tell whether positions are Python values: a number (a NumPy scalar too), a range or a sequence."""
-    return isinstance(pos, (int, float, range, list, tuple)) or _is_numpy_scalar(pos)
+def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
+    """Check the kind, dtype and device of positions; return their shape without the axis of coordinates.
 
-
-def shape_of(pos: Any) -> tuple[Any, ...]:
-    """Return the shape of positions of any kind."""
-    if isinstance(pos, range):
-        if max(abs(pos.start), abs(pos.stop)) > 2**63:  # more than Python itself counts
-            raise _out_of_range(max(pos.start, pos.stop, key=abs), "2**63")
-        return (len(pos),)
-    if isinstance(pos, (list, tuple)):
-        return _sequence_shape(pos)
-    return () if is_host(pos) else tuple(pos.shape)
-
-
-def check(pos: Any, x: Any, own: bool, lib: Library) -> None:
-    """Check the kind of positions: the library's own array, or Python values, or NumPy where it is taken."""
-    if own:
-        lib.check_sound(pos)
-    elif isinstance(pos, (int, float, range, list, tuple)):
-        return
+    Positions are an array of x's library, Python values, or a NumPy array if the library accepts them.
+    """
+    pos = source.values
+    if lib.is_array(pos):
+        lib.check_supported(pos)
+        if not lib.same_device(pos, x):
+            raise ArrayTypeError(
+                f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
+            )
+    elif isinstance(pos, _PYTHON) or _is_symbolic(pos):
+        return without_coordinates(python_shape(pos), source.plan)
     elif not _has_dtype(pos):
         raise ArrayTypeError(
             f"pos is {describe(pos)}; give a number, a range, a sequence, or an array of x's library."
         )
     elif not is_numpy_scalar(pos) and not (lib.takes_numpy and is_numpy(pos)):
-        raise ArrayTypeError(_foreign(pos, x, lib))
+        raise ArrayTypeError(_other_library(pos, x, lib))
     if dtype_name(pos) not in POSITION_DTYPES:
-        raise ArrayTypeError(_refused(pos))
-    if own and not lib.together(pos, x):
-        raise ArrayTypeError(
-            f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
-        )
+        raise ArrayTypeError(_refused_dtype(pos))
+    return without_coordinates(tuple(pos.shape), source.plan)
 
 
-def read(pos: Any, kit: Kit, double: bool) -> tuple[Any, Any]:
-    """Make arrays of checked positions on the host: (integers, None), or (integers, fractions)."""
-    if not is_host(pos):
-        return _from_numpy(pos, kit)
-    integer, real = _dtypes(kit, double)
+def read_positions(pos: Any, x: Any, lib: Library, use_float64: bool) -> tuple[Any, Any]:
+    """Return arrays of checked positions: (integers, None), (integers, fractions), or (library's array, None)."""
+    if lib.is_array(pos):
+        return pos, None
+    ops = lib.host_ops(x)
+    integer = ops.xp.int64 if ops.has_int64 else ops.xp.int32
     if isinstance(pos, range):
-        return _from_range(pos, integer, kit), None
-    values = pos if isinstance(pos, (list, tuple)) else [pos]
-    if _all_integers(values):
-        return _filled(_map(lambda p: _whole(p, kit), pos), integer, kit), None
-    whole = _map(_nearest, pos)
-    fraction = _map(lambda p: float(p) - _nearest(p), pos)
-    return _filled(whole, integer, kit), _filled(fraction, real, kit)
+        return _from_range(pos, integer, ops), None
+    if _is_symbolic(pos):
+        dtype = integer if type(pos).__name__ == "SymInt" else ops.xp.float64
+        return _from_values(pos, dtype, ops), None
+    if not isinstance(pos, (list, tuple)) and not _is_number(pos):
+        return _from_numpy(pos, ops)
+    if _all_integers(pos):
+        return _from_values(_map(lambda p: _checked_integer(p, ops), pos), integer, ops), None
+    real = ops.xp.float64 if use_float64 else ops.xp.float32
+    nearest, fraction = _map(_nearest, pos), _map(lambda p: float(p) - _nearest(p), pos)
+    return _from_values(nearest, integer, ops), _from_values(fraction, real, ops)
 
 
-def _is_numpy_scalar(pos: Any) -> bool:
-    """Tell whether a position is a number of NumPy's: a value on the host that has a dtype."""
-    return not isinstance(pos, (int, float)) and isinstance(pos, Real) and _has_dtype(pos)
+def is_host(pos: Any) -> bool:
+    """Return whether positions are Python values: a number (a NumPy scalar too), a range or a sequence."""
+    return isinstance(pos, _PYTHON) or _is_number(pos) or _is_symbolic(pos)
+
+
+def _is_symbolic(pos: Any) -> bool:
+    """Return whether a position is PyTorch's symbol for a number, of whose value nothing may be asked."""
+    return type(pos).__name__ in ("SymInt", "SymFloat")
+
+
+def python_shape(pos: Any) -> tuple[int, ...]:
+    if isinstance(pos, range):
+        if max(abs(pos.start), abs(pos.stop)) > 2**63:  # len() raises OverflowError beyond
+            raise _out_of_range(max(pos.start, pos.stop, key=abs), "2**63")
+        return (len(pos),)
+    return _sequence_shape(pos) if isinstance(pos, (list, tuple)) else ()
+
+
+def _is_number(pos: Any) -> bool:
+    """Return whether a position is a number, of Python's or of NumPy's."""
+    return isinstance(pos, (int, float)) or (isinstance(pos, Real) and _has_dtype(pos))
 
 
 def _has_dtype(pos: Any) -> bool:
     return hasattr(pos, "dtype") and hasattr(pos, "shape")
 
 
-def _refused(pos: Any) -> str:
+def _refused_dtype(pos: Any) -> str:
     text = (
         f"pos is {describe(pos)}; give integers of at most 64 bits with a sign, or unsigned ones of at most "
         "32, or float32 or float64."
@@ -88,58 +104,54 @@ def _refused(pos: Any) -> str:
     return text
 
 
-def _dtypes(kit: Kit, double: bool) -> tuple[Any, Any]:
-    return kit.xp.int64 if kit.wide else kit.xp.int32, kit.xp.float64 if double else kit.xp.float32
-
-
-def _filled(value: Any, dtype: Any, kit: Kit) -> Any:
+def _from_values(value: Any, dtype: Any, ops: ArrayOps) -> Any:
     """Make an array of a number or a nested list."""
     if isinstance(value, list):
-        return kit.xp.asarray(value, dtype=dtype, **kit.create)
-    # Not asarray, for which torch.compile makes a constant of the number and compiles for each anew.
-    return kit.xp.full((), value, dtype=dtype, **kit.create)
+        return ops.xp.asarray(value, dtype=dtype, **ops.creation_kwargs)
+    # Not asarray: torch.compile would make the number a constant and recompile for each new one.
+    return ops.xp.full((), value, dtype=dtype, **ops.creation_kwargs)
 
 
-def _from_range(pos: range, dtype: Any, kit: Kit) -> Any:
+def _from_range(pos: range, dtype: Any, ops: ArrayOps) -> Any:
     for end in (pos[0], pos[-1]) if len(pos) else ():
-        _whole(end, kit)
-    if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # where arange's own sums may overflow
-        return kit.xp.asarray([*pos], dtype=dtype, **kit.create)
-    return kit.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **kit.create)
+        _checked_integer(end, ops)
+    if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # arange's own sums might overflow
+        return ops.xp.asarray([*pos], dtype=dtype, **ops.creation_kwargs)
+    return ops.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **ops.creation_kwargs)
 
 
-def _from_numpy(pos: Any, kit: Kit) -> tuple[Any, Any]:
-    """Check NumPy positions before the library narrows them to what it has, floats split in float64."""
-    integer = "int64" if kit.wide else "int32"
-    if dtype_name(pos) == "uint32" and not kit.wide:
-        return kit.xp.asarray(pos), None  # all of its values are served as they are
+def _from_numpy(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Check NumPy positions before the library narrows them to its dtypes; split floats in float64."""
+    integer = "int64" if ops.has_int64 else "int32"
+    if dtype_name(pos) == "uint32" and not ops.has_int64:
+        return ops.xp.asarray(pos), None  # all uint32 values are served as they are
     if dtype_name(pos).startswith("float"):
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
         nearest = pos.round().clip(max=_LARGEST)
-        fraction = (pos - nearest).astype(dtype_name(pos) if kit.wide else "float32")
-        return kit.xp.asarray(nearest.astype(integer)), kit.xp.asarray(fraction)
+        fraction = (pos - nearest).astype(dtype_name(pos) if ops.has_int64 else "float32")
+        return ops.xp.asarray(nearest.astype(integer)), ops.xp.asarray(fraction)
     if pos.size:
         for end in (pos.min(), pos.max()):
-            _whole(int(end), kit)
-    return kit.xp.asarray(pos.astype(integer)), None
+            _checked_integer(int(end), ops)
+    return ops.xp.asarray(pos.astype(integer)), None
 
 
-def _all_integers(values: Any) -> bool:
-    return all(_all_integers(v) if isinstance(v, (list, tuple)) else isinstance(v, Integral) for v in values)
+def _all_integers(pos: Any) -> bool:
+    return all(map(_all_integers, pos)) if isinstance(pos, (list, tuple)) else isinstance(pos, Integral)
 
 
 def _map(function: Any, pos: Any) -> Any:
     return [_map(function, p) for p in pos] if isinstance(pos, (list, tuple)) else function(pos)
 
 
-def _whole(pos: Any, kit: Kit) -> int:
+def _checked_integer(pos: Any, ops: ArrayOps) -> int:
     if isinstance(pos, bool):
         raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
-    bits = 63 if kit.wide else 31
+    bits = 63 if ops.has_int64 else 31
     if not -(2**bits) <= pos < 2**bits:
         raise _out_of_range(
-            pos, f"2**{bits}" + ("" if kit.wide else ", as JAX has no wider integers without x64")
+            pos, f"2**{bits}" + ("" if ops.has_int64 else ", as JAX has no wider integers without x64")
         )
     return int(pos)
 
@@ -153,30 +165,36 @@ def _nearest(pos: Any) -> int:
 
 
 def _out_of_range(pos: Any, limit: str) -> PositionError:
-    what = "is not a number" if pos != pos else "is out of range"
-    return PositionError(f"position {short(pos)} {what}; give positions p with |p| below {limit}.")
+    fault = "is not a number" if pos != pos else "is out of range"
+    return PositionError(f"position {short(pos)} {fault}; give positions p with |p| below {limit}.")
 
 
-def _sequence_shape(pos: Any) -> tuple[int, ...]:
-    inner = {_sequence_shape(p) if isinstance(p, (list, tuple)) else () for p in pos}
+def _sequence_shape(pos: Any, depth: int = 1) -> tuple[int, ...]:
+    if depth > _MOST_AXES:
+        raise ShapeError(
+            f"pos is a sequence nested more than {_MOST_AXES} deep, or one that holds itself; give an array."
+        )
+    inner = {_sequence_shape(p, depth + 1) if isinstance(p, (list, tuple)) else () for p in pos}
     if len(inner) > 1:
         raise ShapeError(
             f"pos is a ragged sequence; its parts have the shapes {sorted(inner)}. Make them equal."
         )
     for p in pos:
-        if _is_numpy_scalar(p) and dtype_name(p) not in POSITION_DTYPES:
-            raise ArrayTypeError(_refused(p))
-        if not isinstance(p, (int, float, list, tuple)) and not _is_numpy_scalar(p):
+        if isinstance(p, (int, float, list, tuple)):
+            continue
+        if not _is_number(p):
             raise ArrayTypeError(f"pos is a sequence that holds {describe(p)}; give numbers, or one array.")
+        if dtype_name(p) not in POSITION_DTYPES:
+            raise ArrayTypeError(_refused_dtype(p))
     return (len(pos), *(inner.pop() if inner else ()))
 
 
-def _foreign(pos: Any, x: Any, lib: Library) -> str:
+def _other_library(pos: Any, x: Any, lib: Library) -> str:
     hint = {
         "torch": "torch.as_tensor(pos, device=x.device)",
         "numpy": "numpy.asarray(pos)",
         "jax": "jax.numpy.asarray(pos)",
         "cupy": "cupy.asarray(pos)",
         "dask": "dask.array.asarray(pos)",
-    }.get(lib.name, "x's own library's asarray(pos)")
+    }.get(lib.name, "asarray(pos) of x's own library")
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."

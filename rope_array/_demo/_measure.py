@@ -68,7 +68,7 @@ def measure(library: Library, case: Case) -> Row:
 
     numbers = [library.to_numpy(y).astype(np.float64) for y in rotated()]
     checks = [judge(y, truth, case.dtype) for y, truth in zip(numbers, case.truths, strict=True)]
-    path = ra.explain((q, k), pos).path
+    path = ra.explain((q, k), pos).backend
     copies = _ratio(rotated, copied)
     return Row(path, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
 

@@ -138,7 +138,7 @@ def _numpy(array: Any, name: str) -> Floats:
     """Bring an array of any library to the host, in float64."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArrayTypeError(f"{name} is {describe(array)}; give an array.")
-    library(array).check_sound(array)
+    library(array).check_supported(array)
     if dtype_name(array) not in X_DTYPES:
         raise ArrayTypeError(
             f"{name} is {describe(array)}; a rotation has real floating point: {', '.join(X_DTYPES)}."
@@ -173,7 +173,7 @@ def _on_host(array: Any, name: str) -> Any:
 def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
     """Return positions as NumPy's, and whether they are Python values."""
     if _host.is_host(pos):
-        _host.shape_of(pos)  # refuses ragged ones and such
+        _host.python_shape(pos)  # refuses ragged ones and such
         made = np.asarray([*pos] if isinstance(pos, range) else pos)
         if made.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")

@@ -1,45 +1,47 @@
-"""Which coordinate drives which lane, as data: what tells M-RoPE's maps and axial RoPE from one another."""
+"""Maps from pairs of features to coordinates, as data: M-RoPE and axial RoPE differ in nothing else."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from itertools import count as counter
 from typing import Any
 
-from rope_array._errors import SpecError
+from rope_array._errors import SpecError, short
 
-from .validation import integer, sequence, truth
-
-_MOST = 2**16  # far beyond every head
+from .validation import MAX_PAIRS, MAX_WIDTH, integer, sequence, truth
 
 
 @dataclass(frozen=True)
 class Axes:
-    """A lane-to-axis map: which coordinate of a position drives each lane, and by which frequency.
+    """A map from pairs to coordinates: which coordinate of a position drives each pair, by which frequency.
 
-    With `axes`, positions have one more, last, axis: their coordinates, such as (t, h, w). Lane i turns by
-    coordinate ``coordinates[i]`` times the frequency of number ``indices[i]`` in that coordinate's series, which is
-    base^(-2j/width) for j = 0, 1, ... or what the rope's scaling makes of it.
+    With `axes`, positions have one more, last, axis: their coordinates, such as (t, h, w). Pair i rotates by
+    coordinate ``coordinates[i]`` times frequency number ``indices[i]`` of that coordinate's series, which is
+    base^(-2j/width) for j = 0, 1, ..., or the result of the rope's scaling for it.
 
     Parameters
     ----------
     coordinates : sequence of int or None
-        For each of the rotary_dim/2 lanes the coordinate, from 0, that drives it. None: it never turns.
+        For each of the rotary_dim/2 pairs the coordinate, from 0, that drives it. None: the pair is not
+        rotated. At most 32,768 pairs.
     indices : sequence of int, optional
-        For each lane the number of its frequency. By default, where `widths` is None, lane i takes frequency
-        i (one series over all lanes, as in M-RoPE); else the series restarts: the k-th lane of a coordinate
-        takes its frequency k.
+        For each pair the number of its frequency. By default, if `widths` is None, pair i takes frequency i
+        (one series over all pairs, as in M-RoPE); else each coordinate counts its own: its k-th pair takes
+        frequency k.
     widths : sequence of int, optional
         For each coordinate the width that its frequencies count over. By default rotary_dim for all.
     blocks : int
-        The rotated slice is cut into so many equal blocks, and pairs stand inside a block.
+        The rotated slice is cut into so many equal blocks, and both features of a pair are in one block.
     count : int, optional
-        How many coordinates a position has. By default as many as `coordinates` names.
+        How many coordinates a position has, at most 32,768. By default as many as `coordinates` names.
 
     Raises
     ------
     SpecError
-        A value that names no map.
+        A value that names no map, or series of more than 32,768 frequencies in all.
 
     See Also
     --------
@@ -50,7 +52,7 @@ class Axes:
     --------
     >>> import numpy as np
     >>> import rope_array as ra
-    >>> rope = ra.RoPE(8, pairing="half", axes=ra.Axes.axial(4, 4))  # a ViT's: half of the lanes h, half w
+    >>> rope = ra.RoPE(8, pairing="half", axes=ra.Axes.axial(4, 4))  # a ViT's: half of the pairs h, half w
     >>> x = np.ones((2, 8), dtype=np.float32)                        # two patches
     >>> rope.apply(x, [[0, 0], [0, 1]]).shape                        # at (h, w) = (0, 0) and (0, 1)
     (2, 8)
@@ -64,37 +66,30 @@ class Axes:
     count: int | None = None
 
     def __post_init__(self) -> None:
-        lanes = tuple(
-            None if a is None else integer(f"coordinates[{i}]", a, 0)
-            for i, a in enumerate(
-                sequence("coordinates", self.coordinates, "a sequence of coordinates' numbers")
-            )
-        )
-        named = max((a + 1 for a in lanes if a is not None), default=0)
-        count = max(named, 1) if self.count is None else integer("count", self.count, 1)
+        coordinates = sequence("coordinates", self.coordinates, "a sequence of ints or None", _coordinate)
+        pairs, named = len(coordinates), max((a + 1 for a in coordinates if a is not None), default=1)
+        count = integer("count", named if self.count is None else self.count, 1, MAX_PAIRS)
         if count < named:
             raise SpecError(f"count is {count}, and coordinates names {named - 1}; give at least {named}.")
-        settled: dict[str, Any] = {
-            "coordinates": lanes,
-            "count": count,
-            "indices": _integers("indices", self.indices, 0, len(lanes), "lane"),
+        blocks = integer("blocks", self.blocks, 1, MAX_PAIRS)
+        if pairs % blocks:
+            raise SpecError(f"blocks is {blocks}, which does not divide {pairs} pairs; give a divisor.")
+        for name, value in {
+            "coordinates": coordinates,
+            "indices": _integers("indices", self.indices, 0, pairs, "pair"),
             "widths": _integers("widths", self.widths, 1, count, "coordinate"),
-            "blocks": integer("blocks", self.blocks, 1),
-        }
-        if lanes and len(lanes) % settled["blocks"]:
-            raise SpecError(
-                f"blocks is {self.blocks}, which does not divide {len(lanes)} lanes; give a divisor of them."
-            )
-        if (most := max(settled["indices"] or (), default=0)) > _MOST:
-            raise SpecError(
-                f"indices holds {most}; give numbers of frequencies, up to half of the width they count over "
-                f"as a rule, and at most {_MOST}: a series is made as far as its last one."
-            )
-        for name, value in settled.items():
+            "blocks": blocks,
+            "count": count,
+        }.items():
             object.__setattr__(self, name, value)
+        if (total := sum(series_lengths(self.sources(2 * pairs)).values())) > MAX_PAIRS:
+            raise SpecError(
+                f"widths and indices need series of {total} frequencies in all, each over half its width and "
+                f"as far as its last index; give a map that needs at most {MAX_PAIRS}."
+            )
 
     def sources(self, rotary_dim: int) -> list[tuple[int, int] | None]:
-        """Return where the frequency of each lane comes from.
+        """Return the series and the number of each pair's frequency.
 
         Parameters
         ----------
@@ -104,7 +99,7 @@ class Axes:
         Returns
         -------
         list of (int, int) or None
-            For each lane the width of the series and the number in it; None for a lane that never turns.
+            For each pair the width of the series and the number in it; None if the pair is not rotated.
 
         Examples
         --------
@@ -112,25 +107,28 @@ class Axes:
         >>> ra.Axes((0, 1, None, 1), widths=(2, 4)).sources(8)
         [(2, 0), (4, 0), None, (4, 1)]
         """
-        numbers = self.indices or self._counted()
+        rotary_dim = integer("rotary_dim", rotary_dim, 0)
+        numbers = self.indices or self._default_indices()
         return [
             None if a is None else (self.widths[a] if self.widths else rotary_dim, number)
             for a, number in zip(self.coordinates, numbers, strict=True)
         ]
 
-    def _counted(self) -> Sequence[int]:
+    def _default_indices(self) -> Sequence[int]:
         if self.widths is None:
             return range(len(self.coordinates))
-        return [self.coordinates[:i].count(a) for i, a in enumerate(self.coordinates)]
+        counters: dict[int | None, counter[int]] = defaultdict(counter)
+        return [next(counters[a]) for a in self.coordinates]
 
     @classmethod
     def chunked(cls, *sections: int) -> Axes:
-        """Give each coordinate a run of lanes of one series: M-RoPE of Qwen2-VL.
+        """Give each coordinate consecutive pairs of one series: M-RoPE of Qwen2-VL.
 
         Parameters
         ----------
         *sections : int
-            Lanes of each coordinate, (t, h, w) say; their sum is rotary_dim/2. "mrope_section" in configs.
+            Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2. In configs
+            "mrope_section".
 
         Returns
         -------
@@ -146,19 +144,20 @@ class Axes:
         >>> ra.Axes.chunked(2, 1, 1).coordinates
         (0, 0, 1, 2)
         """
-        return cls(tuple(a for a, n in enumerate(_sections(sections)) for _ in range(n)), count=len(sections))
+        sizes = _sections(sections, MAX_PAIRS)
+        return cls(tuple(a for a, n in enumerate(sizes) for _ in range(n)), count=len(sizes))
 
     @classmethod
     def interleaved(cls, *sections: int) -> Axes:
-        """Let coordinates take turns along one series, the first having what is left: M-RoPE of Qwen3-VL.
+        """Alternate the coordinates along one series, the rest for the first: M-RoPE of Qwen3-VL.
 
-        Of n coordinates, number a > 0 drives the lanes a, a + n, a + 2n, ..., as many as its section says,
-        and coordinate 0 all others. Not to be confused with the interleaved pairing, which is about features.
+        Of n coordinates, number a > 0 drives the pairs a, a + n, a + 2n, ..., as many as its section gives,
+        and coordinate 0 all others. The interleaved pairing is another thing: it is about features.
 
         Parameters
         ----------
         *sections : int
-            Lanes of each coordinate, (t, h, w) say; their sum is rotary_dim/2.
+            Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2.
 
         Returns
         -------
@@ -167,7 +166,7 @@ class Axes:
         Raises
         ------
         SpecError
-            A section that does not fit: its lanes would lie beyond the last one.
+            A section that does not fit: it would go beyond the last pair.
 
         References
         ----------
@@ -179,25 +178,26 @@ class Axes:
         >>> ra.Axes.interleaved(4, 2, 2).coordinates
         (0, 1, 2, 0, 1, 2, 0, 0)
         """
-        n, total = len(_sections(sections)), sum(sections)
-        lanes = [0] * total
-        for a, size in enumerate(sections[1:], 1):
+        sizes = _sections(sections, MAX_PAIRS)
+        n, total = len(sizes), sum(sizes)
+        coordinates = [0] * total
+        for a, size in enumerate(sizes[1:], 1):
             if size and a + n * (size - 1) >= total:
                 raise SpecError(
-                    f"sections are {sections}: coordinate {a} takes lane {a} and every {n}th after it, "
-                    f"and of {total} there are not {size} such; give it at most {len(range(a, total, n))}."
+                    f"sections are {short(sizes)}: coordinate {a} takes pair {a} and every {n}th after it, "
+                    f"{len(range(a, total, n))} of {total} pairs; give it at most as many."
                 )
-            lanes[a : n * size : n] = [a] * size
-        return cls(tuple(lanes), count=n)
+            coordinates[a : n * size : n] = [a] * size
+        return cls(tuple(coordinates), count=n)
 
     @classmethod
     def alternating(cls, t: int, h: int, w: int) -> Axes:
-        """Let h and w take turns along one series, and t the rest of it: M-RoPE of ERNIE-4.5-VL.
+        """Alternate h and w along one series, the rest for t: M-RoPE of ERNIE-4.5-VL.
 
         Parameters
         ----------
         t, h, w : int
-            Lanes of each coordinate, t being coordinate 0; h equals w. ERNIE's "mrope_section" is (h, w, t).
+            Pairs of each coordinate; t is coordinate 0, and h equals w. ERNIE's "mrope_section" is (h, w, t).
 
         Returns
         -------
@@ -218,22 +218,24 @@ class Axes:
         >>> ra.Axes.alternating(2, 2, 2).coordinates
         (1, 2, 1, 2, 0, 0)
         """
-        if len({*_sections((h, w))}) > 1:
-            raise SpecError(f"h is {h} and w {w}; coordinates that take turns have equally many lanes.")
-        return cls((1, 2) * h + (0,) * integer("t", t, 0), count=3)
+        t, h, w = _sections((t, h, w), MAX_PAIRS)
+        if h != w:
+            raise SpecError(f"h is {h} and w {w}; coordinates that alternate need equally many pairs.")
+        return cls((1, 2) * h + (0,) * t, count=3)
 
     @classmethod
     def axial(cls, *widths: int, order: Sequence[int] | None = None, blocks: bool = False) -> Axes:
-        """Give each coordinate a run of lanes with a series of its own: axial RoPE of images and video.
+        """Give each coordinate consecutive pairs and a series of its own: axial RoPE of images and video.
 
         Parameters
         ----------
         *widths : int
             Features of each coordinate, even; their sum is rotary_dim.
         order : sequence of int, optional
-            Coordinates in the order of their lanes: (1, 0) for w before h. By default 0, 1, ...
+            Coordinates in the order of their pairs: (1, 0) for w before h. By default 0, 1, ...
         blocks : bool
-            Pairs stand inside the features of their coordinate (Gemma 4's vision tower), for equal widths.
+            Both features of a pair are among its coordinate's features (Gemma 4's vision tower), for equal
+            widths.
 
         Returns
         -------
@@ -254,23 +256,20 @@ class Axes:
         >>> ra.Axes.axial(4, 2).sources(6)
         [(4, 0), (4, 1), (2, 0)]
         """
-        for a, width in enumerate(_sections(widths)):
+        sizes = _sections(widths, MAX_WIDTH)
+        n = len(sizes)
+        for a, width in enumerate(sizes):
             if width % 2:
-                raise SpecError(f"width {a} is {width}, odd; features turn in pairs: give an even width.")
-        order = _integers(
-            "order", range(len(widths)) if order is None else order, 0, len(widths), "coordinate"
-        )
+                raise SpecError(f"width {a} is {width}, odd; features rotate in pairs: give an even width.")
+        order = range(n) if order is None else _integers("order", order, 0, n, "coordinate")
         assert order is not None
-        if sorted(order) != [*range(len(widths))]:
-            raise SpecError(
-                f"order is {tuple(order)}; give each of the coordinates 0 to {len(widths) - 1} once."
-            )
-        if truth("blocks", blocks) and len({*widths}) > 1:
-            raise SpecError(f"widths are {widths}; blocks are of equal widths.")
-        lanes = tuple(a for a in order for _ in range(widths[a] // 2))
-        # A width of 0 has no series, and no lane that would take from it.
-        series = tuple(w or 2 for w in widths)
-        return cls(lanes, widths=series, blocks=len(widths) if blocks else 1, count=len(widths))
+        if sorted(order) != [*range(n)]:
+            raise SpecError(f"order is {short(order)}; give each of the coordinates 0 to {n - 1} once.")
+        if truth("blocks", blocks) and len({*sizes}) > 1:
+            raise SpecError(f"widths are {short(sizes)}; blocks need equal widths.")
+        coordinates = tuple(a for a in order for _ in range(sizes[a] // 2))
+        # A width of 0 has no series, and no pair that would take from it.
+        return cls(coordinates, widths=tuple(w or 2 for w in sizes), blocks=n if blocks else 1, count=n)
 
     @classmethod
     def even_odd(cls, rotary_dim: int) -> Axes:
@@ -300,29 +299,43 @@ class Axes:
         >>> ra.Axes.even_odd(8).coordinates, ra.Axes.even_odd(8).indices
         ((0, 0, 1, 1), (0, 2, 1, 3))
         """
-        if integer("rotary_dim", rotary_dim, 0) % 4:
-            raise SpecError(
-                f"rotary_dim is {rotary_dim}; two coordinates with a pair each need a multiple of 4."
-            )
-        half = rotary_dim // 4
-        indices = (*range(0, 2 * half, 2), *range(1, 2 * half, 2))
-        return cls((0,) * half + (1,) * half, indices=indices, count=2)
+        if (width := integer("rotary_dim", rotary_dim, 0, MAX_WIDTH)) % 4:
+            raise SpecError(f"rotary_dim is {width}; two coordinates with a pair each need a multiple of 4.")
+        part = width // 4
+        indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
+        return cls((0,) * part + (1,) * part, indices=indices, count=2)
 
 
-def _sections(sections: Sequence[int]) -> Sequence[int]:
-    for a, size in enumerate(sections):
-        integer(f"section {a}", size, 0)
-    if not sections:
+def series_lengths(sources: Sequence[tuple[int, int] | None]) -> dict[int, int]:
+    """Return the length of each series by its width.
+
+    A series is computed over all of its width even if pairs take only a part; a rule may depend on all of it.
+    """
+    lengths: dict[int, int] = {}
+    for source in sources:
+        if source is not None:
+            width, number = source
+            lengths[width] = max(lengths.get(width, (width + 1) // 2), number + 1)
+    return lengths
+
+
+def _coordinate(name: str, value: Any) -> int | None:
+    return None if value is None else integer(name, value, 0)
+
+
+def _sections(sections: Sequence[int], most: int) -> tuple[int, ...]:
+    sizes = sequence("sections", sections, "a sequence of ints", partial(integer, least=0, most=most))
+    if not sizes:
         raise SpecError("no section is given; give one for each coordinate.")
-    return sections
+    if sum(sizes) > most:
+        raise SpecError(f"the sections' sum is {sum(sizes)}; give sections of at most {most} in all.")
+    return sizes
 
 
 def _integers(name: str, values: Any, least: int, count: int, of: str) -> tuple[int, ...] | None:
     if values is None:
         return None
-    made = tuple(
-        integer(f"{name}[{i}]", v, least) for i, v in enumerate(sequence(name, values, "a sequence of ints"))
-    )
-    if len(made) != count:
-        raise SpecError(f"{name} has {len(made)} numbers, and there are {count} {of}s; give one for each.")
-    return made
+    items = sequence(name, values, "a sequence of ints", partial(integer, least=least))
+    if len(items) != count:
+        raise SpecError(f"{name} has {len(items)} numbers, and there are {count} {of}s; give one for each.")
+    return items

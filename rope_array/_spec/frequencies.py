@@ -1,31 +1,36 @@
-"""Frequencies in plain Python numbers: no arrays, exact where the contract says exact.
+"""Frequencies in plain Python numbers: no arrays, exact where the contract demands it.
 
-A frequency is the angle in radians that one lane (one pair of features) turns per position. RoFormer
-(arXiv 2104.09864, eq. 15) takes base^(-2i/d) for lane i of d/2: a series that its width d fixes. A rule for
-longer contexts makes another series of it. Here is what all rules have in common; the rules themselves are in
-`_scaling`, which is imported when the first of them is asked for.
+A frequency ω is the angle in radians that one pair of features rotates by per position. RoFormer
+(arXiv 2104.09864, eq. 15) takes base^(-2i/d) for pair i of d/2: a series that its width d fixes. A rule for
+longer contexts computes another series from it. `Scaling` is the base class of all rules; the rules are in
+`scaling`, which is imported when a program asks for the first of them.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from decimal import Context, Decimal, localcontext
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
 
+from .validation import Check
+
 Omegas: TypeAlias = Sequence[float]
-# A word must be right to half a unit in its last of 96 bits (29 digits) and lane i is the i-th power of a
-# ratio, whose error grows with i: 60 digits leave more than 25 to spare.
+# Turns must be right to half a unit in the last of 96 bits (29 digits), and frequency i is the i-th power of
+# a ratio, whose error grows with i: 60 digits leave more than 25 to spare.
 _DIGITS = 60
+# A frequency must be below 1e309 to fit float64, and a rule divides by at most as much; above it is infinity.
+_LARGEST_EXPONENT = 700
 
 
 class Scaling:
-    """What all rules have in common: they change nothing, unless they say so."""
+    """A rule that changes nothing: the base class, whose methods each rule overrides in part."""
 
     @property
     def resolved(self) -> bool:
-        """Tell whether frequencies follow from the record; where not, `at_length` makes one where they do."""
+        """Whether the record gives frequencies; if not, `_at_length` returns a rule that does."""
         return True
 
     @property
@@ -34,11 +39,11 @@ class Scaling:
         return 1.0
 
     def _new_base(self, base: float, width: int) -> float:
-        """Return the base that the series is made of."""
+        """Return the base of the series."""
         return base
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
-        """Return the frequencies that the rule makes of a series."""
+        """Return the frequencies of the rule for a series."""
         return omegas
 
     def _at_length(self, length: int) -> "Scaling":
@@ -46,14 +51,14 @@ class Scaling:
         return self
 
     def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...] | None:
-        """Return the series that real numbers give, where the rule is one of real numbers."""
+        """Return the frequencies as real numbers, None if the rule is stated in float64."""
         return None
 
     def _check_series(self, width: int, count: int) -> None:
-        """Refuse a series that the rule does not fit, as far as can be seen without a length."""
+        """Refuse a series that the rule does not fit, as far as the rule knows without a length."""
 
     def _check_length(self) -> None:
-        """Refuse a rule that waits for a length."""
+        """Refuse a rule that has no length yet but needs one."""
         if not self.resolved:
             raise SpecError(
                 f"{type(self).__name__} depends on the length of the sequence, which is never read off "
@@ -61,52 +66,58 @@ class Scaling:
                 "cache will see."
             )
 
-    def _settle(self, **checked: Any) -> None:
-        for name, value in checked.items():
+    def _set_fields(self, **values: Any) -> None:
+        for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _check_fields(self, check: Check, *names: str, optional: bool = False) -> None:
+        """Replace each field by its checked value; an optional one may be None."""
+        for name in names:
+            value = getattr(self, name)
+            if not (optional and value is None):
+                object.__setattr__(self, name, check(name, value))
 
 
 def frequencies(
     base: float, width: int, count: int, rule: Scaling | None, angles: str
 ) -> tuple[Decimal, ...]:
-    """Return the frequencies of one series: what the angles are made of, each an exact number.
+    """Return the frequencies of one series, each an exact number.
 
-    With exact angles the default and `Linear` are real numbers; what any other rule gives is a float64, taken
-    exactly. With float32 angles each is a float32, the rule applied to float32 frequencies.
+    With exact angles the default and `Linear` give real numbers; every other rule gives float64 numbers,
+    taken exactly. With float32 angles the rule is applied to float32 frequencies, and its result rounded to
+    float32.
     """
-    if rule is not None:
-        rule._check_length()
+    used = rule or Scaling()
+    used._check_length()
     try:
+        new_base = used._new_base(base, width)
+        if math.isinf(new_base):
+            raise OverflowError
         if angles == "float32":
-            return tuple(map(Decimal, _float32_series(base, width, count, rule)))
-        if rule is None:
-            return default_frequencies(base, width, count)
-        made = default_frequencies(rule._new_base(base, width), width, count)
-        if (exact := rule._exact(made)) is not None:
+            narrow = float32_frequencies(new_base, width, count)
+            return tuple(Decimal(float32(omega)) for omega in used._stretched(narrow, base, width))
+        series = default_frequencies(new_base, width, count)
+        exact = series if rule is None else rule._exact(series)
+        if exact is not None:
             return exact
-        return tuple(Decimal(float(w)) for w in rule._stretched([*map(float, made)], base, width))
+        return tuple(Decimal(float(w)) for w in used._stretched([*map(float, series)], base, width))
     except SpecError:
         raise
     except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
+        scaling = "" if rule is None else f" and scaling {short(rule)}"
         raise SpecError(
-            f"base {base} and scaling {short(rule)} over a width of {width} give frequencies beyond the "
-            "range of floats; give values nearer to 1."
+            f"base {base}{scaling} over a width of {width} give frequencies beyond the range of floats; give "
+            "values nearer to 1."
         ) from None
-
-
-def _float32_series(base: float, width: int, count: int, rule: Scaling | None) -> Omegas:
-    if rule is None:
-        return float32_frequencies(base, width, count)
-    made = float32_frequencies(rule._new_base(base, width), width, count)
-    return [float32(omega) for omega in rule._stretched(made, base, width)]
 
 
 def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, ...]:
     """Real numbers base^(-2i/width) for i = 0 .. count - 1 (RoFormer, eq. 15)."""
     if not count:
         return ()
-    # A base below 1 gives frequencies above 1, whose digits before the point come on top.
-    with localcontext(Context(prec=_DIGITS + max(0, -Decimal(base).adjusted()))):
+    # A base below 1 gives frequencies above 1, which need digits before the point too.
+    digits = _DIGITS + max(0, -Decimal(base).adjusted())
+    with localcontext(Context(prec=digits, Emax=_LARGEST_EXPONENT, traps=[])):
         ratio = (Decimal(base).ln() * -2 / width).exp()
         powers = [Decimal(1)]
         while len(powers) < count:
@@ -115,7 +126,7 @@ def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, .
 
 
 def divided(frequencies: Iterable[Decimal], factor: float) -> tuple[Decimal, ...]:
-    """Divide exact frequencies by a factor, to as many digits behind the point as they have."""
+    """Divide exact frequencies by a factor, to as many digits after the point as they have."""
     divisor = Decimal(factor)
     return tuple(
         Context(prec=_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
@@ -142,7 +153,7 @@ def float32(value: float) -> float:
 
 
 def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:
-    """F = round(ω/2π · 2^bits): the turns per position of each lane, in units of 2^-bits turn."""
+    """F = round(ω/2π · 2^bits): the turns per position of each pair, in units of 2^-bits turn."""
     return tuple(_turns(omega, bits) for omega in frequencies)
 
 
@@ -153,7 +164,7 @@ def _turns(omega: Decimal, bits: int) -> int:
     return int(product.to_integral_value())
 
 
-@lru_cache(maxsize=8)
+@cache  # at most 309 entries: a frequency is below 1e309
 def _two_pi(digits: int) -> Decimal:
     """2π by Machin's formula, 32 arctan(1/5) - 8 arctan(1/239), in integers with ten guard digits."""
     unit = 10 ** (digits + 10)

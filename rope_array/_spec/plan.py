@@ -1,21 +1,30 @@
-"""Spec and shapes to static integers and index tuples: what the array code needs, and no arrays.
+"""A spec in the form that the array code needs: static numbers, no arrays.
 
-Everything here is hashable plain Python, so that a tracer (jax.jit, torch.compile) takes it as a constant.
+All records here are hashable plain Python, so tracers (jax.jit, torch.compile) take them as constants.
 """
 
 from collections.abc import Sequence
 from math import pi
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+from rope_array._errors import SpecError
+
+from .validation import MAX_PAIRS
+
+Pairing = Literal["interleaved", "half"]
+PAIRINGS = get_args(Pairing)
 
 
 class Layout(NamedTuple):
-    """Where the pairs stand: which slice is rotated, how pairs are laid in it, and the amplitude.
+    """Which features form the pairs, and the amplitude of the tables.
 
-    Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`; the pair is
-    read by `pairing` and written by `out_pairing`. Where there are several blocks, the slice is cut into so
-    many equal ones, d is the width of one, and lanes go on from block to block. The amplitude is a part of
-    cos and sin already; it is kept here because the inverse divides by it twice (once to undo, once because
-    it is in the tables). None: it is another at each position and lane.
+    Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`. Pairs are read by
+    `pairing` and written by `out_pairing`. With several blocks, the slice from `start` to `stop` is cut into
+    equal blocks, d is the width of one block, and the numbering of pairs continues from block to block.
+
+    The tables already contain the amplitude. It is kept here because the inverse divides by it twice: once to
+    undo the rotation, once because the tables contain it. None if the amplitude varies by position and pair
+    (xPos).
     """
 
     head_dim: int
@@ -27,69 +36,86 @@ class Layout(NamedTuple):
     blocks: int = 1
 
     @property
-    def lanes(self) -> int:
+    def num_pairs(self) -> int:
         return (self.stop - self.start) // 2
 
     def transposed(self, amplitude: float | None) -> "Layout":
-        """Lay out the way back: what was written is read."""
+        """Return the layout of the transposed rotation, which reads `out_pairing` and writes `pairing`."""
         return self._replace(pairing=self.out_pairing, out_pairing=self.pairing, amplitude=amplitude)
+
+    def check(self) -> None:
+        """Raise SpecError for a layout that no rope has, such as one that was changed by hand."""
+        sizes = (self.head_dim, self.start, self.stop, self.blocks)
+        if (
+            any(type(size) is not int for size in sizes)
+            or not 0 <= self.start <= self.stop <= self.head_dim
+            or self.blocks < 1
+            or (self.stop - self.start) % (2 * self.blocks)
+            or self.pairing not in PAIRINGS
+            or self.out_pairing not in PAIRINGS
+            or not isinstance(self.amplitude, (int, float, type(None)))
+        ):
+            raise SpecError(
+                f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks of "
+                f"whole pairs, and pairings of {PAIRINGS}. Take the layout of a rope as it is."
+            )
 
 
 class Coordinates(NamedTuple):
-    """Which of a position's coordinates drives each lane.
+    """Which coordinate of a position drives each pair.
 
     Attributes
     ----------
     number
         How many coordinates a position has, along the last axis of positions.
-    lanes
-        The coordinate of each lane.
-    moves
-        1.0 for each lane that a coordinate drives and 0.0 for the others; None where all are driven.
+    of_pairs
+        The coordinate of each pair.
+    driven_mask
+        1.0 for each pair that a coordinate drives and 0.0 for the others; None if all are driven.
     """
 
     number: int
-    lanes: "Constants"
-    moves: "Constants | None" = None
+    of_pairs: "Constants"
+    driven_mask: "Constants | None" = None
 
 
 class Plan:
-    """A spec ready for arrays: its layout, and its frequencies in the forms that the angles take.
+    """A spec ready for arrays: its layout, and its frequencies in the forms that the angles need.
 
     Attributes
     ----------
     layout
-        Where the pairs stand.
+        Which features form the pairs.
     coordinates
-        Which coordinate drives each lane; None where a position is one number.
+        Which coordinate drives each pair; None if a position is one number.
     exact
         Whether angles are exact or follow the float32 product.
     frequencies
-        ω of each lane, radians per position, as float64.
-    words64
-        round(ω/2π · 2^64) of each lane, modulo 2^64, as signed 64-bit integers.
-    words96
+        ω of each pair, radians per position, as float64.
+    turns_q64
+        round(ω/2π · 2^64) of each pair, modulo 2^64, as signed 64-bit integers.
+    turns_q96
         round(ω/2π · 2^96) modulo 2^96: the upper 64 bits signed, and the lower 32 bits unsigned.
+    eighth_turns
+        ω in eighths of a turn per position, as float64, for the fraction of a float position.
     inverse
         The plan of the inverse rotation.
     native
-        What the C++ kernel made of it; None until it is asked for.
-    eighths
-        ω in eighths of a turn per position, as float64, for the fraction of a float position.
+        The C++ kernel's handle for this plan; None until the kernel is first used.
     """
 
     __slots__ = (
         "_hash",
         "_key",
         "coordinates",
-        "eighths",
+        "eighth_turns",
         "exact",
         "frequencies",
         "inverse",
         "layout",
         "native",
-        "words64",
-        "words96",
+        "turns_q64",
+        "turns_q96",
     )
 
     def __init__(
@@ -107,32 +133,47 @@ class Plan:
         self.coordinates = coordinates
         self.exact = exact
         self.frequencies = Constants(frequencies)
-        self.eighths = Constants([omega * 4 / pi for omega in frequencies])
-        self.words64 = Constants([_signed64(f) for f in turns64])
-        self.words96 = (
+        self.eighth_turns = Constants([omega * 4 / pi for omega in frequencies])
+        self.turns_q64 = Constants([_signed64(f) for f in turns64])
+        self.turns_q96 = (
             Constants([_signed64(f >> 32) for f in turns96]),
             Constants([f & 0xFFFFFFFF for f in turns96]),
         )
         drivers = coordinates and (
-            coordinates.number, coordinates.lanes.values, coordinates.moves and coordinates.moves.values
-        )  # fmt: skip
-        words = (words.values for words in self.words96)
+            coordinates.number,
+            coordinates.of_pairs.values,
+            coordinates.driven_mask and coordinates.driven_mask.values,
+        )
+        words = (words.values for words in self.turns_q96)
         self._key = (layout, drivers, exact, self.frequencies.values, *words)
         self._hash = hash(self._key)
-        self.inverse = inverse or self._way_back(turns64, turns96)
+        self.inverse = inverse or self._make_inverse(turns64, turns96)
 
-    def _way_back(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
-        """Plan the inverse, a rotation too: by the negative frequencies, from the layout that was written."""
+    def _make_inverse(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":
+        """Negate the frequencies and transpose the layout: the inverse is a rotation too."""
         assert self.layout.amplitude is not None
         layout = self.layout.transposed(1.0 / self.layout.amplitude)
-        back = [[-n for n in numbers] for numbers in (self.frequencies.values, turns64, turns96)]
-        return Plan(layout, self.exact, back[0], back[1], back[2], self, self.coordinates)
+        omegas, back64, back96 = ([-n for n in ns] for ns in (self.frequencies.values, turns64, turns96))
+        return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates)
+
+    def check(self) -> None:
+        """Raise SpecError for a plan that no rope has: its layout, and one driving coordinate for each pair."""
+        self.layout.check()
+        count = self.layout.num_pairs
+        drivers = self.coordinates.of_pairs.values if self.coordinates else (0,) * count
+        number = self.coordinates.number if self.coordinates else 1
+        sizes = {len(c.values) for c in (self.frequencies, self.turns_q64, *self.turns_q96)} | {len(drivers)}
+        if sizes != {count} or number > MAX_PAIRS or not all(0 <= driver < number for driver in drivers):
+            raise SpecError(
+                f"the plan of a rope with {count} pairs has {sorted(sizes)} frequencies and coordinates, of "
+                f"{number} coordinates; make the rope anew from its fields."
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Made anew where it is loaded: the hash of a string is another in each process.
-        upper, lower = (words.values for words in self.words96)
+        # The hash of a string differs between processes, so a loaded plan computes its own.
+        upper, lower = (words.values for words in self.turns_q96)
         turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
-        words = self.words64.values, turns96
+        words = self.turns_q64.values, turns96
         return Plan, (self.layout, self.exact, self.frequencies.values, *words, None, self.coordinates)
 
     def __hash__(self) -> int:
@@ -143,21 +184,21 @@ class Plan:
 
 
 class Constants:
-    """Plain numbers, one per lane.
+    """Plain numbers, one for each pair.
 
     Attributes
     ----------
     values
         The numbers.
-    kept
-        What a library whose arrays are host memory made of them, by dtype.
+    arrays
+        Arrays of the numbers by dtype, cached by libraries whose arrays are host memory.
     """
 
-    __slots__ = ("kept", "values")
+    __slots__ = ("arrays", "values")
 
     def __init__(self, values: Sequence[Any]):
         self.values = tuple(values)
-        self.kept: dict[Any, Any] = {}
+        self.arrays: dict[Any, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Constants, (self.values,)

@@ -1,19 +1,23 @@
 """Rules that stretch a model's frequencies to contexts longer than it was trained on: plain Python numbers.
 
-A rule is a frozen record. It makes one series of frequencies of another: `_new_base` changes the base
-that the series is made of, `_stretched` each frequency of it, in float64. What a rule depends on of a series
-is its base and its width (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
+A rule is a frozen record. It computes one series of frequencies from another: `_new_base` changes the base of
+the series, `_stretched` each of its frequencies, in float64. A rule depends on the base and the width of a
+series (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
 """
 
 import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Literal, get_args
 
-from rope_array._errors import SpecError
+from rope_array._errors import SpecError, short
 
 from .frequencies import Omegas, Scaling, divided
-from .validation import choice, instance, integer, number, positive, sequence, truth
+from .validation import choice, integer, invertible, number, positive, record, sequence, truth
+
+_size = partial(integer, least=1)
+_divisors = partial(sequence, need="a sequence of numbers above 0", check=positive)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Linear(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        self._settle(factor=positive("factor", self.factor))
+        self._check_fields(positive, "factor")
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [omega / self.factor for omega in omegas]
@@ -54,7 +58,7 @@ class Linear(Scaling):
         return divided(series, self.factor)
 
 
-Variant = Literal["aware", "fixed", "mixed", "base", "every_lane"]
+Variant = Literal["aware", "fixed", "mixed", "base", "every_pair"]
 
 
 @dataclass(frozen=True)
@@ -65,24 +69,24 @@ class NTKAware(Scaling):
     ----------
     factor : float
         How many times the trained context (HunYuan's "alpha"); above 0.
-    variant : {"aware", "fixed", "mixed", "base", "every_lane"}
+    variant : {"aware", "fixed", "mixed", "base", "every_pair"}
         Of a series of width d, base θ and factor f:
 
         * "aware": the base becomes θ·f^(d/(d-2)), so that the lowest frequency is divided by f and the
-          highest by 1. HunYuan's ``alpha``, lucidrains' ``theta_rescale_factor``, vLLM's ``dynamic`` with
-          ``alpha``.
+          highest stays (HunYuan's ``alpha``, lucidrains' ``theta_rescale_factor``, vLLM's ``dynamic`` with
+          ``alpha``).
         * "fixed": the base becomes θ·f and every frequency is divided by f^(2/d) [2]_ (vLLM's ``ntk``).
         * "mixed": frequency i is divided by exp(a·(i+1)^b), a = ln f/(d/2)^b, b = `mixed_b` [2]_ (vLLM's
           ``ntk`` with ``mixed_b``).
         * "base": the base becomes θ·f (diffusers' ``ntk_factor``).
-        * "every_lane": every frequency is divided by f^(d/(d-2)) (keras-hub's ``dynamic``, which is not NTK).
+        * "every_pair": every frequency is divided by f^(d/(d-2)) (keras-hub's ``dynamic``, which is not NTK).
     mixed_b : float, optional
         The exponent b of "mixed", which needs it.
 
     Raises
     ------
     SpecError
-        A value that names no rule; a `mixed_b` beside another variant.
+        A value that names no rule; a `mixed_b` with another variant.
 
     References
     ----------
@@ -104,12 +108,12 @@ class NTKAware(Scaling):
         variant = choice("variant", self.variant, get_args(Variant))
         if (variant == "mixed") != (self.mixed_b is not None):
             raise SpecError(
-                f"variant is {variant!r} and mixed_b is {self.mixed_b}; give mixed_b with variant='mixed', "
-                "and with no other."
+                f"variant is {variant!r} and mixed_b is {short(self.mixed_b)}; give mixed_b with "
+                "variant='mixed', and with no other."
             )
-        self._settle(factor=positive("factor", self.factor))
-        if self.mixed_b is not None:
-            self._settle(mixed_b=number("mixed_b", self.mixed_b))
+        self._set_fields(variant=variant)
+        self._check_fields(positive, "factor")
+        self._check_fields(number, "mixed_b", optional=True)
 
     def _new_base(self, base: float, width: int) -> float:
         if self.variant == "aware":
@@ -121,7 +125,7 @@ class NTKAware(Scaling):
             assert self.mixed_b is not None
             a = math.log(self.factor) / (width / 2) ** self.mixed_b
             return [omega / math.exp(a * (i + 1) ** self.mixed_b) for i, omega in enumerate(omegas)]
-        exponents = {"fixed": 2 / width, "every_lane": _ntk_exponent(width)} if width else {}
+        exponents = {"fixed": 2 / width, "every_pair": _ntk_exponent(width)} if width else {}
         divisor = self.factor ** exponents.get(self.variant, 0.0)
         return [omega / divisor for omega in omegas]
 
@@ -129,8 +133,8 @@ class NTKAware(Scaling):
 def _ntk_exponent(width: int) -> float:
     if width == 2:
         raise SpecError(
-            "NTK scaling divides by d - 2, and d, the width of a series of frequencies, is 2; with one "
-            "frequency there is nothing to spread. Give ra.Linear(factor), or a wider rotary_dim."
+            "NTK scaling divides by d - 2, and d, the width of a series of frequencies, is 2; "
+            "give ra.Linear(factor), or a wider rotary_dim."
         )
     return float(width / (width - 2))
 
@@ -140,8 +144,8 @@ class DynamicNTK(Scaling):
     """NTK-aware scaling by the length of the sequence: the longer it is, the larger the base [1]_.
 
     At a length L above `max_position_embeddings` m the base becomes θ·(f·L/m - (f - 1))^(d/(d-2)); up to m
-    nothing changes. The length is said, by ``rope.at_length(L)``, and never read off positions: keys in a
-    cache were rotated at one length and must be read at the same one.
+    nothing changes. The caller gives the length, by ``rope.at_length(L)``; it is never read off positions:
+    queries must be rotated at the same length as the keys in a cache were.
 
     Parameters
     ----------
@@ -150,7 +154,7 @@ class DynamicNTK(Scaling):
     max_position_embeddings : int
         m, the trained context.
     length : int, optional
-        L. None until ``rope.at_length`` gives it; lengths up to m are all m, at which the rule does nothing.
+        L. None until ``rope.at_length`` sets it; a length below m becomes m, at which the rule does nothing.
 
     Raises
     ------
@@ -175,18 +179,19 @@ class DynamicNTK(Scaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        most = integer("max_position_embeddings", self.max_position_embeddings, 1)
-        self._settle(factor=positive("factor", self.factor), max_position_embeddings=most)
+        self._check_fields(positive, "factor")
+        self._check_fields(_size, "max_position_embeddings")
+        self._check_fields(_size, "length", optional=True)
         if self.length is not None:
-            # One record for all lengths that mean the same: a spec is static under jit.
-            self._settle(length=max(integer("length", self.length, 1), most))
+            # One record for all lengths of the same meaning: a spec is static under jit.
+            self._set_fields(length=max(self.length, self.max_position_embeddings))
 
     @property
     def resolved(self) -> bool:
         return self.length is not None
 
     def _at_length(self, length: int) -> "DynamicNTK":
-        return replace(self, length=integer("length", length, 1))
+        return replace(self, length=length)
 
     def _new_base(self, base: float, width: int) -> float:
         assert self.length is not None
@@ -196,12 +201,12 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class YaRN(Scaling):
-    """YaRN: frequencies that turn often in the trained context are kept, slow ones divided by f [1]_.
+    """YaRN: frequencies with many turns in the trained context are kept, slow ones divided by f [1]_.
 
-    Between frequency numbers low and high, where low (high) is the one that turns `beta_fast` (`beta_slow`)
-    times in the trained context, a linear ramp goes from ω to ω/f. cos and sin have an amplitude:
-    `attention_factor`, else g(mscale)/g(mscale_all_dim) where both are given and not 0, else g(1), with
-    g(m) = 0.1·m·ln f + 1, or 1 for f ≤ 1.
+    Between the frequency numbers low and high, of `beta_fast` and `beta_slow` turns in the trained context, a
+    linear ramp goes from ω to ω/f. cos and sin have an amplitude: `attention_factor`, else
+    g(mscale)/g(mscale_all_dim) if both are given and not 0, else g(1), with g(m) = 0.1·m·ln f + 1, or 1 for
+    f ≤ 1.
 
     Parameters
     ----------
@@ -214,9 +219,9 @@ class YaRN(Scaling):
     truncate : bool
         Whether low and high are rounded outwards to whole frequency numbers (gpt-oss does not).
     attention_factor : float, optional
-        The amplitude, given outright; above 0.
+        The amplitude; above 0.
     mscale, mscale_all_dim : float, optional
-        DeepSeek's: see above. What DeepSeek multiplies its softmax scale by is not a part of the rotation.
+        DeepSeek's: see above. DeepSeek's factor on the softmax scale is not a part of the rotation.
 
     Raises
     ------
@@ -246,17 +251,12 @@ class YaRN(Scaling):
     mscale_all_dim: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow"):
-            self._settle(**{name: positive(name, getattr(self, name))})
-        truth("truncate", self.truncate)
-        _settle_optional(self, "attention_factor", positive)
-        _settle_optional(self, "mscale", number)
-        _settle_optional(self, "mscale_all_dim", number)
-        if not 0 < self.amplitude < math.inf:
-            raise SpecError(
-                f"mscale is {self.mscale} and mscale_all_dim {self.mscale_all_dim}, which puts the factor "
-                f"{self.amplitude} on cos and sin; give values whose quotient is above 0."
-            )
+        self._check_fields(positive, "factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        self._check_fields(truth, "truncate")
+        self._check_fields(invertible, "attention_factor", optional=True)
+        self._check_fields(number, "mscale", "mscale_all_dim", optional=True)
+        factors = f"the amplitude of mscale {self.mscale} and mscale_all_dim {self.mscale_all_dim}"
+        invertible(factors, self.amplitude)
 
     @property
     def amplitude(self) -> float:
@@ -280,14 +280,14 @@ class YaRN(Scaling):
         if base == 1:
             raise SpecError("base is 1, at which all frequencies are 1 and YaRN has no ramp; give another.")
 
-        def number_that_turns(times: float) -> float:
-            turned = self.original_max_position_embeddings / (times * 2 * math.pi)
-            return width * math.log(turned) / (2 * math.log(base))
+        def number_with(turns: float) -> float:
+            inv_freq = self.original_max_position_embeddings / (turns * 2 * math.pi)
+            return width * math.log(inv_freq) / (2 * math.log(base))
 
-        low, high = number_that_turns(self.beta_fast), number_that_turns(self.beta_slow)
+        low, high = number_with(self.beta_fast), number_with(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        # The upper bound is width - 1, not the last frequency's number: so in the reference code too.
+        # The upper bound is width - 1, not the last frequency's number, as in the reference code.
         low, high = max(low, 0), min(high, width - 1)
         return low, high + 0.001 if low == high else high
 
@@ -304,7 +304,7 @@ class Llama3(Scaling):
     factor : float
         f; above 0. 8 in Llama 3.1, 32 in Llama 3.2.
     low_freq_factor, high_freq_factor : float
-        Wavelengths in the trained context between which the rule goes over; above 0, low ≤ high.
+        Wavelengths in the trained context at both ends of the ramp; above 0, low ≤ high.
     original_max_position_embeddings : float
         n; above 0.
 
@@ -332,33 +332,35 @@ class Llama3(Scaling):
     original_max_position_embeddings: float = 8192.0
 
     def __post_init__(self) -> None:
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
-            self._settle(**{name: positive(name, getattr(self, name))})
+        self._check_fields(
+            positive, "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        )
         if self.low_freq_factor > self.high_freq_factor:
             raise SpecError(
                 f"low_freq_factor is {self.low_freq_factor}, above high_freq_factor {self.high_freq_factor}; "
-                "give the smaller first: a low frequency turns fewer times in the trained context."
+                "give the smaller first: a low frequency has fewer turns in the trained context."
             )
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [self._stretched_one(omega) for omega in omegas]
 
     def _stretched_one(self, omega: float) -> float:
-        turned = self.original_max_position_embeddings * omega / (2 * math.pi)
-        if turned < self.low_freq_factor:
+        turns = self.original_max_position_embeddings * omega / (2 * math.pi)
+        if turns < self.low_freq_factor:
             return omega / self.factor
-        if turned > self.high_freq_factor or self.low_freq_factor == self.high_freq_factor:
+        if turns > self.high_freq_factor or self.low_freq_factor == self.high_freq_factor:
             return omega
-        s = (turned - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        s = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return (1 - s) * omega / self.factor + s * omega
 
 
 @dataclass(frozen=True)
 class LongRoPE(Scaling):
-    """LongRoPE (Phi-3's "su"): every frequency has a divisor of its own, found by search [1]_.
+    """LongRoPE (Phi-3's "su"): every frequency has its own divisor, found by search [1]_.
 
-    One list of divisors serves sequences up to the trained context, another longer ones. Which, is said by
-    ``rope.at_length(n)`` and never read off positions: keys in a cache must be read as they were written.
+    One list of divisors is for sequences up to the trained context, another for longer ones. The caller
+    chooses, by ``rope.at_length(n)``; the length is never read off positions: queries must be rotated as the
+    keys in a cache were.
 
     Parameters
     ----------
@@ -367,19 +369,19 @@ class LongRoPE(Scaling):
     original_max_position_embeddings : int
         The trained context: a sequence of more positions takes `long_factor`.
     factor : float, optional
-        How many times the trained context the longest one is: max_position_embeddings over the original.
-        The amplitude is √(1 + ln f/ln n) with n the trained context, or 1 for f ≤ 1 and where none is given.
+        The longest context over the trained one: max_position_embeddings over the original.
+        The amplitude is √(1 + ln f/ln n) with n the trained context, or 1 for f ≤ 1 or no f.
     attention_factor : float, optional
-        The amplitude, given outright; above 0.
+        The amplitude; above 0.
     short_mscale, long_mscale : float, optional
-        The amplitude beside each list, given outright (Phi-3.5-MoE); above 0.
+        The amplitude for each list (Phi-3.5-MoE); above 0.
     length : int, optional
-        None until ``rope.at_length`` gives it; then the trained context, or one position more.
+        None until ``rope.at_length`` sets it; then the trained context, or one position more.
 
     Raises
     ------
     SpecError
-        A value that names no rule, or lists that are not one divisor per frequency.
+        A value that names no rule, or lists without one divisor per frequency.
 
     References
     ----------
@@ -406,21 +408,20 @@ class LongRoPE(Scaling):
     length: int | None = None
 
     def __post_init__(self) -> None:
-        trained = integer("original_max_position_embeddings", self.original_max_position_embeddings, 1)
-        self._settle(original_max_position_embeddings=trained)
-        for name in ("short_factor", "long_factor"):
-            values = sequence(name, getattr(self, name), "a sequence of numbers above 0")
-            self._settle(**{name: tuple(positive(f"{name}[{i}]", v) for i, v in enumerate(values))})
-        for name in ("factor", "attention_factor", "short_mscale", "long_mscale"):
-            _settle_optional(self, name, positive)
+        self._check_fields(_size, "original_max_position_embeddings")
+        self._check_fields(_divisors, "short_factor", "long_factor")
+        self._check_fields(positive, "factor", optional=True)
+        self._check_fields(invertible, "attention_factor", "short_mscale", "long_mscale", optional=True)
+        trained = self.original_max_position_embeddings
         if trained == 1 and (self.factor or 0) > 1:
             raise SpecError(
                 "original_max_position_embeddings is 1, whose logarithm the amplitude divides by; give the "
                 "trained context."
             )
+        self._check_fields(_size, "length", optional=True)
         if self.length is not None:
-            # One record for all lengths that mean the same: a spec is static under jit.
-            self._settle(length=trained + (integer("length", self.length, 1) > trained))
+            # One record for all lengths of the same meaning: a spec is static under jit.
+            self._set_fields(length=trained + (self.length > trained))
 
     @property
     def resolved(self) -> bool:
@@ -443,15 +444,15 @@ class LongRoPE(Scaling):
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position_embeddings))
 
     def _at_length(self, length: int) -> "LongRoPE":
-        return replace(self, length=integer("length", length, 1))
+        return replace(self, length=length)
 
     def _check_series(self, width: int, count: int) -> None:
         for name, divisors in (("short_factor", self.short_factor), ("long_factor", self.long_factor)):
             if len(divisors) != count:
                 raise SpecError(
                     f"{name} has {len(divisors)} numbers, and a series of width {width} has {count} "
-                    f"frequencies; give one for each, or a width of {2 * len(divisors)}: rotary_dim, or that "
-                    "of the axes."
+                    f"frequencies; give one for each, or a width of {2 * len(divisors)}: rotary_dim, or the "
+                    "width of the axes."
                 )
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
@@ -464,15 +465,15 @@ class LongRoPE(Scaling):
 class Proportional(Scaling):
     """Gemma 4's rule ("p-RoPE"): the first share of the frequencies, divided by the factor; the others are 0.
 
-    The exponents count over the full width, and with the half pairing the features that turn are two runs, in
-    the first and in the second half of the head: another thing than a rotary_dim of the same share.
+    The exponents count over the full width, and with the half pairing the rotated features are the first of
+    each half of the head. A rotary_dim of the same share is another rope.
 
     Parameters
     ----------
     partial_rotary_factor : float
-        The share of lanes that turn, rounded down to whole lanes; from 0 to 1.
+        The share of pairs that are rotated, rounded down to whole pairs; from 0 to 1.
     factor : float
-        What frequencies are divided by; above 0.
+        The divisor of the frequencies; above 0.
 
     Raises
     ------
@@ -498,11 +499,12 @@ class Proportional(Scaling):
         share = number("partial_rotary_factor", self.partial_rotary_factor, "a number from 0 to 1")
         if not 0 <= share <= 1:
             raise SpecError(f"partial_rotary_factor is {share}; give a number from 0 to 1.")
-        self._settle(partial_rotary_factor=share, factor=positive("factor", self.factor))
+        self._set_fields(partial_rotary_factor=share)
+        self._check_fields(positive, "factor")
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
-        turning = int(self.partial_rotary_factor * width // 2)
-        return [omega / self.factor if i < turning else 0.0 for i, omega in enumerate(omegas)]
+        rotated = int(self.partial_rotary_factor * width // 2)
+        return [omega / self.factor if i < rotated else 0.0 for i, omega in enumerate(omegas)]
 
 
 @dataclass(frozen=True)
@@ -538,8 +540,7 @@ class Periods(Scaling):
     max_period: float | None = None
 
     def __post_init__(self) -> None:
-        _settle_optional(self, "min_period", positive)
-        _settle_optional(self, "max_period", positive)
+        self._check_fields(positive, "min_period", "max_period", optional=True)
         if (self.min_period is None) != (self.max_period is None):
             raise SpecError(
                 f"min_period is {self.min_period} and max_period {self.max_period}; give both, or neither."
@@ -549,20 +550,21 @@ class Periods(Scaling):
         if self.min_period is None or self.max_period is None:
             return [2 * math.pi * omega for omega in omegas]
         last = max(len(omegas) - 1, 1)
-        growth = self.max_period / self.min_period
+        if math.isinf(growth := self.max_period / self.min_period):
+            raise OverflowError
         return [2 * math.pi / (self.min_period * growth ** (j / last)) for j in range(len(omegas))]
 
 
 @dataclass(frozen=True)
 class Reversed(Scaling):
-    """Turning the other way: the frequencies of another rule, or of none, with their signs changed.
+    """Rotation in the other direction: the frequencies of another rule, or of none, with the opposite sign.
 
-    Nanochat's models turn so: features (a, b) become (a·cos + b·sin, b·cos - a·sin).
+    Features (a, b) become (a·cos + b·sin, b·cos - a·sin), as in nanochat's models.
 
     Parameters
     ----------
     rule : Linear, NTKAware, DynamicNTK, YaRN, Llama3, LongRoPE, Proportional or Periods, optional
-        The rule whose frequencies these are but for the sign; its amplitude stays. None: the usual ones.
+        The rule whose frequencies change sign; its amplitude stays. None: the default frequencies.
 
     Raises
     ------
@@ -581,40 +583,37 @@ class Reversed(Scaling):
     rule: Scaling | None = None
 
     def __post_init__(self) -> None:
-        instance("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)")
+        self._set_fields(rule=record("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)"))
+        if isinstance(self.rule, Reversed) and isinstance(self.rule.rule, Reversed):
+            self._set_fields(rule=self.rule.rule.rule)  # two cancel: no chain grows long
 
     @property
     def resolved(self) -> bool:
-        return self._turned.resolved
+        return self._rule.resolved
 
     @property
     def amplitude(self) -> float:
-        return self._turned.amplitude
+        return self._rule.amplitude
 
     def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...] | None:
         exact = series if self.rule is None else self.rule._exact(series)
         return None if exact is None else tuple(omega.copy_negate() for omega in exact)
 
     @property
-    def _turned(self) -> Scaling:
+    def _rule(self) -> Scaling:
         return self.rule or Scaling()
 
     def _new_base(self, base: float, width: int) -> float:
-        return self._turned._new_base(base, width)
+        return self._rule._new_base(base, width)
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
-        return [-omega for omega in self._turned._stretched(omegas, base, width)]
+        return [-omega for omega in self._rule._stretched(omegas, base, width)]
 
     def _at_length(self, length: int) -> "Reversed":
         return Reversed(self.rule and self.rule._at_length(length))
 
     def _check_series(self, width: int, count: int) -> None:
-        self._turned._check_series(width, count)
+        self._rule._check_series(width, count)
 
     def _check_length(self) -> None:
-        self._turned._check_length()
-
-
-def _settle_optional(rule: Scaling, name: str, check: Any) -> None:
-    if getattr(rule, name) is not None:
-        rule._settle(**{name: check(name, getattr(rule, name))})
+        self._rule._check_length()

@@ -9,7 +9,7 @@ from .plan import Plan
 
 
 def sequence_axis(ndim: int, seq_axis: int) -> int:
-    """Return `seq_axis` of an x of `ndim` axes counted from the front; -1 where x is a single vector."""
+    """Return `seq_axis` counted from the front of an x of `ndim` axes; -1 if x is a single vector."""
     if seq_axis.__class__ is int and -ndim <= seq_axis < -1:
         return seq_axis + ndim
     return _checked_axis(ndim, seq_axis)
@@ -27,8 +27,8 @@ def _checked_axis(ndim: int, seq_axis: Any) -> int:
         return -1
     if ndim == 1:
         raise ShapeError(
-            f"seq_axis is {seq_axis}, and x has 1 axis, a single vector's; give x a sequence axis, or leave "
-            "seq_axis out."
+            f"seq_axis is {seq_axis}, and x is a single vector, with 1 axis; give x a sequence axis, or omit "
+            "seq_axis."
         )
     raise ShapeError(
         f"seq_axis is {seq_axis}, for an x of {ndim} axes whose last holds the features; "
@@ -37,51 +37,49 @@ def _checked_axis(ndim: int, seq_axis: Any) -> int:
 
 
 def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
-    """Say how a table of positions, shape pos.shape + (lanes,), is laid along x's `ndim` axes.
+    """Return how a table of shape pos.shape + (pairs,) is aligned with the axes of an x of `ndim` axes.
 
     Returns
     -------
     order
-        The permutation of the table's axes that comes first, None where there is none to do.
+        The permutation of the table's axes to apply first; None if they are in order.
     index
-        The index that then gives the table all of x's axes, those that positions do not cover of size 1.
+        The index that then gives the table all of x's axes, of size 1 where positions have none.
     """
     if pos_ndim == 0:
         return None, (None,) * (ndim - 1) + (...,)
     if pos_ndim == 1 and axis == ndim - 2:
         return None, (None,) * axis + (...,)
-    covered = _covered(ndim, pos_ndim, axis)
-    index = (*(slice(None) if a in covered else None for a in range(ndim - 1)), ...)
-    if covered == sorted(covered):
+    paired = _paired_axes(ndim, pos_ndim, axis)
+    index = (*(slice(None) if a in paired else None for a in range(ndim - 1)), ...)
+    if paired == sorted(paired):
         return None, index
-    order = sorted(range(pos_ndim), key=covered.__getitem__)
+    order = sorted(range(pos_ndim), key=paired.__getitem__)
     return (*order, pos_ndim), index
 
 
 def without_coordinates(shape: tuple[Any, ...], plan: Plan) -> tuple[Any, ...]:
-    """Return the shape of positions without the axis of their coordinates, whose number is checked."""
+    """Return the shape of positions without the axis of their coordinates; raise if their number is wrong."""
     if plan.coordinates is None:
         return shape
     count = plan.coordinates.number
     if shape and shape[-1] == count:
         return shape[:-1]
     text = (
-        f"pos has the shape {_shape(shape)}; the rope's axes take {count} coordinates for each position, "
+        f"pos has the shape {_shape(shape)}; the rope's axes need {count} coordinates for each position, "
         f"along pos's last axis: give it the shape (..., {count})."
     )
     if shape and shape[0] == count and len(shape) > 1:
         raise ShapeError(f"{text} Move pos's first axis, of size {count}, to the end.")
-    raise ShapeError(
-        f"{text} Where all coordinates are equal, as of text, repeat each position {count} times."
-    )
+    raise ShapeError(f"{text} If all coordinates are equal, as in text, repeat each position {count} times.")
 
 
-def covered_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:
+def paired_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:
     """Return the axis of x that each axis of positions pairs with, by the shape rule."""
-    return tuple(_covered(ndim, pos_ndim, sequence_axis(ndim, seq_axis))) if pos_ndim else ()
+    return tuple(_paired_axes(ndim, pos_ndim, sequence_axis(ndim, seq_axis))) if pos_ndim else ()
 
 
-def _covered(ndim: int, pos_ndim: int, axis: int) -> list[int]:
+def _paired_axes(ndim: int, pos_ndim: int, axis: int) -> list[int]:
     lead = [a for a in range(ndim - 1) if a != axis]
     return [*lead[: pos_ndim - 1], axis]
 
@@ -89,34 +87,34 @@ def _covered(ndim: int, pos_ndim: int, axis: int) -> list[int]:
 def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int) -> None:
     """Check the shape rule between x and positions.
 
-    The rule: of x's axes without the last, `seq_axis` moved to the end, (lead..., S), the last pairs with
-    the last axis of pos and the lead axes, in order, with its others; each size is equal or 1.
+    The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of pos
+    pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
     """
     axis = sequence_axis(len(shape), seq_axis)
     if pos_shape and not _lines_up(shape, pos_shape, axis):
-        raise ShapeError(_misfit(shape, pos_shape, seq_axis, axis))
+        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis))
 
 
 def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
-    if len(pos_shape) >= len(shape) or not _pairs(pos_shape[-1], shape[axis]):
+    if len(pos_shape) >= len(shape) or not _sizes_match(pos_shape[-1], shape[axis]):
         return False
     if len(pos_shape) == 1:
         return True
-    lead = _covered(len(shape), len(pos_shape), axis)[:-1]
-    return all(_pairs(have, shape[a]) for have, a in zip(pos_shape[:-1], lead, strict=True))
+    lead = _paired_axes(len(shape), len(pos_shape), axis)[:-1]
+    return all(_sizes_match(size, shape[a]) for size, a in zip(pos_shape[:-1], lead, strict=True))
 
 
-def _pairs(have: Any, want: Any) -> bool:
-    # A size that is not known yet (nan in dask, None in the standard) is checked where it is: in the chunk.
-    return have == want or have == 1 or unknown(have) or unknown(want)
+def _sizes_match(pos_size: Any, x_size: Any) -> bool:
+    # The chunk that has the data checks a size that is unknown here (nan in dask, None in the standard).
+    return pos_size == x_size or pos_size == 1 or is_unknown_size(pos_size) or is_unknown_size(x_size)
 
 
-def unknown(size: Any) -> bool:
-    """Tell whether an axis's size is not known yet."""
+def is_unknown_size(size: Any) -> bool:
+    """Return whether the size of an axis is not known yet."""
     return size is None or size != size
 
 
-def _misfit(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, axis: int) -> str:
+def _line_up_error(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, axis: int) -> str:
     ndim = len(shape)
     lead = [f"axis {a} ({shape[a]})" for a in range(ndim - 1) if a != axis]
     sequence = f"the sequence, axis {axis} ({shape[axis]})" if axis >= 0 else "no sequence axis"

@@ -1,26 +1,25 @@
-"""What a model's rotary embedding is: a frozen record of plain Python values, checked when it is made."""
+"""The fields of a RoPE: a frozen record of plain Python values, checked when it is made."""
 
 import math
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
-from itertools import count
-from threading import Lock
 from typing import Any, ClassVar, Literal, get_args
 
+from rope_array._dynamo import traced_memo
 from rope_array._errors import SpecError, short
 
-from .axes import Axes
+from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
-from .plan import Constants, Coordinates, Layout, Plan
-from .validation import choice, instance, integer, number, positive, sequence
+from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
+from .plan import Pairing as Pairing
+from .validation import MAX_WIDTH, choice, complete, integer, invertible, number, positive, record, sequence
 
-Pairing = Literal["interleaved", "half"]
 Angles = Literal["exact", "float32"]
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The fields of `RoPE`, their checks and their read-outs; `RoPE` adds the doors that take arrays."""
+    """The fields of `RoPE` with their checks and read-outs. `RoPE` adds the methods that take arrays."""
 
     head_dim: int
     _: KW_ONLY
@@ -34,7 +33,7 @@ class Spec:
     inv_freq: tuple[float, ...] | None = None
     attention_factor: float | None = None
     angles: Angles = "exact"
-    _plan: ClassVar[Plan | None]  # of each instance, but no field of it; None where the length is not said
+    _plan: ClassVar[Plan | None]  # not a field; None if scaling needs at_length first
 
     def __post_init__(self) -> None:
         for name, value in _checked(self).items():
@@ -42,28 +41,28 @@ class Spec:
         object.__setattr__(self, "_plan", _plan(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The plan is derived: it is made anew where the spec is loaded, by the version that runs there.
+        # The version that loads the spec derives its own plan.
         return _load, (type(self), {name: getattr(self, name) for name in _FIELDS})
 
     @property
     def frequencies(self) -> tuple[float, ...]:
-        """Effective frequency ω of each lane, in radians per position: rotary_dim/2 floats."""
-        return settled(self).frequencies.values
+        """Effective frequency ω of each pair, in radians per position: rotary_dim/2 floats."""
+        return require_plan(self).frequencies.values
 
     @property
     def amplitude(self) -> float:
         """The factor on cos and sin: `attention_factor`, or the scaling's, or 1.0."""
-        factor = settled(self).layout.amplitude
+        factor = require_plan(self).layout.amplitude
         assert factor is not None
         return factor
 
 
-def settled(spec: Spec) -> Plan:
-    """Return the plan of a spec, which one that waits for a length does not have."""
+def require_plan(spec: Spec) -> Plan:
+    """Return the plan of a spec; raise SpecError if its scaling needs a length first."""
     if spec._plan is None:
         assert spec.scaling is not None
         spec.scaling._check_length()
-    return spec._plan  # type: ignore[return-value]  # check_length has raised
+    return spec._plan  # type: ignore[return-value]  # _check_length has raised
 
 
 def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
@@ -71,16 +70,17 @@ def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
 
 def _checked(spec: Spec) -> dict[str, Any]:
-    """Return the values that the checks settled: defaults resolved, numbers made plain Python ones."""
+    """Check the fields; return them with defaults resolved, as plain Python values."""
     head_dim = integer("head_dim", spec.head_dim, 1)
     start = integer("rotary_start", spec.rotary_start, 0)
     if start > head_dim:
         raise SpecError(
             f"rotary_start is {start}, past the end of a head of {head_dim}; give at most head_dim."
         )
-    axes = instance("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
+    axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
-    pairing = choice("pairing", spec.pairing, get_args(Pairing))
+    pairing = choice("pairing", spec.pairing, PAIRINGS)
+    factor = spec.attention_factor
     return {
         "head_dim": head_dim,
         "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
@@ -88,17 +88,18 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": instance("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "scaling": record("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
-        "attention_factor": _amplitude(spec.attention_factor),
+        "attention_factor": None if factor is None else invertible("attention_factor", factor),
         "angles": choice("angles", spec.angles, get_args(Angles)),
     }
 
 
 def _out_pairing(value: Any, pairing: str) -> str | None:
-    # None where it is the same, so that dataclasses.replace(rope, pairing=...) changes both.
-    return None if value is None or choice("out_pairing", value, get_args(Pairing)) == pairing else str(value)
+    # None if equal to pairing, so that dataclasses.replace(rope, pairing=...) changes both.
+    checked = pairing if value is None else choice("out_pairing", value, PAIRINGS)
+    return None if checked == pairing else checked
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:
@@ -111,37 +112,27 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
         width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
     if axes is not None and 2 * len(axes.coordinates) != width:
         raise SpecError(
-            f"axes has {len(axes.coordinates)} lanes, and rotary_dim is {width}; give a map of {width // 2} lanes, "
+            f"axes has {len(axes.coordinates)} pairs, and rotary_dim is {width}; give a map of {width // 2} pairs, "
             f"or rotary_dim={2 * len(axes.coordinates)}."
         )
     if axes is not None and start + width > head_dim:
         raise SpecError(
-            f"axes has {len(axes.coordinates)} lanes, of two features each from rotary_start {start} on, beyond "
-            f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} lanes."
+            f"axes has {len(axes.coordinates)} pairs, of two features each from rotary_start {start} on, beyond "
+            f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} pairs."
         )
     if start + width > head_dim:
         raise SpecError(
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
+    if width > MAX_WIDTH:
+        raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MAX_WIDTH}.")
     if width % 2:
         raise SpecError(
-            f"{name} is {width}, odd; features turn in pairs, so the rotated width must be even: "
+            f"{name} is {width}, odd; features are rotated in pairs, so the rotated width must be even: "
             f"give rotary_dim={width - 1} to leave one feature unrotated."
         )
     return width
-
-
-def _amplitude(value: Any) -> float | None:
-    if value is None:
-        return None
-    # 0 has no inverse, and a negative factor would be a half turn that no model means.
-    factor = positive("attention_factor", value, "a finite number above 0, or None")
-    if not math.isfinite(1 / factor):
-        raise SpecError(
-            f"attention_factor is {factor}, whose inverse is beyond floats; give one nearer to 1."
-        )
-    return factor
 
 
 def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
@@ -149,16 +140,16 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
         return None
     if scaling is not None:
         raise SpecError(
-            f"both inv_freq and scaling={short(scaling)} are given, and each says what the frequencies are; "
-            "give one. A rule's amplitude goes with inv_freq as attention_factor."
+            f"both inv_freq and scaling={short(scaling)} are given, and each sets the frequencies; give one of "
+            "them. To keep a rule's amplitude with inv_freq, give it as attention_factor."
         )
-    value = sequence("inv_freq", value, _NEED)
-    if len(value) != width // 2:
+    omegas: tuple[float, ...] = sequence("inv_freq", value, _NEED, number)
+    if len(omegas) != width // 2:
         raise SpecError(
-            f"inv_freq has {len(value)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
-            f"Give {width // 2} frequencies, or rotary_dim={2 * len(value)}."
+            f"inv_freq has {len(omegas)} frequencies; a rotary_dim of {width} has {width // 2} pairs. "
+            f"Give {width // 2} frequencies, or rotary_dim={2 * len(omegas)}."
         )
-    return tuple(number(f"inv_freq[{i}]", v) for i, v in enumerate(value))
+    return omegas
 
 
 # A RoPE holds plain Python numbers.
@@ -169,9 +160,9 @@ _NEED = (
 
 
 def _plan(spec: Spec) -> Plan | None:
-    """Return the plan; None where a rule waits for a length, what can be checked without it being checked."""
+    """Return the plan; None if a rule needs a length first. Check all that does not depend on the length."""
     if spec.scaling is not None and not spec.scaling.resolved:
-        for width, terms in _series(_sources(spec)):
+        for width, terms in series_lengths(_sources(spec)).items():
             spec.scaling._check_series(width, terms)
         return None
     factor = 1.0 if spec.scaling is None else spec.scaling.amplitude
@@ -186,10 +177,10 @@ def _plan(spec: Spec) -> Plan | None:
     )
     omegas = _frequencies(spec)
     if not all(math.isfinite(float(omega)) for omega in omegas):
-        made_of = f"base {spec.base}" if spec.inv_freq is None else "inv_freq"
+        source = f"base {spec.base}" if spec.inv_freq is None else "inv_freq"
         rule = "" if spec.scaling is None else f", scaling {short(spec.scaling)}"
         raise SpecError(
-            f"{made_of}{rule} and angles {spec.angles!r} give frequencies beyond the range of floats; give "
+            f"{source}{rule} and angles {spec.angles!r} give frequencies beyond the range of floats; give "
             "values nearer to 1."
         )
     words = turns(omegas, 64), turns(omegas, 96)
@@ -200,13 +191,13 @@ def _coordinates(spec: Spec) -> Coordinates | None:
     if spec.axes is None:
         return None
     assert spec.axes.count is not None
-    lanes = spec.axes.coordinates
-    moves = Constants([float(a is not None) for a in lanes]) if None in lanes else None
-    return Coordinates(spec.axes.count, Constants([a or 0 for a in lanes]), moves)
+    drivers = spec.axes.coordinates
+    mask = Constants([float(a is not None) for a in drivers]) if None in drivers else None
+    return Coordinates(spec.axes.count, Constants([a or 0 for a in drivers]), mask)
 
 
 def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
-    """Return the numbers the angles are made of, one per lane."""
+    """Return the frequency of each pair."""
     if spec.inv_freq is not None:
         given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
         driven = spec.axes.coordinates if spec.axes else spec.inv_freq
@@ -214,19 +205,9 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     sources = _sources(spec)
     series = {
         width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
-        for width, terms in _series(sources)
+        for width, terms in series_lengths(sources).items()
     }
     return tuple(series[source[0]][source[1]] if source else Decimal(0) for source in sources)
-
-
-def _series(sources: list[tuple[int, int] | None]) -> list[tuple[int, int]]:
-    """Return the width and the length of each series that lanes take from.
-
-    All of a series, even where lanes take a part: a rule may go by the whole.
-    """
-    taken = [source for source in sources if source is not None]
-    widths = dict.fromkeys(width for width, _ in taken)
-    return [(width, max((width + 1) // 2, *(n + 1 for w, n in taken if w == width))) for width in widths]
 
 
 def _sources(spec: Spec) -> list[tuple[int, int] | None]:
@@ -238,70 +219,18 @@ def _sources(spec: Spec) -> list[tuple[int, int] | None]:
 _FIELDS = tuple(f.name for f in fields(Spec) if f.init)
 
 
-class _Kept:
-    """Plans of specs given field by field, each an attribute: see `_registry._Loaded`."""
-
-
-_kept = _Kept()
-_numbers = count()
-_names: dict[tuple[Any, ...], str] = {}
-_lock = Lock()
-_KEPT_AT_MOST = 256
-
-
-def plan_of(head_dim: int, **spec: Any) -> Plan:
-    """Return the plan of a spec given field by field; kept, as one-liners ask for the same one again."""
-    plan: Plan | None = getattr(_kept, _name_of(head_dim, **spec), None)
-    return plan_of(head_dim, **spec) if plan is None else plan  # None if another thread made room just then
-
-
-def _name_of(head_dim: int, **spec: Any) -> str:
+def _make_plan(head_dim: int, **spec: Any) -> Plan:
     if unknown := set(spec).difference(_FIELDS):
         raise SpecError(
             f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
         )
-    if "scaling" in spec or "axes" in spec:
-        _refuse_half_made(spec)
-    key = (*_typed(head_dim), *((name, _typed(value)) for name, value in spec.items()))
-    try:
-        return _names.get(key) or _keep(key, Spec(head_dim, **spec))
-    except TypeError:  # not hashable: a list of frequencies, which the spec makes a tuple, or bad input
-        made = Spec(head_dim, **spec)
-        return _keep((made,), made)
+    return require_plan(Spec(head_dim, **spec))
 
 
-def _refuse_half_made(spec: dict[str, Any]) -> None:
-    """Refuse a record of which only the class's defaults are there.
-
-    Dynamo hands one that is made inside a compiled function over before its fields are set (torch 2.13).
-    """
-    for name in ("scaling", "axes"):
-        record = spec.get(name)
-        if not is_dataclass(record) or isinstance(record, type):
-            continue
-        if any(field.name not in vars(record) for field in fields(record) if field.init):
-            raise SpecError(
-                f"{name} is a {type(record).__name__} that was made inside a compiled function, which cannot "
-                "be traced; make it outside, and use it inside."
-            )
+def _check_records(head_dim: int, **spec: Any) -> None:
+    complete("scaling", spec.get("scaling"))
+    complete("axes", spec.get("axes"))
 
 
-def _typed(value: Any) -> tuple[Any, ...]:
-    """Make a value a key that says of what type it is: True equals 1, but is no width."""
-    return (type(value), value, *map(type, value)) if type(value) is tuple else (type(value), value)
-
-
-# Called by Dynamo while it traces, its result a constant: see _registry._name_of.
-_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _keep(key: tuple[Any, ...], spec: Spec) -> str:
-    with _lock:
-        if key not in _names:
-            if len(_names) >= _KEPT_AT_MOST:
-                _names.clear()
-                vars(_kept).clear()
-            name = f"plan{next(_numbers)}"
-            setattr(_kept, name, settled(spec))
-            _names[key] = name
-        return _names[key]
+# The plan of a spec given field by field: plan_of(head_dim, **spec). One-liners ask for the same plan again.
+plan_of = traced_memo(_make_plan, _check_records)

@@ -1,20 +1,32 @@
-"""Checks of plain values: each returns what it was given as a plain Python value, or says what is wrong."""
+"""Checks of plain values: each returns the value as a plain Python one, or raises a SpecError."""
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, describe, short
 
+Check: TypeAlias = Callable[[str, Any], Any]
+MAX_WIDTH = 2**16  # of the rotated slice: far beyond every model, and below a second of work
+MAX_PAIRS = MAX_WIDTH // 2  # and the most frequencies, divisors or coordinates of one spec
 
-def integer(name: str, value: Any, least: int) -> int:
-    """Return a Python int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.")
-    if (number := operator.index(value)) < least:
+
+def integer(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """Return a Python int from `least` to `most`, by default of 64 bits."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise SpecError(f"{name} is {describe(value)}; give a Python int of at least {least}.") from None
+    if number < least:
         raise SpecError(f"{name} is {short(number)}; give an int of at least {least}.")
+    if number > most:
+        raise SpecError(f"{name} is {short(number)}; give an int of at most {most}.")
     return number
 
 
@@ -23,46 +35,75 @@ def number(name: str, value: Any, need: str = "a finite number") -> float:
     try:
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError
-        made = float(value)
+        number = float(value)
     except (TypeError, OverflowError):
         raise SpecError(f"{name} is {describe(value)}; give {need}.") from None
-    if not math.isfinite(made):
-        raise SpecError(f"{name} is {made}; give {need}.")
-    return made
+    if not math.isfinite(number):
+        raise SpecError(f"{name} is {number}; give {need}.")
+    return number
 
 
 def positive(name: str, value: Any, need: str = "a finite number above 0") -> float:
     """Return a finite float above 0."""
-    made = number(name, value, need)
-    if made <= 0:
-        raise SpecError(f"{name} is {made}; give {need}.")
-    return made
+    factor = number(name, value, need)
+    if factor <= 0:
+        raise SpecError(f"{name} is {factor}; give {need}.")
+    return factor
+
+
+def invertible(name: str, value: Any) -> float:
+    """Return a factor on cos and sin: a finite float above 0 with a finite inverse."""
+    # A negative factor would add half a turn, which no model means.
+    factor = positive(name, value)
+    if not math.isfinite(1 / factor):
+        raise SpecError(f"{name} is {factor}, whose inverse is beyond floats; give one nearer to 1.")
+    return factor
 
 
 def truth(name: str, value: Any) -> bool:
-    """Return a bool, which nothing else stands for."""
+    """Return a bool; 0 and 1 are refused."""
     if not isinstance(value, bool):
         raise SpecError(f"{name} is {describe(value)}; give True or False.")
     return value
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return one of the strings allowed."""
+    """Return the allowed string that the value is equal to."""
     if not isinstance(value, str) or value not in allowed:
         raise SpecError(f"{name} is {short(value)}; give one of {', '.join(map(repr, allowed))}.")
-    return str(value)
+    return allowed[allowed.index(value)]
 
 
-def instance(name: str, value: Any, kind: type, need: str) -> Any:
-    """Return an instance of a class, or None."""
-    if value is not None and not isinstance(value, kind):
-        given = f"the class {value.__name__}" if isinstance(value, type) else describe(value)
-        raise SpecError(f"{name} is {given}; give {need}, or None.")
-    return value
+def record(name: str, value: Any, kind: type, need: str) -> Any:
+    """Return a record, checked anew: pickle and `object.__new__` check nothing. None is allowed."""
+    if value is None:
+        return None
+    if not isinstance(value, kind):
+        raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
+    complete(name, value)
+    return replace(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def sequence(name: str, value: Any, need: str) -> Sequence[Any]:
-    """Return a sequence that is no string, as it is."""
+def complete(name: str, value: Any) -> None:
+    """Raise for a record without its fields, even if the class has defaults for them.
+
+    Dynamo passes on a record made inside a compiled function before its fields are set (torch 2.13).
+    """
+    if not is_dataclass(value) or isinstance(value, type):
+        return
+    if any(field.name not in vars(value) for field in fields(value) if field.init):
+        raise SpecError(
+            f"{name} is a {type(value).__name__} without its fields, as made inside a compiled "
+            "function; make it outside, by its class, and use it inside."
+        )
+
+
+def sequence(name: str, value: Any, need: str, check: Check | None = None) -> tuple[Any, ...]:
+    """Return the items of a sequence that is no string, each checked, at most `MAX_PAIRS`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise SpecError(f"{name} is {describe(value)}; give {need}.")
-    return value
+    # No len(): a range of 10**30 has none, and a class may return a wrong one.
+    items = tuple(islice(value, MAX_PAIRS + 1))
+    if len(items) > MAX_PAIRS:
+        raise SpecError(f"{name} has more than {MAX_PAIRS} items; give at most {MAX_PAIRS}.")
+    return items if check is None else tuple(check(f"{name}[{i}]", item) for i, item in enumerate(items))

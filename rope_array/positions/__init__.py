@@ -316,7 +316,7 @@ def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
     """
     n = _making.size_of("n", n, 1)
     make = _making.integers(None, like, pos=pos)
-    if make.lib.owns(pos):
+    if make.lib.is_array(pos):
         make.check("pos", pos, _namespace.POSITION_DTYPES, "integers, float32 or float64")
     else:
         _making.check_range("pos", pos, make)
@@ -734,7 +734,7 @@ def mrope(
 def _sequences(cu_seqlens: Any) -> Any:
     """Return how many sequences cumulative lengths are of."""
     shape = _making.shape_of("cu_seqlens", cu_seqlens)
-    if len(shape) != 1 or _shape_rule.unknown(shape[0]) or shape[0] < 1:
+    if len(shape) != 1 or _shape_rule.is_unknown_size(shape[0]) or shape[0] < 1:
         raise _errors.ShapeError(
             f"cu_seqlens is {_errors.describe(cu_seqlens)}; give the cumulative lengths of n sequences, from "
             "0, in one array of n + 1."
@@ -804,7 +804,7 @@ def _axis(array: Any, axis: Any) -> int:
 
 def _chunk(length: Any, size: int, pieces: int) -> Any:
     """Return how many tokens one chunk has."""
-    if _shape_rule.unknown(length):
+    if _shape_rule.is_unknown_size(length):
         raise _errors.ShapeError("the sequence is of unknown length; compute its size first.")
     if length % (pieces * size):
         times = "2·size" if pieces == 2 else "size"
@@ -836,12 +836,12 @@ def _starts(rank: Any, size: int, pieces: int, chunk: Any) -> list[Any]:
 
 def _check_cut(array: Any, lib: _namespace.Library, beside: Any) -> None:
     """Check an array that is cut, which stays where it is."""
-    if not lib.owns(array) or not lib.together(array, beside):
+    if not lib.is_array(array) or not lib.same_device(array, beside):
         raise _errors.ArrayTypeError(
             f"sequence is {_errors.describe(array)} beside {_errors.describe(beside)}; give arrays of one "
             "library, in one place, and leave like out."
         )
-    lib.check_sound(array)
+    lib.check_supported(array)
 
 
 def _slices(array: Any, starts: list[Any], chunk: Any, axis: int, like: Any) -> Any:
@@ -948,7 +948,7 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
             f"coords is {_errors.describe(coords)}; give an array of float32 or float64."
         )
     lib = _making.library_of(coords)
-    make = _making.Make(lib, coords, lib.kit(coords).create, coords.dtype, 0)
+    make = _making.Make(lib, coords, lib.ops(coords).creation_kwargs, coords.dtype, 0)
     make.check("coords", coords, _making.REAL, "an array of float32 or float64")
     if coords.ndim < 2:
         raise _errors.ShapeError(f"coords is {_errors.describe(coords)}; give an array of shape (..., S, n).")
@@ -960,7 +960,7 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
 
 def _uniform(uniform: Any, n: Any, per_axis: bool, make: _making.Make) -> Any:
     """Make an array of coords' library of random numbers, or draw them."""
-    if make.lib.owns(uniform) and _making.is_array(uniform):
+    if make.lib.is_array(uniform) and _making.is_array(uniform):
         make.check("uniform", uniform, _making.REAL, "random numbers of [0, 1) in float32 or float64")
         return uniform
     if callable(getattr(uniform, "random", None)):

@@ -48,10 +48,10 @@ class Make(NamedTuple):
 
     def check(self, name: str, value: Any, dtypes: frozenset[str], need: str) -> None:
         """Check an array of the library."""
-        self.lib.check_sound(value)
+        self.lib.check_supported(value)
         if _namespace.dtype_name(value) not in dtypes:
             raise _errors.ArrayTypeError(f"{name} is {_errors.describe(value)}; give {need}.")
-        if not self.lib.together(value, self.beside):
+        if not self.lib.same_device(value, self.beside):
             raise _errors.ArrayTypeError(
                 f"{name} is on {self.lib.device(value)}, and other arrays of the call on "
                 f"{self.lib.device(self.beside)}; move one of them: nothing moves silently."
@@ -59,7 +59,7 @@ class Make(NamedTuple):
 
     def array(self, name: str, value: Any, *, boolean: bool = False) -> Any:
         """Make an integer array of checked values, which are the library's or on the host."""
-        if self.lib.owns(value):
+        if self.lib.is_array(value):
             self.check(name, value, SIGNED | {"bool"} if boolean else SIGNED, need_of(boolean))
             return self.cast(value)
         if isinstance(value, int):
@@ -79,7 +79,7 @@ def need_of(boolean: bool) -> str:
 def integers(dtype: Any, like: Any, **values: Any) -> Make:
     """Find the library of a call, whose result has integers."""
     lib, beside = find_library(like, values)
-    name = ("int64" if lib.wide() else "int32") if dtype is None else name_of_dtype(dtype)
+    name = ("int64" if lib.has_int64() else "int32") if dtype is None else name_of_dtype(dtype)
     return _made(lib, beside, name, ("int32", "int64"))
 
 
@@ -91,18 +91,18 @@ def floats(dtype: Any, like: Any) -> Make:
 def _made(lib: _namespace.Library, beside: Any, name: str, served: tuple[str, ...]) -> Make:
     if name not in served:
         raise _errors.ArrayTypeError(f"dtype is {name!r}; give one of {', '.join(map(repr, served))}.")
-    if name.endswith("64") and not lib.wide():
+    if name.endswith("64") and not lib.has_int64():
         raise _errors.ArrayTypeError(
             f"dtype is {name!r}, which {lib.name} has with its setting for 64 bits alone (JAX: "
             f"jax_enable_x64); give {name[:-2]}32, or turn it on."
         )
     bits = int(name[-2:]) - 1
-    return Make(lib, beside, lib.kit(beside).create, getattr(lib.xp, name), bits)
+    return Make(lib, beside, lib.ops(beside).creation_kwargs, getattr(lib.xp, name), bits)
 
 
 def name_of_dtype(dtype: Any) -> str:
     # A class such as numpy.int32 is written "<class 'numpy.int32'>".
-    return dtype if isinstance(dtype, str) else _namespace._name_of(dtype).strip("'>")
+    return dtype if isinstance(dtype, str) else _namespace.name_of_dtype(dtype).strip("'>")
 
 
 def find_library(like: Any, values: dict[str, Any]) -> tuple[_namespace.Library, Any]:
@@ -117,7 +117,7 @@ def find_library(like: Any, values: dict[str, Any]) -> tuple[_namespace.Library,
             continue
         if beside is None:
             beside = value
-        elif not library_of(beside).owns(value):
+        elif not library_of(beside).is_array(value):
             raise _errors.ArrayTypeError(
                 f"{name} is {_errors.describe(value)} beside {_errors.describe(beside)}; arrays of two "
                 "libraries are not mixed. Bring one of them into the other's library."

@@ -56,7 +56,7 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
         shape = _making.shape_of(name, value, kind)
         return _plain(value), shape
     lib = _making.library_of(value)
-    lib.check_sound(value)
+    lib.check_supported(value)
     more = _making.REAL if kind is Real else frozenset({"bool"} if boolean else ())
     allowed = _making.SIGNED | more
     if _namespace.dtype_name(value) not in allowed:

@@ -22,7 +22,7 @@ FIELDS: dict[str, Callable[[int], Any]] = {
     "inv_freq": lambda width: (0.5,) * (width // 2),
     "attention_factor": lambda width: 2.0,
     "scaling": lambda width: {"rope_type": "linear", "factor": 2.0},
-    "axes": lambda width: {"lanes": tuple(range(2)) * (width // 4) + (0,) * (width // 2 % 2)},
+    "axes": lambda width: {"coordinates": tuple(range(2)) * (width // 4) + (0,) * (width // 2 % 2)},
     "inverse": lambda width: True,
     "seq_axis": lambda width: -3,
 }

@@ -367,7 +367,7 @@ def _plan(
 ) -> _Plan:
     size, start = operator.index(head_dim), operator.index(rotary_start)
     if rotary_dim is None:
-        rotary_dim = size - start if axes is None else 2 * len(axes["lanes"])
+        rotary_dim = size - start if axes is None else 2 * len(axes["coordinates"])
     width = _width(rotary_dim)
     if size < 1 or start < 0 or start + width > size:
         raise ValueError(
@@ -379,7 +379,7 @@ def _plan(
     laid = _amplitude(attention_factor, scaling), source, target
     if axes is None:
         return _Plan(size, _omegas(width, base, inv_freq, scaling), *laid)
-    lanes = tuple(axes["lanes"])
+    lanes = tuple(axes["coordinates"])
     if 2 * len(lanes) != width or len(lanes) % blocks:
         raise ValueError(f"axes has {len(lanes)} lanes and {blocks} blocks for a rotated width of {width}")
     omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
@@ -429,7 +429,7 @@ def _omegas_of_axes(
     axes: Mapping[str, Any],
 ) -> tuple[Decimal, ...]:
     """Return the frequency of each lane, from the series of the coordinate that drives it."""
-    lanes, widths, indices = axes["lanes"], axes.get("widths"), axes.get("indices")
+    lanes, widths, indices = axes["coordinates"], axes.get("widths"), axes.get("indices")
     if inv_freq is not None:
         given = _omegas(width, base, inv_freq)
         return tuple(Decimal(0) if a is None else omega for a, omega in zip(lanes, given, strict=True))

@@ -22,9 +22,9 @@ _RULES = {
 }
 # By the number of lanes; each for positions of two coordinates.
 _MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "in turn": lambda lanes: {"lanes": (0, 1) * (lanes // 2) + (0,) * (lanes % 2), "count": 2},
+    "in turn": lambda lanes: {"coordinates": (0, 1) * (lanes // 2) + (0,) * (lanes % 2), "count": 2},
     "blocks": lambda lanes: {
-        "lanes": (0,) * (lanes // 2) + (1,) * (lanes // 2), "widths": (lanes, lanes), "blocks": 2
+        "coordinates": (0,) * (lanes // 2) + (1,) * (lanes // 2), "widths": (lanes, lanes), "blocks": 2
     },
 }  # fmt: skip
 

@@ -157,7 +157,7 @@ def _sections(j: Judge) -> tuple[int, int, int]:
 
 
 def _chunked(j: Judge) -> dict[str, Any]:
-    return {"lanes": tuple(a for a, n in enumerate(_sections(j)) for _ in range(n))}
+    return {"coordinates": tuple(a for a, n in enumerate(_sections(j)) for _ in range(n))}
 
 
 def _in_turn(j: Judge) -> dict[str, Any]:
@@ -165,12 +165,12 @@ def _in_turn(j: Judge) -> dict[str, Any]:
     for a in (1, 2):
         for i in range(a, min(3 * _sections(j)[a], len(lanes)), 3):
             lanes[i] = a
-    return {"lanes": tuple(lanes), "count": 3}
+    return {"coordinates": tuple(lanes), "count": 3}
 
 
 def _axial(j: Judge, blocks: int = 1) -> dict[str, Any]:
     part = j.width // 4
-    return {"lanes": (0,) * part + (1,) * part, "widths": (2 * part,) * 2, "blocks": blocks}
+    return {"coordinates": (0,) * part + (1,) * part, "widths": (2 * part,) * 2, "blocks": blocks}
 
 
 @check("axes", "any_positions")
@@ -189,7 +189,7 @@ def axes_interleaved(j: Judge) -> None:
 def axes_alternating(j: Judge) -> None:
     """Two coordinates take turns and the third has the slow lanes: M-RoPE of ERNIE-4.5-VL."""
     half = j.width // 8
-    _mapped(j, {"lanes": (1, 2) * half + (0,) * (j.width // 2 - 2 * half)}, 3)
+    _mapped(j, {"coordinates": (1, 2) * half + (0,) * (j.width // 2 - 2 * half)}, 3)
 
 
 @check("axes", "any_positions")
@@ -197,8 +197,8 @@ def axes_axial(j: Judge) -> None:
     """Each coordinate has a series of its own, over its own width: of vision and video models."""
     _mapped(j, _axial(j), 2)
     wide = j.width // 2 - 4
-    _mapped(j, {"lanes": (0,) * 2 + (2,) * 2 + (1,) * wide, "widths": (4, 2 * wide or 2, 4)}, 3)
-    _mapped(j, {"lanes": (1, 0) * (j.width // 4), "widths": (j.width // 2,) * 2}, 2)
+    _mapped(j, {"coordinates": (0,) * 2 + (2,) * 2 + (1,) * wide, "widths": (4, 2 * wide or 2, 4)}, 3)
+    _mapped(j, {"coordinates": (1, 0) * (j.width // 4), "widths": (j.width // 2,) * 2}, 2)
 
 
 @check("axes", "any_positions", "pairing")
@@ -213,17 +213,17 @@ def axes_indices(j: Judge) -> None:
     """A lane takes the frequency whose number its index is: even ones, then odd ones, in Pixtral."""
     part = j.width // 4
     indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
-    _mapped(j, {"lanes": (0,) * part + (1,) * part, "indices": indices}, 2)
+    _mapped(j, {"coordinates": (0,) * part + (1,) * part, "indices": indices}, 2)
 
 
 @check("axes", "any_positions")
 def axes_without_a_coordinate(j: Judge) -> None:
     """A lane that no coordinate drives never turns, and a coordinate that drives none changes nothing."""
     lanes = tuple((0, None, 1, None)[i % 4] for i in range(j.width // 2))
-    _mapped(j, {"lanes": lanes}, 2)
-    _mapped(j, {"lanes": lanes, "count": 4}, 4)
+    _mapped(j, {"coordinates": lanes}, 2)
+    _mapped(j, {"coordinates": lanes, "count": 4}, 4)
     if j.claims("inv_freq"):
-        _mapped(j, {"lanes": lanes}, 2, inv_freq=tuple(1.5 * 0.7**i for i in range(j.width // 2)))
+        _mapped(j, {"coordinates": lanes}, 2, inv_freq=tuple(1.5 * 0.7**i for i in range(j.width // 2)))
 
 
 @check("axes", "any_positions")
@@ -238,7 +238,7 @@ def axes_of_text(j: Judge) -> None:
 @check("axes", "any_positions", "rotary_start", "rotary_dim")
 def axes_of_a_part(j: Judge) -> None:
     """The lanes of a map are those of the rotated slice."""
-    lanes = {"lanes": (0, 0, 1, 1)}
+    lanes = {"coordinates": (0, 0, 1, 1)}
     _mapped(j, lanes, 2, rotary_dim=8)
     _mapped(j, lanes, 2, rotary_dim=8, rotary_start=4)
 

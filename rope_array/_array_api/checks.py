@@ -1,0 +1,125 @@
+"""The checks of a call, all before anything is computed."""
+
+from typing import Any
+
+from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, describe
+from rope_array._spec.plan import Layout
+from rope_array._spec.shape_rule import check_line_up, is_unknown_size
+
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name
+from .position_input import check_positions
+from .source import Positions, Source, Tables
+
+Arrays = tuple[Any, ...]
+
+
+def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> None:
+    """Check a whole call but for the values of positions: arrays, source, and that they line up."""
+    check_arrays(xs, lib)
+    lib.check_mix(xs, source)
+    _check_widths_and_devices(xs, source.layout, lib)
+    if isinstance(source, Tables):
+        _check_tables(xs, source, lib)
+        shape = tuple(source.cos.shape)[:-1]
+    else:
+        shape = check_positions(source, xs[0], lib)
+    for x in xs:
+        check_line_up(x.shape, shape, seq_axis)
+
+
+def check_table_call(source: Positions, like: Any, lib: Library) -> None:
+    """Check a call that makes tables in the compute dtype of `like`, an array that is checked."""
+    lib.check_mix((like,), source)
+    check_positions(source, like, lib)
+    if source.inv_freq is None:
+        return
+    check_frequencies(source.inv_freq, like, lib)
+    if tuple(source.inv_freq.shape) != (source.layout.num_pairs,):
+        raise ShapeError(
+            f"inv_freq has the shape {tuple(source.inv_freq.shape)}; a rotary_dim of "
+            f"{2 * source.layout.num_pairs} needs ({source.layout.num_pairs},)."
+        )
+
+
+def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> None:
+    """Check that each of xs is an array of the library that can be rotated: its kind and its dtype."""
+    for x in xs:
+        if not lib.is_array(x):
+            raise _not_of_library(x, lib)
+        lib.check_supported(x)
+        if dtype_name(x) not in X_DTYPES:
+            raise ArrayTypeError(
+                f"{name} is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. "
+                f"Cast {name} first."
+            )
+        if not x.ndim:
+            raise _single_number(x)
+
+
+def _single_number(x: Any) -> ShapeError:
+    return ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis is one head.")
+
+
+def _not_of_library(x: Any, lib: Library) -> RoPEError:
+    if not hasattr(x, "dtype"):
+        return ArrayTypeError(f"x holds {describe(x)} and arrays of {lib.name}; give arrays only.")
+    if not x.shape:
+        return _single_number(x)
+    return ArrayTypeError(
+        f"the arrays of one call are of two libraries: {describe(x)} and arrays of {lib.name}; "
+        "call once for each library."
+    )
+
+
+def _check_widths_and_devices(xs: Arrays, layout: Layout, lib: Library) -> None:
+    for x in xs:
+        if x.shape[-1] != layout.head_dim:
+            raise ShapeError(
+                f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
+                f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
+            )
+        if x is not xs[0] and not lib.same_device(x, xs[0]):
+            raise ArrayTypeError(
+                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
+                "call once for each device."
+            )
+
+
+def _check_tables(xs: Arrays, tables: Tables, lib: Library) -> None:
+    """Check library, device, precision and shapes of tables, and their layout: users can change them."""
+    tables.layout.check()
+    for x in xs:
+        for table in (tables.cos, tables.sin):
+            if not lib.is_array(table) or not lib.same_device(table, x):
+                raise ArrayTypeError(
+                    f"the rotation's tables are {lib.describe(table)} and x is {lib.describe(x)}; "
+                    "make the rotation on x's device: rope.rotation(pos, like=x)."
+                )
+            if computes_in_float64(x) and not computes_in_float64(table):
+                raise ArrayTypeError(
+                    "x is float64 and the rotation's tables are float32, which would give float64 results of "
+                    "float32 accuracy; make them with rope.rotation(pos, like=x)."
+                )
+    cos, sin = tuple(tables.cos.shape), tuple(tables.sin.shape)
+    count = tables.layout.num_pairs
+    known = [
+        (a, b) for a, b in zip(cos, sin, strict=False) if not is_unknown_size(a) and not is_unknown_size(b)
+    ]
+    if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (count,):
+        raise ShapeError(
+            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis has "
+            f"{count} pairs. Make them with rope.rotation(pos, like=x)."
+        )
+
+
+def check_frequencies(inv_freq: Any, like: Any, lib: Library) -> None:
+    """Check that learned frequencies are a floating array of the library, on the device of `like`."""
+    if not lib.is_array(inv_freq) or not dtype_name(inv_freq).startswith(("float", "bfloat")):
+        raise ArrayTypeError(
+            f"inv_freq is {describe(inv_freq)}; give a floating array of the library of {describe(like)}."
+        )
+    lib.check_supported(inv_freq)
+    if not lib.same_device(inv_freq, like):
+        raise ArrayTypeError(
+            f"inv_freq is on {lib.device(inv_freq)} and like on {lib.device(like)}; move one of them."
+        )

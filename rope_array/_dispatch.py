@@ -1,0 +1,51 @@
+"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks all come here."""
+
+from typing import Any
+
+from . import _registry
+from ._array_api.checks import check_arrays, check_call, check_table_call
+from ._array_api.library import Library
+from ._array_api.out import run_and_write
+from ._array_api.source import Positions, Source, Tables
+from ._errors import ArrayTypeError, describe
+
+
+def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
+    """Rotate x, an array or a tuple of arrays, by a source; see `rope_array.apply`."""
+    xs = x if type(x) is tuple else (x,)
+    found = backends_for(xs)
+    if backend is None:
+        y = found.try_fast(x, source, seq_axis, out)
+        if y is not NotImplemented:
+            return y
+    lib = found.library(xs[0])
+    check_call(xs, source, seq_axis, lib)
+    return run_and_write(_registry.choose(found, xs, source, backend), x, xs, source, seq_axis, out, lib)
+
+
+def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:
+    """Make cos and sin in the compute dtype of `like`; see `RoPE.rotation`."""
+    lib = library_of_like(like)
+    check_table_call(source, like, lib)
+    found = backends_for((like,))
+    chosen = _registry.choose(found, (like,), source, backend)
+    make = getattr(chosen, "make_tables", None) or found.in_order[-1].make_tables
+    cos, sin = make(source, like)
+    return Tables(cos, sin, source.layout)
+
+
+def library_of_like(like: Any) -> Library:
+    """Return the library of an array that tables are made for, its kind and dtype checked."""
+    if not hasattr(like, "dtype"):
+        raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
+    lib = _registry.library_of(like)
+    check_arrays((like,), lib, "like")
+    return lib
+
+
+def backends_for(xs: tuple[Any, ...]) -> _registry.Backends:
+    """Return the backends for the arrays of a call: those of the first array's type."""
+    if not xs:
+        raise ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")
+    found: _registry.Backends = _registry.backends_of(type(xs[0]))
+    return found

@@ -1,0 +1,97 @@
+"""Helpers for authors of backends: all that a backend of another package needs. See docs/backends.md.
+
+A backend's ``rotate(xs, source, seq_axis)`` gets checked arrays and a `Source`: `Positions` or `Tables`.
+"""
+
+from typing import Any
+
+from . import _dispatch, _registry
+from ._array_api import tables as _tables
+from ._array_api.source import Positions, Source, Tables
+from ._spec.plan import Layout
+
+__all__ = ["Layout", "Positions", "Source", "Tables", "aligned_tables", "make_tables_for", "rotate_by"]
+
+
+def aligned_tables(xs: tuple[Any, ...], source: Source, seq_axis: int) -> list[tuple[Any, Any]]:
+    """Return cos and sin for each array of a call, ready for elementwise products.
+
+    Parameters
+    ----------
+    xs : tuple of arrays of shape (..., S, head_dim)
+        The arrays of the call, all of one library.
+    source : Source
+        The source of the call: positions, of which tables are made once for each compute dtype, or tables.
+    seq_axis : int
+        The axis of the arrays along which positions run.
+
+    Returns
+    -------
+    list of (cos, sin)
+        For each of xs, of its compute dtype (float64 for float64, else float32) and with its axes: shape
+        (..., S, pairs), where the sizes are those of the positions, or 1. The amplitude is included.
+
+    Raises
+    ------
+    PositionError
+        A position that the host can see is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> from rope_array.backend_tools import Tables, aligned_tables
+    >>> x = np.ones((2, 3, 4), np.float32)
+    >>> rot = ra.RoPE(head_dim=4).rotation(range(3), like=x)
+    >>> [(cos, sin)] = aligned_tables((x,), Tables(rot.cos, rot.sin, rot.layout), -2)
+    >>> cos.shape, str(cos.dtype)
+    ((1, 3, 2), 'float32')
+    """
+    return _tables.aligned_tables(xs, source, seq_axis, _registry.library_of(xs[0]))
+
+
+def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:
+    """Rotate x by the backend of its own type: for backends whose arrays hold arrays of another library.
+
+    Parameters
+    ----------
+    x : array, or a tuple of arrays
+        An inner array, such as a chunk.
+    source : Source
+        The positions or tables for x.
+    seq_axis : int
+        The axis of x along which positions run.
+
+    Returns
+    -------
+    array or tuple of arrays
+        As `rope_array.apply` returns, with the same checks and exceptions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> from rope_array.backend_tools import Tables, rotate_by
+    >>> rot = ra.RoPE(head_dim=2).rotation(0, like=np.ones(2))
+    >>> rotate_by(np.ones(2), Tables(rot.cos, rot.sin, rot.layout), -2)
+    array([1., 1.])
+    """
+    return _dispatch.rotate(x, source, seq_axis)
+
+
+def make_tables_for(source: Positions, like: Any) -> Tables:
+    """Make cos and sin by the backend of an array's own type; see `rotate_by`.
+
+    Parameters
+    ----------
+    source : Positions
+        Positions with a plan.
+    like : array
+        Array that sets the library, device and compute dtype of the tables.
+
+    Returns
+    -------
+    Tables
+        As `rope_array.RoPE.rotation` makes them, with the same checks and exceptions.
+    """
+    return _dispatch.make_tables(source, like)
