@@ -146,3 +146,37 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+# The kernel's functions that rotate tensors; the fixture below is the one place that names them.
+ROTATE_TENSORS = ("run", "run_tensor")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The kernel's calls that rotated tensors; empty where no kernel is built."""
+    from rope_array._backends import _native
+
+    runs = []
+
+    def counted(run):
+        def counting(*args):
+            done = run(*args)
+            runs.append(args[0]) if done else None
+            return done
+
+        return counting
+
+    for name in ROTATE_TENSORS if _native.kernel else ():
+        monkeypatch.setattr(_native.kernel, name, counted(getattr(_native.kernel, name)))
+    return runs
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Dynamo without what earlier tests compiled."""
+    from torch import _dynamo
+
+    _dynamo.reset()
+    yield
+    _dynamo.reset()
