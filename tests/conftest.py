@@ -24,8 +24,10 @@ import collections
 import os
 
 import hypothesis
+import numpy as np
 import pytest
 
+from rope_array._backends import _native
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
 # How many times the usual number of random examples is tried; the session `long` takes more.
@@ -148,6 +150,39 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
 
 
+LEVELS = _native.kernel.level_names() if _native.kernel else []
+
+
+@pytest.fixture
+def kernel_settings(monkeypatch):
+    """Restore the kernel's settings; no variable of this process sets the number of threads.
+
+    Threads share arrays of 1 MiB, a quarter of the usual size: larger arrays would take the tests' time.
+    """
+    level, size = _native.kernel.level_name(), _native.kernel.share_out_from(2**20)
+    monkeypatch.delenv("ROPE_ARRAY_NUM_THREADS", raising=False)
+    with np.errstate(all="ignore"):
+        yield
+    _native.kernel.use_level(level)
+    _native.kernel.share_out_from(size)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request, kernel_settings):
+    """Each level of instructions that this processor has."""
+    _native.kernel.use_level(request.param)
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["cached", "streamed"])
+def streamed(request):
+    """Results are written as usual, and then all of them past the caches, as large results are."""
+    before = _native.kernel.stream_from(0) if request.param else None
+    yield
+    if before is not None:
+        _native.kernel.stream_from(before)
+
+
 # The kernel's functions that rotate tensors; the fixture below is the one place that names them.
 ROTATE_TENSORS = ("run", "run_tensor")
 
@@ -155,8 +190,6 @@ ROTATE_TENSORS = ("run", "run_tensor")
 @pytest.fixture
 def runs(monkeypatch):
     """The kernel's calls that rotated tensors; empty where no kernel is built."""
-    from rope_array._backends import _native
-
     runs = []
 
     def counted(run):
