@@ -15,14 +15,14 @@ def library_of(array):
 
 
 def name_of(dtype):
-    """Name a dtype of any library."""
+    """Name a dtype of any library; a name stays as it is."""
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 
 
-def normal(lib, *shape, dtype="float32", seed=0):
+def normal(lib, *shape, dtype="float32", seed=0, scale=1.0):
     """Make an array of normally distributed numbers; `lib` is a library or its name."""
     lib = LIBRARIES[lib] if isinstance(lib, str) else lib
-    return lib.asarray(np.random.default_rng(seed).standard_normal(shape), name_of(dtype))
+    return lib.asarray(scale * np.random.default_rng(seed).standard_normal(shape), name_of(dtype))
 
 
 def on_host(array):
@@ -38,9 +38,9 @@ def values(array):
     return np.asarray(on_host(array)).astype(np.float64)
 
 
-def given(lib, *shape, dtype="float32", seed=0):
+def given(lib, dtype, *shape, seed=0, scale=1.0):
     """Make an array of a library; return it and its values."""
-    x = normal(lib, *shape, dtype=dtype, seed=seed)
+    x = normal(lib, *shape, dtype=dtype, seed=seed, scale=scale)
     return x, values(x)
 
 
@@ -82,3 +82,14 @@ def judge(y, x, pos, **fields):
     assert_contract(
         values(y), values(x), on_host(pos), dtype=name_of(x.dtype), **{"flushes": flushes, **fields}
     )
+
+
+def words(value):
+    """Name a parameter in a test's name."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {words(one)}" for name, one in value.items()) or "default"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(words, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{type(value).__name__} {value.dtype}{value.shape}"
+    return str(value) if isinstance(value, (int, float, str, range)) else type(value).__name__

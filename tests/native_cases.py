@@ -144,17 +144,6 @@ def uneven(shape, seed=3):
     return np.resize(np.concatenate(runs), shape)
 
 
-def named(value):
-    """Name an argument in a test's name."""
-    if type(value) is dict:
-        return ", ".join(f"{name} {named(one)}" for name, one in value.items())
-    if type(value) in (tuple, list):
-        return f"({', '.join(map(named, value))})"
-    if isinstance(value, np.ndarray):
-        return f"{type(value).__name__} {value.dtype}{value.shape}"
-    return repr(value) if type(value) in (int, float, bool, str, range) else type(value).__name__
-
-
 def tensor(x):
     """A tensor of an array's numbers, also where they are ml_dtypes'."""
     import torch

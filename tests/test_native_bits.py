@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from compare import assert_same
+from compare import assert_same, words
 from native_cases import (
     DTYPES,
     F16,
@@ -19,7 +19,6 @@ from native_cases import (
     by_dtype,
     check,
     core,
-    named,
     normal,
     spaced,
     unaligned,
@@ -109,7 +108,7 @@ POSITIONS = [
 ]
 
 
-@pytest.mark.parametrize("pos", POSITIONS, ids=named)
+@pytest.mark.parametrize("pos", POSITIONS, ids=words)
 @pytest.mark.library("numpy")
 @by_dtype
 def test_positions(level, dtype, pos):
@@ -159,7 +158,7 @@ SPREAD = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "seq_axis", "pos_shapes"), SPREAD, ids=named)
+@pytest.mark.parametrize(("shape", "seq_axis", "pos_shapes"), SPREAD, ids=words)
 @pytest.mark.library("numpy")
 @by_dtype
 def test_shapes_of_positions(level, dtype, shape, seq_axis, pos_shapes):
@@ -319,7 +318,7 @@ TRUE = [
 ]
 
 
-@pytest.mark.parametrize("spec", TRUE, ids=named)
+@pytest.mark.parametrize("spec", TRUE, ids=words)
 @pytest.mark.library("numpy")
 @by_dtype
 def test_the_contract(level, dtype, spec):

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from compare import assert_same
-from native_cases import F16, F32, F64, SEVERAL, RoPE, kernel, named
+from compare import assert_same, words
+from native_cases import F16, F32, F64, SEVERAL, RoPE, kernel
 
 import rope_array as ra
 from rope_array._backends import _native
@@ -54,7 +54,7 @@ def address(array):
             for value in (np.broadcast_to(F32.type(0), X.shape), X[..., ::-1], np.zeros((3, 5, 16))[..., ::2])
         ),
     ],
-    ids=named,
+    ids=words,
 )
 @pytest.mark.library("numpy")
 def test_the_fast_entry_declines(given):
@@ -99,7 +99,7 @@ TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": N
             for value in ((X,), X[:2], X[..., ::-1], np.zeros(200, F32)[::-1][:120].reshape(X.shape))
         ),
     ],
-    ids=named,
+    ids=words,
 )
 @pytest.mark.library("numpy")
 def test_the_fast_entry_for_tables_declines(given):
@@ -125,7 +125,7 @@ def test_an_object_that_is_no_plan_is_declined():
 
 
 @pytest.mark.parametrize(
-    "given", [{"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}], ids=named
+    "given", [{"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}], ids=words
 )
 @pytest.mark.library("numpy", "torch")
 def test_errors_are_those_of_the_array_api_backend(given):

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from compare import words
 
 import rope_array as ra
 from rope_array import positions
@@ -202,7 +203,7 @@ def loop_mask(row, pad):
     return [sum(row[:i]) if keep else pad for i, keep in enumerate(row)]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=range(len(MASKS)))
+@pytest.mark.parametrize("mask", MASKS, ids=words)
 @pytest.mark.parametrize("pad", [0, 1, -1])
 def test_from_mask(lib, beside, mask, pad):
     want = loop_mask(mask, pad)
@@ -1019,7 +1020,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=words)
 def test_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()

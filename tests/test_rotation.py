@@ -11,6 +11,7 @@ from typing import Any
 import child
 import numpy as np
 import pytest
+from compare import given
 
 from rope_array import RoPE, Rotation
 from rope_array.testing import apply_definition, cos_sin
@@ -29,13 +30,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "identity": (4, {"rotary_dim": 0, "attention_factor": 2.0}),
 }
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
-
-
-def given(lib: Any, dtype: str, *shape: int, seed: int = 0) -> tuple[Any, np.ndarray]:
-    """An array of the library, and its values in float64."""
-    values = np.random.default_rng(seed).standard_normal(shape)
-    x = lib.asarray(values, dtype)
-    return x, lib.to_numpy(x).astype(np.float64)
 
 
 def amplitude_of(fields: dict[str, Any]) -> float:

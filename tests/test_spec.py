@@ -16,6 +16,7 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
+from compare import words
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
@@ -521,7 +522,7 @@ def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("pos", POSITIONS, ids=repr)
-@pytest.mark.parametrize("fields", MATRICES, ids=range(len(MATRICES)))
+@pytest.mark.parametrize("fields", MATRICES, ids=words)
 def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
     got = RoPE(**fields).matrix(pos)
     assert type(got) is np.ndarray
@@ -529,7 +530,7 @@ def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
     assert_matrix(got, pos, "float64", fields)
 
 
-@pytest.mark.parametrize("fields", MATRICES[4:9], ids=range(4, 9))
+@pytest.mark.parametrize("fields", MATRICES[4:9], ids=words)
 def test_matrix_beside_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
     like = lib.asarray(np.ones(3), float_dtype)
     for pos in (5, [[0, 1], [2**31 - 1, -4096]]):
