@@ -176,7 +176,7 @@ def test_same_bits_in_a_slice(lib, float_dtype, part, pairing):
     np.testing.assert_array_equal(alone, whole[part])
 
 
-def test_same_bits_in_company(lib, float_dtype):
+def test_same_bits_in_a_tuple(lib, float_dtype):
     x, _ = given(lib, float_dtype, 2, 3, 7, 20)
     other, _ = given(lib, "float32", 2, 1, 7, 20, seed=1)
     alone = lib.to_numpy(ra.apply(x, range(7)))

@@ -187,7 +187,7 @@ def test_another_device_is_kept_in_strict(lib):
 
 
 @pytest.mark.library("jax", "torch", "dask")
-def test_backend_names_the_path(lib):
+def test_a_backend_is_chosen_by_name(lib):
     x, exact = given(lib, "float32", B, S, D)
     close(ra.apply(x, range(S), backend=lib.name), exact, [*range(S)])
 

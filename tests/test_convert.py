@@ -167,7 +167,7 @@ CALLS = {
 
 @pytest.mark.parametrize("to", PAIRINGS)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_given_is_not_written_and_not_aliased(lib, name, to):
+def test_inputs_are_neither_written_nor_aliased(lib, name, to):
     """A head of two features stands alike in both pairings: no shape that changes makes a copy of it."""
     values = numbers((8, 8))
     w = lib.asarray(values.copy())
@@ -716,7 +716,7 @@ def test_refusals(error, says, call):
     refused(error, says, call)
 
 
-def test_a_length_that_is_not_said_is_refused():
+def test_a_missing_length_is_refused():
     waiting = ra.RoPE(D, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=32))
     keys = np.ones((3, D))
     for call in (

@@ -375,7 +375,7 @@ def test_matrix():
 # ---- names, pickles, schedulers ----
 
 
-def test_names_are_of_what_is_computed():
+def test_names_follow_the_computation():
     x = da.from_array(X, chunks=CHUNKS)
     for pos in (3, 0.5, range(S), [*range(S)], BS, da.from_array(BS, chunks=3)):
         name = ROPE.apply(x, pos).name

@@ -618,6 +618,7 @@ SHARDED = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "on"),
     [(SHARDED, "off"), (COMMITTED, "off"), (SHARDED, "on")],

@@ -191,6 +191,7 @@ def test_correct_torch_code_passes(rotate):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.library("jax")
 def test_correct_jax_code_passes():
     jax, jnp = pytest.importorskip("jax"), pytest.importorskip("jax.numpy")

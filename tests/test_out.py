@@ -109,7 +109,7 @@ def test_every_kind_of_positions(lib, pos):
 
 
 @WRITES
-def test_every_door(lib):
+def test_every_entry_point_writes_into_out(lib):
     x, out = normal(lib, 5, 16), filled(lib, 5, 16)
     fields = {"pairing": "half", "base": 500_000.0}
     want = bits(ROPE.apply(x, POS))
@@ -1035,7 +1035,7 @@ def test_the_kernel_writes_by_itself(lib, kernel_calls):
 
 @KERNEL
 @WRITES
-def test_what_is_refused_never_enters_the_kernel(lib, kernel_calls):
+def test_refused_calls_never_enter_the_kernel(lib, kernel_calls):
     buffer = normal(lib, 6, 16)
     with pytest.raises(ArrayTypeError):
         ROPE.apply(buffer[:5], range(5), out=buffer[1:])
@@ -1045,7 +1045,7 @@ def test_what_is_refused_never_enters_the_kernel(lib, kernel_calls):
 
 
 @WRITES
-def test_without_the_kernel_all_of_it_is_so_too(lib):
+def test_these_tests_pass_without_the_kernel(lib):
     """The tests above, in a process that has none."""
     script = """
         import pathlib, sys, pytest

@@ -109,7 +109,7 @@ def test_apply_has_the_bits_of_the_one_shot(lib: Any, float_dtype: str, layout: 
 
 @pytest.mark.parametrize("backend", [None, "array-api"])
 @each_layout
-def test_so_has_every_path(lib: Any, layout: str, backend: str | None) -> None:
+def test_tables_give_the_same_bits_on_every_backend(lib: Any, layout: str, backend: str | None) -> None:
     check_bits(lib, "float32", layout, backend)
 
 
@@ -426,7 +426,7 @@ def test_gradients_of_learned_frequencies_in_jax() -> None:
 
 
 @each_layout
-def test_repr_is_short_and_says_what_matters(lib: Any, layout: str) -> None:
+def test_repr_is_short(lib: Any, layout: str) -> None:
     width, fields = LAYOUTS[layout]
     rope = RoPE(width, **fields)
     rotation = rope.rotation(POSITIONS, like=given(lib, "float32", 2)[0])

@@ -449,7 +449,7 @@ def test_the_width_of_x_is_part_of_the_spec() -> None:
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) or "default",
 )
-def test_what_is_refused_is_refused_after_its_equal(good: dict[str, Any], bad: dict[str, Any]) -> None:
+def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict[str, Any]) -> None:
     """True equals 1, and 4.0 equals 4, in a dictionary; here they do not."""
     x = np.ones((2, 4))
     with pytest.raises(SpecError):
@@ -531,7 +531,7 @@ def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", MATRICES[4:9], ids=words)
-def test_matrix_beside_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
+def test_matrix_like_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
     like = lib.asarray(np.ones(3), float_dtype)
     for pos in (5, [[0, 1], [2**31 - 1, -4096]]):
         got = RoPE(**fields).matrix(pos, like=like)

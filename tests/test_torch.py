@@ -47,7 +47,7 @@ SITUATIONS |= {name: (run, False) for name, (run, _) in DECLINED.items()}
 @by_backend
 @by
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_results_are_the_kernel_s_where_it_serves_and_the_same_bits_everywhere(name, of, backend, runs):
+def test_every_situation_has_the_same_bits(name, of, backend, runs):
     run, served = SITUATIONS[name]
     x = normal(2, 5, 16)
     want = of(x, backend if served else backend or "torch")
@@ -89,7 +89,7 @@ def test_zeros_without_memory_are_declined(runs):
         ROPE.apply(x, POS, backend="native")
 
 
-def test_flops_are_counted_by_what_pytorch_does(runs):
+def test_flops_are_pytorch_s(runs):
     from torch.utils.flop_counter import FlopCounterMode
 
     x = normal(5, 16)
@@ -144,6 +144,7 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
         ROPE.apply(x, POS, backend="native")
 
 
+@pytest.mark.slow
 def test_the_first_call_of_a_process_decides_nothing():
     """What plain tensors are is learned by it, in whatever mode it is."""
     script = """
@@ -582,6 +583,7 @@ def test_rotation_is_a_tree():
     assert same(moved.apply(x), rotation.apply(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3])
 def test_dtensor(rank):
     # In a process of its own for each rank: torch keeps what it learned of a mesh, and so of a rank.

@@ -221,6 +221,7 @@ def test_compiled_gradient_has_the_bits_of_the_eager_one():
         assert same(*grads)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
 )
@@ -268,6 +269,7 @@ FIRST_USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST_USES)
 def test_the_first_use_may_be_compiled(name):
     script = COLD.format(function=FIRST_USES[name])
@@ -320,7 +322,7 @@ def test_axes_decode_without_compiling_anew(compile_counting):
     assert counter.frame_count <= 2
 
 
-def test_the_way_to_the_core_leaves_compiled_code_in_one_piece(runs, fresh_dynamo):
+def test_eager_calls_leave_compiled_code_in_one_graph(runs, fresh_dynamo):
     """The kernel before and after: what is compiled is one graph, and stays so."""
     from torch._dynamo.testing import CompileCounter
 

@@ -172,7 +172,7 @@ def test_forward_mode_over_a_gradient_that_the_kernel_recorded(of, runs):
 
 
 @by
-def test_batched_backward_of_what_the_kernel_recorded(of, runs):
+def test_batched_backward_of_a_recorded_call(of, runs):
     x = normal(2, 5, 16).requires_grad_()
     y, weights = of(x), normal(3, 2, 5, 16, seed=1)
     each = [torch.autograd.grad(y, x, w, retain_graph=True)[0] for w in weights]
@@ -373,7 +373,7 @@ def test_results_may_be_changed_in_place():
         judge_gradient(gradient / 3, torch.ones(2, 5, 16))
 
 
-def test_hooks_on_saved_tensors_see_what_is_kept():
+def test_hooks_on_saved_tensors_see_no_x():
     x = normal(2, 5, 16).requires_grad_()
     for of in BY.values():
         packed = []
@@ -442,7 +442,7 @@ def test_gradients_without_assertions():
     child.run(script, PYTHONOPTIMIZE="1")
 
 
-def test_positions_of_inference_mode_beside_a_gradient(runs):
+def test_positions_of_inference_mode_with_a_gradient(runs):
     with torch.inference_mode():
         pos = POS.clone()
     x, weight = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)

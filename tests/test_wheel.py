@@ -106,7 +106,7 @@ def test_offers_the_extras(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "all"}
 
 
-def test_the_installed_wheel_is_what_is_imported():
+def test_the_installed_wheel_is_imported():
     assert "site-packages" in Path(python("import rope_array; print(rope_array.__file__)")).parts
 
 
