@@ -1,10 +1,10 @@
-"""Write rope_array/_config/_model_defaults.py: what transformers' classes hold that configs may leave out.
+"""Write rope_array/_config/_model_defaults.py: default values of transformers' config classes.
 
     PYTHONPATH=. python bench/hf_defaults.py
 
-A config.json may leave out every value that equals its class's default, so a reader needs those defaults:
-the widths, the base, the rotary parameters, the layer types and the parts of each model type that has a
-rotary embedding. Facts only: plain numbers, names and dicts, read from instances of the classes.
+A config.json may leave out every value that equals its class's default, so a reader needs the defaults: the
+widths, the base, the rotary parameters, the layer types and the parts of each model type with a rotary
+embedding. The values are plain numbers, names and dicts, read from instances of the classes.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ KEYS = re.compile(
 )
 ELSEWHERE = {"rope_parameters", "rope_scaling", "no_rope_layers"}
 CANONICAL = ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "layer_types")
-# Stated parameters, and older keys that a class may make its own of: none is any class's default.
+# Stated parameters, and older keys that a class may derive parameters from; no value is a class's default.
 PROBE = {"rope_type": "default", "rope_theta": 12345.0}
 OLDER = {
     "rope_theta": 777.5,
@@ -45,10 +45,10 @@ OLDER = {
 HEAD = '''\
 """Class defaults of transformers {version}, written by bench/hf_defaults.py; do not edit.
 
-An entry's key is a model type, or its root's type and the part. Besides plain fields an entry has: alias (of
-a name, the key it is stored under), parts (of a sub-config, its entry), of_parts (values that the whole gives
-a part that is not stated), default_theta, rope_parameters (where none are stated), added (to stated ones),
-labels (of rotary parameters), layer_types (as a run that repeats).
+An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
+has: alias (from a name to the key of its value), parts (from a sub-config to its entry), of_parts (the root's
+values for parts that are not stated), default_theta, rope_parameters (if none are stated), added (to stated
+parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any
@@ -81,32 +81,32 @@ def _classes() -> list[Any]:
 
 
 def _is_another_name(cls: Any, found: dict[Any, None]) -> bool:
-    """Tell a deprecated second name: a class that is another of the same model type."""
+    """Return whether a class is a deprecated name: a subclass of a class of the same model type."""
     return any(base in found and base.model_type == cls.model_type for base in cls.__mro__[1:])
 
 
 def _names(classes: list[Any]) -> dict[Any, str]:
-    """Name each class by its model type, or by its root's type and its place there where types are shared."""
+    """Name each class by its model type; by its root's type and its path if classes share the model type."""
     owners: dict[str, list[Any]] = {}
     for cls in classes:
         owners.setdefault(cls.model_type, []).append(cls)
-    places = {sub: f"{root.model_type}:{path}" for root in classes for path, sub in _places(root)}
+    paths = {sub: f"{root.model_type}:{path}" for root in classes for path, sub in _paths(root)}
     names = {}
     for kind, sharing in owners.items():
-        # The bare name is the root's: the class that is no part of another.
-        roots = [cls for cls in sharing if cls not in places] or sharing[:1]
+        # The bare model type is the name of the root, the class that is no part of another.
+        roots = [cls for cls in sharing if cls not in paths] or sharing[:1]
         for cls in sharing:
             bare = kind and cls is roots[0]
-            names[cls] = kind if bare else places.get(cls, f"{kind}:{cls.__name__}")
+            names[cls] = kind if bare else paths.get(cls, f"{kind}:{cls.__name__}")
     return names
 
 
-def _places(root: Any) -> list[tuple[str, Any]]:
-    """Return the path and the class of each part of a class's default, and of their parts."""
+def _paths(root: Any) -> list[tuple[str, Any]]:
+    """Return the path and the class of each part of a default config, and of the parts' parts."""
     found = []
     for name, part in _parts(root).items():
         found.append((name, type(part)))
-        found += [(f"{name}.{path}", sub) for path, sub in _places(type(part))]
+        found += [(f"{name}.{path}", sub) for path, sub in _paths(type(part))]
     return found
 
 
@@ -119,7 +119,7 @@ def _parts(cls: Any) -> dict[str, Any]:
 def _make(cls: Any, **values: Any) -> Any:
     try:
         return cls(**values)
-    except Exception:  # a class that needs values it has no default for, or refuses the probe
+    except Exception:  # the class needs values without a default, or refuses the probe
         return None
 
 
@@ -129,14 +129,14 @@ def _entry(cls: Any, names: dict[Any, str]) -> dict[str, Any]:
     parts = _parts(cls)
     entry |= {"alias": mapped} if mapped else {}
     entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in parts.items()}} if parts else {}
-    given = {k: values for k, v in parts.items() if (values := _given(v))}
-    entry |= {"of_parts": given} if given else {}
+    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v))}
+    entry |= {"of_parts": of_parts} if of_parts else {}
     config = _make(cls)
     return entry if config is None else entry | _rotary(cls, config) | _layers(config)
 
 
 def _fields(cls: Any) -> dict[str, Any]:
-    """Return the plain field defaults that a rotary embedding may depend on."""
+    """Return the plain defaults of fields that may change a rotary embedding."""
     return {
         f.name: f.default
         for f in dataclasses.fields(cls)
@@ -144,8 +144,8 @@ def _fields(cls: Any) -> dict[str, Any]:
     }
 
 
-def _given(part: Any) -> dict[str, Any]:
-    """Return what a whole gives a part beyond the defaults of the part's class."""
+def _of_part(part: Any) -> dict[str, Any]:
+    """Return the values of a part that differ from the defaults of its class: the root sets them."""
     usual = _make(type(part))
     own, other = part.to_dict(), {} if usual is None else usual.to_dict()
     wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
@@ -155,7 +155,7 @@ def _given(part: Any) -> dict[str, Any]:
 
 
 def _rotary(cls: Any, config: Any) -> dict[str, Any]:
-    """Return the rotary parameters of the default config, and what the class adds to stated ones."""
+    """Return the rotary parameters of the default config, and those that the class adds to stated ones."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not parameters:
         return {}
@@ -163,7 +163,7 @@ def _rotary(cls: Any, config: Any) -> dict[str, Any]:
     theta = getattr(cls, "default_theta", 10000.0)
     if not isinstance(theta, dict):
         found["default_theta"] = float(theta)
-    own = _without_followers(cls, _numbers(parameters))
+    own = _without_derived(cls, _numbers(parameters))
     if set(own) - {"rope_type"} and own != {"rope_type": "default", "rope_theta": theta}:
         found["rope_parameters"] = own
     if labels := getattr(cls, "_rope_type_labels", None):
@@ -173,10 +173,10 @@ def _rotary(cls: Any, config: Any) -> dict[str, Any]:
     return found | ({"added": _numbers(more)} if more else {})
 
 
-def _without_followers(cls: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a class derives from its other keys: it is derived again from what a config states."""
-    made = [getattr(_make(cls, **{key: value}), "rope_parameters", None) for key, value in OLDER.items()]
-    others = [other for other in made if isinstance(other, dict)]
+def _without_derived(cls: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Leave out parameters that a class derives from its other keys: the reader derives them again."""
+    probes = [getattr(_make(cls, **{key: value}), "rope_parameters", None) for key, value in OLDER.items()]
+    others = [other for other in probes if isinstance(other, dict)]
     kept: dict[str, Any] = {}
     for key, value in parameters.items():
         now = [other[key] for other in others if key in other]
@@ -205,7 +205,7 @@ def _layers(config: Any) -> dict[str, Any]:
 
 
 def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Keep what has a rotary embedding, and the wholes that lead there."""
+    """Keep entries with a rotary embedding, and entries whose parts have one."""
     wanted = {key for key, entry in entries.items() if entry.get("rotary")} | CONVENTIONS.keys()
     while True:
         leading = {k for k, e in entries.items() if wanted.intersection(e.get("parts", {}).values())}

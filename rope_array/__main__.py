@@ -17,15 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Those of the command line by default.
+        By default the arguments of the command line.
 
     Returns
     -------
     int
         Exit status.
     """
-    given = vars(_parser().parse_args(arguments))
-    status: int = given.pop("command")(**given)
+    options = vars(_parser().parse_args(arguments))
+    status: int = options.pop("command")(**options)
     return status
 
 
@@ -46,17 +46,19 @@ def _add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="rotate a text on every library installed, and check every result",
-        description="Turn a text into queries and keys, rotate them on every array library installed, "
-        "and compare each result with the definition. Then show that attention scores depend only on the "
-        "distance, and what float32 angles lose far into a text.",
-        epilog="exit status: 0 all results are within the contract; 1 one is not; 2 FILE cannot be used",
+        description="Make queries and keys of a text, rotate them on every array library installed, and "
+        "compare each result with the definition. Then show that attention scores depend only on the "
+        "distance, and the loss of float32 angles far into a text.",
+        epilog="exit status: 0 all results are within the contract; 1 a result is not; 2 FILE cannot be used",
     )
-    parser.add_argument("file", metavar="FILE", nargs="?", help="text in UTF-8 (default: one shipped here)")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="text in UTF-8 (default: a text shipped here)"
+    )
     parser.set_defaults(command=_demo)
 
 
 def _demo(file: str | None) -> int:
-    from rope_array._demo import run  # imports NumPy, which other commands may not need
+    from rope_array._demo import run  # imports NumPy, unused by other commands
 
     return run(file)
 
@@ -66,23 +68,26 @@ def _add_check(commands: Any) -> None:
         "check",
         help="run the conformance suite on a library, or on any rotary embedding",
         description="Run every check of rope_array.testing on TARGET and print a table fit for a bug report. "
-        "TARGET is a library that rope_array serves, such as numpy, jax:jit or torch:cuda, or "
-        "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target.",
-        epilog="exit status: 0 all is well; 1 a check failed, or passed that was expected to fail; "
+        "TARGET is a library that rope_array supports, such as numpy, jax:jit or torch:cuda, or "
+        "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target. The "
+        "package is imported and run, from the current folder too.",
+        epilog="exit status: 0 no surprise; 1 a check failed, or passed that was expected to fail; "
         "2 TARGET cannot be judged",
     )
-    parser.add_argument("target", metavar="TARGET", nargs="?", help="what is judged; see --list")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="the target to judge; see --list")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--list", dest="listing", action="store_true", help="list targets and checks")
-    parser.add_argument("--backend", metavar="NAME", help="force a path of rope_array, such as array-api")
-    parser.add_argument("--library", metavar="NAME", help="whose arrays a callable takes (default: numpy)")
+    parser.add_argument("--backend", metavar="NAME", help="force a backend of rope_array, such as array-api")
+    parser.add_argument(
+        "--library", metavar="NAME", help="the library of a callable's arrays (default: numpy)"
+    )
     parser.add_argument(
         "--claim",
         dest="claims",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="what a callable claims: a field that is built in (pairing=half), a field of Target "
+        help="a claim of a callable: a field that is built in (pairing=half), a field of Target "
         "(angles=float32, layout=bshd, dtypes=float32,bfloat16), or a capability it lacks, with the reason",
     )
     parser.add_argument(
@@ -91,31 +96,31 @@ def _add_check(commands: Any) -> None:
         metavar="CHECK=REASON",
         action="append",
         default=[],
-        help="a check known to fail, with the reason and a link; that it passes is then reported",
+        help="a check known to fail, with the reason and a link; a pass is then reported",
     )
     parser.set_defaults(command=_check)
 
 
-def _check(**given: Any) -> int:
-    from rope_array.testing._command import run  # imports NumPy, which other commands may not need
+def _check(**options: Any) -> int:
+    from rope_array.testing._command import run  # imports NumPy, unused by other commands
 
-    return run(**given)
+    return run(**options)
 
 
 def _add_backends(commands: Any) -> None:
     parser = commands.add_parser(
         "backends",
-        help="list the paths that serve arrays, and which can be used here",
-        description="List the paths that rope_array.backends() knows, in the order in which they are asked: "
-        "what backend= calls each, the array types that it serves, whether it can be used here, and what it "
-        "says of itself. Of a path whose library is not imported nothing is known.",
-        epilog="exit status: 0; 2 where a setting of the environment has no meaning",
+        help="list the backends, and which can be used here",
+        description="List the backends of rope_array.backends(), in the order in which apply asks them: the "
+        "name for backend=, the array types, whether the backend can be used here, and its description. A "
+        "backend of a library that is not imported shows '?'.",
+        epilog="exit status: 0; 2 if a setting of the environment is invalid",
     )
     parser.add_argument(
         "--import",
         dest="importing",
         action="store_true",
-        help="import the libraries first that paths serve and that are installed",
+        help="first import the installed libraries of the backends",
     )
     parser.set_defaults(command=_backends)
 
@@ -130,8 +135,8 @@ def _backends(importing: bool) -> int:
     except ra.RoPEError as error:
         return _refuse("backends", error)
     _print("\n".join(_table(listed)))
-    if not importing and any(path.usable is None for path in listed):
-        _print("\n--import imports the libraries that are installed, so that each path can say what it is.")
+    if not importing and any(backend.usable is None for backend in listed):
+        _print("\n--import imports the libraries that are installed, so that each backend can be described.")
     return 0
 
 
@@ -142,16 +147,16 @@ def _import_libraries() -> None:
         try:
             import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0]:  # it is there, and lacks another
+            if error.name != name.partition(".")[0]:  # the library is installed, and lacks another module
                 _refuse("backends", f"{name} cannot be imported: {error}")
-        except Exception as error:  # a broken installation raises anything
+        except Exception as error:  # a broken installation may raise any exception
             _refuse("backends", f"{name} cannot be imported: {type(error).__name__}: {error}")
 
 
 def _table(listed: Sequence[Any]) -> Iterator[str]:
-    said = {True: "yes", False: "no", None: "?"}
+    usable_text = {True: "yes", False: "no", None: "?"}
     rows = [("name", "serves", "usable", "about")]
-    rows += [(path.name, path.serves, said[path.usable], path.about) for path in listed]
+    rows += [(b.name, b.serves, usable_text[b.usable], b.about) for b in listed]
     first, second = (min(max(len(row[i]) for row in rows), 32) for i in (0, 1))
     for name, serves, usable, about in rows:
         start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "
@@ -161,13 +166,13 @@ def _table(listed: Sequence[Any]) -> Iterator[str]:
 def _add_explain(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
-        help="say which path would serve a call, and why",
-        description="Make an array of zeros, and print what rope_array.explain says of rotating it by the "
-        "positions 0, 1, 2, ... along its last axis but one.",
-        epilog="exit status: 0; 2 where there is no such array here, or the call is refused",
+        help="show the backend that a call would use, and why",
+        description="Make an array of zeros, and print rope_array.explain of its rotation by the positions "
+        "0, 1, 2, ... along its last axis but one.",
+        epilog="exit status: 0; 2 if there is no such array here, or the call is refused",
     )
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="as `check --list` names them, such as torch:cuda"
+        "--library", metavar="NAME", default="numpy", help="a name of `check --list`, such as torch:cuda"
     )
     parser.add_argument("--dtype", metavar="NAME", default="float32", help="default: float32")
     parser.add_argument(
@@ -176,7 +181,7 @@ def _add_explain(commands: Any) -> None:
     parser.add_argument(
         "--pairing", metavar="NAME", default="interleaved", help="interleaved (default) or half"
     )
-    parser.add_argument("--backend", metavar="NAME", help="the path to force, as of rope_array.apply")
+    parser.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
     parser.set_defaults(command=_explain)
 
 
@@ -210,33 +215,37 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _zeros(lib: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Make an array of zeros, of one number in memory where the library can: no path goes by strides."""
+    """Return zeros, broadcast from one number if the library can: no backend's choice depends on strides."""
     floats = lib.dtypes
     if dtype not in floats:
         reason = f" ({lib.gaps[dtype]})" if dtype in lib.gaps else ""
         raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(floats)} here{reason}")
-    import numpy as np  # which the other commands need not
+    import numpy as np  # unused by other commands
 
     return lib.expanded(lib.asarray(np.zeros((1,) * len(shape), np.float32), dtype), shape)
 
 
 def _refuse(command: str, reason: object) -> int:
-    print(f"rope_array {command}: {reason}", file=sys.stderr)
+    print(f"rope_array {command}: {_escaped(str(reason))}", file=sys.stderr)
     return 2
 
 
 def _print(text: str) -> None:
-    """Print in whatever encoding there is."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    print("\n".join(map(_escaped, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _escaped(text: str) -> str:
+    """Escape control characters: a terminal obeys them, and other packages' messages may hold them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _exit() -> None:
     try:
         status = main()
-        if sys.stdout is not None:  # which it is where standard output was closed
+        if sys.stdout is not None:  # None if standard output is closed
             sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; a second failure to flush would print a traceback
+    except BrokenPipeError:  # `| head` has exited; without this, flushing at exit would print a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     sys.exit(status)

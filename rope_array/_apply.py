@@ -36,8 +36,8 @@ def apply(
     pos : int, float, range, sequence of numbers, or array
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
-        S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all rows.
-        So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
+        S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all
+        rows. So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
         library; JAX and dask accept NumPy arrays too.
     rope : RoPE, optional
         The model's rotary embedding. By default it is made from x's width and the fields in `spec`.
@@ -92,7 +92,9 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
-    plan = plan_for(x, rope, spec)
+    plan = rope._plan if isinstance(rope, Spec) and not spec else None
+    if plan is None:
+        plan = plan_for(x, rope, spec)
     return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
 
 
@@ -108,7 +110,7 @@ def plan_for(x: Any, rope: Spec | None, spec: dict[str, Any]) -> Plan:
     if spec:
         given = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
-    return rope._plan or require_plan(rope)
+    return require_plan(rope)
 
 
 def _width(x: Any) -> int:

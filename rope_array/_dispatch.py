@@ -1,11 +1,11 @@
-"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks all come here."""
+"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks use it."""
 
 from typing import Any
 
 from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
-from ._array_api.out import run_and_write
+from ._array_api.out import rotate_into
 from ._array_api.source import Positions, Source, Tables
 from ._errors import ArrayTypeError, describe
 
@@ -13,14 +13,18 @@ from ._errors import ArrayTypeError, describe
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
     """Rotate x, an array or a tuple of arrays, by a source; see `rope_array.apply`."""
     xs = x if type(x) is tuple else (x,)
-    found = backends_for(xs)
+    found = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)
     if backend is None:
         y = found.try_fast(x, source, seq_axis, out)
         if y is not NotImplemented:
             return y
     lib = found.library(xs[0])
-    check_call(xs, source, seq_axis, lib)
-    return run_and_write(_registry.choose(found, xs, source, backend), x, xs, source, seq_axis, out, lib)
+    call = check_call(xs, source, seq_axis, lib)
+    chosen = _registry.choose(found, xs, source, backend)
+    if out is not None:
+        return rotate_into(chosen, call, x, out)
+    ys = chosen.rotate(call)
+    return ys if type(x) is tuple else ys[0]
 
 
 def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:

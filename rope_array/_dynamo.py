@@ -65,4 +65,5 @@ def traced_memo(make: Callable[..., Any], check: Callable[..., Any] | None = Non
 
 def _typed(field: tuple[str, Any]) -> tuple[Any, ...]:
     value = field[1]
-    return (*field, type(value), *map(type, value[:_LONGEST])) if type(value) is tuple else (*field, type(value))
+    inner = map(type, value[:_LONGEST]) if type(value) is tuple else ()
+    return (*field, type(value), *inner)

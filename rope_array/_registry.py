@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ._array_api import rotate as _rotate
 from ._array_api import tables as _tables
 from ._array_api.library import Library, library
-from ._array_api.source import Positions, Source
+from ._array_api.source import Call, Positions, Source
 from ._dynamo import traced_memo
 from ._errors import BackendError, describe, printable, short
 
@@ -67,8 +67,8 @@ class Backend(Protocol):
 
     name: str
 
-    def rotate(self, xs: tuple[Any, ...], source: Source, seq_axis: int) -> tuple[Any, ...]:
-        """Rotate each of xs by a source."""
+    def rotate(self, call: Call) -> tuple[Any, ...]:
+        """Rotate the arrays of a call."""
 
 
 class ArrayAPI:
@@ -80,8 +80,7 @@ class ArrayAPI:
     def __init__(self, library: Callable[[Any], Library]):
         self.library = library
 
-    def rotate(self, xs: tuple[Any, ...], source: Source, seq_axis: int) -> tuple[Any, ...]:
-        return _rotate.rotate(xs, source, seq_axis, self.library(xs[0]))
+    rotate = staticmethod(_rotate.rotate)
 
     def make_tables(self, source: Positions, like: Any) -> tuple[Any, Any]:
         return _tables.make_tables(source, like, self.library(like))
@@ -133,12 +132,13 @@ def library_of(x: Any) -> Library:
 
 def choose(found: Backends, xs: tuple[Any, ...], source: Source, name: str | None) -> Any:
     """Return the first backend that does not decline, or the one asked for by name."""
+    last = found.in_order[-1]
+    if name == ARRAY_API.name:
+        # PyTorch's, JAX's and dask's own forms of it serve arrays that the general one does not.
+        return last if hasattr(last, "is_array_api") else ArrayAPI(found.library)
     if name is not None:
-        return _forced(found, xs, source, name)
-    for backend in found.in_order:
-        if decline_reason(backend, xs, source) is None:
-            return backend
-    return found.in_order[-1]
+        return _by_name(found, xs, source, name)
+    return next((b for b in found.in_order if decline_reason(b, xs, source) is None), last)
 
 
 def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | None:
@@ -156,11 +156,7 @@ def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | N
     return reason
 
 
-def _forced(found: Backends, xs: tuple[Any, ...], source: Source, name: str) -> Any:
-    if name == ARRAY_API.name:
-        # PyTorch's, JAX's and dask's own forms of it serve tensors that the general one does not.
-        last = found.in_order[-1]
-        return last if hasattr(last, "is_array_api") else ArrayAPI(found.library)
+def _by_name(found: Backends, xs: tuple[Any, ...], source: Source, name: str) -> Any:
     backend = next((backend for backend in found.in_order if backend.name == name), None)
     if backend is None:
         raise _no_such_backend(found, xs[0], name)

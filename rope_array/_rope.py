@@ -150,9 +150,9 @@ class RoPE(Spec):
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""
         if self.scaling is not None:
             raise SpecError(
-                f"the rope has scaling={short(self.scaling)}, and inv_freq sets the frequencies too; give a rope "
-                "without scaling, dataclasses.replace(rope, scaling=None). To keep a rule's amplitude with "
-                "learned frequencies, give it as attention_factor."
+                f"the rope has scaling={short(self.scaling)}, and inv_freq sets the frequencies too; give a "
+                "rope without scaling, dataclasses.replace(rope, scaling=None). To keep a rule's amplitude, "
+                "give it as attention_factor."
             )
 
     def at_length(self, length: int) -> "RoPE":
@@ -208,9 +208,9 @@ class RoPE(Spec):
         Returns
         -------
         Rotation
-            Tables of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of shape (S, n),
-            and absent if like has no batch. They rotate arrays of shape (B, heads, S, head_dim) or (heads, S,
-            head_dim), and arrays of shape (B, S, heads, head_dim) with ``seq_axis=-3``.
+            Tables of shape (..., heads, S, rotary_dim/2), where ... is the batch: 1 for a pos of shape (S,
+            n), and absent if like has no batch. They rotate arrays of shape (B, heads, S, head_dim) or
+            (heads, S, head_dim), and arrays of shape (B, S, heads, head_dim) with ``seq_axis=-3``.
 
         Raises
         ------
@@ -311,14 +311,14 @@ class RoPE(Spec):
         Returns
         -------
         RoPE
-            The rope; with rotary_dim 0 for layers without position embedding. A rule that depends on the length
-            needs ``rope.at_length(n)`` before the first rotation.
+            The rope; with rotary_dim 0 for layers without position embedding. A rule that depends on the
+            length needs ``rope.at_length(n)`` before the first rotation.
 
         Raises
         ------
         ConfigError
-            The config cannot be read, contradicts itself, has an unknown key or rope type, or belongs to a model
-            whose position embedding is not a rotation.
+            The config cannot be read, contradicts itself, has an unknown key or rope type, or belongs to a
+            model whose position embedding is not a rotation.
 
         See Also
         --------

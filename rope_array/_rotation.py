@@ -105,8 +105,8 @@ class Rotation(NamedTuple):
         factor = 1.0 / layout.amplitude
         cos, sin = self.cos, -self.sin
         if factor != 1.0:
-            # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as the
-            # square of the factor may overflow the dtype.
+            # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as
+            # the square of the factor may overflow the dtype.
             cos, sin = cos * factor * factor, sin * factor * factor
         return Rotation(cos, sin, {layout.transposed(factor): ()})
 

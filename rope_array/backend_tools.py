@@ -1,53 +1,47 @@
 """Helpers for authors of backends: all that a backend of another package needs. See docs/backends.md.
 
-A backend's ``rotate(xs, source, seq_axis)`` gets checked arrays and a `Source`: `Positions` or `Tables`.
+A backend's ``rotate(call)`` gets a checked `Call`: its arrays, and their source, `Positions` or `Tables`.
 """
 
 from typing import Any
 
-from . import _dispatch, _registry
+from . import _dispatch
 from ._array_api import tables as _tables
-from ._array_api.source import Positions, Source, Tables
+from ._array_api.source import Call, Positions, Source, Tables
 from ._spec.plan import Layout
 
-__all__ = ["Layout", "Positions", "Source", "Tables", "aligned_tables", "make_tables_for", "rotate_by"]
+__all__ = [
+    "Call",
+    "Layout",
+    "Positions",
+    "Source",
+    "Tables",
+    "aligned_tables",
+    "make_tables_for",
+    "rotate_by",
+]
 
 
-def aligned_tables(xs: tuple[Any, ...], source: Source, seq_axis: int) -> list[tuple[Any, Any]]:
+def aligned_tables(call: Call) -> list[tuple[Any, Any]]:
     """Return cos and sin for each array of a call, ready for elementwise products.
 
     Parameters
     ----------
-    xs : tuple of arrays of shape (..., S, head_dim)
-        The arrays of the call, all of one library.
-    source : Source
-        The source of the call: positions, of which tables are made once for each compute dtype, or tables.
-    seq_axis : int
-        The axis of the arrays along which positions run.
+    call : Call
+        The call that a backend's ``rotate`` gets.
 
     Returns
     -------
     list of (cos, sin)
-        For each of xs, of its compute dtype (float64 for float64, else float32) and with its axes: shape
-        (..., S, pairs), where the sizes are those of the positions, or 1. The amplitude is included.
+        Tables for each of ``call.xs``, of its compute dtype (float64 for float64, else float32) and with its
+        axes: shape (..., S, pairs), with the sizes of the positions, or 1. They include the amplitude.
 
     Raises
     ------
     PositionError
         A position that the host can see is out of range.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import rope_array as ra
-    >>> from rope_array.backend_tools import Tables, aligned_tables
-    >>> x = np.ones((2, 3, 4), np.float32)
-    >>> rot = ra.RoPE(head_dim=4).rotation(range(3), like=x)
-    >>> [(cos, sin)] = aligned_tables((x,), Tables(rot.cos, rot.sin, rot.layout), -2)
-    >>> cos.shape, str(cos.dtype)
-    ((1, 3, 2), 'float32')
     """
-    return _tables.aligned_tables(xs, source, seq_axis, _registry.library_of(xs[0]))
+    return _tables.aligned_tables(call)
 
 
 def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:

@@ -1,7 +1,7 @@
 """Read a Hugging Face config.json into a `RoPE`: no transformers, no array library, no network.
 
-A config says some of what a rotary embedding is; the rest is in the model's code and in its class's defaults.
-`read` says which value came from where.
+A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
+`read` reports the origin of each value.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["ConfigError", "Reading", "read"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What a config says of a model's rotary embedding, and what had to be inferred.
+    """The rotary embedding of a model's config, with the values that were stated or inferred.
 
     Attributes
     ----------
@@ -27,13 +27,13 @@ class Reading:
     part : str or None
         The part read, such as "text" or "thinker.text"; None: the config itself.
     layer_type : str or int or None
-        The layer type, or the layer, that was asked for.
+        The `layer_type` of the call.
     stated : dict
         The keys of the config that were used, with their values.
     inferred : dict
-        What the config does not state: class defaults of the model type, and what its code does.
+        Values that the config does not state: class defaults of the model type, and constants of its code.
     notes : tuple of str
-        What a reader should know: keys that are not used, and where transformers itself differs.
+        Keys that are not used, layers that differ, and differences from transformers.
 
     Examples
     --------
@@ -69,19 +69,19 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
         with or without "_config" ("thinker.text"). By default the config itself, or its text part.
     layer_type : str or int, optional
         A name in the config's `layer_types`, a key of its `rope_parameters`, or the index of a layer. Needed
-        where layers differ in their frequencies. Of a model in which some layers do not rotate, the default
-        is the rope of those that do, and a note names the others.
+        where layers differ in their frequencies. If some layers do not rotate, the default is the rope of
+        the others, and a note names the layers without rotation.
 
     Returns
     -------
     Reading
-        The rope, and where each value came from.
+        The rope, and the origin of each value.
 
     Raises
     ------
     ConfigError
         The config cannot be read or contradicts itself; a rope type or key is unknown; the model's "RoPE" is
-        no rotation; layers differ in their frequencies and no `layer_type` was given.
+        no rotation; layers differ in their frequencies, and `layer_type` is missing.
 
     Examples
     --------
@@ -95,8 +95,14 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     'half'
     """
     with _config.refusals(config):
-        fields, spot = _config.fields(config, part, layer_type)
+        fields, found = _config.fields(config, part, layer_type)
         rope = _RoPE(**fields)
     return Reading(
-        rope, spot.model_type, spot.path or None, layer_type, spot.stated, spot.inferred, tuple(spot.notes)
+        rope,
+        found.model_type,
+        found.path or None,
+        layer_type,
+        found.stated,
+        found.inferred,
+        tuple(found.notes),
     )

@@ -118,6 +118,14 @@ def test_a_library_that_does_not_load_is_named(tmp_path):
     assert rows(done.stdout)[0]["dask", "dask.array:Array"][0] == "?"
 
 
+def test_control_characters_of_a_message_are_escaped(tmp_path):
+    (tmp_path / "dask").mkdir()
+    (tmp_path / "dask" / "__init__.py").write_text("raise OSError('\\x1b]0;title\\x07\\nnext')", "utf-8")
+    done = command("backends", "--import", **from_folder(tmp_path))
+    assert "OSError: \\x1b]0;title\\x07\\nnext\n" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()
+
+
 # ---- explain ----
 
 

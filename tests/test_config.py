@@ -271,7 +271,7 @@ def test_the_part_that_is_chosen_is_inferred() -> None:
 def test_an_unknown_model_is_read_as_most_are(kind: dict[str, str]) -> None:
     reading = read({**kind, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5})
     assert reading.rope == ra.RoPE(64, base=2e4, rotary_dim=32, pairing="half")
-    assert "not known" in reading.inferred["convention"]
+    assert "is unknown" in reading.inferred["convention"]
 
 
 def test_an_unknown_model_without_a_trace_of_rope_is_refused() -> None:
@@ -319,7 +319,7 @@ def test_a_subclass_gets_its_own_reading() -> None:
 @pytest.mark.parametrize(
     ("scaling", "text"),
     [
-        ({"type": "zork"}, "'zork', which is not known"),
+        ({"type": "zork"}, "is 'zork'; give one of"),
         ({"type": "linear", "factor": 0.0}, "llama: factor is 0.0"),
         ({"type": "linear", "factor": 5e-324}, "llama: .* beyond the range of floats"),
     ],
@@ -373,16 +373,16 @@ def test_files_that_are_none(tmp_path: Any) -> None:
 def test_a_file_too_large(tmp_path: Any) -> None:
     with (tmp_path / "config.json").open("wb") as file:
         file.truncate(2**21 + 1)  # a hole: it takes no room
-    refuse("no config.json is as large", tmp_path)
+    refuse("has more than 2097152 bytes", tmp_path)
 
 
 # ---- contradictions, and what is not known ----
 
 LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, {}, "is 'zork', which is not known; known: .*yarn"),
+    "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, {}, "is 'zork'; give one of .*yarn"),
     "type of no name": ({**LLAMA, "rope_scaling": {"type": 3}}, {}, "type is 3; it must be a name"),
-    "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, {}, "'zork'; known: alpha"),
+    "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, {}, "'zork'; give any of alpha"),
     "two types": ({**LLAMA, "rope_scaling": {**YARN, "type": "linear"}}, {}, "differ"),
     "two bases": ({**LLAMA, "rope_parameters": {"rope_theta": 1e4}}, {}, "rope_theta is 500000.0, and"),
     "two dicts": (
@@ -404,7 +404,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "sections": (
         {**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 25]}},
         {},
-        "sums to 65 pairs; the rotated width has 64",
+        "sums to 65 pairs; give sections that sum to the 64",
     ),
     "two sections": ({**QWEN2_VL, "rope_scaling": {"type": "mrope", "mrope_section": [32, 32]}}, {}, "three"),
     "lists": ({**LLAMA, "rope_scaling": {**LISTS, "long_factor": [1.0]}}, {}, "long_factor has 1 numbers"),
@@ -427,8 +427,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "layer": (GEMMA3, {"layer_type": 34}, "from 0 to 33"),
     "negative layer": (GEMMA3, {"layer_type": -1}, "layer_type is -1"),
     "no layer": (GEMMA3, {"layer_type": 1.5}, "layer_type is 1.5"),
-    "layer of one kind": (LLAMA, {"layer_type": "full_attention"}, "layers of one kind"),
-    "part": (GEMMA3, {"part": "audio"}, "no part 'audio'; it has 'text', 'vision'"),
+    "layer of one kind": (LLAMA, {"layer_type": "full_attention"}, "layers of one type"),
+    "part": (GEMMA3, {"part": "audio"}, "no part 'audio'; give one of: 'text', 'vision'"),
     "no part": (GEMMA3, {"part": ""}, "part is ''"),
     "model type": ({"model_type": ["llama"]}, {}, "model_type is a list"),
     "parameters": ({**LLAMA, "rope_parameters": [1]}, {}, "rope_parameters is a list of length 1"),
@@ -543,12 +543,12 @@ def test_messages_hold_no_raw_bytes_and_no_long_names() -> None:
 
 MISSPELT = {
     "rope_thetta": "is 'rope_theta' meant",
-    "rope_base": "not known",
-    "rope_params": "not known",
-    "rope_pct": "not known|rotary_pct",
-    "rope_ratio": "not known",
-    "rope_3d": "not known",
-    "use_dynamic_ntk": "not known",
+    "rope_base": "is unknown",
+    "rope_params": "is unknown",
+    "rope_pct": "is unknown|rotary_pct",
+    "rope_ratio": "is unknown",
+    "rope_3d": "is unknown",
+    "use_dynamic_ntk": "is unknown",
 }
 
 
@@ -599,10 +599,10 @@ def test_other_keys_of_unknown_models() -> None:
 def test_rotary_keys_outside_of_the_part() -> None:
     text = {"model_type": "llama4_text", "rope_theta": 5e5}
     config = {"model_type": "llama4", "text_config": text}
-    refuse("rope_theta is 500000.0 in the part 'text', and 1000000.0 beside", {**config, "rope_theta": 1e6})
-    assert not any("beside" in note for note in read({**config, "rope_theta": 5e5}).notes)
+    refuse("rope_theta is 500000.0 in the part 'text', and 1000000.0 outside", {**config, "rope_theta": 1e6})
+    assert not any("outside" in note for note in read({**config, "rope_theta": 5e5}).notes)
     gemma = {**GEMMA3, "rope_local_base_freq": 5.0}
-    assert any("rope_local_base_freq beside" in n for n in read(gemma, layer_type=0).notes)
+    assert any("rope_local_base_freq outside" in n for n in read(gemma, layer_type=0).notes)
 
 
 # The key that sets a pattern, the layers asked for, and which of them are full attention (or rotate).
@@ -643,14 +643,14 @@ WITHOUT = ["llama4_text", "smollm3", "exaone4", "cohere2", "cohere2_moe", "afmoe
 def test_layers_that_do_not_rotate_are_noted(kind: str) -> None:
     reading = read({"model_type": kind, "num_hidden_layers": 8})
     assert reading.rope.rotary_dim
-    assert "layers 3, 7 (2 of 8) have no rotation: ask for a layer with layer_type=" in reading.notes
-    assert not any("ask for" in n for n in read({"model_type": kind}, layer_type=0).notes)
+    assert "layers 3, 7 (2 of 8) have no rotation: choose with layer_type=" in reading.notes
+    assert not any("choose with" in n for n in read({"model_type": kind}, layer_type=0).notes)
     assert rope({"model_type": kind}, layer_type=3).rotary_dim == 0
 
 
 def test_no_rope_layers_are_checked() -> None:
     config = {"model_type": "smollm3", "num_hidden_layers": 8, "no_rope_layers": [1, 0]}
-    refuse("no_rope_layers has 2 layers, and the layer is 5", config, layer_type=5)
+    refuse("layer_type is 5; give an index below the 2 of no_rope_layers", config, layer_type=5)
     for junk in ("a", None, 2, -1, [1]):
         refuse(
             r"no_rope_layers\[1\] is", {"model_type": "smollm3", "no_rope_layers": [1, junk]}, layer_type=1
@@ -704,16 +704,16 @@ def test_both_parameters_must_say_the_same() -> None:
     newer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
     assert rope({**LLAMA, "rope_scaling": linear, "rope_parameters": newer}).scaling == ra.Linear(2.0)
     refuse(
-        "both given, and differ", {**LLAMA, "rope_scaling": linear, "rope_parameters": {"rope_theta": 5e5}}
+        "both stated, and differ", {**LLAMA, "rope_scaling": linear, "rope_parameters": {"rope_theta": 5e5}}
     )
     refuse(
-        "both given, and differ in 'rope_theta'", {**LLAMA, "rope_scaling": newer, "rope_parameters": linear}
+        "both stated, and differ in 'rope_theta'", {**LLAMA, "rope_scaling": newer, "rope_parameters": linear}
     )
 
 
 def test_alpha_is_for_hunyuan() -> None:
     scaling = {"type": "dynamic", "factor": 2.0, "alpha": 1000.0}
-    refuse("alpha is known of HunYuan's models alone", {**LLAMA, "rope_scaling": scaling})
+    refuse("alpha is a parameter of HunYuan's models", {**LLAMA, "rope_scaling": scaling})
     for kind in ("hunyuan_v1_moe", "hunyuan"):
         made = rope({**LLAMA, "model_type": kind, "rope_scaling": scaling})
         assert made.scaling == ra.NTKAware(1000.0)
@@ -725,10 +725,10 @@ def test_keys_that_a_layer_type_drops_are_noted(kind: str) -> None:
     linear = {"rope_type": "linear", "factor": 8.0}
     old = read({**config, "rope_scaling": {"type": "linear", "factor": 8.0}}, layer_type="full_attention")
     assert old.rope.scaling == ra.Linear(8.0)
-    assert any(note.startswith("type is honoured here") for note in old.notes)
+    assert any(note.startswith("type is used here") for note in old.notes)
     flat = read({**config, "rope_parameters": linear}, layer_type="full_attention")
     assert flat.rope.scaling == ra.Linear(8.0)
-    assert any("of no layer type are honoured" in note for note in flat.notes)
+    assert any("without layer types are used" in note for note in flat.notes)
     assert read({**config, "rope_scaling": linear}, layer_type="full_attention").notes == ()
 
 
@@ -754,7 +754,10 @@ def test_contradictions_of_the_code_are_refused() -> None:
     assert rope({**LLAMA, "rope_parameters": {"interleaved": False}}) == rope(LLAMA)
     refuse("rope_dim in the rotary parameters is 32", {**LLAMA, "rope_parameters": {"rope_dim": 32}})
     dynamic = {"type": "dynamic", "factor": 2.0, "max_position_embeddings": 64}
-    refuse("max_position_embeddings is 131072, and 64", {**LLAMA, "rope_scaling": dynamic})
+    refuse(
+        "max_position_embeddings is 131072, and in the rotary parameters 64",
+        {**LLAMA, "rope_scaling": dynamic},
+    )
 
 
 @pytest.mark.parametrize("value", ["x", [1], 3])
@@ -764,7 +767,10 @@ def test_a_part_must_be_an_object(value: Any) -> None:
 
 
 def test_all_layer_types_are_checked() -> None:
-    for own, text in (({"xx": 1}, "known as 'xx'"), ({"rope_type": "spiral"}, "'spiral', which is not")):
+    for own, text in (
+        ({"xx": 1}, "unknown rotary parameters: 'xx'"),
+        ({"rope_type": "spiral"}, "is 'spiral'; give one of"),
+    ):
         nested = {"full_attention": own, "sliding_attention": {"rope_type": "default"}}
         config = {"model_type": "gemma3_text", "rope_parameters": nested}
         refuse(text, config, layer_type="sliding_attention")
@@ -921,7 +927,7 @@ def test_numbers_of_too_many_digits(key: str, value: Any) -> None:
 def test_a_huge_config_takes_no_time() -> None:
     huge = {"model_type": "smollm3", "num_hidden_layers": 2**60, "layer_types": ["full_attention"] * 10**6}
     assert rope(huge, layer_type=3).rotary_dim == 0
-    refuse("names 1000000 layers", huge, layer_type=2**50)
+    refuse("below the 1000000 layer_types", huge, layer_type=2**50)
     refuse("keys", {**LLAMA, "rope_scaling": {f"k{i}": 1 for i in range(10**5)}})
     refuse("it must be a list of names", {**LLAMA, "layer_types": list(range(10**5))}, layer_type=3)
 

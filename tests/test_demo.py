@@ -60,7 +60,7 @@ def rows(output, library):
 @pytest.mark.slow
 def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert shipped.returncode == 0, shipped.stderr
-    got = rows(shipped.stdout, _libraries.shown(lib))
+    got = rows(shipped.stdout, _libraries.display_name(lib))
     assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
     for dtype, (version, path, error, allowed, verdict, time) in got.items():
         assert version[0].isdigit()
@@ -84,7 +84,7 @@ def test_exact_angles_hold_where_float32_angles_fail(shipped):
     numbers = re.findall(r"^ +([\d,]+) +(\d\.\de[+-]\d+) +(\d\.\de[+-]\d+)$", shipped.stdout, re.MULTILINE)
     shifts, places = numbers[: len(_demo.SHIFTS)], numbers[len(_demo.SHIFTS) :]
     assert [int(p.replace(",", "")) for p, _, _ in shifts] == list(_demo.SHIFTS)
-    assert [int(p.replace(",", "")) for p, _, _ in places] == list(_demo.PLACES)
+    assert [int(p.replace(",", "")) for p, _, _ in places] == list(_demo.POSITIONS)
     assert all(float(exact) < 2e-6 for _, exact, _ in shifts)
     assert all(float(exact) < 1.2e-7 for _, exact, _ in places)
     assert float(dict((p, f) for p, _, f in shifts)["1,000,000"]) > 1e-2
@@ -130,8 +130,8 @@ def test_reads_a_file(file):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "there is no word in it"),
-        (b" \r\n\t\n", "there is no word in it"),
+        (b"", "it has no words"),
+        (b" \r\n\t\n", "it has no words"),
         ("déjà vu".encode("latin-1"), "it is not text in UTF-8"),
         ("déjà vu".encode("utf-16"), "it is not text in UTF-8"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "it is not text in UTF-8"),

@@ -434,7 +434,7 @@ def test_rotated_twice():
 def test_one_sign_in_both_members(signs):
     x = features(2, 4, 64, 32)
     y = half(x, *tables(range(64), 32, 500000.0), signs)
-    found = mistaken(x, y, range(64), "one sign", base=500000.0, pairing="half")
+    found = mistaken(x, y, range(64), "same sign", base=500000.0, pairing="half")
     assert found.direction == signs[0]
     assert "base=500000.0" in found.code
 
@@ -534,7 +534,7 @@ def test_nothing_explains():
         assert not found.ambiguous
         assert found.nearest
         assert "candidates" in found.reason
-        assert str(found).startswith("nothing that was tried")
+        assert str(found).startswith("no rotation that was tried")
 
 
 def test_one_wrong_element_is_seen():

@@ -820,7 +820,7 @@ def test_results_are_where_the_arrays_are():
         positions.offset(2, meta, like=torch.ones(1))
     with pytest.raises(ra.ArrayTypeError, match="nothing moves silently"):
         positions.packed(torch.tensor([0, 1, 2]), 2, offsets=meta)
-    with pytest.raises(ra.ArrayTypeError, match="in one place"):
+    with pytest.raises(ra.ArrayTypeError, match="on one device"):
         positions.context_parallel(meta, 0, 2, like=torch.ones(1))
 
 
@@ -967,7 +967,7 @@ REFUSED = [
     (lambda: positions.shift(F32, 0.5, [0, 0]), Shape, "coords is float32\\[2\\]"),
     (lambda: positions.shift(COORDS, 0.5, [0, 0, 0]), Shape, "uniform has the shape \\(3,\\)"),
     (lambda: positions.shift(COORDS, 0.5, 0.5), Shape, "uniform has the shape \\(\\)"),
-    (lambda: positions.jitter(COORDS[None].repeat(2, 0), 2.0, np.ones((3, 2))), Shape, "behind the axes"),
+    (lambda: positions.jitter(COORDS[None].repeat(2, 0), 2.0, np.ones((3, 2))), Shape, "axes of images"),
     (lambda: positions.rescale(COORDS[None].repeat(2, 0), 2.0, [0.5] * 3), Shape, "uniform has the shape"),
     (lambda: positions.shift(COORDS, 0.5, [0, 1.5]), Position, "uniform holds 1.5"),
     (lambda: positions.shift(COORDS, 0.5, [0, math.nan]), Position, "uniform holds nan"),
@@ -1020,6 +1020,17 @@ REFUSED = [
 ]
 
 
+def test_a_list_that_holds_itself_is_refused():
+    ring: list = []
+    ring.append(ring)
+    for call in (positions.text, positions.packed, positions.from_mask, positions.mrope):
+        with pytest.raises(ra.ShapeError, match="holds itself"):
+            call(ring)
+    for call in (lambda: positions.offset(2, ring), lambda: positions.shift(COORDS, 0.5, ring)):
+        with pytest.raises(ra.ShapeError, match="holds itself"):
+            call()
+
+
 @pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=words)
 def test_refused(call, error, match):
     with pytest.raises(error, match=match):
@@ -1066,7 +1077,7 @@ def test_libraries_are_not_mixed():
         lambda: positions.context_parallel(np.ones(4), 0, 2, like=jnp.ones(1)),
         lambda: positions.shift(torch.ones(2, 1), 0.5, jnp.ones(1)),
     ):
-        with pytest.raises(ra.ArrayTypeError, match="beside"):
+        with pytest.raises(ra.ArrayTypeError, match="one library"):
             call()
 
 

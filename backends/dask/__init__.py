@@ -1,7 +1,7 @@
-"""dask: one task for each chunk of x, which rotates it by the backend of the chunk's own library. Nothing runs here.
+"""dask: one task for each chunk of x rotates it by the backend of the chunk's own library. Nothing runs here.
 
-The task is a `blockwise`: array operations would split the features into two chunks, and `map_blocks` pairs the
-axes of x and pos from the end (dask issue 11686).
+The task is a `blockwise`: array operations would split the features into two chunks, and `map_blocks` pairs
+the axes of x and pos from the end (dask issue 11686).
 """
 
 from itertools import product
@@ -13,13 +13,13 @@ import numpy as np
 from dask.array.core import slices_from_chunks
 from dask.layers import ArrayValuesDep
 
-from rope_array._array_api.library import Library, computes_in_float64
+from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.position_input import read_positions
 from rope_array._errors import ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
-from rope_array.backend_tools import Positions, Source, Tables, make_tables_for, rotate_by
+from rope_array.backend_tools import Call, Positions, Tables, make_tables_for, rotate_by
 
 name = "dask"
 is_array_api = True
@@ -45,17 +45,18 @@ def library(x: Any) -> Library:
     return LIBRARY
 
 
-def rotate(xs: Any, source: Source, seq_axis: int) -> Any:
-    """Rotate each of xs by a source, lazily."""
+def rotate(call: Call) -> Any:
+    """Rotate the arrays of a call, lazily."""
+    source, seq_axis = call.source, call.seq_axis
     if isinstance(source, Tables):
-        return tuple(_rotate_by_tables(x, source, seq_axis) for x in xs)
-    pos = _checked(source.values, xs[0])
-    return tuple(_rotate_at(x, pos, source.plan, seq_axis) for x in xs)
+        return tuple(_rotate_by_tables(x, source, seq_axis) for x in call.xs)
+    pos = _checked(source.values)
+    return tuple(_rotate_at(x, pos, source.plan, seq_axis) for x in call.xs)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
-    pos, inv_freq, plan = da.asarray(_checked(source.values, like)), source.inv_freq, source.plan
+    pos, inv_freq, plan = da.asarray(_checked(source.values)), source.inv_freq, source.plan
     more = _more_axes(plan)
     pos = _whole_last(pos) if more else pos
     axes = tuple(range(pos.ndim - len(more)))
@@ -119,7 +120,7 @@ def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any
 
 
 def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
-    """Check sizes that were unknown until now: a chunk of size 1 broadcasts only if the whole axis has size 1."""
+    """Check sizes that were unknown until now: size 1 broadcasts only if the whole axis has size 1."""
     for have, axis, one in zip(pos_shape, paired_axes(x.ndim, len(pos_shape), seq_axis), spread, strict=True):
         if have != x.shape[axis] and not one:
             raise ShapeError(
@@ -138,9 +139,9 @@ def _rotate_chunk_by_tables(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_a
     return rotate_by(x, Tables(cos, sin, layout), seq_axis)
 
 
-def _checked(pos: Any, x: Any) -> Any:
+def _checked(pos: Any) -> Any:
     """Check values on the host; return an array of dask or NumPy, or a number, which every task gets."""
-    read_positions(pos, x, LIBRARY, use_float64=False)
+    read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
     return np.asarray(pos) if isinstance(pos, (range, list, tuple)) else pos
 
 

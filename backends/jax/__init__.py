@@ -1,4 +1,4 @@
-"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call becomes part of another.
+"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call joins another.
 
 Positions are run-time values of the program, so a new offset compiles nothing. The plan is static.
 """
@@ -12,8 +12,8 @@ import jax.numpy as xp
 from rope_array._array_api import rotate as _rotate
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.ops import ArrayOps
-from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.position_input import read_positions, split_floats
+from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
@@ -28,9 +28,9 @@ class Jax(Library):
         config: Any = jax.config  # its type lacks the flags
         return bool(config.jax_enable_x64)
 
-    def host_ops(self, x: Any) -> ArrayOps:
+    def host_ops(self, ops: ArrayOps) -> ArrayOps:
         # NumPy arrays enter a program as they are; JAX would run a program to make each.
-        return numpy_library().ops(x)._replace(has_int64=self.has_int64())
+        return numpy_library().ops(None)._replace(has_int64=ops.has_int64)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, jax.Array)
@@ -53,19 +53,19 @@ def library(x: Any) -> Library:
     return LIBRARY
 
 
-def rotate(xs: Any, source: Source, seq_axis: int) -> Any:
-    """Rotate each of xs by a source, in one program."""
+def rotate(call: Call) -> Any:
+    """Rotate the arrays of a call, in one program."""
+    source = call.source
     if isinstance(source, Tables):
-        return _rotate_by_tables(xs, source.cos, source.sin, source.layout, seq_axis)
-    use_float64 = any(map(computes_in_float64, xs))
-    whole, fraction = read_positions(source.values, xs[0], LIBRARY, use_float64)
-    return _rotate_at(xs, whole, fraction, source.plan, seq_axis)
+        return _rotate_by_tables(call.xs, source.cos, source.sin, source.layout, call.seq_axis)
+    whole, fraction = read_positions(source.values, LIBRARY, call.ops, any(call.float64), split=False)
+    return _rotate_at(call.xs, whole, fraction, source.plan, call.seq_axis)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin in one program."""
     use_float64 = computes_in_float64(like)
-    whole, fraction = read_positions(source.values, like, LIBRARY, use_float64)
+    whole, fraction = read_positions(source.values, LIBRARY, LIBRARY.ops(like), use_float64, split=False)
     devices = LIBRARY.device(like)
     if devices is not None and len(devices) == 1:
         whole = jax.device_put(whole, *devices)  # JAX would put the tables on its default device
@@ -74,12 +74,19 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 @partial(jax.jit, static_argnames=("plan", "seq_axis"))
 def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
-    return _rotate.rotate_at(xs, whole, fraction, plan, seq_axis, LIBRARY.ops(xs[0]))
+    ops = LIBRARY.ops(xs[0])
+    if fraction is None:
+        whole, fraction = split_floats(whole, ops)
+    float64 = tuple(map(computes_in_float64, xs))
+    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops)
 
 
 @partial(jax.jit, static_argnames=("plan", "use_float64"))
 def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
-    return tables_at(whole, fraction, plan, use_float64, LIBRARY.ops(whole), inv_freq)
+    ops = LIBRARY.ops(whole)
+    if fraction is None and inv_freq is None:
+        whole, fraction = split_floats(whole, ops)
+    return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 
 @partial(jax.jit, static_argnames=("layout", "seq_axis"))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rope_array._array_api.library import library
-from rope_array._array_api.source import Source
+from rope_array._array_api.source import Call, Source
 from rope_array._array_api.tables import aligned_tables
 
 from . import _blocks
@@ -27,12 +27,11 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     return None
 
 
-def rotate(xs: Any, source: Source, seq_axis: int, outs: Any = None) -> Any:
-    """Rotate each of xs by a source."""
-    tables = aligned_tables(xs, source, seq_axis, library(xs[0]))
-    ys = results(xs, outs)
-    for x, y, (cos, sin) in zip(xs, ys, tables, strict=True):
-        _blocks.rotate(x, cos, sin, source.layout, y)
+def rotate(call: Call, outs: Any = None) -> Any:
+    """Rotate the arrays of a call."""
+    ys = results(call.xs, outs)
+    for x, y, (cos, sin) in zip(call.xs, ys, aligned_tables(call), strict=True):
+        _blocks.rotate(x, cos, sin, call.source.layout, y)
     return ys
 
 

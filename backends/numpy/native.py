@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._array_api.library import computes_in_float64, dtype_name, library
+from rope_array._array_api.library import dtype_name, library
 from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._backends import _native
 from rope_array._backends.numpy import decline_reason as decline_reason_without_kernel
@@ -30,7 +30,9 @@ __all__ = [
 
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why arrays are declined, or None."""
-    return _native.unavailable_reason() or decline_reason_without_kernel(xs, source)
+    if _native.kernel is None:
+        return _native.unavailable_reason()
+    return decline_reason_without_kernel(xs, source)
 
 
 def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
@@ -45,22 +47,22 @@ def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
     return _native.kernel.quick(x, source.values, source.plan, seq_axis, out)
 
 
-def rotate(xs: Any, source: Source, seq_axis: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by a source."""
-    ys = results(xs, outs)
-    lib = library(xs[0])
+def rotate(call: Call, outs: Any = None) -> Any:
+    """Rotate the arrays of a call."""
+    source, lib, seq_axis = call.source, call.lib, call.seq_axis
+    ys = results(call.xs, outs)
     whole: Any = None
     fraction: Any = None
     if isinstance(source, Positions):
-        whole, fraction = read_positions(source.values, xs[0], lib, any(map(computes_in_float64, xs)))
-    for use_float64 in {*map(computes_in_float64, xs)}:
-        pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if computes_in_float64(x) == use_float64]
+        whole, fraction = read_positions(source.values, lib, call.ops, any(call.float64))
+    for use_float64 in {*call.float64}:
+        pairs = [(x, y) for x, y, wide in zip(call.xs, ys, call.float64, strict=True) if wide == use_float64]
         if isinstance(source, Tables):
             _rotate_by(pairs, source.cos, source.sin, use_float64, source.layout, seq_axis)
-        elif source.plan.exact and fraction is None and whole.dtype.kind != "f":
+        elif source.plan.exact and fraction is None:
             _run(pairs, _native.spec_of(source.plan), _given_positions(whole), seq_axis)
         else:
-            cos, sin = tables_at(whole, fraction, source.plan, use_float64, lib.ops(xs[0]))
+            cos, sin = tables_at(whole, fraction, source.plan, use_float64, call.ops)
             _rotate_by(pairs, cos, sin, use_float64, source.layout, seq_axis)
     return ys
 

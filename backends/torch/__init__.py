@@ -1,4 +1,4 @@
-"""PyTorch's form of the array-api backend, for fake and distributed tensors, autocast and symbolic numbers too.
+"""PyTorch's form of the array-api backend, which serves fake and distributed tensors and autocast too.
 
 Dynamo traces this code: plain attribute and type tests only, neither caches nor imports.
 """
@@ -12,7 +12,7 @@ import torch
 from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, Memory
-from rope_array._array_api.source import Positions, Source
+from rope_array._array_api.source import Call, Positions, Source
 from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import Constants
 
@@ -103,7 +103,7 @@ def is_freed(x: Any) -> bool:
 
 
 def _why_memory_unknown(x: Any, written: bool) -> str | None:
-    """Return why the memory of a tensor is is_unknown_size, or cannot be written by its strides; None if neither."""
+    """Return why the memory of a tensor is unknown, or not as its strides say; None if neither."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
     if is_freed(x):
@@ -123,12 +123,12 @@ def library(x: Any) -> Library:
     return LIBRARY
 
 
-def rotate(xs: Any, source: Source, seq_axis: int) -> Any:
-    """Rotate each of xs by a source."""
-    with _fake_as(xs[0]), no_autocast(xs[0]):
-        if _distributed.is_placed(*xs, *source.arrays):
-            return _distributed.rotate(xs, source, seq_axis, LIBRARY)
-        return _rotate.rotate(xs, source, seq_axis, LIBRARY)
+def rotate(call: Call) -> Any:
+    """Rotate the arrays of a call."""
+    with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
+        if _distributed.is_placed(*call.xs, *call.source.arrays):
+            return _distributed.rotate(call)
+        return _rotate.rotate(call)
 
 
 def make_tables(source: Positions, like: Any) -> Any:

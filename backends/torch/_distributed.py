@@ -7,11 +7,11 @@ in use. It is refused with a DTensor unless torch's own `implicit_replication` d
 import sys
 from typing import Any
 
+from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import Library, computes_in_float64
-from rope_array._array_api.position_input import is_host, read_positions
+from rope_array._array_api.position_input import is_host, read_positions, split_floats
 from rope_array._array_api.rotate import rotate_at, rotate_by_tables
-from rope_array._array_api.source import Positions, Source, Tables
-from rope_array._array_api.tables import tables_at
+from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import paired_axes, without_coordinates
@@ -24,13 +24,13 @@ def is_placed(*values: Any) -> bool:
     return any(type(value).__name__ == "DTensor" for value in values)
 
 
-def rotate(xs: Any, source: Source, seq_axis: int, lib: Library) -> Any:
+def rotate(call: Call) -> Any:
     """Rotate DTensors, each shard by its own positions or tables."""
+    source, seq_axis, lib = call.source, call.seq_axis, call.lib
     if isinstance(source, Tables):
-        return tuple(_rotate_by_tables(x, source, seq_axis, lib) for x in xs)
-    use_float64 = any(map(computes_in_float64, xs))
-    whole, fraction = read_positions(source.values, xs[0], lib, use_float64)
-    return tuple(_rotate_at(x, whole, fraction, source.plan, seq_axis, lib) for x in xs)
+        return tuple(_rotate_by_tables(x, source, seq_axis, lib) for x in call.xs)
+    whole, fraction = read_positions(source.values, lib, call.ops, any(call.float64), split=False)
+    return tuple(_rotate_at(x, whole, fraction, source.plan, seq_axis, lib) for x in call.xs)
 
 
 def make_tables(source: Positions, like: Any, lib: Library) -> Any:
@@ -40,7 +40,7 @@ def make_tables(source: Positions, like: Any, lib: Library) -> Any:
             "learned frequencies with a DTensor are not served; make the tables from local tensors."
         )
     use_float64 = computes_in_float64(like)
-    whole, fraction = read_positions(source.values, like, lib, use_float64)
+    whole, fraction = read_positions(source.values, lib, lib.ops(like), use_float64, split=False)
     return _tables(whole, fraction, like, source.plan, use_float64, lib)
 
 
@@ -69,10 +69,15 @@ def check(xs: Any, pos: Any) -> None:
 
 def _rotate_at(x: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
     local = x.to_local()
+    ops = lib.ops(local)
     more = 0 if plan.coordinates is None else 1
     whole = _local_part(whole, x, seq_axis, more)
-    fraction = fraction if fraction is None else _local_part(fraction, x, seq_axis, more)
-    return _placed(rotate_at((local,), whole, fraction, plan, seq_axis, lib.ops(local))[0], x, x.placements)
+    if fraction is None:
+        whole, fraction = split_floats(whole, ops)
+    else:
+        fraction = _local_part(fraction, x, seq_axis, more)
+    float64 = (computes_in_float64(local),)
+    return _placed(rotate_at((local,), float64, whole, fraction, plan, seq_axis, ops)[0], x, x.placements)
 
 
 def _rotate_by_tables(x: Any, tables: Tables, seq_axis: int, lib: Library) -> Any:
@@ -89,7 +94,10 @@ def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, use_float64: bool,
             f"pos is placed as {whole.placements}, its coordinates split; redistribute it first."
         )
     local = whole.to_local() if is_placed(whole) else whole
-    tables = tables_at(local, fraction, plan, use_float64, lib.ops(local))
+    ops = lib.ops(local)
+    if fraction is None:
+        local, fraction = split_floats(local, ops)
+    tables = cos_sin(local, fraction, plan, use_float64, ops)
     places = whole.placements if is_placed(whole) else _everywhere(like)
     shape = lib.xp.empty((*lead, plan.layout.num_pairs), device="meta")
     cos, sin = (_placed(table, shape, places, like.device_mesh) for table in tables)
@@ -111,7 +119,7 @@ def _local_part(table: Any, x: Any, seq_axis: int, more: int) -> Any:
 
 
 def _place(place: Any, x: Any, axes: tuple[int, ...], shape: Any) -> Any:
-    """Place positions on one axis of the mesh as x is placed; replicate them if one position serves many rows."""
+    """Place positions on a mesh axis as x is placed; replicate them if one position serves many rows."""
     module = sys.modules[_MODULE]
     if place.is_shard() and shape[axes.index(place.dim)] == x.shape[place.dim]:
         return module.Shard(axes.index(place.dim))

@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.rotate import rotate_by_tables, rotate_one
-from rope_array._array_api.source import Source, Tables
-from rope_array._array_api.tables import tables_by_dtype
+from rope_array._array_api.rotate import rotate_by_tables
+from rope_array._array_api.source import Call, Source, Tables
+from rope_array._array_api.tables import tables_at
 from rope_array._backends import _native
 from rope_array._backends.torch import LIBRARY, TRANSFORMED, is_freed, no_autocast
 from rope_array._spec.plan import Layout, Plan
@@ -255,20 +255,21 @@ def _quick_positions(pos: Any, plan: Plan) -> Any:
     return (_native.SPACED, pos, 0, ()) if number is None and -(2**63) <= pos < 2**63 else None
 
 
-def rotate(xs: Any, source: Source, seq_axis: Any, outs: Any = None) -> Any:
-    """Rotate each of xs by a source."""
+def rotate(call: Call, outs: Any = None) -> Any:
+    """Rotate the arrays of a call."""
+    xs, source, seq_axis = call.xs, call.source, int(call.seq_axis)
     if isinstance(source, Tables):
-        return _turn(xs, outs, source.layout, (source.cos, source.sin), int(seq_axis))
+        return _turn(xs, outs, source.layout, (source.cos, source.sin), seq_axis)
     plan = source.plan
-    whole, fraction = read_positions(source.values, xs[0], LIBRARY, any(map(computes_in_float64, xs)))
-    if plan.exact and fraction is None and not whole.dtype.is_floating_point:
-        return _turn(xs, outs, plan, (whole.to(torch.int64),), int(seq_axis))
+    whole, fraction = read_positions(source.values, LIBRARY, call.ops, any(call.float64))
+    if plan.exact and fraction is None:
+        return _turn(xs, outs, plan, (whole.to(torch.int64),), seq_axis)
     with no_autocast(xs[0]):
-        made = tables_by_dtype(xs, whole, fraction, plan, LIBRARY.ops(xs[0]))
+        made = {wide: tables_at(whole, fraction, plan, wide, call.ops) for wide in {*call.float64}}
     ys = []
-    for i, x in enumerate(xs):
+    for i, (x, wide) in enumerate(zip(xs, call.float64, strict=True)):
         into = None if outs is None else (outs[i],)
-        ys += _turn((x,), into, plan.layout, made[computes_in_float64(x)], int(seq_axis))
+        ys += _turn((x,), into, plan.layout, made[wide], seq_axis)
     return tuple(ys)
 
 
@@ -381,9 +382,10 @@ def _adjoint_by_core(grads: Any, how: Any, back: bool, given: Any, seq_axis: int
     if not isinstance(how, Plan):
         return rotate_by_tables(grads, Tables(given[0], -given[1], layout), seq_axis, ops)
     pos = torch.full((), given[0][1], dtype=torch.int64) if type(given[0]) is tuple else given[0]
-    tables = tables_by_dtype(grads, pos, None, how, ops)
+    tables = {wide: tables_at(pos, None, how, wide, ops) for wide in {*map(computes_in_float64, grads)}}
     sign, layout = (1, how.layout) if back else (-1, layout)
-    return tuple(
-        rotate_one(g, tables[d][0], sign * tables[d][1], layout, seq_axis, ops)
-        for g, d in ((g, computes_in_float64(g)) for g in grads)
-    )
+    ys: list[Any] = []
+    for g in grads:
+        cos, sin = tables[computes_in_float64(g)]
+        ys += rotate_by_tables((g,), Tables(cos, sign * sin, layout), seq_axis, ops)
+    return tuple(ys)

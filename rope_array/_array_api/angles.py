@@ -1,14 +1,14 @@
 """Angles: from positions to cos and sin, exact at every integer position. Array API only.
 
-The angle of a pair in turns, pos·ω/2π mod 1, is computed in fixed point. The host makes F = round(ω/2π · 2^k) by
-exact integer arithmetic; the product pos·F modulo 2^k is integer arithmetic on the device, and its top bits are
-the phase. k is 64 with a 32-bit phase for float32 tables, and 96 with a 64-bit phase for float64 tables. No step
-rounds, so the phase has the same bits on every library. Its error is |pos|·2^-(k+1) turns from rounding F, and
-less than one unit in its own last place, which is 1.5e-9 radians for 32 bits.
+The angle of a pair in turns, pos·ω/2π mod 1, is computed in fixed point. The host makes F = round(ω/2π · 2^k)
+by exact integer arithmetic; the product pos·F modulo 2^k is integer arithmetic on the device, and its top
+bits are the phase. k is 64 with a 32-bit phase for float32 tables, and 96 with a 64-bit phase for float64
+tables. No step rounds, so the phase has the same bits on every library. Its error is |pos|·2^-(k+1) turns
+from rounding F, and less than one unit in its own last place, which is 1.5e-9 radians for 32 bits.
 
-The top two bits (after adding an eighth of a turn) are the quadrant. The rest is at most an eighth of a turn from
-the nearest axis, and two short polynomials give its sin and cos. They use only sums and products, so the bits do
-not depend on a library's sin, nor on whether an element is computed in a vector loop or in its tail.
+The top two bits (after adding an eighth of a turn) are the quadrant. The rest is at most an eighth of a turn
+from the nearest axis, and two short polynomials give its sin and cos. They use only sums and products, so the
+bits do not depend on a library's sin, nor on whether an element is computed in a vector loop or in its tail.
 """
 
 from typing import Any
@@ -58,12 +58,6 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
     return _amplified(*_rotate_quadrants(quadrant, cos, sin, dtype, ops), plan)
 
 
-def split(pos: Any, xp: Any, has_int64: bool) -> tuple[Any, Any]:
-    """Split float positions into the nearest integer and the rest, exactly; the rest carries the gradient."""
-    nearest = xp.round(pos)
-    return xp.astype(nearest, xp.int64 if has_int64 else xp.int32), pos - nearest
-
-
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
     """Return positions as floats, rounded as a cast does."""
     numbers = xp.astype(whole, dtype)
@@ -73,9 +67,9 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    This is the only function that multiplies positions by frequencies. The result, shape pos.shape + (pairs,),
-    is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its bits are the
-    same on every library.
+    This is the only function that multiplies positions by frequencies. The result, shape pos.shape +
+    (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its
+    bits are the same on every library.
     """
     if not ops.has_int64:
         return _phase_in_uint32(positions_per_pair(whole, plan, ops), plan, ops)
@@ -150,8 +144,8 @@ def _quadrant(phase: Any, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple
     return quadrant, ops.cast(rest - half, dtype) * unit
 
 
-# Of a phase of 32 or 64 bits: the lowest bit of the quadrant, an eighth of a turn, the mask of the lower bits, and
-# the unit of the rest.
+# Of a phase of 32 or 64 bits: the lowest bit of the quadrant, an eighth of a turn, the mask of the lower
+# bits, and the unit of the rest.
 _SPLIT32 = (30, 2**29, 2**30 - 1, 2.0**-29)
 _SPLIT64 = (62, 2**61, 2**62 - 1, 2.0**-61)
 

@@ -32,7 +32,8 @@ def mixed(source: Positions, like: Any, lib: Library) -> Tables:
         )
     use_float64 = computes_in_float64(like)
     dtype = lib.xp.float64 if use_float64 else lib.xp.float32
-    pos = floats(*read_positions(source.values, like, lib, use_float64), dtype, lib.xp)
+    whole, fraction = read_positions(source.values, lib, lib.ops(like), use_float64, split=False)
+    pos = floats(whole, fraction, dtype, lib.xp)
     pos = pos[None, ...] if len(pos_shape) == 2 and like.ndim > 3 else pos
     omegas = lib.xp.astype(inv_freq, dtype)[:, None, :, :]
     # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
@@ -49,7 +50,8 @@ def xpos(
     _refuse_axes(plan, "xPos scales by one position")
     cos, sin = tables
     ops = lib.ops(like)
-    pos = floats(*read_positions(source.values, like, lib, computes_in_float64(like)), cos.dtype, lib.xp)
+    use_float64 = computes_in_float64(like)
+    pos = floats(*read_positions(source.values, lib, ops, use_float64, split=False), cos.dtype, lib.xp)
     width = 2 * plan.layout.num_pairs
     logs = [math.log((2 * i + 0.4 * width) / (1.4 * width)) for i in range(plan.layout.num_pairs)]
     row = ops.constants(Constants(logs), cos.dtype, ops.creation_kwargs)[(None,) * (cos.ndim - 1) + (...,)]

@@ -3,28 +3,41 @@
 from typing import Any
 
 from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, describe
-from rope_array._spec.plan import Layout
 from rope_array._spec.shape_rule import check_line_up, is_unknown_size
 
-from .library import X_DTYPES, Library, computes_in_float64, dtype_name
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of_dtype
 from .position_input import check_positions
-from .source import Positions, Source, Tables
+from .source import Call, Positions, Source, Tables
 
 Arrays = tuple[Any, ...]
 
 
-def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> None:
+def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
     """Check a whole call but for the values of positions: arrays, source, and that they line up."""
-    check_arrays(xs, lib)
+    dtypes = check_arrays(xs, lib)
     lib.check_mix(xs, source)
-    _check_widths_and_devices(xs, source.layout, lib)
+    ops = lib.ops(xs[0])
+    float64 = tuple(map("float64".__eq__, dtypes))
     if isinstance(source, Tables):
-        _check_tables(xs, source, lib)
+        layout = source.layout
+        _check_tables(xs, source, any(float64), lib)
         shape = tuple(source.cos.shape)[:-1]
     else:
+        layout = source.plan.layout
         shape = check_positions(source, xs[0], lib)
     for x in xs:
+        if x.shape[-1] != layout.head_dim:
+            raise ShapeError(
+                f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
+                f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
+            )
+        if x is not xs[0] and not lib.same_device(x, xs[0]):
+            raise ArrayTypeError(
+                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
+                "call once for each device."
+            )
         check_line_up(x.shape, shape, seq_axis)
+    return Call(xs, source, seq_axis, lib, ops, float64)
 
 
 def check_table_call(source: Positions, like: Any, lib: Library) -> None:
@@ -41,19 +54,22 @@ def check_table_call(source: Positions, like: Any, lib: Library) -> None:
         )
 
 
-def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> None:
-    """Check that each of xs is an array of the library that can be rotated: its kind and its dtype."""
+def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
+    """Check that each of xs is an array of the library that can be rotated; return the dtypes' names."""
+    names = []
     for x in xs:
         if not lib.is_array(x):
             raise _not_of_library(x, lib)
         lib.check_supported(x)
-        if dtype_name(x) not in X_DTYPES:
+        names.append(name_of_dtype(x.dtype))
+        if names[-1] not in X_DTYPES:
             raise ArrayTypeError(
                 f"{name} is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. "
                 f"Cast {name} first."
             )
         if not x.ndim:
             raise _single_number(x)
+    return names
 
 
 def _single_number(x: Any) -> ShapeError:
@@ -71,35 +87,20 @@ def _not_of_library(x: Any, lib: Library) -> RoPEError:
     )
 
 
-def _check_widths_and_devices(xs: Arrays, layout: Layout, lib: Library) -> None:
-    for x in xs:
-        if x.shape[-1] != layout.head_dim:
-            raise ShapeError(
-                f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
-                f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
-            )
-        if x is not xs[0] and not lib.same_device(x, xs[0]):
-            raise ArrayTypeError(
-                f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
-                "call once for each device."
-            )
-
-
-def _check_tables(xs: Arrays, tables: Tables, lib: Library) -> None:
+def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) -> None:
     """Check library, device, precision and shapes of tables, and their layout: users can change them."""
     tables.layout.check()
-    for x in xs:
-        for table in (tables.cos, tables.sin):
-            if not lib.is_array(table) or not lib.same_device(table, x):
-                raise ArrayTypeError(
-                    f"the rotation's tables are {lib.describe(table)} and x is {lib.describe(x)}; "
-                    "make the rotation on x's device: rope.rotation(pos, like=x)."
-                )
-            if computes_in_float64(x) and not computes_in_float64(table):
-                raise ArrayTypeError(
-                    "x is float64 and the rotation's tables are float32, which would give float64 results of "
-                    "float32 accuracy; make them with rope.rotation(pos, like=x)."
-                )
+    for table in tables.arrays:
+        if not lib.is_array(table) or not lib.same_device(table, xs[0]):
+            raise ArrayTypeError(
+                f"the rotation's tables are {lib.describe(table)} and x is {lib.describe(xs[0])}; "
+                "make the rotation on x's device: rope.rotation(pos, like=x)."
+            )
+        if need_float64 and not computes_in_float64(table):
+            raise ArrayTypeError(
+                "x is float64 and the rotation's tables are float32, which would give float64 results of "
+                "float32 accuracy; make them with rope.rotation(pos, like=x)."
+            )
     cos, sin = tuple(tables.cos.shape), tuple(tables.sin.shape)
     count = tables.layout.num_pairs
     known = [
@@ -107,8 +108,8 @@ def _check_tables(xs: Arrays, tables: Tables, lib: Library) -> None:
     ]
     if len(cos) != len(sin) or any(a != b for a, b in known) or cos[-1:] != (count,):
         raise ShapeError(
-            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, whose last axis has "
-            f"{count} pairs. Make them with rope.rotation(pos, like=x)."
+            f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, "
+            f"whose last axis has {count} pairs. Make them with rope.rotation(pos, like=x)."
         )
 
 

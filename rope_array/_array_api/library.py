@@ -1,7 +1,7 @@
 """The one import of array-api-compat: namespace, device, and the dtype names that the standard lacks.
 
-array-api-compat finds a library by type and through sys.modules, and so does this module: it imports no library
-before an array of it appears.
+array-api-compat finds a library by type and through sys.modules, and so does this module: it imports no
+library before an array of it appears.
 """
 
 from threading import Lock
@@ -90,9 +90,9 @@ class Library:
         creation_kwargs = {} if self.implicit_device else {"device": self.device(x)}
         return ArrayOps(self.xp, self.has_int64(), creation_kwargs, self.constants, self.cast, self.reshape)
 
-    def host_ops(self, x: Any) -> ArrayOps:
-        """Return the operations that make arrays of positions which are on the host."""
-        return self.ops(x)
+    def host_ops(self, ops: ArrayOps) -> ArrayOps:
+        """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
+        return ops
 
     def check_out(self, out: Any, read: tuple[Any, ...]) -> None:
         """Raise if out cannot be written while the arrays in `read` are read."""

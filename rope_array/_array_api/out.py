@@ -1,7 +1,7 @@
 """The arrays given as `out=`: checked before anything is computed.
 
-out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether two
-arrays share memory, up to a limit of work; beyond it, they are refused.
+out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether
+two arrays share memory, up to a limit of work; beyond it, they are refused.
 """
 
 from typing import Any
@@ -9,32 +9,27 @@ from typing import Any
 from rope_array._errors import ArrayTypeError, ShapeError, describe
 
 from .library import Library, Memory
-from .source import Source
+from .source import Call
 
 # Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
 _MOST_WORK = 100_000
 
 
-def run_and_write(
-    backend: Any, x: Any, xs: Any, source: Source, seq_axis: Any, out: Any, lib: Library
-) -> Any:
-    """Rotate xs by a backend, into `out` if that is given; return a tuple if x is one."""
-    if out is None:
-        ys = backend.rotate(xs, source, seq_axis)
-        return ys if type(x) is tuple else ys[0]
-    outs = check_outs(out, x, xs, source.arrays, lib)
+def rotate_into(backend: Any, call: Call, x: Any, out: Any) -> Any:
+    """Rotate the arrays of a call by a backend into `out`; x is the caller's array or tuple of arrays."""
+    outs = check_outs(out, x, call.xs, call.source.arrays, call.lib)
     if getattr(backend, "accepts_outs", False):
-        backend.rotate(xs, source, seq_axis, outs)
+        backend.rotate(call, outs)
     else:
-        for o, y in zip(outs, backend.rotate(xs, source, seq_axis), strict=True):
-            lib.copy_into(o, y)
+        for o, y in zip(outs, backend.rotate(call), strict=True):
+            call.lib.copy_into(o, y)
     return out
 
 
 def check_outs(
     out: Any, x: Any, xs: tuple[Any, ...], others: tuple[Any, ...], lib: Library
 ) -> tuple[Any, ...]:
-    """Return the arrays to write, one for each of xs, or raise; `others` are the other arrays that are read."""
+    """Return the arrays to write, one for each of xs, or raise; `others` are read too."""
     outs = _one_for_each(out, x, xs)
     for o, one in zip(outs, xs, strict=True):
         _check_kind(o, one, lib)
@@ -83,8 +78,8 @@ def _memory(out: Any, read: tuple[Any, ...], lib: Library) -> Memory:
     memory = lib.memory(out)
     if memory is None:
         raise ArrayTypeError(
-            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and CuPy. "
-            "Omit out, and use the result."
+            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and "
+            "CuPy. Omit out, and use the result."
         )
     return memory
 
@@ -102,7 +97,7 @@ def _check_writable(out: Any, memory: Memory) -> None:
 
 
 def _may_overlap_itself(memory: Memory) -> bool:
-    """Return whether elements may share memory: not if each stride is at least the reach of the axes inside it."""
+    """Return whether elements may share memory: not if each stride spans the axes inside it."""
     if 0 in memory.shape:
         return False
     reach = memory.itemsize

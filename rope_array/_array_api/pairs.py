@@ -2,21 +2,23 @@
 
 For the members a and b of each pair, y_a = a·cos - b·sin and y_b = b·cos + a·sin (RoFormer, arXiv 2104.09864,
 eq. 34). The arithmetic is in the dtype of the tables. Each half of the result is rounded to x's dtype once,
-before the halves are joined, so that compilers can make one loop of it. Only the last axis is ever reshaped, so
-an array that is split along another axis stays split.
+before the halves are joined, so that compilers can make one loop of it. Only the last axis is ever reshaped,
+so an array that is split along another axis stays split.
 """
 
 from typing import Any
 
 from rope_array._spec.plan import Layout
+from rope_array._spec.shape_rule import placement
 
 from .ops import ArrayOps
 
 
-def rotate_pairs(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
-    """Rotate the last axis of x by tables that have x's axes and one column for each pair."""
-    if 2 * layout.num_pairs == layout.head_dim:
-        y = _rotate_slice(x, cos, sin, layout, ops)
+def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
+    """Rotate the last axis of x by tables of its compute dtype."""
+    cos, sin = align_tables_to(x, cos, sin, seq_axis, ops)
+    if layout.stop - layout.start == layout.head_dim and layout.blocks == 1:
+        y = _rotate_block(x, cos, sin, layout, ops)
     else:
         y = ops.xp.concat(_parts(x, cos, sin, layout, ops), axis=-1)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
@@ -25,8 +27,16 @@ def rotate_pairs(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> A
     return y if y.dtype == x.dtype else ops.cast(y, x.dtype)
 
 
+def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) -> tuple[Any, Any]:
+    """Give tables the axes of x, by the shape rule."""
+    order, index = placement(x.ndim, cos.ndim - 1, seq_axis)
+    if order is not None:
+        cos, sin = ops.xp.permute_dims(cos, order), ops.xp.permute_dims(sin, order)
+    return cos[index], sin[index]
+
+
 def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
-    """Return the features before the rotated slice, the slice rotated if there is one, and those after it."""
+    """Return the features before the rotated slice, the slice rotated, and the features after it."""
     middle = []
     if layout.num_pairs:
         middle = [_rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)]

@@ -1,8 +1,7 @@
 """Positions as the caller gave them: their checks, and the arrays that are made of them.
 
-Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of integers
-and one of floats. The host splits the floats that it has exactly. An array of the library is passed through as
-it is: `tables_at` splits its floats, inside the function that a tracer sees.
+Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of
+integers and one of floats. The host splits the floats that it has in float64, exactly.
 """
 
 from numbers import Integral, Real
@@ -28,14 +27,16 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
     Positions are an array of x's library, Python values, or a NumPy array if the library accepts them.
     """
     pos = source.values
+    if isinstance(pos, _PYTHON) or _is_symbolic(pos):
+        shape = python_shape(pos)
+        return shape if source.plan.coordinates is None else without_coordinates(shape, source.plan)
     if lib.is_array(pos):
         lib.check_supported(pos)
         if not lib.same_device(pos, x):
             raise ArrayTypeError(
-                f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves silently."
+                f"pos is on {lib.device(pos)} and x on {lib.device(x)}; move one of them: nothing moves "
+                "silently."
             )
-    elif isinstance(pos, _PYTHON) or _is_symbolic(pos):
-        return without_coordinates(python_shape(pos), source.plan)
     elif not _has_dtype(pos):
         raise ArrayTypeError(
             f"pos is {describe(pos)}; give a number, a range, a sequence, or an array of x's library."
@@ -47,17 +48,24 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
     return without_coordinates(tuple(pos.shape), source.plan)
 
 
-def read_positions(pos: Any, x: Any, lib: Library, use_float64: bool) -> tuple[Any, Any]:
-    """Return arrays of checked positions: (integers, None), (integers, fractions), or (library's array, None)."""
-    if lib.is_array(pos):
-        return pos, None
-    ops = lib.host_ops(x)
+def read_positions(
+    pos: Any, lib: Library, ops: ArrayOps, use_float64: bool, split: bool = True
+) -> tuple[Any, Any]:
+    """Return arrays of checked positions: integers, and fractions or None.
+
+    Without `split`, an array of the library is returned as it is, and None.
+    """
+    if not isinstance(pos, _PYTHON) and lib.is_array(pos):
+        return split_floats(pos, ops) if split else (pos, None)
+    if lib.takes_numpy:
+        ops = lib.host_ops(ops)
     integer = ops.xp.int64 if ops.has_int64 else ops.xp.int32
     if isinstance(pos, range):
         return _from_range(pos, integer, ops), None
     if _is_symbolic(pos):
-        dtype = integer if type(pos).__name__ == "SymInt" else ops.xp.float64
-        return _from_values(pos, dtype, ops), None
+        if type(pos).__name__ == "SymInt":
+            return _from_values(pos, integer, ops), None
+        return split_floats(_from_values(pos, ops.xp.float64, ops), ops)
     if not isinstance(pos, (list, tuple)) and not _is_number(pos):
         return _from_numpy(pos, ops)
     if _all_integers(pos):
@@ -65,6 +73,14 @@ def read_positions(pos: Any, x: Any, lib: Library, use_float64: bool) -> tuple[A
     real = ops.xp.float64 if use_float64 else ops.xp.float32
     nearest, fraction = _map(_nearest, pos), _map(lambda p: float(p) - _nearest(p), pos)
     return _from_values(nearest, integer, ops), _from_values(fraction, real, ops)
+
+
+def split_floats(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Split float positions exactly into the nearest integers and the rest, which has the gradient."""
+    if dtype_name(pos) not in ("float32", "float64"):
+        return pos, None
+    nearest = ops.xp.round(pos)
+    return ops.xp.astype(nearest, ops.xp.int64 if ops.has_int64 else ops.xp.int32), pos - nearest
 
 
 def is_host(pos: Any) -> bool:
@@ -113,8 +129,10 @@ def _from_values(value: Any, dtype: Any, ops: ArrayOps) -> Any:
 
 
 def _from_range(pos: range, dtype: Any, ops: ArrayOps) -> Any:
-    for end in (pos[0], pos[-1]) if len(pos) else ():
-        _checked_integer(end, ops)
+    if pos:
+        limit = 2**63 if ops.has_int64 else 2**31
+        if min(pos[0], pos[-1]) < -limit or max(pos[0], pos[-1]) >= limit:
+            raise _integer_out_of_range(max(pos[0], pos[-1], key=abs), ops)
     if max(abs(pos.start), abs(pos.stop), abs(pos.step)) > 2**62:  # arange's own sums might overflow
         return ops.xp.asarray([*pos], dtype=dtype, **ops.creation_kwargs)
     return ops.xp.arange(pos.start, pos.stop, pos.step, dtype=dtype, **ops.creation_kwargs)
@@ -150,10 +168,13 @@ def _checked_integer(pos: Any, ops: ArrayOps) -> int:
         raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
     bits = 63 if ops.has_int64 else 31
     if not -(2**bits) <= pos < 2**bits:
-        raise _out_of_range(
-            pos, f"2**{bits}" + ("" if ops.has_int64 else ", as JAX has no wider integers without x64")
-        )
+        raise _integer_out_of_range(pos, ops)
     return int(pos)
+
+
+def _integer_out_of_range(pos: Any, ops: ArrayOps) -> PositionError:
+    limit = "2**63" if ops.has_int64 else "2**31, as JAX has no wider integers without x64"
+    return _out_of_range(pos, limit)
 
 
 def _nearest(pos: Any) -> int:

@@ -1,44 +1,50 @@
-"""The array-api backend: the rotation of checked arrays on any library with the Array API.
+"""The array-api backend: the rotation of a checked call on any library with the Array API.
 
 The backends of PyTorch, JAX and dask are made of these functions too.
 """
 
 from typing import Any
 
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Plan
 
-from .library import Library, computes_in_float64
+from .angles import cos_sin
+from .library import computes_in_float64
 from .ops import ArrayOps
-from .pairs import rotate_pairs
+from .pairs import align_and_rotate
 from .position_input import read_positions
-from .source import Source, Tables
-from .tables import align_tables_to, cast_tables, tables_by_dtype
+from .source import Call, Tables
+from .tables import cast_tables
 
 Arrays = tuple[Any, ...]
 
 
-def rotate(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Arrays:
-    """Rotate each of xs by a source. The caller has checked both."""
-    ops = lib.ops(xs[0])
+def rotate(call: Call) -> Arrays:
+    """Rotate the arrays of a call."""
+    source = call.source
     if isinstance(source, Tables):
-        return rotate_by_tables(xs, source, seq_axis, ops)
-    use_float64 = any(map(computes_in_float64, xs))
-    whole, fraction = read_positions(source.values, xs[0], lib, use_float64)
-    return rotate_at(xs, whole, fraction, source.plan, seq_axis, ops)
+        return rotate_by_tables(call.xs, source, call.seq_axis, call.ops)
+    whole, fraction = read_positions(source.values, call.lib, call.ops, any(call.float64))
+    return rotate_at(call.xs, call.float64, whole, fraction, source.plan, call.seq_axis, call.ops)
 
 
-def rotate_at(xs: Arrays, whole: Any, fraction: Any, plan: Plan, seq_axis: int, ops: ArrayOps) -> Arrays:
-    """Rotate each of xs by positions that are arrays of the library; tables are made once per compute dtype."""
-    tables = tables_by_dtype(xs, whole, fraction, plan, ops)
-    return tuple(rotate_one(x, *tables[computes_in_float64(x)], plan.layout, seq_axis, ops) for x in xs)
+def rotate_at(
+    xs: Arrays, float64: tuple[bool, ...], whole: Any, fraction: Any, plan: Plan, seq_axis: int, ops: ArrayOps
+) -> Arrays:
+    """Rotate each of xs by positions that `read_positions` returned, with tables once per compute dtype."""
+    tables = {}
+    for wide in float64:
+        if wide not in tables:
+            tables[wide] = cos_sin(whole, fraction, plan, wide, ops)
+    ys = []
+    for x, wide in zip(xs, float64, strict=True):
+        ys.append(align_and_rotate(x, *tables[wide], plan.layout, seq_axis, ops))
+    return tuple(ys)
 
 
 def rotate_by_tables(xs: Arrays, tables: Tables, seq_axis: int, ops: ArrayOps) -> Arrays:
     """Rotate each of xs by tables, which may be wider than an array's arithmetic."""
-    cast = {wide: cast_tables(tables, wide, ops) for wide in {*map(computes_in_float64, xs)}}
-    return tuple(rotate_one(x, *cast[computes_in_float64(x)], tables.layout, seq_axis, ops) for x in xs)
-
-
-def rotate_one(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
-    """Rotate one array by tables of its compute dtype."""
-    return rotate_pairs(x, *align_tables_to(x, cos, sin, seq_axis, ops), layout, ops)
+    ys = []
+    for x in xs:
+        cos, sin = cast_tables(tables, computes_in_float64(x), ops)
+        ys.append(align_and_rotate(x, cos, sin, tables.layout, seq_axis, ops))
+    return tuple(ys)

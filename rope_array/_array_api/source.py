@@ -1,8 +1,10 @@
-"""The source of a rotation: positions with a plan, or tables with a layout. One value for either."""
+"""A call: its arrays, their source (positions or tables), and the facts that its checks found."""
 
 from typing import Any, NamedTuple
 
 from rope_array._spec.plan import Layout, Plan
+
+from .ops import ArrayOps
 
 
 class Positions(NamedTuple):
@@ -47,3 +49,30 @@ class Tables(NamedTuple):
 
 
 Source = Positions | Tables
+
+
+class Call(NamedTuple):
+    """A checked call, and the facts that its checks found.
+
+    Attributes
+    ----------
+    xs
+        The arrays to rotate, of one library.
+    source
+        Positions or tables.
+    seq_axis
+        The axis of each array along which positions run, as the caller gave it.
+    lib
+        The `Library` of the arrays.
+    ops
+        The library's operations on the device of the arrays.
+    float64
+        For each array whether it is rotated in float64; else it is rotated in float32.
+    """
+
+    xs: tuple[Any, ...]
+    source: Source
+    seq_axis: int
+    lib: Any
+    ops: ArrayOps
+    float64: tuple[bool, ...]

@@ -1,22 +1,22 @@
 """From a Hugging Face config to the fields of a `RoPE`: no transformers, no array library, no network.
 
-A config says some of what a rotary embedding is; the rest is in the model's code and in its class's defaults.
-The way of a reading:
+A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
+The steps of a reading:
 
-1. `_document`: load the config and find the part that is read, with its class's defaults (`_model_defaults`)
-   and what its code does (`_models`, `_models_vision`). The part, a `Spot`, keeps the record.
-2. `_reader`: find the rotary parameters of the layer that is asked for (`_tables` reads and checks values,
-   `_layers` knows the type of each layer).
-3. `_module`: make the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
-   of one kind of layer (`_layer`).
-4. `_unread`: refuse or note what looks rotary and was read by none of these.
+1. `_document` loads the config and finds the part to read, with its class's defaults (`_model_defaults`) and
+   the convention of its code (`_conventions`, `_conventions_vision`). The `ConfigPart` keeps the record.
+2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values, `_layer_types` has
+   the type of each layer).
+3. `_module` makes the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
+   of one layer type (`_layer`).
+4. `_unused_keys` refuses or notes rotary keys that no step has read.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rope_array._config._document import Document, Spot, load, locate, plain
+from rope_array._config._document import ConfigPart, Document, load, locate, plain
 from rope_array._config._reader import Reader
 from rope_array._errors import ConfigError, SpecError
 
@@ -24,21 +24,21 @@ __all__ = ["fields", "refusals"]
 
 
 def fields(
-    config: Any, part: str | None = None, layer_type: str | int | None = None
-) -> tuple[dict[str, Any], Spot]:
-    """Return the fields of the rope that a config states, and the part read, with its record."""
+    config: Any, path: str | None = None, layer_type: str | int | None = None
+) -> tuple[dict[str, Any], ConfigPart]:
+    """Return the fields of the rope that a config states, and the part with the record of the reading."""
     document = load(config)
     with refusals(document):
-        spot = locate(document.content, document.class_name, plain(part))
-        convention = spot.convention()
+        part = locate(document.content, document.class_name, plain(path))
+        convention = part.convention()
         if convention.refusal:
-            raise ConfigError(f"{spot.name}: {convention.refusal}. RoPE cannot state it.")
-        return Reader(spot, convention, plain(layer_type)).fields(), spot
+            raise ConfigError(f"{part.name}: {convention.refusal}. RoPE cannot state it.")
+        return Reader(part, convention, plain(layer_type)).fields(), part
 
 
 @contextmanager
 def refusals(config: Any) -> Iterator[None]:
-    """Make a `ConfigError` of all that is wrong with a config, the fields that no `RoPE` takes too."""
+    """Convert every error of a reading to a `ConfigError`, fields that `RoPE` refuses included."""
     try:
         yield
     except ConfigError:

@@ -1,6 +1,6 @@
-"""A config's content, and the part of it that is read: from a file, a dict or a config object.
+"""Load a config from a file, a dict or a config object, and find the part to read.
 
-The record of what was stated, inferred and noted goes with the part, which is a `Spot`.
+The part, a `ConfigPart`, keeps the record: which values were stated or inferred, and the notes.
 """
 
 import json
@@ -11,21 +11,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rope_array._config._conventions import PLAIN, TEXT, Convention, generic
+from rope_array._config._conventions_vision import VISION
 from rope_array._config._model_defaults import MODELS, ROTARY, SHARED
-from rope_array._config._models import PLAIN, TEXT, Convention, generic
-from rope_array._config._models_vision import VISION
 from rope_array._errors import ConfigError, short
 
-# Every convention that is not Llama's, by its key.
+# Every convention that differs from Llama's, by its key.
 CONVENTIONS: dict[str, Convention] = {**VISION, **TEXT}
 
 # Model types of published configs that transformers has under another name.
 OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
 
-# Wholes whose class gives a part its values beneath those that are stated, too.
+# Models whose class gives a part default values even if the config states the part.
 _MERGED = frozenset(("voxtral", "voxtral_realtime"))
 
-# Far above every published config, and small enough that a hostile one costs no time.
+# Far above every published config, and small enough that a hostile config costs no time.
 _MOST_BYTES = 2 * 2**20
 _MOST_VALUES = 2**21
 _DEEPEST_VALUE = 100
@@ -34,14 +34,14 @@ _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
 
 class Foreign:
-    """A value that JSON has not: it is kept only so that an error can name its type."""
+    """A value of a type outside JSON: an error names the type."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
-def said(value: Any) -> str:
-    """Write a value of a config, which may be anything, so that it fits a message."""
+def quoted(value: Any) -> str:
+    """Write any value of a config, shortened for a message."""
     if isinstance(value, dict):
         return f"an object of {len(value)} keys"
     if isinstance(value, (int, float, str, bytes, type(None))):
@@ -52,7 +52,7 @@ def said(value: Any) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Write the first of several names for a message."""
-    return ", ".join(map(said, names[:20]))
+    return ", ".join(map(quoted, names[:20]))
 
 
 # The document
@@ -67,13 +67,13 @@ class Document:
 
     @property
     def name(self) -> str:
-        """What to call the config before its part is known."""
+        """The name of the config in a message while its part is unknown."""
         kind = self.content.get("model_type")
-        return said(kind)[1:-1] if isinstance(kind, str) else "the config"
+        return quoted(kind)[1:-1] if isinstance(kind, str) else "the config"
 
 
 def load(config: Any) -> Document:
-    """Return a config's content in plain values, whatever foreign code does while it is read."""
+    """Return a config's content in plain values; an exception of foreign code becomes a ConfigError."""
     try:
         return _load(config)
     except ConfigError:
@@ -81,7 +81,7 @@ def load(config: Any) -> Document:
     except RecursionError:
         raise ConfigError("the config is nested too deeply, or holds itself.") from None
     except Exception as problem:
-        raise ConfigError(f"the config cannot be read: that raised {type(problem).__name__}.") from problem
+        raise ConfigError(f"the config cannot be read: it raised {type(problem).__name__}.") from problem
 
 
 def _load(config: Any) -> Document:
@@ -90,17 +90,17 @@ def _load(config: Any) -> Document:
     if isinstance(config, (str, os.PathLike)):
         return Document(_load_file(os.fsdecode(config)))
     if not isinstance(config, type) and callable(to_dict := getattr(config, "to_dict", None)):
-        if isinstance(made := to_dict(), Mapping):
-            return Document(Copy().mapping(made), type(config).__name__)
-        raise ConfigError(f"to_dict() of {type(config).__name__} returned {said(made)}, no dict.")
+        if isinstance(content := to_dict(), Mapping):
+            return Document(Copy().mapping(content), type(config).__name__)
+        raise ConfigError(f"to_dict() of {type(config).__name__} returned {quoted(content)}, no dict.")
     raise ConfigError(
-        f"config is {said(plain(config))}; give the path of a config.json, its content as a dict, or a "
+        f"config is {quoted(plain(config))}; give the path of a config.json, its content as a dict, or a "
         "config object."
     )
 
 
 def plain(value: Any) -> Any:
-    """Return a plain number, string, bool or None as it is, a subclass's as a plain one, else its type."""
+    """Return a number, string, bool or None, a subclass's instance converted; for others, a `Foreign`."""
     if value is None or isinstance(value, (bool, str, int, float)):
         return _exact(value)
     return Foreign(str(type(value).__name__)[:80])
@@ -114,15 +114,14 @@ def _exact(value: Any) -> Any:
 
 
 class Copy:
-    """A copy of a config in exact dicts, lists and scalars: reading it calls no foreign code."""
+    """Copies a config into exact dicts, lists and scalars, so that reading them calls no foreign code."""
 
     def __init__(self) -> None:
         self.left = _MOST_VALUES
-        self.made: dict[int, tuple[Any, Any]] = {}  # by id, with what was copied, so that ids stay taken
+        self.copies: dict[int, tuple[Any, Any]] = {}  # by id; holding the original keeps its id unique
 
-    def mapping(self, given: Any, depth: int = 0) -> dict[Any, Any]:
-        """Return a copy of a mapping."""
-        return self._once(given, depth, self._mapping)  # type: ignore[no-any-return]
+    def mapping(self, original: Any, depth: int = 0) -> dict[Any, Any]:
+        return self._once(original, depth, self._mapping)  # type: ignore[no-any-return]
 
     def _value(self, value: Any, depth: int) -> Any:
         if isinstance(value, Mapping):
@@ -131,32 +130,33 @@ class Copy:
             return self._once(value, depth, self._list)
         return plain(value)
 
-    def _once(self, given: Any, depth: int, copy: "Callable[[Any, int], Any]") -> Any:
+    def _once(self, original: Any, depth: int, copy: "Callable[[Any, int], Any]") -> Any:
+        """Copy a container, or return its copy if there is one."""
         if depth > _DEEPEST_VALUE:
             raise ConfigError("the config is nested too deeply.")
-        if id(given) in self.made:
-            made = self.made[id(given)][1]
-            if made is None:
+        if id(original) in self.copies:
+            copied = self.copies[id(original)][1]
+            if copied is None:
                 raise ConfigError("the config is nested too deeply: it holds itself.")
-            return made
-        self.made[id(given)] = (given, None)
-        made = copy(given, depth)
-        self.made[id(given)] = (given, made)
-        return made
+            return copied
+        self.copies[id(original)] = (original, None)
+        copied = copy(original, depth)
+        self.copies[id(original)] = (original, copied)
+        return copied
 
-    def _mapping(self, given: Any, depth: int) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
-        for key in given:
+    def _mapping(self, original: Any, depth: int) -> dict[Any, Any]:
+        copied: dict[Any, Any] = {}
+        for key in original:
             self._count()
-            made[plain(key)] = self._value(given[key], depth + 1)
-        return made
+            copied[plain(key)] = self._value(original[key], depth + 1)
+        return copied
 
-    def _list(self, given: Any, depth: int) -> list[Any]:
-        made = []
-        for value in given:
+    def _list(self, original: Any, depth: int) -> list[Any]:
+        copied = []
+        for value in original:
             self._count()
-            made.append(value if type(value) in _PLAIN_TYPES else self._value(value, depth + 1))
-        return made
+            copied.append(value if type(value) in _PLAIN_TYPES else self._value(value, depth + 1))
+        return copied
 
     def _count(self) -> None:
         self.left -= 1
@@ -169,11 +169,9 @@ def _load_file(path: str) -> dict[str, Any]:
     try:
         file = Path(path)
         file = file / "config.json" if file.is_dir() else file
-        # Not a device, nor a pipe: those may have no end.
-        if not file.is_file():
+        if not file.is_file():  # a device or a pipe may have no end
             raise ConfigError(f"{name} is no file; give a config.json, or the folder that holds it.")
-        # Nor a file of the system's without a size, which may wait for ever.
-        if file.stat().st_size == 0:
+        if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
             raise ConfigError(f"{name} is no JSON: it is empty.")
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
@@ -183,13 +181,13 @@ def _load_file(path: str) -> dict[str, Any]:
         why = getattr(problem, "strerror", None) or type(problem).__name__
         raise ConfigError(f"{name} cannot be read: {why}.") from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{name} has more than {_MOST_BYTES} bytes; no config.json is as large.")
+        raise ConfigError(f"{name} has more than {_MOST_BYTES} bytes; give a config.json, which is smaller.")
     return _parse(content, name)
 
 
 def _parse(content: bytes, name: str) -> dict[str, Any]:
     try:
-        document = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_without_twins)
+        document = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
     except ConfigError:
         raise
     except RecursionError:
@@ -199,24 +197,24 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
         why = "a number has too many digits" if digits else problem
         raise ConfigError(f"{name} is no JSON that can be read: {why}.") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{name} holds {said(document)}; a config.json holds an object.")
+        raise ConfigError(f"{name} holds {quoted(document)}; give a config.json, which holds an object.")
     return document
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, value in pairs:
-        if name in made:
-            raise ConfigError(f"the key {said(name)} is there twice in one object; leave one of them out.")
-        made[name] = value
-    return made
+        if name in found:
+            raise ConfigError(f"the key {quoted(name)} appears twice in one object; leave one of them out.")
+        found[name] = value
+    return found
 
 
 # The part
 
 
 def convention_of(key: str | None) -> Convention | None:
-    """Return the convention under a key; None where the model type is not known."""
+    """Return the convention under a key; None if the model type is unknown."""
     return None if key is None else CONVENTIONS.get(key) or (PLAIN if key in ROTARY else None)
 
 
@@ -233,25 +231,25 @@ _ROTARY_KEYS = (
 
 
 @dataclass
-class Spot:
-    """One part of a document: its content, its class's defaults, and the record of what was read."""
+class ConfigPart:
+    """One part of a config: its content, its class's defaults, and the record of the reading."""
 
     content: Mapping[str, Any]
     path: str
-    root: str | None  # the model type of the whole
+    root: str | None  # the model type of the whole config
     model_type: str | None
     key: str | None  # of its convention
     defaults: Mapping[str, Any]
-    above: Mapping[str, Any] = field(default_factory=dict)  # beside the part, where it should be in it
+    above: Mapping[str, Any] = field(default_factory=dict)  # the config around the part
     stated: dict[str, Any] = field(default_factory=dict)
     inferred: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """What to call the part in a message."""
-        kind = said(self.model_type)[1:-1] if self.model_type else "the config"
-        return f"{kind}, part {said(self.path)}" if self.path else kind
+        """The name of the part in a message."""
+        kind = quoted(self.model_type)[1:-1] if self.model_type else "the config"
+        return f"{kind}, part {quoted(self.path)}" if self.path else kind
 
     @property
     def known(self) -> bool:
@@ -264,151 +262,151 @@ class Spot:
         return self.defaults.get("parts", {})  # type: ignore[no-any-return]
 
     def convention(self) -> Convention:
-        """Return how the model reads its config; of an unknown model, how most do."""
+        """Return the convention of the model; for an unknown model, the most common one."""
         if (found := convention_of(self.key)) is not None:
             return found
         if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
             raise ConfigError(
-                f"{self.name} is of no known model with a rotary embedding, and states none of "
+                f"{self.name} is of no known model with a rotary embedding; state its model_type, or one of "
                 f"{', '.join(_ROTARY_KEYS)}."
             )
         self.inferred["convention"] = (
-            f"model_type {said(self.model_type)} is not known: read as most models are, in half pairs"
+            f"model_type {quoted(self.model_type)} is unknown: read as most models are, with half pairs"
         )
         return generic(self.content)
 
     def note(self, text: str) -> None:
-        """Tell the reader of the result once."""
+        """Add a note once."""
         if text not in self.notes:
             self.notes.append(text)
 
 
-def locate(content: Mapping[str, Any], class_name: str | None, part: str | None) -> Spot:
-    """Return the part that is asked for, or else the text part, or the whole."""
-    kind = _model_type(content)
+def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | None) -> ConfigPart:
+    """Return the wanted part; by default the text part, or the whole."""
+    kind = _model_type_of(content)
     root = OTHER_NAMES.get(kind or "", kind)
-    # Some parts share the name of their whole: of an object, the class tells them apart.
+    # Some parts have the model type of the whole config: the class of a config object distinguishes them.
     key = SHARED.get(class_name or "", root)
-    spot = Spot(content, "", root, kind, key, MODELS.get(key or "", {}))
-    names = _text_part(spot) if part is None else _names(part)
-    if part == "text" and not _part_names(spot):
-        return spot
-    if part is not None:
-        names = [*_way_to(spot, names[0]), *names]
+    part = ConfigPart(content, "", root, kind, key, MODELS.get(key or "", {}))
+    names = _text_path(part) if wanted is None else _names(wanted)
+    if wanted == "text" and not _part_names(part):
+        return part
+    if wanted is not None:
+        names = [*_path_to(part, names[0]), *names]
     for name in names:
-        spot = _descend(spot, name)
-    if part is not None:
-        for name in _text_part(spot):
-            spot = _descend(spot, name)
-    if part is None and names:
-        spot.inferred["part"] = spot.path
-    return spot
+        part = _descend(part, name)
+    if wanted is not None:
+        for name in _text_path(part):
+            part = _descend(part, name)
+    elif names:
+        part.inferred["part"] = part.path
+    return part
 
 
-def _way_to(spot: Spot, name: str) -> list[str]:
-    """Return the parts that lead to the text, vision or audio part of the main part."""
+def _path_to(part: ConfigPart, name: str) -> list[str]:
+    """Return the parts between the whole and the text, vision or audio part of its main part."""
     found: list[str] = []
     if name not in ("text", "vision", "audio"):
         return found
     for _ in range(_DEEPEST):
-        names = _part_names(spot)
+        names = _part_names(part)
         main = [other for other in _TEXT_PARTS if other in names]
         if name in names:
             return found
         if not main:
             break
         found.append(main[0])
-        spot = _descend(spot, main[0])
+        part = _descend(part, main[0])
     return []
 
 
-def _names(part: Any) -> list[str]:
-    if not isinstance(part, str) or not part or len(part) > 200:
-        raise ConfigError(f"part is {said(part)}; give a name such as 'text' or 'thinker.text'.")
-    return [name.removesuffix("_config") for name in part.split(".")]
+def _names(path: Any) -> list[str]:
+    if not isinstance(path, str) or not path or len(path) > 200:
+        raise ConfigError(f"part is {quoted(path)}; give a name such as 'text' or 'thinker.text'.")
+    return [name.removesuffix("_config") for name in path.split(".")]
 
 
-def _model_type(content: Mapping[str, Any]) -> str | None:
+def _model_type_of(content: Mapping[str, Any]) -> str | None:
     kind = content.get("model_type")
     if kind is None or kind == "":
         return None
     if not isinstance(kind, str) or len(kind) > 200:
-        raise ConfigError(f"model_type is {said(kind)}; it must be a name.")
+        raise ConfigError(f"model_type is {quoted(kind)}; it must be a name.")
     return kind
 
 
-def _descend(spot: Spot, name: str) -> Spot:
-    path = f"{spot.path}.{name}" if spot.path else name
+def _descend(part: ConfigPart, name: str) -> ConfigPart:
+    path = f"{part.path}.{name}" if part.path else name
     keys = (f"{name}_config", name)
-    stated = {key: spot.content[key] for key in keys if spot.content.get(key) is not None}
+    stated = {key: part.content[key] for key in keys if part.content.get(key) is not None}
     content = next((c for c in stated.values() if isinstance(c, Mapping)), None)
     if content is None and keys[0] in stated:
-        raise ConfigError(f"{keys[0]} is {said(stated[keys[0]])}; it must be an object.")
+        raise ConfigError(f"{keys[0]} is {quoted(stated[keys[0]])}; it must be an object.")
     if content is not None:
-        above = spot.content if name in _TEXT_PARTS and convention_of(spot.key) is None else {}
-        made = _part(spot, name, path, content)
-        given = spot.defaults.get("of_parts", {}).get(name, {}) if spot.key in _MERGED else {}
-        return replace(made, above=above, defaults={**made.defaults, **given})
-    if name not in spot.parts:
+        above = part.content if name in _TEXT_PARTS and convention_of(part.key) is None else {}
+        found = _make_part(part, name, path, content)
+        of_part = part.defaults.get("of_parts", {}).get(name, {}) if part.key in _MERGED else {}
+        return replace(found, above=above, defaults={**found.defaults, **of_part})
+    if name not in part.parts:
         raise ConfigError(
-            f"{spot.name} has no part {said(name)}; it has {listed(_part_names(spot)) or 'no parts'}."
+            f"{part.name} has no part {quoted(name)}; give one of: {listed(_part_names(part)) or 'none'}."
         )
-    # Older configs of several parts state the text's keys beside the other parts.
-    if name == "text" and "hidden_size" in spot.content:
-        return _part(spot, name, path, {**spot.content, "model_type": None})
-    made = _part(spot, name, path, {})
-    given = spot.defaults.get("of_parts", {}).get(name, {})
-    return replace(made, defaults={**made.defaults, **given})
+    # Older configs of several parts state the text's keys on the top level.
+    if name == "text" and "hidden_size" in part.content:
+        return _make_part(part, name, path, {**part.content, "model_type": None})
+    found = _make_part(part, name, path, {})
+    of_part = part.defaults.get("of_parts", {}).get(name, {})
+    return replace(found, defaults={**found.defaults, **of_part})
 
 
-def _part(spot: Spot, name: str, path: str, content: Mapping[str, Any]) -> Spot:
-    own, known, by_path = _model_type(content), spot.parts.get(name), f"{spot.root}:{path}"
-    # A part's own model type tells, unless it repeats the whole's or is none: then its place does.
-    if own in (None, spot.root) or convention_of(own) is None:
-        key = by_path if by_path in CONVENTIONS else known if own in (None, spot.root) else own
+def _make_part(part: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:
+    own, known, by_path = _model_type_of(content), part.parts.get(name), f"{part.root}:{path}"
+    # The part's model type is its key. If it is missing, unknown or the whole's, the path is.
+    if own in (None, part.root) or convention_of(own) is None:
+        key = by_path if by_path in CONVENTIONS else known if own in (None, part.root) else own
     else:
         key = own
     defaults = MODELS.get(key or "") or MODELS.get((known if key == by_path else None) or "", {})
-    kind = own if own is not None else key if key and ":" not in key else spot.root
-    return Spot(content, path, spot.root, kind, key, defaults)
+    kind = own if own is not None else key if key and ":" not in key else part.root
+    return ConfigPart(content, path, part.root, kind, key, defaults)
 
 
-def _part_names(spot: Spot) -> list[str]:
+def _part_names(part: ConfigPart) -> list[str]:
     stated = (
         k.removesuffix("_config")
-        for k, v in spot.content.items()
+        for k, v in part.content.items()
         if isinstance(k, str) and k.endswith("_config") and isinstance(v, Mapping)
     )
-    return list(dict.fromkeys([*spot.parts, *islice(stated, 20)]))
+    return list(dict.fromkeys([*part.parts, *islice(stated, 20)]))
 
 
 _TEXT_PARTS = ("text", "llm", "language", "thinker", "decoder", "backbone", "vlm")
 _OTHER_PARTS = ("vision", "audio", "speech", "quantization", "per_layer")
 
 
-def _text_part(spot: Spot) -> list[str]:
-    """Return the path of the part to read where none is asked for: empty if the whole has a rope itself."""
+def _text_path(part: ConfigPart) -> list[str]:
+    """Return the path of the default part: empty if the whole has a rope."""
     found: list[str] = []
     for _ in range(_DEEPEST):
-        names = [n for n in _part_names(spot) if n not in ("quantization", "per_layer")]
-        if not names or _has_rope(spot):
+        names = [n for n in _part_names(part) if n not in ("quantization", "per_layer")]
+        if not names or _has_rope(part):
             break
-        found.append(_main_of(spot, names))
-        spot = _descend(spot, found[-1])
+        found.append(_main_of(part, names))
+        part = _descend(part, found[-1])
     return found
 
 
-def _has_rope(spot: Spot) -> bool:
-    if convention_of(spot.key) is not None:
+def _has_rope(part: ConfigPart) -> bool:
+    if convention_of(part.key) is not None:
         return True
-    return "text" not in _part_names(spot) and any(spot.content.get(k) is not None for k in _ROTARY_KEYS)
+    return "text" not in _part_names(part) and any(part.content.get(k) is not None for k in _ROTARY_KEYS)
 
 
-def _main_of(spot: Spot, names: list[str]) -> str:
+def _main_of(part: ConfigPart, names: list[str]) -> str:
     for name in _TEXT_PARTS:
         if name in names:
             return name
     rest = [name for name in names if not name.startswith(_OTHER_PARTS)]
     if len(rest) == 1 or len(names) == 1:
         return (rest or names)[0]
-    raise ConfigError(f"{spot.name} has no text part, but {listed(names)}; say which with part=.")
+    raise ConfigError(f"{part.name} has no text part, but {listed(names)}; choose one with part=.")

@@ -1,9 +1,9 @@
 """Class defaults of transformers 5.23.0, written by bench/hf_defaults.py; do not edit.
 
-An entry's key is a model type, or its root's type and the part. Besides plain fields an entry has: alias (of
-a name, the key it is stored under), parts (of a sub-config, its entry), of_parts (values that the whole gives
-a part that is not stated), default_theta, rope_parameters (where none are stated), added (to stated ones),
-labels (of rotary parameters), layer_types (as a run that repeats).
+An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
+has: alias (from a name to the key of its value), parts (from a sub-config to its entry), of_parts (the root's
+values for parts that are not stated), default_theta, rope_parameters (if none are stated), added (to stated
+parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any

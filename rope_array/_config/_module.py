@@ -1,9 +1,9 @@
-"""What one rotary module computes: the fields of the rope that turns as it does."""
+"""From one rotary module of a model to the fields of a rope."""
 
 from collections.abc import Callable
 from typing import Any
 
-from rope_array._config._document import said
+from rope_array._config._document import quoted
 from rope_array._config._layer import CLASS_OWN, Layer
 from rope_array._config._rules import XDROPE, rule_of
 from rope_array._errors import ConfigError
@@ -21,21 +21,28 @@ _LAYOUTS: dict[str, Callable[[int, int, int], Axes]] = {
 
 
 class Module(Layer):
-    """The rotary module of one kind of layer."""
+    """The rotary module of one layer type."""
 
     def fields(self, base: float | None) -> dict[str, Any]:
-        """Return the fields of the module's rope; a base that is given goes before those of the config."""
+        """Return the fields of the module's rope; `base` overrides the config's."""
         base = self._base() if base is None else base
         head = self.values.width(*self._widths())
         width = self._rotated(head)
-        rotary = width + width % 2  # an odd width has a last pair with one feature beyond it
+        rotary = width + width % 2  # the last pair of an odd width includes one feature beyond it
         if rotary > head:
-            raise ConfigError(f"the rotated width is {width} of a head of {head}; features turn in pairs.")
+            raise ConfigError(
+                f"the rotated width is {width} of a head of {head}; give an even width, for whole pairs."
+            )
         start = head - rotary if self.convention.start == "last" else 0
-        place: dict[str, Any] = {"head_dim": head, "rotary_dim": rotary, "rotary_start": start}
+        rotated_slice = {"head_dim": head, "rotary_dim": rotary, "rotary_start": start}
         if self.convention.note:
-            self.spot.note(self.convention.note)
-        return {"base": base, **place, **self._pairing(), **self._turning(base, width, rotary)}
+            self.part.note(self.convention.note)
+        return {
+            "base": base,
+            **rotated_slice,
+            **self._pairing(),
+            **self._frequency_fields(base, width, rotary),
+        }
 
     def _widths(self) -> tuple[str, ...]:
         keys = self.convention.width
@@ -47,66 +54,66 @@ class Module(Layer):
         flag = convention.pairing_flag
         value = None if flag is None else self.values.get(flag)
         if value not in (None, False, True):
-            raise ConfigError(f"{flag} is {said(value)}; it must be true or false.")
-        halves = value is not None and not value
-        made = {
-            "pairing": "half" if halves else convention.pairing,
-            "out_pairing": None if halves else convention.out_pairing,
+            raise ConfigError(f"{flag} is {quoted(value)}; it must be true or false.")
+        half = value is not None and not value
+        pairings = {
+            "pairing": "half" if half else convention.pairing,
+            "out_pairing": None if half else convention.out_pairing,
         }
-        self.spot.inferred |= {key: value for key, value in made.items() if value}
-        stated = self.table.get("interleaved")
-        if stated is not None and bool(stated) is not (made["pairing"] == "interleaved"):
+        self.part.inferred |= {key: value for key, value in pairings.items() if value}
+        stated = self.parameters.get("interleaved")
+        if stated is not None and bool(stated) is not (pairings["pairing"] == "interleaved"):
             raise ConfigError(
-                f"interleaved in the rotary parameters is {said(stated)}, and the model's code has "
-                f"{made['pairing']} pairs."
+                f"interleaved in the rotary parameters is {quoted(stated)}, and the model's code has "
+                f"{pairings['pairing']} pairs; leave interleaved out."
             )
-        return made
+        return pairings
 
-    def _turning(self, base: float, width: int, rotary: int) -> dict[str, Any]:
-        """Return the fields of what drives the lanes, and how fast."""
+    def _frequency_fields(self, base: float, width: int, rotary: int) -> dict[str, Any]:
+        """Return the fields for the axes, frequencies and amplitude."""
         convention = self.convention
-        made: dict[str, Any] = {"axes": self._axes(rotary)}
+        fields: dict[str, Any] = {"axes": self._axes(rotary)}
         if convention.attention_factor is not None:
-            made["attention_factor"] = convention.attention_factor(self.values)
+            fields["attention_factor"] = convention.attention_factor(self.values)
         if convention.inv_freq is not None:
-            return {**made, "inv_freq": convention.inv_freq(self.values, rotary)}
+            return {**fields, "inv_freq": convention.inv_freq(self.values, rotary)}
         rule = rule_of(self, width)
         if convention.sign < 0:
-            self.spot.inferred["direction"] = "the other way round"
+            self.part.inferred["direction"] = "negative angles"
             rule = Reversed(rule)
-        return {**made, **(_of_odd(base, width, rule) if width % 2 else {"scaling": rule})}
+        return {**fields, **(_odd_width_fields(base, width, rule) if width % 2 else {"scaling": rule})}
 
     # The base
 
     def _base(self) -> float:
         names = self.convention.theta_keys
         top = next((name for name in names if self.values.stated(name) is not None), None)
-        if self.table.get("rope_theta") is not None:
+        if self.parameters.get("rope_theta") is not None:
             self._compare(top)
-            return self.table.number("rope_theta")
+            return self.parameters.number("rope_theta")
         if top is not None:
             if self.convention.theta_note and "." in top:
-                self.spot.note(self.convention.theta_note)
+                self.part.note(self.convention.theta_note)
             return self.values.number(top)
-        defaults = self.spot.defaults
+        defaults = self.part.defaults
         known = (defaults.get(name) for name in (*names, "default_theta"))
         base = next((float(value) for value in known if value is not None), self.convention.theta)
-        self.spot.inferred["rope_theta"] = base
+        self.part.inferred["rope_theta"] = base
         return base
 
     def _compare(self, top: str | None) -> None:
-        """Refuse two bases, unless the model's class has both."""
-        own = self.table.content["rope_theta"]
+        """Refuse two different bases, unless the model's class has both."""
+        own = self.parameters.content["rope_theta"]
         if top is None or self.label or self.values.stated(top) == own:
             return
-        if "rope_theta" not in self.table.names:
-            self.spot.note(f"{top} is not used: {CLASS_OWN}")
-        elif top in self.spot.defaults:
-            self.spot.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
+        if "rope_theta" not in self.parameters.names:
+            self.part.note(f"{top} is not used: {CLASS_OWN}")
+        elif top in self.part.defaults:
+            self.part.note(f"{top} is not used: rope_parameters has a rope_theta of its own")
         else:
             raise ConfigError(
-                f"{top} is {said(self.values.stated(top))}, and rope_theta in the rotary parameters "
-                f"{said(own)}; leave one out."
+                f"{top} is {quoted(self.values.stated(top))}, and rope_theta in the rotary parameters "
+                f"{quoted(own)}; leave one out."
             )
 
     # The width
@@ -119,13 +126,13 @@ class Module(Layer):
             width = head
         else:
             width = self._partial(head)
-        if (stated := self.table.get("rope_dim")) is not None and stated != width:
+        if (stated := self.parameters.get("rope_dim")) is not None and stated != width:
             raise ConfigError(
-                f"rope_dim in the rotary parameters is {said(stated)}, and the model's code turns "
-                f"{said(width)} features of a head."
+                f"rope_dim in the rotary parameters is {quoted(stated)}, and the model's code rotates "
+                f"{quoted(width)} features of a head; leave rope_dim out."
             )
         if not 0 <= width <= head:
-            raise ConfigError(f"the rotated width is {said(width)}, and the head is {head} wide.")
+            raise ConfigError(f"the rotated width is {quoted(width)}; give one from 0 to the head's {head}.")
         return width
 
     def _partial(self, head: int) -> int:
@@ -136,19 +143,19 @@ class Module(Layer):
         if share is not None and int(head * share) != absolute:
             raise ConfigError(
                 f"partial_rotary_factor {share} of a head of {head} is {int(head * share)}, and the rotated "
-                f"width is stated as {said(absolute)}; leave one out."
+                f"width is stated as {quoted(absolute)}; leave one out."
             )
         return absolute
 
     def _absolute(self) -> int | None:
-        """Return the rotated width where it is stated in features."""
-        if self.table.get("rope_dim") is not None:
-            return self.table.integer("rope_dim")
+        """Return the rotated width if it is stated in features."""
+        if self.parameters.get("rope_dim") is not None:
+            return self.parameters.integer("rope_dim")
         if self.values.stated("rotary_dim") is None:
             return None
         if self.convention.absolute:
             return self.values.integer("rotary_dim")
-        self.spot.note("rotary_dim is not used: the model's code in transformers does not read it")
+        self.part.note("rotary_dim is not used: the model's code in transformers does not read it")
         return None
 
     # The axes
@@ -157,41 +164,42 @@ class Module(Layer):
         convention = self.convention
         if convention.axes is not None:
             return convention.axes(self.values, rotary)  # type: ignore[no-any-return]
-        if self.table.get("xdrope_section") is not None:
-            raise ConfigError(f"xdrope_section is given: {XDROPE}.")
-        if (stated := self.table.get("mrope_section")) is not None:
+        if self.parameters.get("xdrope_section") is not None:
+            raise ConfigError(f"xdrope_section is not supported: {XDROPE}.")
+        if (stated := self.parameters.get("mrope_section")) is not None:
             return self._stated_axes(stated, rotary // 2)
         if convention.default_sections is None or not rotary:
             return None
-        self.spot.inferred["mrope_section"] = convention.default_sections
+        self.part.inferred["mrope_section"] = convention.default_sections
         if convention.sections == "interleaved":
-            return _as_far_as_it_goes(convention.default_sections, rotary // 2)
+            return _clipped_axes(convention.default_sections, rotary // 2)
         return self._stated_axes(convention.default_sections, rotary // 2)
 
-    def _stated_axes(self, given: Any, lanes: int) -> Axes | None:
+    def _stated_axes(self, stated: Any, num_pairs: int) -> Axes | None:
         if self.convention.sections is None:
-            self.spot.note("mrope_section is not used: to the model's code a token has one position")
+            self.part.note("mrope_section is not used: in the model's code a token has one position")
             return None
-        if not isinstance(given, (list, tuple)) or len(given) != 3:
-            raise ConfigError(f"mrope_section is {said(given)}; it must be a list of three numbers of pairs.")
-        by_turns = self.table.get("mrope_interleaved")
-        if by_turns is not None and bool(by_turns) is not (self.convention.sections == "interleaved"):
+        if not isinstance(stated, (list, tuple)) or len(stated) != 3:
+            raise ConfigError(f"mrope_section is {quoted(stated)}; give a list of three numbers of pairs.")
+        interleaved = self.parameters.get("mrope_interleaved")
+        if interleaved is not None and bool(interleaved) is not (self.convention.sections == "interleaved"):
             raise ConfigError(
-                f"mrope_interleaved is {said(by_turns)}, and the model's code lays its sections out "
-                f"{self.convention.sections}."
+                f"mrope_interleaved is {quoted(interleaved)}, and the sections of the model's code are "
+                f"{self.convention.sections}; leave mrope_interleaved out."
             )
-        sections = [integer(f"mrope_section[{i}]", size, 0) for i, size in enumerate(given)]
-        if sum(sections) != lanes:
+        sections = [integer(f"mrope_section[{i}]", size, 0) for i, size in enumerate(stated)]
+        if sum(sections) != num_pairs:
             raise ConfigError(
-                f"mrope_section sums to {said(sum(sections))} pairs; the rotated width has {lanes} of them."
+                f"mrope_section sums to {quoted(sum(sections))} pairs; give sections that sum to the "
+                f"{num_pairs} pairs of the rotated width."
             )
         return _LAYOUTS[self.convention.sections](*sections)
 
 
-def _of_odd(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
-    """Return the frequencies of an odd width: (width + 1)/2 of them, in steps of 2/width."""
+def _odd_width_fields(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
+    """Return the (width + 1)/2 frequencies of an odd width, with exponents in steps of 2/width."""
     if isinstance(rule, YaRN) or (rule is not None and not rule.resolved):
-        raise ConfigError(f"the rotated width is {width}, odd, which {type(rule).__name__} cannot take.")
+        raise ConfigError(f"the rotated width is {width}; {type(rule).__name__} needs an even width.")
     omegas = frequencies(base, width, (width + 1) // 2, rule, "exact")
     amplitude = 1.0 if rule is None else rule.amplitude
     return {
@@ -200,6 +208,6 @@ def _of_odd(base: float, width: int, rule: Scaling | None) -> dict[str, Any]:
     }
 
 
-def _as_far_as_it_goes(sections: tuple[int, ...], lanes: int) -> Axes:
-    """Lay out the code's own sections along fewer or more lanes than they sum to, as the code does."""
-    return Axes(tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(lanes)), count=3)
+def _clipped_axes(sections: tuple[int, ...], num_pairs: int) -> Axes:
+    """Interleave the code's default sections over more or fewer pairs than their sum, as the code does."""
+    return Axes(tuple(i % 3 if i < 3 * sections[i % 3] else 0 for i in range(num_pairs)), count=3)

@@ -1,21 +1,21 @@
-"""From a `rope_type` to the scaling rule, each from a layer and its rotated width."""
+"""From a `rope_type` to a scaling rule, each function from a layer and its rotated width."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rope_array._config._document import listed, said
+from rope_array._config._conventions import Convention
+from rope_array._config._document import listed, quoted
 from rope_array._config._layer import Layer
-from rope_array._config._models import Convention
-from rope_array._config._tables import Table
+from rope_array._config._values import TypedMapping
 from rope_array._errors import ConfigError
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import DynamicNTK, Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
 from rope_array._spec.validation import number
 
 # fmt: off
-# Read by every rule, or no matter of the rotation.
+# Keys that every rule reads, or that do not change the rotation.
 _ALWAYS = frozenset((
     "attn_factor", "extrapolation_factor", "finetuned", "interleaved", "llama_4_scaling_beta",
     "max_position_embeddings", "mrope_interleaved", "mrope_section", "partial_rotary_factor", "rope_dim",
@@ -34,14 +34,14 @@ SAME_AS = {
     "telechat3-yarn": "deepseek_yarn",
 }
 XDROPE = (
-    "sections over the full width of the head put the two features of a pair on different coordinates, which "
-    "is no rotation unless all coordinates are equal"
+    "sections over the full width of the head rotate the two features of a pair by different coordinates, "
+    "which is no rotation unless all coordinates are equal"
 )
 _NOT_READ = {
     "xdrope": XDROPE,
-    "openpangu": "a lane-to-axis map of vLLM's own; state it with RoPE(axes=...)",
-    "bailing_mrope": "h and w by turns, in neighbours; state it with RoPE(axes=Axes.alternating(t, h, w))",
-    "fope": "cos and sin are mixed by learned matrices, which is no rotation",
+    "openpangu": "its map of pairs to axes exists in vLLM only; state it with RoPE(axes=...)",
+    "bailing_mrope": "h and w alternate, in interleaved pairs; state RoPE(axes=Axes.alternating(t, h, w))",
+    "fope": "learned matrices mix cos and sin, which is no rotation",
 }
 
 
@@ -50,106 +50,108 @@ def _default(layer: Layer, width: int) -> Scaling | None:
 
 
 def _linear(layer: Layer, width: int) -> Scaling:
-    return Linear(layer.table.number("factor"))
+    return Linear(layer.parameters.number("factor"))
 
 
 def _dynamic(layer: Layer, width: int) -> Scaling:
-    if layer.table.optional("alpha"):
+    if layer.parameters.optional("alpha"):
         _check_alpha(layer)
-        return NTKAware(layer.table.number("alpha"))
-    longest, own = layer.values.integer("max_position_embeddings"), layer.table.get("max_position_embeddings")
+        return NTKAware(layer.parameters.number("alpha"))
+    longest, own = (
+        layer.values.integer("max_position_embeddings"),
+        layer.parameters.get("max_position_embeddings"),
+    )
     if own not in (None, longest):
         raise ConfigError(
-            f"max_position_embeddings is {longest}, and {said(own)} in the rotary parameters; leave one out."
+            f"max_position_embeddings is {longest}, and in the rotary parameters {quoted(own)}; "
+            "leave one out."
         )
-    return DynamicNTK(layer.table.number("factor"), longest)
+    return DynamicNTK(layer.parameters.number("factor"), longest)
 
 
 def _check_alpha(layer: Layer) -> None:
-    """Refuse HunYuan's factor elsewhere: the code of other models does not know it."""
-    names = f"{layer.spot.key} {layer.table.get('rope_type')} {layer.table.get('type')}"
-    if layer.spot.known and "hunyuan" not in names and "ntk_alpha" not in names:
+    """Refuse HunYuan's factor in other models, whose code does not read it."""
+    names = f"{layer.part.key} {layer.parameters.get('rope_type')} {layer.parameters.get('type')}"
+    if layer.part.known and "hunyuan" not in names and "ntk_alpha" not in names:
         raise ConfigError(
-            f"{layer.table.prefix}alpha is known of HunYuan's models alone, and {layer.spot.name} is none; "
-            "leave it out."
+            f"{layer.parameters.prefix}alpha is a parameter of HunYuan's models, and {layer.part.name} is "
+            "none; leave it out."
         )
 
 
 def _ntk(layer: Layer, width: int) -> Scaling:
-    mixed = layer.table.optional("mixed_b")
-    return NTKAware(layer.table.number("factor"), "fixed" if mixed is None else "mixed", mixed)
+    mixed = layer.parameters.optional("mixed_b")
+    return NTKAware(layer.parameters.number("factor"), "fixed" if mixed is None else "mixed", mixed)
 
 
 def _yarn(layer: Layer, width: int) -> YaRN:
-    table = layer.table
-    if "factor" not in table.content:
+    parameters = layer.parameters
+    if "factor" not in parameters.content:
         raise ConfigError(
-            f"{table.prefix}factor is missing; state it, or null for the ratio of the contexts."
+            f"{parameters.prefix}factor is missing; state it, or null for the ratio of the contexts."
         )
-    truncate = table.get("truncate", True)
+    truncate = parameters.get("truncate", True)
     if truncate is not True and layer.label:
-        layer.spot.note("truncate of one layer type is honoured here; transformers 5.23 does not see it")
-    mscale, all_dim = table.optional("mscale"), table.optional("mscale_all_dim")
+        layer.part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
+    mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     both = bool(mscale and all_dim)
     return YaRN(
         layer.stretch(),
         layer.original(),
-        beta_fast=table.optional("beta_fast") or 32.0,
-        beta_slow=table.optional("beta_slow") or 1.0,
+        beta_fast=parameters.optional("beta_fast") or 32.0,
+        beta_slow=parameters.optional("beta_slow") or 1.0,
         truncate=truncate,
-        attention_factor=table.optional("attention_factor"),
+        attention_factor=parameters.optional("attention_factor"),
         mscale=mscale if both else None,
         mscale_all_dim=all_dim if both else None,
     )
 
 
 def _deepseek_yarn(layer: Layer, width: int) -> Scaling:
-    """VLLM's and mlx-lm's name: mscale is 1 and mscale_all_dim 0 where they are not given."""
-    made, table = _yarn(layer, width), layer.table
-    log = math.log(made.factor) if made.factor > 1 else 0.0
-    above = 0.1 * table.number("mscale", 1.0) * log + 1
+    """Return YaRN of vLLM and mlx-lm, where mscale is 1 and mscale_all_dim 0 by default."""
+    rule, parameters = _yarn(layer, width), layer.parameters
+    log = math.log(rule.factor) if rule.factor > 1 else 0.0
+    above = 0.1 * parameters.number("mscale", 1.0) * log + 1
     return replace(
-        made,
-        attention_factor=above / (0.1 * table.number("mscale_all_dim", 0.0) * log + 1),
+        rule,
+        attention_factor=above / (0.1 * parameters.number("mscale_all_dim", 0.0) * log + 1),
         mscale=None,
         mscale_all_dim=None,
     )
 
 
 def _llama3(layer: Layer, width: int) -> Scaling:
-    number_of = layer.table.number
+    number_of = layer.parameters.number
     low, high = number_of("low_freq_factor"), number_of("high_freq_factor")
     return Llama3(number_of("factor"), low, high, layer.original())
 
 
 def _longrope(layer: Layer, width: int) -> Scaling:
-    table, lanes = layer.table, (width + 1) // 2
-    if table.get("long_mscale") is not None:
-        layer.spot.note("long_factor is honoured here; PhiMoE's code in transformers 5.23 never turns by it")
+    parameters, num_pairs = layer.parameters, (width + 1) // 2
+    if parameters.get("long_mscale") is not None:
+        layer.part.note("long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it")
     return LongRoPE(
-        _divisors(table, "short_factor", lanes),
-        _divisors(table, "long_factor", lanes),
+        _divisors(parameters, "short_factor", num_pairs),
+        _divisors(parameters, "long_factor", num_pairs),
         layer.original(),
         factor=layer.stretch(),
-        attention_factor=table.optional("attention_factor"),
-        short_mscale=table.optional("short_mscale"),
-        long_mscale=table.optional("long_mscale"),
+        attention_factor=parameters.optional("attention_factor"),
+        short_mscale=parameters.optional("short_mscale"),
+        long_mscale=parameters.optional("long_mscale"),
     )
 
 
-def _divisors(table: Table, name: str, lanes: int) -> tuple[float, ...]:
-    given = table.get(name)
-    if not isinstance(given, (list, tuple)):
-        raise ConfigError(f"{table.prefix}{name} is {said(given)}; it must be a list of {lanes} numbers.")
-    if len(given) != lanes:
-        raise ConfigError(
-            f"{table.prefix}{name} has {len(given)} numbers, and the width {lanes} pairs, each with one."
-        )
-    return tuple(number(f"{table.prefix}{name}[{i}]", value) for i, value in enumerate(given))
+def _divisors(parameters: TypedMapping, name: str, num_pairs: int) -> tuple[float, ...]:
+    stated, full_name = parameters.get(name), parameters.prefix + name
+    if not isinstance(stated, (list, tuple)):
+        raise ConfigError(f"{full_name} is {quoted(stated)}; give a list of {num_pairs} numbers.")
+    if len(stated) != num_pairs:
+        raise ConfigError(f"{full_name} has {len(stated)} numbers; give one for each of {num_pairs} pairs.")
+    return tuple(number(f"{full_name}[{i}]", value) for i, value in enumerate(stated))
 
 
 def _proportional(layer: Layer, width: int) -> Scaling:
-    return Proportional(layer.share(), layer.table.number("factor", 1.0))
+    return Proportional(layer.share(), layer.parameters.number("factor", 1.0))
 
 
 _YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
@@ -171,30 +173,30 @@ _RULES: dict[str, tuple[Callable[[Layer, int], Scaling | None], Sequence[str]]] 
 
 
 def kind_of(name: str, kind: Any, convention: Convention) -> str:
-    """Return the name of a rule, whatever a config calls it."""
+    """Return the name of a rule, with the other names of configs resolved."""
     if not isinstance(kind, str):
-        raise ConfigError(f"{name} is {said(kind)}; it must be a name.")
-    made = convention.type_names.get(kind, kind)
-    made = SAME_AS.get(made, made)
-    if made in _NOT_READ:
-        raise ConfigError(f"{name} is {kind!r}: {_NOT_READ[made]}.")
-    if made not in _RULES:
-        raise ConfigError(f"{name} is {said(kind)}, which is not known; known: {', '.join(sorted(_RULES))}.")
-    return made
+        raise ConfigError(f"{name} is {quoted(kind)}; it must be a name.")
+    rule = convention.type_names.get(kind, kind)
+    rule = SAME_AS.get(rule, rule)
+    if rule in _NOT_READ:
+        raise ConfigError(f"{name} is {kind!r}: {_NOT_READ[rule]}.")
+    if rule not in _RULES:
+        raise ConfigError(f"{name} is {quoted(kind)}; give one of {', '.join(sorted(_RULES))}.")
+    return rule
 
 
 def rule_of(layer: Layer, width: int) -> Scaling | None:
-    """Return the scaling rule of a layer whose rotated features are `width`."""
+    """Return the scaling rule of a layer with the rotated width `width`."""
     if layer.convention.scaling is not None:
         return layer.convention.scaling(layer.values, width)  # type: ignore[no-any-return]
     rule, keys = _RULES[layer.kind]
-    given = {k: v for k, v in layer.table.content.items() if v is not None}
-    if unused := sorted(given.keys() - _ALWAYS - set(keys)):
-        layer.spot.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
+    stated = {k: v for k, v in layer.parameters.content.items() if v is not None}
+    if unused := sorted(stated.keys() - _ALWAYS - set(keys)):
+        layer.part.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
     for name in ("attn_factor", "extrapolation_factor"):
-        if name in given and given[name] != 1:
+        if name in stated and stated[name] != 1:
             raise ConfigError(
-                f"{layer.table.prefix}{name} is {said(given[name])}: libraries differ on what that does; "
-                "state attention_factor."
+                f"{layer.parameters.prefix}{name} is {quoted(stated[name])}, and libraries differ on its "
+                "effect; state attention_factor."
             )
     return rule(layer, width)

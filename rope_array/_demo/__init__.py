@@ -1,4 +1,4 @@
-"""The demo: a text's queries and keys, rotated on every library installed and held to the definition."""
+"""The demo: rotate a text's queries and keys on every library installed, and compare with the definition."""
 
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -6,14 +6,14 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 
 import rope_array as ra
-from rope_array._demo._libraries import installed, shown
+from rope_array._demo._libraries import display_name, installed
 from rope_array._demo._measure import STARTS, Case, Floats, allowed, cases, measure
 from rope_array._demo._text import HEAD_DIM, HEADS, MOST_TOKENS, TITLE, queries_and_keys, tokens
 from rope_array.testing import cos_sin
 from rope_array.testing._libraries import Library
 
 SHIFTS = (1_000, 100_000, 1_000_000, 10_000_000)
-PLACES = (4_096, 131_072, 1_000_000, 10_000_000)
+POSITIONS = (4_096, 131_072, 1_000_000, 10_000_000)
 _ROPES = ra.RoPE(HEAD_DIM), ra.RoPE(HEAD_DIM, angles="float32")
 
 _INTRODUCTION = """\
@@ -21,30 +21,30 @@ rope_array {version}: rotary position embedding (RoPE) on the libraries installe
 
 Text:   {title}
 Tokens: {start} ...
-        {count} words and punctuation marks ({most} are taken at most)
-Each token gives {heads} queries and {heads} keys of {head_dim} numbers. RoPE turns each pair of these numbers
+        {count} words and punctuation marks (at most {most})
+Each token has {heads} queries and {heads} keys of {head_dim} numbers. RoPE rotates each pair of these numbers
 by an angle that grows with the token's position, fast for some pairs and slowly for others.
 """
 _LIBRARIES = """\
 1. One call, one result on every library: rope_array.apply((q, k), positions)
    Here the text begins at the positions {starts}, in one batch.
-   path     which code of rope_array did it: array-api is the one that fits every library
+   backend  the code of rope_array in use: array-api works for every library
    error    the largest difference from the exact result, in ulps: 1 ulp is eps x the length of the
-            pair that turns (eps: 1.2e-7 in float32, 7.8e-3 in bfloat16, 2.2e-16 in float64)
+            rotated pair (eps: 1.2e-7 in float32, 7.8e-3 in bfloat16, 2.2e-16 in float64)
    allowed  2.5 eps of the arithmetic, float64 or else float32, and half an ulp to round the result
-   time     in copies: 8.0 means as long as this library takes to copy q and k eight times
+   time     in copies: 8.0 is the time in which this library copies q and k eight times
 
-   library          version       path       dtype       error  allowed  within   time"""
+   library          version       backend    dtype       error  allowed  within   time"""
 _DISTANCE = """
 2. Scores depend only on the distance between two tokens
-   A score is q.k / {root:.0f}, for every query with every key. When the whole text moves on by a shift,
-   no score should change. The largest change (NumPy, float32), of scores up to {largest:.1f}:
+   A score is q.k / {root:.0f}, for every query with every key. If the whole text is shifted, no score
+   should change. The largest change (NumPy, float32), of scores up to {largest:.1f}:
 
           shift   exact angles, the default    float32 angles"""
 _ANGLES = """
-3. What a float32 angle gets
+3. The error of float32 angles
    Most model code multiplies position and frequency in float32, which loses digits far into a text.
-   The largest error of cos, a number from -1 to 1, among the {lanes} frequencies of a head:
+   The largest error of cos, a number from -1 to 1, among the {num_pairs} frequencies of a head:
 
        position   exact angles, the default    float32 angles"""
 
@@ -55,12 +55,12 @@ def run(file: str | None) -> int:
     Parameters
     ----------
     file : str or None
-        A text in UTF-8; None takes the one shipped with the package.
+        A text in UTF-8; None takes the text shipped with the package.
 
     Returns
     -------
     int
-        Exit status: 0, or 1 where a library misses the contract, or 2 where the file cannot be used.
+        Exit status: 0, or 1 if a library misses the contract, or 2 if the file cannot be used.
     """
     try:
         words = tokens(file)
@@ -90,43 +90,43 @@ def _introduce(file: str | None, words: list[str]) -> None:
 def _version() -> str:
     try:
         return str(ra.__version__)
-    except PackageNotFoundError:  # run from a checkout
+    except PackageNotFoundError:  # a checkout
         return "(not installed)"
 
 
 def _printable(text: str) -> str:
-    """Replace what a terminal would obey instead of show, or cannot show."""
+    """Replace control characters, and characters that the terminal lacks."""
     encoding = sys.stdout.encoding or "ascii"
     visible = "".join(c if c.isprintable() else "?" for c in text)
     return visible.encode(encoding, "replace").decode(encoding)
 
 
 def _show_libraries(q: Floats, k: Floats) -> list[str]:
-    """Print the table of libraries; return those that miss the contract."""
+    """Print the table of libraries; return the libraries that miss the contract."""
     *first, last = (f"{start:,}" for start in STARTS)
     print(_LIBRARIES.format(starts=f"{', '.join(first)} and {last}"))
     found, absent, broken = installed()
     every = cases(q, k)
     chosen = [(lib, case) for lib in found for case in every if case.dtype in lib.dtypes]
-    failed = [f"{shown(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
-    for what, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
+    failed = [f"{display_name(lib)} {case.dtype}" for lib, case in chosen if not _show_row(lib, case)]
+    for heading, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
-            print(f"   {what}: {', '.join(names)}")
+            print(f"   {heading}: {', '.join(names)}")
     return failed
 
 
 def _show_row(library: Library, case: Case) -> bool:
-    """Measure a case on a library and print its row; tell whether it is within the contract."""
-    head = f"   {shown(library):<17}{library.version[:13]:<14}"
+    """Measure a case on a library and print its row; return whether it is within the contract."""
+    head = f"   {display_name(library):<17}{library.version[:13]:<14}"
     try:
         row = measure(library, case)
-    except Exception as error:  # a library that fails is a result too: it is shown, and the exit status is 1
+    except Exception as error:  # the row of a library that fails shows the error; the exit status is 1
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         print(f"{head}{'-':<11}{case.dtype:<10}  {_printable(reason)}"[:100], flush=True)
         return False
     errors = f"{row.worst:>7.2f}{allowed(case.dtype):>9.2f}"
     verdict = "yes" if row.within else "NO"
-    print(f"{head}{row.path:<11}{case.dtype:<10}{errors}  {verdict:<6}{row.copies:>7.1f}", flush=True)
+    print(f"{head}{row.backend:<11}{case.dtype:<10}{errors}  {verdict:<6}{row.copies:>7.1f}", flush=True)
     return row.within
 
 
@@ -135,23 +135,25 @@ def _show_distance(q: Floats, k: Floats) -> None:
     print(_DISTANCE.format(root=HEAD_DIM**0.5, largest=abs(bases[0]).max()))
     for shift in SHIFTS:
         moved = [_scores(rope, q, k, shift) for rope in _ROPES]
-        _show_pair(shift, *(abs(m - base).max() for m, base in zip(moved, bases, strict=True)))
+        _show_errors(shift, *(abs(m - base).max() for m, base in zip(moved, bases, strict=True)))
 
 
 def _scores(rope: ra.RoPE, q: Floats, k: Floats, shift: int) -> Floats:
-    """Scores of all tokens in all heads; summed in float64, so that only the rotation's error is seen."""
+    """Return the scores of all tokens in all heads, summed in float64 to show only the rotation's error."""
     pos = range(shift, shift + q.shape[-2])
     q, k = (y.astype(np.float64) for y in rope.apply((q.astype(np.float32), k.astype(np.float32)), pos))
     return np.asarray(q @ np.swapaxes(k, -1, -2) / HEAD_DIM**0.5)
 
 
 def _show_angles() -> None:
-    print(_ANGLES.format(lanes=HEAD_DIM // 2))
+    print(_ANGLES.format(num_pairs=HEAD_DIM // 2))
     like = np.empty(0, np.float32)
-    for place in PLACES:
-        exact, _ = cos_sin(place, rotary_dim=HEAD_DIM)
-        _show_pair(place, *(abs(rope.rotation(place, like=like).cos - exact).max() for rope in _ROPES))
+    for position in POSITIONS:
+        exact, _ = cos_sin(position, rotary_dim=HEAD_DIM)
+        _show_errors(
+            position, *(abs(rope.rotation(position, like=like).cos - exact).max() for rope in _ROPES)
+        )
 
 
-def _show_pair(position: int, exact: float, float32: float) -> None:
+def _show_errors(position: int, exact: float, float32: float) -> None:
     print(f"   {position:>12,}{exact:>28.1e}{float32:>18.1e}")

@@ -1,4 +1,4 @@
-"""The array libraries that are installed, and what the demo alone asks of them: to copy, and to finish."""
+"""The array libraries that are installed, and the demo's own operations: copy, and wait for results."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,15 +11,15 @@ from rope_array.testing._libraries import LIBRARIES, Library
 _NAMES = ("numpy", "array_api_strict", "dask", "jax", "torch", "cupy")
 
 
-def shown(library: Library) -> str:
-    """Return what a user calls and installs a library by."""
+def display_name(library: Library) -> str:
+    """Return the name by which a user installs a library."""
     return library.name.replace("_", "-")
 
 
 def copy(library: Library, x: Any) -> Any:
-    """Copy an array, as the yardstick of time."""
+    """Copy an array, for the unit of time."""
     if library.name == "dask":
-        return x.map_blocks(np.copy)  # x.copy() would copy the graph only
+        return x.map_blocks(np.copy)  # x.copy() copies only the graph
     if library.name == "torch":
         return x.clone()
     return library.xp.asarray(x, copy=True) if library.name == "array_api_strict" else x.copy()
@@ -37,15 +37,15 @@ def finish(library: Library, ys: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def installed() -> tuple[list[Library], list[str], list[str]]:
-    """Return the libraries that work here, and the names of those that are absent or fail to load."""
+    """Return the libraries that work here, and the names of absent and of broken libraries."""
     found, absent, broken = [], [], []
     for library in (LIBRARIES[name] for name in _NAMES):
         try:
             if find_spec(library.module.partition(".")[0]) is None:
-                absent.append(shown(library))
+                absent.append(display_name(library))
             else:
                 library.asarray(np.zeros(1, np.float32), "float32")
                 found.append(library)
-        except Exception as error:  # a broken installation or a missing device raises anything
-            broken.append(f"{shown(library)} ({type(error).__name__})")
+        except Exception as error:  # a broken installation or a missing device may raise any exception
+            broken.append(f"{display_name(library)} ({type(error).__name__})")
     return found, absent, broken

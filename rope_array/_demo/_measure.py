@@ -1,4 +1,4 @@
-"""Rotate a text's queries and keys on one library: how far from the definition, and how long it takes."""
+"""Rotate a text's queries and keys on one library; measure the error and the time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from rope_array.testing._libraries import Library, rounded
 
 Floats = NDArray[np.float64]
 
-# Where the text starts in each of its copies: the last nears the end of the int32 range.
+# The first position of each copy of the text; the last is near the end of the int32 range.
 STARTS = (0, 1_000_000, 2_000_000_000)
 DTYPES = ("float32", "bfloat16", "float64")
 _SECONDS_PER_TIMING = 0.1
@@ -23,7 +23,7 @@ _LEAST_ROUNDS = 5
 
 
 class Case(NamedTuple):
-    """Queries and keys of one dtype, shape (copies, heads, tokens, features), and what they should become."""
+    """Queries and keys of one dtype, shape (copies, heads, tokens, features), and the exact results."""
 
     dtype: str
     arrays: tuple[Floats, Floats]
@@ -31,21 +31,21 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the table says of one library in one dtype."""
+    """The table's row of one library in one dtype."""
 
-    path: str
+    backend: str
     worst: float
     within: bool
     copies: float
 
 
 def _positions(count: int) -> NDArray[np.int32]:
-    """Positions of every copy of the text, shape (copies, count)."""
+    """Return the positions of every copy of the text, shape (copies, count)."""
     return (np.array(STARTS)[:, None] + np.arange(count)).astype(np.int32)
 
 
 def cases(q: Floats, k: Floats) -> list[Case]:
-    """Make queries and keys in every dtype, and have the definition rotate all of them at once."""
+    """Return queries and keys in every dtype, with exact results: one call of the slow definition."""
     pairs = [tuple(rounded(np.stack([x] * len(STARTS)), dtype) for x in (q, k)) for dtype in DTYPES]
     exact = apply_definition(np.concatenate([x for pair in pairs for x in pair], 1), _positions(q.shape[-2]))
     truths = np.split(exact, 2 * len(pairs), axis=1)
@@ -56,7 +56,7 @@ def cases(q: Floats, k: Floats) -> list[Case]:
 
 
 def measure(library: Library, case: Case) -> Row:
-    """Rotate a case on a library; return the path taken, the worst error and the time."""
+    """Rotate a case on a library; return the backend, the worst error and the time."""
     q, k = (library.asarray(x, case.dtype) for x in case.arrays)
     pos = library.asarray(_positions(case.arrays[0].shape[-2]))
 
@@ -68,20 +68,20 @@ def measure(library: Library, case: Case) -> Row:
 
     numbers = [library.to_numpy(y).astype(np.float64) for y in rotated()]
     checks = [judge(y, truth, case.dtype) for y, truth in zip(numbers, case.truths, strict=True)]
-    path = ra.explain((q, k), pos).backend
+    backend = ra.explain((q, k), pos).backend
     copies = _ratio(rotated, copied)
-    return Row(path, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
+    return Row(backend, float(np.max([worst for worst, _ in checks])), all(ok for _, ok in checks), copies)
 
 
 def judge(y: Floats, exact: Floats, dtype: str) -> tuple[float, bool]:
-    """Compare a result with the definition's: the worst error in ulps, and whether all are allowed."""
+    """Return the worst error of a result in ulps, and whether all errors are within the contract."""
     if y.shape != exact.shape:
         return np.inf, False
-    # The length of the pair that each number is of; a rotation does not change it.
+    # The length of each number's pair, which a rotation does not change.
     length = np.repeat(np.hypot(exact[..., ::2], exact[..., 1::2]), 2, axis=-1)
     error, bound = np.abs(y - exact), _contract.allowed(exact, dtype, {}, exact=exact)
-    unjudged = np.where(error == 0.0, 0.0, np.inf)
-    in_ulps = np.divide(error, eps(dtype) * length, out=unjudged, where=length > 0)
+    of_zero_pairs = np.where(error == 0.0, 0.0, np.inf)
+    in_ulps = np.divide(error, eps(dtype) * length, out=of_zero_pairs, where=length > 0)
     return float(np.max(in_ulps)), bool(np.all(error <= bound))
 
 
@@ -91,12 +91,12 @@ def allowed(dtype: str) -> float:
 
 
 def _ratio(rotate: Callable[[], Any], copy: Callable[[], Any]) -> float:
-    """Return the time of one call over that of another: of each the best of rounds that take turns.
+    """Return the ratio of the best times of two calls in alternating rounds.
 
-    The best, as a busy machine makes calls slower and never faster.
+    The best time, as a busy machine makes calls slower and never faster.
     """
     for call in (rotate, copy):
-        call()  # warm: caches, compilation, threads
+        call()  # warm up caches, compilation, threads
     rounds = list(_rounds(rotate, copy))
     return min(first for first, _ in rounds) / min(second for _, second in rounds)
 

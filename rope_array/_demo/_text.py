@@ -1,12 +1,12 @@
-"""A text as queries and keys: real words, and numbers that have the same bits on every machine.
+"""A text as queries and keys: real words, and numbers with the same bits on every machine.
 
 A token's embedding is 512 signs, the bits of a hash of its letters. A query is the embedding times a fixed
-matrix of 8-bit integers, itself a hash, and a key the same with another matrix: random features, as an
-untrained first layer has them. Sums of such integers are exact in any order, and one division scales them to
-unit variance, so neither a random generator nor a matrix product can differ between versions or machines.
+matrix of 8-bit integers, the bytes of a hash, and a key the same with another matrix: random features, as in
+an untrained first layer. Sums of these integers are exact in any order, and one division scales them to unit
+variance, so results do not depend on a random generator or a matrix product.
 
-The text shipped beside this module is the opening of "Alice's Adventures in Wonderland" by Lewis Carroll,
-1865, in the public domain (Project Gutenberg eBook 11).
+text.txt is the opening of "Alice's Adventures in Wonderland" by Lewis Carroll, 1865, in the public domain
+(Project Gutenberg eBook 11).
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 TITLE = "the opening of Alice's Adventures in Wonderland (Lewis Carroll, 1865)"
 HEADS, HEAD_DIM = 8, 64
-MOST_TOKENS = 256  # so that the definition, which judges the result, takes no more than a second
+MOST_TOKENS = 256  # limits the time of the slow definition to a second
 _SIGNS = 512
-_MOST_CHARACTERS = 100_000  # read of a file of any size
+_MOST_CHARACTERS = 100_000  # of a file, to read
 
 
 def tokens(file: str | None) -> list[str]:
@@ -32,12 +32,12 @@ def tokens(file: str | None) -> list[str]:
     OSError
         The file cannot be read.
     ValueError
-        It is empty, or not UTF-8 text.
+        The file is empty, or not UTF-8 text.
     """
     text = files(__package__).joinpath("text.txt").read_text("utf-8") if file is None else _read(file)
     found = re.findall(r"\w+|[^\w\s]", text.lower())
     if not found:
-        raise ValueError("there is no word in it")
+        raise ValueError("it has no words")
     return found[:MOST_TOKENS]
 
 

@@ -1,15 +1,13 @@
-"""What RoPE made an output: find the pairing, direction, frequencies, slice and positions from two arrays.
+"""Find the RoPE of an output: pairing, direction, frequencies, slice and positions, from two arrays.
 
-A host tool: arrays of every library are brought to NumPy's float64 first (`_case`). The way of a call, which
-`_search.Search` goes:
+`_case` converts arrays of every library to NumPy's float64 on the host. `_search.Search` then runs:
 
-1. `_mixes.mixes`: which features might have turned together, and how; the features that did not change say
-   where.
-2. `_mixes.Sums`: of each mix and lane, the cos and sin that make `after` of `before` (least squares), so that
-   every lane gives one complex number for each position.
-3. `_frequencies.Fit`: the frequencies behind these numbers, first by the bases that models use, then by
-   estimate.
-4. `_verdict.judge`: each candidate is rebuilt by `RoPE.apply` in float64 and held against `after`.
+1. `_pair_hypotheses.pair_hypotheses` yields pairings and slices; the changed features limit the slices.
+2. `_pair_hypotheses.PhaseEstimates` computes, for each hypothesis, position and pair, the cos and sin of the
+   least-squares map from `before` to `after`, as one complex number.
+3. `_frequency_fit.FrequencyFitter` finds the frequencies of these numbers, first by the bases of published
+   models, then by estimate.
+4. `_verdict.judge` rebuilds the output of each candidate by `RoPE.apply` in float64 and compares it.
 """
 
 from collections.abc import Sequence
@@ -31,44 +29,43 @@ def diagnose(
     seq_axis: int = -2,
     tolerance: float | None = None,
 ) -> Diagnosis:
-    """Find which rotary embedding makes `after` of `before`: that of a kernel, or of a checkpoint's code.
+    """Find the rotary embedding that maps `before` to `after`: of a kernel, or of a checkpoint's code.
 
     Parameters
     ----------
     before : array of shape (..., S, head_dim)
-        A query or key before its rotation, of any library. Brought to the host.
+        A query or key before its rotation, of any library. It is copied to the host.
     after : array of the same shape
-        The same after it.
+        The query or key after its rotation.
     pos : int, float, range, sequence of numbers, or array
-        The positions that it should have been rotated by, as of `rope_array.apply`. With one more, last, axis
-        they may be coordinates.
+        The intended positions, as in `rope_array.apply`. With one more, last, axis they may be coordinates.
     candidates : sequence of RoPE or of scaling rules, optional
-        Ropes, or rules such as ``Llama3(factor=8.0)``, to try beside those that are tried anyway. A rule is
-        tried with the bases that models use.
+        More ropes, or rules such as ``Llama3(factor=8.0)``, to try. A rule is tried with the bases of
+        published models.
     seq_axis : int
-        The axis of x along which positions should run.
+        The intended axis of the positions in `before`.
     tolerance : float, optional
-        The largest error, relative to the size of a pair, that counts as explained. By default four units of
-        the narrower dtype of the two, and what angles in float32 cost at these positions, 2^-7 at most.
+        The largest accepted error, relative to the size of a pair. By default four units of the narrower
+        dtype of the two, plus the error of float32 angles at these positions, 2^-7 at most.
 
     Returns
     -------
     Diagnosis
-        With `explanations`, `rope` (where exactly one fits), `ambiguous` and `reason`; printed, a report.
+        With `explanations`, `rope` (if exactly one fits), `ambiguous` and `reason`; printed, a report.
 
     Raises
     ------
     ArrayTypeError
-        An array or positions of a kind or dtype that is not served, or that hold no values yet.
+        A type or dtype is not supported, or an array has no values yet.
     ShapeError
         The shapes differ, hold nothing, or positions or a candidate's head_dim do not line up with them.
     SpecError
-        A candidate that is neither a RoPE nor a rule, or one that waits for a length.
+        A candidate is neither a RoPE nor a rule, or needs a length.
 
     Notes
     -----
-    Frequencies show modulo 2π over the step of the positions, and lanes that turn by less than the rounding
-    do not show at all: give positions with a step of 1 that reach far, and random features.
+    Frequencies are known modulo 2π over the step of the positions, and pairs that rotate by less than the
+    rounding not at all: give positions with a step of 1 that reach far, and random features.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What was given: the two arrays and the positions on the host, in float64."""
+"""The arguments of `diagnose` on the host: the two arrays in float64, and the positions."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array._array_api import position_input as _host
+from rope_array._array_api import position_input
 from rope_array._array_api.library import POSITION_DTYPES, X_DTYPES, dtype_name, library
 from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
@@ -21,9 +21,9 @@ Indices: TypeAlias = NDArray[np.intp]
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 EPS32 = _EPS["float32"]
-LOOSEST = 2.0**-7  # what rounded angles may cost in all; more is no rounding but another rotation
+LOOSEST = 2.0**-7  # the largest error of rounded angles; a larger error is another rotation
 COORDINATES = 8  # more than any model has
-_ROUNDINGS = 4  # that a model may have made in the narrower dtype: of cos, of two products, of their sum
+_ROUNDINGS = 4  # of a model in the narrower dtype: cos, two products, their sum
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Case:
     before: Floats
     after: Floats
     pos: NDArray[Any]
-    on_host: bool  # whether pos is a Python value, which has no arithmetic
+    on_host: bool  # whether pos is a Python value, without array arithmetic
     seq_axis: int
     eps: float
     tolerance: float | None
@@ -44,28 +44,28 @@ class Case:
 
     @property
     def angle_tol(self) -> float:
-        """What a rounded angle may be off, per radian: of float32, unless all was float64 or it is said."""
+        """The error of a rounded angle per radian: in float32, or float64 for float64 or a `tolerance`."""
         double = self.tolerance is not None or self.eps < EPS32
         return 8 * _EPS["float64"] if double else 2 * EPS32
 
     def allowed(self, angles: Floats) -> Floats:
-        """Return the error, relative to a pair, that counts as explained at these angles."""
+        """Return the accepted error, relative to a pair, at these angles."""
         return self.tol + np.minimum(self.angle_tol * abs(angles), LOOSEST)
 
     @property
-    def telling(self) -> float:
-        """Up to which position rounded angles tell."""
+    def decidable_reach(self) -> float:
+        """The position up to which rounded angles distinguish ropes."""
         return LOOSEST / self.angle_tol
 
     @property
-    def countless(self) -> bool:
-        """Whether float64, in which frequencies are looked for, does not hold every position."""
+    def beyond_float64(self) -> bool:
+        """Whether positions exceed the integers of float64, the dtype of the search."""
         return self.reach >= 2.0**53
 
     @property
-    def far(self) -> bool:
-        """Whether float32 angles may be others than the exact ones, so that both are to be tried."""
-        return self.eps >= EPS32 and self.reach > self.telling
+    def float32_differs(self) -> bool:
+        """Whether float32 angles may differ from exact angles, so that the search tries both."""
+        return self.eps >= EPS32 and self.reach > self.decidable_reach
 
     @cached_property
     def reach(self) -> float:
@@ -87,11 +87,11 @@ class Case:
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
-        """Which features changed in any row."""
+        """The mask of features that changed in any row."""
         return np.asarray((abs(self.y - self.x) > self.tol / 4 * abs(self.x) + 1e-300).any(0))
 
     def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> Floats | None:
-        """Return the position of each row, or None where they do not line up."""
+        """Return the position of each row, or None if positions do not line up."""
         shape = pos.shape[:-1] if coordinates else pos.shape
         try:
             check_line_up(self.before.shape, shape, seq_axis)
@@ -119,65 +119,63 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
         raise ShapeError(f"before is {describe(before)}; give (..., S, head_dim), of two axes at least.")
     if isinstance(seq_axis, bool) or not isinstance(seq_axis, int):
         raise ShapeError(f"seq_axis is {describe(seq_axis)}; give the number of an axis of before.")
-    places, on_host = _positions(pos)
+    host_pos, on_host = _positions(pos)
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
     eps = max(_EPS[dtype_name(before)], _EPS[dtype_name(after)])
-    case = Case(*_scaled(x, y), places, on_host, seq_axis, eps, tolerance)
+    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, eps, tolerance)
     if not case.x.size:
         raise ShapeError(
-            f"before is {describe(before)} with no row that is finite before and after; give such."
+            f"before is {describe(before)}, and no row is finite before and after; give finite rows."
         )
-    coordinates = places.ndim > 1 and case.spread(places, seq_axis, True) is not None
-    if not coordinates or places.shape[-1] > COORDINATES:
-        check_line_up(x.shape, places.shape, seq_axis)
+    coordinates = host_pos.ndim > 1 and case.spread(host_pos, seq_axis, True) is not None
+    if not coordinates or host_pos.shape[-1] > COORDINATES:
+        check_line_up(x.shape, host_pos.shape, seq_axis)
     return case
 
 
 def _numpy(array: Any, name: str) -> Floats:
-    """Bring an array of any library to the host, in float64."""
+    """Convert an array of any library to NumPy's float64."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArrayTypeError(f"{name} is {describe(array)}; give an array.")
     library(array).check_supported(array)
     if dtype_name(array) not in X_DTYPES:
-        raise ArrayTypeError(
-            f"{name} is {describe(array)}; a rotation has real floating point: {', '.join(X_DTYPES)}."
-        )
+        raise ArrayTypeError(f"{name} is {describe(array)}; give real floating point: {', '.join(X_DTYPES)}.")
     return np.array(_on_host(array, name), np.float64)
 
 
 def _scaled(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Bring features near 1 by a power of two, which is exact: their products stay in range."""
+    """Scale features to about 1 by a power of two, exactly, so that their products stay in range."""
     first, second = (int(np.frexp(abs(v[np.isfinite(v)]).max(initial=0.0))[1]) for v in (x, y))
     power = (first + second) // 2
     return np.ldexp(x, -power), np.ldexp(y, -power)
 
 
 def _on_host(array: Any, name: str) -> Any:
-    """Return what NumPy makes an array of."""
+    """Return an array's values on the host, for `numpy.asarray`."""
     try:
-        if hasattr(array, "detach"):  # PyTorch; NumPy knows no bfloat16 of its
+        if hasattr(array, "detach"):  # PyTorch, whose bfloat16 NumPy cannot read
             array = array.detach().cpu()
             return (array.double() if array.is_floating_point() else array).numpy()
         if type(array).__module__.partition(".")[0] == "cupy":
             return array.get()
         return np.asarray(array)
-    # What tracers, meta and fake tensors raise, each its own: all mean that the host has no values.
+    # Tracers, meta and fake tensors have no values on the host; each raises its own error.
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         raise ArrayTypeError(
             f"{name} is {describe(array)}, whose values cannot be read here ({type(error).__name__}); "
-            "diagnose works on the host: call it outside of jit and compile, on arrays that hold values."
+            "diagnose runs on the host: call it outside of jit and compile, on arrays with values."
         ) from error
 
 
 def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
-    """Return positions as NumPy's, and whether they are Python values."""
-    if _host.is_host(pos):
-        _host.python_shape(pos)  # refuses ragged ones and such
-        made = np.asarray([*pos] if isinstance(pos, range) else pos)
-        if made.dtype.kind not in "if":
+    """Return positions as a NumPy array, and whether they are Python values."""
+    if position_input.is_host(pos):
+        position_input.python_shape(pos)  # refuses ragged sequences and other types
+        array = np.asarray([*pos] if isinstance(pos, range) else pos)
+        if array.dtype.kind not in "if":
             raise ArrayTypeError(f"pos is {describe(pos)}; give integers of at most 64 bits, or floats.")
-        return _in_range(made), True
+        return _in_range(array), True
     if not hasattr(pos, "dtype") or not hasattr(pos, "shape"):
         raise ArrayTypeError(f"pos is {describe(pos)}; give a number, a range, a sequence, or an array.")
     if dtype_name(pos) not in POSITION_DTYPES:
@@ -186,10 +184,10 @@ def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
 
 
 def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
-    """Refuse float positions that `apply` would refuse or make nothing of."""
+    """Refuse float positions that `apply` refuses, and those that are not finite."""
     if pos.dtype.kind == "f" and not (abs(pos) < 2.0**31).all():
         raise PositionError(
-            "pos holds a float that is not finite, or not below 2**31 in size; give finite ones."
+            "pos holds a float that is not finite, or not below 2**31 in size; give smaller ones."
         )
     return pos
 
@@ -209,5 +207,5 @@ def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
             )
         rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
-            raise SpecError(f"a candidate has {rule!r}, which waits for a length; say it: at_length(n).")
+            raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
     return tuple(candidates)

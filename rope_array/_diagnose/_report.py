@@ -1,4 +1,4 @@
-"""The report: explanations, how they are written, and why there is not exactly one."""
+"""The report: explanations, their code, and the reason if there is not exactly one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rope_array._diagnose._case import EPS32, LOOSEST, Case
-from rope_array._diagnose._positions import Positions
+from rope_array._diagnose._tried_positions import Positions
 from rope_array._rope import RoPE
 
 _SHOWN = 8
@@ -14,24 +14,24 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Explanation:
-    """One way to make `after` of `before`.
+    """One rotation that maps `before` to `after`.
 
     Attributes
     ----------
     rope : RoPE or None
-        The rotary embedding; None where nothing was rotated.
+        The rotary embedding; None if nothing was rotated.
     code : str
-        The call that reproduces the output, where x is `before`; for a mistake, what it computes.
+        The call that reproduces the output, with x for `before`; for a mistake, its formula.
     residual : float
         The largest difference from `after`, relative to the size of its pair.
     mistake : str
-        What is wrong with it; empty where it is a plain rotation by the positions given.
+        The mistake; empty for a plain rotation by the intended positions.
     inverse : bool
-        Whether it turns by -φ.
+        Whether it rotates by -φ.
     seq_axis : int
-        The axis of x along which the positions run.
+        The axis of the positions in x.
     notes : tuple of str
-        What else is to be known.
+        Remarks, such as other names of the base.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Explanation:
     notes: tuple[str, ...] = ()
     _rms: float = 0.0
     _estimate: bool = False
-    _given: bool = False
+    _candidate: bool = False
     _axes: str = ""
 
     @property
@@ -63,18 +63,18 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What explains an output; printed, a report.
+    """The explanations of an output; printed, a report.
 
     Attributes
     ----------
     explanations : tuple of Explanation
-        Those that fit as well as the rounding allows, plain rotations first, then by their residual.
+        Explanations within the tolerance, plain rotations first, then by their residual.
     nearest : tuple of Explanation
-        What was tried and does not fit, the best first.
+        Explanations that were tried and do not fit, the best first.
     reason : str
-        Why there is not exactly one explanation, and what data would tell; empty where there is.
+        If there is not exactly one explanation: the reason, and data that would give one.
     notes : tuple of str
-        What the data did not show.
+        Remarks on the data, such as pairs that rotate by less than the rounding.
 
     Examples
     --------
@@ -97,19 +97,19 @@ class Diagnosis:
 
     @property
     def rope(self) -> RoPE | None:
-        """The rope where exactly one explanation fits and it is no mistake; None otherwise, see `reason`."""
+        """The rope if exactly one explanation fits and it is no mistake; None otherwise, see `reason`."""
         if len(self.explanations) == 1 and not self.explanations[0].mistake:
             return self.explanations[0].rope
         return None
 
     def __str__(self) -> str:
         count = len(self.explanations)
-        head = {0: "nothing that was tried explains the output", 1: "one explanation"}
-        lines = [f"{head.get(count, f'{count} explanations, which these data do not tell apart')}:"]
+        head = {0: "no rotation that was tried explains the output", 1: "one explanation"}
+        lines = [f"{head.get(count, f'{count} explanations, which these data do not distinguish')}:"]
         if not count:
             lines = [f"{head[0]}."]
         for found in self.explanations[:_SHOWN]:
-            lines += _told(found)
+            lines += _lines_of(found)
         if count > _SHOWN:
             lines.append(f"  and {count - _SHOWN} more")
         lines += [f"why: {self.reason}"] if self.reason else []
@@ -121,11 +121,11 @@ class Diagnosis:
 
 
 def reason_of(kept: list[Explanation], case: Case) -> str:
-    """Say why there is not exactly one explanation, and what data would tell; empty where there is."""
+    """Return the reason that there is not exactly one explanation, and a remedy; empty if there is."""
     if not kept:
         return _too_far(case) + (
-            "frequencies may follow a rule to be given in `candidates`, features may turn in another "
-            "order, or `after` may hold more than a rotation, such as a norm; if it was computed in "
+            "frequencies may follow a rule to be given in `candidates`, features may pair in another "
+            "order, or `after` may contain more than a rotation, such as a norm; if it was computed in "
             "another precision than its dtype, give a `tolerance`"
         )
     if len(kept) == 1:
@@ -138,14 +138,14 @@ def reason_of(kept: list[Explanation], case: Case) -> str:
 
 
 def _too_far(case: Case) -> str:
-    """Say that positions are so far that rounded angles do not tell; empty where they do."""
-    if case.reach <= case.telling:
+    """Return the reason that positions are too far for rounded angles; empty if they are not."""
+    if case.reach <= case.decidable_reach:
         return ""
     dtype = "float32" if case.angle_tol >= EPS32 else "float64"
     return (
-        f"positions reach {case.reach:.3g}, where an angle that code rounds to {dtype} may be off by more "
-        f"than {LOOSEST:g}, so that its output does not tell which rope it has: give nearer positions, below "
-        f"{case.telling:.3g}, which tell it; else "
+        f"positions reach {case.reach:.3g}, where angles rounded to {dtype} have errors above {LOOSEST:g}, "
+        "so that the output does not determine the rope: give nearer positions, below "
+        f"{case.decidable_reach:.3g}; else "
     )
 
 
@@ -157,29 +157,29 @@ def _causes(kept: list[Explanation]) -> list[str]:
         found.append(
             "a slice of 2 features is one pair in either pairing"
             if small
-            else "the features do not tell pairings apart (symmetric, or too few turn)"
+            else "the features do not distinguish pairings (symmetric, or too few rotate)"
         )
     if len({e.direction for e in kept}) > 1:
         found.append("+φ and -φ give the same (multiples of a half turn, or too few positions)")
     if len({r.base for r in ropes}) > 1:
-        found.append("the lanes that show do not tell bases apart")
+        found.append("the pairs that rotate by more than the rounding do not distinguish bases")
     if len({(r.rotary_dim, r.rotary_start) for r in ropes}) > 1:
-        found.append("the last lanes turn by less than the rounding, so that the slice does not show")
+        found.append("the last pairs rotate by less than the rounding, so that the slice does not show")
     if len({r.axes for r in ropes}) > 1:
-        found.append("the coordinates are equal, or lanes too slow to show, so that lane maps agree")
+        found.append("the coordinates are equal, or pairs too slow to show, so that maps to axes agree")
     if len({(e.seq_axis, e.mistake) for e in kept}) > 1:
-        found.append("the positions given are the same as others (of another axis, or another count)")
+        found.append("the intended positions equal others (of another axis, or another count)")
     return found or ["several fit"]
 
 
 def _unsure(rope: RoPE, reach: float, tol: float) -> float:
-    """How far the logarithm of the base may be off before some lane is off by the tolerance."""
+    """Return the error of the logarithm of the base that moves some pair by the tolerance."""
     exponents = 2 * np.arange(len(rope.frequencies)) / max(rope.rotary_dim, 1)
     return float(tol / max((abs(np.array(rope.frequencies)) * reach * exponents).max(), 1e-30))
 
 
 def notes_of(kept: list[Explanation], case: Case) -> Iterator[str]:
-    """Say what the data did not show."""
+    """Yield remarks on the data."""
     dropped = int((~case.finite).sum())
     if dropped:
         yield f"{dropped} rows hold NaN or infinities and were left out"
@@ -191,7 +191,7 @@ def notes_of(kept: list[Explanation], case: Case) -> Iterator[str]:
         if rope.inv_freq is None and len(rope.frequencies) > 1 and unsure > 0.01:
             yield f"the base shows to about ±{min(unsure, 1):.0%} only"
         if hidden:
-            yield f"{hidden} of {len(rope.frequencies)} lanes turn by less than the rounding here"
+            yield f"{hidden} of {len(rope.frequencies)} pairs rotate by less than the rounding here"
 
 
 def code_of(rope: RoPE, positions: Positions, inverse: bool, axes_text: str) -> str:
@@ -221,9 +221,9 @@ def _labelled(found: Explanation) -> str:
     return f"{code}  ({found.mistake})" if found.mistake else code
 
 
-def _told(found: Explanation) -> list[str]:
+def _lines_of(found: Explanation) -> list[str]:
     lines = [f"  {found.code}", *([f"    {found.mistake}"] if found.mistake else [])]
     if found.inverse:
-        lines.append("    turns by -φ")
+        lines.append("    rotates by -φ")
     lines.append(f"    largest error, relative to a pair: {found.residual:.1e}")
     return lines + [f"    {note}" for note in found.notes]

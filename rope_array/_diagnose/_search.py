@@ -1,4 +1,4 @@
-"""The search: all that is tried on one case, in order."""
+"""The search: try all explanations of one case, in order."""
 
 import math
 from collections.abc import Iterator
@@ -8,22 +8,34 @@ from typing import Any
 
 import numpy as np
 
+from rope_array._diagnose._axis_maps import axes_guesses, axis_map, filled_map
 from rope_array._diagnose._case import Case, Floats, Indices
-from rope_array._diagnose._frequencies import (
+from rope_array._diagnose._frequency_fit import (
     BASES,
     NO_RULE,
-    Fit,
-    Found,
+    FrequencyFit,
+    FrequencyFitter,
     Series,
     amplitude_of,
     fit_line,
     shortest,
 )
-from rope_array._diagnose._lane_maps import axes_guesses, filled_lanes, lane_map
-from rope_array._diagnose._mixes import PAIRINGS, Mix, Sums, features_of_pairs, mistaken_mixes, mixes
-from rope_array._diagnose._positions import Positions, given_positions, moved_positions, other_positions
+from rope_array._diagnose._narrow_dtypes import narrow_tables
+from rope_array._diagnose._pair_hypotheses import (
+    PAIRINGS,
+    PairHypothesis,
+    PhaseEstimates,
+    features_of_pairs,
+    mistaken_hypotheses,
+    pair_hypotheses,
+)
 from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, notes_of, reason_of
-from rope_array._diagnose._rounding import narrow_tables
+from rope_array._diagnose._tried_positions import (
+    Positions,
+    intended_positions,
+    mistaken_positions,
+    moved_positions,
+)
 from rope_array._diagnose._verdict import judge
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
@@ -33,7 +45,7 @@ from rope_array._spec.scaling import Linear, Periods
 
 
 class Search:
-    """All that is tried on one case, in order; explanations are kept, and what does not fit too."""
+    """Tries all explanations of one case; keeps those that fit, and separately the others."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
         self.case = case
@@ -42,34 +54,34 @@ class Search:
         self.bases = [*dict.fromkeys([*BASES, *(r.base for r in self.ropes)])]
         self.kept: list[Explanation] = []
         self.others: list[Explanation] = []
-        self._kept_sums: dict[Any, Sums] = {}
+        self._phase_cache: dict[Any, PhaseEstimates] = {}
 
     def run(self) -> Diagnosis:
-        """Try everything and report."""
+        """Run the search and return the report."""
         if not self.case.touched.any():
             return self._unrotated(1.0)
-        given = [*given_positions(self.case)]
-        for positions in given:
+        intended = [*intended_positions(self.case)]
+        for positions in intended:
             self._candidates(positions)
-        times = self._times()
-        if times > 0 and not self.kept:
-            return self._unrotated(times)
-        for positions in given:
+        factor = self._factor()
+        if factor > 0 and not self.kept:
+            return self._unrotated(factor)
+        for positions in intended:
             self._rotations(positions)
-            if self.case.countless and not positions.coordinates:
-                self._far(positions)
-        for positions in other_positions(self.case):
-            if any(_usual(e) for e in self.kept):
-                self._again(positions)
+            if self.case.beyond_float64 and not positions.coordinates:
+                self._whole_ropes(positions)
+        for positions in mistaken_positions(self.case):
+            if any(_is_plain(e) for e in self.kept):
+                self._retry(positions)
             else:
                 self._rotations(positions)
         if not self.kept:
-            self._mistakes(given)
-        if not self.kept and not math.isnan(times):
-            return self._unrotated(times)
-        return self._told()
+            self._mistakes(intended)
+        if not self.kept and not math.isnan(factor):
+            return self._unrotated(factor)
+        return self._report()
 
-    # tries
+    # Rotations
 
     def _candidates(self, positions: Positions) -> None:
         for rope in self.ropes:
@@ -77,112 +89,112 @@ class Search:
                 self._judge(rope, positions, inverse, candidate=True)
 
     def _rotations(self, positions: Positions) -> None:
-        for mix in mixes(self.case, positions.coordinates):
-            sums = self._sums(mix)
-            if not sums.plausible or not (mix.lanes and sums.products.any()):
+        for pairs in pair_hypotheses(self.case, positions.coordinates):
+            phases = self._phases(pairs)
+            if not phases.plausible or not (pairs.num_pairs and phases.products.any()):
                 continue
             if positions.coordinates:
-                self._by_coordinates(mix, sums, positions)
+                self._by_coordinates(pairs, phases, positions)
             else:
-                self._by_position(mix, sums, positions)
+                self._by_position(pairs, phases, positions)
 
-    def _far(self, positions: Positions) -> None:
-        """Try ropes of models whole: in float64, as the sums are, such positions are not told apart."""
+    def _whole_ropes(self, positions: Positions) -> None:
+        """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
         head_dim = self.case.x.shape[1]
         for pairing in PAIRINGS if not head_dim % 2 else ():
             for base, rule in product(self.bases, (None, *self.rules)):
                 try:
                     rope = RoPE(head_dim, base=base, pairing=pairing, scaling=rule)
-                except SpecError:  # a rule with a table of another length
+                except SpecError:  # the rule has a table of another length
                     continue
                 for inverse in (False, True):
                     self._judge(rope, positions, inverse)
 
-    def _sums(self, mix: Mix) -> Sums:
-        key = (mix.pairing, mix.out_pairing, mix.start, mix.width, mix.blocks, mix.mistake)
-        if key not in self._kept_sums:
-            self._kept_sums[key] = Sums(self.case, mix)
-        return self._kept_sums[key]
+    def _phases(self, pairs: PairHypothesis) -> PhaseEstimates:
+        key = (pairs.pairing, pairs.out_pairing, pairs.start, pairs.width, pairs.blocks, pairs.mistake)
+        if key not in self._phase_cache:
+            self._phase_cache[key] = PhaseEstimates(self.case, pairs)
+        return self._phase_cache[key]
 
-    def _series(self, sums: Sums, rows: Floats) -> tuple[Series, float]:
+    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, float]:
         at, inverse = np.unique(rows, return_inverse=True)
-        turns, weight = sums.at(inverse.ravel(), len(at))
-        size = amplitude_of(turns, weight, self.case.tol)
-        return Series(at, turns / size, weight), size
+        phasors, weight = phases.at(inverse.ravel(), len(at))
+        size = amplitude_of(phasors, weight, self.case.tol)
+        return Series(at, phasors / size, weight), size
 
-    def _by_position(self, mix: Mix, sums: Sums, positions: Positions) -> None:
-        series, size = self._series(sums, positions.rows)
-        fit = self._fit(mix, series)
-        for found in fit.found(positions.free):
-            self._keep(found, mix, size, positions)
+    def _by_position(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
+        series, size = self._series(phases, positions.rows)
+        fitter = self._fitter(pairs, series)
+        for found in fitter.find(positions.free):
+            self._keep(found, pairs, size, positions)
 
-    def _fit(self, mix: Mix, series: Series) -> Fit:
-        tails = "half" in (mix.pairing, mix.out_pairing)
-        return Fit(series, mix.width, self.case, self.bases, self.rules, tails)
+    def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
+        tails = "half" in (pairs.pairing, pairs.out_pairing)
+        return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
 
-    def _keep(self, found: Found, mix: Mix, size: float, positions: Positions) -> None:
-        if found.estimate and self.case.countless:
-            return  # several positions would turn as one
-        given = {**found.fields, **mix.fields(self.case.x.shape[1])}
-        rope = _with_amplitude(RoPE(self.case.x.shape[1], **given), size)
-        notes = (*found.notes, *_names_of(rope))
+    def _keep(self, found: FrequencyFit, pairs: PairHypothesis, size: float, positions: Positions) -> None:
+        if found.estimate and self.case.beyond_float64:
+            return  # float64 merges several positions
+        fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
+        rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+        notes = (*found.notes, *_other_names(rope))
         if found.offset:
             positions = moved_positions(positions, found.offset, self.case.on_host)
         if found.mistake:
             positions = positions._replace(mistake=found.mistake)
         self._judge(rope, positions, found.sign < 0, notes, estimate=found.estimate)
 
-    def _by_coordinates(self, mix: Mix, sums: Sums, positions: Positions) -> None:
+    def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
-        size = amplitude_of(*sums.at(inverse.ravel(), len(every)), self.case.tol)
-        lanes, omegas = lane_map(sums, positions.rows, size, self.case)
+        size = amplitude_of(*phases.at(inverse.ravel(), len(every)), self.case.tol)
+        coordinates, omegas = axis_map(phases, positions.rows, size, self.case)
         kept = len(self.kept)
-        for axes, text in axes_guesses(lanes, positions.coordinates, mix.blocks):
+        for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
             drivers = np.array([-1 if a is None else a for a in axes.coordinates])
-            if len(drivers) == len(lanes) and ((lanes < 0) | (lanes == drivers)).all():
-                self._on_axes(axes, text, mix, size, omegas, lanes, positions)
-        if len(self.kept) == kept and mix.blocks == 1:
-            axes = Axes(tuple(filled_lanes(lanes)), count=positions.coordinates)
-            self._on_axes(axes, f"ra.{axes!r}", mix, size, omegas, lanes, positions, last=True)
+            if len(drivers) == len(coordinates) and ((coordinates < 0) | (coordinates == drivers)).all():
+                self._on_axes(axes, text, pairs, size, omegas, coordinates, positions)
+        if len(self.kept) == kept and pairs.blocks == 1:
+            axes = Axes(tuple(filled_map(coordinates)), count=positions.coordinates)
+            self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
 
     def _on_axes(
-        self, axes: Axes, text: str, mix: Mix, size: float, by_each: Floats, lanes: Indices,
-        positions: Positions, last: bool = False,
+        self, axes: Axes, text: str, pairs: PairHypothesis, size: float, by_each: Floats,
+        coordinates: Indices, positions: Positions, last: bool = False,
     ) -> None:  # fmt: skip
         head_dim = self.case.x.shape[1]
         drivers = np.array([a or 0 for a in axes.coordinates])
-        omegas = by_each[drivers, np.arange(len(lanes))]
-        exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(mix.width)])
-        seen = np.isfinite(omegas)
-        omegas = np.where(seen, omegas, 0.0)
-        sign = -1 if omegas[seen].sum() < 0 else 1
+        omegas = by_each[drivers, np.arange(len(coordinates))]
+        exponents = np.array([2 * s[1] / s[0] if s else 0.0 for s in axes.sources(pairs.width)])
+        known = np.isfinite(omegas)
+        omegas = np.where(known, omegas, 0.0)
+        sign = -1 if omegas[known].sum() < 0 else 1
         slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
-        given = {**mix.fields(head_dim), "axes": axes}
+        fields = {**pairs.fields(head_dim), "axes": axes}
         for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
-            for base in self._bases_near(sign * omegas / unit, exponents, seen):
+            for base in self._bases_near(sign * omegas / unit, exponents, known):
                 wanted = unit * base**-exponents
-                if np.allclose(sign * omegas[seen], wanted[seen], rtol=0.02, atol=slack):
-                    rope = RoPE(head_dim, base=base, scaling=rule, **given)
+                if np.allclose(sign * omegas[known], wanted[known], rtol=0.02, atol=slack):
+                    rope = RoPE(head_dim, base=base, scaling=rule, **fields)
                     if self._judge(_with_amplitude(rope, size), positions, sign < 0, axes_text=text):
                         return
-        if last and (lanes >= 0).any():
-            rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **given)
+        if last and (coordinates >= 0).any():
+            rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **fields)
             self._judge(_with_amplitude(rope, size), positions, False, (NO_RULE,), text, estimate=True)
 
-    def _bases_near(self, omegas: Floats, exponents: Floats, seen: Any) -> list[float]:
-        """Bases of models, then the estimate and its rounded forms."""
-        fast = seen & (omegas > 0)
+    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[float]:
+        """Return the bases of models, then the estimate and its rounded forms."""
+        fast = known & (omegas > 0)
         if not fast.any():
             return self.bases
         own = fit_line(omegas[fast], exponents[fast], False)[0]
         rounded = [float(f"{own:.{n}g}") for n in (2, 3, 5, 9)] if 1e-30 < own < 1e30 else []
         return [*dict.fromkeys([*self.bases, *rounded])]
 
-    def _again(self, positions: Positions) -> None:
-        """Try what explains the output at other positions, which the data may not tell apart."""
+    def _retry(self, positions: Positions) -> None:
+        """Try the kept explanations at other positions, which the data may not distinguish."""
         if positions.code == "0" or positions.free:
             return
-        for found in [e for e in self.kept if _usual(e) and e.rope]:
+        for found in [e for e in self.kept if _is_plain(e) and e.rope]:
             assert found.rope is not None
             if found.rope.axes is None:
                 self._judge(found.rope, positions, found.inverse, found.notes, candidate=True)
@@ -191,7 +203,7 @@ class Search:
         self, rope: RoPE, positions: Positions, inverse: bool, notes: tuple[str, ...] = (),
         axes_text: str = "", **flags: bool,
     ) -> bool:  # fmt: skip
-        """Keep the explanation where it fits, and where not too; return whether it fits."""
+        """Keep the explanation, in `kept` or `others`; return whether it fits."""
         verdict = judge(self.case, rope, positions, inverse, notes, axes_text, **flags)
         if verdict is None:
             return False
@@ -199,22 +211,22 @@ class Search:
         (self.kept if fits else self.others).append(explanation)
         return fits
 
-    # mistakes
+    # Mistakes
 
-    def _mistakes(self, given: list[Positions]) -> None:
-        for positions in given:
+    def _mistakes(self, intended: list[Positions]) -> None:
+        for positions in intended:
             if not positions.coordinates:
-                for tried in self._tables_too_short(positions):
+                for tried in self._by_short_table(positions):
                     self._rotations(tried)
         if self.kept:
             return
-        for positions in given:
+        for positions in intended:
             if not positions.coordinates:
-                self._no_rotations(positions)
-                self._narrow(positions)
+                self._no_rotation(positions)
+                self._narrow_dtypes(positions)
 
-    def _tables_too_short(self, positions: Positions) -> Iterator[Positions]:
-        """Positions past the end of a table: not rotated, or rotated as its last one."""
+    def _by_short_table(self, positions: Positions) -> Iterator[Positions]:
+        """Yield positions of a table that is too short: past it no rotation, or its last row."""
         case, pos = self.case, positions.pos
         code = "np.asarray(pos)" if case.on_host else "pos"
         moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
@@ -222,90 +234,98 @@ class Search:
         if still.any():
             end = float(positions.rows[still].min())
             if (still == (positions.rows >= end)).all():
-                text = f"positions from {end:g} on are not rotated, as past the end of a table"
+                text = f"positions from {end:g} on are not rotated, as after the end of a table"
                 yield positions._replace(
                     rows=np.where(still, 0.0, positions.rows), pos=np.where(pos < end, pos, 0),
                     code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
                 )  # fmt: skip
-        for mix in mixes(case, 0):
-            last = self._end(mix, positions)
+        for pairs in pair_hypotheses(case, 0):
+            last = self._last_row(pairs, positions)
             if last is not None:
-                text = f"positions past {last:g} are rotated as {last:g}, as by a table that ends there"
+                text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
                 yield positions._replace(
                     rows=np.minimum(positions.rows, last), pos=np.minimum(pos, pos.dtype.type(last)),
                     code=f"np.minimum({code}, {last:g})", mistake=text,
                 )  # fmt: skip
                 return
 
-    def _end(self, mix: Mix, positions: Positions) -> float | None:
-        sums = self._sums(mix)
-        if not sums.plausible:
+    def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
+        phases = self._phases(pairs)
+        if not phases.plausible:
             return None
-        (at, turns, weight), _ = self._series(sums, positions.rows)
-        off = np.where(weight > 0, abs(turns - turns[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
+        (at, phasors, weight), _ = self._series(phases, positions.rows)
+        off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
         differ = np.flatnonzero(off > 4 * self.case.tol)
         first = int(differ[-1]) + 1 if len(differ) else len(at)
         return float(at[first]) if first < len(at) - 1 else None
 
-    def _no_rotations(self, positions: Positions) -> None:
-        for mix in mistaken_mixes(self.case):
-            sums = self._sums(mix)
-            series, size = self._series(sums, positions.rows)
-            for found in self._fit(mix, series).found(False)[:1]:
+    def _no_rotation(self, positions: Positions) -> None:
+        for pairs in mistaken_hypotheses(self.case):
+            phases = self._phases(pairs)
+            series, size = self._series(phases, positions.rows)
+            for found in self._fitter(pairs, series).find(False)[:1]:
                 angles = positions.rows[:, None] * found.omegas * found.sign
-                self._tried_mix(mix, found, size, positions, np.cos(angles), np.sin(angles))
+                self._judge_tables(pairs, found, size, positions, np.cos(angles), np.sin(angles))
 
-    def _tried_mix(
-        self, mix: Mix, found: Found, size: float, positions: Positions, cos: Floats, sin: Floats
+    def _judge_tables(
+        self,
+        pairs: PairHypothesis,
+        found: FrequencyFit,
+        size: float,
+        positions: Positions,
+        cos: Floats,
+        sin: Floats,
     ) -> None:
-        rows = mix.forward(self.case.x, size * cos, size * sin)
-        # Errors are relative to the pair before: what is no rotation may make a pair small.
+        rows = pairs.forward(self.case.x, size * cos, size * sin)
+        # Errors are relative to the pair before: without a rotation the pair after may be small.
         norm = size * np.hypot(
-            *(self.case.x[:, f] for f in features_of_pairs(mix.pairing, mix.start, mix.width))
+            *(self.case.x[:, f] for f in features_of_pairs(pairs.pairing, pairs.start, pairs.width))
         )
         size_of = np.maximum(abs(self.case.x), 1e-150)
-        for feature in features_of_pairs(mix.out_pairing, mix.start, mix.width):
+        for feature in features_of_pairs(pairs.out_pairing, pairs.start, pairs.width):
             size_of[:, feature] = np.maximum(norm, 1e-150)
         angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
         allowed = self.case.allowed(angles)
         relative = abs(rows - self.case.y) / size_of
         head_dim = self.case.x.shape[1]
-        rope = _with_amplitude(RoPE(head_dim, **found.fields, **mix.fields(head_dim)), size)
-        made_of = f"ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
-        made = Explanation(
-            rope, f"{mix.formula}; φ of {made_of}", float(relative.max()), mix.mistake, found.sign < 0,
-            self.case.seq_axis, found.notes, float(np.sqrt((relative**2).mean())),
+        rope = _with_amplitude(RoPE(head_dim, **found.fields, **pairs.fields(head_dim)), size)
+        code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
+        explanation = Explanation(
+            rope, code, float(relative.max()), pairs.mistake, found.sign < 0, self.case.seq_axis,
+            found.notes, float(np.sqrt((relative**2).mean())),
         )  # fmt: skip
-        (self.kept if (relative <= allowed).all() else self.others).append(made)
+        (self.kept if (relative <= allowed).all() else self.others).append(explanation)
 
-    def _narrow(self, positions: Positions) -> None:
-        """Angles, positions or tables in 16 bits: errors that grow with the position."""
+    def _narrow_dtypes(self, positions: Positions) -> None:
+        """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
         if self.kept:
             return
         some = np.unique(np.linspace(0, len(self.case.x) - 1, 64).round().astype(int))
-        for mix in mixes(self.case, 0):
-            if mix.pairing != mix.out_pairing or not self._sums(mix).plausible:
+        for pairs in pair_hypotheses(self.case, 0):
+            if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
                 continue
             for base in self.bases:
                 for sign in (1, -1):
-                    self._narrow_base(mix, base, sign, positions, some)
+                    self._narrow_base(pairs, base, sign, positions, some)
 
-    def _narrow_base(self, mix: Mix, base: float, sign: int, positions: Positions, some: Indices) -> None:
+    def _narrow_base(
+        self, pairs: PairHypothesis, base: float, sign: int, positions: Positions, some: Indices
+    ) -> None:
         case = self.case
-        omegas = base ** -(2 * np.arange(mix.lanes) / mix.width)
+        omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
         for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
-            off = abs(mix.forward(case.x[some], cos, sign * sin) - case.y[some])
+            off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
             if np.median(off) > 8 * case.tol * np.median(abs(case.y[some])):
                 continue
             full = dict(narrow_tables(positions.rows[:, None], omegas))[text]
-            wrong = replace(mix, mistake=text, formula=text)
-            self._tried_mix(wrong, Found({"base": base}, 0 * omegas, sign), 1.0, positions, full[0],
+            wrong = replace(pairs, mistake=text, formula=text)
+            self._judge_tables(wrong, FrequencyFit({"base": base}, 0 * omegas, sign), 1.0, positions, full[0],
                             sign * full[1])  # fmt: skip
 
-    # the result
+    # The result
 
-    def _times(self) -> float:
-        """Return the number that after is before times; NaN where there is none."""
+    def _factor(self) -> float:
+        """Return the factor if after is a multiple of before; else NaN."""
         x, y, tol = self.case.x, self.case.y, self.case.tol
         size = float((x * y).sum() / max((x * x).sum(), 1e-300))
         near = shortest(abs(size), tol / 8)
@@ -320,11 +340,11 @@ class Search:
             off = abs(self.case.y - times * self.case.x) / np.maximum(abs(times * self.case.x), 1e-300)
             text = f"not rotated, scaled by {times:g}"
             nothing = Explanation(None, f"{times!r} * x", float(off.max()), text)
-            notes = ("only a factor: no feature turns with the position",)
+            notes = ("only a factor: no feature rotates with the position",)
         if self.case.pos.any() and self.case.x.any():
             return Diagnosis((replace(nothing, notes=notes),))
-        why = "all positions are 0, where no RoPE turns anything" if self.case.x.any() else "all of x is 0"
-        for positions in given_positions(self.case):
+        why = "all positions are 0, where no RoPE rotates" if self.case.x.any() else "all of x is 0"
+        for positions in intended_positions(self.case):
             if not positions.coordinates:
                 for pairing in PAIRINGS:
                     if not head_dim % 2 and times > 0:
@@ -335,45 +355,45 @@ class Search:
             "positions with a step of 1 that reach far",
         )
 
-    def _told(self) -> Diagnosis:
+    def _report(self) -> Diagnosis:
         kept = _distinct(
-            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._given, e._rms))
+            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._candidate, e._rms))
         )
         if kept:
-            # Estimates also fit what rounding made of the frequencies.
+            # Estimates also fit the rounding of the frequencies.
             least = min(e._rms for e in [e for e in kept if not e._estimate] or kept)
             kept = [e for e in kept if e._rms <= 2 * least + self.case.tol / 20]
         kept = [e for e in kept if not e._estimate] or _narrowest(kept)
-        if not all(e.mistake for e in kept):  # two oddities at once explain nothing that one does not
+        if not all(e.mistake for e in kept):  # drop a mistake combined with a factor
             kept = [e for e in kept if not (e.mistake and e.rope and isinstance(e.rope.scaling, Linear))]
         self._rule_out(kept)
         if not kept:
-            self._usual_ones()
+            self._judge_defaults()
         nearest = _distinct(sorted(self.others, key=lambda e: e._rms))[: 4 if kept else 3]
         reason, notes = reason_of(kept, self.case), tuple(notes_of(kept, self.case))
         return Diagnosis(tuple(kept), tuple(nearest), reason, notes)
 
-    def _usual_ones(self) -> None:
-        """Say how far off the usual ropes are, where nothing was near."""
+    def _judge_defaults(self) -> None:
+        """Judge default ropes, for `nearest`."""
         head_dim, kept = self.case.x.shape[1], list(self.kept)
-        for positions in given_positions(self.case):
+        for positions in intended_positions(self.case):
             for pairing in PAIRINGS if not head_dim % 2 else ():
                 self._judge(RoPE(head_dim, pairing=pairing), positions, False)
         self.kept = kept
 
     def _rule_out(self, kept: list[Explanation]) -> None:
-        """Change one field at a time of what explains the output, to say how far off that would be."""
+        """Judge the explanation with one field changed at a time, for `nearest`."""
         if len(kept) != 1 or kept[0].mistake or not kept[0].rope:
             return
         [found] = kept
         rope = found.rope
         assert rope is not None
         self.others.clear()
-        given = [p for p in given_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
+        intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
         other = PAIRINGS[rope.pairing == "interleaved"]
         kept_before = list(self.kept)
         more: dict[str, Any] = {"candidate": True, "axes_text": found._axes}
-        for positions in given[:1]:
+        for positions in intended[:1]:
             self._judge(replace(rope, pairing=other, out_pairing=None), positions, found.inverse, **more)
             self._judge(rope, positions, not found.inverse, **more)
             if rope.inv_freq is None and rope.base != 10000.0:
@@ -381,30 +401,28 @@ class Search:
         self.kept = kept_before
 
 
-def _usual(found: Explanation) -> bool:
-    """Whether it is a rotation as models have it, beside which an odd position needs no looking for."""
+def _is_plain(found: Explanation) -> bool:
+    """Return whether it is a rotation of published models, without mistake, estimate or factor."""
     return not (found.mistake or found._estimate or (found.rope and isinstance(found.rope.scaling, Linear)))
 
 
 def _distinct(found: list[Explanation]) -> list[Explanation]:
-    """Leave out what says the same: the first of each rope and way to apply it."""
-    seen, made = set(), []
+    """Return the first explanation of each effect."""
+    first: dict[Any, Explanation] = {}
     for e in found:
-        key = (_sense(e.rope), e.inverse, e.seq_axis, e.mistake, e.code if e.mistake else "")
-        if key not in seen:
-            seen.add(key)
-            made.append(e)
-    return made
+        key = (_effect(e.rope), e.inverse, e.seq_axis, e.mistake, e.code if e.mistake else "")
+        first.setdefault(key, e)
+    return [*first.values()]
 
 
 def _narrowest(found: list[Explanation]) -> list[Explanation]:
-    """Keep estimates of the narrowest slice: a wider one has lanes at 0 beside the same ones."""
+    """Keep estimates of the narrowest slice: a wider slice only adds pairs of frequency 0."""
     least = min((e.rope.rotary_dim for e in found if e.rope), default=0)
     return [e for e in found if e.rope is None or e.rope.rotary_dim == least]
 
 
-def _sense(rope: RoPE | None) -> Any:
-    """Say what a rope does, however its frequencies are written."""
+def _effect(rope: RoPE | None) -> Any:
+    """Return a key of the rope's rotation, whatever fields describe its frequencies."""
     if rope is None:
         return None
     layout = rope.head_dim, rope.rotary_dim, rope.rotary_start, rope.pairing, rope.out_pairing
@@ -412,8 +430,8 @@ def _sense(rope: RoPE | None) -> Any:
     return (*layout, drivers, float(f"{rope.amplitude:.6g}"), tuple(f"{w:.8g}" for w in rope.frequencies))
 
 
-def _names_of(rope: RoPE) -> tuple[str, ...]:
-    """Say what else a base is called: an exponent over the head's width, a base that NTK scaling made."""
+def _other_names(rope: RoPE) -> tuple[str, ...]:
+    """Return notes with other names of a base: exponents over the head's width, or NTK scaling."""
     if rope.inv_freq or rope.scaling or rope.base in BASES or rope.axes:
         return ()
     d, found = rope.rotary_dim, []

@@ -18,9 +18,9 @@ PAIRINGS = get_args(Pairing)
 class Layout(NamedTuple):
     """Which features form the pairs, and the amplitude of the tables.
 
-    Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`. Pairs are read by
-    `pairing` and written by `out_pairing`. With several blocks, the slice from `start` to `stop` is cut into
-    equal blocks, d is the width of one block, and the numbering of pairs continues from block to block.
+    Pair i of "interleaved" is (2i, 2i+1), of "half" (i, i + d/2), both counted from `start`. Pairs are read
+    by `pairing` and written by `out_pairing`. With several blocks, the slice from `start` to `stop` is cut
+    into equal blocks, d is the width of one block, and the numbering of pairs continues from block to block.
 
     The tables already contain the amplitude. It is kept here because the inverse divides by it twice: once to
     undo the rotation, once because the tables contain it. None if the amplitude varies by position and pair
@@ -56,8 +56,8 @@ class Layout(NamedTuple):
             or not isinstance(self.amplitude, (int, float, type(None)))
         ):
             raise SpecError(
-                f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks of "
-                f"whole pairs, and pairings of {PAIRINGS}. Take the layout of a rope as it is."
+                f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks "
+                f"of whole pairs, and pairings of {PAIRINGS}. Take the layout of a rope as it is."
             )
 
 
@@ -157,7 +157,7 @@ class Plan:
         return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates)
 
     def check(self) -> None:
-        """Raise SpecError for a plan that no rope has: its layout, and one driving coordinate for each pair."""
+        """Raise SpecError for a plan that no rope has, such as one with a layout changed by hand."""
         self.layout.check()
         count = self.layout.num_pairs
         drivers = self.coordinates.of_pairs.values if self.coordinates else (0,) * count

@@ -36,7 +36,7 @@ def _checked_axis(ndim: int, seq_axis: Any) -> int:
     )
 
 
-def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+def placement(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
     """Return how a table of shape pos.shape + (pairs,) is aligned with the axes of an x of `ndim` axes.
 
     Returns
@@ -48,8 +48,9 @@ def placement(ndim: int, pos_ndim: int, axis: int) -> tuple[tuple[int, ...] | No
     """
     if pos_ndim == 0:
         return None, (None,) * (ndim - 1) + (...,)
-    if pos_ndim == 1 and axis == ndim - 2:
-        return None, (None,) * axis + (...,)
+    if pos_ndim == 1 and seq_axis == -2:
+        return None, (None,) * (ndim - 2) + (...,)
+    axis = sequence_axis(ndim, seq_axis)
     paired = _paired_axes(ndim, pos_ndim, axis)
     index = (*(slice(None) if a in paired else None for a in range(ndim - 1)), ...)
     if paired == sorted(paired):
@@ -87,21 +88,21 @@ def _paired_axes(ndim: int, pos_ndim: int, axis: int) -> list[int]:
 def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int) -> None:
     """Check the shape rule between x and positions.
 
-    The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of pos
-    pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
+    The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
+    pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
     """
     axis = sequence_axis(len(shape), seq_axis)
+    if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
+        return
     if pos_shape and not _lines_up(shape, pos_shape, axis):
         raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis))
 
 
 def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
-    if len(pos_shape) >= len(shape) or not _sizes_match(pos_shape[-1], shape[axis]):
+    if len(pos_shape) >= len(shape):
         return False
-    if len(pos_shape) == 1:
-        return True
-    lead = _paired_axes(len(shape), len(pos_shape), axis)[:-1]
-    return all(_sizes_match(size, shape[a]) for size, a in zip(pos_shape[:-1], lead, strict=True))
+    paired = [axis] if len(pos_shape) == 1 else _paired_axes(len(shape), len(pos_shape), axis)
+    return all([_sizes_match(size, shape[a]) for size, a in zip(pos_shape, paired, strict=True)])
 
 
 def _sizes_match(pos_size: Any, x_size: Any) -> bool:

@@ -112,12 +112,12 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
         width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
     if axes is not None and 2 * len(axes.coordinates) != width:
         raise SpecError(
-            f"axes has {len(axes.coordinates)} pairs, and rotary_dim is {width}; give a map of {width // 2} pairs, "
-            f"or rotary_dim={2 * len(axes.coordinates)}."
+            f"axes has {len(axes.coordinates)} pairs, and rotary_dim is {width}; give a map of {width // 2} "
+            f"pairs, or rotary_dim={2 * len(axes.coordinates)}."
         )
     if axes is not None and start + width > head_dim:
         raise SpecError(
-            f"axes has {len(axes.coordinates)} pairs, of two features each from rotary_start {start} on, beyond "
+            f"axes has {len(axes.coordinates)} pairs, of two features each from rotary_start {start}, beyond "
             f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} pairs."
         )
     if start + width > head_dim:
@@ -140,8 +140,8 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
         return None
     if scaling is not None:
         raise SpecError(
-            f"both inv_freq and scaling={short(scaling)} are given, and each sets the frequencies; give one of "
-            "them. To keep a rule's amplitude with inv_freq, give it as attention_factor."
+            f"both inv_freq and scaling={short(scaling)} are given, and each sets the frequencies; give one. "
+            "To keep a rule's amplitude with inv_freq, give it as attention_factor."
         )
     omegas: tuple[float, ...] = sequence("inv_freq", value, _NEED, number)
     if len(omegas) != width // 2:

@@ -1,12 +1,12 @@
-"""Conventions of the models that see, hear and fold: vision, video, audio, time series and proteins.
+"""Conventions of models of vision, video, audio, time series and proteins.
 
-Each entry is what a model's code does and its config does not say. The coordinates of a position are in the
-order in which the model itself has them: (h, w), and (t, h, w) for a clip, unless a note says otherwise.
+The coordinates of a position are in the model's own order: (h, w), or (t, h, w) for a video, unless a note
+states another.
 """
 
 from dataclasses import replace
 
-from rope_array._config._models import Convention, Part
+from rope_array._config._conventions import Convention, Values
 from rope_array._errors import SpecError, short
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Periods
@@ -18,7 +18,7 @@ _FLAMINGO = ("audio_config.hidden_size", "head_dim")
 
 
 def _quarters(width: int) -> int:
-    """Return how many pairs each of two coordinates drives where they share a head in equal parts."""
+    """Return the number of pairs of each of two coordinates that share a head equally."""
     if width % 4:
         raise SpecError(
             f"the rotated width is {width}; two coordinates that share it equally need a multiple of 4."
@@ -29,110 +29,112 @@ def _quarters(width: int) -> int:
 # Maps
 
 
-def _height_width(part: Part, width: int) -> Axes:
+def _height_width(values: Values, width: int) -> Axes:
     half = 2 * _quarters(width)
     return Axes.axial(half, half)
 
 
-def _width_height(part: Part, width: int) -> Axes:
+def _width_height(values: Values, width: int) -> Axes:
     half = 2 * _quarters(width)
     return Axes.axial(half, half, order=(1, 0))
 
 
-def _in_blocks(part: Part, width: int) -> Axes:
+def _in_blocks(values: Values, width: int) -> Axes:
     half = 2 * _quarters(width)
     return Axes.axial(half, half, blocks=True)
 
 
-def _even_odd(part: Part, width: int) -> Axes:
+def _even_odd(values: Values, width: int) -> Axes:
     return Axes.even_odd(width)
 
 
-def _row_column_pairs(part: Part, width: int) -> Axes:
-    """Row and column by turns, each with the series of half the width."""
-    lanes = _quarters(width)
-    return Axes((0, 1) * lanes, widths=(2 * lanes, 2 * lanes))
+def _row_column_pairs(values: Values, width: int) -> Axes:
+    """Alternate row and column, each with the frequency series of half the width."""
+    pairs = _quarters(width)
+    return Axes((0, 1) * pairs, widths=(2 * pairs, 2 * pairs))
 
 
-def _column_row_pairs(part: Part, width: int) -> Axes:
-    lanes = _quarters(width)
-    return Axes((1, 0) * lanes, widths=(2 * lanes, 2 * lanes))
+def _column_row_pairs(values: Values, width: int) -> Axes:
+    pairs = _quarters(width)
+    return Axes((1, 0) * pairs, widths=(2 * pairs, 2 * pairs))
 
 
-def _thirds(part: Part, width: int) -> Axes:
+def _thirds(values: Values, width: int) -> Axes:
     return Axes.axial(width // 3, width // 3, width // 3)
 
 
 # Widths
 
 
-def _three_axes(part: Part, width: int) -> int:
+def _three_axes(values: Values, width: int) -> int:
     return 3 * 2 * (width // 3 // 2)
 
 
-def _nothing(part: Part, width: int) -> int:
+def _nothing(values: Values, width: int) -> int:
     return 0
 
 
-def _all(part: Part, width: int) -> int:
+def _all(values: Values, width: int) -> int:
     return width
 
 
-def _of_projection(part: Part, width: int) -> int:
-    return max(part.integer("projection_dim") // (part.integer("num_attention_heads") * 2), 32)
+def _of_projection(values: Values, width: int) -> int:
+    return max(values.integer("projection_dim") // (values.integer("num_attention_heads") * 2), 32)
 
 
 # Periods, and tables
 
 
-def _periods(part: Part, width: int) -> Periods:
+def _periods(values: Values, width: int) -> Periods:
     return Periods()
 
 
-def _flamingo_series(part: Part) -> int:
+def _flamingo_series(values: Values) -> int:
     """Return the width of each of MusicFlamingo's two series."""
     key = "partial_rotary_factor"
     stated = (
-        name for name in (f"rope_parameters.{key}", f"rope_scaling.{key}", key) if part.get(name) is not None
+        name
+        for name in (f"rope_parameters.{key}", f"rope_scaling.{key}", key)
+        if values.get(name) is not None
     )
-    return int(part.width(*_FLAMINGO) * part.number(next(stated, key), 0.2))
+    return int(values.width(*_FLAMINGO) * values.number(next(stated, key), 0.2))
 
 
-def _window_and_time(part: Part, width: int) -> int:
-    series = _flamingo_series(part)
+def _window_and_time(values: Values, width: int) -> int:
+    series = _flamingo_series(values)
     return 2 * (series + series % 2)
 
 
-def _two_series(part: Part, width: int) -> Axes:
-    lanes, series = width // 4, _flamingo_series(part)
-    return Axes((0,) * lanes + (1,) * lanes, widths=(series, series))
+def _two_series(values: Values, width: int) -> Axes:
+    pairs, series = width // 4, _flamingo_series(values)
+    return Axes((0,) * pairs + (1,) * pairs, widths=(series, series))
 
 
-def _atom_lanes(part: Part, width: int) -> tuple[int, int]:
-    """Return the pairs of each coordinate of a place, and those of the residue's number."""
+def _atom_pairs(values: Values, width: int) -> tuple[int, int]:
+    """Return the number of pairs of each coordinate of a place, and of the residue's number."""
     spatial, residue = (
-        part.integer("num_spatial_rope_pairs_per_axis", 2),
-        part.integer("num_uid_rope_pairs", 10),
+        values.integer("num_spatial_rope_pairs_per_axis", 2),
+        values.integer("num_uid_rope_pairs", 10),
     )
     if min(spatial, residue) < 0 or 3 * spatial + residue > width // 2:
         raise SpecError(
             f"num_spatial_rope_pairs_per_axis is {short(spatial)} and num_uid_rope_pairs {short(residue)}; "
-            f"three of the one and one of the other must fit into the {width // 2} pairs of a head."
+            f"give numbers so that three times the first plus the second is at most {width // 2} pairs."
         )
     return spatial, residue
 
 
-def _atoms(part: Part, width: int) -> Axes:
-    spatial, residue = _atom_lanes(part, width)
-    lanes = (*(axis for axis in range(3) for _ in range(spatial)), *(3,) * residue)
-    return Axes((*lanes, *(None,) * (width // 2 - len(lanes))), count=4)
+def _atoms(values: Values, width: int) -> Axes:
+    spatial, residue = _atom_pairs(values, width)
+    pairs = (*(axis for axis in range(3) for _ in range(spatial)), *(3,) * residue)
+    return Axes((*pairs, *(None,) * (width // 2 - len(pairs))), count=4)
 
 
-def _atom_frequencies(part: Part, width: int) -> tuple[float, ...]:
-    spatial, residue = _atom_lanes(part, width)
+def _atom_frequencies(values: Values, width: int) -> tuple[float, ...]:
+    spatial, residue = _atom_pairs(values, width)
     base, other = (
-        part.number("spatial_rope_base_frequency", 20.0),
-        part.number("uid_rope_base_frequency", 1e4),
+        values.number("spatial_rope_base_frequency", 20.0),
+        values.number("uid_rope_base_frequency", 1e4),
     )
     place = [base ** (-i / spatial) for i in range(spatial)]
     table = (*place * 3, *(other ** (-i / residue) for i in range(residue)))
@@ -143,9 +145,9 @@ def _atom_frequencies(part: Part, width: int) -> tuple[float, ...]:
 
 
 def _vision(**changes: object) -> Convention:
-    """Return the convention of Qwen2-VL's ViT, which many share: [h, w] lanes, half pairing."""
-    made = Convention(width=_HEADS, partial=False, axes=_height_width, types=_AXIAL)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    """Return the convention of Qwen2-VL's ViT and many others: half pairing, pairs of h, then pairs of w."""
+    usual = Convention(width=_HEADS, partial=False, axes=_height_width, types=_AXIAL)
+    return replace(usual, **changes)  # type: ignore[arg-type]
 
 
 _WH = "the coordinates are (w, h)"
@@ -183,38 +185,45 @@ _PLAIN = Convention(partial=False)
 _PARTIAL = Convention()
 _NONE = Convention(rotated=_nothing, note="this part has no rotary embedding")
 
+# fmt: off
+_TOWER_MODELS = (
+    "cohere_compass_vision", "dots3_note_vision_encoder", "ernie4_5_vl_moe_vision", "exaone4_5_vision",
+    "glm4v_vision", "glm4v_moe_vision", "glm5_next_vision", "glm_ocr_vision", "muse_glimmer_vision",
+    "muse_spark_vision", "paddleocr_vl_vision", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder",
+    "qwen3_5_vision", "qwen3_5_moe_vision", "qwen3_omni_moe_vision_encoder", "qwen3_vl_vision",
+    "qwen3_vl_moe_vision", "qwen4_exp_vision", "video_llama_3_vision",
+)
+_VISION_PARTS = (
+    "cohere_compass", "ernie4_5_vl_moe", "exaone4_5", "gemma4", "glm4v", "glm4v_moe", "glm_ocr", "kimi_k25",
+    "paddleocr_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe",
+    "video_llama_3",
+)
+_PLAIN_MODELS = (
+    "qwen3_omni_moe:code2wav", "qwen3_omni_moe_talker_code_predictor", "lasr_encoder", "mimi", "mimi_encoder",
+    "mimi_decoder", "moshi", "kyutai_speech_to_text", "dia_encoder", "dia_decoder",
+    "voxtral_realtime_encoder", "voxtral_realtime_text", "gradium_phonon_tts", "pocket_tts",
+    "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
+    "timesfm2_5",
+)
+_PARTIAL_MODELS = (
+    "dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
+    "nemotron3_5_transcribe_word_timestamp", "nemotron3_diarization_audio",
+)
+# fmt: on
+
 _TOWERS = {
-    "cohere_compass_vision": _vision(),
-    "dots3_note_vision_encoder": _vision(),
-    "ernie4_5_vl_moe_vision": _vision(),
-    "exaone4_5_vision": _vision(),
-    "glm4v_vision": _vision(),
-    "glm4v_moe_vision": _vision(),
-    "glm5_next_vision": _vision(),
-    "glm_ocr_vision": _vision(),
+    **dict.fromkeys(_TOWER_MODELS, _vision()),
     "lfm3_vl_vision": _vision(theta=1e6),
     "mlcd_vision_model": _vision(note="the class token has a learned angle: it is not rotated by position"),
-    "muse_glimmer_vision": _vision(),
-    "muse_spark_vision": _vision(),
-    "paddleocr_vl_vision": _vision(),
     "qwen2_vl_vision": _vision(width=("head_dim", "embed_dim/num_attention_heads", "embed_dim/num_heads")),
-    "qwen2_5_vl_vision": _vision(),
-    "qwen2_5_omni_vision_encoder": _vision(),
-    "qwen3_5_vision": _vision(),
-    "qwen3_5_moe_vision": _vision(),
-    "qwen3_omni_moe_vision_encoder": _vision(),
-    "qwen3_vl_vision": _vision(),
-    "qwen3_vl_moe_vision": _vision(),
-    "qwen4_exp_vision": _vision(),
-    "video_llama_3_vision": _vision(),
-    # The maps of their own
+    # Other maps
     "gemma4_vision": _vision(theta=100.0, axes=_in_blocks, note="the coordinates are (x, y)"),
     "inkling2_vision": _vision(pairing="interleaved", axes=_width_height),
     "kimi_k25_vision": _vision(axes=_column_row_pairs),
     "llama4_vision_model": _vision(
         pairing="interleaved",
         axes=_height_width,
-        note="the coordinates are (x, y), both counted from 1; the class token stands at (0, 0)",
+        note="the coordinates are (x, y), both counted from 1; the class token is at (0, 0)",
     ),
     "minimax_m3_vl_vision": _vision(rotated=_three_axes, axes=_thirds),
     "pixtral": _vision(axes=_even_odd),
@@ -224,26 +233,11 @@ _TOWERS = {
     "step3p5_vision": _vision(axes=_width_height),
 }
 
-# Older config.json files give the part another name, or none: the root's and the part's path tell.
+# Older configs have another model type for the part, or none: the key is the root's type and the path.
 _BY_PATH = {
-    "cohere_compass:vision": "cohere_compass_vision",
-    "ernie4_5_vl_moe:vision": "ernie4_5_vl_moe_vision",
-    "exaone4_5:vision": "exaone4_5_vision",
-    "gemma4:vision": "gemma4_vision",
-    "glm4v:vision": "glm4v_vision",
-    "glm4v_moe:vision": "glm4v_moe_vision",
-    "glm_ocr:vision": "glm_ocr_vision",
-    "kimi_k25:vision": "kimi_k25_vision",
+    **{f"{name}:vision": f"{name}_vision" for name in _VISION_PARTS},
     "llama4:vision": "llama4_vision_model",
-    "paddleocr_vl:vision": "paddleocr_vl_vision",
-    "qwen2_vl:vision": "qwen2_vl_vision",
-    "qwen2_5_vl:vision": "qwen2_5_vl_vision",
-    "qwen3_5:vision": "qwen3_5_vision",
-    "qwen3_5_moe:vision": "qwen3_5_moe_vision",
-    "qwen3_vl:vision": "qwen3_vl_vision",
-    "qwen3_vl_moe:vision": "qwen3_vl_moe_vision",
     "step3p7:vision": "step3p5_vision",
-    "video_llama_3:vision": "video_llama_3_vision",
 }
 
 _SIGHT = {
@@ -263,12 +257,19 @@ _SIGHT = {
     "deepseek_ocr2_encoder": _PLAIN,
     "vjepa2": Convention(
         width=_DIVIDED,
-        refusal="V-JEPA2 turns neighbouring features but gives them cos and sin of different frequencies: no "
-        "rotation, norms change",
+        refusal="V-JEPA2 pairs neighbouring features but multiplies them by cos and sin of different "
+        "frequencies: no rotation, norms change",
     ),
 }
 
 _SOUND = {
+    **dict.fromkeys(_PLAIN_MODELS, _PLAIN),
+    **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
+    **dict.fromkeys(
+        ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
+        Convention(pairing="interleaved", partial=False, theta=2e4),
+    ),
+    **dict.fromkeys(("csm", "csm_depth_decoder_model", "higgs_audio_v2"), replace(_PLAIN, theta=5e5)),
     "clvp_encoder": Convention(
         width=_DIVIDED,
         rotated=_of_projection,
@@ -299,38 +300,9 @@ _SOUND = {
     "qwen2_5_omni_dit": replace(
         _PLAIN, pairing="interleaved", out_pairing="half", note="only head 0 is rotated"
     ),
-    "qwen3_omni_moe:code2wav": _PLAIN,
-    "qwen3_omni_moe_talker_code_predictor": _PLAIN,
-    "dots3_note_audio_encoder": _PARTIAL,
-    "glmasr_encoder": _PARTIAL,
-    "nemotron3_5_transcribe_asr_audio": _PARTIAL,
-    "nemotron3_5_transcribe_word_timestamp": _PARTIAL,
-    "nemotron3_diarization_audio": _PARTIAL,
-    "pe_audio_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "pe_audio_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "pe_video_encoder": Convention(pairing="interleaved", partial=False, theta=2e4),
-    "lasr_encoder": _PLAIN,
-    "mimi": _PLAIN,
-    "mimi_encoder": _PLAIN,
-    "mimi_decoder": _PLAIN,
-    "moshi": _PLAIN,
     "moshi_depth": _NONE,
-    "kyutai_speech_to_text": _PLAIN,
-    "csm": replace(_PLAIN, theta=5e5),
-    "csm_depth_decoder_model": replace(_PLAIN, theta=5e5),
-    "dia_encoder": _PLAIN,
-    "dia_decoder": _PLAIN,
-    "higgs_audio_v2": replace(_PLAIN, theta=5e5),
-    "voxtral_realtime_encoder": _PLAIN,
-    "voxtral_realtime_text": _PLAIN,
-    "gradium_phonon_tts": _PLAIN,
-    "pocket_tts": _PLAIN,
-    "pocket_tts_audio_tokenizer": _PLAIN,
-    "pocket_tts_audio_tokenizer_encoder": _PLAIN,
-    "pocket_tts_audio_tokenizer_decoder": _PLAIN,
     "xcodec2": _HEAD_NUMBER,
     "neucodec": _HEAD_NUMBER,
-    "timesfm2_5": _PLAIN,
 }
 
 _ATOMS = Convention(

@@ -1,60 +1,60 @@
-"""The type of each layer, as a model's class makes it of other keys where `layer_types` is not stated.
+"""The type of each layer, by the rule of a model's class if `layer_types` is not stated.
 
 Read from the configuration files of transformers 5.23.
 """
 
 from collections.abc import Callable, Sequence
 
-from rope_array._config._models import Part
+from rope_array._config._conventions import Values
 
-# From the part, the number of layers and the index of one to its type.
-TypeOf = Callable[[Part, int, int], str]
+# From the part's values, the number of layers and the index of a layer to its type.
+TypeOf = Callable[[Values, int, int], str]
 
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def _every(key: str, default: int, rest: str = _SLIDING, full: str = _FULL, first: int = 1) -> TypeOf:
-    """Every so many layers one is full: the last of each run, or with `first` 0 the first."""
+    """Return the rule: one in `key` layers is full, the last of each run, or the first if `first` is 0."""
 
-    def type_of(part: Part, count: int, index: int) -> str:
-        return rest if (index + first) % part.integer(key, default) else full
+    def type_of(values: Values, count: int, index: int) -> str:
+        return rest if (index + first) % values.integer(key, default) else full
 
     return type_of
 
 
 def _fixed(every: int, rest: str = _SLIDING) -> TypeOf:
-    """Every so many layers one is full, and the last layer is."""
-    return lambda part, count, index: _FULL if (index + 1) % every == 0 or index == count - 1 else rest
+    """Return the rule: one in `every` layers is full, and the last layer is."""
+    return lambda values, count, index: _FULL if (index + 1) % every == 0 or index == count - 1 else rest
 
 
-def _exaone4(part: Part, count: int, index: int) -> str:
-    # Without a window all layers are full, and the pattern may be null.
-    if part.get("sliding_window_pattern") is None and part.get("sliding_window") is None:
+def _exaone4(values: Values, count: int, index: int) -> str:
+    # Without a window all layers are full; then the pattern may be null.
+    if values.get("sliding_window_pattern") is None and values.get("sliding_window") is None:
         return _FULL
-    return _SLIDING if (index + 1) % part.integer("sliding_window_pattern", 4) else _FULL
+    return _SLIDING if (index + 1) % values.integer("sliding_window_pattern", 4) else _FULL
 
 
-def _cohere2_moe(part: Part, count: int, index: int) -> str:
-    dense = part.integer("first_k_dense_replace") if part.get("first_k_dense_replace") else 0
+def _cohere2_moe(values: Values, count: int, index: int) -> str:
+    dense = values.integer("first_k_dense_replace") if values.get("first_k_dense_replace") else 0
     if index < dense:
-        return _SLIDING if (index + 1) % part.integer("prefix_dense_sliding_window_pattern", 1) else _FULL
-    return _SLIDING if (index - dense + 1) % part.integer("sliding_window_pattern", 4) else _FULL
+        return _SLIDING if (index + 1) % values.integer("prefix_dense_sliding_window_pattern", 1) else _FULL
+    return _SLIDING if (index - dense + 1) % values.integer("sliding_window_pattern", 4) else _FULL
 
 
-def _lfm2(part: Part, count: int, index: int) -> str:
-    chosen = part.get("full_attn_idxs")
+def _lfm2(values: Values, count: int, index: int) -> str:
+    chosen = values.get("full_attn_idxs")
     return _FULL if not isinstance(chosen, (list, tuple)) or index in chosen else "conv"
 
 
-def _flint(part: Part, count: int, index: int) -> str:
+def _flint(values: Values, count: int, index: int) -> str:
     return _FULL if index < 2 or index % 4 == 1 or index == count - 1 else _SLIDING
 
 
-def _muse(part: Part, count: int, index: int) -> str:
+def _muse(values: Values, count: int, index: int) -> str:
     return _SLIDING if (count - 1 - index) % 4 else _FULL
 
 
-def _mimo(part: Part, count: int, index: int) -> str:
+def _mimo(values: Values, count: int, index: int) -> str:
     return _FULL if index == 0 or (index + 1) % 6 == 0 else _SLIDING
 
 
@@ -82,12 +82,12 @@ TYPES: dict[str, TypeOf] = {
     "qwen4_exp_text": _every("full_attention_interval", 4, _LINEAR, "indexed_attention"),
 }
 
-# Models whose last layer is full attention whatever is stated.
+# Models whose last layer has full attention even if the config states another type.
 LAST_IS_FULL = frozenset(
     ("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text", "embedding_gemma2_text")
 )
 
 
 def with_last(key: "str | None", types: Sequence[str]) -> Sequence[str]:
-    """Return the types with the last as the model's class makes it."""
+    """Return the types with the last layer's type of the model's class."""
     return (*types[:-1], _FULL) if key in LAST_IS_FULL and types else types

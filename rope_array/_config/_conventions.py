@@ -1,7 +1,7 @@
-"""How each model family turns its config into a rotation: what a config.json leaves to the model's code.
+"""Conventions of model families: the parts of a rotation that a config.json leaves to the model's code.
 
-A `Convention` is one rotary module. The table is keyed by the `model_type` of the config part that holds
-the module's parameters, or by ``"root model_type:part"`` where the part's own name is shared or missing.
+A `Convention` is one rotary module. `TEXT` is keyed by the `model_type` of the config part that holds the
+module's parameters, or by ``"root model_type:part"`` if the part's model type is shared or missing.
 Read from the modeling and configuration files of transformers 5.23.
 """
 
@@ -15,26 +15,26 @@ from rope_array._spec.axes import Axes
 Pairing = Literal["interleaved", "half"]
 
 
-class Part(Protocol):
-    """One part of a config, as the functions of a `Convention` see it: stated values, then class defaults.
+class Values(Protocol):
+    """The values of a config part for the functions of a `Convention`: stated values, then class defaults.
 
-    The typed getters check what they read: the config may hold anything.
+    The typed getters check values, as the config may hold anything.
     """
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value under a key, unchecked."""
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return the whole number under a key; an error names the key if it is missing or no such number."""
+        """Return the whole number under a key, or raise an error that names the key."""
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return the finite number under a key; an error names the key if it is missing or no such number."""
+        """Return the finite number under a key, or raise an error that names the key."""
 
     def width(self, *keys: str) -> int:
-        """Return the first given of several widths; ``"a/b"`` is one that two keys divide to."""
+        """Return the first stated of several widths; ``"a/b"`` divides the values of two keys."""
 
     def layer_types(self) -> tuple[str, ...]:
-        """Return the different layer types of the model, stated or its class's."""
+        """Return the distinct layer types of the model, stated or by its class's rule."""
 
 
 Parameters = dict[str, Any]
@@ -42,84 +42,83 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """What one rotary module does that its config does not say.
+    """The behaviour of one rotary module that its config does not state.
 
     Attributes
     ----------
     pairing, out_pairing
-        Which features make a pair, before and after.
+        The pairing of features read and written.
     width
-        Keys of the head's width, the first given wins; ``"hidden_size/num_attention_heads"`` divides, a
+        Keys of the head's width, the first stated wins; ``"hidden_size/num_attention_heads"`` divides, a
         number before ``*`` multiplies, a number alone is a constant of the code, and ``"layer.key"`` is the
-        layer's own value of `per_layer_config`.
+        layer's value in `per_layer_config`.
     rotated
-        The features that turn, from the part and the head's width. None: the share of the width that
+        The rotated width, from the part's values and the head's width. None: the share of the width that
         `partial_rotary_factor` states, cut to a whole number.
     partial
-        False: the model's own default rule ignores `partial_rotary_factor` (the scaling rules heed it).
+        False: the model's default rule ignores `partial_rotary_factor` (scaling rules use it).
     share
-        The share of the head that turns by the model's own default rule where none is stated.
+        The rotated share of the head under the model's default rule if the config states none.
     absolute
         `rotary_dim` states the rotated width, in features.
     start
-        "first" or "last": where in the head the rotated slice lies.
+        "first" or "last": the place of the rotated slice in the head.
     pairing_flag
-        A key that, where it is false, makes the pairing "half" before and after.
+        A key; if it is false, the pairing read and written is "half".
     sign
-        -1 where the model turns the other way.
+        -1 if the model rotates by negative angles.
     theta
-        Base where neither the config nor the class defaults name one.
+        The base if neither the config nor the class defaults have a base.
     theta_keys, share_keys
-        Keys of the base, and of the share of the head that turns, beside the rotary parameters.
+        Keys, outside of the rotary parameters, of the base and of the rotated share of the head.
     theta_note
-        What a reader should know where the base is one of those.
+        A note for the reader if the base comes from `theta_keys`.
     axes
-        The lane-to-axis map, from the part and the rotated width (None: one position).
+        The map of pairs to axes, from the part's values and the rotated width (None: one position).
     sections
-        How `mrope_section` is laid out: "chunked", "interleaved" or "alternating" (None: not read).
+        The layout of `mrope_section`: "chunked", "interleaved" or "alternating" (None: not read).
     default_sections
         The sections of a model whose code has them.
     scaling, inv_freq, attention_factor
-        What the module computes in a way of its own, from the part and the rotated width. None: by
-        `rope_type`.
+        Computed from the part's values and the rotated width. None: by `rope_type`.
     drops
-        Which of `rope_parameters` and `rope_scaling` the model's code does not read.
+        Those of the keys `rope_parameters` and `rope_scaling` that the model's code does not read.
     by_type
-        The class reads parameters by layer type alone, and drops flat ones and an older `type`.
+        The class reads parameters by layer type only, and drops flat parameters and an older `type`.
     null_head_dim
-        A head_dim of null is not the class's default, but stands for none.
+        A head_dim of null means that there is none, not the class's default.
     types
-        The rope types the module takes (None: all).
+        The rope types that the module accepts (None: all).
     type_names
-        Rope types that mean another to this model.
+        Rope types with another meaning in this model, and the meaning.
     parameters
-        What the model makes of its rotary parameters before they are read: from the part and the parameters.
+        Rewrites the rotary parameters before they are read, from the part's values and the parameters.
     layers
-        Conventions of single layer types that differ from this one.
+        Conventions of single layer types that differ from this convention.
     labels
-        The key of the rotary parameters for a layer type, where it is another name.
+        The key of the rotary parameters of a layer type, if it differs from the type's name.
     nope
         Layer types without rotation.
-    turns
-        Layers, by index, that rotate though their type is one of these.
+    rotates
+        Whether a layer of a type in `nope`, by index, is rotated all the same.
     nope_needs, nope_unless
-        A key that must be set for that, and one that must not be stated.
+        `nope` applies if the first key is set, and the second is not stated.
     nope_every
-        Every so many layers one has no rotation, where neither `no_rope_layers` nor an interval is stated.
+        One in so many layers has no rotation, if neither `no_rope_layers` nor an interval is stated.
     scaled_layers
-        A key that lists the layers which have the stated rule; the others have none.
+        A key that lists the layers with the stated rule; the others have none.
     unless
-        Keys and the values they need for the module to be used; otherwise the layer has no rotation.
+        Keys with the values that the module needs; with other values the layer has no rotation.
     refusal
-        Why this is no rotation of pairs: the error says so.
+        The reason, for an error, that this is no rotation of pairs.
     note
-        What a reader of the result should know.
+        A note for the reader of the result.
     """
 
     pairing: Pairing = "half"
     out_pairing: Pairing | None = None
     width: tuple[str, ...] = ("head_dim", "hidden_size/num_attention_heads")
-    rotated: "Callable[[Part, int], int] | None" = None
+    rotated: "Callable[[Values, int], int] | None" = None
     partial: bool = True
     share: float = 1.0
     absolute: bool = False
@@ -130,22 +129,22 @@ class Convention:
     theta_keys: tuple[str, ...] = ("rope_theta",)
     theta_note: str | None = None
     share_keys: tuple[str, ...] = ("partial_rotary_factor",)
-    axes: "Callable[[Part, int], Any] | None" = None
+    axes: "Callable[[Values, int], Any] | None" = None
     sections: Literal["chunked", "interleaved", "alternating"] | None = None
     default_sections: tuple[int, ...] | None = None
-    scaling: "Callable[[Part, int], Any] | None" = None
-    inv_freq: "Callable[[Part, int], tuple[float, ...]] | None" = None
-    attention_factor: "Callable[[Part], float] | None" = None
+    scaling: "Callable[[Values, int], Any] | None" = None
+    inv_freq: "Callable[[Values, int], tuple[float, ...]] | None" = None
+    attention_factor: "Callable[[Values], float] | None" = None
     drops: tuple[str, ...] = ()
     by_type: bool = False
     null_head_dim: bool = False
     types: tuple[str, ...] | None = None
     type_names: Mapping[str, str] = field(default_factory=dict)
-    parameters: "Callable[[Part, Parameters], Parameters] | None" = None
+    parameters: "Callable[[Values, Parameters], Parameters] | None" = None
     layers: "Mapping[str, Convention]" = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     nope: tuple[str, ...] = ()
-    turns: "Callable[[Part, int], bool] | None" = None
+    rotates: "Callable[[Values, int], bool] | None" = None
     nope_needs: str | None = None
     nope_unless: str | None = None
     nope_every: int | None = None
@@ -155,108 +154,109 @@ class Convention:
     note: str | None = None
 
 
-# Rotary parameters that a family makes of older keys
+# Rotary parameters from a family's older keys
 
 
 def _by_layer_type(
     thetas: Mapping[str, tuple[str, float]], scaled: tuple[str, ...]
-) -> Callable[[Part, Parameters], Parameters]:
-    """Return the rule of families with a base per layer type, whose older configs scale only some of them."""
+) -> Callable[[Values, Parameters], Parameters]:
+    """Return `parameters` for families with a base per layer type; older configs scale the types `scaled`."""
 
-    def parameters(part: Part, given: Parameters) -> Parameters:
-        nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
-        flat = {k: v for k, v in given.items() if k not in thetas}
-        made: Parameters = {}
+    def parameters(values: Values, stated: Parameters) -> Parameters:
+        nested = {k: v for k, v in stated.items() if isinstance(v, Mapping)}
+        flat = {k: v for k, v in stated.items() if k not in thetas}
+        found: Parameters = {}
         for label, (key, theta) in thetas.items():
             own = nested.get(label) if nested else (flat if label in scaled else None)
-            made[label] = {"rope_theta": part.number(key, theta) if key else theta, **(own or {})}
-        return made
+            found[label] = {"rope_theta": values.number(key, theta) if key else theta, **(own or {})}
+        return found
 
     return parameters
 
 
-def _gemma3(part: Part, given: Parameters) -> Parameters:
+def _gemma3(values: Values, stated: Parameters) -> Parameters:
     return _by_layer_type(
         {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)},
         ("full_attention",),
-    )(part, given)
+    )(values, stated)
 
 
-def _modernbert(part: Part, given: Parameters) -> Parameters:
+def _modernbert(values: Values, stated: Parameters) -> Parameters:
     return _by_layer_type(
         {"full_attention": ("global_rope_theta", 1.6e5), "sliding_attention": ("local_rope_theta", 1e4)},
         ("full_attention", "sliding_attention"),
-    )(part, given)
+    )(values, stated)
 
 
-def _olmo3(part: Part, given: Parameters) -> Parameters:
-    # The class takes a rope_theta beside the parameters for full_attention alone.
+def _olmo3(values: Values, stated: Parameters) -> Parameters:
+    # The class uses a rope_theta outside of the parameters for full_attention only.
     return _by_layer_type(
-        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)},
-        ("full_attention",),
-    )(part, given)
+        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)}, ("full_attention",)
+    )(values, stated)
 
 
-def _neomme(part: Part, given: Parameters) -> Parameters:
+def _neomme(values: Values, stated: Parameters) -> Parameters:
     defaults = {"full_attention": (1e6, 0.25), "sliding_attention": (1e4, 1.0)}
     return {
         label: {
-            "rope_theta": part.number("rope_theta", theta),
+            "rope_theta": values.number("rope_theta", theta),
             "partial_rotary_factor": share,
-            **(given.get(label) or {}),
+            **(stated.get(label) or {}),
         }
         for label, (theta, share) in defaults.items()
     }
 
 
-def _deepseek_v4(part: Part, given: Parameters) -> Parameters:
-    """Scale the layers with a compressor only, and leave cos and sin as they are there."""
-    if isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping):
-        return {"main": given["main"], "compress": given["compress"]}
-    share = _share_of_v4(part)
-    rule = {k: v for k, v in given.items() if k not in ("main", "compress")}
-    main = {"rope_theta": part.number("rope_theta", 1e4), "partial_rotary_factor": share}
-    compress = {**rule, "rope_theta": part.number("compress_rope_theta", 1.6e5)}
+def _deepseek_v4(values: Values, stated: Parameters) -> Parameters:
+    """Scale only the layers with a compressor, with an amplitude of 1."""
+    if isinstance(stated.get("main"), Mapping) and isinstance(stated.get("compress"), Mapping):
+        return {"main": stated["main"], "compress": stated["compress"]}
+    share = _share_of_v4(values)
+    rule = {k: v for k, v in stated.items() if k not in ("main", "compress")}
+    main = {"rope_theta": values.number("rope_theta", 1e4), "partial_rotary_factor": share}
+    compress = {**rule, "rope_theta": values.number("compress_rope_theta", 1.6e5)}
     compress["partial_rotary_factor"] = share
     if compress.get("rope_type", compress.get("type")) == "yarn":
         compress.setdefault("attention_factor", 1.0)
     return {"main": main, "compress": compress}
 
 
-def _share_of_v4(part: Part) -> float:
-    if part.get("partial_rotary_factor") is not None:
-        return part.number("partial_rotary_factor")
-    head = part.integer("head_dim", 512)
-    return part.integer("qk_rope_head_dim") / head if part.get("qk_rope_head_dim") is not None else 64 / 512
+def _share_of_v4(values: Values) -> float:
+    if values.get("partial_rotary_factor") is not None:
+        return values.number("partial_rotary_factor")
+    head = values.integer("head_dim", 512)
+    return (
+        values.integer("qk_rope_head_dim") / head if values.get("qk_rope_head_dim") is not None else 64 / 512
+    )
 
 
-def _dots3_note(part: Part, given: Parameters) -> Parameters:
-    thetas = {"sliding_attention": part.number("swa_rope_theta", 5e4)}
-    theta = part.number("rope_theta", 8e7)
-    labels = part.layer_types() or ("indexed_attention", "sliding_attention")
-    if any(isinstance(given.get(label), Mapping) for label in labels):
-        return given
-    if given:
-        return {label: {"rope_theta": theta, **given} for label in labels}
+def _dots3_note(values: Values, stated: Parameters) -> Parameters:
+    thetas = {"sliding_attention": values.number("swa_rope_theta", 5e4)}
+    theta = values.number("rope_theta", 8e7)
+    labels = values.layer_types() or ("indexed_attention", "sliding_attention")
+    if any(isinstance(stated.get(label), Mapping) for label in labels):
+        return stated
+    if stated:
+        return {label: {"rope_theta": theta, **stated} for label in labels}
     return {label: {"rope_theta": thetas.get(label, theta)} for label in labels}
 
 
-def _step3p7(part: Part, given: Parameters) -> Parameters:
-    labels = part.layer_types() or ("full_attention",)
-    if all(isinstance(given.get(label), Mapping) for label in labels):
-        return {label: given[label] for label in labels}
-    flat = {k: v for k, v in given.items() if not isinstance(v, Mapping)}
-    thetas, shares = part.get("rope_theta", 1e4), part.get("partial_rotary_factors")
-    types = part.get("layer_types") or labels
-    made: Parameters = {}
+def _step3p7(values: Values, stated: Parameters) -> Parameters:
+    labels = values.layer_types() or ("full_attention",)
+    if all(isinstance(stated.get(label), Mapping) for label in labels):
+        return {label: stated[label] for label in labels}
+    flat = {k: v for k, v in stated.items() if not isinstance(v, Mapping)}
+    thetas, shares = values.get("rope_theta", 1e4), values.get("partial_rotary_factors")
+    types = values.get("layer_types") or labels
+    found: Parameters = {}
     for label in labels:
         index = list(types).index(label)
-        made[label] = {"rope_theta": _nth("rope_theta", thetas, index)}
+        found[label] = {"rope_theta": _nth("rope_theta", thetas, index)}
         if shares:
-            made[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
+            found[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
         if label == "full_attention":
-            made[label].update(flat)
-    return made
+            found[label].update(flat)
+    return found
 
 
 def _nth(name: str, values: Any, index: int) -> Any:
@@ -267,28 +267,28 @@ def _nth(name: str, values: Any, index: int) -> Any:
     return values[index]
 
 
-def _hunyuan_vl(part: Part, given: Parameters) -> Parameters:
-    name = "mrope_section" if given.get("mrope_section") else "xdrope_section"
-    if sections := given.get(name):
+def _hunyuan_vl(values: Values, stated: Parameters) -> Parameters:
+    name = "mrope_section" if stated.get("mrope_section") else "xdrope_section"
+    if sections := stated.get(name):
         raise SpecError(
             f"{name} is {short(sections)}, and HunYuan-VL spreads sections over the full width of the "
             "head: the two features of a pair follow different coordinates, which is no rotation unless all "
             "are equal. For text alone, leave the sections out."
         )
-    return given
+    return stated
 
 
 # Layers
 
 
-def _is_dense_prefix(part: Part, index: int) -> bool:
-    """Tell Cohere2-MoE's first, dense layers, which rotate whatever their attention."""
-    if part.get("prefix_dense_sliding_window_pattern", 1) != 1:
+def _is_dense_prefix(values: Values, index: int) -> bool:
+    """Return whether a layer is in Cohere2-MoE's dense prefix, which rotates with any attention."""
+    if values.get("prefix_dense_sliding_window_pattern", 1) != 1:
         return False
-    kinds = part.get("mlp_layer_types")
+    kinds = values.get("mlp_layer_types")
     if isinstance(kinds, (list, tuple)) and index < len(kinds):
         return bool(kinds[index] == "dense")
-    return part.get("first_k_dense_replace") is not None and index < part.integer("first_k_dense_replace")
+    return values.get("first_k_dense_replace") is not None and index < values.integer("first_k_dense_replace")
 
 
 # Families
@@ -303,7 +303,7 @@ _MLA = Convention(
     out_pairing="half",
     width=("qk_rope_head_dim",),
     partial=False,
-    rotated=lambda p, w: w,
+    rotated=lambda values, width: width,
 )
 _MLA_HALF = replace(_MLA, pairing="half", out_pairing=None)
 _SECTIONS_QWEN2 = replace(_HALF, sections="chunked", default_sections=(16, 24, 24))
@@ -312,7 +312,7 @@ _SECTIONS_QWEN3_5 = replace(_PARTIAL, sections="interleaved", default_sections=(
 _SECTIONS_GLM = replace(_PARTIAL, sections="chunked", default_sections=(8, 12, 12))
 _SLIDING_ONLY = replace(_HALF, nope=("full_attention",), nope_needs="sliding_window")
 _COHERE2 = replace(_INTERLEAVED, nope=("full_attention",))
-_COHERE2_MOE = replace(_COHERE2, turns=_is_dense_prefix, drops=("rope_scaling",))
+_COHERE2_MOE = replace(_COHERE2, rotates=_is_dense_prefix, drops=("rope_scaling",))
 _GEMMA3 = replace(_HALF, parameters=_gemma3, by_type=True)
 _DROPS = ("rope_parameters", "rope_scaling")
 _GLOBAL = ("layer.head_dim", "global_head_dim", "512")
@@ -321,23 +321,25 @@ _PHI3 = replace(_PARTIAL, type_names={"su": "longrope", "yarn": "longrope"})
 _DOTS3 = replace(_MLA, width=("layer.qk_rope_head_dim", "qk_rope_head_dim"), parameters=_dots3_note)
 
 
-# The rotary modules that are not Llama's: those that differ in nothing from it are not listed.
+# fmt: off
+_INTERLEAVED_MODELS = (
+    "blt_patcher", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere",
+    "ernie4_5_moe", "helium", "llama4_text", "openai_privacy_filter",
+)
+_PARTIAL_MODELS = (
+    "bamba", "glm4_moe", "laguna", "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "phi4_multimodal",
+    "qwen3_next", "recurrent_gemma", "solar_open", "stablelm", "step3p5", "zaya", "mellum",
+)
+_QWEN3_MODELS = (
+    "cohere_compass_text", "cosmos3_edge_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text",
+    "qwen3_vl_text", "qwen3_vl_moe_text",
+)
+# fmt: on
+
+# Rotary modules that differ from Llama's.
 TEXT: dict[str, Convention] = {
     # Pairs of neighbours
-    **dict.fromkeys(
-        (
-            "blt_patcher",
-            "blt_local_encoder",
-            "blt_local_decoder",
-            "blt_global_transformer",
-            "cohere",
-            "ernie4_5_moe",
-            "helium",
-            "llama4_text",
-            "openai_privacy_filter",
-        ),
-        _INTERLEAVED,
-    ),
+    **dict.fromkeys(_INTERLEAVED_MODELS, _INTERLEAVED),
     **dict.fromkeys(("glm", "glm4"), _INTERLEAVED_PARTIAL),
     "ernie4_5": replace(_INTERLEAVED, null_head_dim=True),
     "cohere2": _COHERE2,
@@ -347,7 +349,7 @@ TEXT: dict[str, Convention] = {
         replace(
             _INTERLEAVED,
             width=("hidden_size/num_attention_heads",),
-            rotated=lambda p, w: p.integer("rotary_dim"),
+            rotated=lambda values, width: values.integer("rotary_dim"),
             theta_keys=(),
             drops=_DROPS,
         ),
@@ -356,10 +358,7 @@ TEXT: dict[str, Convention] = {
         _INTERLEAVED, width=("hidden_size/num_attention_heads",), theta_keys=(), drops=_DROPS
     ),
     # Multi-head latent attention: the rotated arrays are separate projections
-    **dict.fromkeys(
-        ("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"),
-        _MLA,
-    ),
+    **dict.fromkeys(("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"), _MLA),
     "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
         ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
@@ -380,26 +379,7 @@ TEXT: dict[str, Convention] = {
         },
     ),
     # Partial rotation
-    **dict.fromkeys(
-        (
-            "bamba",
-            "glm4_moe",
-            "laguna",
-            "minimax_m3_vl_text",
-            "nemotron",
-            "persimmon",
-            "phi",
-            "phi4_multimodal",
-            "qwen3_next",
-            "recurrent_gemma",
-            "solar_open",
-            "stablelm",
-            "step3p5",
-            "zaya",
-            "mellum",
-        ),
-        _PARTIAL,
-    ),
+    **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
     "gpt_neox": _NEOX,
     "gpt_neox_japanese": _NEOX,
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
@@ -415,17 +395,7 @@ TEXT: dict[str, Convention] = {
         ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"),
         _SECTIONS_QWEN2,
     ),
-    **dict.fromkeys(
-        (
-            "cohere_compass_text",
-            "cosmos3_edge_text",
-            "qwen3_omni_moe_text",
-            "qwen3_omni_moe_talker_text",
-            "qwen3_vl_text",
-            "qwen3_vl_moe_text",
-        ),
-        _SECTIONS_QWEN3,
-    ),
+    **dict.fromkeys(_QWEN3_MODELS, _SECTIONS_QWEN3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), _SECTIONS_QWEN3_5),
     **dict.fromkeys(("glm4v_moe_text", "glm_image_text"), _SECTIONS_GLM),
     **dict.fromkeys(("glm4v_text", "glm_ocr_text"), replace(_SECTIONS_GLM, pairing="interleaved")),
@@ -443,7 +413,7 @@ TEXT: dict[str, Convention] = {
     ),
     "neomme": Convention(
         parameters=_neomme,
-        axes=lambda part, width: Axes(tuple(i % 2 for i in range(width // 2)), count=2),
+        axes=lambda values, width: Axes(tuple(i % 2 for i in range(width // 2)), count=2),
         note="coordinates are (row, column), equal for text",
     ),
     # Parameters by layer type
@@ -474,7 +444,7 @@ TEXT: dict[str, Convention] = {
     "zamba2": replace(
         _HALF, width=("head_dim", "2*hidden_size/num_attention_heads"), unless={"use_mem_rope": (True,)}
     ),
-    # The other way round
+    # Negative angles
     "nanochat": replace(_HALF, sign=-1),
     "molmo2_text": replace(_HALF, scaled_layers="rope_scaling_layers"),
 }
@@ -492,16 +462,16 @@ _WIDTHS = (
 
 
 def generic(content: Mapping[str, Any]) -> Convention:
-    """Return what most models do, with the keys that older ones have, for a model type that is not known."""
+    """Return the convention for an unknown model type: the most common one, with the keys of older models."""
     latent = content.get("qk_rope_head_dim") is not None
-    given = content.get("rope_parameters") or content.get("rope_scaling")
-    by_turns = isinstance(given, Mapping) and given.get("mrope_interleaved") is True
+    stated = content.get("rope_parameters") or content.get("rope_scaling")
+    interleaved = isinstance(stated, Mapping) and stated.get("mrope_interleaved") is True
     return Convention(
         width=("qk_rope_head_dim",) if latent else _WIDTHS,
         partial=not latent,
         absolute=True,
         theta_keys=("rope_theta", "rotary_emb_base", "rotary_base"),
         share_keys=("partial_rotary_factor", "rotary_pct"),
-        sections="interleaved" if by_turns else "chunked",
+        sections="interleaved" if interleaved else "chunked",
         note="latent attention of DeepSeek's line pairs neighbours: check the pairing" if latent else None,
     )

@@ -1,4 +1,4 @@
-"""Numbers of 16 bits: what they make of frequencies, angles and tables."""
+"""Frequencies, angles and tables rounded to 16 bits."""
 
 from collections.abc import Iterator
 
@@ -18,14 +18,14 @@ def _bfloat16(x: Floats) -> Floats:
     return rounded.view(np.float32).astype(np.float64)
 
 
-CUTS = (("bfloat16", _bfloat16), ("float16", _float16))
+ROUNDERS = (("bfloat16", _bfloat16), ("float16", _float16))
 
 
 def narrow_tables(at: Floats, omegas: Floats) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
-    """Cos and sin as made of numbers of 16 bits, (N, lanes)."""
-    for name, cut in CUTS:
-        angles = cut(cut(at) * cut(omegas))
+    """Yield cos and sin, (N, pairs), with angles, positions or tables rounded to each 16-bit dtype."""
+    for name, rounded in ROUNDERS:
+        angles = rounded(rounded(at) * rounded(omegas))
         yield f"angles are {name}", (np.cos(angles), np.sin(angles))
-        angles = cut(at) * omegas
+        angles = rounded(at) * omegas
         yield f"positions are {name}", (np.cos(angles), np.sin(angles))
-        yield f"cos and sin are {name}", (cut(np.cos(at * omegas)), cut(np.sin(at * omegas)))
+        yield f"cos and sin are {name}", (rounded(np.cos(at * omegas)), rounded(np.sin(at * omegas)))

@@ -1,0 +1,119 @@
+"""Check rotary keys that no step has read: refuse misspelt keys, note keys of other models."""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from rope_array._config._conventions import Convention
+from rope_array._config._document import ConfigPart, quoted
+from rope_array._config._rules import SAME_AS
+from rope_array._errors import ConfigError
+
+_ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
+
+# fmt: off
+_BASES = frozenset((
+    "rope_theta", "rotary_emb_base", "rotary_base", "rotary_embedding_base", "rope_local_base_freq",
+    "local_rope_theta", "global_rope_theta", "compress_rope_theta", "swa_rope_theta",
+    "memory_attention_rope_theta",
+))
+_SHARES = frozenset((
+    "partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_percent", "rotary_emb_fraction",
+))
+_DIMS = frozenset((
+    "rotary_dim", "qk_rope_head_dim",
+))
+_PAIRS = frozenset((
+    "rope_interleave", "rope_is_neox_style", "rope_interleaved", "rotary_emb_interleaved",
+))
+_FLAGS = frozenset((
+    "rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb",
+))
+_OTHERS = frozenset((
+    "layer_rope_theta", "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes",
+    "memory_attention_rope_k_sizes", "no_rope_layer_interval", "no_rope_layers",
+    "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs", "partial_rotary_factors",
+    "position_embedding_xdrope", "rope_parameters", "rope_reorder", "rope_scaling", "rope_scaling_factor",
+    "rope_scaling_layers", "rope_type", "rotary_emb_scale_base", "rotary_scaling_factor", "rotary_value",
+    "spatial_rope_base_frequency", "uid_rope_base_frequency",
+))
+# SAM: the grid's size, for positions, and the dropout of training.
+_WITHOUT_EFFECT = frozenset((
+    "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes",
+))
+# fmt: on
+_KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _FLAGS | _OTHERS
+
+
+def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Mapping[str, Any]) -> None:
+    """Refuse keys of no model; note keys of other models that would change the fields."""
+    known = {*read, *part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
+    for key, value in part.content.items():
+        if value is None or not _is_rotary(key) or key in known or key in _WITHOUT_EFFECT:
+            continue
+        if key not in _KEYS:
+            _refuse(key, value)
+        elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
+            part.note(f"{key} is not used: the model's code in transformers does not read it")
+
+
+def _is_rotary(key: Any) -> bool:
+    return isinstance(key, str) and _ROTARY.search(key) is not None
+
+
+def _keys_of(convention: Convention) -> "set[str]":
+    flags = (convention.pairing_flag, convention.nope_needs, convention.nope_unless, convention.scaled_layers)
+    # ERNIE's name for its sections.
+    ernie = {"rope_3d"} if convention.sections == "alternating" else set()
+    return {*convention.theta_keys, *convention.unless, *ernie, *(flag for flag in flags if flag)}
+
+
+def _refuse(key: str, value: Any) -> None:
+    if value is False and key.startswith("use_"):
+        return
+    near = get_close_matches(key[:80], sorted(_KEYS), 1, 0.75)
+    hint = f"is {near[0]!r} meant" if near else "is it a rotary parameter by another name"
+    raise ConfigError(f"the key {quoted(key)} is unknown: {hint}? Leave it out if it changes no rotation.")
+
+
+def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
+    """Return whether the value of an unread key agrees with the fields."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if key in _SHARES:
+        return is_number and abs(value) <= 1 and int(fields["head_dim"] * value) == fields["rotary_dim"]
+    if key in _DIMS:
+        return bool(value == fields["rotary_dim"])
+    if key in _BASES:
+        return bool(value == fields.get("base"))
+    if key in _PAIRS:
+        return value is ((fields["pairing"] == "interleaved") is not (key == "rope_is_neox_style"))
+    if key in _FLAGS:
+        return isinstance(value, bool)
+    if key == "rope_type":
+        return isinstance(value, str) and SAME_AS.get(value, value) == "default"
+    return value is False or (is_number and key.endswith("factor") and value == 1)
+
+
+def check_above(part: ConfigPart) -> None:
+    """Note rotary keys of the config around the part, which no step reads."""
+    for key, value in part.above.items():
+        if value is None or not _is_rotary(key) or key not in _KEYS:
+            continue
+        own = part.content.get(key)
+        if own is None:
+            part.note(f"{key} outside of the part {quoted(part.path)} is not used: only keys in it are read")
+        elif not _agree(own, value):
+            raise ConfigError(
+                f"{key} is {quoted(own)} in the part {quoted(part.path)}, and {quoted(value)} outside of it; "
+                "leave one out."
+            )
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return bool(one == other)
+    pairs = [{k: v for k, v in mapping.items() if k not in ("type", "rope_type")} for mapping in (one, other)]
+    kinds = [mapping.get("rope_type") or mapping.get("type") or "default" for mapping in (one, other)]
+    names = [SAME_AS.get(kind, kind) if isinstance(kind, str) else None for kind in kinds]
+    return names[0] == names[1] and all(pairs[0][k] == pairs[1][k] for k in pairs[0].keys() & pairs[1].keys())

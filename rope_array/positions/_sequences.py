@@ -1,0 +1,404 @@
+"""Positions of sequences: behind a cache, packed, padded, sharded, and text in a model of several axes."""
+
+import operator
+from itertools import pairwise
+from numbers import Integral
+from typing import Any, Literal, get_args
+
+from rope_array._array_api.library import POSITION_DTYPES, Library
+from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecError, describe, short
+from rope_array._spec import validation
+from rope_array._spec.shape_rule import is_unknown_size
+
+from . import _factory
+
+ChunkLayout = Literal["contiguous", "zigzag"]
+
+
+def offset(length: int, offsets: Any = 0, *, like: Any = None, dtype: Any = None) -> Any:
+    """Return the positions of `length` consecutive tokens from an offset: decoding with a cache.
+
+    Parameters
+    ----------
+    length : int
+        Tokens in each sequence.
+    offsets : int, sequence of int, or integer array of shape (...)
+        The position of the first token: one for all sequences, or one for each, (B,).
+    like : array, optional
+        An array with the library and device of the result, if `offsets` is on the host. NumPy by default.
+    dtype : {"int64", "int32"}, optional
+        By default int64, or int32 where the library has no 64-bit integers.
+
+    Returns
+    -------
+    array of shape (..., length)
+        offsets[..., None] + arange(length): (length,) for an int, (B, length) for an array (B,).
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported.
+    ShapeError
+        `length` is negative.
+    PositionError
+        A position, computed from an offset on the host, is out of the range of the dtype.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.offset(3, [0, 10])
+    array([[ 0,  1,  2],
+           [10, 11, 12]])
+    """
+    length = _factory.size_of("length", length)
+    factory = _factory.integers(dtype, like, offsets=offsets)
+    _factory.check_range("offsets", offsets, factory, length)
+    start = factory.array("offsets", offsets)
+    return start[..., None] + factory.arange(length)
+
+
+def packed(
+    cu_seqlens: Any,
+    total: int | None = None,
+    *,
+    offsets: Any = None,
+    pad: int = 0,
+    like: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Return the positions of packed sequences, which follow one another on one axis.
+
+    Parameters
+    ----------
+    cu_seqlens : sequence of int, or integer array of shape (n + 1,)
+        Cumulative lengths, from 0: sequence i has the tokens cu_seqlens[i] to cu_seqlens[i + 1]. An empty
+        sequence repeats a number.
+    total : int, optional
+        Tokens on the axis, padding included: the size of the result. By default the last of `cu_seqlens` if
+        it is on the host; for any other array give it, as no values are read.
+    offsets : int, sequence of int, or integer array of shape (n,), optional
+        The position of each sequence's first token, 0 by default: the number of tokens in its cache.
+    pad : int
+        The position of the tokens behind the last sequence.
+    like, dtype
+        See `offset`.
+
+    Returns
+    -------
+    array of shape (total,)
+        Positions that restart with each sequence.
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported.
+    ShapeError
+        `cu_seqlens` is not of shape (n + 1,), `offsets` not of shape (n,), or `total` negative or unknown.
+    PositionError
+        `cu_seqlens`, on the host, does not begin at 0, decreases, or ends beyond `total`; or a position is
+        out of the range of the dtype.
+
+    Notes
+    -----
+    If `cu_seqlens` is not on the host, tokens beyond `total` are left out, and lengths that decrease or do
+    not begin at 0 give meaningless positions.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.packed([0, 3, 5], total=6)
+    array([0, 1, 2, 0, 1, 0])
+    >>> positions.packed([0, 3, 5], offsets=[7, 0])
+    array([7, 8, 9, 0, 1])
+    """
+    factory = _factory.integers(dtype, like, cu_seqlens=cu_seqlens, offsets=offsets)
+    count = _count_sequences(cu_seqlens)
+    total = _total(cu_seqlens, total)
+    pad = _factory.pad_of(pad, factory)
+    _check_offsets(offsets, count, total, factory)
+    ends = factory.array("cu_seqlens", cu_seqlens)
+    token = factory.arange(total)
+    if not count:
+        return token * 0 + pad
+    xp = factory.xp
+    # side="right" finds the last of several sequences with one start: the only one that is not empty.
+    index = factory.cast(xp.searchsorted(ends[1:] + 0, token, side="right"))
+    inside = token < ends[-1]
+    index = xp.where(inside, index, factory.scalar(0))
+    position = token - xp.take(ends, index, axis=0)
+    if offsets is not None:
+        first = factory.array("offsets", offsets)
+        position = position + (xp.take(first, index, axis=0) if first.ndim else first)
+    return xp.where(inside, position, factory.scalar(pad))
+
+
+def from_mask(mask: Any, *, pad: int = 0, like: Any = None, dtype: Any = None) -> Any:
+    """Return positions that count the tokens of an attention mask: left padding, right padding.
+
+    Parameters
+    ----------
+    mask : sequence, or array of shape (..., S)
+        The attention mask: booleans, or integers 0 and 1; true for tokens and false for padding.
+    pad : int
+        The position of padding. Nothing attends to padding; models use 0 or 1.
+    like, dtype
+        See `offset`.
+
+    Returns
+    -------
+    array of shape (..., S)
+        cumsum(mask) - 1 where the mask is true, and `pad` elsewhere.
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported; additive float masks are not.
+    ShapeError
+        The mask is a single value.
+    PositionError
+        The mask, on the host, holds another number than 0 and 1.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.from_mask([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    array([[0, 0, 0, 1, 2],
+           [0, 1, 2, 3, 4]])
+    """
+    factory = _factory.integers(dtype, like, mask=mask)
+    if not _factory.shape_of("mask", mask):
+        raise ShapeError(f"mask is {describe(mask)}; give an array of shape (..., S).")
+    _factory.check_mask(mask)
+    pad = _factory.pad_of(pad, factory)
+    kept = factory.array("mask", mask, boolean=True) != 0
+    return factory.xp.where(kept, factory.cumulative_sum(factory.cast(kept)) - 1, factory.scalar(pad))
+
+
+def context_parallel(
+    sequence: Any,
+    rank: Any,
+    size: int,
+    *,
+    layout: ChunkLayout = "contiguous",
+    axis: int = -1,
+    like: Any = None,
+    dtype: Any = None,
+) -> Any:
+    """Return the part of a sequence that one rank of a context-parallel group holds.
+
+    Parameters
+    ----------
+    sequence : int, or array with an axis of S tokens
+        The length S, for the positions 0 ... S - 1, which are the tokens' indices too; or an array to slice:
+        positions of any kind, token ids, hidden states.
+    rank : int, or integer array of shape ()
+        The rank. A tracer's array works, such as ``jax.lax.axis_index``.
+    size : int
+        Number of ranks.
+    layout : {"contiguous", "zigzag"}
+        "contiguous" gives each rank S/size consecutive tokens. "zigzag", the layout of Megatron-LM and
+        Transformer Engine, makes 2·size chunks and gives rank r the chunks r and 2·size - 1 - r, in this
+        order, so that every rank does the same work in causal attention.
+    axis : int
+        The axis of the tokens, if `sequence` is an array.
+    like, dtype
+        See `offset`, for a length; an array keeps its library and dtype.
+
+    Returns
+    -------
+    array of shape (S/size,), or as `sequence` with S/size tokens on the axis
+        Never a view.
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported.
+    ShapeError
+        S is not a multiple of `size`, or of 2·size for zigzag; or the axis does not exist.
+    SpecError
+        `layout` is unknown, `size` is below 1, or `rank` is not below `size`.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.context_parallel(8, 1, 2)
+    array([4, 5, 6, 7])
+    >>> positions.context_parallel(8, 0, 2, layout="zigzag")
+    array([0, 1, 6, 7])
+    >>> positions.context_parallel(positions.packed([0, 5, 8]), 0, 2, layout="zigzag")
+    array([0, 1, 1, 2])
+    """
+    size = validation.integer("size", size, 1)
+    pieces = 2 if validation.choice("layout", layout, get_args(ChunkLayout)) == "zigzag" else 1
+    is_array = _factory.is_array(sequence)
+    axis = _axis(sequence, axis) if is_array else 0
+    length = sequence.shape[axis] if is_array else _factory.size_of("sequence", sequence)
+    chunk = _chunk(length, size, pieces)
+    rank = _rank(rank, size)
+    if is_array and not _factory.is_array(rank):
+        return _slices(sequence, _starts(rank, size, pieces, chunk), chunk, axis, like)
+    factory = _factory.integers(dtype, like, sequence=sequence if is_array else None, rank=rank)
+    if is_array:
+        _check_same_device(sequence, factory.lib, factory.like)
+    else:
+        _factory.check_range("sequence", 0, factory, length)
+    starts = _starts(factory.array("rank", rank), size, pieces, chunk)
+    tokens = factory.arange(chunk)
+    index = factory.xp.concat([tokens + start for start in starts])
+    return factory.xp.take(sequence, index, axis=axis) if is_array else index
+
+
+def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
+    """Return positions on one axis as n equal coordinates: text in a model of several axes (M-RoPE).
+
+    Parameters
+    ----------
+    pos : int, range, sequence of int, or array of shape (...)
+        Positions of tokens. An array may hold floats too, and keeps its dtype.
+    n : int
+        Coordinates of the rope.
+    like : array, optional
+        See `offset`.
+
+    Returns
+    -------
+    array of shape (..., n)
+        Each position n times.
+
+    Raises
+    ------
+    ArrayTypeError
+        A type, dtype, library or device is not supported.
+    ShapeError
+        `n` is below 1.
+    PositionError
+        A position on the host is out of the range of the dtype.
+
+    Examples
+    --------
+    >>> from rope_array import positions
+    >>> positions.text(range(2))
+    array([[0, 0, 0],
+           [1, 1, 1]])
+    """
+    n = _factory.size_of("n", n, 1)
+    factory = _factory.integers(None, like, pos=pos)
+    if factory.lib.is_array(pos):
+        factory.check("pos", pos, POSITION_DTYPES, "integers, float32 or float64")
+    else:
+        _factory.check_range("pos", pos, factory)
+        pos = factory.array("pos", pos)
+    return factory.xp.stack([pos] * n, axis=-1)
+
+
+# ---- packed sequences ----
+
+
+def _count_sequences(cu_seqlens: Any) -> Any:
+    """Return the number of sequences that cumulative lengths describe."""
+    shape = _factory.shape_of("cu_seqlens", cu_seqlens)
+    if len(shape) != 1 or is_unknown_size(shape[0]) or shape[0] < 1:
+        raise ShapeError(
+            f"cu_seqlens is {describe(cu_seqlens)}; give the cumulative lengths of n sequences, from 0, in "
+            "one array of n + 1."
+        )
+    return shape[0] - 1
+
+
+def _total(cu_seqlens: Any, total: Any) -> Any:
+    """Return the number of tokens; check cumulative lengths on the host."""
+    total = None if total is None else _factory.size_of("total", total)
+    if not _factory.is_host(cu_seqlens):
+        if total is None:
+            raise ShapeError(
+                f"total is missing, and cu_seqlens is {describe(cu_seqlens)}, whose values are not read; "
+                "give the number of tokens: total=x.shape[0]."
+            )
+        return total
+    if _factory.is_array(cu_seqlens):
+        _factory.check_numpy("cu_seqlens", cu_seqlens, boolean=False)
+    ends = _factory.as_lists(cu_seqlens)
+    if any(isinstance(end, bool) for end in ends):
+        raise ArrayTypeError(f"cu_seqlens is {describe(cu_seqlens)}; give integers, no bools.")
+    if ends[0] != 0:
+        raise PositionError(f"cu_seqlens begins with {short(ends[0])}; it must begin with 0.")
+    for before, end in pairwise(ends):
+        if end < before:
+            raise PositionError(
+                f"cu_seqlens falls from {before} to {end}; give cumulative lengths, not lengths."
+            )
+    if total is not None and ends[-1] > total:
+        raise PositionError(
+            f"cu_seqlens ends with {short(ends[-1])}, beyond total {total}; give a larger total."
+        )
+    return ends[-1] if total is None else total
+
+
+def _check_offsets(offsets: Any, count: Any, total: Any, factory: _factory.ArrayFactory) -> None:
+    shape = () if offsets is None else _factory.shape_of("offsets", offsets)
+    if shape not in ((), (count,)):
+        raise ShapeError(
+            f"offsets has the shape {shape}, and cu_seqlens is of {count} sequences; give one number, or "
+            f"({count},)."
+        )
+    _factory.check_range("offsets", 0 if offsets is None else offsets, factory, total)
+
+
+# ---- ranks ----
+
+
+def _axis(array: Any, axis: Any) -> int:
+    if isinstance(axis, bool) or not isinstance(axis, Integral):
+        raise ArrayTypeError(f"axis is {describe(axis)}; give a Python int.")
+    if not -array.ndim <= axis < array.ndim:
+        raise ShapeError(f"axis is {axis}, and sequence is {describe(array)}; give an axis of it.")
+    return operator.index(axis) % len(array.shape)
+
+
+def _chunk(length: Any, size: int, pieces: int) -> Any:
+    """Return the number of tokens in one chunk."""
+    if is_unknown_size(length):
+        raise ShapeError("the sequence is of unknown length; compute its size first.")
+    if length % (pieces * size):
+        times = "2·size" if pieces == 2 else "size"
+        raise ShapeError(
+            f"the sequence has {length} tokens, no multiple of {times} = {pieces * size}; pad it to a "
+            "multiple first."
+        )
+    return length // (pieces * size)
+
+
+def _rank(rank: Any, size: int) -> Any:
+    if _factory.is_array(rank):
+        if tuple(rank.shape):
+            raise ShapeError(f"rank is {describe(rank)}; give one number.")
+        if not _factory.is_host(rank):
+            return rank
+        _factory.check_numpy("rank", rank, boolean=False)
+        rank = rank[()]
+    number = validation.integer("rank", rank, 0)
+    if number >= size:
+        raise SpecError(f"rank is {number} of size {size}; give a rank from 0 to {size - 1}.")
+    return number
+
+
+def _starts(rank: Any, size: int, pieces: int, chunk: Any) -> list[Any]:
+    """Return the first token of each chunk of a rank."""
+    return [rank * chunk, (2 * size - 1 - rank) * chunk][:pieces]
+
+
+def _check_same_device(array: Any, lib: Library, like: Any) -> None:
+    if not lib.is_array(array) or not lib.same_device(array, like):
+        raise ArrayTypeError(
+            f"sequence is {describe(array)}, and another array of the call {describe(like)}; give arrays of "
+            "one library, on one device, and leave out like."
+        )
+    lib.check_supported(array)
+
+
+def _slices(array: Any, starts: list[Any], chunk: Any, axis: int, like: Any) -> Any:
+    """Return the chunks of a rank, concatenated."""
+    lib, like = _factory.find_library(like, {"sequence": array})
+    _check_same_device(array, lib, like)
+    before = (slice(None),) * axis
+    return lib.xp.concat([array[(*before, slice(s, s + chunk), ...)] for s in starts], axis=axis)
