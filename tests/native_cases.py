@@ -77,8 +77,6 @@ def check(rope, x, pos, what="", **kwargs):
 
 
 PAIRINGS = list(itertools.product(("interleaved", "half"), repeat=2))
-
-
 SPECS = {
     "interleaved": RoPE(72),
     "half": RoPE(72, pairing="half", base=500_000.0),
@@ -95,8 +93,6 @@ SPECS = {
     "nothing of one feature": RoPE(1, rotary_dim=0),
     "one pair": RoPE(2),
 }
-
-
 SEVERAL = {
     "runs": RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
     "turns": RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),

@@ -65,19 +65,7 @@ def test_every_number_of_lanes(level, dtype, pairing, out_pairing):
         assert_same(rope.apply(x[:1], range(3)), core(rope, x[:1], range(3)), f"{lanes}, one head")
 
 
-@pytest.mark.library("numpy")
-@by_dtype
-def test_a_head_of_ten_thousand(level, dtype):
-    check(
-        RoPE(10_000, rotary_dim=9_990, rotary_start=3, out_pairing="half"),
-        normal((2, 3, 10_000), dtype),
-        range(3),
-    )
-
-
 SIGNED = ["int8", "int16", "int32", "int64"]
-
-
 POSITIONS = [
     *(0, 7, -7, 2**62, -(2**63), 2**63 - 1, np.int32(5), np.uint8(200), np.int64(-(2**62))),
     *(

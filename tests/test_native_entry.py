@@ -25,37 +25,26 @@ def address(array):
     return array.__array_interface__["data"][0]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *(
-            {"x": value}
-            for value in ((), (X, (X,)), "x", ("x",), (None,), [X], X.view(Sub), X.astype(">f4"), 3.0)
-        ),
-        *(
-            {"x": value}
-            for value in (X[..., :6], np.zeros((3, 5, 8), int), np.float32(3), np.array(3.0), X[0, 0, 0])
-        ),
-        *({"x": (X, value)} for value in (X.astype(F64), X[:, :4], X[..., :4], "x", None)),
-        *({"pos": value} for value in ("a", 2.5, True, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
-        *(
-            {"pos": value}
-            for value in (np.arange(4), np.arange(5.0), np.arange(5).view(Sub), np.arange(5, dtype="i2"))
-        ),
-        *(
-            {"pos": value}
-            for value in (np.zeros((1, 3, 5), int), np.zeros((1, 1, 1, 5), int), np.zeros(5, bool))
-        ),
-        *({"seq_axis": value} for value in ("a", 1.0, True, 2**70, -1, 2, -4, 9)),
-        *({"out": value} for value in ("o", (X,), X[:2], X.astype(F16), (None,), [X], X.view(Sub))),
-        *({"x": (X,), "out": value} for value in (X, (X, X), ("o",), ())),
-        *(
-            {"out": value}
-            for value in (np.broadcast_to(F32.type(0), X.shape), X[..., ::-1], np.zeros((3, 5, 16))[..., ::2])
-        ),
-    ],
-    ids=words,
-)
+def changes(*names, values):
+    """Return arguments that replace the named ones, for each value."""
+    return [dict.fromkeys(names, value) for value in values]
+
+
+FAST = [
+    *changes("x", values=((), (X, (X,)), "x", ("x",), (None,), [X], X.view(Sub), X.astype(">f4"), 3.0)),
+    *changes("x", values=(X[..., :6], np.zeros((3, 5, 8), int), np.float32(3), np.array(3.0), X[0, 0, 0])),
+    *({"x": (X, value)} for value in (X.astype(F64), X[:, :4], X[..., :4], "x", None)),
+    *changes("pos", values=("a", 2.5, True, 2**63, [1, 2], (), range(4), range(2**70, 2**70 + 5))),
+    *changes("pos", values=(np.arange(4), np.arange(5.0), np.arange(5).view(Sub), np.arange(5, dtype="i2"))),
+    *changes("pos", values=(np.zeros((1, 3, 5), int), np.zeros((1, 1, 1, 5), int), np.zeros(5, bool))),
+    *changes("seq_axis", values=("a", 1.0, True, 2**70, -1, 2, -4, 9)),
+    *changes("out", values=("o", (X,), X[:2], X.astype(F16), (None,), [X], X.view(Sub), X[..., ::-1])),
+    *changes("out", values=(np.broadcast_to(F32.type(0), X.shape), np.zeros((3, 5, 16))[..., ::2])),
+    *({"x": (X,), "out": value} for value in (X, (X, X), ("o",), ())),
+]
+
+
+@pytest.mark.parametrize("given", FAST, ids=words)
 @pytest.mark.library("numpy")
 def test_the_fast_entry_declines(given):
     arguments = {"x": X, "pos": range(5), "plan": PLAN, "seq_axis": -2, "out": None} | given
@@ -64,43 +53,26 @@ def test_the_fast_entry_declines(given):
 
 
 COS = np.ones((5, 4), F32)
-
-
 TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": None}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *(
-            {"cos": value}
-            for value in ((), None, "c", (COS,), COS[:3], COS[:, :2], COS.astype(F64), COS.view(Sub))
-        ),
-        *(
-            {"sin": value}
-            for value in ((), None, "s", (COS,), COS[:1], COS[0], np.asfortranarray(COS), COS[:, ::-1])
-        ),
-        *(
-            {"cos": c, "sin": c}
-            for c in (COS[:4], COS[:, :2], COS[:, :1], COS[0, 0], np.array(1, F32), COS.astype(">f4"))
-        ),
-        *(
-            {"cos": c, "sin": c}
-            for c in (np.ones((5, 8), F32), np.ones((2, 5, 4), F32), np.ones((1, 1, 1, 5, 4), F32))
-        ),
-        *(
-            {"x": value}
-            for value in ((), (X, (X,)), None, X.astype(F64), (X, X.astype(F64)), X[0, 0, 0], X[:, :4])
-        ),
-        *({"spec": value} for value in ("spec", PLAN, ())),
-        *({"seq_axis": value} for value in (None, 2**70, -1, 2)),
-        *(
-            {"out": value}
-            for value in ((X,), X[:2], X[..., ::-1], np.zeros(200, F32)[::-1][:120].reshape(X.shape))
-        ),
-    ],
-    ids=words,
-)
+BY_TABLES = [
+    *changes("cos", values=((), None, "c", (COS,), COS[:3], COS[:, :2], COS.astype(F64), COS.view(Sub))),
+    *changes("sin", values=((), None, "s", (COS,), COS[:1], COS[0], np.asfortranarray(COS), COS[:, ::-1])),
+    *changes("cos", "sin", values=(COS[:4], COS[:, :2], COS[:, :1], COS[0, 0], np.array(1, F32))),
+    *changes(
+        "cos",
+        "sin",
+        values=(COS.astype(">f4"), *(np.ones(n, F32) for n in ((5, 8), (2, 5, 4), (1, 1, 1, 5, 4)))),
+    ),
+    *changes("x", values=((), (X, (X,)), None, X.astype(F64), (X, X.astype(F64)), X[0, 0, 0], X[:, :4])),
+    *changes("spec", values=("spec", PLAN, ())),
+    *changes("seq_axis", values=(None, 2**70, -1, 2)),
+    *changes("out", values=((X,), X[:2], X[..., ::-1], np.zeros(200, F32)[::-1][:120].reshape(X.shape))),
+]
+
+
+@pytest.mark.parametrize("given", BY_TABLES, ids=words)
 @pytest.mark.library("numpy")
 def test_the_fast_entry_for_tables_declines(given):
     arguments = TABLES | {"spec": _native.spec_of_tables(PLAN.layout)}
@@ -178,11 +150,7 @@ def described(x=X, y=None, **changes):
 
 
 SPACED = (_native.SPACED, 0, 1, (5,))
-
-
 MANY = (1,) * 70
-
-
 REFUSED = {
     "no arrays": (None, SPACED),
     "a text": ("abc", SPACED),
@@ -203,8 +171,6 @@ REFUSED = {
     "positions without strides": ((described(),), (_native.INT64, 0, (), (5,), 1)),
     "tables without strides": ((described(),), (_native.TABLES, 0, (), (), 1, 0, ())),
 }
-
-
 ERRORS = (TypeError, ValueError, LookupError, OverflowError, RuntimeError, SystemError)
 
 

@@ -115,14 +115,6 @@ def test_as_many_axes_as_numpy_has(level):
         assert_same(y.reshape(few.shape), core(RoPE(4), few, np.reshape(pos, np.shape(pos)[-2:])))
 
 
-@pytest.mark.library("numpy")
-@by_dtype
-def test_memory_mapped_files(level, dtype, tmp_path):
-    x = np.memmap(tmp_path / "x", dtype, "w+", shape=(3, 5, 8))
-    x[...] = normal(x.shape, dtype)
-    assert_same(RoPE(8).apply(x, range(5)), np.asarray(core(RoPE(8), np.asarray(x), range(5))))
-
-
 @pytest.fixture(scope="module")
 def far():
     """Memory of more than 2^32 bytes, of which only what is written comes to be."""

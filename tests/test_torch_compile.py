@@ -47,8 +47,6 @@ def made_inside(x, pos):
 
 
 MROPE = ra.RoPE(16, axes=ra.Axes.interleaved(4, 2, 2), scaling=ra.YaRN(4.0, 64))
-
-
 OVER_LENGTHS = {
     "coordinates": lambda x, pos: MROPE.apply(x, pos[:, None] + torch.arange(3)),
     "rotation of coordinates": lambda x, pos: MROPE.rotation(pos[:, None] * torch.arange(3), like=x).apply(x),
@@ -261,8 +259,6 @@ COLD = """
     for call, y in zip(calls, results):
         assert torch.equal(y, function(*call))
     """
-
-
 FIRST_USES = {
     "inline": "lambda x, pos: ra.apply(x, pos, base=99.0)",
     "made inside": "lambda x, pos: HALF.rotation(pos, like=x).apply(x)",

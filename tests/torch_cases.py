@@ -255,7 +255,6 @@ GRADIENTS = {
     "backward on a device": pulled_later(lambda: torch.device("cpu")),
     "backward with a default device": pulled_later(default_device),
     "backward on meta": pulled_later(lambda: torch.device("meta")),
-    "negated weight": lambda of, x, weight: pulled(of, x, negated(weight)),
     "torch.compile": lambda of, x, weight: pulled(lambda x: compiled(of, x), x, weight),
     "torch.func.grad": lambda of, x, weight: torch.func.grad(lambda x: (of(x) * weight).sum())(x),
     "torch.func.vjp": lambda of, x, weight: torch.func.vjp(of, x)[1](weight)[0],
