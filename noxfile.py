@@ -37,6 +37,8 @@ NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 
+SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite")]
+
 
 def needs(library: str) -> list[str]:
     """Return the requirements for testing `library`, without the wheel."""
@@ -90,8 +92,8 @@ def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -
 
 
 def by_default(*paths: str) -> list[str]:
-    """Return the paths that a session tests by default; `nightly` tests all."""
-    return [] if os.environ.get(NIGHTLY) else list(paths)
+    """Return the paths that a session tests by default, or arguments for all that can differ in `nightly`."""
+    return [f"--ignore={path}" for path in SAME_EVERYWHERE] if os.environ.get(NIGHTLY) else list(paths)
 
 
 def unpack(session: nox.Session) -> Path:

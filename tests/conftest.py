@@ -3,7 +3,7 @@
 `pytest --libraries numpy,torch` tests these two; without the option, every library that is installed.
 A test is left out (deselected, not skipped) unless all that it needs is chosen:
 
-* the fixture `lib` runs a test once for each chosen library; `float_dtype`, beside it, once for each of that
+* the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
   library's floating dtypes, by name;
 * `@pytest.mark.library("jax", "torch")` needs both; with `lib` too, `lib` is each of these in turn;
 * `@pytest.mark.without("dask")` keeps a library from `lib`;
@@ -17,7 +17,7 @@ The default run leaves these cases to the session `nightly`, which sets ROPE_ARR
 * of tests with the mark `neutral`, whose subject is the same code for every library, three of four cases on a
   library that compiles each.
 
-Tests with the mark `slow` run first, so that no worker is left alone with one at the end.
+Tests with the mark `slow` run first, so that none is left for one worker at the end.
 """
 
 import collections
