@@ -36,7 +36,7 @@ SHARED = ROOT / ".nox" / "shared" / ("Scripts/python.exe" if os.name == "nt" els
 NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
-
+# The files about the sources and the suite, which no library nor the kernel changes.
 SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite")]
 
 
@@ -92,7 +92,7 @@ def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -
 
 
 def by_default(*paths: str) -> list[str]:
-    """Return the paths that a session tests by default, or arguments for all that can differ in `nightly`."""
+    """Return the paths that a session tests by default; in `nightly`, arguments for all that can differ."""
     return [f"--ignore={path}" for path in SAME_EVERYWHERE] if os.environ.get(NIGHTLY) else list(paths)
 
 
