@@ -31,12 +31,17 @@ GROUPS = PYPROJECT["dependency-groups"]
 # With CMake and ninja, for machines whose own are too old or missing.
 BUILDING = ["build", *PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
 TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
-# What is about the sources and the suite itself says the same in every environment: one session is enough.
-WITHOUT_THESE = [f"--ignore=tests/{name}.py" for name in ("test_imports", "test_mutants", "test_suite")]
+# One environment for the sessions that need several libraries; each installs its own wheel into it.
+SHARED = ROOT / ".nox" / "shared" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
+# The files whose tests can differ with an older library or without the kernel.
+CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
+# The files about the sources and the suite, which no library nor the kernel changes.
+SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite")]
 
 
 def needs(library: str) -> list[str]:
-    """Return what has to be installed to test `library`, beside the wheel."""
+    """Return the requirements for testing `library`, without the wheel."""
     if library == "torch":
         return [TORCH]
     return [*EXTRAS.get(library, []), *GROUPS.get(library, [])]
@@ -47,24 +52,33 @@ def oldest(specs: list[str]) -> list[str]:
     return [spec.replace(">=", "==") for spec in specs]
 
 
+def python(session: nox.Session, *args: str, **options: object) -> str:
+    """Run the session's Python, or the shared one where the session has no environment."""
+    command = "python" if session.bin_paths else str(SHARED)
+    return session.run(command, *args, external=not session.bin_paths, **options)
+
+
 def install(session: nox.Session, *specs: str, dist: Path = DIST) -> None:
-    """Install `specs` and the wheel's dependencies, then the wheel alone, anew even if its version is not."""
-    session.install(*REQUIRED, *specs)
+    """Install `specs`, the wheel's dependencies, and then the wheel, also if one of its version is there."""
+    if session.bin_paths:  # the shared environment has them
+        session.install(*REQUIRED, *specs)
     (wheel,) = dist.glob("*.whl")
-    pip = ("python", "-m", "pip", "install", "-q")
-    session.run(*pip, "--no-deps", "--force-reinstall", str(wheel), silent=True)
+    pip = ("-m", "pip", "install", "-q", "--no-deps", "--force-reinstall")
+    python(session, *pip, str(wheel), silent=True)
 
 
 def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -> None:
-    """Run pytest on the installed wheel; no test executed is a failure, unless the caller chose the tests.
+    """Run pytest on the installed wheel. No test executed is a failure, unless the caller chose the tests.
 
-    In continuous integration the environment is removed after it: all of them together take 8 GB of disk.
+    In continuous integration the session's own environment is removed after it, to spare disk.
     """
     name = re.sub(r"\W+", "-", session.name).strip("-")
-    workers = ("-n", "auto") if not session.posargs else ()  # one for each core, but not beside a debugger
+    # One worker for each core, unless a debugger may be wanted.
+    workers = ("-n", "auto", "--dist", "worksteal") if not session.posargs else ()
     report = (f"--junitxml={RESULTS / name}.xml", "-o", f"junit_suite_name={session.name}")
-    session.run(
-        *("python", "-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report, *workers),
+    python(
+        session,
+        *("-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report, *workers),
         *(*args, *session.posargs),
         env={
             "PYTHONSAFEPATH": "1",  # the checkout's rope_array must not shadow the wheel's
@@ -73,8 +87,13 @@ def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -
         },
         success_codes=[0, 5] if session.posargs else [0],
     )
-    if os.environ.get("CI"):
+    if os.environ.get("CI") and session.bin_paths:
         shutil.rmtree(session.virtualenv.location)
+
+
+def by_default(*paths: str) -> list[str]:
+    """Return the paths that a session tests by default; in `nightly`, arguments for all that can differ."""
+    return [f"--ignore={path}" for path in SAME_EVERYWHERE] if os.environ.get(NIGHTLY) else list(paths)
 
 
 def unpack(session: nox.Session) -> Path:
@@ -89,11 +108,11 @@ def unpack(session: nox.Session) -> Path:
 
 
 def build_wheel(session: nox.Session, source: Path, out: Path, *args: str, code: int = 0, **env: str) -> str:
-    """Build a wheel of `source` alone into the emptied folder `out`; return what the build has said."""
+    """Build a wheel of `source` into the emptied folder `out`; return the build's output."""
     shutil.rmtree(out, ignore_errors=True)
-    command = ("python", "-m", "build", "--no-isolation", "--wheel", f"--outdir={out}", *args, str(source))
+    command = ("-m", "build", "--no-isolation", "--wheel", f"--outdir={out}", *args, str(source))
     env = {"CIBUILDWHEEL": "", "ROPE_ARRAY_REQUIRE_KERNEL": "", **env}
-    return session.run(*command, env=env, silent=True, success_codes=[code])
+    return python(session, *command, env=env, silent=True, success_codes=[code])
 
 
 @nox.session(default=False)
@@ -108,19 +127,30 @@ def build(session: nox.Session) -> None:
             args = ["-Ccmake.define.ROPE_ARRAY_WERROR=ON"]
     session.run("python", "-m", "build", "--no-isolation", f"--outdir={DIST}", *args, env=env, silent=True)
     if list(DIST.glob("*-none-any.whl")):
-        session.warn("The C++ kernel could NOT be built: what follows tests a wheel without it.")
+        session.warn("The C++ kernel could NOT be built: the sessions test a wheel without it.")
+
+
+@nox.session(default=False)
+def shared(session: nox.Session) -> None:
+    """Install all libraries and transformers, for the sessions that need several libraries."""
+    session.install(TORCH)  # first and alone, as transformers would bring another build
+    libraries = (spec for name in LIBRARIES for spec in needs(name))
+    session.install(*REQUIRED, *BUILDING, *GROUPS["test"], *libraries, *GROUPS["models"])
 
 
 @nox.session(requires=["build"])
-@nox.parametrize("library", [*LIBRARIES, "all"], ids=[*LIBRARIES, "all"])
+@nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def tests(session: nox.Session, library: str) -> None:
-    """Test with one library beside NumPy; `all` runs the tests that need several."""
-    if library == "all":
-        install(session, *GROUPS["test"], *(spec for name in LIBRARIES for spec in needs(name)))
-        pytest(session, LIBRARIES, "-m", "several")
-    else:
-        install(session, *GROUPS["test"], *needs(library))
-        pytest(session, [library])
+    """Test with one library beside NumPy."""
+    install(session, *GROUPS["test"], *needs(library))
+    pytest(session, [library])
+
+
+@nox.session(name="tests(all)", requires=["build", "shared"], venv_backend="none")
+def tests_all(session: nox.Session) -> None:
+    """Run the tests that need several libraries."""
+    install(session)
+    pytest(session, LIBRARIES, "-m", "several")
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -133,42 +163,40 @@ def wheel(session: nox.Session) -> None:
     pytest(session, ["numpy"], f"--wheel={path}", "tests/test_wheel.py")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=["build", "shared"], venv_backend="none")
 def pure(session: nox.Session) -> None:
-    """Test the wheel without the kernel, which a build without a compiler makes, or fails if told to."""
-    session.install(*BUILDING)
+    """Test the wheel without the kernel; a build without a compiler makes it, or fails where it has to."""
     source, other = unpack(session), Path(session.create_tmp()) / "dist"
     no_compiler = {"CC": "false", "CXX": "false", "CMAKE_GENERATOR": "Ninja"}
     build_wheel(session, source, other, code=1, ROPE_ARRAY_REQUIRE_KERNEL="1", **no_compiler)
     build_wheel(session, source, other, code=1, CIBUILDWHEEL="1", **no_compiler)
-    said = build_wheel(session, source, other, **no_compiler)
-    if "the C++ kernel was NOT built" not in said:
-        session.error(f"A build without a compiler does not say what is missing:\n{said}")
+    output = build_wheel(session, source, other, **no_compiler)
+    if "the C++ kernel was NOT built" not in output:
+        session.error(f"A build without a compiler does not say that the kernel is missing:\n{output}")
     build_wheel(session, source, PURE, "-Cwheel.cmake=false", "-Cwheel.py-api=py3")
     (path,), (fallback,) = PURE.iterdir(), other.iterdir()
     with zipfile.ZipFile(path) as one, zipfile.ZipFile(fallback) as two:
         if (path.name, one.namelist()) != (fallback.name, two.namelist()):
             session.error("A build without a compiler makes another wheel than the one that is published.")
-    libraries = ["numpy", "torch"]  # those that the kernel serves
-    install(session, *GROUPS["test"], *(spec for name in libraries for spec in needs(name)), dist=PURE)
-    # Compiled functions are the core's, with the kernel and without it.
-    pytest(session, libraries, f"--wheel={path}", *WITHOUT_THESE, "-k", "not compil")
+    install(session, dist=PURE)
+    # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
+    files = by_default("tests/test_wheel.py", *CONTRACT)
+    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", "not compil")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=["build", "shared"], venv_backend="none")
 def sanitize(session: nox.Session) -> None:
     """Test the kernel with GCC's address and undefined-behaviour sanitizers in it."""
     if sys.platform != "linux" or not (shutil.which("gcc") and shutil.which("g++")):
         session.skip("GCC's sanitizers are preloaded into Python, which works on Linux alone: run it there")
-    session.install(*BUILDING)
     args = ("-Ccmake.define.ROPE_ARRAY_SANITIZE=address,undefined", "-Cinstall.strip=false")
     env = {"CC": "gcc", "CXX": "g++", "ROPE_ARRAY_REQUIRE_KERNEL": "1"}
     build_wheel(session, unpack(session), SANITIZED, *args, **env)
-    install(session, *GROUPS["test"], *needs("numpy"), *needs("torch"), dist=SANITIZED)
+    install(session, dist=SANITIZED)
     found = (f"-print-file-name={name}.so" for name in ("libasan", "libstdc++"))
     pytest(
-        *(session, ["numpy", "torch"], "tests/test_native.py", "tests/test_conformance.py"),
-        *("-k", "not torch:compile"),  # which the kernel does not serve
+        *(session, ["numpy", "torch"], *map(str, sorted(ROOT.glob("tests/test_native*.py")))),
+        *("tests/test_conformance.py", "-k", "not compile and not array-api"),  # the kernel serves neither
         LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
@@ -183,15 +211,14 @@ def tests_min(session: nox.Session) -> None:
     libraries = [name for name in LIBRARIES if name != "torch"]
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
-    # JAX with 64 bits or compiled is its newest version's to test, in tests(jax).
-    pytest(session, libraries, *WITHOUT_THESE, "-k", "not x64 and not jax:jit")
+    # tests(jax) tests 64 bits and compiled functions, with the newest version.
+    pytest(session, libraries, *by_default(*CONTRACT), "-k", "not x64 and not jax:jit")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=["build", "shared"], venv_backend="none")
 def models(session: nox.Session) -> None:
-    """Compare every rotary class of transformers, and whole models, with what is read from their configs."""
-    session.install(TORCH)  # first and alone, as transformers would bring another build
-    install(session, *GROUPS["test"], TORCH, *GROUPS["models"])
+    """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
+    install(session)
     pytest(session, ["numpy", "torch"], "--models", "tests/test_hf.py", "tests/test_hf_models.py")
 
 
@@ -244,7 +271,16 @@ def docs(session: nox.Session) -> None:
         )
 
 
-@nox.session(default=False)
+@nox.session(requires=["build", "shared"], venv_backend="none", default=False)
+def nightly(session: nox.Session) -> None:
+    """Run the test sessions with all their cases, also those that the default run leaves out."""
+    os.environ[NIGHTLY] = "1"
+    names = [*(f"tests({library})" for library in [*LIBRARIES, "all"]), "pure", "sanitize", "tests-min"]
+    for name in names:
+        session.notify(name)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     session.install(*GROUPS["lint"])
@@ -252,7 +288,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
 
 
-@nox.session(requires=["build"], default=False)
+@nox.session(requires=["build"])
 def types(session: nox.Session) -> None:
     """Check types, strictly, on the installed wheel: the checkout has `backends` in another place."""
     install(session, *GROUPS["types"])

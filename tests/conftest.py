@@ -3,24 +3,37 @@
 `pytest --libraries numpy,torch` tests these two; without the option, every library that is installed.
 A test is left out (deselected, not skipped) unless all that it needs is chosen:
 
-* the fixture `lib` runs a test once for each chosen library; `float_dtype`, beside it, once for each of that
+* the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
   library's floating dtypes, by name;
 * `@pytest.mark.library("jax", "torch")` needs both; with `lib` too, `lib` is each of these in turn;
 * `@pytest.mark.without("dask")` keeps a library from `lib`;
 * a test that has none of these runs where NumPy is chosen, so that it runs once in a series of sessions.
 
 Tests that need two or more libraries get the mark `several`, by which the session `tests(all)` finds them.
+
+The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
+
+* tests and cases with the mark `nightly`;
+* of tests with the mark `neutral`, whose subject is the same code for every library, three of four cases on a
+  library that compiles each.
+
+Tests with the mark `slow` run first, so that none is left for one worker at the end.
 """
 
+import collections
 import os
 
 import hypothesis
+import numpy as np
 import pytest
 
+from rope_array._backends import _native
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
 # How many times the usual number of random examples is tried; the session `long` takes more.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
+NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
+COMPILING = {"jax"}
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
@@ -102,20 +115,101 @@ def lib(request) -> Library:
     return LIBS[request.param]
 
 
+def _libraries_of(item):
+    """Return the names of the libraries that a test needs."""
+    needed = _marked(item, "library")
+    assert needed <= LIBS.keys(), f"{item.nodeid}: unknown library in {needed}"
+    if "lib" in item.fixturenames:
+        params = getattr(item, "callspec", None)
+        needed |= {params.params.get("lib", "numpy") if params else "numpy"}
+    return needed or {"numpy"}
+
+
+def _is_for_nightly(item, needed, seen):
+    """Tell whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
+    if item.get_closest_marker("nightly"):
+        return True
+    if not item.get_closest_marker("neutral") or not needed & COMPILING:
+        return False
+    seen[item.function] += 1
+    return seen[item.function] % 4 != 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m is applied
 def pytest_collection_modifyitems(config, items):
-    kept, left_out = [], []
+    kept, left_out, seen = [], [], collections.Counter()
     for item in items:
-        needed = _marked(item, "library")
-        assert needed <= LIBS.keys(), f"{item.nodeid}: unknown library in {needed}"
-        params = getattr(item, "callspec", None)
-        chosen_lib = params.params.get("lib", "numpy") if params else "numpy"
-        if "lib" in item.fixturenames:
-            needed |= {chosen_lib}
+        needed = _libraries_of(item)
         if len(needed) > 1:
             item.add_marker("several")
-        fits = (needed or {"numpy"}) <= set(config.chosen_libraries)
-        (kept if fits else left_out).append(item)
-    items[:] = kept
+        chosen = needed <= set(config.chosen_libraries)
+        chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, seen))
+        (kept if chosen else left_out).append(item)
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+LEVELS = _native.kernel.level_names() if _native.kernel else []
+
+
+@pytest.fixture
+def kernel_settings(monkeypatch):
+    """Restore the kernel's settings; no variable of this process sets the number of threads.
+
+    Threads share arrays of 1 MiB, a quarter of the usual size: larger arrays would take the tests' time.
+    """
+    level, size = _native.kernel.level_name(), _native.kernel.share_out_from(2**20)
+    monkeypatch.delenv("ROPE_ARRAY_NUM_THREADS", raising=False)
+    with np.errstate(all="ignore"):
+        yield
+    _native.kernel.use_level(level)
+    _native.kernel.share_out_from(size)
+
+
+@pytest.fixture(params=LEVELS)
+def level(request, kernel_settings):
+    """Each level of instructions that this processor has."""
+    _native.kernel.use_level(request.param)
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["cached", "streamed"])
+def streamed(request):
+    """Results are written as usual, and then all of them past the caches, as large results are."""
+    before = _native.kernel.stream_from(0) if request.param else None
+    yield
+    if before is not None:
+        _native.kernel.stream_from(before)
+
+
+# The kernel's functions that rotate tensors; the fixture below is the one place that names them.
+ROTATE_TENSORS = ("run", "run_tensor")
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The kernel's calls that rotated tensors; empty where no kernel is built."""
+    runs = []
+
+    def counted(run):
+        def counting(*args):
+            done = run(*args)
+            runs.append(args[0]) if done else None
+            return done
+
+        return counting
+
+    for name in ROTATE_TENSORS if _native.kernel else ():
+        monkeypatch.setattr(_native.kernel, name, counted(getattr(_native.kernel, name)))
+    return runs
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Dynamo without what earlier tests compiled."""
+    from torch import _dynamo
+
+    _dynamo.reset()
+    yield
+    _dynamo.reset()

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 
+import compare
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import rope_array as ra
 from rope_array.testing._contract import assert_contract
 
+normal = functools.partial(compare.normal, "torch")
 WORLD = 4
 FIELDS = [
     {},
@@ -32,10 +34,6 @@ FIELDS = [
 ROPE = ra.RoPE(16, base=500_000.0, pairing="half")
 INTERLEAVED = ra.RoPE(16, rotary_dim=12)
 DIMS = {"replicated": None, "batch": 0, "heads": 1, "sequence": 2}
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def shard(tensor, dim, mesh):

@@ -281,7 +281,7 @@ def test_learned_frequencies_of_lanes_that_never_turn(lib: Any) -> None:
 @pytest.mark.parametrize(
     "rule", [ra.Linear(2.0), ra.DynamicNTK(2.0, 64, length=100)], ids=["linear", "dynamic"]
 )
-def test_learned_frequencies_beside_a_rule_are_refused(rule: Any) -> None:
+def test_learned_frequencies_with_a_rule_are_refused(rule: Any) -> None:
     rope, x = RoPE(8, scaling=rule), np.ones((1, 3, 6, 8))
     with pytest.raises(SpecError, match="scaling=None"):
         rope.rotation(range(6), like=x, inv_freq=np.ones(4))
@@ -297,7 +297,7 @@ def test_mixed_without_a_batch(lib: Any) -> None:
     np.testing.assert_allclose(lib.to_numpy(rotation.apply(like)), wanted, atol=3e-6)
 
 
-def test_xpos_is_undone_as_far_out_as_it_goes() -> None:
+def test_xpos_is_inverted_up_to_its_largest_position() -> None:
     """Squares of the tables would be 0 or infinite at half the distance."""
     x = np.ones((1, 8), np.float32)
     for pos in ([30_000], [-30_000]):

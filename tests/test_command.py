@@ -78,7 +78,7 @@ def test_brings_in_no_library():
 
 
 @pytest.mark.without("strict")  # which has no path of its own
-def test_with_the_libraries_each_path_says_what_it_is(lib):
+def test_each_backend_describes_itself(lib):
     done = command("backends", "--import")
     assert (done.returncode, done.stderr) == (0, "")
     found, rest = rows(done.stdout)
@@ -171,7 +171,7 @@ def test_takes_every_shape(shape, capsys):
         (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
     ],
 )
-def test_what_cannot_be_explained_is_said(arguments, said, capsys):
+def test_explain_refuses_unknown_calls(arguments, said, capsys):
     assert main(["explain", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -181,14 +181,14 @@ def test_what_cannot_be_explained_is_said(arguments, said, capsys):
 
 
 @pytest.mark.library("numpy", "strict")
-def test_a_dtype_that_a_library_lacks_is_said_with_the_reason(capsys):
+def test_a_missing_dtype_is_named_with_the_reason(capsys):
     assert main(["explain", "--library", "array_api_strict", "--dtype", "float16"]) == 2
     assert "has float32, float64 here (the standard has none)" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(_native.kernel is None, reason="only a kernel that is there knows its levels")
 @pytest.mark.parametrize("name", ["explain", "backends"])
-def test_a_level_that_there_is_not_is_said(name):
+def test_an_unknown_level_is_named(name):
     done = command(name, *(["--import"] if name == "backends" else []), ROPE_ARRAY_KERNEL_LEVEL="pentium")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"rope_array {name}: ")

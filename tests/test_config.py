@@ -208,7 +208,7 @@ def test_phi_3() -> None:
     assert made.at_length(1).amplitude == pytest.approx(1.19023807)
 
 
-def test_nanochat_turns_the_other_way() -> None:
+def test_nanochat_rotates_in_the_other_direction() -> None:
     made = rope({"model_type": "nanochat", "head_dim": 8})
     assert made.frequencies == pytest.approx([-w for w in ra.RoPE(8).frequencies])
     waiting = rope(
@@ -300,7 +300,7 @@ class Config:
         return self.content
 
 
-def test_doors(tmp_path: Any) -> None:
+def test_all_entry_points_read_the_same_config(tmp_path: Any) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
     expected = ra.RoPE(128, base=5e5, pairing="half")
@@ -308,7 +308,7 @@ def test_doors(tmp_path: Any) -> None:
         assert rope(door) == ra.RoPE.from_config(door) == expected
 
 
-def test_what_is_read_for_a_subclass_is_one() -> None:
+def test_a_subclass_gets_its_own_reading() -> None:
     class Own(ra.RoPE):
         pass
 
@@ -324,7 +324,7 @@ def test_what_is_read_for_a_subclass_is_one() -> None:
         ({"type": "linear", "factor": 5e-324}, "llama: .* beyond the range of floats"),
     ],
 )
-def test_both_doors_refuse_alike(scaling: dict[str, Any], text: str) -> None:
+def test_both_entry_points_refuse_alike(scaling: dict[str, Any], text: str) -> None:
     config = {**LLAMA, "rope_scaling": scaling}
     refuse(text, config)
     with pytest.raises(ConfigError, match=text):
@@ -332,7 +332,7 @@ def test_both_doors_refuse_alike(scaling: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
-def test_what_is_no_config(thing: Any) -> None:
+def test_other_values_are_no_config(thing: Any) -> None:
     refuse("config is|no dict", thing)
 
 
@@ -511,13 +511,13 @@ FOREIGN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_what_foreign_code_raises_is_a_config_error(name: str) -> None:
+def test_errors_of_foreign_code_are_config_errors(name: str) -> None:
     refuse("cannot be read|more than 2097152 values", FOREIGN[name])
     with pytest.raises(ConfigError):
         ra.RoPE.from_config(FOREIGN[name])
 
 
-def test_subclasses_are_read_as_what_they_are() -> None:
+def test_subclasses_are_read_by_their_own_class() -> None:
     text = made(str, __eq__=raising, __hash__=str.__hash__)
     assert rope({"model_type": text("llama"), "head_dim": made(int, __eq__=raising)(8)}) == rope(
         {"model_type": "llama", "head_dim": 8}
@@ -596,7 +596,7 @@ def test_other_keys_of_unknown_models() -> None:
     assert made == ra.RoPE(128, base=5e5, axes=ra.Axes.alternating(20, 22, 22))
 
 
-def test_rotary_keys_beside_the_part() -> None:
+def test_rotary_keys_outside_of_the_part() -> None:
     text = {"model_type": "llama4_text", "rope_theta": 5e5}
     config = {"model_type": "llama4", "text_config": text}
     refuse("rope_theta is 500000.0 in the part 'text', and 1000000.0 outside", {**config, "rope_theta": 1e6})
@@ -720,7 +720,7 @@ def test_alpha_is_for_hunyuan() -> None:
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "olmo3", "gemma3_text"])
-def test_what_a_class_by_layer_type_drops_is_noted(kind: str) -> None:
+def test_keys_that_a_layer_type_drops_are_noted(kind: str) -> None:
     config = {"model_type": kind, "head_dim": 64, "hidden_size": 768, "num_attention_heads": 12}
     linear = {"rope_type": "linear", "factor": 8.0}
     old = read({**config, "rope_scaling": {"type": "linear", "factor": 8.0}}, layer_type="full_attention")
@@ -732,7 +732,7 @@ def test_what_a_class_by_layer_type_drops_is_noted(kind: str) -> None:
     assert read({**config, "rope_scaling": linear}, layer_type="full_attention").notes == ()
 
 
-def test_a_default_beside_an_older_type_wins() -> None:
+def test_a_default_wins_over_an_older_type() -> None:
     reading = read({**LLAMA, "rope_scaling": {"rope_type": "default", "type": "linear", "factor": 8.0}})
     assert reading.rope.scaling is None
     assert "type 'linear' is not used: rope_type is 'default'" in reading.notes

@@ -1,6 +1,7 @@
 """The shipped suite on every target, every path and every door of the library: each check is a test."""
 
 import functools
+import itertools
 
 import pytest
 
@@ -15,6 +16,13 @@ from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
 
 PATHS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 DOORS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
+# Targets that compile much and share the reading of specs with another target, which is tested whole: what a
+# spec's fields and rules mean is decided in plain numbers, before any of their arrays.
+SHARING = {
+    *(("jax:x64", None), ("jax:x64:jit", None), ("jax:jit", "array-api"), ("jax", "Rotation")),
+    ("torch:compile", None),
+}
+OF_SPECS = {f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants")}
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 
 
@@ -54,15 +62,22 @@ def session_of(name):
     return name.partition(":")[0].replace("array_api_strict", "strict")
 
 
+def targets():
+    yield from ((name, None) for name in names() if name not in GPU)
+    yield from PATHS
+    yield from ((name, door) for name in DOORS for door in ("RoPE", "Rotation"))
+
+
 def cases():
-    here = [(name, None) for name in names() if name not in GPU]
-    for name, how in here + PATHS + [(name, door) for name in DOORS for door in ("RoPE", "Rotation")]:
+    for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
-        yield pytest.param(name, how, id=label, marks=pytest.mark.library(session_of(name)))
+        marks = [pytest.mark.library(session_of(name))]
+        if (name, how) in SHARING and check.function.__module__ in OF_SPECS:
+            marks.append(pytest.mark.nightly)
+        yield pytest.param(name, how, check, id=f"{label}-{check.name}", marks=marks)
 
 
-@pytest.mark.parametrize("check", checks(), ids=lambda check: check.name)
-@pytest.mark.parametrize(("name", "how"), list(cases()))
+@pytest.mark.parametrize(("name", "how", "check"), list(cases()))
 def test_conforms(name, how, check):
     outcome, detail = outcome_of(check, judge(name, how))
     assert outcome != FAILED, f"{detail} (required: {check.requirement})"

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compare import words
 from test_errors import refused
 
 import rope_array as ra
 from rope_array import convert
 from rope_array.testing import apply_definition, rotation_matrix
 from rope_array.testing._contract import assert_contract
+
+pytestmark = pytest.mark.neutral
 
 PAIRINGS = ("interleaved", "half")
 OTHER = {"interleaved": "half", "half": "interleaved"}
@@ -75,7 +78,7 @@ def test_by_hand(lib):
     same(lib, convert.weights(x, ra.RoPE(8), "half"), [0, 2, 4, 6, 1, 3, 5, 7])
 
 
-@pytest.mark.parametrize("spec", [*SLICES, {"axes": BLOCKS}], ids=range(len(SLICES) + 1))
+@pytest.mark.parametrize("spec", [*SLICES, {"axes": BLOCKS}], ids=words)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_weights_of_every_layout(lib, spec, pairing, heads):
@@ -99,7 +102,7 @@ def test_weights_of_every_layout(lib, spec, pairing, heads):
         same(lib, got, wanted)
 
 
-@pytest.mark.parametrize("spec", SLICES, ids=range(len(SLICES)))
+@pytest.mark.parametrize("spec", SLICES, ids=words)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_a_round_trip_is_the_identity_to_the_bit(lib, float_dtype, spec, pairing):
     rope = ra.RoPE(D, pairing=pairing, **spec)
@@ -164,7 +167,7 @@ CALLS = {
 
 @pytest.mark.parametrize("to", PAIRINGS)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_given_is_not_written_and_not_aliased(lib, name, to):
+def test_inputs_are_neither_written_nor_aliased(lib, name, to):
     """A head of two features stands alike in both pairings: no shape that changes makes a copy of it."""
     values = numbers((8, 8))
     w = lib.asarray(values.copy())
@@ -258,7 +261,7 @@ SCORED = [
 ]
 
 
-@pytest.mark.parametrize("spec", SCORED, ids=range(len(SCORED)))
+@pytest.mark.parametrize("spec", SCORED, ids=words)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_scores_are_unchanged(lib, spec, pairing, kv_heads):
@@ -389,7 +392,7 @@ SHIFTED = [
 ]
 
 
-@pytest.mark.parametrize("spec", SHIFTED, ids=range(len(SHIFTED)))
+@pytest.mark.parametrize("spec", SHIFTED, ids=words)
 def test_shifted_keys_are_those_of_the_later_positions(lib, spec):
     """The amplitude once, what is not rotated as it was, and pairs where they were written.
 
@@ -439,7 +442,7 @@ def test_all_layers_at_once(lib):
 
 
 @pytest.mark.parametrize(
-    "axes", [ra.Axes.chunked(1, 2, 1), ra.Axes.axial(4, 4), BLOCKS, ra.Axes([0, None, 1, 1])], ids=range(4)
+    "axes", [ra.Axes.chunked(1, 2, 1), ra.Axes.axial(4, 4), BLOCKS, ra.Axes([0, None, 1, 1])], ids=words
 )
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_shifts_along_several_axes(lib, axes, pairing):
@@ -461,7 +464,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+@pytest.mark.parametrize("rule", RULES, ids=words)
 def test_a_shift_takes_no_amplitude_of_a_rule(lib, rule):
     """YaRN and LongRoPE have one of their own, which the cached keys have already."""
     rope = ra.RoPE(D, pairing="half", scaling=rule).at_length(100)
@@ -708,12 +711,12 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "says", "call"), REFUSALS, ids=range(len(REFUSALS)))
+@pytest.mark.parametrize(("error", "says", "call"), REFUSALS, ids=words)
 def test_refusals(error, says, call):
     refused(error, says, call)
 
 
-def test_a_length_that_is_not_said_is_refused():
+def test_a_missing_length_is_refused():
     waiting = ra.RoPE(D, scaling=ra.DynamicNTK(factor=2.0, max_position_embeddings=32))
     keys = np.ones((3, D))
     for call in (

@@ -210,7 +210,7 @@ def test_golden_rotations(case: dict[str, Any]) -> None:
     assert close(matrix @ x, y, abs(matrix) @ abs(x), eps=1.5)
 
 
-def test_golden_files_are_what_the_script_writes() -> None:
+def test_the_script_writes_the_golden_files() -> None:
     spec = importlib.util.spec_from_file_location("golden_make", oracle.GOLDEN / "make.py")
     assert spec is not None
     assert spec.loader is not None
@@ -323,7 +323,7 @@ def test_apply_at_the_ends_of_the_range(magnitude: float) -> None:
     np.testing.assert_allclose(got, truth, rtol=EPS / 2, atol=5e-324)
 
 
-def test_inputs_are_left_alone_and_not_returned() -> None:
+def test_inputs_are_neither_written_nor_returned() -> None:
     x = np.ones((3, 4))
     y = apply_definition(x, 0, rotary_dim=0)
     assert not np.shares_memory(x, y)

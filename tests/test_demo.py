@@ -57,6 +57,7 @@ def rows(output, library):
     return {dtype: (version, path, *rest) for _, version, path, dtype, *rest in found}
 
 
+@pytest.mark.slow
 def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert shipped.returncode == 0, shipped.stderr
     got = rows(shipped.stdout, _libraries.display_name(lib))
@@ -69,6 +70,7 @@ def test_a_row_for_each_dtype_of_a_library(lib, shipped):
         assert float(time) >= 0  # nothing of a copy that threads share
 
 
+@pytest.mark.slow
 def test_fits_a_terminal_and_warns_of_nothing(shipped):
     assert shipped.stderr == ""
     lines = shipped.stdout.splitlines()
@@ -89,7 +91,7 @@ def test_exact_angles_hold_where_float32_angles_fail(shipped):
     assert float(dict((p, f) for p, _, f in places)["1,000,000"]) > 1e-2
 
 
-def test_names_what_is_left_out(file, only_numpy, capsys):
+def test_names_libraries_that_are_left_out(file, only_numpy, capsys):
     assert main(["demo", file]) == 0
     output = capsys.readouterr().out
     assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
@@ -116,6 +118,7 @@ def test_a_library_that_does_not_load_is_named(monkeypatch):
 # ---- files ----
 
 
+@pytest.mark.slow
 def test_reads_a_file(file):
     done = demo(file)
     assert done.returncode == 0, done.stderr
@@ -164,6 +167,7 @@ def test_texts_of_all_kinds(text, tmp_path, only_numpy, capsys):
     assert len(output.splitlines()) <= 60
 
 
+@pytest.mark.slow
 def test_a_terminal_that_lacks_the_letters(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("日本語", "utf-8")
@@ -220,7 +224,7 @@ def test_queries_and_keys_are_of_unit_variance_and_differ():
         assert abs(np.mean(x**2) - 1) < 0.1
 
 
-def test_a_token_has_the_same_query_wherever_it_stands():
+def test_a_token_has_the_same_query_at_every_position():
     q, _ = _text.queries_and_keys(["the", "dog", "the"])
     np.testing.assert_array_equal(q[:, 0], q[:, 2])
     assert not np.allclose(q[:, 0], q[:, 1])

@@ -52,6 +52,7 @@ def half(x, cos, sin, signs=(-1, 1)):
 BASES = [10000.0, 500000.0, 1000000.0, 100.0, 34567.0, 250000.5, 9999.0]
 
 
+@pytest.mark.slow
 @given(
     base=st.sampled_from(BASES),
     pairing=st.sampled_from(["interleaved", "half"]),
@@ -129,7 +130,7 @@ def test_positions_of_each_sequence_and_another_axis():
     assert only(diagnosis, x, y, pos).seq_axis == -3
 
 
-def test_float32_angles_are_told_from_exact_ones():
+def test_float32_angles_are_distinguished_from_exact_angles():
     pos = 3001 * np.arange(64)
     x = features(2, 64, 32)
     for angles in ("exact", "float32"):
@@ -247,7 +248,7 @@ def test_candidates_are_tried():
         assert diagnose(x, y, range(64), candidates=[ra.RoPE(32), candidate]).rope == rope
 
 
-def test_what_fits_far_worse_than_the_best_is_no_explanation():
+def test_a_much_worse_fit_is_no_explanation():
     """All three are within the tolerance, and one is off by far more than the others."""
     x, tolerance = features(2, 64, 32, dtype="float64"), 1e-2
     y = apply_definition(x, range(64))
@@ -544,7 +545,7 @@ def test_one_wrong_element_is_seen():
     assert diagnose(x, y, range(64), tolerance=0.1).rope == ra.RoPE(32, pairing="half")
 
 
-def test_what_is_ruled_out():
+def test_rejected_hypotheses_are_listed():
     x = features(2, 4, 64, 32)
     found = diagnose(x, ra.apply(x, range(64), pairing="half", base=500000.0), range(64))
     codes = {e.code for e in found.nearest}
@@ -585,7 +586,7 @@ def rounded_otherwise(x, pos):
 
 
 @pytest.mark.parametrize("pos", [FAR, [2**60 + i for i in range(64)]])
-def test_what_far_positions_do_not_tell_is_said(pos):
+def test_undecided_far_positions_are_reported(pos):
     x = features(2, 64, 32)
     found = diagnose(x, rounded_otherwise(x, pos), pos)
     assert not found.explanations
@@ -597,7 +598,7 @@ def test_what_far_positions_do_not_tell_is_said(pos):
 
 
 @pytest.mark.parametrize("start", [2**31 - 100, 2**60])
-def test_far_rules_are_not_explained_by_what_does_not_fit(start):
+def test_far_rules_are_not_explained_by_a_misfit(start):
     pos = [start + i for i in range(64)]
     x = features(2, 64, 32)
     rule = ra.LongRoPE([1.5] * 16, [*np.linspace(1, 9, 16) ** 2], 4096, factor=8.0, length=5000)

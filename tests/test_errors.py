@@ -662,7 +662,7 @@ def test_the_ends_of_int64_are_served(lib: Any) -> None:
         lib.to_numpy(ra.apply(ones(lib, 2, 4), pos))
 
 
-def test_the_ends_of_what_every_library_has(lib: Any) -> None:
+def test_the_ends_of_the_range_of_every_library(lib: Any) -> None:
     for pos in (2**31 - 1, -(2**31), range(2**31 - 2, 2**31), 2.0**31 - 256, -(2.0**31) + 256, [], range(0)):
         x = ones(lib, 2, 4) if np.ndim(pos) == 0 or len(pos) else ones(lib, 0, 4)
         lib.to_numpy(ra.apply(x, pos))
@@ -1026,7 +1026,7 @@ def test_values_without_a_short_repr_are_named(value: Any, says: str) -> None:
     assert faults_of(str(caught.value)) == []
 
 
-def test_two_fields_beside_a_rope() -> None:
+def test_two_fields_with_a_rope_are_refused() -> None:
     call = lambda: ra.apply(np.ones((2, 4)), 0, RoPE(4), base=5.0, pairing="half")  # noqa: E731
     refused(SpecError, ["base", "pairing", "replace(rope, base=..., pairing=...)"], call)
 

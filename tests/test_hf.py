@@ -50,7 +50,7 @@ def test_a_class_is_equal(case):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.refused], ids=lambda case: case.id)
-def test_what_is_no_rotation_is_refused(case):
+def test_an_object_that_is_no_rotation_is_refused(case):
     for config, part, text in case.refused():
         for form in _walk.FORMS.values():
             with pytest.raises(SpecError, match=text):

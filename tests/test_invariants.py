@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from compare import normal, values
 from conftest import TIMES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,15 +35,6 @@ POSITIONS = st.integers(-(2**31), 2**31 - 1)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def vector(lib, seed, *shape, dtype="float32"):
-    x = np.random.default_rng(seed).standard_normal(shape)
-    return lib.asarray(x if dtype == "float64" else x.astype(np.float32), dtype)
-
-
-def numbers(lib, array):
-    return lib.to_numpy(array).astype(np.float64)
-
-
 def compute_eps(dtype):
     return EPS["float64" if dtype == "float64" else "float32"]
 
@@ -63,9 +55,9 @@ def lengths(rope, x, pairing):
 @SOME
 @given(specs(), POSITIONS, SEEDS)
 def test_norm_of_every_pair_is_kept(lib, float_dtype, rope, pos, seed):
-    x = vector(lib, seed, 3, rope.head_dim, dtype=float_dtype)
-    before = lengths(rope, numbers(lib, x), rope.pairing)
-    after = lengths(rope, numbers(lib, rope.apply(x, pos)), rope.out_pairing or rope.pairing)
+    x = normal(lib, 3, rope.head_dim, dtype=float_dtype, seed=seed)
+    before = lengths(rope, values(x), rope.pairing)
+    after = lengths(rope, values(rope.apply(x, pos)), rope.out_pairing or rope.pairing)
     # Each of the two results is off by one step.
     assert (np.abs(after - before) <= 2**0.5 * one_step(float_dtype) * before + 1e-37).all()
 
@@ -73,40 +65,40 @@ def test_norm_of_every_pair_is_kept(lib, float_dtype, rope, pos, seed):
 @SOME
 @given(specs(same_layout=True), SEEDS)
 def test_position_zero_is_the_identity(lib, float_dtype, rope, seed):
-    x = vector(lib, seed, 3, rope.head_dim, dtype=float_dtype)
-    np.testing.assert_array_equal(numbers(lib, rope.apply(x, 0)), numbers(lib, x))
+    x = normal(lib, 3, rope.head_dim, dtype=float_dtype, seed=seed)
+    np.testing.assert_array_equal(values(rope.apply(x, 0)), values(x))
 
 
 @SOME
 @given(specs(same_layout=True), st.integers(-(2**30), 2**30 - 1), st.integers(-(2**30), 2**30 - 1), SEEDS)
 def test_rotations_add(lib, float_dtype, rope, a, b, seed):
-    x = vector(lib, seed, 2, rope.head_dim, dtype=float_dtype)
-    twice = numbers(lib, rope.apply(rope.apply(x, a), b))
-    once = numbers(lib, rope.apply(x, a + b))
-    size = np.abs(numbers(lib, x)).max() * 2**0.5
+    x = normal(lib, 2, rope.head_dim, dtype=float_dtype, seed=seed)
+    twice = values(rope.apply(rope.apply(x, a), b))
+    once = values(rope.apply(x, a + b))
+    size = np.abs(values(x)).max() * 2**0.5
     assert np.abs(twice - once).max() <= 3.1 * 2**0.5 * one_step(float_dtype) * size
 
 
 @SOME
 @given(specs(), POSITIONS, SEEDS)
 def test_inverse_undoes(lib, float_dtype, rope, pos, seed):
-    x = vector(lib, seed, 2, rope.head_dim, dtype=float_dtype)
-    back = numbers(lib, rope.apply(rope.apply(x, pos), pos, inverse=True))
-    size = np.abs(numbers(lib, x)).max() * 2**0.5
-    assert np.abs(back - numbers(lib, x)).max() <= 2.1 * 2**0.5 * one_step(float_dtype) * size
+    x = normal(lib, 2, rope.head_dim, dtype=float_dtype, seed=seed)
+    back = values(rope.apply(rope.apply(x, pos), pos, inverse=True))
+    size = np.abs(values(x)).max() * 2**0.5
+    assert np.abs(back - values(x)).max() <= 2.1 * 2**0.5 * one_step(float_dtype) * size
 
 
 @SOME
 @given(specs(), st.integers(-(2**30), 2**30), st.integers(-1000, 1000), st.integers(0, 2**30), SEEDS)
 def test_scores_depend_on_the_distance_only(lib, rope, pos, distance, shift, seed):
-    q, k = vector(lib, seed, rope.head_dim), vector(lib, seed + 1, rope.head_dim)
+    q, k = normal(lib, rope.head_dim, seed=seed), normal(lib, rope.head_dim, seed=seed + 1)
 
     def score(offset):
         places = (pos + offset, pos + offset + distance)
-        return float(np.dot(*(numbers(lib, rope.apply(v, p)) for v, p in zip((q, k), places, strict=True))))
+        return float(np.dot(*(values(rope.apply(v, p)) for v, p in zip((q, k), places, strict=True))))
 
     # Four rotations, each off by one step of the vector's length.
-    size = np.linalg.norm(numbers(lib, q)) * np.linalg.norm(numbers(lib, k))
+    size = np.linalg.norm(values(q)) * np.linalg.norm(values(k))
     places = 2**31 - 1 - 2**30 - 1000
     assert abs(score(min(shift, places)) - score(0)) <= 4.1 * 2**0.5 * one_step("float32") * size
 
@@ -114,22 +106,22 @@ def test_scores_depend_on_the_distance_only(lib, rope, pos, distance, shift, see
 @SOME
 @given(specs(), POSITIONS, SEEDS, st.floats(-8, 8))
 def test_linear_in_x(lib, rope, pos, seed, factor):
-    a, b = vector(lib, seed, rope.head_dim), vector(lib, seed + 1, rope.head_dim)
+    a, b = normal(lib, rope.head_dim, seed=seed), normal(lib, rope.head_dim, seed=seed + 1)
     both = lib.asarray((lib.to_numpy(a) * np.float32(factor) + lib.to_numpy(b)).astype(np.float32))
-    parts = numbers(lib, rope.apply(a, pos)) * float(np.float32(factor)) + numbers(lib, rope.apply(b, pos))
-    size = (9 * np.abs(numbers(lib, a)).max() + np.abs(numbers(lib, b)).max()) * 2**0.5
-    assert np.abs(numbers(lib, rope.apply(both, pos)) - parts).max() <= 4 * one_step("float32") * size
+    parts = values(rope.apply(a, pos)) * float(np.float32(factor)) + values(rope.apply(b, pos))
+    size = (9 * np.abs(values(a)).max() + np.abs(values(b)).max()) * 2**0.5
+    assert np.abs(values(rope.apply(both, pos)) - parts).max() <= 4 * one_step("float32") * size
 
 
 @SOME
 @given(specs(), POSITIONS, SEEDS)
 def test_one_shot_rotation_and_matrix_agree(lib, rope, pos, seed):
-    x = vector(lib, seed, rope.head_dim)
+    x = normal(lib, rope.head_dim, seed=seed)
     matrix = rotation_matrix(pos, **{k: getattr(rope, k) for k in FIELDS})
-    want = matrix @ numbers(lib, x)
-    size = np.abs(numbers(lib, x)).max() * 2**0.5
+    want = matrix @ values(x)
+    size = np.abs(values(x)).max() * 2**0.5
     for y in (rope.apply(x, pos), rope.rotation(pos, like=x).apply(x)):
-        assert np.abs(numbers(lib, y) - want).max() <= 1.01 * one_step("float32") * size
+        assert np.abs(values(y) - want).max() <= 1.01 * one_step("float32") * size
     np.testing.assert_allclose(np.asarray(rope.matrix(pos)), matrix, rtol=0, atol=4e-16)
 
 
@@ -196,12 +188,12 @@ def as_product(lib, rope, x, pos):
 @pytest.mark.parametrize(("width", "start"), [(8, 0), (4, 0), (4, 3), (2, 6)])
 def test_three_forms_of_the_paper(lib, form, pairing, sign, width, start):
     rope = ra.RoPE(8, rotary_dim=width, rotary_start=start, pairing=pairing)
-    x = vector(lib, 0, 6, 8)
+    x = normal(lib, 6, 8, seed=0)
     pos = [sign * p for p in (0, 1, 2, 3, 50, 1000)]
-    want = numbers(lib, form(lib, rope, x, pos))
-    y = numbers(lib, rope.apply(x, pos))
+    want = values(form(lib, rope, x, pos))
+    y = values(rope.apply(x, pos))
     # The form itself rounds its tables and its products in float32: at most as much as the contract allows.
-    assert np.abs(y - want).max() <= 2 * one_step("float32") * np.abs(numbers(lib, x)).max() * 2**0.5
+    assert np.abs(y - want).max() <= 2 * one_step("float32") * np.abs(values(x)).max() * 2**0.5
 
 
 @pytest.mark.library("torch")

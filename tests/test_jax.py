@@ -6,15 +6,18 @@ import importlib.util
 import pickle
 
 import child
+import compare
 import numpy as np
 import pytest
+from compare import judge, same, values
 
 import rope_array as ra
 from rope_array.testing import apply_definition, rotation_matrix
-from rope_array.testing._contract import assert_contract, eps
+from rope_array.testing._contract import eps
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
+normal = functools.partial(compare.normal, "jax")
 pytestmark = pytest.mark.library("jax")
 
 FIELDS = {
@@ -47,27 +50,6 @@ def narrow():
 def settings(x64):
     with jax.enable_x64(x64), jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
-
-
-def normal(*shape, dtype="float32", seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype=dtype)
-
-
-def values(array):
-    return np.asarray(array).astype(np.float64)
-
-
-def judge(y, x, pos, **fields):
-    """Hold a result to the contract."""
-    assert isinstance(y, jax.Array)
-    assert y.dtype == x.dtype
-    pos = np.asarray(pos) if isinstance(pos, jax.Array) else pos
-    assert_contract(values(y), values(x), pos, dtype=x.dtype.name, flushes=True, **fields)
-
-
-def same(a, b):
-    """Tell whether two results have the same bits."""
-    return a.dtype == b.dtype and np.array_equal(np.asarray(a), np.asarray(b))
 
 
 def close(a, b):
@@ -636,6 +618,7 @@ SHARDED = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "on"),
     [(SHARDED, "off"), (COMMITTED, "off"), (SHARDED, "on")],

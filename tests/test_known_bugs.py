@@ -14,6 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
+import compare
 import numpy as np
 import pytest
 
@@ -23,12 +24,9 @@ from rope_array.config import ConfigError, read
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import assert_contract
 
+normal = functools.partial(compare.normal, "numpy")
 ROOT = Path(__file__).resolve().parent.parent
 PAIRINGS = ("interleaved", "half")
-
-
-def normal(*shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def series(width, base=10000.0):
@@ -59,7 +57,7 @@ def functions_of(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_what_the_page_names_exists():
+def test_every_name_on_the_page_exists():
     named = named_on_the_page()
     assert len(named) > 50
     missing = [f"{path}::{name}" for path, name in sorted(named) if name not in functions_of(path)]
@@ -69,7 +67,7 @@ def test_what_the_page_names_exists():
 def test_the_page_names_every_test_here():
     here = {name for name in functions_of("tests/test_known_bugs.py") if name.startswith("test_")}
     named = {name for path, name in named_on_the_page() if path == "tests/test_known_bugs.py"}
-    assert here - named == {"test_what_the_page_names_exists", "test_the_page_names_every_test_here"}
+    assert here - named == {"test_every_name_on_the_page_exists", "test_the_page_names_every_test_here"}
 
 
 # ---- angles ----
@@ -388,6 +386,7 @@ def test_lanes_take_their_own_coordinate(lib, name, pairing):
     np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.library("torch")
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -461,7 +460,7 @@ def test_pairings_have_two_names(name):
             ra.apply(np.ones((2, 8)), 0, **fields)
 
 
-def test_every_door_has_the_same_defaults():
+def test_every_entry_point_has_the_same_defaults():
     x, pos = normal(3, 8), np.array([1, 20, 300])
     want = turned(x, pos[:, None] * np.array(series(8)), "interleaved")
     rope = RoPE(8)

@@ -24,12 +24,14 @@ def check(target, level, *arguments, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.library("numpy")
 @pytest.mark.parametrize("level", LEVELS)
 def test_numpy_conforms(level):
     assert " 0 failed" in check("numpy", level)
 
 
+@pytest.mark.slow
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("level", LEVELS)
 def test_torch_conforms(level):
@@ -39,6 +41,7 @@ def test_torch_conforms(level):
 OF_THE_CORE = "numbers of the other byte order are the core's"
 
 
+@pytest.mark.slow
 @pytest.mark.library("numpy")
 @pytest.mark.parametrize("backend", ["native", "numpy", "array-api"])
 def test_each_path_conforms_when_it_is_asked_for(backend):

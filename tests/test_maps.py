@@ -16,6 +16,8 @@ import pytest
 
 from rope_array import Axes, Linear, NTKAware, Periods, RoPE, SpecError
 
+pytestmark = pytest.mark.neutral
+
 Lane = tuple[int, float] | None  # the coordinate and the frequency, or None: it never turns
 
 

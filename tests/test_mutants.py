@@ -191,10 +191,12 @@ def test_correct_torch_code_passes(rotate):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.library("jax")
 def test_correct_jax_code_passes():
-    jnp = pytest.importorskip("jax.numpy")
+    jax, jnp = pytest.importorskip("jax"), pytest.importorskip("jax.numpy")
 
+    @jax.jit  # uncompiled, every operation of every shape would be a compilation
     def rotate(x, pos, base=10000.0):
         width = x.shape[-1]
         angle = pos[..., None].astype(jnp.float64) * base ** (-jnp.arange(0, width, 2) / width)

@@ -234,7 +234,7 @@ def test_any_position_and_frequency(pos, omega):
 
 
 @pytest.mark.parametrize("backend", [None, "array-api"])
-def test_a_call_goes_through_it(lib, backend, monkeypatch):
+def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
     """But for the C++ kernel's, whose bits tests/test_native.py holds to it."""
     calls = []
 
@@ -342,7 +342,7 @@ def test_jax_promotion_changes_nothing(on, promotion):
     ("double", "wide"), [(False, True), (False, False), (True, True)], ids=["32", "32-uint32", "64"]
 )
 @pytest.mark.parametrize("name", SPECS)
-def test_error_is_what_the_docstring_says(name, double, wide):
+def test_error_is_within_the_documented_bound(name, double, wide):
     # |pos|·2^-(k+1) turns for the word, and less than one unit in the last place, which is cut off.
     bits, unit = (96, 64) if double else (64, 32)
     pos = np.array(INT32_ENDS, np.int32) if not wide else np.array(INT32_ENDS + INT64_ENDS)

@@ -7,9 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from compare import words
 
 import rope_array as ra
 from rope_array import positions
+
+pytestmark = pytest.mark.neutral
 
 # ---- arrays of the library under test ----
 
@@ -68,7 +71,7 @@ def test_narrow_integers_are_widened_first(lib, beside, dtype):
     assert lib.to_numpy(long)[0, -1] == start + 100
 
 
-def test_values_on_the_host_go_beside_like(lib, beside):
+def test_values_on_the_host_move_to_the_device_of_like(lib, beside):
     for offsets in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), [np.int8(3), np.uint64(5)]):
         equals(lib, positions.offset(1, offsets, like=beside), [[3], [5]])
     for one in (3, np.int64(3), np.array(3)):
@@ -167,7 +170,7 @@ def test_packed_finds_the_total_on_the_host(lib, beside):
     equals(lib, positions.packed([0, 2], 4, like=beside), [0, 1, 0, 0])
 
 
-def test_packed_is_what_each_sequence_alone_has(lib, beside):
+def test_packed_sequences_have_their_own_positions(lib, beside):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((6, 4)).astype(np.float32)
     together = ra.apply(lib.asarray(x), positions.packed(integers(lib, [0, 2, 6]), 6))
@@ -200,7 +203,7 @@ def loop_mask(row, pad):
     return [sum(row[:i]) if keep else pad for i, keep in enumerate(row)]
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=range(len(MASKS)))
+@pytest.mark.parametrize("mask", MASKS, ids=words)
 @pytest.mark.parametrize("pad", [0, 1, -1])
 def test_from_mask(lib, beside, mask, pad):
     want = loop_mask(mask, pad)
@@ -430,7 +433,7 @@ def test_augmentation_in_float64():
         assert np.allclose(made, want, rtol=1e-15)
 
 
-def test_what_does_not_augment(lib, beside):
+def test_other_settings_do_not_augment(lib, beside):
     coords = lib.asarray(COORDS)
     for made in (
         positions.shift(coords, 0, [0.1, 0.9]),
@@ -1028,7 +1031,7 @@ def test_a_list_that_holds_itself_is_refused():
             call()
 
 
-@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("call", "error", "match"), REFUSED, ids=words)
 def test_refused(call, error, match):
     with pytest.raises(error, match=match):
         call()

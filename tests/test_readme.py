@@ -14,7 +14,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def test_first_example_prints_what_the_readme_says(capsys):
+def test_the_first_example_prints_the_output_in_the_readme(capsys):
     exec(blocks("python")[0], {})
     assert capsys.readouterr().out.strip() == blocks("text")[0].strip()
 

@@ -11,6 +11,7 @@ from typing import Any
 import child
 import numpy as np
 import pytest
+from compare import given
 
 from rope_array import RoPE, Rotation
 from rope_array.testing import apply_definition, cos_sin
@@ -29,13 +30,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "identity": (4, {"rotary_dim": 0, "attention_factor": 2.0}),
 }
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
-
-
-def given(lib: Any, dtype: str, *shape: int, seed: int = 0) -> tuple[Any, np.ndarray]:
-    """An array of the library, and its values in float64."""
-    values = np.random.default_rng(seed).standard_normal(shape)
-    x = lib.asarray(values, dtype)
-    return x, lib.to_numpy(x).astype(np.float64)
 
 
 def amplitude_of(fields: dict[str, Any]) -> float:
@@ -115,7 +109,7 @@ def test_apply_has_the_bits_of_the_one_shot(lib: Any, float_dtype: str, layout: 
 
 @pytest.mark.parametrize("backend", [None, "array-api"])
 @each_layout
-def test_so_has_every_path(lib: Any, layout: str, backend: str | None) -> None:
+def test_tables_give_the_same_bits_on_every_backend(lib: Any, layout: str, backend: str | None) -> None:
     check_bits(lib, "float32", layout, backend)
 
 
@@ -432,7 +426,7 @@ def test_gradients_of_learned_frequencies_in_jax() -> None:
 
 
 @each_layout
-def test_repr_is_short_and_says_what_matters(lib: Any, layout: str) -> None:
+def test_repr_is_short(lib: Any, layout: str) -> None:
     width, fields = LAYOUTS[layout]
     rope = RoPE(width, **fields)
     rotation = rope.rotation(POSITIONS, like=given(lib, "float32", 2)[0])

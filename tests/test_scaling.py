@@ -226,7 +226,7 @@ def test_float32_angles_of_linear_are_huggingfaces() -> None:
     assert all(np.float32(omega) == omega for omega in found)
 
 
-def test_the_attention_factor_of_the_rope_stands_in_place_of_the_rules() -> None:
+def test_the_attention_factor_of_the_rope_replaces_the_rule_s() -> None:
     rope = RoPE(16, scaling=ra.YaRN(4.0, 4096), attention_factor=2.0)
     assert rope.amplitude == 2.0
     assert rope.frequencies == RoPE(16, scaling=ra.YaRN(4.0, 4096)).frequencies
@@ -234,7 +234,7 @@ def test_the_attention_factor_of_the_rope_stands_in_place_of_the_rules() -> None
 
 @pytest.mark.parametrize("angles", ["exact", "float32"])
 @pytest.mark.parametrize("rule", [None, ra.Linear(4.0), ra.YaRN(4.0, 64), ra.Proportional(0.5)], ids=str)
-def test_backwards_turns_the_other_way(rule: Any, angles: Any) -> None:
+def test_reversed_rotates_in_the_other_direction(rule: Any, angles: Any) -> None:
     rope = RoPE(16, scaling=rule, angles=angles)
     other = RoPE(16, scaling=ra.Reversed(rule), angles=angles)
     assert other.frequencies == tuple(-omega for omega in rope.frequencies)
@@ -375,7 +375,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("rule", "fields", "said"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
-def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> None:
+def test_other_names_are_no_rule(rule: Any, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         rule(**fields)
     assert faults_of(str(caught.value), none_given=True) == []
@@ -400,7 +400,7 @@ def test_what_names_no_rule(rule: Any, fields: dict[str, Any], said: str) -> Non
     ],
     ids=str,
 )
-def test_what_names_no_rope(fields: dict[str, Any], said: str) -> None:
+def test_other_names_are_no_rope(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said) as caught:
         RoPE(**fields)
     assert faults_of(str(caught.value), none_given=True) == []

@@ -16,6 +16,7 @@ import mpmath
 import numpy as np
 import oracle
 import pytest
+from compare import words
 
 import rope_array as ra
 from rope_array import RoPE, SpecError
@@ -23,6 +24,8 @@ from rope_array._spec.plan import Plan
 from rope_array._spec.spec import plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
+
+pytestmark = pytest.mark.neutral
 
 FIELDS = [
     "head_dim",
@@ -446,7 +449,7 @@ def test_the_width_of_x_is_part_of_the_spec() -> None:
     ],
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) or "default",
 )
-def test_what_is_refused_is_refused_after_its_equal(good: dict[str, Any], bad: dict[str, Any]) -> None:
+def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict[str, Any]) -> None:
     """True equals 1, and 4.0 equals 4, in a dictionary; here they do not."""
     x = np.ones((2, 4))
     with pytest.raises(SpecError):
@@ -519,7 +522,7 @@ def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any])
 
 
 @pytest.mark.parametrize("pos", POSITIONS, ids=repr)
-@pytest.mark.parametrize("fields", MATRICES, ids=range(len(MATRICES)))
+@pytest.mark.parametrize("fields", MATRICES, ids=words)
 def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
     got = RoPE(**fields).matrix(pos)
     assert type(got) is np.ndarray
@@ -527,8 +530,8 @@ def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
     assert_matrix(got, pos, "float64", fields)
 
 
-@pytest.mark.parametrize("fields", MATRICES[4:9], ids=range(4, 9))
-def test_matrix_beside_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", MATRICES[4:9], ids=words)
+def test_matrix_like_an_array(lib: Any, float_dtype: str, fields: dict[str, Any]) -> None:
     like = lib.asarray(np.ones(3), float_dtype)
     for pos in (5, [[0, 1], [2**31 - 1, -4096]]):
         got = RoPE(**fields).matrix(pos, like=like)

@@ -80,7 +80,7 @@ def test_a_stranger_is_checked_from_outside(elsewhere):
     assert "0 failed" in done.stdout
 
 
-def test_a_fault_is_shown_with_what_is_required(elsewhere):
+def test_a_fault_is_shown_with_its_requirement(elsewhere):
     done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half")
     assert done.returncode == 1
     assert "direction                     FAILED" in done.stdout
@@ -139,7 +139,7 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
         (["mylib:rotate", "--expect", "accuracy_negative=why"], "accuracy_negative[float16]"),
     ],
 )
-def test_what_cannot_be_judged_is_said(elsewhere, arguments, said):
+def test_unusable_arguments_are_explained(elsewhere, arguments, said):
     done = check(elsewhere, *arguments)
     assert done.returncode == 2, done.stdout
     assert said in done.stderr
@@ -196,7 +196,7 @@ def test_plugin_is_strict_about_expected_failures(elsewhere):
     assert "XPASS(strict)" in unexpected.stdout
 
 
-def test_plugin_says_what_is_missing(elsewhere):
+def test_plugin_names_a_missing_library(elsewhere):
     done = plugin(elsewhere, "--rope-backend", "nolib:rotate")
     assert done.returncode == 4
     assert "nolib" in done.stderr
@@ -211,7 +211,7 @@ def test_a_signature_is_a_claim():
     assert target.declines["rotary_dim"] == "its signature does not name it"
 
 
-def test_a_default_in_the_signature_is_what_a_call_means():
+def test_a_default_of_the_signature_is_claimed():
     def by_half(x, pos, pairing="half", base=500.0):
         return ra.apply(x, pos, pairing=pairing, base=base)
 
@@ -224,7 +224,7 @@ def test_a_field_that_is_swallowed_is_not_claimed():
     assert "base" in target.claimed
 
 
-def test_a_field_that_only_goes_to_spec_is_claimed():
+def test_a_field_passed_in_spec_is_claimed():
     """`**spec` alone takes the fields; one that changes nothing is then a fault."""
     target = Target(lambda x, pos, **spec: ra.apply(x, pos))
     assert set(FIELDS) <= target.claimed
@@ -250,7 +250,7 @@ def test_a_fault_in_a_field_is_no_refusal():
     assert "base" in {result.name for result in run_checks(broken).of("failed")}
 
 
-def test_what_a_call_refuses_is_listed():
+def test_refused_calls_are_listed():
     def only_rows(x, pos, base=10000.0):
         if np.ndim(pos) != 1:
             raise ValueError("positions of one axis only")
@@ -349,7 +349,7 @@ def test_unknown_claims_are_refused(claims):
         Target(rotate, **claims)
 
 
-def test_what_is_no_callable_is_refused():
+def test_an_object_that_is_not_callable_is_refused():
     with pytest.raises(ValueError, match="give a callable"):
         Target(np.ones(2))
 
@@ -371,7 +371,7 @@ def test_checks_have_stable_names_and_reasons():
         assert set(each.needs) <= set(CAPABILITIES)
 
 
-def test_iter_checks_runs_what_applies():
+def test_iter_checks_runs_applicable_checks():
     ran = [each.name for each, run in iter_checks(rotate) if run() is None]
     assert ran == [result.name for result in run_checks(rotate).of("passed")]
 
@@ -448,9 +448,9 @@ class Tables:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
-@pytest.mark.parametrize("rows", [32, 300, 3000])
-def test_a_module_of_one_head_dim_and_so_many_rows(head_dim, rows):
+@pytest.mark.slow
+@pytest.mark.parametrize(("head_dim", "rows"), [(16, 3000), (64, 32), (128, 300)])
+def test_the_limits_of_a_module_are_found(head_dim, rows):
     """It says neither: both are found by trying, and are reported."""
     report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"})
     passed = {result.name for result in report.of("passed")}
@@ -460,7 +460,7 @@ def test_a_module_of_one_head_dim_and_so_many_rows(head_dim, rows):
     assert report.target.reach <= rows - 1
 
 
-def test_a_module_says_what_it_takes():
+def test_limits_of_a_module_may_be_claimed():
     report = check_backend(Tables(64, 600), fixed={"pairing": "half"}, head_dim=64, furthest=599)
     assert report.as_dict()["claims"] == {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599}
     assert report.target.reach == 599
@@ -473,7 +473,7 @@ def test_a_module_says_what_it_takes():
         ("attention_factor", 1.2), ("out_pairing", "half"), ("base", 500.0),
     ],
 )  # fmt: skip
-def test_what_is_fixed_is_what_a_call_means(field, value):
+def test_fixed_fields_apply_to_every_call(field, value):
     assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}).ok
 
 
@@ -513,7 +513,7 @@ def test_a_wrong_layout_is_named():
 @pytest.mark.parametrize(
     "error", [NotImplementedError, SystemExit, KeyError, "a message that cannot be read"]
 )
-def test_what_refuses_every_call_is_convicted(error):
+def test_a_function_that_refuses_every_call_is_convicted(error):
     class Unreadable(Exception):
         def __str__(self):
             raise RuntimeError
@@ -593,7 +593,7 @@ def faulty(elsewhere):
     return elsewhere
 
 
-def test_json_stands_alone_on_standard_output(faulty):
+def test_standard_output_has_json_alone(faulty):
     done = check(faulty, "faulty:prints", "--json", "--claim", "pairing=half")
     assert json.loads(done.stdout)["ok"]
     assert "imported" in done.stderr
@@ -635,7 +635,7 @@ def test_without_assertions_nothing_is_judged(faulty):
     assert "run without -O" in done.stderr
 
 
-def test_plugin_finds_what_lies_beside_the_call(elsewhere):
+def test_plugin_imports_from_the_current_folder(elsewhere):
     """By `pytest`, which unlike `python -m pytest` does not look there."""
     script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
     script += (

@@ -48,7 +48,7 @@ def sources(folder):
     """List the Python sources and their data: not C++, nor a kernel that somebody built in the checkout."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     files = [f for f in files if f.suffix not in {".cpp", ".hpp", ".so", ".pyd"}]
-    return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "backends"}
+    return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "_backends"}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_holds_one_kernel_unless_it_is_for_any_machine(kernels, for_any_machine)
     assert len(kernels) == (0 if for_any_machine else 1)
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "__main__.py", "py.typed", "backends/__init__.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "__main__.py", "py.typed", "_backends/__init__.py"])
 def test_holds(wheel, name):
     assert f"rope_array/{name}" in wheel.namelist()
 
@@ -106,7 +106,7 @@ def test_offers_the_extras(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "all"}
 
 
-def test_the_installed_wheel_is_what_is_imported():
+def test_the_installed_wheel_is_imported():
     assert "site-packages" in Path(python("import rope_array; print(rope_array.__file__)")).parts
 
 

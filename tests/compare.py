@@ -1,0 +1,95 @@
+"""Random arrays of any library, their values and bits, and whether a result keeps the contract."""
+
+import numpy as np
+
+from rope_array.testing._contract import assert_contract
+from rope_array.testing._libraries import LIBRARIES
+
+ROOTS = {name: name for name in ("numpy", "torch", "jax", "dask", "array_api_strict")} | {"jaxlib": "jax"}
+
+
+def library_of(array):
+    """Return the library of an array, or of an instance of a subclass; None for numbers and sequences."""
+    roots = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
+    return next((LIBRARIES[ROOTS[root]] for root in roots if root in ROOTS), None)
+
+
+def name_of(dtype):
+    """Name a dtype of any library; a name stays as it is."""
+    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+
+
+def normal(lib, *shape, dtype="float32", seed=0, scale=1.0):
+    """Make an array of normally distributed numbers; `lib` is a library or its name."""
+    lib = LIBRARIES[lib] if isinstance(lib, str) else lib
+    return lib.asarray(scale * np.random.default_rng(seed).standard_normal(shape), name_of(dtype))
+
+
+def on_host(array):
+    """Return an array's values in NumPy, bfloat16 as float32; anything else as it is."""
+    lib = library_of(array)
+    if lib is None:
+        return array
+    return lib.to_numpy(array.resolve_neg() if lib.name == "torch" else array)
+
+
+def values(array):
+    """Return an array's values in NumPy's float64."""
+    return np.asarray(on_host(array)).astype(np.float64)
+
+
+def given(lib, dtype, *shape, seed=0, scale=1.0):
+    """Make an array of a library; return it and its values."""
+    x = normal(lib, *shape, dtype=dtype, seed=seed, scale=scale)
+    return x, values(x)
+
+
+def bits(array):
+    """Return dtype, shape and bits, or a tuple of these."""
+    if isinstance(array, tuple):
+        return tuple(map(bits, array))
+    return name_of(array.dtype), tuple(array.shape), np.ascontiguousarray(on_host(array)).tobytes()
+
+
+def same(a, b):
+    """Tell whether two results have the same bits."""
+    return bits(a) == bits(b)
+
+
+def assert_same(got, want, what=""):
+    """Assert equal bits; a NaN equals any NaN."""
+    if type(want) is tuple:
+        assert type(got) is tuple
+        for one, other in zip(got, want, strict=True):
+            assert_same(one, other, what)
+        return
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), what
+    got, want = on_host(got), on_host(want)
+    patterns = (array.view(f"u{array.dtype.itemsize}") for array in map(np.ascontiguousarray, (got, want)))
+    wrong = np.not_equal(*patterns).reshape(got.shape) & ~((got != got) & (want != want))
+    if wrong.any():
+        at = tuple(map(int, np.argwhere(wrong)[0]))
+        text = f"{wrong.sum()} of {wrong.size} differ, the first at {at}: {got[at]!r}, not {want[at]!r}"
+        raise AssertionError(f"{what}: {text}")
+
+
+def judge(y, x, pos, **fields):
+    """Hold a result to the contract; dtype, shape and device are those of x."""
+    lib = library_of(x)
+    assert library_of(y) is lib
+    assert (y.dtype, y.shape, lib.device_of(y)) == (x.dtype, x.shape, lib.device_of(x))
+    flushes = lib.name == "jax"
+    assert_contract(
+        values(y), values(x), on_host(pos), dtype=name_of(x.dtype), **{"flushes": flushes, **fields}
+    )
+
+
+def words(value):
+    """Name a parameter in a test's name."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {words(one)}" for name, one in value.items()) or "default"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(words, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{type(value).__name__} {value.dtype}{value.shape}"
+    return str(value) if isinstance(value, (int, float, str, range)) else type(value).__name__

@@ -1,0 +1,193 @@
+"""Ropes, memory layouts and comparisons for the kernel's tests. They are skipped without it."""
+
+import itertools
+import os
+import sys
+import threading
+import time
+
+import compare
+import numpy as np
+import pytest
+from compare import assert_same
+from conftest import LEVELS
+
+import rope_array as ra
+from rope_array._backends import _native
+
+if _native.kernel is None and os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"):
+    raise RuntimeError(f"ROPE_ARRAY_REQUIRE_KERNEL is set, and {_native.unavailable_reason()}")
+if _native.kernel is None:
+    pytest.skip(_native.unavailable_reason(), allow_module_level=True)
+
+kernel = _native.kernel
+THREADS, OF_OPENMP, LEVEL = "ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "ROPE_ARRAY_KERNEL_LEVEL"
+ALL_THREADS = (1, 2, 3, 7)
+MIB = 2**20
+
+F32, F64, F16 = map(np.dtype, ("float32", "float64", "float16"))
+try:
+    import ml_dtypes
+except ImportError:  # where NumPy is not chosen
+    BF16 = None
+else:
+    BF16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [dtype for dtype in (F32, F64, F16, BF16) if dtype is not None]
+B = DTYPES[-1]
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+RoPE, Axes = ra.RoPE, ra.Axes
+
+
+def normal(shape, dtype=F32, seed=0):
+    return compare.normal("numpy", *np.atleast_1d(shape), dtype=dtype, seed=seed)
+
+
+def each_way(monkeypatch):
+    """Go through all levels and thread counts."""
+    for name, threads in itertools.product(LEVELS, ALL_THREADS):
+        kernel.use_level(name)
+        monkeypatch.setenv(THREADS, str(threads))
+        yield f"{name}, {threads} threads"
+
+
+def core(rope, x, pos, **kwargs):
+    return rope.apply(x, pos, backend="array-api", **kwargs)
+
+
+def copied(x):
+    return tuple(map(np.copy, x)) if type(x) is tuple else np.copy(x)
+
+
+def empty(x):
+    return (
+        tuple(np.empty(one.shape, one.dtype) for one in x) if type(x) is tuple else np.empty(x.shape, x.dtype)
+    )
+
+
+def check(rope, x, pos, what="", **kwargs):
+    """Compare with the core: by default, by name, inverted, into another array, and in place."""
+    for more in ({}, {"inverse": True}):
+        want = core(rope, x, pos, **kwargs, **more)
+        assert_same(rope.apply(x, pos, **kwargs, **more), want, f"{what} {more}")
+        assert_same(rope.apply(x, pos, backend="native", **kwargs, **more), want, f"{what} {more}, by name")
+        assert_same(rope.apply(x, pos, out=empty(x), **kwargs, **more), want, f"{what} {more}, out")
+        y = copied(x)
+        assert rope.apply(y, pos, out=y, **kwargs, **more) is y
+        assert_same(y, want, f"{what} {more}, in place")
+
+
+PAIRINGS = list(itertools.product(("interleaved", "half"), repeat=2))
+SPECS = {
+    "interleaved": RoPE(72),
+    "half": RoPE(72, pairing="half", base=500_000.0),
+    "half to interleaved": RoPE(68, pairing="half", out_pairing="interleaved"),
+    "interleaved to half": RoPE(68, pairing="interleaved", out_pairing="half"),
+    "slice": RoPE(61, rotary_dim=34, pairing="half"),
+    "offset slice": RoPE(61, rotary_dim=34, rotary_start=5),
+    "offset slice to half": RoPE(61, rotary_dim=34, rotary_start=5, out_pairing="half"),
+    "end": RoPE(20, rotary_start=6, pairing="half", out_pairing="interleaved"),
+    "amplitude": RoPE(40, attention_factor=1.3),
+    "frequencies": RoPE(8, inv_freq=(3.0, -0.5, 0.0, 1e-9), pairing="half"),
+    "rule": RoPE(64, pairing="half", scaling=ra.Llama3(factor=8.0)),
+    "nothing of an odd head": RoPE(7, rotary_dim=0),
+    "nothing of one feature": RoPE(1, rotary_dim=0),
+    "one pair": RoPE(2),
+}
+SEVERAL = {
+    "runs": RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
+    "turns": RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),
+    "axial": RoPE(72, out_pairing="half", axes=Axes.axial(16, 28, 28)),
+    "blocks": RoPE(
+        110, rotary_dim=108, rotary_start=1, pairing="half", axes=Axes.axial(36, 36, 36, blocks=True)
+    ),
+    "blocks to pairs": RoPE(
+        54, pairing="half", out_pairing="interleaved", axes=Axes.axial(18, 18, 18, blocks=True)
+    ),
+    "still lanes": RoPE(20, rotary_dim=16, axes=Axes((0, None, 2, 1, None, 0, None, None), count=3)),
+}
+
+
+def unaligned(x):
+    """The same numbers where they may not stand by their type."""
+    view = np.ndarray(x.shape, x.dtype, np.empty(x.nbytes + 1, np.uint8), offset=1)
+    view[...] = x
+    return view
+
+
+def spaced(x):
+    wide = np.zeros((*x.shape[:-1], 3 * x.shape[-1]), x.dtype)
+    wide[..., 1::3] = x
+    return wide[..., 1::3]
+
+
+def case(shape, dtype=F32, pos=None, change=None, seq_axis=-2, **fields):
+    rope = RoPE(fields.pop("head_dim", shape[-1]), **fields)
+    return rope, shape, dtype, range(shape[seq_axis]) if pos is None else pos, change, seq_axis
+
+
+def made(shape, dtype, change, seed=0):
+    x = np.resize(normal(1_000_003, dtype, seed), shape)
+    return x if change is None else change(x)
+
+
+def uneven(shape, seed=3):
+    """Positions in runs of 1 to 40 of equal steps, of which some end where a run of another step begins."""
+    rng = np.random.default_rng(seed)
+    starts, steps = rng.integers(-(2**40), 2**40, 40), rng.integers(-5, 6, 40)
+    runs = [starts[n] + steps[n] * np.arange(n + 1) for n in range(40)]
+    runs += [run[-1] + 3 * np.arange(5) for run in runs]
+    rng.shuffle(runs)
+    return np.resize(np.concatenate(runs), shape)
+
+
+def tensor(x):
+    """A tensor of an array's numbers, also where they are ml_dtypes'."""
+    import torch
+
+    bits = torch.from_numpy(np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}").copy())
+    return bits.view(getattr(torch, x.dtype.name))
+
+
+def of_tensor(y):
+    """An array of a tensor's bits, in what NumPy calls its dtype; those of bfloat16 as float32."""
+    if type(y) is tuple:
+        return tuple(map(of_tensor, y))
+    y = y.detach().resolve_neg()
+    return (y.float() if str(y.dtype) == "torch.bfloat16" else y).numpy()
+
+
+def while_a_thread_waits(call):
+    """Tell whether another Python thread ran during a call, which itself runs no Python."""
+    interval, gate, seen = sys.getswitchinterval(), threading.Lock(), []
+
+    def wait():
+        with gate:
+            seen.append(True)
+
+    try:
+        sys.setswitchinterval(1000.0)  # so that it runs only if it is let
+        for _ in range(50):
+            seen.clear()
+            gate.acquire()
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.01)  # until it waits at the gate
+            gate.release()
+            call()
+            ran = bool(seen)
+            thread.join()
+            if ran:
+                return True
+    finally:
+        sys.setswitchinterval(interval)
+    return False
+
+
+def in_pairs(first, second, pairing):
+    axis = -2 if pairing == "half" else -1
+    return np.stack([first, second], axis).reshape(first.shape[0], -1)
+
+
+def apart(y, pairing):
+    pairs = y.reshape((len(y), 2, -1) if pairing == "half" else (len(y), -1, 2))
+    return (pairs[:, 0], pairs[:, 1]) if pairing == "half" else (pairs[..., 0], pairs[..., 1])

@@ -1,0 +1,114 @@
+"""The kernel widens every 16-bit number exactly and rounds each result once, to the nearest even."""
+
+import itertools
+
+import numpy as np
+import pytest
+from compare import assert_same
+from native_cases import BF16, F16, F32, F64, PAIRINGS, RoPE, apart, in_pairs
+
+import rope_array as ra
+from rope_array._spec.plan import Layout
+
+pytestmark = pytest.mark.usefixtures("kernel_settings")
+
+SIXTEEN = [dtype for dtype in (F16, BF16) if dtype is not None]
+
+
+def by_tables(x, cos, sin, pairing, out_pairing):
+    """Rotate heads, each a row of x, by any numbers as cos and sin."""
+    layout = Layout(x.shape[-1], 0, x.shape[-1], pairing, out_pairing, 1.0)
+    return ra.Rotation(cos, sin, {layout: ()}).apply(x)
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 32])
+@pytest.mark.parametrize("sixteen", SIXTEEN, ids=str)
+@pytest.mark.library("numpy")
+def test_every_number_of_16_bits_is_widened(level, sixteen, lanes):
+    numbers = np.arange(65536, dtype=np.uint16).view(sixteen).reshape(-1, lanes)
+    nothing = np.zeros_like(numbers)
+    wide = numbers.astype(F32)
+    factors = [np.full((1, lanes), f, F32) for f in (1.0, 1.5, 2.0**-9, 0.0)]
+    for (pairing, out_pairing), factor in itertools.product(PAIRINGS, factors[:-1]):
+        want = (wide * factor).astype(sixteen)
+        y = by_tables(in_pairs(numbers, nothing, pairing), factor, factors[-1], pairing, out_pairing)
+        assert_same(apart(y, out_pairing)[0], want, (pairing, out_pairing, factor))
+        y = by_tables(in_pairs(nothing, numbers, pairing), factor, factors[-1], pairing, out_pairing)
+        assert_same(apart(y, out_pairing)[1] + nothing, want + nothing, "as the second of a pair, but for -0")
+
+
+@pytest.mark.parametrize("sixteen", SIXTEEN, ids=str)
+@pytest.mark.library("numpy")
+def test_position_zero_is_the_identity(level, sixteen):
+    numbers = np.arange(65536, dtype=np.uint16).view(sixteen)
+    numbers = np.where(np.isfinite(numbers), numbers, sixteen.type(1))  # what is not makes NaN of its pair
+    for pairing, head_dim in itertools.product(("interleaved", "half"), (2, 64)):
+        x = numbers.reshape(-1, head_dim)
+        assert (RoPE(head_dim, pairing=pairing).apply(x, 0) == x).all()
+
+
+def chosen_numbers(sixteen):
+    """All numbers of a type in float32, what lies in the middle of neighbours, and what is next to each."""
+    exact = np.arange(65536, dtype=np.uint16).view(sixteen).astype(F32)
+    words = exact.view(np.uint32)
+    half = np.uint32(1 << (12 if sixteen == F16 else 15))
+    middle = words + half
+    below = ((np.nextafter(exact, F32.type(0)) + exact) * F32.type(0.5)).view(np.uint32)
+    tiny = np.arange(2**11 * 4, dtype=np.float64) * 2.0**-26 if sixteen == F16 else np.zeros(0)
+    tiny = tiny.astype(F32).view(np.uint32)
+    rest = np.random.default_rng(6).integers(0, 2**32, 2**16, dtype=np.uint32)
+    around = [w + np.uint32(d) for w in (words, middle, tiny, tiny ^ 0x80000000) for d in (0, 1, 2**32 - 1)]
+    numbers = np.concatenate([*around, below, rest])
+    return np.resize(numbers, -(-len(numbers) // 32) * 32).view(F32)
+
+
+@pytest.mark.parametrize("lanes", [1, 32])
+@pytest.mark.parametrize("sixteen", SIXTEEN, ids=str)
+@pytest.mark.library("numpy")
+def test_results_of_16_bits_are_rounded_to_the_nearest_even(level, sixteen, lanes):
+    numbers = chosen_numbers(sixteen)
+    want = numbers.astype(sixteen)
+    finite = np.isfinite(numbers)
+    for pairing, out_pairing in PAIRINGS:
+        table = numbers.reshape(-1, lanes)
+        one = in_pairs(np.ones_like(table, sixteen), np.zeros_like(table, sixteen), pairing)
+        nothing = np.zeros_like(table)
+        y = apart(by_tables(one, table, nothing, pairing, out_pairing), out_pairing)[0].ravel()
+        # 1·c - 0·0
+        assert_same(y, want, (pairing, out_pairing))
+        y = apart(by_tables(one, nothing, table, pairing, out_pairing), out_pairing)[1].ravel()
+        # 0·0 + 1·s, where -0 becomes 0
+        assert_same(y[finite], (numbers + F32.type(0)).astype(sixteen)[finite], (pairing, out_pairing))
+
+
+@pytest.mark.library("numpy")
+def test_rounding_to_the_nearest_even_by_example(level):
+    """Against numbers that are known, not another implementation."""
+    cases = {
+        F16: {
+            1 + 2.0**-11: 1.0,
+            1 + 3 * 2.0**-11: 1 + 2.0**-9,
+            65519.99: 65504.0,
+            65520.0: np.inf,
+            1e30: np.inf,
+        },
+        BF16: {
+            1 + 2.0**-8: 1.0,
+            1 + 3 * 2.0**-8: 1 + 2.0**-6,
+            (2 - 2.0**-8) * 2.0**127: np.inf,
+            3.39e38: 3.3895313892515355e38,
+        },
+    }
+    cases[F16] |= {
+        2.0**-25: 0.0,
+        2.0**-25 * 1.001: 2.0**-24,
+        3 * 2.0**-25: 2.0**-23,
+        2.0**-14 - 2.0**-26: 2.0**-14,
+    }
+    for dtype in SIXTEEN:
+        for given, want in cases[dtype].items():
+            for sign in (1, -1):
+                cos = np.full((1, 16), sign * given, F32)
+                x = in_pairs(np.ones((1, 16), dtype), np.zeros((1, 16), dtype), "half")
+                y = by_tables(x, cos, np.zeros_like(cos), "half", "half")[0, :16]
+                assert (y.astype(F64) == sign * want).all(), (dtype, sign * given)

@@ -1,0 +1,304 @@
+"""The kernel rotates arrays of any shape and strides, and writes nothing else."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from compare import assert_same
+from conftest import TIMES
+from native_cases import (
+    DTYPES,
+    F16,
+    LEVELS,
+    MIB,
+    PAIRINGS,
+    THREADS,
+    RoPE,
+    by_dtype,
+    check,
+    core,
+    each_way,
+    empty,
+    kernel,
+    normal,
+    spaced,
+    unaligned,
+)
+
+from rope_array._backends import _native
+
+pytestmark = pytest.mark.usefixtures("kernel_settings")
+
+
+def with_gaps(x):
+    wide = np.zeros(tuple(n + 3 for n in x.shape), x.dtype)
+    part = wide[tuple(slice(1, n + 1) for n in x.shape)]
+    part[...] = x
+    return part
+
+
+LAYOUTS = {
+    "reversed features": lambda x: x[..., ::-1],
+    "all reversed": lambda x: x[::-1, ::-1, ::-1, ::-1],
+    "reversed rows": lambda x: x[:, :, ::-1],
+    "Fortran": np.asfortranarray,
+    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "features first": lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)).transpose(1, 2, 3, 0),
+    "spaced": spaced,
+    "with gaps": with_gaps,
+    "unaligned": unaligned,
+    "unaligned and reversed": lambda x: unaligned(x)[::-1, :, ::-1, ::-1],
+    "one row for all": lambda x: np.broadcast_to(x[:1, :1, :1], x.shape),
+    "one head for all": lambda x: np.broadcast_to(x[:, :1], x.shape),
+    "one number for all": lambda x: np.broadcast_to(x[:1, :1, :1, :1], x.shape),
+    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
+    "every other": lambda x: np.repeat(x, 2, axis=2)[:, :, ::2],
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.library("numpy")
+@by_dtype
+def test_layouts(level, dtype, name):
+    for (pairing, out_pairing), heads in itertools.product(PAIRINGS, (3, 1)):
+        rope = RoPE(22, rotary_dim=20, rotary_start=1, pairing=pairing, out_pairing=out_pairing)
+        x = LAYOUTS[name](normal((2, heads, 5, 22), dtype))
+        what = (pairing, out_pairing, heads)
+        check(rope, x, range(-2, 3), what)
+        if x.flags.writeable and "for all" not in name:
+            y = LAYOUTS[name](normal((2, heads, 5, 22), dtype))
+            want = core(rope, x, range(-2, 3))
+            assert_same(rope.apply(x, range(-2, 3), out=empty(x)), want, what)
+            assert rope.apply(y, range(-2, 3), out=y) is y
+            assert_same(y, want, f"{what}, in place where it lies")
+
+
+@pytest.mark.library("numpy")
+@by_dtype
+def test_results_of_any_layout(level, dtype):
+    rope = RoPE(22, out_pairing="half")
+    x = normal((2, 3, 5, 22), dtype)
+    want = core(rope, x, range(5))
+    for name, layout in LAYOUTS.items():
+        if "for all" not in name and name != "read-only":
+            out = layout(np.zeros_like(x))
+            rope.apply(x, range(5), out=out)
+            assert_same(out, want, name)
+
+
+@pytest.mark.library("numpy")
+@by_dtype
+def test_twelve_axes(level, dtype):
+    shape = (2, 1, 2, 1, 3, 1, 2, 1, 1, 2, 5, 6)
+    x = normal(shape, dtype)
+    turned = x.transpose(4, 0, 2, 1, 3, 6, 5, 8, 7, 9, 10, 11)
+    for pos_shape in [
+        (),
+        (5,),
+        (2, 1, 2, 1, 3, 1, 2, 1, 1, 2, 5),
+        (1,) * 10 + (5,),
+        (2, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1),
+    ]:
+        check(RoPE(6), x, np.random.default_rng(3).integers(-99, 99, pos_shape), pos_shape)
+    for axis in (0, 4, 6, -3):
+        check(RoPE(6), turned, np.arange(turned.shape[axis]), axis, seq_axis=axis)
+    check(RoPE(6), turned, 3)
+
+
+@pytest.mark.library("numpy")
+def test_as_many_axes_as_numpy_has(level):
+    x = normal((1,) * 61 + (2, 3, 4))
+    few = x.reshape(2, 3, 4)
+    for pos in (range(3), np.arange(6).reshape((1,) * 61 + (2, 3))):
+        y = RoPE(4).apply(x, pos)  # the core makes one axis more, which NumPy does not have
+        assert_same(y.reshape(few.shape), core(RoPE(4), few, np.reshape(pos, np.shape(pos)[-2:])))
+
+
+@pytest.fixture(scope="module")
+def far():
+    """Memory of more than 2^32 bytes, of which only what is written comes to be."""
+    if sys.maxsize < 2**33:
+        pytest.skip("the address space ends before")
+    try:
+        return np.empty(2**31 + 2**20, F16)
+    except MemoryError:
+        pytest.skip("the system promises no memory of this size")
+
+
+@pytest.mark.library("numpy")
+def test_distances_beyond_32_bits(level, far):
+    rope, x = RoPE(6, pairing="half", out_pairing="interleaved"), normal((2, 5, 6), F16)
+    want = core(rope, x, range(5))
+    rows = far[: 2**31].reshape(4, 2**29)
+    rows = np.lib.stride_tricks.as_strided(rows, (5, 2**19), (2**30, 2))  # the last begins 2^32 bytes on
+    for there in (rows[:, :6], rows[::-1, 100:106], rows[:, 205:199:-1], rows[:, 301:313:2]):
+        there[...] = x[0]
+        assert_same(rope.apply(there, range(5)), want[0])
+        out = rows[:, 1000:1006]
+        assert_same(rope.apply(there, range(5), out=out), want[0], "to another place")
+        assert_same(rope.apply(there, range(5), out=there), want[0], "in place")
+    for axes in ((0, 1, 2), (1, 0, 2)):  # heads far apart; then positions
+        there = np.lib.stride_tricks.as_strided(rows, (5, 2, 6), (2**30, 12, 2)).transpose(axes)
+        there[...] = y = normal(there.shape, F16)
+        assert_same(rope.apply(there, range(len(y[0])), out=there), core(rope, y, range(len(y[0]))))
+    features = np.lib.stride_tricks.as_strided(far, (2, 4), (2, 2**30))
+    features[...] = x[0, :2, :4]
+    want = core(RoPE(4), x[0, :2, :4], range(2))
+    assert_same(RoPE(4).apply(features, range(2)), want, "features far apart")
+    assert_same(RoPE(4).apply(features, range(2), out=features), want, "and in place")
+    pos = np.lib.stride_tricks.as_strided(far.view(np.int64)[2000:], (5,), (2**30,))
+    pos[...] = [4, 3, 2, 1, 0]
+    assert_same(rope.apply(x, pos), core(rope, x, [4, 3, 2, 1, 0]), "positions far apart")
+
+
+@pytest.mark.library("numpy")
+def test_more_than_2_to_the_31_elements(monkeypatch):
+    """Every row is read from one place and written to another, which shows the last one."""
+    monkeypatch.setenv(THREADS, "1")
+    heads, length, width = 2**12, 2**13 + 1, 64
+    assert heads * length * width > 2**31
+    x, y, plan = normal(width, F16), np.zeros(width, F16), RoPE(width)._plan
+    place = x.ctypes.data, (0, 0, 2), y.ctypes.data, (0, 0, 2), 1
+    arrays = ((_native.TYPES["float16"], (heads, length, width), *place),)
+    assert kernel.run(_native.spec_of(plan), arrays, (_native.SPACED, 5, 3, (length,)), -2, None, False)
+    assert_same(y, core(RoPE(width), x, 5 + 3 * (length - 1)))
+
+
+ROPES = [
+    RoPE(
+        head_dim,
+        base=base,
+        rotary_dim=2 * lanes,
+        rotary_start=start,
+        pairing=pairing,
+        out_pairing=out_pairing,
+        attention_factor=amplitude,
+    )
+    for (head_dim, lanes, start), (pairing, out_pairing), (base, amplitude) in zip(
+        [(1, 0, 0), (2, 1, 0), (7, 2, 3), (16, 8, 0), (33, 16, 1), (40, 17, 2), (64, 32, 0), (70, 35, 0)] * 2,
+        PAIRINGS * 4,
+        [(10_000.0, None), (500_000.0, 1.25), (100.0, None)] * 5 + [(7.0, 0.3)],
+        strict=True,
+    )
+]
+
+
+def placed(rng, dtype, shape, *, shared):
+    """Random numbers by random strides in random bytes: (buffer, which bytes are not theirs, view)."""
+    size, strides, reach = dtype.itemsize, [0] * len(shape), dtype.itemsize
+    axes = (
+        [len(shape) - 1, *rng.permutation(len(shape) - 1)]
+        if rng.random() < 0.6
+        else rng.permutation(len(shape))
+    )
+    for a in axes:
+        if shared and rng.random() < 0.15:
+            continue
+        step = reach + size * int(rng.choice([0, 0, 0, 1, 5]))
+        strides[a] = step if rng.random() < 0.8 else -step
+        reach = step * max(shape[a] - 1, 0) + reach
+    low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True) if n)
+    high = sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True) if n) + size
+    start = 64 + int(rng.random() < 0.15) - low
+    buffer = rng.integers(0, 256, 128 + high - low + 8, dtype=np.uint8)
+    theirs = np.zeros(len(buffer), bool)
+    view = np.ndarray(shape, dtype, buffer, start, strides)
+    np.ndarray((*shape, size), bool, theirs, start, (*strides, 1))[...] = True
+    if rng.random() < 0.8:  # else any bits
+        view[...] = rng.standard_normal(shape).astype(dtype)
+    return buffer, ~theirs, view
+
+
+def random_positions(rng, shape, seq_axis):
+    """Positions that line up with an x of this shape."""
+    lead = [n for a, n in enumerate(shape[:-1]) if a != seq_axis]
+    want = [*lead[: rng.integers(0, len(lead) + 1)], shape[seq_axis]] if rng.random() < 0.8 else []
+    want = tuple(n if rng.random() < 0.8 else 1 for n in want)
+    kind = rng.choice(
+        ["int", "range", "int8", "int16", "int32", "int64", "int64", "uint32", "float32", "float64"]
+    )
+    if kind == "int":
+        return int(rng.integers(-(2**62), 2**62))
+    if kind == "range":
+        start, step = int(rng.integers(-(2**40), 2**40)), int(rng.choice([1, 1, 2, -1, -7, 2**33]))
+        return range(start, start + step * shape[seq_axis], step)
+    _, _, pos = placed(rng, np.dtype(kind), want, shared=True) if want else (0, 0, np.zeros((), kind))
+    if pos.dtype.kind == "f":
+        pos[...] = rng.uniform(-1000, 1000, want)
+    elif rng.random() < 0.5:
+        pos[...] = rng.integers(0, 100, want)
+    return pos
+
+
+def random_call(rng):
+    rope = ROPES[rng.integers(len(ROPES))]
+    ndim = int(rng.integers(2, 6))
+    shape = (*map(int, rng.choice([0, 1, 1, 2, 3, 4, 9], ndim - 1, p=[0.03, *[0.97 / 6] * 6])), rope.head_dim)
+    seq_axis = int(rng.integers(0, ndim - 1))
+    pos = random_positions(rng, shape, seq_axis)
+    shapes = [shape]
+    if rng.random() < 0.3:
+        free = [a for a in range(ndim - 1) if a != seq_axis]
+        if free and np.ndim(pos) == 1 and free:
+            a = free[int(rng.integers(len(free)))]
+            shapes += [tuple(2 if b == a else n for b, n in enumerate(shape)), shape]
+        else:
+            shapes += [shape]
+    dtypes = [DTYPES[i] for i in rng.integers(len(DTYPES), size=len(shapes))]
+    mode = str(rng.choice(["none", "out", "in place"]))
+    return rope, shapes, dtypes, pos, seq_axis, mode
+
+
+def run_random_call(rng):
+    rope, shapes, dtypes, pos, seq_axis, mode = random_call(rng)
+    xs = [placed(rng, d, s, shared=mode != "in place") for s, d in zip(shapes, dtypes, strict=True)]
+    outs = (
+        [placed(rng, d, s, shared=False) for s, d in zip(shapes, dtypes, strict=True)]
+        if mode == "out"
+        else []
+    )
+    written = xs if mode == "in place" else outs
+    before = [np.copy(buffer) for buffer, _, _ in (*xs, *outs)]
+    given = tuple(x for _, _, x in xs)
+    inverse = bool(rng.random() < 0.3)
+    strides = [x.strides for x in given], [y.strides for _, _, y in outs]
+    what = f"{rope!r}, {shapes}, {strides}, {dtypes}, {pos!r}, {seq_axis=}, {mode}, {inverse=}"
+    want = core(rope, given, pos, seq_axis=seq_axis, inverse=inverse)
+    into = tuple(y for _, _, y in written) or None
+    if len(given) == 1 and rng.random() < 0.7:
+        given, want, into = given[0], want[0], into and into[0]
+    got = rope.apply(given, pos, seq_axis=seq_axis, inverse=inverse, out=into)
+    assert into is None or got is into, what
+    assert_same(got, want, what)
+    for old, (buffer, kept, view) in zip(before, (*xs, *outs), strict=True):
+        kept = kept if any(view is w for _, _, w in written) else slice(None)
+        assert (buffer[kept] == old[kept]).all(), f"written outside of the result: {what}"
+
+
+@pytest.mark.parametrize("seed", range(10 * TIMES))
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.library("numpy")
+def test_random_calls(seed):
+    rng = np.random.default_rng(seed)
+    for i in range(60):
+        kernel.use_level(LEVELS[i % len(LEVELS)])
+        run_random_call(rng)
+
+
+@pytest.mark.parametrize("seed", range(12 * TIMES))
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.library("numpy")
+def test_random_large_calls(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    rope = ROPES[rng.integers(1, len(ROPES))]
+    heads, batch = (int(n) for n in rng.choice([1, 1, 2, 5, 40], 2))
+    length = -(-int(rng.integers(MIB, 3 * MIB)) // (2 * heads * batch * rope.head_dim))
+    shape = (*map(int, rng.permutation([batch, heads, length])), rope.head_dim)
+    seq_axis = int(rng.integers(3))
+    dtype = DTYPES[rng.integers(len(DTYPES))]
+    _, _, x = placed(rng, dtype, shape, shared=False)
+    pos = range(shape[seq_axis]) if rng.random() < 0.5 else int(rng.integers(1000))
+    want = core(rope, x, pos, seq_axis=seq_axis)
+    for way in each_way(monkeypatch):
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, f"{shape}, {x.strides}, {dtype}, {way}")

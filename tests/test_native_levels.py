@@ -1,0 +1,74 @@
+"""The environment chooses the level of instructions that the kernel runs at."""
+
+import child
+import pytest
+from native_cases import LEVEL, LEVELS, by_dtype, kernel, normal
+
+import rope_array as ra
+from rope_array._backends import _native
+
+pytestmark = pytest.mark.usefixtures("kernel_settings")
+
+WHICH = """
+    import hashlib
+    import numpy as np, rope_array as ra
+    x = np.linspace(-3, 3, 5 * 46, dtype=np.float32).reshape(5, 46)
+    y = ra.apply(x, range(5))
+    from rope_array._backends import _native
+    print(_native.kernel and _native.kernel.level_name())
+    print(ra.explain(x, range(5)).backend)
+    print(hashlib.sha256(y.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.library("numpy")
+def test_the_level_of_the_environment():
+    first = child.run(WHICH, **{LEVEL: ""}).split()
+    assert first[:2] == [LEVELS[0], "native"]
+    for name in LEVELS:
+        assert child.run(WHICH, **{LEVEL: name}).split() == [name, *first[1:]]
+    assert child.run(WHICH, **{LEVEL: "none"}).split()[:2] == ["None", "numpy"]
+
+
+@pytest.mark.library("numpy")
+def test_a_kernel_that_is_switched_off_is_the_reason():
+    script = """
+        import numpy as np, rope_array as ra
+        try:
+            ra.apply(np.ones((2, 4)), range(2), backend="native")
+        except ra.BackendError as error:
+            print(error)
+        print(ra.backends())
+    """
+    said = child.run(script, **{LEVEL: "none"})
+    assert said.count(f"switched off: {LEVEL} is 'none'") >= 1
+    assert "BackendError" not in said
+
+
+@pytest.mark.library("numpy")
+def test_an_unknown_level_is_refused():
+    script = """
+        import numpy as np, rope_array as ra
+        try:
+            ra.apply(np.ones((2, 4)), range(2))
+        except ra.BackendError as error:
+            print(error)
+    """
+    said = child.run(script, **{LEVEL: "x86-64-v9"})
+    assert "'x86-64-v9'" in said
+    assert all(repr(name) in said for name in LEVELS)
+
+
+@pytest.mark.library("numpy")
+def test_names_of_levels(level):
+    assert kernel.level_name() == level
+    assert level in _native.description()
+    with pytest.raises(ValueError, match="no such level"):
+        kernel.use_level("none")
+    assert kernel.level_name() == level
+
+
+@pytest.mark.library("numpy")
+@by_dtype
+def test_the_kernel_is_chosen_first(dtype):
+    assert ra.explain(normal((3, 8), dtype), range(3)).backend == "native"

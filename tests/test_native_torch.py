@@ -1,0 +1,226 @@
+"""The kernel rotates tensors, with the bits of the array-api backend."""
+
+import itertools
+
+import numpy as np
+import pytest
+from compare import assert_same
+from native_cases import (
+    BF16,
+    F32,
+    LEVELS,
+    MIB,
+    PAIRINGS,
+    SEVERAL,
+    SPECS,
+    THREADS,
+    Axes,
+    RoPE,
+    by_dtype,
+    core,
+    kernel,
+    normal,
+    of_tensor,
+    tensor,
+    while_a_thread_waits,
+)
+
+import rope_array as ra
+
+pytestmark = pytest.mark.usefixtures("kernel_settings")
+
+
+@pytest.fixture(params=["looked at", "told"])
+def door(request, monkeypatch):
+    """The kernel looks at tensors by itself where PyTorch offers that, or is told where they lie."""
+    from rope_array._backends.torch import native
+
+    if request.param == "told":
+        monkeypatch.setattr(native, "_SEEN", False)
+    elif not native._SEEN:
+        pytest.skip("this version of PyTorch does not show its tensors")
+
+
+def torch_layouts(x):
+    """Ways that a tensor may lie; in torch no stride is negative."""
+    import torch
+
+    wide = torch.zeros((*x.shape[:-1], 2 * x.shape[-1] + 3), dtype=x.dtype)
+    wide[..., 3::2] = x
+    odd = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    yield from (x, wide[..., 3::2], odd.copy_(x), x.transpose(1, 2).contiguous().transpose(1, 2))
+    yield from (
+        x[:1].expand(x.shape),
+        x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        x.narrow(2, 1, 3),
+    )
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.library("torch")
+def test_tensors_of_every_layout(level, name, door):
+    import torch
+
+    x = torch.randn(2, 3, 5, 20, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
+    for (pairing, out_pairing), there in itertools.product(PAIRINGS, torch_layouts(x)):
+        rope = RoPE(20, rotary_dim=18, rotary_start=1, pairing=pairing, out_pairing=out_pairing)
+        length = there.shape[2]
+        for pos in (
+            7,
+            -(2**62),
+            torch.arange(length),
+            torch.arange(2 * length, dtype=torch.int32).view(2, -1),
+            range(length),
+        ):
+            for more in ({}, {"inverse": True}):
+                want = of_tensor(core(rope, there, pos, **more))
+                assert_same(of_tensor(rope.apply(there, pos, **more)), want)
+                assert_same(of_tensor(rope.apply(there, pos, backend="native", **more)), want)
+                assert_same(
+                    of_tensor(rope.apply(there, pos, out=torch.empty(there.shape, dtype=x.dtype), **more)),
+                    want,
+                )
+                y = there.clone()
+                assert_same(of_tensor(rope.apply(y, pos, out=y, **more)), want)
+
+
+@pytest.mark.library("torch")
+def test_positions_and_tables(level, door):
+    import torch
+
+    xs = (
+        torch.randn(2, 3, 5, 16),
+        torch.randn(2, 1, 5, 16).double(),
+        torch.randn(2, 2, 5, 16).bfloat16(),
+        torch.zeros(2, 0, 5, 16),
+    )
+    rope, several = RoPE(16, pairing="half", attention_factor=1.2), RoPE(16, axes=Axes.axial(8, 8))
+    strided = torch.arange(20).view(2, 10)[:, ::2]
+    for pos in (
+        strided,
+        strided.short(),
+        strided[:1],
+        strided[:, :1],
+        strided / 7,
+        2.5,
+        [1, 2, 3, 4, 5],
+        torch.tensor(3),
+        torch.tensor([3]).expand(5),
+    ):
+        assert_same(of_tensor(rope.apply(xs, pos)), of_tensor(core(rope, xs, pos)))
+    pos = torch.arange(20).view(2, 5, 2)
+    assert_same(of_tensor(several.apply(xs, pos)), of_tensor(core(several, xs, pos)))
+    assert_same(
+        of_tensor(several.apply(xs[0], pos.flip(-1)[..., ::1])), of_tensor(core(several, xs[0], pos.flip(-1)))
+    )
+    for rotation in (
+        rope.rotation(strided, like=xs[1]),
+        rope.rotation(strided, like=xs[1]).inverse(),
+        several.rotation(pos, like=xs[1]),
+    ):
+        want = of_tensor(rotation.apply(xs, backend="array-api"))
+        assert_same(of_tensor(rotation.apply(xs)), want)
+        sliced = rotation._replace(cos=rotation.cos.repeat_interleave(2, -1)[..., ::2])
+        assert_same(of_tensor(sliced.apply(xs)), want)
+
+
+@pytest.mark.library("torch")
+def test_gradients_have_the_core_s_bits(level, door):
+    import torch
+
+    for name, rope in ({**SPECS, "several": SEVERAL["blocks"]}).items():
+        x = torch.randn(2, 5, rope.head_dim, dtype=torch.float32, requires_grad=True)
+        pos = torch.arange(15).view(5, 3) if name == "several" else torch.arange(5)
+        there = torch.randn(2, 5, rope.head_dim)
+        (got,) = torch.autograd.grad(rope.apply(x, pos), x, there)
+        (want,) = torch.autograd.grad(core(rope, x, pos), x, there)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        if name != "several":
+            y, want = rope.apply(x, 7), core(rope, x, 7)
+            assert_same(of_tensor(y), of_tensor(want))
+            grads = (torch.autograd.grad(each, x, there)[0] for each in (y, want))
+            torch.testing.assert_close(*grads, rtol=0, atol=0)
+
+
+@pytest.mark.library("torch")
+def test_results_are_written_where_they_may_be(door):
+    """What is written is seen to be, and what overlaps is refused."""
+    import torch
+
+    rope, base = RoPE(8), torch.zeros(100)
+    x = base[:40].view(5, 8)
+    for pos in (3, torch.arange(5)):
+        before = x._version
+        rope.apply(x, pos, out=x)
+        assert x._version > before
+        for out in (
+            base[8:48].view(5, 8),
+            base[1:41].view(5, 8),
+            base[:40].view(8, 5).T,
+            x.expand(5, 8)[:, :],
+        ):
+            if out.data_ptr() != x.data_ptr() or out.stride() != x.stride():
+                with pytest.raises(ra.ArrayTypeError, match="shares memory"):
+                    rope.apply(x, pos, out=out)
+        with pytest.raises(ra.ArrayTypeError):
+            rope.apply(x, pos, out=torch.zeros(8).expand(5, 8))
+        far, want = base[40:80].view(5, 8), core(rope, torch.ones(5, 8), pos)
+        x.fill_(1)
+        assert rope.apply(x, pos, out=far) is far
+        assert_same(of_tensor(far), of_tensor(want))
+
+
+@pytest.mark.library("torch")
+def test_any_number_of_threads(monkeypatch):
+    import torch
+
+    before = torch.get_num_threads()
+    x = torch.randn(2, 8, 2100, 130)
+    rope = RoPE(130, pairing="half")
+    rotation = rope.rotation(range(2100), like=x)
+    want = of_tensor(core(rope, x, range(2100)))
+    try:
+        for name, threads in itertools.product(LEVELS, (1, 2, 7)):
+            kernel.use_level(name)
+            torch.set_num_threads(threads)
+            assert_same(of_tensor(rope.apply(x, torch.arange(2100))), want, threads)
+            assert_same(of_tensor(rotation.apply(x)), want, threads)
+            monkeypatch.setenv(THREADS, "3")
+            assert_same(of_tensor(rope.apply(x, range(2100), out=torch.empty_like(x))), want, threads)
+            monkeypatch.delenv(THREADS)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.library("torch")
+def test_unusual_calls(door):
+    import torch
+
+    x = torch.randn(5, 8)
+    with pytest.raises(ra.ShapeError):
+        RoPE(8).apply(x, 3, seq_axis=2**70)
+    axes = x.view([1] * 70 + [5, 8])
+    assert_same(of_tensor(RoPE(8).apply(axes, 3).view(5, 8)), of_tensor(core(RoPE(8), x, 3)))
+    pos = torch.frombuffer(
+        bytearray(1) + bytearray(np.arange(5).tobytes()), dtype=torch.int64, count=5, offset=1
+    )
+    assert pos.data_ptr() % 8
+    assert_same(of_tensor(RoPE(8).apply(x, pos)), of_tensor(core(RoPE(8), x, range(5))))
+
+
+@pytest.mark.library("torch")
+def test_other_python_threads_run_during_a_large_call_of_torch(monkeypatch):
+    import torch
+
+    monkeypatch.setenv(THREADS, "1")
+    x, rope = torch.zeros(MIB // 16, 64), RoPE(64)
+    assert while_a_thread_waits(lambda: rope.apply(x, 3))
+
+
+@pytest.mark.library("numpy", "torch")
+@by_dtype
+def test_numpy_and_torch_have_the_same_bits(dtype, level):
+    x = normal((2, 3, 5, 40), dtype)
+    y = RoPE(40, pairing="half").apply(tensor(x), range(5))
+    want = RoPE(40, pairing="half").apply(x, range(5))
+    assert_same(of_tensor(y), want.astype(F32) if dtype == BF16 else want)

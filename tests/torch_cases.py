@@ -1,0 +1,264 @@
+"""Ropes, calls, situations and gradients for PyTorch's tests: one table for the kernel and array-api."""
+
+import contextlib
+import functools
+import os
+
+import compare
+import numpy as np
+import pytest
+from compare import values
+
+import rope_array as ra
+from rope_array._backends import _native
+from rope_array.testing._contract import assert_contract
+
+torch = pytest.importorskip("torch")
+forward_ad = torch.autograd.forward_ad
+normal = functools.partial(compare.normal, "torch")
+
+# Parts of torch that are loaded late use what torch has deprecated.
+IGNORED = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+    pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
+]
+KERNEL = pytest.mark.skipif(
+    _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
+    reason=_native.unavailable_reason() or "built",
+)
+
+FIELDS = {
+    "plain": {},
+    "half": {"pairing": "half", "base": 500_000.0},
+    "partial": {"pairing": "half", "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
+    "mixed": {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 12, "attention_factor": 0.5},
+}
+ROPES = {name: ra.RoPE(16, **fields) for name, fields in FIELDS.items()}
+ROPE, HALF = ROPES["partial"], ROPES["half"]
+OTHER = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.25)
+LIST = [0, 1, -5, 70_000, 2**31 - 1]
+POS = torch.tensor(LIST)
+
+# Every way to rotate x: by a backend, which None leaves to the library, and by one of ROPES.
+BY = {
+    "apply": lambda x, b=None, rope=ROPE: rope.apply(x, POS, backend=b),
+    "list": lambda x, b=None, rope=ROPE: rope.apply(x, LIST, backend=b),
+    "rotation": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x).apply(x, backend=b),
+    "tuple": lambda x, b=None, rope=ROPE: rope.apply((2 * x, x), POS, backend=b)[1],
+    "rotation of a tuple": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x).apply(
+        (2 * x, x), backend=b
+    )[1],
+}
+by = pytest.mark.parametrize("of", BY.values(), ids=BY)
+by_backend = pytest.mark.parametrize(
+    "backend", [pytest.param(None, id="kernel", marks=KERNEL), pytest.param("array-api", id="array-api")]
+)
+
+
+def near(a, b):
+    """Tell whether two float32 results are roundings of one number."""
+    return a.dtype == b.dtype and torch.allclose(a, b, atol=2e-6, rtol=1e-6)
+
+
+def core(x, pos=POS, rope=ROPE):
+    return rope.apply(x, pos, backend="torch")
+
+
+def judge_gradient(gradient, weight, pos=POS, name="partial"):
+    """Hold a gradient to the adjoint: the inverse of the rotation by the reciprocal amplitude."""
+    fields = FIELDS[name] | {"attention_factor": 1 / FIELDS[name].get("attention_factor", 1.0)}
+    dtype = compare.name_of(weight.dtype)
+    assert_contract(values(gradient), values(weight), np.asarray(pos), dtype=dtype, inverse=True, **fields)
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, rope=HALF):
+        super().__init__()
+        self.rope = rope
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x, pos):
+        return self.rope.apply(x, pos)
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def negated(x):
+    """Return the same numbers as a lazily negated view."""
+    view = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert view.is_neg()
+    return view
+
+
+class Seeing(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that sees operations as they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class SeeingFunctions(torch.overrides.TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def default_device(name="cpu"):
+    torch.set_default_device(name)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def within(context):
+    """Return a situation: the call runs in a context, which has to see operations if it is one that sees."""
+
+    def run(of, x):
+        with context() as mode:
+            y = of(x)
+        assert getattr(mode, "seen", True)
+        return y
+
+    return run
+
+
+def autocast(dtype):
+    return lambda: torch.autocast("cpu", dtype=dtype)
+
+
+def compiled(of, x):
+    torch._dynamo.reset()
+    y = torch.compile(of, fullgraph=True, backend="aot_eager")(x)
+    torch._dynamo.reset()
+    return y
+
+
+def make_fx(of, x):
+    from torch.fx.experimental import proxy_tensor
+
+    return proxy_tensor.make_fx(of)(2 * x)(x)
+
+
+def dual(of, x):
+    with forward_ad.dual_level():
+        y, tangent = forward_ad.unpack_dual(of(forward_ad.make_dual(x, x)))
+        assert compare.same(y, tangent)  # the rotation is linear
+        assert forward_ad.unpack_dual(of(x)).tangent is None
+        return y
+
+
+# Situations that the kernel serves, with its bits.
+SERVED = {
+    "plain": lambda of, x: of(x),
+    "a parameter": lambda of, x: of(torch.nn.Parameter(x)),
+    "a gradient is recorded": lambda of, x: of(x.clone().requires_grad_()),
+    "under no_grad": lambda of, x: within(torch.no_grad)(of, x.clone().requires_grad_()),
+    "detached": lambda of, x: of(x.clone().requires_grad_().detach()),
+    "in inference mode": within(torch.inference_mode),
+    "under autocast to bfloat16": within(autocast(torch.bfloat16)),
+    "under autocast to float16": within(autocast(torch.float16)),
+    "with anomalies looked for": within(lambda: torch.autograd.detect_anomaly(False)),
+    "with one thread in backward": within(lambda: torch.autograd.set_multithreading_enabled(False)),
+    "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
+    "transposed": lambda of, x: of(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)),
+    "every second": lambda of, x: of(x.repeat_interleave(2, 0).repeat_interleave(2, 2)[1::2, :, 1::2]),
+    "offset": lambda of, x: of(torch.nn.functional.pad(x, (3, 0, 2, 0, 1, 0))[1:, 2:, 3:]),
+    "channels last": lambda of, x: of(x[None].contiguous(memory_format=torch.channels_last))[0],
+    "a part of complex numbers": lambda of, x: of(torch.complex(x, -x).real),
+    "windows": lambda of, x: of(
+        torch.nn.functional.pad(x, (0, 0, 0, 2)).as_strided((2, 5, 16), (112, 16, 1))
+    ),
+}
+# Situations that it declines, with its reason where x alone decides; the bits are the array-api backend's.
+DECLINED = {
+    "a dispatch mode": (within(Seeing), "a mode watches"),
+    "a function mode": (within(SeeingFunctions), "a mode watches"),
+    "a device": (within(lambda: torch.device("cpu")), "a mode watches"),
+    "a default device": (within(default_device), "a mode watches"),
+    "forward mode": (within(forward_ad.dual_level), "forward-mode"),
+    "dual numbers": (dual, "forward-mode"),
+    "a subclass": (lambda of, x: of(x.as_subclass(Tagged)).as_subclass(torch.Tensor), "Tagged is a subclass"),
+    "a negated view": (lambda of, x: of(negated(x)), "lazily negated"),
+    "vmap": (lambda of, x: torch.func.vmap(of)(x), "functorch"),
+    "vjp": (lambda of, x: torch.func.vjp(of, x)[0], "functorch"),
+    "jvp": (lambda of, x: torch.func.jvp(of, (x,), (x,))[0], "functorch"),
+    "functionalize": (lambda of, x: torch.func.functionalize(of)(x), "functorch"),
+    "make_fx": (make_fx, None),
+    "torch.jit.trace": (lambda of, x: torch.jit.trace(of, (2 * x,), check_trace=False)(x), None),
+    "torch.compile": (compiled, None),
+}
+
+
+def pulled(of, x, weight):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(of(x), x, weight)[0]
+
+
+def pulled_within(context):
+    return lambda of, x, weight: within(context)(lambda x: pulled(of, x, weight), x)
+
+
+def pulled_later(context):
+    """The forward runs outside of a context, the backward inside."""
+
+    def run(of, x, weight):
+        x = x.clone().requires_grad_()
+        y = of(x)
+        with context() as mode:
+            (gradient,) = torch.autograd.grad(y, x, weight)
+        assert mode.seen if isinstance(mode, Seeing) else True
+        return gradient
+
+    return run
+
+
+def checkpointed(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    def run(of, x, weight):
+        x = x.clone().requires_grad_()
+        (checkpoint(of, x, use_reentrant=reentrant) * weight).sum().backward()
+        return x.grad
+
+    return run
+
+
+def create_graph(of, x, weight):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(of(x), x, weight, create_graph=True)[0].detach()
+
+
+# Every way to a gradient of x.
+GRADIENTS = {
+    "plain": pulled,
+    "with a graph of its own": create_graph,
+    "checkpoint": checkpointed(False),
+    "reentrant checkpoint": checkpointed(True),
+    "under autocast": pulled_within(autocast(torch.bfloat16)),
+    "backward under autocast": pulled_later(autocast(torch.float16)),
+    "backward in a dispatch mode": pulled_later(Seeing),
+    "backward in a function mode": pulled_later(SeeingFunctions),
+    "backward on a device": pulled_later(lambda: torch.device("cpu")),
+    "backward with a default device": pulled_later(default_device),
+    "backward on meta": pulled_later(lambda: torch.device("meta")),
+    "torch.compile": lambda of, x, weight: pulled(lambda x: compiled(of, x), x, weight),
+    "torch.func.grad": lambda of, x, weight: torch.func.grad(lambda x: (of(x) * weight).sum())(x),
+    "torch.func.vjp": lambda of, x, weight: torch.func.vjp(of, x)[1](weight)[0],
+    "torch.func.vmap": lambda of, x, weight: torch.func.vmap(torch.func.grad(lambda x, w: (of(x) * w).sum()))(
+        x, weight
+    ),
+}
