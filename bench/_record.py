@@ -66,16 +66,16 @@ def git(*arguments):
     return done.stdout.strip()
 
 
-def main(name, measure, description):
+def main(name, measure, description, packages=PACKAGES):
     """Run one benchmark from the command line: print the numbers, and write them to the path of --json."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result, with machine and commit")
     path = parser.parse_args().json
-    finish(name, measure(), description, path)
+    finish(name, measure(), description, path, packages)
 
 
-def finish(name, numbers, note, path):
-    result = record(name, numbers, note)
+def finish(name, numbers, note, path, packages=PACKAGES):
+    result = record(name, numbers, note, packages)
     print(f"{name}: {note}")
     for key, value in numbers.items():
         print(f"  {key:<{max(map(len, numbers)) + 2}}{value}")
