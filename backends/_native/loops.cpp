@@ -2,7 +2,7 @@
 // with a name that other files have: the linker keeps one copy of such a function, which might be that of a
 // level the processor does not have.
 #include "kernel.hpp"
-#include "pack.hpp"
+#include "simd.hpp"
 
 #include <type_traits>
 #include <utility>
@@ -124,11 +124,11 @@ class Phases {
     using Word = Pack<uint32_t, W>;
 
   public:
-    Phases(const Words& words, const Positions& positions, int64_t lane) {
-        const int64_t* const first = positions.first;
-        const int64_t* const second = positions.count > 1 ? first + positions.coordinates : first;
+    Phases(const Frequencies& words, const Positions& positions, int64_t lane) {
+        const int64_t* const first = positions.values;
+        const int64_t* const second = positions.count > 1 ? first + positions.num_coordinates : first;
         for (int half = 0; half < W / HALF; ++half, lane += HALF) {
-            const Long word = load<Long>(words.words64 + lane);
+            const Long word = load<Long>(words.turns_q64 + lane);
             const Long from = numbers(words, first, lane);
             phase_[half] = from * word;
             step_[half] = (numbers(words, second, lane) - from) * word;
@@ -147,7 +147,7 @@ class Phases {
 
   private:
     // The coordinate of a position that drives each lane.
-    static Long numbers(const Words& words, const int64_t* position, int64_t lane) {
+    static Long numbers(const Frequencies& words, const int64_t* position, int64_t lane) {
         if (!words.coordinate) return all<Long>(static_cast<uint64_t>(*position));
         uint64_t each[HALF];
         for (int k = 0; k < HALF; ++k) each[k] = static_cast<uint64_t>(position[words.coordinate[lane + k]]);
@@ -170,9 +170,9 @@ class Angles {
     using Real = Pack<float, W>;
 
   public:
-    Angles(const Words& words, const Positions& positions, int64_t lane)
+    Angles(const Frequencies& words, const Positions& positions, int64_t lane)
         : phases_(words, positions, lane),
-          amplitude_(static_cast<float>(words.amplitude)),
+          amplitude_(static_cast<float>(words.cos_amplitude)),
           sin_amplitude_(static_cast<float>(words.sin_amplitude)),
           scaled_(amplitude_ != 1.0f || sin_amplitude_ != 1.0f) {}
 
@@ -196,8 +196,8 @@ class Angles {
 
 // The positions from `begin` on that go on in equal steps, `most` at most.
 inline Positions stretch(const Positions& all, int64_t begin, int64_t most) {
-    const int64_t each = all.coordinates;
-    const int64_t* const first = all.first + begin * each;
+    const int64_t each = all.num_coordinates;
+    const int64_t* const first = all.values + begin * each;
     const int64_t rest = (all.count - begin < most ? all.count - begin : most) * each;
     // A number differs from the one before as that does from the one before it. Modulo 2^64, as phases go on.
     int64_t k = 2 * each;
@@ -209,14 +209,14 @@ inline Positions stretch(const Positions& all, int64_t begin, int64_t most) {
 // Tables of positions in equal steps: for some lanes all positions are done in turn, so that what is of the lanes
 // stays in registers.
 struct TablesOf {
-    const Words& words;
+    const Frequencies& words;
     const Positions& positions;
     float* cos;
     float* sin;
 
     template <int W>
     void at(int64_t i) const {
-        const int64_t lanes = words.lanes;
+        const int64_t lanes = words.num_pairs;
         Angles<W> angles(words, positions, i);
         float *to_cos = cos + i, *to_sin = sin + i;
         for_rows<AT_ONCE<W>>(positions.count, [&](auto some) ROPE_ALWAYS {
@@ -235,7 +235,7 @@ struct TablesOf {
 
 // (position · F mod 2^96) >> 32, F = upper·2^32 + lower.
 struct Angles64 {
-    const Words& words;
+    const Frequencies& words;
     const Positions& positions;
     double* cos;
     double* sin;
@@ -243,11 +243,11 @@ struct Angles64 {
     template <int W>
     void at(int64_t i) const {
         using Word = Pack<uint64_t, W>;
-        const Word upper = load<Word>(words.upper96 + i), lower = load<Word>(words.lower96 + i);
-        const double amplitude = words.amplitude, sin_amplitude = words.sin_amplitude;
-        const int64_t count = positions.count, lanes = words.lanes, step = positions.coordinates;
+        const Word upper = load<Word>(words.turns_q96_high + i), lower = load<Word>(words.turns_q96_low + i);
+        const double amplitude = words.cos_amplitude, sin_amplitude = words.sin_amplitude;
+        const int64_t count = positions.count, lanes = words.num_pairs, step = positions.num_coordinates;
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t* const position = positions.first + r * step;
+            const int64_t* const position = positions.values + r * step;
             uint64_t numbers[W], above[W];
             for (int k = 0; k < W; ++k) {
                 const int64_t p = position[words.coordinate ? words.coordinate[i + k] : 0];
@@ -264,16 +264,16 @@ struct Angles64 {
     }
 };
 
-void angles32(const Words& words, const Positions& positions, float* cos, float* sin) {
+void angles32(const Frequencies& words, const Positions& positions, float* cos, float* sin) {
     for (int64_t r = 0; r < positions.count;) {
         const Positions here = stretch(positions, r, positions.count);
-        for_each<WIDTH>(words.lanes, TablesOf{words, here, cos + r * words.lanes, sin + r * words.lanes});
+        for_each<WIDTH>(words.num_pairs, TablesOf{words, here, cos + r * words.num_pairs, sin + r * words.num_pairs});
         r += here.count;
     }
 }
 
-void angles64(const Words& words, const Positions& positions, double* cos, double* sin) {
-    for_each<(WIDTH > 1 ? WIDTH / 2 : 1)>(words.lanes, Angles64{words, positions, cos, sin});
+void angles64(const Frequencies& words, const Positions& positions, double* cos, double* sin) {
+    for_each<(WIDTH > 1 ? WIDTH / 2 : 1)>(words.num_pairs, Angles64{words, positions, cos, sin});
 }
 
 // ---- how types are stored, and the arithmetic that they are rotated in ----
@@ -486,7 +486,7 @@ ROPE_INLINE void turn_pairs(const char* x, char* y, int64_t apart, Pack<typename
         T::template write_pairs<W>(reinterpret_cast<Stored*>(y), first, second);
 }
 
-inline int64_t pairs_of_block(const Layout& at) { return at.blocks == 1 ? at.lanes : at.lanes / at.blocks; }
+inline int64_t pairs_of_block(const Layout& at) { return at.blocks == 1 ? at.num_pairs : at.num_pairs / at.blocks; }
 
 // Features that stand apart, or not where their type may stand, to and from a head of scratch.
 template <class Stored>
@@ -505,7 +505,7 @@ template <bool half, int64_t bytes>
 ROPE_INLINE void fetch(const char* place, int64_t apart) {
 #if defined(__GNUC__)
     constexpr int64_t side_by_side = half ? bytes / 2 : bytes;
-    for (int64_t i = 0; i < side_by_side; i += LINE) {
+    for (int64_t i = 0; i < side_by_side; i += CACHE_LINE) {
         __builtin_prefetch(place + i);
         if constexpr (half) __builtin_prefetch(place + apart + i);
     }
@@ -516,60 +516,60 @@ ROPE_INLINE void fetch(const char* place, int64_t apart) {
 
 // ---- results past the caches: a few lines at a time, while more are made, as memory takes no more at once ----
 
-ROPE_INLINE void pass(Pending& pending, int64_t bytes) {
+ROPE_INLINE void pass(StreamBuffer& pending, int64_t bytes) {
     pending.from += bytes;
     pending.to += bytes;
-    pending.left -= bytes;
+    pending.bytes -= bytes;
 }
 
 template <int64_t lines>
-ROPE_INLINE void pass_lines(Pending& pending) {
-    if (pending.left < lines * LINE) return;
-    for (int64_t i = 0; i < lines; ++i) stream_line(pending.from + i * LINE, pending.to + i * LINE);
-    pass(pending, lines * LINE);
+ROPE_INLINE void pass_lines(StreamBuffer& pending) {
+    if (pending.bytes < lines * CACHE_LINE) return;
+    for (int64_t i = 0; i < lines; ++i) stream_line(pending.from + i * CACHE_LINE, pending.to + i * CACHE_LINE);
+    pass(pending, lines * CACHE_LINE);
 }
 
-inline void pass_part(Pending& pending, int64_t bytes) {
+inline void pass_part(StreamBuffer& pending, int64_t bytes) {
     std::memcpy(pending.to, pending.from, static_cast<size_t>(bytes));
     pass(pending, bytes);
 }
 
-inline void pass_all_lines(Pending& pending) {
-    while (pending.left >= LINE) pass_lines<1>(pending);
+inline void pass_all_lines(StreamBuffer& pending) {
+    while (pending.bytes >= CACHE_LINE) pass_lines<1>(pending);
 }
 
 // Bytes have been written to the stage, a line at least, and belong at y.
-inline void add(Pending& pending, char* y, int64_t bytes) {
+inline void add(StreamBuffer& pending, char* y, int64_t bytes) {
     pass_all_lines(pending);
-    if (y != pending.to + pending.left) {
-        pass_part(pending, pending.left);
+    if (y != pending.to + pending.bytes) {
+        pass_part(pending, pending.bytes);
         pending.to = y;
     }
     // The part of a line that is left goes before them, where there is room for it.
-    char* const from = pending.stage - pending.left;
-    std::memcpy(from, pending.from, static_cast<size_t>(pending.left));
+    char* const from = pending.active - pending.bytes;
+    std::memcpy(from, pending.from, static_cast<size_t>(pending.bytes));
     pending.from = from;
-    pending.left += bytes;
-    std::swap(pending.stage, pending.other);
-    const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(pending.to) % LINE);
+    pending.bytes += bytes;
+    std::swap(pending.active, pending.spare);
+    const int64_t before = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(pending.to) % CACHE_LINE);
     if (before) pass_part(pending, before);
 }
 
 // After it, other threads see all that was added.
-void finish(Pending& pending) {
+void finish(StreamBuffer& pending) {
     pass_all_lines(pending);
-    pass_part(pending, pending.left);
+    pass_part(pending, pending.bytes);
     fence();
 }
 
 // Where some rows stand.
-struct Place {
+struct RowGroup {
     const char* x;
     char* y;
     int64_t x_row, y_row, y_feature;
     int64_t first, count;      // which ones they are
     int64_t x_ahead, y_ahead;  // from a row of x, of y, to the one that is fetched meanwhile; 0 for none
-    Pending* pending;          // what goes on its way meanwhile
+    StreamBuffer* pending;          // what goes on its way meanwhile
 };
 
 // Calls turn(place) for a few rows at a time, and for the same of all runs in turn, as they have the same tables. Rows
@@ -577,7 +577,7 @@ struct Place {
 template <class Turn>
 inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Turn& turn) {
     const int64_t group = bytes < GROUP_BYTES ? GROUP_BYTES / bytes : 1;
-    Pending& pending = *rows.pending;
+    StreamBuffer& pending = *rows.stream;
     for (int64_t r = 0; r < rows.count; r += group) {
         const int64_t count = rows.count - r < group ? rows.count - r : group;
         const char* x = rows.x + r * rows.x_row;
@@ -589,10 +589,10 @@ inline void turn_groups(const Rows& rows, int64_t bytes, int64_t size, const Tur
             const int64_t x_ahead = !rows.next_x ? 0 : run < rows.runs ? rows.x_run : next_x - x;
             const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
             if (rows.streamed) {
-                turn(Place{x, pending.stage, rows.x_row, bytes, size, r, count, x_ahead, 0, &pending});
+                turn(RowGroup{x, pending.active, rows.x_row, bytes, size, r, count, x_ahead, 0, &pending});
                 add(pending, y, count * bytes);
             } else {
-                turn(Place{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &pending});
+                turn(RowGroup{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &pending});
             }
         }
     }
@@ -646,7 +646,7 @@ struct TablesFrom {
 };
 
 struct AnglesFrom {
-    const Words& words;
+    const Frequencies& words;
     const Positions& positions;
 
     static constexpr int LANES = WIDTH;
@@ -666,7 +666,7 @@ struct AnglesFrom {
 template <class T, bool reads_half, bool writes_half, class Source>
 struct TurnBlock {
     const Source& source;
-    const Place& place;
+    const RowGroup& place;
     const char* x;
     char* y;
     int64_t lane;
@@ -680,12 +680,12 @@ struct TurnBlock {
         using Real = Pack<typename T::Real, W>;
         const int64_t x_step = place.x_row, y_step = place.y_row, apart = size * n;
         const int64_t from_x = reads_half ? size * i : 2 * size * i, from_y = writes_half ? size * i : 2 * size * i;
-        const bool fetches_x = place.x_ahead && from_x % LINE == 0, fetches_y = place.y_ahead && from_y % LINE == 0;
+        const bool fetches_x = place.x_ahead && from_x % CACHE_LINE == 0, fetches_y = place.y_ahead && from_y % CACHE_LINE == 0;
         const int64_t x_ahead = place.x_ahead, y_ahead = place.y_ahead;
         const char* from = x + from_x;
         char* to = y + from_y;
         auto angles = source.template of<W, packs>(lane + i);
-        Pending pending = *place.pending;  // in registers
+        StreamBuffer pending = *place.pending;  // in registers
         for_rows<rows>(place.count, [&](auto some) ROPE_ALWAYS {
             constexpr int K = some;
             Real cos[K * packs], sin[K * packs];
@@ -700,49 +700,49 @@ struct TurnBlock {
                 from += x_step;
                 to += y_step;
             });
-            pass_lines<K * share / LINE>(pending);
+            pass_lines<K * share / CACHE_LINE>(pending);
         });
         *place.pending = pending;
     }
 };
 
 // While a line of x is made one of y: asks for the lines that come later, and lets one go that was made before.
-ROPE_INLINE void meanwhile(const Place& place, Pending& pending, const char* x, const char* y) {
-    if (place.x_ahead) fetch<false, LINE>(x + place.x_ahead, 0);
-    if (place.y_ahead) fetch<false, LINE>(y + place.y_ahead, 0);
+ROPE_INLINE void meanwhile(const RowGroup& place, StreamBuffer& pending, const char* x, const char* y) {
+    if (place.x_ahead) fetch<false, CACHE_LINE>(x + place.x_ahead, 0);
+    if (place.y_ahead) fetch<false, CACHE_LINE>(y + place.y_ahead, 0);
     pass_lines<1>(pending);
 }
 
 // What stands in some bytes of each row and is not rotated.
-inline void copy_features(const Place& place, int64_t from, int64_t to) {
-    Pending pending = *place.pending;
+inline void copy_features(const RowGroup& place, int64_t from, int64_t to) {
+    StreamBuffer pending = *place.pending;
     for (int64_t r = 0; r < place.count; ++r) {
         const char* const x = place.x + r * place.x_row;
         char* const y = place.y + r * place.y_row;
-        for (int64_t i = from; i < to; i += LINE) {
-            if (to - i < LINE)
+        for (int64_t i = from; i < to; i += CACHE_LINE) {
+            if (to - i < CACHE_LINE)
                 std::memcpy(y + i, x + i, static_cast<size_t>(to - i));
             else
-                std::memcpy(y + i, x + i, LINE);
+                std::memcpy(y + i, x + i, CACHE_LINE);
             meanwhile(place, pending, x + i, y + i);
         }
     }
     *place.pending = pending;
 }
 
-inline void copy_rest(const Layout& at, const Place& place, int64_t size) {
-    if (2 * at.lanes == at.head_dim || place.x == place.y) return;
+inline void copy_rest(const Layout& at, const RowGroup& place, int64_t size) {
+    if (2 * at.num_pairs == at.head_dim || place.x == place.y) return;
     copy_features(place, 0, size * at.start);
-    copy_features(place, size * (at.start + 2 * at.lanes), size * at.head_dim);
+    copy_features(place, size * (at.start + 2 * at.num_pairs), size * at.head_dim);
 }
 
 template <class T, bool reads_half, bool writes_half, class Source>
-inline void turn_rows(const Layout& at, const Place& place, const Source& source) {
+inline void turn_rows(const Layout& at, const RowGroup& place, const Source& source) {
     constexpr int64_t size = sizeof(typename T::Stored);
     using Block = TurnBlock<T, reads_half, writes_half, Source>;
     copy_rest(at, place, size);
     const int64_t n = pairs_of_block(at);
-    for (int64_t i = 0; i < at.lanes; i += n) {
+    for (int64_t i = 0; i < at.num_pairs; i += n) {
         const int64_t from = (at.start + 2 * i) * size;
         for_each<Source::LANES>(n, Block{source, place, place.x + from, place.y + from, i, n});
     }
@@ -773,7 +773,7 @@ struct TurnRow {
 
 // The same as `turn_rows`, row by row: for each column of lanes more is done once than is won over a few rows.
 template <class T, bool reads_half, bool writes_half>
-inline void turn_few(const Layout& at, const Place& place, const TablesFrom<typename T::Real>& tables) {
+inline void turn_few(const Layout& at, const RowGroup& place, const TablesFrom<typename T::Real>& tables) {
     using Number = typename T::Real;
     constexpr int64_t size = sizeof(typename T::Stored);
     copy_rest(at, place, size);
@@ -785,26 +785,26 @@ inline void turn_few(const Layout& at, const Place& place, const TablesFrom<type
         const Number* const cos = reinterpret_cast<const Number*>(here.cos);
         const Number* const sin = reinterpret_cast<const Number*>(here.sin);
         using Row = TurnRow<T, reads_half, writes_half>;
-        for (int64_t i = 0; i < at.lanes; i += n)
+        for (int64_t i = 0; i < at.num_pairs; i += n)
             for_each<here.LANES>(n, Row{x + 2 * i * size, y + 2 * i * size, cos + i, sin + i, n * size});
-        if (place.x_ahead || place.y_ahead || place.pending->left)
-            for (int64_t i = 0; i < 2 * at.lanes * size; i += LINE) meanwhile(place, *place.pending, x + i, y + i);
+        if (place.x_ahead || place.y_ahead || place.pending->bytes)
+            for (int64_t i = 0; i < 2 * at.num_pairs * size; i += CACHE_LINE) meanwhile(place, *place.pending, x + i, y + i);
     }
 }
 
 // One head at a time, through scratch.
 template <class T, bool reads_half, bool writes_half>
-inline void turn_staged(const Layout& at, const Rows& rows, const Place& place,
+inline void turn_staged(const Layout& at, const Rows& rows, const RowGroup& place,
                         const TablesFrom<typename T::Real>& tables) {
     using Stored = typename T::Stored;
     Stored* const in = reinterpret_cast<Stored*>(rows.scratch);
     Stored* const out = in + at.head_dim;
     for (int64_t k = 0; k < place.count; ++k) {
         const char* const x = place.x + k * place.x_row;
-        const Place head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, 0, place.pending};
+        const RowGroup head = {rows.scratch, reinterpret_cast<char*>(out), 0, 0, 0, 0, 1, 0, 0, place.pending};
         if (place.x_ahead)
-            for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += LINE)
-                fetch<false, LINE>(x + place.x_ahead + i, 0);
+            for (int64_t i = 0; i < at.head_dim * static_cast<int64_t>(sizeof(Stored)); i += CACHE_LINE)
+                fetch<false, CACHE_LINE>(x + place.x_ahead + i, 0);
         gather(x, rows.x_feature, in, at.head_dim);
         turn_few<T, reads_half, writes_half>(at, head, tables.from(k));
         scatter(out, place.y + k * place.y_row, place.y_feature, at.head_dim);
@@ -814,9 +814,9 @@ inline void turn_staged(const Layout& at, const Rows& rows, const Place& place,
 template <class T, bool reads_half, bool writes_half>
 inline void turn_by_tables(const Layout& at, const Rows& rows) {
     constexpr int64_t size = sizeof(typename T::Stored);
-    const int64_t few = at.lanes > 128 ? at.lanes / 32 : 4;  // measured: with so many rows, columns are not slower
+    const int64_t few = at.num_pairs > 128 ? at.num_pairs / 32 : 4;  // measured: with so many rows, columns are not slower
     const TablesFrom<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
-    turn_groups(rows, at.head_dim * size, size, [&](const Place& place) {
+    turn_groups(rows, at.head_dim * size, size, [&](const RowGroup& place) {
         const auto here = tables.from(place.first);
         if (rows.staged)
             turn_staged<T, reads_half, writes_half>(at, rows, place, here);
@@ -830,12 +830,12 @@ inline void turn_by_tables(const Layout& at, const Rows& rows) {
 template <class T, bool reads_half, bool writes_half>
 inline void turn_by_positions(const Layout& at, const Rows& rows) {
     constexpr int64_t size = sizeof(typename T::Stored);
-    turn_groups(rows, at.head_dim * size, size, [&](const Place& place) {
-        Place some = place;
+    turn_groups(rows, at.head_dim * size, size, [&](const RowGroup& place) {
+        RowGroup some = place;
         for (const int64_t end = place.first + place.count; some.first < end; some.first += some.count) {
             const Positions here = stretch(rows.positions, some.first, end - some.first);
             some.count = here.count;
-            turn_rows<T, reads_half, writes_half>(at, some, AnglesFrom{*rows.words, here});
+            turn_rows<T, reads_half, writes_half>(at, some, AnglesFrom{*rows.frequencies, here});
             some.x += here.count * some.x_row;
             some.y += here.count * some.y_row;
         }
@@ -845,7 +845,7 @@ inline void turn_by_positions(const Layout& at, const Rows& rows) {
 template <class T, bool reads_half, bool writes_half>
 void turn_all(const Layout& at, const Rows& rows) {
     if constexpr (sizeof(typename T::Real) == 4) {
-        if (rows.words) return turn_by_positions<T, reads_half, writes_half>(at, rows);
+        if (rows.frequencies) return turn_by_positions<T, reads_half, writes_half>(at, rows);
     }
     turn_by_tables<T, reads_half, writes_half>(at, rows);
 }

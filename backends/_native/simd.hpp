@@ -217,10 +217,10 @@ inline void stream_line(const char* from, char* to) {
 #if defined(__GNUC__) && defined(__AVX512BW__)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load<__m512i>(from));
 #elif defined(__GNUC__) && defined(__SSE2__)
-    for (int64_t k = 0; k < LINE; k += 16)
+    for (int64_t k = 0; k < CACHE_LINE; k += 16)
         _mm_stream_si128(reinterpret_cast<__m128i*>(to + k), load<__m128i>(from + k));
 #else
-    std::memcpy(to, from, LINE);
+    std::memcpy(to, from, CACHE_LINE);
 #endif
 }
 
