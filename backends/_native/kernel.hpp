@@ -47,13 +47,11 @@ struct Positions {
 
 // Results in scratch that wait for non-temporal stores.
 struct StreamBuffer {
-    char *active, *spare;  // room for a group, and a cache line before and after; the next rows go to the active room
+    char *active, *spare;  // where the next rows and those after them are written, each with a cache line before it
     const char* from;      // the first waiting byte
     char* to;              // and its address in y
     int64_t bytes;         // that wait
 };
-
-constexpr int64_t STREAM_BUFFER_BYTES = GROUP_BYTES + 2 * CACHE_LINE;
 
 // Equally spaced rows, each one head, repeated in equally spaced runs that share their tables. All distances are in
 // bytes.

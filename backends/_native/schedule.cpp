@@ -19,9 +19,10 @@ constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share 
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed the L2 cache
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
 // malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is in the caches
-// then, so ordinary stores are faster, unless runs of rows touch more such pages at a time than the caches hold.
+// then, and non-temporal stores throw it away. Measured: they pay nevertheless if y is aligned to cache lines, or if
+// runs of rows touch more new pages at a time than the caches hold.
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
-constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs of rows are streamed to new pages
+constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs of rows touch too many
 constexpr int64_t STACK_BYTES = 1 << 15;
 
 int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
@@ -160,7 +161,7 @@ class Schedule {
         const bool any = std::any_of(loops_.begin(), loops_.end(), [](const ArrayLoop& loop) { return loop.staged; });
         return any ? round_to_lines(2 * 8 * plan_.layout.head_dim) : 0;
     }
-    int64_t stream_buffer_bytes() const { return streams_ ? 2 * STREAM_BUFFER_BYTES : 0; }
+    int64_t stream_buffer_bytes() const { return streams_ ? 2 * (CACHE_LINE + GROUP_BYTES) : 0; }
 
     // Stream contiguous results only, and not over x, whose lines are in the caches already. Short runs of rows and
     // heads shorter than a line leave too little computation between stores; the buffer holds a group at most.
@@ -171,7 +172,8 @@ class Schedule {
         if (rows.y_row != row || row < CACHE_LINE || row > GROUP_BYTES) return false;
         if (rows.count * row < MIN_STREAMED_LINES * CACHE_LINE) return false;
         const bool new_pages = fresh_ && x_bytes(loop) >= NEW_PAGES_BYTES;
-        return !new_pages || (streams_new_pages_ && rows.runs > 1);
+        const bool aligned = reinterpret_cast<uintptr_t>(array.y) % CACHE_LINE == 0;
+        return !new_pages || aligned || (streams_new_pages_ && rows.runs > 1);
     }
 
     void run_tile(char* scratch, int64_t tile) const {
@@ -188,7 +190,7 @@ class Schedule {
         StreamBuffer stream = {};
         if (streams_) {
             char* const buffer = rows.scratch + heads_bytes() + CACHE_LINE;
-            stream = {buffer, buffer + STREAM_BUFFER_BYTES, buffer, buffer, 0};
+            stream = {buffer, buffer + GROUP_BYTES + CACHE_LINE, buffer, buffer, 0};
         }
         rows.stream = &stream;
         set_angles(rows, index, count, scratch);

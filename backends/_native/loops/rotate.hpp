@@ -59,9 +59,8 @@ inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize
             const int64_t x_ahead = !rows.next_x ? 0 : run < rows.runs ? rows.x_run : next_x - x;
             const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
             if (rows.streamed) {
-                char* const room = room_for(stream, y);
-                rotate(RowGroup{x, room, rows.x_row, row_bytes, itemsize, r, count, x_ahead, 0, &stream});
-                send(stream, y, count * row_bytes);
+                rotate(RowGroup{x, stream.active, rows.x_row, row_bytes, itemsize, r, count, x_ahead, 0, &stream});
+                send_active(stream, y, count * row_bytes);
             } else {
                 rotate(RowGroup{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &stream});
             }

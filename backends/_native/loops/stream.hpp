@@ -45,26 +45,20 @@ inline void copy_part(StreamBuffer& stream, int64_t bytes) {
     advance(stream, bytes);
 }
 
-// Return where to write rows of y: at y's offset in a cache line, so that the stores read whole lines.
-inline char* room_for(const StreamBuffer& stream, const char* y) {
-    return stream.active + reinterpret_cast<uintptr_t>(y) % CACHE_LINE;
-}
-
-// Send the rows in room_for(y), at least a cache line, to y.
-inline void send(StreamBuffer& stream, char* y, int64_t bytes) {
-    char* const rows = room_for(stream, y);
+// Send the rows in the active buffer, at least a cache line, to y, and swap the buffers.
+inline void send_active(StreamBuffer& stream, char* y, int64_t bytes) {
     stream_all_lines(stream);
     if (y != stream.to + stream.bytes) {
         copy_part(stream, stream.bytes);
         stream.to = y;
     }
     // Move the remaining part of a line into the room before the rows.
+    char* const rows = stream.active;
     std::memcpy(rows - stream.bytes, stream.from, static_cast<size_t>(stream.bytes));
     stream.from = rows - stream.bytes;
     stream.bytes += bytes;
-    char* const spare = stream.active;
     stream.active = stream.spare;
-    stream.spare = spare;
+    stream.spare = rows;
     const int64_t unaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(stream.to) % CACHE_LINE);
     if (unaligned) copy_part(stream, unaligned);
 }
