@@ -1,8 +1,8 @@
 """The latency of small calls: one decoding step, 32 heads of 128 float32 features, one thread.
 
-PyTorch's calls are given as ratios to `x.clone()` too, measured in the same run. Each round times every call in a
-block of its own; the minimum over all rounds counts, as other load can only add time. Python's calls inside the
-array-api backend are counted, with the files they are in, as they cost most of its latency.
+PyTorch's calls are given as ratios to `x.clone()` too, measured in the same run. Each round times every call
+in a block of its own; the minimum over all rounds counts, as other load can only add time. Python's calls
+inside the array-api backend are counted, with the files they are in, as they cost most of its latency.
 """
 
 import os
@@ -55,12 +55,12 @@ def torch_calls():
     torch.set_num_threads(1)
     x = torch.randn(1, 32, 1, 128)
     q, k, pos, out = x, torch.randn(1, 8, 1, 128), torch.tensor([123_456]), torch.empty_like(x)
-    rotation = ROPE.rotation(pos, like=x)
+    pos32, rotation = pos.int(), ROPE.rotation(pos, like=x)
     recorded = x.clone().requires_grad_()
     return {
         "x.clone()": x.clone,
         "one array": lambda: ROPE.apply(x, pos),
-        "one array, int32 positions": lambda p=pos.int(): ROPE.apply(x, p),
+        "one array, int32 positions": lambda: ROPE.apply(x, pos32),
         "q and k": lambda: ROPE.apply((q, k), pos),
         "Rotation, one array": lambda: rotation.apply(x),
         "Rotation, q and k": lambda: rotation.apply((q, k)),
@@ -70,7 +70,7 @@ def torch_calls():
 
 
 def python_calls():
-    """Count the Python calls in a call of the array-api backend from a range, their files, and changes of file."""
+    """Count the Python calls of the array-api backend for a range, their files, and changes of file."""
     x, files = np.ones((1, 32, 4, 128), np.float32), []
 
     def count(frame, event, _):

@@ -1,7 +1,7 @@
-"""Large calls with new results, and with `out=`, as ratios to the library's own allocating copy; one thread.
+"""Large calls with new results, and with `out=`, as ratios to the library's own copies; one thread.
 
-Each function runs in blocks of its own calls: functions that alternate would get each other's freed memory. The
-minimum of each block counts, and the median over blocks.
+Each function runs in blocks of its own calls: functions that alternate would get each other's freed memory.
+The minimum of each block counts, and the median over blocks.
 """
 
 import os
@@ -29,7 +29,7 @@ CASES = {
 
 
 def block(call):
-    """Return the seconds of the fastest call of a block, after two calls that bring the allocator to its state."""
+    """Return the seconds of the fastest call of a block, after two that bring the allocator to its state."""
     times = []
     for i in range(CALLS + 2):
         start = time.perf_counter()

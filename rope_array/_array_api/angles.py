@@ -55,7 +55,8 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
     if fraction is not None:
         quadrant, u = _add_fraction(quadrant, u, fraction, plan, dtype, ops)
     cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
-    return _amplified(*_rotate_quadrants(quadrant, cos, sin, dtype, ops), plan)
+    cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
+    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan)
 
 
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
