@@ -235,7 +235,7 @@ def test_any_position_and_frequency(pos, omega):
 
 @pytest.mark.parametrize("backend", [None, "array-api"])
 def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
-    """But for the C++ kernel's, whose bits tests/test_native.py holds to it."""
+    """But for the C++ kernel's, whose bits tests/test_native_bits.py holds to it."""
     calls = []
 
     def counted(whole, plan, double, ops):
