@@ -339,7 +339,7 @@ def test_a_coordinate_that_drives_nothing() -> None:
 )
 def test_lanes_must_fit(rotary_dim: int, axes: Axes) -> None:
     """Sections that do not sum to rotary_dim/2 are an error, not a rescaled map."""
-    with pytest.raises(SpecError, match="lanes"):
+    with pytest.raises(SpecError, match="pairs"):
         RoPE(128, rotary_dim=rotary_dim, axes=axes)
 
 
