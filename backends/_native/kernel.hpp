@@ -1,8 +1,8 @@
-// What one pass over x needs to know, and the functions that each instruction set level offers.
+// The structs that a call hands to the inner loops, and the functions that each instruction set level offers.
 //
-// The arithmetic is that of rope_array/_array_api/angles.py and rope_array/_array_api/pairs.py, operation by operation and without
-// contraction into fused multiply-adds: so the bits are those of the core, at every level and for every stride,
-// thread count and company. tests/test_native.py holds it to that.
+// The loops do the arithmetic of rope_array/_array_api/angles.py and rope_array/_array_api/pairs.py operation by operation,
+// without contraction into fused multiply-adds. So their bits equal the array-api backend's at every level, for every
+// stride and thread count; tests/test_native.py checks it.
 #pragma once
 
 #include <cstddef>
@@ -10,50 +10,50 @@
 
 namespace rope {
 
-enum Type : int { F32, F64, F16, BF16, TYPES };
+enum DType : int { F32, F64, F16, BF16, NUM_DTYPES };
 
-constexpr int64_t SIZE[TYPES] = {4, 8, 2, 2};
+constexpr int64_t ITEMSIZE[NUM_DTYPES] = {4, 8, 2, 2};
 
-// Where the pairs stand: see Layout in rope_array/_spec/plan.py.
+// Which features form pairs: see Layout in rope_array/_spec/plan.py.
 struct Layout {
     int64_t head_dim;
     int64_t start;
-    int64_t lanes;
+    int64_t num_pairs;
     int64_t blocks;
     bool reads_half;
     bool writes_half;
 };
 
-// The frequency of each lane in turns, in fixed point: see Plan in rope_array/_spec/plan.py.
-struct Words {
-    int64_t lanes;
-    const uint64_t* words64;    // round(ω/2π · 2^64)
-    const uint64_t* upper96;    // round(ω/2π · 2^96): its upper 64 bits
-    const uint64_t* lower96;    // and its lower 32
-    const int32_t* coordinate;  // which coordinate drives each lane; null where a position is one number
-    double amplitude;           // of cos
-    double sin_amplitude;       // and of sin: the negative, where the transposed rotation is meant
+// The frequency of each pair in turns, in fixed point: see Plan in rope_array/_spec/plan.py.
+struct Frequencies {
+    int64_t num_pairs;
+    const uint64_t* turns_q64;       // round(ω/2π · 2^64)
+    const uint64_t* turns_q96_high;  // round(ω/2π · 2^96): its upper 64 bits
+    const uint64_t* turns_q96_low;   // and its lower 32
+    const int32_t* coordinate;       // index of the coordinate that drives each pair; null for positions of one number
+    double cos_amplitude;
+    double sin_amplitude;  // negative for the transposed rotation
 };
 
-constexpr int64_t GROUP_BYTES = 8192;  // of rows that are done at a time, and stay in the first cache
-constexpr int64_t LINE = 64;           // of the caches
+constexpr int64_t GROUP_BYTES = 8192;  // of the rows rotated together, which stay in the L1 cache
+constexpr int64_t CACHE_LINE = 64;
 
-// Positions side by side, each of them as many numbers as it has coordinates.
+// Contiguous positions, each of `num_coordinates` numbers.
 struct Positions {
-    const int64_t* first;
+    const int64_t* values;
     int64_t count;
-    int64_t coordinates;
+    int64_t num_coordinates;
 };
 
-// Results in scratch that are on their way past the caches.
-struct Pending {
-    char *stage, *other;  // where the next rows are written, and those after them: a group and a line before it each
-    const char* from;     // what goes next
-    char* to;
-    int64_t left;  // bytes
+// Results in scratch that wait for non-temporal stores.
+struct StreamBuffer {
+    char *active, *spare;  // where the next rows and those after them are written, each with a cache line before it
+    const char* from;      // the first waiting byte
+    char* to;              // and its address in y
+    int64_t bytes;         // that wait
 };
 
-// Equally spaced rows, each one head, and equally spaced runs of them, whose tables are the same. All distances are in
+// Equally spaced rows, each one head, repeated in equally spaced runs that share their tables. All distances are in
 // bytes.
 struct Rows {
     int64_t count, runs;
@@ -65,27 +65,26 @@ struct Rows {
     int64_t cos_row;
     const char* sin;
     int64_t sin_row;
-    const char *next_x, *next_y;  // rows that come after these, and are fetched meanwhile; null where they are near
+    const char *next_x, *next_y;  // the rows after these, to prefetch; null if they are near
     char* scratch;                // two heads, aligned for any type
-    Pending* pending;
-    const Words* words;  // not null: cos and sin are made on the way, by positions, and are not read; not staged then
+    StreamBuffer* stream;
+    const Frequencies* frequencies;  // if not null, the loop computes cos and sin from `positions` and reads no tables
     Positions positions;
-    // Past the caches, as y is large: its rows and features are side by side, it is not x, and a head is no less than a
-    // line and no more than a group.
-    bool streamed;
-    bool staged;    // through scratch, as features are not side by side, not aligned, or written over unread ones
+    bool streamed;  // write by non-temporal stores: y's rows and features are contiguous, y is not x,
+                    // and a head has at least CACHE_LINE and at most GROUP_BYTES bytes
+    bool staged;    // rotate in scratch: features are strided or unaligned, or y overwrites features of x not yet read
 };
 
 struct Level {
     const char* name;
-    // Cos and sin of every lane at each of some positions: `lanes` numbers for each.
-    void (*angles32)(const Words&, const Positions&, float* cos, float* sin);
-    void (*angles64)(const Words&, const Positions&, double* cos, double* sin);
-    void (*finish)(Pending&);  // after it, what was streamed is there, for other threads too
-    void (*rotate[TYPES])(const Layout&, const Rows&);
+    // Compute cos and sin of each pair at each position, contiguous, `num_pairs` to a position.
+    void (*make_tables32)(const Frequencies&, const Positions&, float* cos, float* sin);
+    void (*make_tables64)(const Frequencies&, const Positions&, double* cos, double* sin);
+    void (*finish_stream)(StreamBuffer&);  // store all waiting bytes and make them visible to other threads
+    void (*rotate[NUM_DTYPES])(const Layout&, const Rows&);
 };
 
-// Level of the processor this runs on and all below it, best first; null-terminated.
+// Return the levels that this processor has, best first; null-terminated.
 const Level* const* levels();
 
 }  // namespace rope

@@ -12,8 +12,8 @@
 #include <initializer_list>
 #include <vector>
 
-#include "drive.hpp"
-#include "threads.hpp"
+#include "schedule.hpp"
+#include "thread_pool.hpp"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -46,39 +46,22 @@ std::vector<uint64_t> unsigned_words(nb::handle sequence) {
     return out;
 }
 
-struct Spec : Plan {
-    Spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
-         double amplitude_, bool transposed_, nb::handle words64_, nb::handle upper, nb::handle lower,
-         nb::handle coordinate_, int64_t coordinates_) {
-        layout = {head_dim, start, (stop - start) / 2, blocks, reads_half, writes_half};
-        amplitude = amplitude_;
-        transposed = transposed_;
-        coordinates = coordinates_;
-        words64 = unsigned_words(words64_);
-        upper96 = unsigned_words(upper);
-        lower96 = unsigned_words(lower);
-        coordinate = numbers<int32_t>(coordinate_);
-    }
-
-    // Whether it says what turns by positions; else it takes tables.
-    bool has_words() const { return static_cast<int64_t>(words64.size()) == layout.lanes; }
-};
-
 constexpr const char* SPEC = "rope_array.Spec";
 
 // A capsule, not a class: nanobind knows a class once in a process, and a module may be imported anew.
 nb::capsule make_spec(int64_t head_dim, int64_t start, int64_t stop, int64_t blocks, bool reads_half, bool writes_half,
                       double amplitude, bool transposed, nb::handle words64, nb::handle upper, nb::handle lower,
                       nb::handle coordinate, int64_t coordinates) {
-    Spec* const made = new Spec(head_dim, start, stop, blocks, reads_half, writes_half, amplitude, transposed,
-                                words64, upper, lower, coordinate, coordinates);
-    return nb::capsule(made, SPEC, [](void* spec) noexcept { delete static_cast<Spec*>(spec); });
+    const Layout layout = {head_dim, start, (stop - start) / 2, blocks, reads_half, writes_half};
+    KernelPlan* const made = new KernelPlan{layout, amplitude, transposed, coordinates, unsigned_words(words64),
+                                            unsigned_words(upper), unsigned_words(lower), numbers<int32_t>(coordinate)};
+    return nb::capsule(made, SPEC, [](void* spec) noexcept { delete static_cast<KernelPlan*>(spec); });
 }
 
 // Null where it is none.
-const Spec* spec_of(nb::handle object) {
+const KernelPlan* spec_of(nb::handle object) {
     if (!PyCapsule_IsValid(object.ptr(), SPEC)) return nullptr;
-    return static_cast<const Spec*>(PyCapsule_GetPointer(object.ptr(), SPEC));
+    return static_cast<const KernelPlan*>(PyCapsule_GetPointer(object.ptr(), SPEC));
 }
 
 // ---- arrays and positions ----
@@ -93,51 +76,51 @@ int64_t distance(const Int* shape, const Int* strides, int axis, int64_t unit) {
 template <class Int>
 void place(Array& array, int type, int axes, const Int* shape, const void* x, const Int* x_strides, void* y,
            const Int* y_strides, int64_t unit) {
-    array.type = static_cast<Type>(type);
-    array.axes = axes - 1;
-    for (int a = 0; a < array.axes; ++a) {
+    array.dtype = static_cast<DType>(type);
+    array.num_axes = axes - 1;
+    for (int a = 0; a < array.num_axes; ++a) {
         array.shape[a] = shape[a];
         array.x_stride[a] = distance(shape, x_strides, a, unit);
         array.y_stride[a] = distance(shape, y_strides, a, unit);
     }
-    array.features = shape[array.axes];
-    array.x_feature = distance(shape, x_strides, array.axes, unit);
-    array.y_feature = distance(shape, y_strides, array.axes, unit);
+    array.features = shape[array.num_axes];
+    array.x_feature = distance(shape, x_strides, array.num_axes, unit);
+    array.y_feature = distance(shape, y_strides, array.num_axes, unit);
     array.x = static_cast<const char*>(x);
     array.y = static_cast<char*>(y);
 }
 
 // Integer positions; false where their coordinates are not the plan's.
 template <class Int>
-bool place(Given& given, Kind kind, int axes, const Int* shape, const void* data, const Int* strides, int64_t unit,
-           const Plan& plan) {
-    const int several = plan.coordinates ? 1 : 0;
-    given.kind = kind;
-    given.axes = axes - several;
-    if (given.axes < 0 || given.axes > AXES || (several && shape[given.axes] != plan.coordinates)) return false;
-    for (int a = 0; a < given.axes; ++a) {
-        given.shape[a] = shape[a];
-        given.stride[a] = distance(shape, strides, a, unit);
+bool place(Source& source, SourceKind kind, int axes, const Int* shape, const void* data, const Int* strides, int64_t unit,
+           const KernelPlan& plan) {
+    const int several = plan.num_coordinates ? 1 : 0;
+    source.kind = kind;
+    source.num_axes = axes - several;
+    if (source.num_axes < 0 || source.num_axes > MAX_AXES || (several && shape[source.num_axes] != plan.num_coordinates)) return false;
+    for (int a = 0; a < source.num_axes; ++a) {
+        source.shape[a] = shape[a];
+        source.stride[a] = distance(shape, strides, a, unit);
     }
-    given.coordinate = several ? distance(shape, strides, given.axes, unit) : 0;
-    given.data = static_cast<const char*>(data);
+    source.coordinate = several ? distance(shape, strides, source.num_axes, unit) : 0;
+    source.data = static_cast<const char*>(data);
     return true;
 }
 
 // Tables with lanes side by side; false where these are not as many as the layout's.
 template <class Int>
-bool place(Given& given, int axes, const Int* shape, const void* cos, const Int* cos_strides, const void* sin,
+bool place(Source& source, int axes, const Int* shape, const void* cos, const Int* cos_strides, const void* sin,
            const Int* sin_strides, int64_t unit, const Layout& layout) {
-    given.kind = TABLES;
-    given.axes = axes - 1;
-    if (axes < 1 || shape[given.axes] != layout.lanes) return false;
-    for (int a = 0; a < given.axes; ++a) {
-        given.shape[a] = shape[a];
-        given.stride[a] = distance(shape, cos_strides, a, unit);
-        given.sin_stride[a] = distance(shape, sin_strides, a, unit);
+    source.kind = TABLES;
+    source.num_axes = axes - 1;
+    if (axes < 1 || shape[source.num_axes] != layout.num_pairs) return false;
+    for (int a = 0; a < source.num_axes; ++a) {
+        source.shape[a] = shape[a];
+        source.stride[a] = distance(shape, cos_strides, a, unit);
+        source.sin_stride[a] = distance(shape, sin_strides, a, unit);
     }
-    given.data = static_cast<const char*>(cos);
-    given.sin = static_cast<const char*>(sin);
+    source.data = static_cast<const char*>(cos);
+    source.sin = static_cast<const char*>(sin);
     return true;
 }
 
@@ -222,43 +205,43 @@ bool integer(PyObject* object, int64_t& number) {
     return !overflow;
 }
 
-bool read_range(nb::handle pos, Given& given) {
+bool read_range(nb::handle pos, Source& source) {
     int64_t stop;
     const nb::object start = nb::getattr(pos, "start"), end = nb::getattr(pos, "stop"), step = nb::getattr(pos, "step");
-    if (!integer(start.ptr(), given.start) || !integer(end.ptr(), stop) || !integer(step.ptr(), given.step))
+    if (!integer(start.ptr(), source.start) || !integer(end.ptr(), stop) || !integer(step.ptr(), source.step))
         return false;
-    given.kind = SPACED;
-    given.axes = 1;
-    given.shape[0] = PyObject_Length(pos.ptr());
-    if (given.shape[0] < 0) PyErr_Clear();  // longer than a sequence may be
-    return given.shape[0] >= 0;
+    source.kind = SPACED;
+    source.num_axes = 1;
+    source.shape[0] = PyObject_Length(pos.ptr());
+    if (source.shape[0] < 0) PyErr_Clear();  // longer than a sequence may be
+    return source.shape[0] >= 0;
 }
 
-bool read_array(PyArrayObject* pos, const Spec& plan, Given& given) {
+bool read_array(PyArrayObject* pos, const KernelPlan& plan, Source& source) {
     const int kind = PyArray_DESCR(pos)->type_num;
     const bool wide = kind == NPY_LONGLONG || (kind == NPY_LONG && sizeof(npy_long) == 8);
     if (!wide && kind != NPY_INT && kind != NPY_LONG) return false;
     if (!PyArray_ISNBO(PyArray_DESCR(pos)->byteorder) || !PyArray_ISALIGNED(pos)) return false;
-    return place(given, wide ? INT64 : INT32, PyArray_NDIM(pos), PyArray_SHAPE(pos), PyArray_BYTES(pos),
+    return place(source, wide ? INT64 : INT32, PyArray_NDIM(pos), PyArray_SHAPE(pos), PyArray_BYTES(pos),
                  PyArray_STRIDES(pos), 1, plan);
 }
 
-bool read_tables(PyArrayObject* cos, PyArrayObject* sin, const Layout& layout, Given& given) {
+bool read_tables(PyArrayObject* cos, PyArrayObject* sin, const Layout& layout, Source& source) {
     const int axes = PyArray_NDIM(cos);
     const npy_intp size = PyArray_ITEMSIZE(cos);
     if (!axes || PyArray_STRIDE(cos, axes - 1) != size || PyArray_STRIDE(sin, axes - 1) != size) return false;
-    return place(given, axes, PyArray_SHAPE(cos), PyArray_BYTES(cos), PyArray_STRIDES(cos), PyArray_BYTES(sin),
+    return place(source, axes, PyArray_SHAPE(cos), PyArray_BYTES(cos), PyArray_STRIDES(cos), PyArray_BYTES(sin),
                  PyArray_STRIDES(sin), 1, layout);
 }
 
-bool read_positions(nb::handle pos, const Spec& plan, Given& given) {
-    if (PyArray_CheckExact(pos.ptr())) return read_array(reinterpret_cast<PyArrayObject*>(pos.ptr()), plan, given);
-    if (plan.coordinates) return false;
-    if (PyRange_Check(pos.ptr())) return read_range(pos, given);
-    given.kind = SPACED;
-    given.axes = 0;
-    given.step = 0;
-    return integer(pos.ptr(), given.start);
+bool read_positions(nb::handle pos, const KernelPlan& plan, Source& source) {
+    if (PyArray_CheckExact(pos.ptr())) return read_array(reinterpret_cast<PyArrayObject*>(pos.ptr()), plan, source);
+    if (plan.num_coordinates) return false;
+    if (PyRange_Check(pos.ptr())) return read_range(pos, source);
+    source.kind = SPACED;
+    source.num_axes = 0;
+    source.step = 0;
+    return integer(pos.ptr(), source.start);
 }
 
 void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
@@ -266,12 +249,12 @@ void describe(PyArrayObject* x, PyArrayObject* y, int type, Array& array) {
           PyArray_STRIDES(y), 1);
 }
 
-void turn(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes, const Given& given,
-          int64_t bytes, int threads) {
-    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, seq_axes, given, *level, 1);
-    threads = threads_of(threads);
+void turn(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh, int64_t bytes,
+          int threads) {
+    if (bytes < RELEASE_BYTES) return rotate(plan, arrays, source, fresh, *level, 1);
+    threads = num_threads(threads);
     nb::gil_scoped_release released;
-    rotate(plan, arrays, seq_axes, given, *level, threads);
+    rotate(plan, arrays, source, fresh, *level, threads);
 }
 
 // Whether results may be written where they are asked for: plain memory of their own, or their own x's. What is
@@ -300,27 +283,25 @@ nb::object declined() { return nb::borrow(Py_NotImplemented); }
 // A call on plain arrays, read and checked.
 struct Plain {
     std::vector<Array> arrays;
-    std::vector<int> seq_axes;
     int64_t bytes = 0;
 
-    // Whether all xs are of one precision and line up with what is given.
-    bool read(const Arrays& xs, const Layout& layout, const Given& given, int64_t axis) {
+    // Whether all xs are of one precision and line up with what is source.
+    bool read(const Arrays& xs, const Layout& layout, const Source& source, int64_t axis) {
         arrays.resize(xs.size());
-        seq_axes.resize(xs.size());
         for (size_t i = 0; i < xs.size(); ++i) {
             PyArrayObject* const x = xs[i];
             const int type = x ? type_of(x) : -1;
             if (type < 0 || PyArray_NDIM(x) < 1 || PyArray_DIM(x, PyArray_NDIM(x) - 1) != layout.head_dim) return false;
             describe(x, x, type, arrays[i]);
-            seq_axes[i] = sequence_axis(axis, arrays[i].axes);
-            const bool same_precision = (type == F64) == (arrays[0].type == F64);
-            if (seq_axes[i] == -2 || !same_precision || !lines_up(arrays[i], given, seq_axes[i])) return false;
+            arrays[i].seq_axis = sequence_axis(axis, arrays[i].num_axes);
+            const bool same_precision = (type == F64) == (arrays[0].dtype == F64);
+            if (arrays[i].seq_axis == -2 || !same_precision || !lines_up(arrays[i], source)) return false;
             bytes += PyArray_NBYTES(x);
         }
         return !arrays.empty();
     }
 
-    void write_to(const Arrays& xs, size_t i, PyArrayObject* y) { describe(xs[i], y, arrays[i].type, arrays[i]); }
+    void write_to(const Arrays& xs, size_t i, PyArrayObject* y) { describe(xs[i], y, arrays[i].dtype, arrays[i]); }
 };
 
 // New arrays, ordered in memory as their xs are.
@@ -338,11 +319,11 @@ nb::object fresh_results(const Arrays& xs, Plain& call) {
 
 // Rotates plain NumPy arrays of one precision by what is given; NotImplemented for all that is not plain, and for
 // what is refused, as Python says why.
-nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb::handle seq_axis, nb::handle out,
+nb::object turn_plain(const KernelPlan& spec, const Arrays& xs, const Source& source, nb::handle seq_axis, nb::handle out,
                       std::initializer_list<nb::handle> beside) {
     int64_t axis;
     Plain call;
-    if (!integer(seq_axis.ptr(), axis) || !call.read(xs, spec.layout, given, axis)) return declined();
+    if (!integer(seq_axis.ptr(), axis) || !call.read(xs, spec.layout, source, axis)) return declined();
     nb::object result;
     if (out.is_none()) {
         result = fresh_results(xs, call);
@@ -352,7 +333,7 @@ nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb
         for (size_t i = 0; i < xs.size(); ++i) call.write_to(xs, i, outs[i]);
         result = nb::borrow(out);
     }
-    turn(spec, call.arrays, call.seq_axes, given, call.bytes, 0);
+    turn(spec, call.arrays, source, out.is_none(), call.bytes, 0);
     return result;
 }
 
@@ -360,24 +341,24 @@ nb::object turn_plain(const Spec& spec, const Arrays& xs, const Given& given, nb
 nb::object quick(nb::handle x, nb::handle pos, nb::handle plan, nb::handle seq_axis, nb::handle out) {
     const nb::object native = nb::steal(PyObject_GetAttr(plan.ptr(), native_name));
     if (!native.is_valid()) throw nb::python_error();
-    const Spec* const spec = spec_of(native);
-    Given given;
-    if (!spec || !spec->has_words() || !read_positions(pos, *spec, given)) return declined();
-    return turn_plain(*spec, Arrays(x), given, seq_axis, out, {pos});
+    const KernelPlan* const spec = spec_of(native);
+    Source source;
+    if (!spec || !spec->has_frequencies() || !read_positions(pos, *spec, source)) return declined();
+    return turn_plain(*spec, Arrays(x), source, seq_axis, out, {pos});
 }
 
 // By tables in the precision of the arithmetic.
 nb::object quick_tables(nb::handle x, nb::handle cos, nb::handle sin, nb::handle native, nb::handle seq_axis,
                         nb::handle out) {
-    const Spec* const spec = spec_of(native);
+    const KernelPlan* const spec = spec_of(native);
     const Arrays xs(x);
     if (!PyArray_CheckExact(cos.ptr()) || !PyArray_CheckExact(sin.ptr())) return declined();
     PyArrayObject* const c = reinterpret_cast<PyArrayObject*>(cos.ptr());
     PyArrayObject* const s = reinterpret_cast<PyArrayObject*>(sin.ptr());
     if (!spec || !xs.size() || !xs[0] || type_of(c) != (type_of(xs[0]) == F64 ? F64 : F32)) return declined();
-    Given given;
-    if (type_of(s) != type_of(c) || !same_shape(c, s) || !read_tables(c, s, spec->layout, given)) return declined();
-    return turn_plain(*spec, xs, given, seq_axis, out, {cos, sin});
+    Source source;
+    if (type_of(s) != type_of(c) || !same_shape(c, s) || !read_tables(c, s, spec->layout, source)) return declined();
+    return turn_plain(*spec, xs, source, seq_axis, out, {cos, sin});
 }
 
 // ---- any memory ----
@@ -402,7 +383,7 @@ nb::handle item(nb::handle tuple, Py_ssize_t i) {
 int length(nb::handle tuple) {
     const Py_ssize_t n = PyTuple_Size(tuple.ptr());
     if (n < 0) throw nb::python_error();
-    if (n > AXES) throw nb::value_error("more axes than NumPy has");
+    if (n > MAX_AXES) throw nb::value_error("more axes than NumPy has");
     return static_cast<int>(n);
 }
 
@@ -414,10 +395,10 @@ void read(nb::handle tuple, int64_t* numbers, int count) {
 void read_array(nb::handle given, Array& array) {
     const nb::handle shape = item(given, 1);
     const int64_t type = number(item(given, 0));
-    if (type < 0 || type >= TYPES) throw nb::value_error("no such type");
+    if (type < 0 || type >= NUM_DTYPES) throw nb::value_error("no such type");
     const int axes = length(shape);
     if (!axes) throw nb::value_error("an array without axes");
-    int64_t sizes[AXES], x[AXES], y[AXES];
+    int64_t sizes[MAX_AXES], x[MAX_AXES], y[MAX_AXES];
     read(shape, sizes, axes);
     read(item(given, 3), x, axes);
     read(item(given, 5), y, axes);
@@ -427,15 +408,15 @@ void read_array(nb::handle given, Array& array) {
 
 // Bytes of an array, without gaps.
 int64_t bytes_of(const Array& array) {
-    int64_t bytes = SIZE[array.type] * array.features;
-    for (int a = 0; a < array.axes; ++a) bytes *= array.shape[a];
+    int64_t bytes = ITEMSIZE[array.dtype] * array.features;
+    for (int a = 0; a < array.num_axes; ++a) bytes *= array.shape[a];
     return bytes;
 }
 
 // Whether all memory is there: PyTorch frees that of a tensor while its shape stays (fully sharded training does).
-bool is_there(const std::vector<Array>& arrays, const Given& given, const Layout& layout) {
-    bool there = given.kind == SPACED || given.data || (given.kind == TABLES && !layout.lanes);
-    for (int a = 0; a < given.axes; ++a) there = there || !given.shape[a];
+bool is_there(const std::vector<Array>& arrays, const Source& source, const Layout& layout) {
+    bool there = source.kind == SPACED || source.data || (source.kind == TABLES && !layout.num_pairs);
+    for (int a = 0; a < source.num_axes; ++a) there = there || !source.shape[a];
     for (const Array& array : arrays) there = there && ((array.x && array.y) || !bytes_of(array));
     return there;
 }
@@ -444,27 +425,27 @@ bool is_there(const std::vector<Array>& arrays, const Given& given, const Layout
 // (SPACED, start, step, shape), (INT32 or INT64, address, strides, shape, unit),
 // (TABLES, address of cos, strides, shape, unit, address of sin, strides): shape with coordinates or lanes.
 // False where they do not fit the spec.
-bool read_given(nb::handle tuple, const Spec& plan, Given& given) {
-    const Kind kind = static_cast<Kind>(number(item(tuple, 0)));
-    if (kind != TABLES && !plan.has_words()) throw nb::value_error("positions for a spec that takes tables");
+bool read_given(nb::handle tuple, const KernelPlan& plan, Source& source) {
+    const SourceKind kind = static_cast<SourceKind>(number(item(tuple, 0)));
+    if (kind != TABLES && !plan.has_frequencies()) throw nb::value_error("positions for a spec that takes tables");
     const nb::handle shape = item(tuple, 3);
     const int axes = length(shape);
     if (kind == SPACED) {
-        given.kind = kind;
-        given.axes = axes;
-        given.start = number(item(tuple, 1));
-        given.step = number(item(tuple, 2));
-        read(shape, given.shape, axes);
+        source.kind = kind;
+        source.num_axes = axes;
+        source.start = number(item(tuple, 1));
+        source.step = number(item(tuple, 2));
+        read(shape, source.shape, axes);
         return true;
     }
-    int64_t sizes[AXES], strides[AXES], sin_strides[AXES];
+    int64_t sizes[MAX_AXES], strides[MAX_AXES], sin_strides[MAX_AXES];
     read(shape, sizes, axes);
     read(item(tuple, 2), strides, axes);
     const void* const data = address<void>(item(tuple, 1));
     const int64_t unit = number(item(tuple, 4));
-    if (kind != TABLES) return place(given, kind, axes, sizes, data, strides, unit, plan);
+    if (kind != TABLES) return place(source, kind, axes, sizes, data, strides, unit, plan);
     read(item(tuple, 6), sin_strides, axes);
-    return place(given, axes, sizes, data, strides, address<void>(item(tuple, 5)), sin_strides, unit, plan.layout);
+    return place(source, axes, sizes, data, strides, address<void>(item(tuple, 5)), sin_strides, unit, plan.layout);
 }
 
 // Asks that fresh memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint, and none
@@ -483,42 +464,41 @@ void prefer_huge_pages(char* memory, int64_t bytes) {
 }
 
 // Rotates what is checked. How many threads its library has is asked where they may be used.
-void turn_checked(const Spec& plan, const std::vector<Array>& arrays, const std::vector<int>& seq_axes,
-                  const Given& given, nb::handle library_threads, bool fresh) {
+void turn_checked(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source,
+                  nb::handle library_threads, bool fresh) {
     int64_t bytes = 0;
     for (const Array& array : arrays) {
         if (fresh) prefer_huge_pages(array.y, bytes_of(array));
         bytes += bytes_of(array);
     }
     const bool ask = bytes >= RELEASE_BYTES && !library_threads.is_none();
-    turn(plan, arrays, seq_axes, given, bytes, ask ? nb::cast<int>(library_threads()) : 0);
+    turn(plan, arrays, source, fresh, bytes, ask ? nb::cast<int>(library_threads()) : 0);
 }
 
 // Rotates memory of one precision, checked by the caller but for shapes: false where they do not fit. All arrays
 // are looked at before one is written.
 bool run(nb::handle given_spec, nb::handle given_arrays, nb::handle given_positions, int64_t seq_axis,
          nb::handle library_threads, bool fresh) {
-    const Spec* const spec = spec_of(given_spec);
+    const KernelPlan* const spec = spec_of(given_spec);
     if (!spec) throw nb::type_error("no spec");
-    const Spec& plan = *spec;
+    const KernelPlan& plan = *spec;
     const int count = static_cast<int>(PyTuple_Size(given_arrays.ptr()));
     if (count < 0) throw nb::python_error();
     std::vector<Array> arrays(static_cast<size_t>(count));
-    std::vector<int> seq_axes(static_cast<size_t>(count));
-    Given given;
-    if (!read_given(given_positions, plan, given)) return false;
+    Source source;
+    if (!read_given(given_positions, plan, source)) return false;
     for (size_t i = 0; i < arrays.size(); ++i) {
         const nb::handle one = item(given_arrays, static_cast<Py_ssize_t>(i));
         const Py_ssize_t axes = PyTuple_Size(item(one, 1).ptr());
         if (axes < 0) throw nb::python_error();
-        if (axes < 1 || axes > AXES) return false;
+        if (axes < 1 || axes > MAX_AXES) return false;
         read_array(one, arrays[i]);
-        seq_axes[i] = sequence_axis(seq_axis, arrays[i].axes);
-        if (seq_axes[i] == -2 || !lines_up(arrays[i], given, seq_axes[i])) return false;
+        arrays[i].seq_axis = sequence_axis(seq_axis, arrays[i].num_axes);
+        if (arrays[i].seq_axis == -2 || !lines_up(arrays[i], source)) return false;
         if (arrays[i].features != plan.layout.head_dim) return false;
     }
-    if (!is_there(arrays, given, plan.layout)) return false;
-    if (!arrays.empty()) turn_checked(plan, arrays, seq_axes, given, library_threads, fresh);
+    if (!is_there(arrays, source, plan.layout)) return false;
+    if (!arrays.empty()) turn_checked(plan, arrays, source, library_threads, fresh);
     return true;
 }
 
@@ -573,31 +553,31 @@ char* address(const nb::dlpack::dltensor& x) { return static_cast<char*>(x.data)
 // A tensor and its result, of one dtype and shape; false where they are not for the kernel.
 bool read_array(const nb::dlpack::dltensor& x, const nb::dlpack::dltensor& y, Array& array) {
     const int type = type_of(x);
-    if (type < 0 || x.ndim < 1 || x.ndim > AXES || y.ndim != x.ndim || y.dtype != x.dtype) return false;
+    if (type < 0 || x.ndim < 1 || x.ndim > MAX_AXES || y.ndim != x.ndim || y.dtype != x.dtype) return false;
     if (!std::equal(x.shape, x.shape + x.ndim, y.shape)) return false;
-    place(array, type, x.ndim, x.shape, address(x), x.strides, address(y), y.strides, SIZE[type]);
+    place(array, type, x.ndim, x.shape, address(x), x.strides, address(y), y.strides, ITEMSIZE[type]);
     return true;
 }
 
-bool read_positions(const nb::dlpack::dltensor& pos, const Spec& plan, Given& given) {
+bool read_positions(const nb::dlpack::dltensor& pos, const KernelPlan& plan, Source& source) {
     if (pos.dtype != nb::dlpack::dtype{static_cast<uint8_t>(nb::dlpack::dtype_code::Int), 64, 1}) return false;
-    return place(given, INT64, pos.ndim, pos.shape, address(pos), pos.strides, 8, plan);
+    return place(source, INT64, pos.ndim, pos.shape, address(pos), pos.strides, 8, plan);
 }
 
 // As `run`, of one plain tensor of PyTorch's, by a tensor of positions or an int. False for all else.
 bool run_tensor(nb::handle given_spec, nb::handle x, nb::handle y, nb::handle pos, int64_t seq_axis,
                 nb::handle library_threads, bool fresh) {
-    const Spec* const spec = spec_of(given_spec);
+    const KernelPlan* const spec = spec_of(given_spec);
     if (!spec) throw nb::type_error("no spec");
     std::vector<Array> arrays(1);
-    Given given;
-    if (!spec->has_words() || !read_array(look_at(x), look_at(y), arrays[0])) return false;
+    Source source;
+    if (!spec->has_frequencies() || !read_array(look_at(x), look_at(y), arrays[0])) return false;
     const bool one = PyLong_CheckExact(pos.ptr());
-    if (one ? !read_positions(pos, *spec, given) : !read_positions(look_at(pos), *spec, given)) return false;
-    const int axis = sequence_axis(seq_axis, arrays[0].axes);
-    if (axis == -2 || arrays[0].features != spec->layout.head_dim || !lines_up(arrays[0], given, axis)) return false;
-    if (!is_there(arrays, given, spec->layout)) return false;
-    turn_checked(*spec, arrays, {axis}, given, library_threads, fresh);
+    if (one ? !read_positions(pos, *spec, source) : !read_positions(look_at(pos), *spec, source)) return false;
+    const int axis = arrays[0].seq_axis = sequence_axis(seq_axis, arrays[0].num_axes);
+    if (axis == -2 || arrays[0].features != spec->layout.head_dim || !lines_up(arrays[0], source)) return false;
+    if (!is_there(arrays, source, spec->layout)) return false;
+    turn_checked(*spec, arrays, source, library_threads, fresh);
     return true;
 }
 
@@ -642,7 +622,7 @@ NB_MODULE(_kernel, m) {
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level->name; });
     m.def("use_level", &use_level);
-    m.def("threads_of", &threads_of);
+    m.def("threads_of", &num_threads);
     m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });
     m.def("stream_from", [](int64_t bytes) { return stream_bytes.exchange(bytes); });
 }

@@ -1,4 +1,4 @@
-#include "threads.hpp"
+#include "thread_pool.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -128,9 +128,9 @@ void parallel(int64_t units, int threads, void (*work)(void*, int, int64_t), voi
     for (int64_t unit = 0; unit < units; ++unit) work(context, 0, unit);
 }
 
-int threads_of(int library) {
+int num_threads(int library_threads) {
     if (const int asked = number_in("ROPE_ARRAY_NUM_THREADS")) return asked;
-    if (library > 0) return library;
+    if (library_threads > 0) return library_threads;
     if (const int asked = number_in("OMP_NUM_THREADS")) return asked;
     return processors();
 }

@@ -1,0 +1,15 @@
+// The inner loops, compiled once for each level. All that is included here is in unnamed namespaces: of an inline function
+// with a name that another file has, the linker keeps one copy, perhaps with instructions that the processor lacks.
+#include "loops/rotate.hpp"
+
+#define ROPE_JOIN(a, b) a##b
+#define ROPE_LEVEL(name) ROPE_JOIN(level_, name)
+
+namespace rope {
+
+extern const Level ROPE_LEVEL(ROPE_NAME);
+const Level ROPE_LEVEL(ROPE_NAME) = {
+    ROPE_LABEL, make_tables32, make_tables64, finish_stream,
+    {rotate<Native<float>>, rotate<Native<double>>, rotate<Sixteen<Float16Format>>, rotate<BFloat16>}};
+
+}  // namespace rope

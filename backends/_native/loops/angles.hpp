@@ -1,0 +1,248 @@
+// Positions to cos and sin.
+#pragma once
+
+#include "../simd.hpp"
+
+namespace rope {
+namespace {
+
+// Call step.at<W>(i) for i = 0, W, ... while W numbers are left, then at<4> and at<1> for the rest. Each number takes
+// the same operations either way, so its bits do not depend on i.
+template <int W, class Step>
+inline void for_chunks(int64_t n, const Step& step) {
+    int64_t i = 0;
+    for (; i + W <= n; i += W) step.template at<W>(i);
+    if constexpr (W > 4)
+        for (; i + 4 <= n; i += 4) step.template at<4>(i);
+    if constexpr (W > 1)
+        for (; i < n; ++i) step.template at<1>(i);
+}
+
+// Call step(K), a constant, for K rows at a time while as many are left, then step(1) for each row.
+template <int K, class Step>
+ROPE_INLINE void for_rows(int64_t count, const Step& step) {
+    for (; count >= K; count -= K) step(std::integral_constant<int, K>{});
+    for (; count > 0; --count) step(std::integral_constant<int, 1>{});
+}
+
+// Positions whose cos and sin are computed together, see cos_sin(). Fewer if there are fewer registers.
+template <int W>
+constexpr int POSITIONS_AT_ONCE = W == 16 ? 4 : W > 1 ? 2 : 1;
+
+// The minimax polynomials of rope_array/_array_api/angles.py, which states their errors.
+template <class Real>
+struct Polynomials;
+
+template <>
+struct Polynomials<float> {
+    static constexpr float SIN[] = {0.7853981256484985f, -0.08074513077735901f, 0.002489370759576559f,
+                                    -3.5579418181441724e-05f};
+    static constexpr float COS[] = {-0.3084251284599304f, 0.015854282304644585f, -0.000325863336911425f,
+                                    3.4905178836197592e-06f};
+};
+
+template <>
+struct Polynomials<double> {
+    static constexpr double SIN[] = {0.7853981633974483,     -0.08074551218827972,   0.002490394570182007,
+                                     -3.6576204134671484e-05, 3.1336158090831277e-07, -1.7571158584135306e-09,
+                                     6.866574506874848e-12};
+    static constexpr double COS[] = {-0.30842513753404244,   0.015854344243815096,   -0.0003259918869245824,
+                                     3.5908604394852376e-06, -2.4611354040888294e-08, 1.1499763569296203e-10,
+                                     -3.836316280346648e-13};
+};
+
+// Compute cos and sin of K vectors of phases, the fraction of a turn in all bits of the words. Each operation waits for
+// the previous one on its vector, and the processor looks only a few vectors ahead, so the K vectors are interleaved.
+template <class Word, class Real, int K, class Words, class Reals>
+ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[K]) {
+    using Table = Polynomials<Real>;
+    constexpr int TOP = sizeof Table::COS / sizeof(Real) - 1, BITS = 8 * sizeof(Word);
+    constexpr Word EIGHTH = Word{1} << (BITS - 3), QUARTER = 2 * EIGHTH, HALF = 2 * QUARTER;
+    Reals u[K], z[K], c[K], s[K];
+    unroll<K>([&](auto k) ROPE_ALWAYS {
+        // In eighths of a turn from the nearest axis.
+        u[k] = to_float(phase[k] << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);
+        z[k] = u[k] * u[k];
+        c[k] = z[k] * Table::COS[TOP];
+        s[k] = z[k] * Table::SIN[TOP];
+    });
+    unroll<TOP - 1>([&](auto i) ROPE_ALWAYS {
+        unroll<K>([&](auto k) ROPE_ALWAYS {
+            c[k] = (c[k] + Table::COS[TOP - 1 - i]) * z[k];
+            s[k] = (s[k] + Table::SIN[TOP - 1 - i]) * z[k];
+        });
+    });
+    unroll<K>([&](auto k) ROPE_ALWAYS {
+        c[k] = (c[k] + Table::COS[0]) * z[k] + Real{1};
+        s[k] = u[k] * (s[k] + Table::SIN[0]);
+    });
+    unroll<K>([&](auto k) ROPE_ALWAYS {
+        const Words quadrant = phase[k] + EIGHTH;  // its number is in the two upper bits
+        const auto odd = any_bit(quadrant, QUARTER);
+        const Reals unsigned_cos = select(odd, s[k], c[k]), unsigned_sin = select(odd, c[k], s[k]);
+        cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant + QUARTER) & HALF));
+        sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF));
+    });
+}
+
+// Phases of W pairs in units of 2^-32 turns, (position · F mod 2^64) >> 32, at evenly spaced positions: one product for
+// the first position and one for the step, then sums, all modulo 2^64.
+template <int W>
+class PhaseSequence {
+    static constexpr int HALF = W > 1 ? W / 2 : 1;
+    using Long = Vec<uint64_t, HALF>;
+
+  public:
+    PhaseSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair) {
+        const int64_t* const first = positions.values;
+        const int64_t* const second = positions.count > 1 ? first + positions.num_coordinates : first;
+        for (int half = 0; half < W / HALF; ++half, pair += HALF) {
+            const Long turns = load<Long>(frequencies.turns_q64 + pair);
+            const Long start = driving_coordinates(frequencies, first, pair);
+            phase_[half] = start * turns;
+            step_[half] = (driving_coordinates(frequencies, second, pair) - start) * turns;
+        }
+        if constexpr (W > 1) {
+            HighHalves<W>::split(phase_[0], phase_[1]);
+            HighHalves<W>::split(step_[0], step_[1]);
+        }
+    }
+
+    Vec<uint32_t, W> next() {
+        const Vec<uint32_t, W> phase = high_halves();
+        for (int half = 0; half < W / HALF; ++half) phase_[half] += step_[half];
+        return phase;
+    }
+
+  private:
+    static Long driving_coordinates(const Frequencies& frequencies, const int64_t* position, int64_t pair) {
+        if (!frequencies.coordinate) return splat<Long>(static_cast<uint64_t>(*position));
+        uint64_t values[HALF];
+        for (int k = 0; k < HALF; ++k) values[k] = static_cast<uint64_t>(position[frequencies.coordinate[pair + k]]);
+        return load<Long>(values);
+    }
+
+    Vec<uint32_t, W> high_halves() const {
+        if constexpr (W == 1)
+            return static_cast<uint32_t>(phase_[0] >> 32);
+        else
+            return HighHalves<W>::take(phase_[0], phase_[1]);
+    }
+
+    Long phase_[W / HALF], step_[W / HALF];
+};
+
+// Cos and sin of W pairs at evenly spaced positions, in order.
+template <int W>
+class CosSinSequence {
+    using Real = Vec<float, W>;
+
+  public:
+    CosSinSequence(const Frequencies& frequencies, const Positions& positions, int64_t pair)
+        : phases_(frequencies, positions, pair),
+          cos_amplitude_(static_cast<float>(frequencies.cos_amplitude)),
+          sin_amplitude_(static_cast<float>(frequencies.sin_amplitude)),
+          scaled_(cos_amplitude_ != 1.0f || sin_amplitude_ != 1.0f) {}
+
+    template <int K>
+    ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
+        Vec<uint32_t, W> phase[K];
+        unroll<K>([&](auto k) ROPE_ALWAYS { phase[k] = phases_.next(); });
+        cos_sin<uint32_t, float>(phase, cos, sin);
+        if (!scaled_) return;
+        unroll<K>([&](auto k) ROPE_ALWAYS {
+            cos[k] = cos[k] * cos_amplitude_;
+            sin[k] = sin[k] * sin_amplitude_;
+        });
+    }
+
+  private:
+    PhaseSequence<W> phases_;
+    float cos_amplitude_, sin_amplitude_;
+    bool scaled_;
+};
+
+// Return the evenly spaced positions from `begin` on, `max_count` at most.
+inline Positions evenly_spaced_from(const Positions& positions, int64_t begin, int64_t max_count) {
+    const int64_t n = positions.num_coordinates, left = positions.count - begin;
+    const int64_t* const first = positions.values + begin * n;
+    const int64_t end = (left < max_count ? left : max_count) * n;
+    // Compare differences modulo 2^64, as phases are summed modulo 2^64.
+    auto at = [first](int64_t i) { return static_cast<uint64_t>(first[i]); };
+    int64_t k = 2 * n;
+    while (k < end && at(k) - at(k - n) == at(k - n) - at(k - 2 * n)) ++k;
+    return {first, k < end ? k / n : end / n, n};
+}
+
+// Make tables at evenly spaced positions: all positions for one chunk of pairs, keeping the pairs' phases in registers.
+struct MakeTables32 {
+    const Frequencies& frequencies;
+    const Positions& positions;
+    float* cos;
+    float* sin;
+
+    template <int W>
+    void at(int64_t i) const {
+        const int64_t num_pairs = frequencies.num_pairs;
+        CosSinSequence<W> angles(frequencies, positions, i);
+        float *to_cos = cos + i, *to_sin = sin + i;
+        for_rows<POSITIONS_AT_ONCE<W>>(positions.count, [&](auto rows) ROPE_ALWAYS {
+            constexpr int K = rows;
+            Vec<float, W> c[K], s[K];
+            angles.template next<K>(c, s);
+            unroll<K>([&](auto k) ROPE_ALWAYS {
+                store(to_cos, c[k]);
+                store(to_sin, s[k]);
+                to_cos += num_pairs;
+                to_sin += num_pairs;
+            });
+        });
+    }
+};
+
+// Make tables from phases in units of 2^-64 turns, (position · F mod 2^96) >> 32 for F = high·2^32 + low.
+struct MakeTables64 {
+    const Frequencies& frequencies;
+    const Positions& positions;
+    double* cos;
+    double* sin;
+
+    template <int W>
+    void at(int64_t i) const {
+        using Word = Vec<uint64_t, W>;
+        const Word high = load<Word>(frequencies.turns_q96_high + i), low = load<Word>(frequencies.turns_q96_low + i);
+        const double cos_amplitude = frequencies.cos_amplitude, sin_amplitude = frequencies.sin_amplitude;
+        const int64_t count = positions.count, num_pairs = frequencies.num_pairs, step = positions.num_coordinates;
+        for (int64_t r = 0; r < count; ++r) {
+            const int64_t* const position = positions.values + r * step;
+            uint64_t values[W], high_values[W];
+            for (int k = 0; k < W; ++k) {
+                const int64_t value = position[frequencies.coordinate ? frequencies.coordinate[i + k] : 0];
+                values[k] = static_cast<uint64_t>(value);
+                high_values[k] = static_cast<uint64_t>(value >> 32);
+            }
+            const Word p = load<Word>(values), p_high = load<Word>(high_values);
+            const Word phase[1] = {p * high + p_high * low + (((p & 0xFFFFFFFFu) * low) >> 32)};
+            Vec<double, W> c[1], s[1];
+            cos_sin<uint64_t, double>(phase, c, s);
+            store(cos + r * num_pairs + i, c[0] * cos_amplitude);
+            store(sin + r * num_pairs + i, s[0] * sin_amplitude);
+        }
+    }
+};
+
+void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
+    const int64_t num_pairs = frequencies.num_pairs;
+    for (int64_t r = 0; r < positions.count;) {
+        const Positions run = evenly_spaced_from(positions, r, positions.count);
+        for_chunks<WIDTH>(num_pairs, MakeTables32{frequencies, run, cos + r * num_pairs, sin + r * num_pairs});
+        r += run.count;
+    }
+}
+
+void make_tables64(const Frequencies& frequencies, const Positions& positions, double* cos, double* sin) {
+    for_chunks<(WIDTH > 1 ? WIDTH / 2 : 1)>(frequencies.num_pairs, MakeTables64{frequencies, positions, cos, sin});
+}
+
+}  // namespace
+}  // namespace rope

@@ -1,0 +1,336 @@
+// x to y, by tables or by positions.
+#pragma once
+
+#include "angles.hpp"
+#include "dtypes.hpp"
+#include "stream.hpp"
+
+namespace rope {
+namespace {
+
+// Rotate W pairs, the first of them at x and y; in the half pairing, the second features are `second_half` bytes further.
+template <class T, bool reads_half, bool writes_half, int W>
+ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t second_half, Vec<typename T::Real, W> cos,
+                              Vec<typename T::Real, W> sin) {
+    const auto at_x = [x](int64_t i) { return reinterpret_cast<const typename T::Stored*>(x + i); };
+    const auto at_y = [y](int64_t i) { return reinterpret_cast<typename T::Stored*>(y + i); };
+    Vec<typename T::Real, W> a, b;
+    if constexpr (reads_half) {
+        a = T::template read<W>(at_x(0));
+        b = T::template read<W>(at_x(second_half));
+    } else {
+        T::template read_pairs<W>(at_x(0), a, b);
+    }
+    const auto first = a * cos - b * sin, second = b * cos + a * sin;
+    if constexpr (writes_half)
+        T::template write_two<W>(at_y(0), at_y(second_half), first, second);
+    else
+        T::template write_pairs<W>(at_y(0), first, second);
+}
+
+inline int64_t pairs_per_block(const Layout& layout) {
+    return layout.blocks == 1 ? layout.num_pairs : layout.num_pairs / layout.blocks;
+}
+
+// A few rows that are rotated together.
+struct RowGroup {
+    const char* x;
+    char* y;
+    int64_t x_row, y_row, y_feature;
+    int64_t first, count;      // index of the first row, and how many
+    int64_t x_ahead, y_ahead;  // from each row of x and y to the row to prefetch; 0 for none
+    StreamBuffer* stream;      // earlier results, to be stored between computations
+};
+
+// Call rotate(group) for a few rows at a time, in all runs before the next few, as the runs share their tables. Streamed
+// rows are written to the stream buffer.
+template <class Rotate>
+inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
+    const int64_t most = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
+    StreamBuffer& stream = *rows.stream;
+    for (int64_t r = 0; r < rows.count; r += most) {
+        const int64_t count = rows.count - r < most ? rows.count - r : most;
+        const char* x = rows.x + r * rows.x_row;
+        char* y = rows.y + r * rows.y_row;
+        const bool last = r + count == rows.count;
+        const char* const next_x = last ? rows.next_x : x + count * rows.x_row;
+        const char* const next_y = last ? rows.next_y : y + count * rows.y_row;
+        for (int64_t run = 1; run <= rows.runs; ++run, x += rows.x_run, y += rows.y_run) {
+            const int64_t x_ahead = !rows.next_x ? 0 : run < rows.runs ? rows.x_run : next_x - x;
+            const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
+            if (rows.streamed) {
+                rotate(RowGroup{x, stream.active, rows.x_row, row_bytes, itemsize, r, count, x_ahead, 0, &stream});
+                send_active(stream, y, count * row_bytes);
+            } else {
+                rotate(RowGroup{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &stream});
+            }
+        }
+    }
+}
+
+// Cos and sin of some pairs, `vectors` side by side, from tables, row after row.
+template <class Number, int W, int vectors>
+class TableSequence {
+    using Real = Vec<Number, W>;
+
+  public:
+    TableSequence(const char* cos, const char* sin, int64_t cos_row, int64_t sin_row)
+        : cos_(cos), sin_(sin), cos_row_(cos_row), sin_row_(sin_row) {}
+
+    template <int K>
+    ROPE_INLINE void next(Real (&cos)[K * vectors], Real (&sin)[K * vectors]) {
+        unroll<K>([&](auto k) ROPE_ALWAYS {
+            unroll<vectors>([&](auto v) ROPE_ALWAYS {
+                cos[k * vectors + v] = load<Real>(cos_ + v * sizeof(Real));
+                sin[k * vectors + v] = load<Real>(sin_ + v * sizeof(Real));
+            });
+            cos_ += cos_row_;
+            sin_ += sin_row_;
+        });
+    }
+
+  private:
+    const char *cos_, *sin_;
+    const int64_t cos_row_, sin_row_;
+};
+
+// Rotate a group by tables; `cos` and `sin` are the first row's.
+template <class Number>
+struct FromTables {
+    const char *cos, *sin;
+    int64_t cos_row, sin_row;
+
+    FromTables from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
+
+    // Pairs of a chunk: several vectors if registers are narrow, as each takes few operations.
+    static constexpr int CHUNK = WIDTH > 1 ? 16 : 1;
+
+    template <int W>
+    static constexpr int ROWS_AT_ONCE = 1;
+
+    template <int W, int vectors>
+    TableSequence<Number, W, vectors> sequence(int64_t pair) const {
+        const int64_t bytes = pair * static_cast<int64_t>(sizeof(Number));
+        return {cos + bytes, sin + bytes, cos_row, sin_row};
+    }
+};
+
+// Rotate a group by evenly spaced positions.
+struct FromPositions {
+    const Frequencies& frequencies;
+    const Positions& positions;
+
+    static constexpr int CHUNK = WIDTH;
+
+    template <int W>
+    static constexpr int ROWS_AT_ONCE = POSITIONS_AT_ONCE<W>;
+
+    template <int W, int vectors>
+    CosSinSequence<W> sequence(int64_t pair) const {
+        static_assert(vectors == 1, "more vectors would not fit in registers");
+        return {frequencies, positions, pair};
+    }
+};
+
+// One column, a chunk of the n pairs of a block: rotates it in all rows, keeping the sequence's constants in registers.
+template <class T, bool reads_half, bool writes_half, class From>
+struct RotateColumn {
+    const From& angles;
+    const RowGroup& group;
+    const char* x;
+    char* y;
+    int64_t pair;
+    int64_t n;
+
+    template <int chunk>
+    void at(int64_t i) const {
+        constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W, rows_at_once = From::template ROWS_AT_ONCE<W>;
+        constexpr int64_t itemsize = sizeof(typename T::Stored), chunk_bytes = 2 * chunk * itemsize;
+        constexpr int64_t x_step = itemsize * (reads_half ? 1 : 2), y_step = itemsize * (writes_half ? 1 : 2);
+        using Real = Vec<typename T::Real, W>;
+        const int64_t x_row = group.x_row, y_row = group.y_row, second_half = itemsize * n;
+        const int64_t x_ahead = x_step * i % CACHE_LINE == 0 ? group.x_ahead : 0;
+        const int64_t y_ahead = y_step * i % CACHE_LINE == 0 ? group.y_ahead : 0;
+        const char* from = x + x_step * i;
+        char* to = y + y_step * i;
+        auto sequence = angles.template sequence<W, vectors>(pair + i);
+        StreamBuffer stream = *group.stream;  // in registers
+        for_rows<rows_at_once>(group.count, [&](auto rows) ROPE_ALWAYS {
+            constexpr int K = rows;
+            Real cos[K * vectors], sin[K * vectors];
+            sequence.template next<K>(cos, sin);
+            unroll<K>([&](auto k) ROPE_ALWAYS {
+                if (x_ahead) prefetch<reads_half, chunk_bytes>(from + x_ahead, second_half);
+                if (y_ahead) prefetch<writes_half, chunk_bytes>(to + y_ahead, second_half);
+                unroll<vectors>([&](auto v) ROPE_ALWAYS {
+                    rotate_pairs<T, reads_half, writes_half, W>(from + v * W * x_step, to + v * W * y_step, second_half,
+                                                                cos[k * vectors + v], sin[k * vectors + v]);
+                });
+                from += x_row;
+                to += y_row;
+            });
+            stream_lines<K * chunk_bytes / CACHE_LINE>(stream);
+        });
+        *group.stream = stream;
+    }
+};
+
+// Per cache line: prefetch later lines of x and y, and store a line of earlier results.
+ROPE_INLINE void prefetch_and_stream(const RowGroup& group, StreamBuffer& stream, const char* x, const char* y) {
+    if (group.x_ahead) prefetch<false, CACHE_LINE>(x + group.x_ahead, 0);
+    if (group.y_ahead) prefetch<false, CACHE_LINE>(y + group.y_ahead, 0);
+    stream_lines<1>(stream);
+}
+
+inline void copy_bytes(const RowGroup& group, int64_t begin, int64_t end) {
+    StreamBuffer stream = *group.stream;
+    for (int64_t r = 0; r < group.count; ++r) {
+        const char* const x = group.x + r * group.x_row;
+        char* const y = group.y + r * group.y_row;
+        for (int64_t i = begin; i < end; i += CACHE_LINE) {
+            if (end - i < CACHE_LINE)
+                std::memcpy(y + i, x + i, static_cast<size_t>(end - i));
+            else
+                std::memcpy(y + i, x + i, CACHE_LINE);
+            prefetch_and_stream(group, stream, x + i, y + i);
+        }
+    }
+    *group.stream = stream;
+}
+
+inline void copy_unrotated(const Layout& layout, const RowGroup& group, int64_t itemsize) {
+    if (2 * layout.num_pairs == layout.head_dim || group.x == group.y) return;
+    copy_bytes(group, 0, itemsize * layout.start);
+    copy_bytes(group, itemsize * (layout.start + 2 * layout.num_pairs), itemsize * layout.head_dim);
+}
+
+template <class T, bool reads_half, bool writes_half, class From>
+inline void rotate_by_column(const Layout& layout, const RowGroup& group, const From& angles) {
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    using Column = RotateColumn<T, reads_half, writes_half, From>;
+    copy_unrotated(layout, group, itemsize);
+    const int64_t n = pairs_per_block(layout);
+    for (int64_t i = 0; i < layout.num_pairs; i += n) {
+        const int64_t begin = (layout.start + 2 * i) * itemsize;
+        for_chunks<From::CHUNK>(n, Column{angles, group, group.x + begin, group.y + begin, i, n});
+    }
+}
+
+// The pairs of one block in one row.
+template <class T, bool reads_half, bool writes_half>
+struct RotateRow {
+    const char* x;
+    char* y;
+    const typename T::Real* cos;
+    const typename T::Real* sin;
+    int64_t second_half;
+
+    template <int chunk>
+    void at(int64_t i) const {
+        constexpr int W = chunk < T::W ? chunk : T::W;
+        constexpr int64_t itemsize = sizeof(typename T::Stored);
+        using Real = Vec<typename T::Real, W>;
+        unroll<chunk / W>([&](auto v) ROPE_ALWAYS {
+            const int64_t k = i + v * W;
+            const int64_t at_x = itemsize * (reads_half ? k : 2 * k), at_y = itemsize * (writes_half ? k : 2 * k);
+            rotate_pairs<T, reads_half, writes_half, W>(x + at_x, y + at_y, second_half, load<Real>(cos + k),
+                                                        load<Real>(sin + k));
+        });
+    }
+};
+
+// As rotate_by_column, but row after row: for a few rows, setting up each column costs more than it saves.
+template <class T, bool reads_half, bool writes_half>
+inline void rotate_by_row(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
+    using Number = typename T::Real;
+    using Row = RotateRow<T, reads_half, writes_half>;
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    copy_unrotated(layout, group, itemsize);
+    const int64_t n = pairs_per_block(layout);
+    for (int64_t r = 0; r < group.count; ++r) {
+        const char* const x = group.x + r * group.x_row + itemsize * layout.start;
+        char* const y = group.y + r * group.y_row + itemsize * layout.start;
+        const FromTables<Number> row = tables.from(r);
+        const Number* const cos = reinterpret_cast<const Number*>(row.cos);
+        const Number* const sin = reinterpret_cast<const Number*>(row.sin);
+        for (int64_t i = 0; i < layout.num_pairs; i += n) {
+            const int64_t begin = 2 * i * itemsize;
+            for_chunks<row.CHUNK>(n, Row{x + begin, y + begin, cos + i, sin + i, n * itemsize});
+        }
+        if (group.x_ahead || group.y_ahead || group.stream->bytes)
+            for (int64_t i = 0; i < 2 * layout.num_pairs * itemsize; i += CACHE_LINE)
+                prefetch_and_stream(group, *group.stream, x + i, y + i);
+    }
+}
+
+// One head at a time through scratch, for strided or unaligned features.
+template <class T, bool reads_half, bool writes_half>
+inline void rotate_via_scratch(const Layout& layout, const Rows& rows, const RowGroup& group,
+                               const FromTables<typename T::Real>& tables) {
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    const int64_t head_dim = layout.head_dim;
+    char* const in = rows.scratch;
+    char* const out = in + head_dim * itemsize;
+    for (int64_t r = 0; r < group.count; ++r) {
+        const char* const x = group.x + r * group.x_row;
+        char* const y = group.y + r * group.y_row;
+        if (group.x_ahead)
+            for (int64_t i = 0; i < head_dim * itemsize; i += CACHE_LINE)
+                prefetch<false, CACHE_LINE>(x + group.x_ahead + i, 0);
+        for (int64_t i = 0; i < head_dim; ++i) std::memcpy(in + i * itemsize, x + i * rows.x_feature, itemsize);
+        const RowGroup head = {in, out, 0, 0, 0, 0, 1, 0, 0, group.stream};
+        rotate_by_row<T, reads_half, writes_half>(layout, head, tables.from(r));
+        for (int64_t i = 0; i < head_dim; ++i) std::memcpy(y + i * group.y_feature, out + i * itemsize, itemsize);
+    }
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void rotate_by_tables(const Layout& layout, const Rows& rows) {
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    // Measured: with so many rows, columns are no slower.
+    const int64_t rows_for_columns = layout.num_pairs > 128 ? layout.num_pairs / 32 : 4;
+    const FromTables<typename T::Real> tables = {rows.cos, rows.sin, rows.cos_row, rows.sin_row};
+    for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
+        const auto angles = tables.from(group.first);
+        if (rows.staged)
+            rotate_via_scratch<T, reads_half, writes_half>(layout, rows, group, angles);
+        else if (group.count < rows_for_columns)
+            rotate_by_row<T, reads_half, writes_half>(layout, group, angles);
+        else
+            rotate_by_column<T, reads_half, writes_half>(layout, group, angles);
+    });
+}
+
+template <class T, bool reads_half, bool writes_half>
+inline void rotate_by_positions(const Layout& layout, const Rows& rows) {
+    constexpr int64_t itemsize = sizeof(typename T::Stored);
+    for_row_groups(rows, layout.head_dim * itemsize, itemsize, [&](const RowGroup& group) {
+        RowGroup part = group;
+        for (const int64_t end = group.first + group.count; part.first < end; part.first += part.count) {
+            const Positions positions = evenly_spaced_from(rows.positions, part.first, end - part.first);
+            part.count = positions.count;
+            rotate_by_column<T, reads_half, writes_half>(layout, part, FromPositions{*rows.frequencies, positions});
+            part.x += part.count * part.x_row;
+            part.y += part.count * part.y_row;
+        }
+    });
+}
+
+template <class T, bool reads_half, bool writes_half>
+void rotate_layout(const Layout& layout, const Rows& rows) {
+    if constexpr (sizeof(typename T::Real) == 4) {
+        if (rows.frequencies) return rotate_by_positions<T, reads_half, writes_half>(layout, rows);
+    }
+    rotate_by_tables<T, reads_half, writes_half>(layout, rows);
+}
+
+template <class T>
+void rotate(const Layout& layout, const Rows& rows) {
+    if (layout.reads_half)
+        layout.writes_half ? rotate_layout<T, true, true>(layout, rows) : rotate_layout<T, true, false>(layout, rows);
+    else
+        layout.writes_half ? rotate_layout<T, false, true>(layout, rows) : rotate_layout<T, false, false>(layout, rows);
+}
+
+}  // namespace
+}  // namespace rope

@@ -1,0 +1,73 @@
+// Prefetching of x and y, and results by non-temporal stores: a few lines at a time between computations, as memory takes
+// no more at once.
+#pragma once
+
+#include "../simd.hpp"
+
+namespace rope {
+namespace {
+
+// Prefetch the features of some pairs in a later row, `bytes` in all, each cache line once: the processor's own prefetch
+// stops at each page. Writing reads the line first, so y is prefetched as x is.
+template <bool half, int64_t bytes>
+ROPE_INLINE void prefetch(const char* first, int64_t second_half) {
+#if defined(__GNUC__)
+    constexpr int64_t contiguous = half ? bytes / 2 : bytes;
+    for (int64_t i = 0; i < contiguous; i += CACHE_LINE) {
+        __builtin_prefetch(first + i);
+        if constexpr (half) __builtin_prefetch(first + second_half + i);
+    }
+#else
+    (void)first, (void)second_half;
+#endif
+}
+
+ROPE_INLINE void advance(StreamBuffer& stream, int64_t bytes) {
+    stream.from += bytes;
+    stream.to += bytes;
+    stream.bytes -= bytes;
+}
+
+template <int64_t lines>
+ROPE_INLINE void stream_lines(StreamBuffer& stream) {
+    if (stream.bytes < lines * CACHE_LINE) return;
+    for (int64_t i = 0; i < lines; ++i) stream_line(stream.from + i * CACHE_LINE, stream.to + i * CACHE_LINE);
+    advance(stream, lines * CACHE_LINE);
+}
+
+inline void stream_all_lines(StreamBuffer& stream) {
+    while (stream.bytes >= CACHE_LINE) stream_lines<1>(stream);
+}
+
+// Write part of a cache line by ordinary stores.
+inline void copy_part(StreamBuffer& stream, int64_t bytes) {
+    std::memcpy(stream.to, stream.from, static_cast<size_t>(bytes));
+    advance(stream, bytes);
+}
+
+// Send the rows in the active buffer, at least a cache line, to y, and swap the buffers.
+inline void send_active(StreamBuffer& stream, char* y, int64_t bytes) {
+    stream_all_lines(stream);
+    if (y != stream.to + stream.bytes) {
+        copy_part(stream, stream.bytes);
+        stream.to = y;
+    }
+    // Move the remaining part of a line into the room before the rows.
+    char* const rows = stream.active;
+    std::memcpy(rows - stream.bytes, stream.from, static_cast<size_t>(stream.bytes));
+    stream.from = rows - stream.bytes;
+    stream.bytes += bytes;
+    stream.active = stream.spare;
+    stream.spare = rows;
+    const int64_t unaligned = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(stream.to) % CACHE_LINE);
+    if (unaligned) copy_part(stream, unaligned);
+}
+
+void finish_stream(StreamBuffer& stream) {
+    stream_all_lines(stream);
+    copy_part(stream, stream.bytes);
+    store_fence();
+}
+
+}  // namespace
+}  // namespace rope

@@ -1,0 +1,68 @@
+// A whole call: pairs the rows of arrays with their positions, orders them for the caches and shares them among threads.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "kernel.hpp"
+
+namespace rope {
+
+constexpr int MAX_AXES = 64;  // NumPy's limit
+
+// A layout, and the frequencies of its pairs; without frequencies it rotates by tables only.
+struct KernelPlan {
+    Layout layout;
+    double amplitude;
+    bool transposed;          // rotate by the negative angles: sin changes its sign
+    int64_t num_coordinates;  // of a position; 0 if it is one number
+    std::vector<uint64_t> turns_q64, turns_q96_high, turns_q96_low;
+    std::vector<int32_t> coordinate;
+
+    bool has_frequencies() const { return static_cast<int64_t>(turns_q64.size()) == layout.num_pairs; }
+    Frequencies frequencies() const;
+};
+
+// One array x and its result y. Strides are in bytes; `num_axes`, `shape` and strides leave out the last axis.
+struct Array {
+    DType dtype;
+    int num_axes;
+    int seq_axis;  // counted from the front; -1 for a single vector
+    int64_t shape[MAX_AXES];
+    int64_t features;
+    const char* x;
+    int64_t x_stride[MAX_AXES];
+    int64_t x_feature;
+    char* y;
+    int64_t y_stride[MAX_AXES];
+    int64_t y_feature;
+};
+
+enum SourceKind { SPACED, INT32, INT64, TABLES };
+
+// Positions (numbers in equal steps, or integers in memory) or tables of cos and sin. Strides are in bytes; `num_axes`,
+// `shape` and strides leave out the axis of coordinates or pairs.
+struct Source {
+    SourceKind kind;
+    int num_axes;
+    int64_t shape[MAX_AXES];
+    int64_t start, step;  // SPACED
+    const char* data;     // INT32, INT64: positions; TABLES: cos
+    int64_t stride[MAX_AXES];
+    int64_t coordinate;  // INT32, INT64: distance between the coordinates of a position
+    const char* sin;     // TABLES, whose pairs are contiguous
+    int64_t sin_stride[MAX_AXES];
+};
+
+// Whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py.
+bool lines_up(const Array& array, const Source& source);
+
+// Bytes of x from which a call uses several threads, and from which it writes results by non-temporal stores.
+extern std::atomic<int64_t> parallel_bytes, stream_bytes;
+
+// Rotate arrays of one precision. The caller has checked that they line up with the source, and that each y is its own x
+// or overlaps nothing that is read. `fresh`: the call has just allocated every y.
+void rotate(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
+            const Level& level, int threads);
+
+}  // namespace rope

@@ -1,0 +1,270 @@
+// Vectors of the widest registers of a level, and operations that the compiler's own vectors lack. Vec<T, 1> is a
+// scalar, which the same code serves.
+//
+// loops.cpp alone includes this file and loops/*.hpp, once for each level; see there why all is in unnamed namespaces.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "kernel.hpp"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "pairs of 16 bits are split as little-endian words"
+#endif
+
+#if defined(__GNUC__)
+#define ROPE_ALWAYS __attribute__((always_inline))
+#define ROPE_INLINE inline ROPE_ALWAYS
+#else
+#define ROPE_ALWAYS
+#define ROPE_INLINE inline
+#endif
+
+namespace rope {
+namespace {
+
+// Lanes of float32 in one register. 1 without the vectors of GCC and Clang.
+#if !defined(__GNUC__)
+constexpr int WIDTH = 1;
+#elif defined(__AVX512BW__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+template <class T, int W>
+struct VecOf {
+#if defined(__GNUC__)
+    typedef T type __attribute__((vector_size(sizeof(T) * W)));
+#endif
+};
+
+template <class T>
+struct VecOf<T, 1> {
+    using type = T;
+};
+
+template <class T, int W>
+using Vec = typename VecOf<T, W>::type;
+
+template <class To, class From>
+inline To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <class V>
+inline V load(const void* from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class V>
+inline void store(void* to, V v) {
+    std::memcpy(to, &v, sizeof v);
+}
+
+template <class V, class T>
+inline V splat(T number) {
+    return V{} + number;
+}
+
+// Convert each lane to the type To.
+template <class To, int W, class From>
+inline Vec<To, W> convert(From v) {
+#if defined(__GNUC__)
+    if constexpr (W > 1)
+        return __builtin_convertvector(v, Vec<To, W>);
+    else
+#endif
+        return static_cast<To>(v);
+}
+
+// Call f with the constants 0, 1, ... K - 1.
+template <int... k, class F>
+ROPE_INLINE void unroll(std::integer_sequence<int, k...>, const F& f) {
+    (f(std::integral_constant<int, k>{}), ...);
+}
+
+template <int K, class F>
+ROPE_INLINE void unroll(const F& f) {
+    unroll(std::make_integer_sequence<int, K>{}, f);
+}
+
+// Return n lanes of a and b; lane k is number Index::at(k, n) of the lanes of a followed by the lanes of b.
+#if defined(__GNUC__)
+template <class Index, class V, int... k>
+ROPE_INLINE auto shuffle(V a, V b, std::integer_sequence<int, k...>) {
+    return __builtin_shufflevector(a, b, Index::at(k, static_cast<int>(sizeof...(k)))...);
+}
+#endif
+
+template <class Index, int n, class V>
+ROPE_INLINE auto shuffle(V a, V b) {
+    return shuffle<Index>(a, b, std::make_integer_sequence<int, n>{});
+}
+
+struct Even {
+    static constexpr int at(int k, int) { return 2 * k; }
+};
+struct Odd {
+    static constexpr int at(int k, int) { return 2 * k + 1; }
+};
+struct ZipLow {
+    static constexpr int at(int k, int n) { return k % 2 * n + k / 2; }
+};
+struct ZipHigh {
+    static constexpr int at(int k, int n) { return k % 2 * n + (n + k) / 2; }
+};
+struct ZipHalves {  // of one vector
+    static constexpr int at(int k, int n) { return k % 2 * (n / 2) + k / 2; }
+};
+
+// Take the high 32 bits of W numbers of 64 bits in two vectors. split() reorders both once, so that each take() is one
+// instruction, which works in blocks of 128 bits.
+template <int W>
+struct HighHalves {
+    struct First {
+        static constexpr int at(int k, int) { return k / 2 * 4 + k % 2; }
+    };
+    struct Second {
+        static constexpr int at(int k, int) { return k / 2 * 4 + k % 2 + 2; }
+    };
+    struct High {
+        static constexpr int at(int k, int) { return k % 4 / 2 * W + k / 4 * 4 + k % 2 * 2 + 1; }
+    };
+
+    static void split(Vec<uint64_t, W / 2>& a, Vec<uint64_t, W / 2>& b) {
+        const auto first = shuffle<First, W / 2>(a, b);
+        b = shuffle<Second, W / 2>(a, b);
+        a = first;
+    }
+
+    static Vec<uint32_t, W> take(Vec<uint64_t, W / 2> a, Vec<uint64_t, W / 2> b) {
+        using Real = Vec<float, W>;
+        return bit_cast<Vec<uint32_t, W>>(shuffle<High, W>(bit_cast<Real>(a), bit_cast<Real>(b)));
+    }
+};
+
+// Move 16 bits to the lower half of 32, and back if the upper half is zero. GCC 12 converts lane by lane.
+inline uint32_t widen16(uint16_t v) { return v; }
+inline uint16_t narrow16(uint32_t v) { return static_cast<uint16_t>(v); }
+
+#if defined(__GNUC__)
+inline Vec<uint32_t, 4> widen16(Vec<uint16_t, 4> v) {
+#if defined(__SSE2__)
+    return bit_cast<Vec<uint32_t, 4>>(_mm_unpacklo_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(v)), _mm_setzero_si128()));
+#else
+    return convert<uint32_t, 4>(v);
+#endif
+}
+
+inline Vec<uint16_t, 4> narrow16(Vec<uint32_t, 4> v) {
+#if defined(__SSE2__)
+    // The instruction saturates signed numbers, so extend the sign first.
+    const __m128i w = _mm_srai_epi32(_mm_slli_epi32(bit_cast<__m128i>(v), 16), 16);
+    return bit_cast<Vec<uint16_t, 4>>(_mm_cvtsi128_si64(_mm_packs_epi32(w, w)));
+#else
+    return convert<uint16_t, 4>(v);
+#endif
+}
+
+#if defined(__AVX512BW__)
+inline Vec<uint32_t, 16> widen16(Vec<uint16_t, 16> v) {
+    return bit_cast<Vec<uint32_t, 16>>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(v)));
+}
+
+inline Vec<uint16_t, 16> narrow16(Vec<uint32_t, 16> v) {
+    return bit_cast<Vec<uint16_t, 16>>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(v)));
+}
+#elif defined(__AVX2__)
+inline Vec<uint32_t, 8> widen16(Vec<uint16_t, 8> v) {
+    return bit_cast<Vec<uint32_t, 8>>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(v)));
+}
+
+inline Vec<uint16_t, 8> narrow16(Vec<uint32_t, 8> v) {
+    const __m256i w = bit_cast<__m256i>(v);
+    return bit_cast<Vec<uint16_t, 8>>(_mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+}
+#endif
+#endif
+
+// Return a mask of the lanes that have a bit of `bits` set.
+template <class Word, class Bits>
+inline auto any_bit(Word v, Bits bits) {
+    return (v & bits) != 0;
+}
+
+// Return the lanes of a where the mask is set, else of b.
+template <class Mask, class Real>
+inline Real select(Mask mask, Real a, Real b) {
+    return mask ? a : b;
+}
+
+#if defined(__GNUC__) && defined(__AVX512BW__)
+inline __mmask16 any_bit(Vec<uint32_t, 16> v, uint32_t bits) {
+    return _mm512_test_epi32_mask(bit_cast<__m512i>(v), _mm512_set1_epi32(static_cast<int>(bits)));
+}
+
+inline Vec<float, 16> select(__mmask16 mask, Vec<float, 16> a, Vec<float, 16> b) {
+    return bit_cast<Vec<float, 16>>(_mm512_mask_blend_ps(mask, bit_cast<__m512>(b), bit_cast<__m512>(a)));
+}
+#endif
+
+// Write a cache line by non-temporal stores, which do not read it first. Other threads see it after store_fence().
+inline void stream_line(const char* from, char* to) {
+#if defined(__GNUC__) && defined(__AVX512BW__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), load<__m512i>(from));
+#elif defined(__GNUC__) && defined(__SSE2__)
+    for (int64_t k = 0; k < CACHE_LINE; k += 16)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + k), load<__m128i>(from + k));
+#else
+    std::memcpy(to, from, CACHE_LINE);
+#endif
+}
+
+inline void store_fence() {
+#if defined(__SSE2__) && defined(__GNUC__)
+    _mm_sfence();
+#endif
+}
+
+// Round each signed integer to the nearest float or double.
+inline float to_float(uint32_t v) { return static_cast<float>(static_cast<int32_t>(v)); }
+inline double to_float(uint64_t v) { return static_cast<double>(static_cast<int64_t>(v)); }
+
+#if defined(__GNUC__)
+template <class Word>
+inline auto to_float(Word v) {
+    if constexpr (sizeof(v[0]) == 4) {
+        constexpr int W = sizeof(Word) / 4;
+        return convert<float, W>(bit_cast<Vec<int32_t, W>>(v));
+    } else {
+        constexpr int W = sizeof(Word) / 8;
+#if defined(__AVX512DQ__) || defined(__aarch64__)
+        return convert<double, W>(bit_cast<Vec<int64_t, W>>(v));
+#else
+        // Put the halves into the fractions of 2^84 and 2^52: each is exact, and their sum rounds once.
+        using Real = Vec<double, W>;
+        const Real high = bit_cast<Real>(((v >> 32) ^ 0x80000000u) | 0x4530000000000000u);
+        const Real low = bit_cast<Real>((v & 0xFFFFFFFFu) | 0x4330000000000000u);
+        return (high - (0x1p84 + 0x1p63 + 0x1p52)) + low;
+#endif
+    }
+}
+#endif
+
+}  // namespace
+}  // namespace rope
