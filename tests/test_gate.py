@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.library("torch"),
     pytest.mark.skipif(
         _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-        reason=_native.missing() or "built",
+        reason=_native.unavailable_reason() or "built",
     ),
     # Parts of torch that are loaded late use what torch has deprecated.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),

@@ -17,9 +17,9 @@ from rope_array._spec.plan import Layout
 from rope_array.testing._contract import assert_contract
 
 if _native.kernel is None and os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"):
-    raise RuntimeError(f"ROPE_ARRAY_REQUIRE_KERNEL is set, and {_native.missing()}")
+    raise RuntimeError(f"ROPE_ARRAY_REQUIRE_KERNEL is set, and {_native.unavailable_reason()}")
 if _native.kernel is None:
-    pytest.skip(_native.missing(), allow_module_level=True)
+    pytest.skip(_native.unavailable_reason(), allow_module_level=True)
 
 kernel = _native.kernel
 LEVELS = kernel.level_names()
@@ -1244,7 +1244,7 @@ def test_an_unknown_level_is_refused():
 @pytest.mark.library("numpy")
 def test_names_of_levels(level):
     assert kernel.level_name() == level
-    assert level in _native.about()
+    assert level in _native.description()
     with pytest.raises(ValueError, match="no such level"):
         kernel.use_level("none")
     assert kernel.level_name() == level

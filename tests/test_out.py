@@ -17,7 +17,7 @@ WRITES = pytest.mark.without("strict", "dask", "jax")
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 KERNEL = pytest.mark.skipif(
     _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-    reason=_native.missing() or "built",
+    reason=_native.unavailable_reason() or "built",
 )
 PATHS = {"numpy": [None, "native", "numpy", "array-api"], "torch": [None, "native", "torch", "array-api"]}
 
@@ -667,7 +667,7 @@ def test_subclasses_that_are_no_result(lib_numpy):
 def test_the_other_byte_order_is_another_dtype(backend, lib_numpy):
     """Its name is the same."""
     if backend == "native" and _native.kernel is None:
-        pytest.skip(_native.missing())
+        pytest.skip(_native.unavailable_reason())
     x, out = values(5, 16).astype("float32"), np.zeros((5, 16), ">f4")
     if np.little_endian:
         call = lambda: ROPE.apply(x, POS, out=out, backend=backend)  # noqa: E731
@@ -737,7 +737,7 @@ def test_without_recording_gradients_all_is_written(torch, lib_torch):
 @pytest.mark.parametrize("how", ["apply", "number", "tensor", "rotation", "tuple", "view"])
 def test_a_tensor_saved_for_a_gradient_and_then_overwritten_is_noticed(torch, backend, how):
     if backend == "native" and _native.kernel is None:
-        pytest.skip(_native.missing())
+        pytest.skip(_native.unavailable_reason())
     x, weight = torch.randn(5, 16), torch.randn(5, 16, requires_grad=True)
     product = (x * weight).sum()
     version = x._version

@@ -15,7 +15,7 @@ from rope_array._backends import _native
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 KERNEL = pytest.mark.skipif(
     _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-    reason=_native.missing() or "built",
+    reason=_native.unavailable_reason() or "built",
 )
 BUILTIN = ["native", "numpy", "native", "torch", "jax", "dask", "array-api"]
 PATHS = {
