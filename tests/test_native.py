@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 from rope_array._errors import RoPEError
 from rope_array._spec.plan import Layout
@@ -713,10 +714,10 @@ def test_more_than_2_to_the_31_elements(monkeypatch):
     monkeypatch.setenv(THREADS, "1")
     heads, length, width = 2**12, 2**13 + 1, 64
     assert heads * length * width > 2**31
-    x, y, plan = normal(width, F16), np.zeros(width, F16), RoPE(width)._plan
-    place = x.ctypes.data, (0, 0, 2), y.ctypes.data, (0, 0, 2), 1
-    arrays = ((_native.TYPES["float16"], (heads, length, width), *place),)
-    assert kernel.run(_native.spec_of(plan), arrays, (_native.SPACED, 5, 3, (length,)), -2, None, False)
+    x, y, plan = normal(width, F16), np.zeros(width, F16), prepared(RoPE(width)._plan)
+    repeated = (np.lib.stride_tricks.as_strided(a, (heads, length, width), (0, 0, 2)) for a in (x, y))
+    source = Positions(range(5, 5 + 3 * length, 3), plan)
+    assert kernel.rotate(next(repeated), source, -2, next(repeated), checked=True) is not NotImplemented
     assert_same(y, core(RoPE(width), x, 5 + 3 * (length - 1)))
 
 
@@ -1257,6 +1258,13 @@ def test_the_kernel_is_the_first_path(dtype):
 
 # ---- what is refused ----
 
+
+def prepared(plan):
+    """Return a plan that has the kernel's handle."""
+    _native._prepare(plan)
+    return plan
+
+
 X = np.zeros((3, 5, 8), F32)
 PLAN = RoPE(8)._plan
 
@@ -1312,14 +1320,22 @@ def address(array):
     ids=named,
 )
 @pytest.mark.library("numpy")
-def test_what_the_short_way_declines(given):
-    arguments = {"x": X, "pos": range(5), "plan": PLAN, "seq_axis": -2, "out": None} | given
-    _native.spec_of(PLAN)
-    assert kernel.quick(*arguments.values()) is NotImplemented
+def test_declined_by_positions(given):
+    arguments = {"x": X, "pos": range(5), "seq_axis": -2, "out": None} | given
+    x, pos, seq_axis, out = arguments.values()
+    assert kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out) is NotImplemented
 
 
 COS = np.ones((5, 4), F32)
-TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": None}
+HOSTILE = [
+    *(("head_dim", value) for value in (2**62, 2**70, 8.0, 6, -8)),
+    *(("start", value) for value in (-2, 2, 9, 2**62, -(2**63), 0.0, False)),
+    *(("stop", value) for value in (9, 7, 6, -8, 2**62, 2**63 - 1, None)),
+    *(("blocks", value) for value in (0, 3, 8, -1, -(2**63), True, 2**64)),
+    *((name, value) for name in ("pairing", "out_pairing") for value in ("foo", None, 1, b"half", "halfé")),
+]
+TABLES = {"x": X, "cos": COS, "sin": COS, "layout": PLAN.layout, "seq_axis": -2, "out": None}
+LAYOUT = PLAN.layout
 
 
 @pytest.mark.parametrize(
@@ -1345,7 +1361,8 @@ TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": N
             {"x": value}
             for value in ((), (X, (X,)), None, X.astype(F64), (X, X.astype(F64)), X[0, 0, 0], X[:, :4])
         ),
-        *({"spec": value} for value in ("spec", PLAN, ())),
+        *({"layout": value} for value in ("layout", PLAN, (), LAYOUT[:6])),
+        *({"layout": LAYOUT._replace(**{name: value})} for name, value in HOSTILE),
         *({"seq_axis": value} for value in (None, 2**70, -1, 2)),
         *(
             {"out": value}
@@ -1355,26 +1372,48 @@ TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": N
     ids=named,
 )
 @pytest.mark.library("numpy")
-def test_what_the_short_way_by_tables_declines(given):
-    arguments = TABLES | {"spec": _native.spec_of_tables(PLAN.layout)}
-    assert_same(kernel.quick_tables(*arguments.values()), X)
-    assert kernel.quick_tables(*(arguments | given).values()) is NotImplemented
+def test_declined_by_tables(given):
+    def rotated(x, cos, sin, layout, seq_axis, out):
+        return kernel.rotate(x, Tables(cos, sin, layout), seq_axis, out)
+
+    assert_same(rotated(**TABLES), X)
+    assert rotated(**TABLES | given) is NotImplemented
+
+
+@pytest.mark.parametrize("name", ["native", "numpy", "array-api", None])
+@pytest.mark.parametrize(("field", "value"), HOSTILE)
+@pytest.mark.library("numpy")
+def test_hostile_layouts_are_refused(name, field, value):
+    layout = LAYOUT._replace(**{field: value})
+    for cos in (COS, np.ones((5, 2**10), F32)):
+        for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
+            with pytest.raises(RoPEError):
+                ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
 
 
 @pytest.mark.library("numpy")
-def test_what_is_no_plan():
+def test_sources_that_are_none():
     class Other:
-        native = "spec"
+        native = "plan"
 
     with pytest.raises(AttributeError):
-        kernel.quick(X, 0, "plan", -2, None)
-    assert kernel.quick(X, 0, Other(), -2, None) is NotImplemented
-    by_tables = type("Plan", (), {"native": _native.spec_of_tables(PLAN.layout)})
-    assert kernel.quick(X, 0, by_tables(), -2, None) is NotImplemented
+        kernel.rotate(X, Positions(0, "plan"), -2, None)
+    for source in (
+        None,
+        (),
+        (0,),
+        X,
+        Positions(0, Other()),
+        Positions(0, RoPE(8, base=77)._plan),
+        [0, PLAN, None],
+    ):
+        assert kernel.rotate(X, source, -2, None) is NotImplemented
+    assert kernel.rotate(X, Positions(0, prepared(PLAN), X), -2, None) is NotImplemented
     for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # it takes three
-        plan = SEVERAL["runs"]._plan
-        assert _native.spec_of(plan)
-        assert kernel.quick(np.zeros((5, 72), F32), pos, plan, -2, None) is NotImplemented
+        source = Positions(pos, prepared(SEVERAL["runs"]._plan))
+        assert kernel.rotate(np.zeros((5, 72), F32), source, -2, None) is NotImplemented
+    with pytest.raises(ValueError, match="layout"):
+        kernel.make_plan(LAYOUT._replace(start=-2), 1.0, *[(0,) * 4] * 3, (), 0)
 
 
 @pytest.mark.parametrize(
@@ -1422,83 +1461,23 @@ def test_results_that_overlap_are_refused():
             RoPE(8).apply((one, other), range(5), out=outs)
 
 
-def described(x=X, y=None, **changes):
-    y = np.empty_like(x) if y is None else y
-    fields = [0, x.shape, address(x), x.strides, address(y), y.strides, 1]
-    for i, value in changes.items():
-        fields[int(i[1:])] = value
-    return tuple(fields)
-
-
-SPACED = (_native.SPACED, 0, 1, (5,))
-MANY = (1,) * 70
-
-
-REFUSED = [
-    (None, SPACED),
-    ("abc", SPACED),
-    ((None,), SPACED),
-    (((),), SPACED),
-    ((described()[:3],), SPACED),
-    ((described(_1=()),), SPACED),
-    ((described(_1=[3, 5, 8]),), SPACED),
-    ((described(_3=(8, 4)),), SPACED),
-    ((described(_5=(8, 4)),), SPACED),
-    ((described(_2="address"),), SPACED),
-    ((described(_0="type"),), SPACED),
-    ((described(_1=(3, 2**80, 8)),), SPACED),
-    ((described(),), ()),
-    ((described(),), SPACED[:2]),
-    ((described(),), (_native.SPACED, 0, 1, MANY)),
-    ((described(),), (_native.SPACED, 2**64, 1, (5,))),
-    ((described(),), (_native.INT64, 0, (), (5,), 1)),
-    ((described(),), (_native.TABLES, 0, (), (), 1, 0, ())),
-]
-ERRORS = (TypeError, ValueError, LookupError, OverflowError, RuntimeError, SystemError)
-
-
-@pytest.mark.parametrize(("arrays", "given"), REFUSED, ids=range(len(REFUSED)))
-@pytest.mark.library("numpy")
-def test_what_the_long_way_refuses(arrays, given):
-    try:
-        done = kernel.run(_native.spec_of(PLAN), arrays, given, -2, None, False)
-    except ERRORS:
-        return
-    assert not done
-
-
-@pytest.mark.library("numpy")
-def test_what_the_long_way_is_given():
-    with pytest.raises(ValueError, match="takes tables"):
-        kernel.run(_native.spec_of_tables(PLAN.layout), (described(),), SPACED, -2, None, False)
-    with pytest.raises(TypeError):
-        kernel.run("spec", (described(),), SPACED, -2, None, False)
-    with pytest.raises(TypeError):
-        kernel.run(_native.spec_of(PLAN), (described(),), SPACED, "axis", None, False)
-    assert kernel.run(_native.spec_of(PLAN), (), SPACED, -2, None, False)
-    for given in (
-        (_native.SPACED, 0, 1, (4,)),
-        (_native.SPACED, 0, 1, (5, 5)),
-        (_native.SPACED, 0, 1, (1, 1, 1, 1)),
-    ):
-        assert not kernel.run(_native.spec_of(PLAN), (described(),), given, -2, None, False)
-    assert not kernel.run(_native.spec_of(PLAN), (described(_1=MANY),), SPACED, -2, None, False)
-    for axis in (-1, 2, -4, 2**62, -(2**63)):
-        assert not kernel.run(_native.spec_of(PLAN), (described(),), SPACED, axis, None, False)
-
-
 # ---- PyTorch ----
 
 
-@pytest.fixture(params=["looked at", "told"])
-def door(request, monkeypatch):
-    """The kernel looks at tensors by itself where PyTorch offers that, or is told where they lie."""
-    from rope_array._backends.torch import native
+@pytest.fixture(params=["table", "attributes"])
+def door(request):
+    """The kernel reads tensors by DLPack's exchange table if PyTorch has one, or by their attributes."""
+    import torch
 
-    if request.param == "told":
-        monkeypatch.setattr(native, "_SEEN", False)
-    elif not native._SEEN:
-        pytest.skip("this version of PyTorch does not show its tensors")
+    def use(table):
+        return kernel.use_tensors(
+            torch.Tensor, torch.nn.Parameter, torch.empty_like, torch.get_num_threads, table
+        )
+
+    if use(request.param == "table") != (request.param == "table"):
+        pytest.skip("this version of PyTorch has no exchange table")
+    yield
+    use(True)
 
 
 def tensor(x):
@@ -1669,39 +1648,36 @@ def test_torch_threads(monkeypatch):
 
 
 @pytest.mark.library("torch")
-def test_tensors_that_are_not_for_the_kernel():
+def test_tensors_that_are_not_for_the_kernel(door):
     import torch
 
-    from rope_array._backends.torch import native
+    x, out, plan = torch.ones(5, 8), torch.zeros(5, 8), prepared(PLAN)
 
-    if not native._SEEN:
-        pytest.skip("this version of PyTorch does not show its tensors")
-    spec, x, y = _native.spec_of(PLAN), torch.ones(5, 8), torch.zeros(5, 8)
-
-    def done(x=x, y=y, pos=3, axis=-2, spec=spec):
-        return kernel.run_tensor(spec, x, y, pos, axis, None, False)
+    def done(x=x, out=out, pos=3, axis=-2):
+        return kernel.rotate(x, Positions(pos, plan), axis, out) is not NotImplemented
 
     assert done()
-    assert done(pos=torch.arange(5))
-    y.zero_()
-    assert not done(pos=torch.arange(4))
-    assert not done(pos=torch.zeros((5, 1, 1), dtype=torch.int64))
-    assert not done(pos=torch.arange(5, dtype=torch.int32))
-    assert not done(pos=torch.arange(5.0))
-    assert not done(pos=2**63)
-    assert not done(pos=-(2**63) - 1)
-    assert not done(x=torch.ones(5, 6))
+    for pos in (torch.arange(5), torch.arange(5, dtype=torch.int32), range(5)):
+        assert done(pos=pos)
+    out.zero_()
+    for pos in (torch.arange(4), torch.zeros((5, 1, 1), dtype=torch.int64), torch.arange(5.0), range(4), "3"):
+        assert not done(pos=pos)
+    for pos in (2**63, -(2**63) - 1, torch.arange(5, dtype=torch.uint8), np.arange(5), np.int64(3), True):
+        assert not done(pos=pos)
     for other in (torch.int32, torch.complex64, torch.bool):
         assert not done(x=torch.ones(5, 8, dtype=other))
-    assert not done(x=torch.ones(()), y=torch.ones(()))
+    for other in (torch.ones(5, 6), torch.ones(()), torch.ones(5, 8).double(), np.ones((5, 8), F32)):
+        assert not done(x=other)
+    for other in ((out,), out.numpy(), out.double(), out.T, out[:4], torch.zeros(8).expand(5, 8)):
+        assert not done(out=other)
     for axis in (-1, 1, 2, -4, 2**62, -(2**63)):
         assert not done(axis=axis)
-    assert not y.any()
-    for given in ({"pos": "3"}, {"spec": "spec"}):
-        with pytest.raises(TypeError):
-            done(**given)
-    assert not kernel.use_tensors("no type")
-    assert not kernel.use_tensors(list)
+    freed = torch.ones(5, 8)
+    freed.untyped_storage().resize_(0)
+    for other in (freed, torch.complex(x, x).conj().imag, torch._efficientzerotensor(5, 8), x.to("meta")):
+        assert not done(x=other)
+        assert not done(out=other)
+    assert not out.any()
     assert done()
 
 

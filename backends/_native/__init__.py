@@ -101,6 +101,4 @@ def _kernel_sources(source: Source, xs: Any, lib: Library, contiguous: Any) -> C
         _prepare(source.plan)
         positions = Positions(contiguous(whole, xp.int64), source.plan)
         return lambda use_float64: positions
-    return lambda use_float64: tables(
-        *tables_at(whole, fraction, source.plan, use_float64, ops), use_float64
-    )
+    return lambda use_float64: tables(*tables_at(whole, fraction, source.plan, use_float64, ops), use_float64)

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.rotate import rotate_by_tables
-from rope_array._array_api.source import Positions, Source, Tables
+from rope_array._array_api.source import Source, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._backends import _native
 from rope_array._backends.torch import LIBRARY, TRANSFORMED, no_autocast
@@ -176,7 +176,11 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         if ys is NotImplemented:
             return ys
         # Saved, not kept on ctx, so that autograd raises if positions or tables have changed before the backward.
-        tensors = [given for given in source if isinstance(given, torch.Tensor)]  # the first fields of a source
+        tensors = [
+            given for given in source if isinstance(given, torch.Tensor)
+        ]  # the first fields of a source
+        if tensors and tensors[0].dtype is torch.int32:  # copied, as in a call that casts positions
+            tensors = [tensors[0].to(torch.int64)]
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.fields = type(source), source[len(tensors) :]
         ctx.seq_axis, ctx.transposed = seq_axis, transposed
