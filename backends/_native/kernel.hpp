@@ -1,8 +1,8 @@
 // The structs that a call hands to the inner loops, and the functions that each instruction set level offers.
 //
-// The loops do the arithmetic of rope_array/_array_api/angles.py and rope_array/_array_api/pairs.py operation by operation,
-// without contraction into fused multiply-adds. So their bits equal the array-api backend's at every level, for every
-// stride and thread count; tests/test_native.py checks it.
+// The loops repeat each operation of rope_array/_array_api/angles.py and pairs.py, without contraction into fused
+// multiply-adds. So their bits equal the array-api backend's at every level, for every stride and thread count;
+// tests/test_native.py checks it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The inner loops, compiled once for each level. All that is included here is in unnamed namespaces: of an inline function
-// with a name that another file has, the linker keeps one copy, perhaps with instructions that the processor lacks.
+// The inner loops, compiled once for each level. Every header included here uses unnamed namespaces: the linker keeps
+// one copy of an inline function that several files define, perhaps with instructions that the processor lacks.
 #include "loops/rotate.hpp"
 
 #define ROPE_JOIN(a, b) a##b

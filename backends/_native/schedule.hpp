@@ -1,4 +1,4 @@
-// A whole call: pairs the rows of arrays with their positions, orders them for the caches and shares them among threads.
+// A whole call: pairs rows with their positions, orders them for the caches and shares them among threads.
 #pragma once
 
 #include <atomic>
@@ -60,8 +60,8 @@ bool lines_up(const Array& array, const Source& source);
 // Bytes of x from which a call uses several threads, and from which it writes results by non-temporal stores.
 extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 
-// Rotate arrays of one precision. The caller has checked that they line up with the source, and that each y is its own x
-// or overlaps nothing that is read. `fresh`: the call has just allocated every y.
+// Rotate arrays of one precision. The caller has checked that they line up with the source, and that each y is its own
+// x or overlaps nothing that is read. `fresh`: the call has just allocated every y.
 void rotate(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads);
 

@@ -11,24 +11,24 @@
 #include <sched.h>
 #endif
 #if !defined(_WIN32)
-#include <unistd.h>
+#include <pthread.h>
 #endif
 
 namespace rope {
 namespace {
 
 struct Job {
-    int64_t units;
+    int64_t tasks;
     void (*work)(void*, int, int64_t);
     void* context;
 };
 
 class Pool {
   public:
-    // Whether the job was done: not if another one has the threads.
+    // Return false, without running the job, if another job has the threads.
     bool run(const Job& job, int threads) {
-        std::unique_lock<std::mutex> mine(taken_, std::try_to_lock);
-        if (!mine) return false;
+        std::unique_lock<std::mutex> lock_pool(in_use_, std::try_to_lock);
+        if (!lock_pool) return false;
         start(threads - 1);
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -39,43 +39,41 @@ class Pool {
             ++round_;
         }
         wake_.notify_all();
-        take_units(job, 0);
+        take_tasks(job, 0);
         std::unique_lock<std::mutex> lock(mutex_);
         done_.wait(lock, [this] { return busy_ == 0; });
         return true;
     }
 
-    long process = 0;  // that started the threads: a child of fork has none of them
-
   private:
     void start(int count) {
         try {
-            for (; started_ < count; ++started_) std::thread(&Pool::wait_for_work, this, started_ + 1).detach();
+            for (; started_ < count; ++started_) std::thread(&Pool::wait_for_jobs, this, started_ + 1).detach();
         } catch (const std::system_error&) {
-            // The system gives no more of them: those that are there do the work.
+            // The system refuses another thread: the job runs on the threads started so far.
         }
     }
 
-    void wait_for_work(int worker) {
+    void wait_for_jobs(int worker) {
         std::unique_lock<std::mutex> lock(mutex_);
-        for (uint64_t seen = 0;;) {
-            wake_.wait(lock, [&] { return round_ != seen; });
-            seen = round_;
+        for (uint64_t last_round = 0;;) {
+            wake_.wait(lock, [&] { return round_ != last_round; });
+            last_round = round_;
             if (worker > wanted_) continue;
             const Job job = job_;
             lock.unlock();
-            take_units(job, worker);
+            take_tasks(job, worker);
             lock.lock();
             if (--busy_ == 0) done_.notify_one();
         }
     }
 
-    void take_units(const Job& job, int worker) {
-        for (int64_t unit; (unit = next_.fetch_add(1, std::memory_order_relaxed)) < job.units;)
-            job.work(job.context, worker, unit);
+    void take_tasks(const Job& job, int worker) {
+        for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < job.tasks;)
+            job.work(job.context, worker, task);
     }
 
-    std::mutex taken_, mutex_;
+    std::mutex in_use_, mutex_;
     std::condition_variable wake_, done_;
     std::atomic<int64_t> next_{0};
     Job job_{};
@@ -83,25 +81,20 @@ class Pool {
     uint64_t round_ = 0;
 };
 
-long this_process() {
-#if defined(_WIN32)
-    return 1;
-#else
-    return getpid();
-#endif
-}
+std::atomic<Pool*> shared_pool{nullptr};
 
-// Never destroyed, as its threads wait on it until the process ends. After fork the child makes its own: of the
-// parent's it has a copy without threads, whose locks may be held for ever.
+#if !defined(_WIN32)
+// A child of fork has a copy of the parent's pool without its threads, perhaps with locked mutexes: drop it.
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });
+#endif
+
+// Never destroyed, as its threads wait on it until the process ends.
 Pool* pool() {
-    static std::atomic<Pool*> current{nullptr};
-    Pool* found = current.load(std::memory_order_acquire);
-    const long process = this_process();
-    if (found && found->process == process) return found;
-    Pool* made = new Pool;
-    made->process = process;
-    if (current.compare_exchange_strong(found, made, std::memory_order_acq_rel)) return made;
-    delete made;  // another thread was first; no thread waits on this one
+    Pool* found = shared_pool.load(std::memory_order_acquire);
+    if (found) return found;
+    Pool* const created = new Pool;
+    if (shared_pool.compare_exchange_strong(found, created, std::memory_order_acq_rel)) return created;
+    delete created;  // another thread was first
     return found;
 }
 
@@ -122,16 +115,16 @@ int processors() {
 
 }  // namespace
 
-void parallel(int64_t units, int threads, void (*work)(void*, int, int64_t), void* context) {
-    if (threads > units) threads = static_cast<int>(units);
-    if (threads > 1 && pool()->run({units, work, context}, threads)) return;
-    for (int64_t unit = 0; unit < units; ++unit) work(context, 0, unit);
+void parallel(int64_t tasks, int threads, void (*work)(void*, int, int64_t), void* context) {
+    if (threads > tasks) threads = static_cast<int>(tasks);
+    if (threads > 1 && pool()->run({tasks, work, context}, threads)) return;
+    for (int64_t task = 0; task < tasks; ++task) work(context, 0, task);
 }
 
 int num_threads(int library_threads) {
-    if (const int asked = number_in("ROPE_ARRAY_NUM_THREADS")) return asked;
+    if (const int requested = number_in("ROPE_ARRAY_NUM_THREADS")) return requested;
     if (library_threads > 0) return library_threads;
-    if (const int asked = number_in("OMP_NUM_THREADS")) return asked;
+    if (const int requested = number_in("OMP_NUM_THREADS")) return requested;
     return processors();
 }
 

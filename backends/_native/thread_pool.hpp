@@ -5,12 +5,12 @@
 
 namespace rope {
 
-// Call work(context, worker, unit) once for each unit, on at most `threads` threads including this one; worker is below
+// Call work(context, worker, task) for each task, on at most `threads` threads including this one; worker is below
 // `threads`. While another call uses the pool this thread works alone, so many Python threads start no more workers.
-void parallel(int64_t units, int threads, void (*work)(void* context, int worker, int64_t unit), void* context);
+void parallel(int64_t tasks, int threads, void (*work)(void* context, int worker, int64_t task), void* context);
 
-// Return ROPE_ARRAY_NUM_THREADS if set, else `library_threads` if positive, else OMP_NUM_THREADS if set, else the number
-// of processors that this process may use.
+// Return ROPE_ARRAY_NUM_THREADS if set, else `library_threads` if positive, else OMP_NUM_THREADS if set, else the
+// number of processors that this process may use.
 int num_threads(int library_threads);
 
 }  // namespace rope

@@ -85,8 +85,8 @@ ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[
     });
 }
 
-// Phases of W pairs in units of 2^-32 turns, (position · F mod 2^64) >> 32, at evenly spaced positions: one product for
-// the first position and one for the step, then sums, all modulo 2^64.
+// Phases of W pairs in units of 2^-32 turns, (position · F mod 2^64) >> 32, at evenly spaced positions: one product
+// for the first position and one for the step, then sums, all modulo 2^64.
 template <int W>
 class PhaseSequence {
     static constexpr int HALF = W > 1 ? W / 2 : 1;

@@ -8,7 +8,7 @@
 namespace rope {
 namespace {
 
-// Rotate W pairs, the first of them at x and y; in the half pairing, the second features are `second_half` bytes further.
+// Rotate W pairs, the first of them at x and y. With half pairing, the second features start `second_half` bytes later.
 template <class T, bool reads_half, bool writes_half, int W>
 ROPE_INLINE void rotate_pairs(const char* x, char* y, int64_t second_half, Vec<typename T::Real, W> cos,
                               Vec<typename T::Real, W> sin) {
@@ -42,8 +42,8 @@ struct RowGroup {
     StreamBuffer* stream;      // earlier results, to be stored between computations
 };
 
-// Call rotate(group) for a few rows at a time, in all runs before the next few, as the runs share their tables. Streamed
-// rows are written to the stream buffer.
+// Call rotate(group) for a few rows at a time, in all runs before the next few, as the runs share their tables. Write
+// streamed rows to the stream buffer.
 template <class Rotate>
 inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
     const int64_t most = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
@@ -144,7 +144,7 @@ struct RotateColumn {
 
     template <int chunk>
     void at(int64_t i) const {
-        constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W, rows_at_once = From::template ROWS_AT_ONCE<W>;
+        constexpr int W = chunk < T::W ? chunk : T::W, vectors = chunk / W;
         constexpr int64_t itemsize = sizeof(typename T::Stored), chunk_bytes = 2 * chunk * itemsize;
         constexpr int64_t x_step = itemsize * (reads_half ? 1 : 2), y_step = itemsize * (writes_half ? 1 : 2);
         using Real = Vec<typename T::Real, W>;
@@ -155,7 +155,7 @@ struct RotateColumn {
         char* to = y + y_step * i;
         auto sequence = angles.template sequence<W, vectors>(pair + i);
         StreamBuffer stream = *group.stream;  // in registers
-        for_rows<rows_at_once>(group.count, [&](auto rows) ROPE_ALWAYS {
+        for_rows<From::template ROWS_AT_ONCE<W>>(group.count, [&](auto rows) ROPE_ALWAYS {
             constexpr int K = rows;
             Real cos[K * vectors], sin[K * vectors];
             sequence.template next<K>(cos, sin);

@@ -1,5 +1,5 @@
-// Prefetching of x and y, and results by non-temporal stores: a few lines at a time between computations, as memory takes
-// no more at once.
+// Prefetching of x and y, and non-temporal stores of results: a few lines at a time between computations, as memory
+// takes no more at once.
 #pragma once
 
 #include "../simd.hpp"
@@ -7,8 +7,8 @@
 namespace rope {
 namespace {
 
-// Prefetch the features of some pairs in a later row, `bytes` in all, each cache line once: the processor's own prefetch
-// stops at each page. Writing reads the line first, so y is prefetched as x is.
+// Prefetch the features of some pairs in a later row, `bytes` in all, each cache line once: the processor's own
+// prefetch stops at each page. An ordinary store reads its line first, so y is prefetched too.
 template <bool half, int64_t bytes>
 ROPE_INLINE void prefetch(const char* first, int64_t second_half) {
 #if defined(__GNUC__)
