@@ -1156,6 +1156,31 @@ def test_children_rotate_after_threads_were_started():
     assert child.run(FORKED, **{THREADS: "4"}).strip() == "good"
 
 
+DAEMONS = """
+    import threading, time
+    import numpy as np, rope_array as ra
+
+    rope, x = ra.RoPE(64), np.ones(({heads}, 64, 64), np.float32)
+
+    def rotate_for_ever():
+        while True:
+            rope.apply(x, range(64))
+
+    for _ in range(4):
+        threading.Thread(target=rotate_for_ever, daemon=True).start()
+    time.sleep(0.05)
+    print("good")
+"""
+
+
+@pytest.mark.parametrize("heads", [2, 16, 256], ids=["32 KiB", "256 KiB", "4 MiB"])
+@pytest.mark.library("numpy")
+def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
+    """A daemon thread that wants the interpreter lock back then neither ends the process nor keeps it."""
+    for _ in range(4):
+        assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"
+
+
 @pytest.mark.parametrize("text", ["0", "-3", "abc", "", "100000", "99999999999999999999", " 5", "2.7", "1"])
 @pytest.mark.library("numpy")
 def test_odd_numbers_of_threads(text, monkeypatch):

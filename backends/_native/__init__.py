@@ -1,6 +1,6 @@
 """The C++ kernel, for arrays in host memory: what the backends of NumPy and PyTorch share.
 
-The compiled module is optional. Without it `kernel` is None, `unavailable_reason()` gives the reason, and both
+The compiled module is optional. Without it `kernel` is None, `unavailable_reason()` gives the reason, and the
 backends decline every call.
 """
 
@@ -68,10 +68,10 @@ def _prepare(plan: Plan) -> None:
 def rotate_checked(
     xs: Any, source: Source, seq_axis: Any, outs: Any, lib: Library, rotate: Any, contiguous: Any
 ) -> Any:
-    """Rotate checked arrays of any dtypes by any source: the way of a call that the kernel's entry declines.
+    """Rotate checked arrays of any dtypes by any source: for calls that the kernel's entry declines.
 
-    Each compute dtype's arrays are rotated by one call of ``rotate(xs, source, seq_axis, outs)``. The function
-    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them.
+    ``rotate(xs, source, seq_axis, outs)`` rotates the arrays of one compute dtype. ``contiguous(array, dtype)``
+    returns positions or tables as the kernel reads them.
     """
     source_for = _kernel_sources(source, xs, lib, contiguous)
     ys: list[Any] = [None] * len(xs)

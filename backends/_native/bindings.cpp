@@ -70,6 +70,10 @@ nb::capsule make_plan(nb::handle layout, double amplitude, nb::handle turns_q64,
     KernelPlan plan = {{}, amplitude, false, num_coordinates, numbers<uint64_t, int64_t>(turns_q64),
                        numbers<uint64_t, int64_t>(high), numbers<uint64_t, int64_t>(low), numbers<int32_t>(coordinate)};
     if (!parse_layout(layout, plan.layout)) throw nb::value_error("not a layout of a rope");
+    const size_t num_pairs = static_cast<size_t>(plan.layout.num_pairs);
+    for (size_t size : {plan.turns_q64.size(), plan.turns_q96_high.size(), plan.turns_q96_low.size()})
+        if (size != num_pairs) throw nb::value_error("not a frequency for each pair");
+    if (plan.coordinate.size() != (num_coordinates ? num_pairs : 0)) throw nb::value_error("not a coordinate for each pair");
     KernelPlan transposed = plan;
     transposed.transposed = true;
     std::swap(transposed.layout.reads_half, transposed.layout.writes_half);

@@ -46,4 +46,4 @@ def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:
 
 def _contiguous(array: Any, dtype: Any) -> Any:
     """Return a plain aligned array; its memory is the array's own if possible."""
-    return np.require(array, dtype, "CAE")
+    return np.require(array, dtype, ["C", "A", "E"])

@@ -1,9 +1,9 @@
 """PyTorch on the CPU by the C++ kernel: eager calls on plain tensors, with or without a gradient.
 
-PyTorch does not see the kernel. So the kernel declines every call whose operations are intercepted (by a compiler,
-a functorch transform, forward-mode differentiation, a mode or a subclass), which would give a wrong or an empty
-result: the array-api backend serves it, by PyTorch's own operations. A reverse-mode gradient is served: its
-backward is the adjoint rotation.
+PyTorch does not see the kernel. If operations are intercepted (by a compiler, a functorch transform, forward-mode
+differentiation, a mode or a subclass), the kernel's result would be wrong or empty. So it declines these calls,
+and the array-api backend serves them by PyTorch's own operations. The kernel does serve reverse-mode gradients:
+the backward is the adjoint rotation.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ def library(x: Any) -> Any:
 
 
 def _why_declined(xs: Any, source: Any) -> str | None:
-    """Return why a call is declined, whatever memory its tensors have, or None; the kernel checks their memory."""
+    """Return why a call is declined whatever memory its tensors have, or None. The kernel checks the memory."""
     if torch.compiler.is_compiling():  # first: Dynamo takes it as a constant, and traces nothing after it
         return "the call is compiled: the compiler joins the array-api backend's operations into one loop"
     if _native.kernel is None:
@@ -114,8 +114,8 @@ def _why_unreadable(x: Any) -> str | None:
         return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
     if not _native.kernel.has_memory(x):
         return (
-            "a tensor's numbers are not in memory as they are: its memory has been freed, say, or it is a lazily "
-            "negated view or a batch of vmap"
+            "a tensor's numbers are not in memory as they are: the memory has been freed, say, or it is a "
+            "lazily negated view or a batch of vmap"
         )
     return None
 
@@ -161,7 +161,7 @@ def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed
 
 
 def _written(ys: Any, outs: Any) -> Any:
-    """Count a write to each of outs, as operations in place do, so that autograd sees a saved tensor change."""
+    """Count a write to each of outs, as operations in place do, so that autograd sees saved tensors change."""
     for out in outs if ys is not NotImplemented else ():
         torch.autograd.graph.increment_version(out)
     return ys
@@ -175,7 +175,7 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         ys = _native.kernel.rotate(xs, source, seq_axis, None, False, transposed)
         if ys is NotImplemented:
             return ys
-        # Saved, not kept on ctx, so that autograd raises if positions or tables have changed before the backward.
+        # Saved, not kept on ctx: autograd then raises if positions or tables change before the backward.
         tensors = [
             given for given in source if isinstance(given, torch.Tensor)
         ]  # the first fields of a source
@@ -202,7 +202,7 @@ _rotate_with_grad: Any = _RotateFn.apply
 
 
 def _rotate_back(grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
-    """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the backward is intercepted."""
+    """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the kernel declines."""
     if _why_declined(grads, source) is None:
         if isinstance(source, Tables):
             back = _rotate(grads, _adjoint(source), seq_axis)
