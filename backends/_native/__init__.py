@@ -70,7 +70,7 @@ def rotate_checked(
 ) -> Any:
     """Rotate checked arrays of any dtypes by any source: for calls that the kernel's entry declines.
 
-    ``rotate(xs, source, seq_axis, outs)`` rotates the arrays of one compute dtype. ``contiguous(array, dtype)``
+    ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``contiguous(array, dtype)``
     returns positions or tables as the kernel reads them.
     """
     source_for = _kernel_sources(source, xs, lib, contiguous)

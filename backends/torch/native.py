@@ -1,9 +1,9 @@
 """PyTorch on the CPU by the C++ kernel: eager calls on plain tensors, with or without a gradient.
 
-PyTorch does not see the kernel. If operations are intercepted (by a compiler, a functorch transform, forward-mode
-differentiation, a mode or a subclass), the kernel's result would be wrong or empty. So it declines these calls,
-and the array-api backend serves them by PyTorch's own operations. The kernel does serve reverse-mode gradients:
-the backward is the adjoint rotation.
+PyTorch does not see the kernel. If something intercepts its operations (a compiler, a functorch transform,
+forward-mode differentiation, a mode, a subclass), the kernel's result would be wrong or empty. So it declines
+the call, and the array-api backend serves it by PyTorch's operations. Reverse-mode gradients are recorded: the
+backward is the adjoint rotation.
 """
 
 from typing import Any
@@ -53,19 +53,18 @@ def library(x: Any) -> Any:
 
 
 def _why_declined(xs: Any, source: Any) -> str | None:
-    """Return why a call is declined whatever memory its tensors have, or None. The kernel checks the memory."""
+    """Return why a call is declined, whatever memory its tensors have, or None."""
     if torch.compiler.is_compiling():  # first: Dynamo takes it as a constant, and traces nothing after it
         return "the call is compiled: the compiler joins the array-api backend's operations into one loop"
     if _native.kernel is None:
         return unavailable_reason()
     if (reason := _active_interceptor()) is not None or not torch.is_grad_enabled():
         return reason
-    recorded = _is_recorded(xs)
-    for given in source[:2]:
+    for given in source:
         if type(given) in _TYPES:
             if given.requires_grad:
                 return "a gradient of positions or tables is recorded"
-            if recorded and given.is_inference():
+            if given.is_inference() and _is_recorded(xs):
                 return "positions or tables of inference mode cannot be kept for a backward"
     return None
 
@@ -161,7 +160,7 @@ def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed
 
 
 def _written(ys: Any, outs: Any) -> Any:
-    """Count a write to each of outs, as operations in place do, so that autograd sees saved tensors change."""
+    """Count a write to each of outs, as operations in place do: autograd then sees saved tensors change."""
     for out in outs if ys is not NotImplemented else ():
         torch.autograd.graph.increment_version(out)
     return ys
