@@ -135,9 +135,12 @@ bool set_tables(Source& source, const ArrayView& cos, const ArrayView& sin, cons
     const int last = source.num_axes = cos.num_axes - 1;
     source.kind = TABLES;
     if ((cos.dtype != F32 && cos.dtype != F64) || sin.dtype != cos.dtype || last < 0) return false;
-    if (!cos.has_same_shape(sin) || cos.shape[last] != layout.num_pairs || !cos.is_aligned() || !sin.is_aligned())
-        return false;
-    if (cos.shape[last] > 1 && (cos.strides[last] != cos.itemsize || sin.strides[last] != sin.itemsize)) return false;
+    if (!cos.has_same_shape(sin) || cos.shape[last] != layout.num_pairs) return false;
+    auto is_readable = [last](const ArrayView& table) {
+        const bool is_contiguous = table.shape[last] < 2 || table.strides[last] == table.itemsize;
+        return table.is_empty() || (is_contiguous && table.is_aligned());
+    };
+    if (!is_readable(cos) || !is_readable(sin)) return false;
     std::copy(cos.shape, cos.shape + last, source.shape);
     std::copy(cos.strides, cos.strides + last, source.stride);
     std::copy(sin.strides, sin.strides + last, source.sin_stride);
