@@ -2,8 +2,8 @@
 
 PyTorch does not see the kernel. If something intercepts its operations (a compiler, a functorch transform,
 forward-mode differentiation, a mode, a subclass), the kernel's result would be wrong or empty. So it declines
-the call, and the array-api backend serves it by PyTorch's operations. Reverse-mode gradients are recorded: the
-backward is the adjoint rotation.
+the call, and the array-api backend serves it by PyTorch's operations. Reverse-mode gradients are recorded:
+the backward is the adjoint rotation.
 """
 
 from typing import Any
