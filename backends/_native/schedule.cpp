@@ -18,6 +18,11 @@ constexpr int64_t MAX_TILE_POSITIONS = 256;
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed the L2 cache
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
+// malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is in the caches
+// then, and non-temporal stores throw it away. Measured: they pay nevertheless if y is aligned to cache lines, or if
+// runs of rows touch more new pages at a time than the caches hold.
+constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
+constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs of rows touch too many
 constexpr int64_t STACK_BYTES = 1 << 15;
 
 int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
@@ -56,8 +61,9 @@ bool is_staged(const Layout& layout, const Array& array) {
 // A call as tiles: some positions along the source's last axis, with a part of the rows that share them.
 class Schedule {
   public:
-    Schedule(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, const Level& level)
-        : plan_(plan), frequencies_(plan.frequencies()), source_(source), level_(level),
+    Schedule(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
+             const Level& level)
+        : plan_(plan), frequencies_(plan.frequencies()), source_(source), fresh_(fresh), level_(level),
           real_bytes_(arrays[0].dtype == F64 ? 8 : 4), loops_(arrays.size()) {
         for (int j = 0; j < source.num_axes; ++j)
             if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
@@ -69,11 +75,13 @@ class Schedule {
                  !loops_[0].staged;
     }
 
-    void run(int threads, bool /*fresh*/) {
-        const int64_t bytes = x_bytes();
+    void run(int threads) {
+        int64_t bytes = 0;
+        for (const ArrayLoop& loop : loops_) bytes += x_bytes(loop);
         if (!bytes) return;
         if (bytes < parallel_bytes.load(std::memory_order_relaxed)) threads = 1;
         streams_ = bytes >= stream_bytes.load(std::memory_order_relaxed);
+        streams_new_pages_ = bytes >= STREAM_NEW_PAGES_BYTES;
         prefetches_ = bytes >= PREFETCH_BYTES;
         choose_tiles(bytes, threads);
         scratch_bytes_ = positions_bytes() + tables_bytes() + heads_bytes() + stream_buffer_bytes();
@@ -114,10 +122,9 @@ class Schedule {
         loop.staged = is_staged(plan_.layout, array);
     }
 
-    int64_t x_bytes() const {
-        int64_t row_bytes = 0;
-        for (const ArrayLoop& loop : loops_) row_bytes += loop.rows_per_position * ITEMSIZE[loop.array->dtype];
-        return row_bytes * plan_.layout.head_dim * outer_ * length_;
+    int64_t row_bytes(const ArrayLoop& loop) const { return plan_.layout.head_dim * ITEMSIZE[loop.array->dtype]; }
+    int64_t x_bytes(const ArrayLoop& loop) const {
+        return row_bytes(loop) * loop.rows_per_position * outer_ * length_;
     }
 
     // Split the positions into blocks, and the free axes into parts if there are too few blocks for the threads.
@@ -158,11 +165,15 @@ class Schedule {
 
     // Stream contiguous results only, and not over x, whose lines are in the caches already. Short runs of rows and
     // heads shorter than a line leave too little computation between stores; the buffer holds a group at most.
-    bool is_streamed(const ArrayLoop& loop, const Axis* axes, int n) const {
-        const int64_t itemsize = ITEMSIZE[loop.array->dtype], head = itemsize * plan_.layout.head_dim;
-        return streams_ && loop.array->x != loop.array->y && loop.array->y_feature == itemsize && n &&
-               axes[0].y == head && head >= CACHE_LINE && head <= GROUP_BYTES &&
-               axes[0].n * head >= MIN_STREAMED_LINES * CACHE_LINE;
+    bool is_streamed(const ArrayLoop& loop, const Rows& rows) const {
+        const Array& array = *loop.array;
+        const int64_t row = row_bytes(loop);
+        if (!streams_ || array.x == array.y || array.y_feature != ITEMSIZE[array.dtype]) return false;
+        if (rows.y_row != row || row < CACHE_LINE || row > GROUP_BYTES) return false;
+        if (rows.count * row < MIN_STREAMED_LINES * CACHE_LINE) return false;
+        const bool new_pages = fresh_ && x_bytes(loop) >= NEW_PAGES_BYTES;
+        const bool aligned = reinterpret_cast<uintptr_t>(array.y) % CACHE_LINE == 0;
+        return !new_pages || aligned || (streams_new_pages_ && rows.runs > 1);
     }
 
     void run_tile(char* scratch, int64_t tile) const {
@@ -267,8 +278,8 @@ class Schedule {
         rows.x_feature = loop.array->x_feature;
         rows.y_feature = loop.array->y_feature;
         rows.staged = loop.staged;
-        rows.streamed = is_streamed(loop, axes, n);
         const int inner_axes = set_inner_axes(rows, axes, n);
+        rows.streamed = is_streamed(loop, rows);
         const auto rotate_rows = level_.rotate[loop.array->dtype];
         // Rotate one step late, so that the next rows can be prefetched; the last prefetch the next positions' rows.
         Rows previous = {};
@@ -347,13 +358,14 @@ class Schedule {
     const KernelPlan& plan_;
     const Frequencies frequencies_;
     const Source& source_;
+    const bool fresh_;
     const Level& level_;
     const int64_t real_bytes_;  // of the precision that the arrays are rotated in
     std::vector<ArrayLoop> loops_;
     int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
     int64_t length_ = 1, outer_ = 1;                   // size of the last of them, product of the other sizes
     int64_t block_ = 1, blocks_ = 1, parts_ = 1, tiles_ = 1, scratch_bytes_ = 0;
-    bool fused_ = false, streams_ = false, prefetches_ = false;
+    bool fused_ = false, streams_ = false, streams_new_pages_ = false, prefetches_ = false;
 };
 
 }  // namespace
@@ -378,7 +390,7 @@ std::atomic<int64_t> stream_bytes{1 << 23};
 
 void rotate(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads) {
-    Schedule(plan, arrays, source, level).run(threads, fresh);
+    Schedule(plan, arrays, source, fresh, level).run(threads);
 }
 
 }  // namespace rope
