@@ -183,26 +183,35 @@ def streamed(request):
         _native.kernel.stream_from(before)
 
 
-# The kernel's functions that rotate tensors; the fixture below is the one place that names them.
-ROTATE_TENSORS = ("run", "run_tensor")
-
-
 @pytest.fixture
 def runs(monkeypatch):
-    """The kernel's calls that rotated tensors; empty where no kernel is built."""
+    """The kernel's calls that rotated; empty where no kernel is built."""
     runs = []
 
-    def counted(run):
-        def counting(*args):
-            done = run(*args)
-            runs.append(args[0]) if done else None
-            return done
+    def counting(*args, **kwargs):
+        done = rotate(*args, **kwargs)
+        runs.append(args[0]) if done is not NotImplemented else None
+        return done
 
-        return counting
-
-    for name in ROTATE_TENSORS if _native.kernel else ():
-        monkeypatch.setattr(_native.kernel, name, counted(getattr(_native.kernel, name)))
+    if _native.kernel:
+        rotate = _native.kernel.rotate
+        monkeypatch.setattr(_native.kernel, "rotate", counting)
     return runs
+
+
+@pytest.fixture(params=["table", "attributes"])
+def tensors(request):
+    """The kernel reads tensors by DLPack's exchange table if PyTorch has one, or by their attributes."""
+    import torch
+
+    def use(table):
+        types = torch.Tensor, torch.nn.Parameter
+        return _native.kernel.use_tensors(*types, torch.empty_like, torch.get_num_threads, table)
+
+    if use(request.param == "table") != (request.param == "table"):
+        pytest.skip("this version of PyTorch has no exchange table")
+    yield
+    use(True)
 
 
 @pytest.fixture

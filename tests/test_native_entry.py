@@ -1,4 +1,4 @@
-"""The entry points of the kernel: each declines or refuses what it cannot rotate."""
+"""The kernel's entry: it declines each call that it cannot rotate, and writes nothing."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from compare import assert_same, words
 from native_cases import F16, F32, F64, SEVERAL, RoPE, kernel
 
 import rope_array as ra
+from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 from rope_array._errors import RoPEError
 
@@ -21,8 +22,10 @@ class Sub(np.ndarray):
     pass
 
 
-def address(array):
-    return array.__array_interface__["data"][0]
+def prepared(plan):
+    """Return a plan that has the kernel's handle."""
+    _native._prepare(plan)
+    return plan
 
 
 def changes(*names, values):
@@ -46,14 +49,22 @@ FAST = [
 
 @pytest.mark.parametrize("given", FAST, ids=words)
 @pytest.mark.library("numpy")
-def test_the_fast_entry_declines(given):
-    arguments = {"x": X, "pos": range(5), "plan": PLAN, "seq_axis": -2, "out": None} | given
-    _native.spec_of(PLAN)
-    assert kernel.quick(*arguments.values()) is NotImplemented
+def test_declined_by_positions(given):
+    arguments = {"x": X, "pos": range(5), "seq_axis": -2, "out": None} | given
+    x, pos, seq_axis, out = arguments.values()
+    assert kernel.rotate(x, Positions(pos, prepared(PLAN)), seq_axis, out) is NotImplemented
 
 
 COS = np.ones((5, 4), F32)
-TABLES = {"x": X, "cos": COS, "sin": COS, "spec": None, "seq_axis": -2, "out": None}
+LAYOUT = PLAN.layout
+TABLES = {"x": X, "cos": COS, "sin": COS, "layout": LAYOUT, "seq_axis": -2, "out": None}
+HOSTILE = [
+    *(("head_dim", value) for value in (2**62, 2**70, 8.0, 6, -8)),
+    *(("start", value) for value in (-2, 2, 9, 2**62, -(2**63), 0.0, False)),
+    *(("stop", value) for value in (9, 7, 6, -8, 2**62, 2**63 - 1, None)),
+    *(("blocks", value) for value in (0, 3, 8, -1, -(2**63), True, 2**64)),
+    *((name, value) for name in ("pairing", "out_pairing") for value in ("foo", None, 1, b"half", "halfé")),
+]
 
 
 BY_TABLES = [
@@ -66,7 +77,8 @@ BY_TABLES = [
         values=(COS.astype(">f4"), *(np.ones(n, F32) for n in ((5, 8), (2, 5, 4), (1, 1, 1, 5, 4)))),
     ),
     *changes("x", values=((), (X, (X,)), None, X.astype(F64), (X, X.astype(F64)), X[0, 0, 0], X[:, :4])),
-    *changes("spec", values=("spec", PLAN, ())),
+    *changes("layout", values=("layout", PLAN, (), LAYOUT[:6])),
+    *({"layout": LAYOUT._replace(**{name: value})} for name, value in HOSTILE),
     *changes("seq_axis", values=(None, 2**70, -1, 2)),
     *changes("out", values=((X,), X[:2], X[..., ::-1], np.zeros(200, F32)[::-1][:120].reshape(X.shape))),
 ]
@@ -74,26 +86,41 @@ BY_TABLES = [
 
 @pytest.mark.parametrize("given", BY_TABLES, ids=words)
 @pytest.mark.library("numpy")
-def test_the_fast_entry_for_tables_declines(given):
-    arguments = TABLES | {"spec": _native.spec_of_tables(PLAN.layout)}
-    assert_same(kernel.quick_tables(*arguments.values()), X)
-    assert kernel.quick_tables(*(arguments | given).values()) is NotImplemented
+def test_declined_by_tables(given):
+    def rotated(x, cos, sin, layout, seq_axis, out):
+        return kernel.rotate(x, Tables(cos, sin, layout), seq_axis, out)
+
+    assert_same(rotated(**TABLES), X)
+    assert rotated(**TABLES | given) is NotImplemented
+
+
+@pytest.mark.parametrize("name", ["native", "numpy", "array-api", None])
+@pytest.mark.parametrize(("field", "value"), HOSTILE, ids=words)
+@pytest.mark.library("numpy")
+def test_hostile_layouts_are_refused(name, field, value):
+    layout = LAYOUT._replace(**{field: value})
+    for cos in (COS, np.ones((5, 2**10), F32)):
+        for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
+            with pytest.raises(RoPEError):
+                ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
 
 
 @pytest.mark.library("numpy")
-def test_an_object_that_is_no_plan_is_declined():
+def test_sources_that_are_none():
     class Other:
-        native = "spec"
+        native = "plan"
 
     with pytest.raises(AttributeError):
-        kernel.quick(X, 0, "plan", -2, None)
-    assert kernel.quick(X, 0, Other(), -2, None) is NotImplemented
-    by_tables = type("Plan", (), {"native": _native.spec_of_tables(PLAN.layout)})
-    assert kernel.quick(X, 0, by_tables(), -2, None) is NotImplemented
+        kernel.rotate(X, Positions(0, "plan"), -2, None)
+    others = Positions(0, Other()), Positions(0, RoPE(8, base=77)._plan)
+    for source in (None, (), (0,), X, [0, PLAN, None], *others):
+        assert kernel.rotate(X, source, -2, None) is NotImplemented
+    assert kernel.rotate(X, Positions(0, prepared(PLAN), X), -2, None) is NotImplemented
     for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # it takes three
-        plan = SEVERAL["runs"]._plan
-        assert _native.spec_of(plan)
-        assert kernel.quick(np.zeros((5, 72), F32), pos, plan, -2, None) is NotImplemented
+        source = Positions(pos, prepared(SEVERAL["runs"]._plan))
+        assert kernel.rotate(np.zeros((5, 72), F32), source, -2, None) is NotImplemented
+    with pytest.raises(ValueError, match="layout"):
+        kernel.make_plan(LAYOUT._replace(start=-2), 1.0, *[(0,) * 4] * 3, (), 0)
 
 
 @pytest.mark.parametrize(
@@ -141,101 +168,35 @@ def test_results_that_overlap_are_refused():
             RoPE(8).apply((one, other), range(5), out=outs)
 
 
-def described(x=X, y=None, **changes):
-    y = np.empty_like(x) if y is None else y
-    fields = [0, x.shape, address(x), x.strides, address(y), y.strides, 1]
-    for i, value in changes.items():
-        fields[int(i[1:])] = value
-    return tuple(fields)
-
-
-SPACED = (_native.SPACED, 0, 1, (5,))
-MANY = (1,) * 70
-REFUSED = {
-    "no arrays": (None, SPACED),
-    "a text": ("abc", SPACED),
-    "None for an array": ((None,), SPACED),
-    "an empty description": (((),), SPACED),
-    "a short description": ((described()[:3],), SPACED),
-    "no sizes": ((described(_1=()),), SPACED),
-    "sizes in a list": ((described(_1=[3, 5, 8]),), SPACED),
-    "too few strides": ((described(_3=(8, 4)),), SPACED),
-    "too few strides of the result": ((described(_5=(8, 4)),), SPACED),
-    "an address of text": ((described(_2="address"),), SPACED),
-    "a dtype of text": ((described(_0="type"),), SPACED),
-    "a size beyond 64 bits": ((described(_1=(3, 2**80, 8)),), SPACED),
-    "an empty source": ((described(),), ()),
-    "a short source": ((described(),), SPACED[:2]),
-    "positions of 70 axes": ((described(),), (_native.SPACED, 0, 1, MANY)),
-    "a start beyond 64 bits": ((described(),), (_native.SPACED, 2**64, 1, (5,))),
-    "positions without strides": ((described(),), (_native.INT64, 0, (), (5,), 1)),
-    "tables without strides": ((described(),), (_native.TABLES, 0, (), (), 1, 0, ())),
-}
-ERRORS = (TypeError, ValueError, LookupError, OverflowError, RuntimeError, SystemError)
-
-
-@pytest.mark.parametrize(("arrays", "given"), REFUSED.values(), ids=REFUSED)
-@pytest.mark.library("numpy")
-def test_the_general_entry_refuses(arrays, given):
-    try:
-        done = kernel.run(_native.spec_of(PLAN), arrays, given, -2, None, False)
-    except ERRORS:
-        return
-    assert not done
-
-
-@pytest.mark.library("numpy")
-def test_the_general_entry_checks_its_arguments():
-    with pytest.raises(ValueError, match="takes tables"):
-        kernel.run(_native.spec_of_tables(PLAN.layout), (described(),), SPACED, -2, None, False)
-    with pytest.raises(TypeError):
-        kernel.run("spec", (described(),), SPACED, -2, None, False)
-    with pytest.raises(TypeError):
-        kernel.run(_native.spec_of(PLAN), (described(),), SPACED, "axis", None, False)
-    assert kernel.run(_native.spec_of(PLAN), (), SPACED, -2, None, False)
-    for given in (
-        (_native.SPACED, 0, 1, (4,)),
-        (_native.SPACED, 0, 1, (5, 5)),
-        (_native.SPACED, 0, 1, (1, 1, 1, 1)),
-    ):
-        assert not kernel.run(_native.spec_of(PLAN), (described(),), given, -2, None, False)
-    assert not kernel.run(_native.spec_of(PLAN), (described(_1=MANY),), SPACED, -2, None, False)
-    for axis in (-1, 2, -4, 2**62, -(2**63)):
-        assert not kernel.run(_native.spec_of(PLAN), (described(),), SPACED, axis, None, False)
-
-
 @pytest.mark.library("torch")
-def test_the_tensor_entry_declines():
+def test_tensors_that_are_declined(tensors):
     import torch
 
-    from rope_array._backends.torch import native
+    x, out, plan = torch.ones(5, 8), torch.zeros(5, 8), prepared(PLAN)
 
-    if not native._SEEN:
-        pytest.skip("this version of PyTorch does not show its tensors")
-    spec, x, y = _native.spec_of(PLAN), torch.ones(5, 8), torch.zeros(5, 8)
-
-    def done(x=x, y=y, pos=3, axis=-2, spec=spec):
-        return kernel.run_tensor(spec, x, y, pos, axis, None, False)
+    def done(x=x, out=out, pos=3, axis=-2):
+        return kernel.rotate(x, Positions(pos, plan), axis, out) is not NotImplemented
 
     assert done()
-    assert done(pos=torch.arange(5))
-    y.zero_()
-    assert not done(pos=torch.arange(4))
-    assert not done(pos=torch.zeros((5, 1, 1), dtype=torch.int64))
-    assert not done(pos=torch.arange(5, dtype=torch.int32))
-    assert not done(pos=torch.arange(5.0))
-    assert not done(pos=2**63)
-    assert not done(pos=-(2**63) - 1)
-    assert not done(x=torch.ones(5, 6))
+    for pos in (torch.arange(5), torch.arange(5, dtype=torch.int32), range(5)):
+        assert done(pos=pos)
+    out.zero_()
+    for pos in (torch.arange(4), torch.zeros((5, 1, 1), dtype=torch.int64), torch.arange(5.0), range(4), "3"):
+        assert not done(pos=pos)
+    for pos in (2**63, -(2**63) - 1, torch.arange(5, dtype=torch.uint8), np.arange(5), np.int64(3), True):
+        assert not done(pos=pos)
     for other in (torch.int32, torch.complex64, torch.bool):
         assert not done(x=torch.ones(5, 8, dtype=other))
-    assert not done(x=torch.ones(()), y=torch.ones(()))
+    for other in (torch.ones(5, 6), torch.ones(()), torch.ones(5, 8).double(), np.ones((5, 8), F32)):
+        assert not done(x=other)
+    for other in ((out,), out.numpy(), out.double(), out.T, out[:4], torch.zeros(8).expand(5, 8)):
+        assert not done(out=other)
     for axis in (-1, 1, 2, -4, 2**62, -(2**63)):
         assert not done(axis=axis)
-    assert not y.any()
-    for given in ({"pos": "3"}, {"spec": "spec"}):
-        with pytest.raises(TypeError):
-            done(**given)
-    assert not kernel.use_tensors("no type")
-    assert not kernel.use_tensors(list)
+    freed = torch.ones(5, 8)
+    freed.untyped_storage().resize_(0)
+    for other in (freed, torch.complex(x, x).conj().imag, torch._efficientzerotensor(5, 8), x.to("meta")):
+        assert not done(x=other)
+        assert not done(out=other)
+    assert not out.any()
     assert done()

@@ -26,6 +26,7 @@ from native_cases import (
     unaligned,
 )
 
+from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
@@ -159,9 +160,10 @@ def test_more_than_2_to_the_31_elements(monkeypatch):
     heads, length, width = 2**12, 2**13 + 1, 64
     assert heads * length * width > 2**31
     x, y, plan = normal(width, F16), np.zeros(width, F16), RoPE(width)._plan
-    place = x.ctypes.data, (0, 0, 2), y.ctypes.data, (0, 0, 2), 1
-    arrays = ((_native.TYPES["float16"], (heads, length, width), *place),)
-    assert kernel.run(_native.spec_of(plan), arrays, (_native.SPACED, 5, 3, (length,)), -2, None, False)
+    _native._prepare(plan)
+    repeated = (np.lib.stride_tricks.as_strided(a, (heads, length, width), (0, 0, 2)) for a in (x, y))
+    source = Positions(range(5, 5 + 3 * length, 3), plan)
+    assert kernel.rotate(next(repeated), source, -2, next(repeated), checked=True) is not NotImplemented
     assert_same(y, core(RoPE(width), x, 5 + 3 * (length - 1)))
 
 

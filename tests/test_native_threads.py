@@ -1,16 +1,273 @@
-"""The kernel's thread pool in children of fork."""
+"""The kernel has the same bits by any number of threads, past the caches, and in forked children."""
 
+import itertools
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import child
+import numpy as np
 import pytest
+from compare import assert_same
+from native_cases import (
+    F16,
+    F32,
+    F64,
+    LEVELS,
+    MIB,
+    OF_OPENMP,
+    THREADS,
+    Axes,
+    B,
+    RoPE,
+    case,
+    core,
+    each_way,
+    kernel,
+    made,
+    normal,
+    uneven,
+    while_a_thread_waits,
+)
 
-from rope_array._backends import _native
+pytestmark = pytest.mark.usefixtures("kernel_settings")
 
-pytestmark = pytest.mark.library("numpy")
+LARGE = {
+    "one head": case((1, 1, 4099, 72)),
+    "one head of coordinates": case(
+        (4099, 72), pos=np.arange(4099 * 3).reshape(-1, 3), axes=Axes.chunked(12, 12, 12)
+    ),
+    "heads": case((2, 3, 301, 160), pairing="half"),
+    "heads inside": case((2, 211, 11, 130), B, seq_axis=-3, pairing="half", out_pairing="interleaved"),
+    "heads inside by batch": case((2, 211, 11, 130), B, np.arange(422).reshape(2, 211), seq_axis=-3),
+    "one position": case((1, 4099, 1, 144), F16, 7),
+    "one position and one row": case((1, 700_000), F16, 7, head_dim=700_000, rotary_dim=64),
+    "one token of each": case((701, 2, 1, 208), pos=np.arange(701)[:, None] * 1000),
+    "one token, one head": case((2801, 1, 1, 104), pos=np.arange(2801)[:, None] * 1000),
+    "wide heads": case((1, 15, 10_000), F64, pairing="half"),
+    "wide heads, few positions": case((40, 2, 4_000), F32),
+    "slices": case((2, 2101, 2, 67), seq_axis=1, rotary_dim=50, rotary_start=3, pairing="half"),
+    "reversed features": case((3, 301, 320), change=lambda x: x[..., ::-1], pairing="half"),
+    "transposed": case((602, 3, 320), F16, range(602), lambda x: x.transpose(1, 0, 2)),
+    "broadcast": case((64, 33, 160), change=lambda x: np.broadcast_to(x[:1], x.shape)),
+    "three heads of a few": case((3, 2, 200_000), head_dim=200_000, rotary_dim=128, dtype=F32),
+    "by each head": case((2, 3, 301, 160), pos=np.arange(1806).reshape(2, 3, 301)),
+    "many rows of positions": case((331, 2, 9, 52), pos=np.arange(331 * 9).reshape(331, 9)),
+    "nothing": case((4001, 77), rotary_dim=0),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.library("numpy")
+def test_large_arrays(name, monkeypatch):
+    rope, shape, dtype, pos, change, seq_axis = LARGE[name]
+    x = made(shape, dtype, change)
+    assert x.nbytes > MIB
+    want = core(rope, x, pos, seq_axis=seq_axis)
+    for way in each_way(monkeypatch):
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, way)
+        y = np.copy(x)
+        assert_same(rope.apply(y, pos, seq_axis=seq_axis, out=y), want, f"{way}, in place")
+
+
+@pytest.mark.library("numpy")
+def test_large_tuples_and_tables(monkeypatch):
+    xs = tuple(normal((2, h, 257, 96), d) for h, d in ((6, F32), (1, F64), (2, F16), (5, B), (3, F32)))
+    rope = RoPE(96, pairing="half", out_pairing="interleaved")
+    rotation = rope.rotation(range(257), like=xs[1])
+    want, by_tables = core(rope, xs, range(257)), rotation.apply(xs, backend="array-api")
+    for way in each_way(monkeypatch):
+        assert_same(rope.apply(xs, range(257)), want, way)
+        assert_same(rope.apply(xs[::2], range(257)), want[::2], way)
+        assert_same(rotation.apply(xs), by_tables, way)
+
+
+STREAMED = {
+    "heads": case((2, 8, 4099, 130), F16, pairing="half"),
+    "one head": case((65_537, 66)),
+    "one head of a cache line": case((131_073, 64), B, pairing="half"),
+    "one head in uneven steps": case((65_537, 136), F16, uneven(65_537), rotary_dim=128),
+    "one head of gaps": case((2, 32_801, 130), B, change=lambda x: x[:, :, 1:-1], head_dim=128),
+    "odd heads": case(
+        (130_001, 67), B, rotary_dim=64, rotary_start=1, pairing="half", out_pairing="interleaved"
+    ),
+    "wide heads": case((3, 141, 5_000), F64, pairing="half"),
+    "reversed features": case((4, 1025, 1056), change=lambda x: x[..., ::-1], out_pairing="half"),
+    "heads inside": case((2, 1031, 16, 130), seq_axis=1),
+    "transposed": case((1031, 32, 130), F32, range(1031), lambda x: x.swapaxes(0, 1)),
+    "heads of two": case((1031, 2100, 2), seq_axis=0),
+}
+
+
+def offset(shape, dtype, by):
+    """Memory that begins so many elements after a cache line, with a margin that must stay as it is."""
+    size = int(np.prod(shape))
+    buffer = np.full(size + 256, 7, dtype)
+    first = -(buffer.ctypes.data // dtype.itemsize) % (64 // dtype.itemsize) + by
+    return buffer, first, buffer[first : first + size].reshape(shape)
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.library("numpy")
+def test_streamed_results(name, monkeypatch):
+    rope, shape, dtype, pos, change, seq_axis = STREAMED[name]
+    x = made(shape, dtype, change)
+    assert x.nbytes >= 16 * MIB
+    want = core(rope, x, pos, seq_axis=seq_axis)
+    for threads, by, level in zip((1, 3, 2), (1, 5, 0), itertools.cycle(LEVELS), strict=False):
+        kernel.use_level(level)
+        monkeypatch.setenv(THREADS, str(threads))
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, level)
+        buffer, first, out = offset(x.shape, dtype, by)
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis, out=out), want, f"{level}, {by} elements on")
+        assert (buffer[:first] == 7).all()
+        assert (buffer[first + out.size :] == 7).all()
+        out[...] = x
+        assert_same(rope.apply(out, pos, seq_axis=seq_axis, out=out), want, f"{level}, in place")
+
+
+@pytest.mark.library("numpy")
+def test_a_streamed_tuple(level):
+    xs = normal((2, 4, 2051, 128), F16), normal((2, 6, 2051, 128)), normal((2, 1, 2051, 256))[..., ::2]
+    assert_same(RoPE(128).apply(xs, range(2051)), core(RoPE(128), xs, range(2051)))
+
+
+@pytest.mark.library("numpy")
+def test_calls_from_eight_threads(monkeypatch):
+    monkeypatch.setenv(THREADS, "3")
+    rope = RoPE(64, pairing="half")
+    xs = [normal(shape, d) for shape in ((2, 3, 64), (4, 300, 64), (8, 1100, 64)) for d in (F32, F16)]
+    xs.append((xs[0], normal((2, 3, 64), F64)))
+    cases = [(x, rope.apply(x, range((x[0] if type(x) is tuple else x).shape[-2]))) for x in xs]
+    barrier, errors, until = threading.Barrier(8), [], time.monotonic() + 1.5
+
+    def hammer(number):
+        try:
+            barrier.wait()
+            for i in itertools.count(number):
+                x, want = cases[i % len(cases)]
+                assert_same(
+                    RoPE(64, pairing="half").apply(x, range((x[0] if type(x) is tuple else x).shape[-2])),
+                    want,
+                )
+                if time.monotonic() > until:
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=hammer, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]
+
+
+@pytest.mark.library("numpy")
+def test_other_python_threads_run_during_a_large_call(monkeypatch):
+    monkeypatch.setenv(THREADS, "1")
+    x, rope, nothing = np.zeros((4 * MIB // 64, 64), F32), RoPE(64), lambda: None
+    out = np.zeros_like(x)
+    rope.apply(x, range(len(x)), out=out)
+    assert while_a_thread_waits(lambda: rope.apply(x, range(len(x)), out=out))
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        assert not while_a_thread_waits(nothing)
+
+
+FORKED = """
+    import multiprocessing, os, sys, threading
+    import numpy as np, rope_array as ra
+    from rope_array._backends import _native
+
+    rope = ra.RoPE(64)
+    x = np.resize(np.random.default_rng(0).standard_normal(10_007, np.float32), (9001, 64))
+    _native.kernel.share_out_from(2**20)
+    want = rope.apply(x, range(9001))  # starts threads
+    assert (want == rope.apply(x, range(9001), backend="array-api")).all()
+
+    def same():
+        return all((rope.apply(x, range(9001)) == want).all() for _ in range(3))
+
+    running, stop = threading.Event(), threading.Event()
+
+    def hammer():
+        while not stop.is_set():
+            rope.apply(x, range(9001))
+            running.set()
+
+    thread = threading.Thread(target=hammer)
+    thread.start()
+    running.wait()
+    children = []
+    for _ in range(8):  # while another thread has the kernel's
+        child = os.fork()
+        if not child:
+            import signal
+            signal.alarm(30)
+            grandchild = os.fork()
+            good = same()
+            if not grandchild:
+                os._exit(0 if good else 1)
+            os._exit(0 if good and os.waitpid(grandchild, 0)[1] == 0 else 1)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    stop.set()
+    thread.join()
+    assert codes == [0] * 8, codes
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            ys = pool.starmap(rope.apply, [(x, range(9001))] * 4)
+        assert all((y == want).all() for y in ys), method
+    assert same()
+    print("good")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.library("numpy")
+def test_children_rotate_after_threads_were_started():
+    assert child.run(FORKED, **{THREADS: "4"}).strip() == "good"
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "abc", "", "100000", "99999999999999999999", " 5", "2.7", "1"])
+@pytest.mark.library("numpy")
+def test_odd_numbers_of_threads(text, monkeypatch):
+    want = {"100000": 1024, "99999999999999999999": 1024, " 5": 5, "2.7": 2, "1": 1}.get(text)
+    x = normal((5000, 64))
+    y = core(RoPE(64), x, range(5000))
+    monkeypatch.setenv(OF_OPENMP, "6")
+    assert kernel.threads_of(0) == 6
+    monkeypatch.setenv(THREADS, text)
+    assert kernel.threads_of(0) == (want or 6)
+    assert_same(RoPE(64).apply(x, range(5000)), y)
+    monkeypatch.delenv(THREADS)
+    monkeypatch.setenv(OF_OPENMP, text)
+    assert kernel.threads_of(0) == (want or kernel.threads_of(0))
+    assert kernel.threads_of(0) >= 1
+    assert_same(RoPE(64).apply(x, range(5000)), y)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+@pytest.mark.library("numpy")
+def test_as_many_threads_as_processors_that_may_be_used():
+    script = """
+        import os
+        from rope_array._backends import _native
+        mine = os.sched_getaffinity(0)
+        assert _native.kernel.threads_of(0) == len(mine)
+        os.sched_setaffinity(0, {min(mine)})
+        assert _native.kernel.threads_of(0) == 1
+        os.environ["OMP_NUM_THREADS"] = "3"
+        assert _native.kernel.threads_of(0) == 3
+    """
+    child.run(script, **{THREADS: "", OF_OPENMP: ""})
+
+
+# ---- a child with its parent's pid, and daemon threads at exit ----
 
 COMPILER = shutil.which("cc")
 
@@ -32,8 +289,8 @@ FORK_AFTER_THREADS = """
 """
 
 
-@pytest.mark.skipif(_native.kernel is None, reason="the C++ kernel is not built")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="LD_PRELOAD replaces getpid on Linux")
+@pytest.mark.library("numpy")
 @pytest.mark.skipif(not COMPILER, reason="no C compiler to build a getpid")
 def test_child_with_its_parents_pid_starts_threads_of_its_own(tmp_path):
     source, library = tmp_path / "getpid.c", tmp_path / "getpid.so"
@@ -41,3 +298,28 @@ def test_child_with_its_parents_pid_starts_threads_of_its_own(tmp_path):
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
     preload = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)]))
     assert child.run(FORK_AFTER_THREADS, LD_PRELOAD=preload, ROPE_ARRAY_NUM_THREADS="4").strip() == "0"
+
+
+DAEMONS = """
+    import threading, time
+    import numpy as np, rope_array as ra
+
+    rope, x = ra.RoPE(64), np.ones(({heads}, 64, 64), np.float32)
+
+    def rotate_for_ever():
+        while True:
+            rope.apply(x, range(64))
+
+    for _ in range(4):
+        threading.Thread(target=rotate_for_ever, daemon=True).start()
+    time.sleep(0.05)
+    print("good")
+"""
+
+
+@pytest.mark.parametrize("heads", [2, 16, 256], ids=["32 KiB", "256 KiB", "4 MiB"])
+@pytest.mark.library("numpy")
+def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
+    """A daemon thread that wants the interpreter lock back then neither ends the process nor keeps it."""
+    for _ in range(4):
+        assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"

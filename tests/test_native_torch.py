@@ -30,17 +30,6 @@ import rope_array as ra
 pytestmark = pytest.mark.usefixtures("kernel_settings")
 
 
-@pytest.fixture(params=["looked at", "told"])
-def door(request, monkeypatch):
-    """The kernel looks at tensors by itself where PyTorch offers that, or is told where they lie."""
-    from rope_array._backends.torch import native
-
-    if request.param == "told":
-        monkeypatch.setattr(native, "_SEEN", False)
-    elif not native._SEEN:
-        pytest.skip("this version of PyTorch does not show its tensors")
-
-
 def torch_layouts(x):
     """Ways that a tensor may lie; in torch no stride is negative."""
     import torch
@@ -58,7 +47,7 @@ def torch_layouts(x):
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.library("torch")
-def test_tensors_of_every_layout(level, name, door):
+def test_tensors_of_every_layout(level, name, tensors):
     import torch
 
     x = torch.randn(2, 3, 5, 20, generator=torch.Generator().manual_seed(0)).to(getattr(torch, name))
@@ -85,7 +74,7 @@ def test_tensors_of_every_layout(level, name, door):
 
 
 @pytest.mark.library("torch")
-def test_positions_and_tables(level, door):
+def test_positions_and_tables(level, tensors):
     import torch
 
     xs = (
@@ -125,7 +114,7 @@ def test_positions_and_tables(level, door):
 
 
 @pytest.mark.library("torch")
-def test_gradients_have_the_core_s_bits(level, door):
+def test_gradients_have_the_core_s_bits(level, tensors):
     import torch
 
     for name, rope in ({**SPECS, "several": SEVERAL["blocks"]}).items():
@@ -143,7 +132,7 @@ def test_gradients_have_the_core_s_bits(level, door):
 
 
 @pytest.mark.library("torch")
-def test_results_are_written_where_they_may_be(door):
+def test_results_are_written_where_they_may_be(tensors):
     """What is written is seen to be, and what overlaps is refused."""
     import torch
 
@@ -193,7 +182,7 @@ def test_any_number_of_threads(monkeypatch):
 
 
 @pytest.mark.library("torch")
-def test_unusual_calls(door):
+def test_unusual_calls(tensors):
     import torch
 
     x = torch.randn(5, 8)

@@ -10,7 +10,7 @@ from compare import bits, normal
 from numpy.lib.stride_tricks import as_strided
 
 import rope_array as ra
-from rope_array import ArrayTypeError, ShapeError
+from rope_array import ArrayTypeError, ShapeError, _registry
 from rope_array._array_api.library import Library
 from rope_array._backends import _native
 
@@ -1001,16 +1001,22 @@ def kernel_calls(monkeypatch):
     counts = []
 
     def counting(function):
-        def call(*args):
-            done = function(*args)
-            if done is not NotImplemented and done is not False:
+        def call(*args, **kwargs):
+            done = function(*args, **kwargs)
+            if done is not NotImplemented:
                 counts.append(function.__name__)
             return done
 
         return call
 
-    for name in ("quick", "quick_tables", "run"):
-        monkeypatch.setattr(_native.kernel, name, counting(getattr(_native.kernel, name)))
+    entry, backends_of = _native.kernel.rotate, _registry.backends_of
+    monkeypatch.setattr(_native.kernel, "rotate", counting(entry))
+
+    def counted_backends(cls):
+        found = backends_of(cls)
+        return found._replace(try_fast=_native.kernel.rotate) if found.try_fast is entry else found
+
+    monkeypatch.setattr(_registry, "backends_of", counted_backends)
     return counts
 
 

@@ -1,21 +1,20 @@
-"""The rotation in C++, for arrays whose elements lie in the host's memory: what `numpy` and `torch` share.
+"""The C++ kernel, for arrays in host memory: what the backends of NumPy and PyTorch share.
 
-The compiled module is optional. Where it is not there, `kernel` is None and `unavailable_reason()` says why; the paths
-that need it then decline.
+The compiled module is optional. Without it `kernel` is None, `unavailable_reason()` gives the reason, and the
+backends decline every call.
 """
 
 import os
-from functools import lru_cache
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
+from rope_array._array_api.angles import cos_sin
+from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._errors import BackendError
-from rope_array._spec.plan import Layout, Plan
-
-# Kind of positions, as drive.hpp numbers them.
-SPACED, INT32, INT64, TABLES = range(4)
-# The type of an array by its name, as kernel.hpp numbers them.
-TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+from rope_array._spec.plan import Plan
 
 _LEVEL = "ROPE_ARRAY_KERNEL_LEVEL"
 
@@ -42,46 +41,61 @@ kernel, _reason = _load()
 
 
 def unavailable_reason() -> str:
-    """Say why there is no kernel; nothing where there is one."""
+    """Return why the kernel cannot be used; an empty string if it can."""
     return _reason
 
 
-def spec_of(plan: Plan) -> Any:
-    """Return what the kernel makes of a plan with exact angles, kept with the plan; None of any other."""
-    if plan.native is None and kernel is not None and plan.exact:
-        plan.check()
-        plan.native = _spec(plan.layout, plan)
-    return plan.native
-
-
-@lru_cache(maxsize=256)
-def transposed_spec_of(plan: Plan) -> Any:
-    """Return what the kernel makes of a plan's transposed rotation, the map of gradients: angles are kept."""
-    return _spec(plan.layout.transposed(plan.layout.amplitude), plan, transposed=True)
-
-
-@lru_cache(maxsize=256)
-def spec_of_tables(layout: Layout) -> Any:
-    """Return what the kernel makes of a layout, to which tables are given."""
-    layout.check()
-    return _spec(layout, None)
-
-
-def _spec(layout: Layout, plan: Plan | None, transposed: bool = False) -> Any:
-    words: tuple[Any, ...] = ((), (), ())
-    coordinates: tuple[Any, int] = ((), 0)
-    if plan is not None:
-        words = (plan.turns_q64.values, plan.turns_q96[0].values, plan.turns_q96[1].values)
-        if plan.coordinates is not None:
-            coordinates = (plan.coordinates.of_pairs.values, plan.coordinates.number)
-    half = (layout.pairing == "half", layout.out_pairing == "half")
-    amplitude = 1.0 if plan is None or layout.amplitude is None else layout.amplitude
-    ends = (layout.head_dim, layout.start, layout.stop)
-    return kernel.make_spec(*ends, layout.blocks, *half, amplitude, transposed, *words, *coordinates)
-
-
-def description() -> str:
-    """Say which instruction set runs, and by how many threads at most."""
+def description(library_threads: int = 0) -> str:
+    """Return the instruction set that runs, and the largest number of threads."""
     if kernel is None:
         return _reason
-    return f"{kernel.level_name()} instructions, up to {kernel.threads_of(0)} threads"
+    return f"{kernel.level_name()} instructions, up to {kernel.threads_of(library_threads)} threads"
+
+
+def _prepare(plan: Plan) -> None:
+    """Create the kernel's handle for an exact-angle plan, and cache it on `plan.native`."""
+    if plan.native is None:
+        plan.check()
+        amplitude = 1.0 if plan.layout.amplitude is None else plan.layout.amplitude
+        turns = (plan.turns_q64.values, plan.turns_q96[0].values, plan.turns_q96[1].values)
+        axes = ((), 0)
+        if plan.coordinates is not None:
+            axes = (plan.coordinates.of_pairs.values, plan.coordinates.number)
+        plan.native = kernel.make_plan(plan.layout, amplitude, *turns, *axes)
+
+
+def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
+    """Rotate the arrays of a checked call, of any dtypes and by any source, that the kernel's entry declined.
+
+    ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``contiguous(array, dtype)``
+    returns positions or tables as the kernel reads them.
+    """
+    source_for = _kernel_sources(call, contiguous)
+    ys: list[Any] = [None] * len(call.xs)
+    for use_float64 in {*call.float64}:
+        chosen = [i for i, wide in enumerate(call.float64) if wide == use_float64]
+        into = None if outs is None else tuple(outs[i] for i in chosen)
+        xs = tuple(call.xs[i] for i in chosen)
+        rotated = rotate(xs, source_for(use_float64), int(call.seq_axis), into)
+        assert rotated is not NotImplemented, "the dispatch has checked the call"
+        for i, y in zip(chosen, rotated, strict=True):
+            ys[i] = y
+    return tuple(ys)
+
+
+def _kernel_sources(call: Call, contiguous: Any) -> Callable[[bool], Source]:
+    """Return the function that gives the source as the kernel reads it, for float64 arithmetic or float32."""
+    source, ops = call.source, call.ops
+
+    def tables(cos: Any, sin: Any, use_float64: bool) -> Tables:
+        dtype = ops.xp.float64 if use_float64 else ops.xp.float32
+        return Tables(contiguous(cos, dtype), contiguous(sin, dtype), source.layout)
+
+    if isinstance(source, Tables):
+        return partial(tables, source.cos, source.sin)
+    whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    if source.plan.exact and fraction is None:
+        _prepare(source.plan)
+        positions = Positions(contiguous(whole, ops.xp.int64), source.plan)
+        return lambda use_float64: positions
+    return lambda use_float64: tables(*cos_sin(whole, fraction, source.plan, use_float64, ops), use_float64)

@@ -2,7 +2,7 @@
 //
 // The loops repeat each operation of rope_array/_array_api/angles.py and pairs.py, without contraction into fused
 // multiply-adds. So their bits equal the array-api backend's at every level, for every stride and thread count;
-// tests/test_native.py checks it.
+// tests/test_native_bits.py checks it.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,416 @@
+// The functions that Python calls: `rotate`, the one entry for arrays of NumPy and PyTorch, and the kernel's settings.
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "array_view.hpp"
+#include "schedule.hpp"
+#include "thread_pool.hpp"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+using namespace rope;
+
+namespace {
+
+constexpr int64_t RELEASE_BYTES = 1 << 15;  // of x, from which other Python threads may run during the call
+constexpr int64_t HUGE_BYTES = 1 << 22;     // of a new result, from which it asks for huge pages
+
+const Level* level = levels()[0];
+PyObject* native_name;  // "native"
+
+// ---- plans ----
+
+// Convert an int that fits, and is no bool; otherwise return false.
+bool parse_int(nb::handle object, int64_t& number) {
+    if (!PyLong_CheckExact(object.ptr())) return false;
+    int overflow = 0;
+    number = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
+    return !overflow;
+}
+
+bool parse_pairing(nb::handle text, bool& half) {
+    if (!PyUnicode_Check(text.ptr())) return false;
+    half = PyUnicode_CompareWithASCIIString(text.ptr(), "half") == 0;
+    return half || PyUnicode_CompareWithASCIIString(text.ptr(), "interleaved") == 0;
+}
+
+// Convert a Layout of rope_array/_spec/plan.py; return false for a layout that no rope has, as its check() does.
+bool parse_layout(nb::handle tuple, Layout& layout) {
+    auto field = [tuple](Py_ssize_t i) { return nb::handle(PyTuple_GetItem(tuple.ptr(), i)); };
+    int64_t stop;
+    if (!PyTuple_Check(tuple.ptr()) || PyTuple_Size(tuple.ptr()) != 7) return false;
+    if (!parse_int(field(0), layout.head_dim) || !parse_int(field(1), layout.start) || !parse_int(field(2), stop) ||
+        !parse_pairing(field(3), layout.reads_half) || !parse_pairing(field(4), layout.writes_half) ||
+        !parse_int(field(6), layout.blocks))
+        return false;
+    layout.num_pairs = (stop - layout.start) / 2;
+    return 0 <= layout.start && layout.start <= stop && stop <= layout.head_dim && layout.blocks >= 1 &&
+           (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
+}
+
+template <class To, class From = To>
+std::vector<To> numbers(nb::handle sequence) {
+    std::vector<To> out;
+    for (nb::handle number : sequence) out.push_back(static_cast<To>(nb::cast<From>(number)));
+    return out;
+}
+
+constexpr const char* PLANS = "rope_array.KernelPlans";
+using Plans = std::array<KernelPlan, 2>;  // of a rotation, and of its transpose, the map of gradients
+
+// A capsule, not a class: nanobind registers a class once in a process, and a module may be imported again.
+nb::capsule make_plan(nb::handle layout, double amplitude, nb::handle turns_q64, nb::handle high, nb::handle low,
+                      nb::handle coordinate, int64_t num_coordinates) {
+    KernelPlan plan = {{}, amplitude, false, num_coordinates, numbers<uint64_t, int64_t>(turns_q64),
+                       numbers<uint64_t, int64_t>(high), numbers<uint64_t, int64_t>(low), numbers<int32_t>(coordinate)};
+    if (!parse_layout(layout, plan.layout)) throw nb::value_error("not a layout of a rope");
+    const size_t num_pairs = static_cast<size_t>(plan.layout.num_pairs);
+    for (size_t size : {plan.turns_q64.size(), plan.turns_q96_high.size(), plan.turns_q96_low.size()})
+        if (size != num_pairs) throw nb::value_error("not a frequency for each pair");
+    if (plan.coordinate.size() != (num_coordinates ? num_pairs : 0)) throw nb::value_error("not a coordinate for each pair");
+    KernelPlan transposed = plan;
+    transposed.transposed = true;
+    std::swap(transposed.layout.reads_half, transposed.layout.writes_half);
+    auto destroy = [](void* plans) noexcept { delete static_cast<Plans*>(plans); };
+    return nb::capsule(new Plans{std::move(plan), std::move(transposed)}, PLANS, destroy);
+}
+
+// ---- arrays ----
+
+// `seq_axis` counted from the front, -1 for a single vector, or -2 if there is no such axis.
+int sequence_axis(int64_t seq_axis, int num_axes) {
+    if (num_axes == 0) return seq_axis == -2 ? -1 : -2;
+    const int64_t from_front = seq_axis < 0 ? seq_axis + num_axes + 1 : seq_axis;
+    return 0 <= from_front && from_front < num_axes ? static_cast<int>(from_front) : -2;
+}
+
+// Set the fields of x; return false if its dtype, width or sequence axis is not for the kernel.
+bool set_array(Array& array, const ArrayView& x, const Layout& layout, int64_t seq_axis) {
+    const int last = x.num_axes - 1;
+    if (x.dtype >= NUM_DTYPES || last < 0 || x.shape[last] != layout.head_dim) return false;
+    array.dtype = static_cast<DType>(x.dtype);
+    array.num_axes = last;
+    array.seq_axis = sequence_axis(seq_axis, last);
+    std::copy(x.shape, x.shape + last, array.shape);
+    std::copy(x.strides, x.strides + last, array.x_stride);
+    array.features = x.shape[last];
+    array.x_feature = x.strides[last];
+    array.x = x.data;
+    return array.seq_axis != -2;
+}
+
+void set_result(Array& array, const ArrayView& y) {
+    std::copy(y.strides, y.strides + array.num_axes, array.y_stride);
+    array.y_feature = y.strides[array.num_axes];
+    array.y = y.data;
+}
+
+int64_t bytes_of(const Array& array) {
+    int64_t bytes = ITEMSIZE[array.dtype] * array.features;
+    for (int a = 0; a < array.num_axes; ++a) bytes *= array.shape[a];
+    return bytes;
+}
+
+// ---- sources ----
+
+bool set_positions(Source& source, const ArrayView& pos, const KernelPlan& plan) {
+    const int coordinate_axes = plan.num_coordinates ? 1 : 0;
+    source.kind = pos.dtype == I32 ? INT32 : INT64;
+    source.num_axes = pos.num_axes - coordinate_axes;
+    if ((pos.dtype != I32 && pos.dtype != I64) || source.num_axes < 0) return false;
+    std::copy(pos.shape, pos.shape + source.num_axes, source.shape);
+    std::copy(pos.strides, pos.strides + source.num_axes, source.stride);
+    source.coordinate = coordinate_axes ? pos.strides[source.num_axes] : 0;
+    source.data = pos.data;
+    return !coordinate_axes || pos.shape[source.num_axes] == plan.num_coordinates;
+}
+
+bool set_tables(Source& source, const ArrayView& cos, const ArrayView& sin, const Layout& layout) {
+    const int last = source.num_axes = cos.num_axes - 1;
+    source.kind = TABLES;
+    if ((cos.dtype != F32 && cos.dtype != F64) || sin.dtype != cos.dtype || last < 0) return false;
+    if (!cos.has_same_shape(sin) || cos.shape[last] != layout.num_pairs) return false;
+    auto is_readable = [last](const ArrayView& table) {
+        const bool is_contiguous = table.shape[last] < 2 || table.strides[last] == table.itemsize;
+        return table.is_empty() || (is_contiguous && table.is_aligned());
+    };
+    if (!is_readable(cos) || !is_readable(sin)) return false;
+    std::copy(cos.shape, cos.shape + last, source.shape);
+    std::copy(cos.strides, cos.strides + last, source.stride);
+    std::copy(sin.strides, sin.strides + last, source.sin_stride);
+    source.data = cos.data;
+    source.sin = sin.data;
+    return true;
+}
+
+bool parse_range(nb::handle range, Source& source) {
+    int64_t stop;
+    if (!parse_int(nb::getattr(range, "start"), source.start) || !parse_int(nb::getattr(range, "stop"), stop) ||
+        !parse_int(nb::getattr(range, "step"), source.step))
+        return false;
+    source.kind = SPACED;
+    source.num_axes = 1;
+    source.shape[0] = PyObject_Length(range.ptr());
+    if (source.shape[0] < 0) PyErr_Clear();  // longer than a sequence can be
+    return source.shape[0] >= 0;
+}
+
+bool parse_int_position(nb::handle position, Source& source) {
+    source.kind = SPACED;
+    source.num_axes = 0;
+    source.step = 0;
+    return parse_int(position, source.start);
+}
+
+// First byte, and the byte after the last.
+struct Extent {
+    const char *from = nullptr, *to = nullptr;
+
+    Extent() = default;  // of nothing
+    explicit Extent(const ArrayView& view) : from(view.data), to(view.data) {
+        if (view.is_empty()) return;
+        to += view.itemsize;
+        for (int a = 0; a < view.num_axes; ++a) {
+            const int64_t reach = (view.shape[a] - 1) * view.strides[a];
+            (reach < 0 ? from : to) += reach;
+        }
+    }
+
+    bool is_apart(const Extent& other) const { return to <= other.from || other.to <= from; }
+};
+
+// A source of rope_array/_array_api/source.py, parsed.
+struct ParsedSource {
+    Source source;
+    KernelPlan by_layout = {};  // the plan of tables: a layout without frequencies
+    const KernelPlan* plan = &by_layout;
+    Extent memory[2];
+    bool is_double = false;  // of tables
+
+    // Return false if the kernel does not serve the source.
+    bool parse(nb::handle tuple, const Library& library, bool transposed) {
+        if (!PyTuple_Check(tuple.ptr()) || PyTuple_Size(tuple.ptr()) != 3) return false;
+        const nb::handle first = PyTuple_GetItem(tuple.ptr(), 0), second = PyTuple_GetItem(tuple.ptr(), 1),
+                         third = PyTuple_GetItem(tuple.ptr(), 2);
+        // Positions(values, plan, inv_freq) or Tables(cos, sin, layout); a layout is a tuple.
+        if (PyTuple_Check(third.ptr())) return parse_tables(first, second, third, library);
+        return third.is_none() && parse_positions(first, second, library, transposed);
+    }
+
+  private:
+    bool parse_positions(nb::handle values, nb::handle python_plan, const Library& library, bool transposed) {
+        const nb::object native = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
+        if (!native.is_valid()) throw nb::python_error();
+        if (!PyCapsule_IsValid(native.ptr(), PLANS)) return false;
+        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(native.ptr(), PLANS)))[transposed];
+        if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
+        if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
+        ArrayView pos;
+        if (!library.view(values, pos) || !set_positions(source, pos, *plan)) return false;
+        memory[0] = Extent(pos);
+        return true;
+    }
+
+    bool parse_tables(nb::handle first, nb::handle second, nb::handle layout, const Library& library) {
+        ArrayView cos, sin;
+        if (!library.view(first, cos) || !library.view(second, sin)) return false;
+        if (!parse_layout(layout, by_layout.layout) || !set_tables(source, cos, sin, by_layout.layout)) return false;
+        is_double = cos.dtype == F64;
+        memory[0] = Extent(cos);
+        memory[1] = Extent(sin);
+        return true;
+    }
+};
+
+// ---- the entry ----
+
+// The arrays of a call: one, or the items of a tuple.
+struct ArrayTuple {
+    nb::handle given;
+    bool is_tuple;
+    size_t size;
+
+    explicit ArrayTuple(nb::handle given) : given(given), is_tuple(PyTuple_CheckExact(given.ptr())) {
+        size = is_tuple ? static_cast<size_t>(PyTuple_Size(given.ptr())) : 1;
+    }
+
+    nb::handle operator[](size_t i) const {
+        return is_tuple ? nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))) : given;
+    }
+};
+
+// Ask that new memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint only.
+void prefer_huge_pages(char* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (bytes < HUGE_BYTES) return;
+    constexpr uintptr_t PAGE = 4096;
+    const uintptr_t from = reinterpret_cast<uintptr_t>(memory), to = from + static_cast<uintptr_t>(bytes);
+    const uintptr_t first = (from + PAGE - 1) / PAGE * PAGE, last = to / PAGE * PAGE;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)memory;
+    (void)bytes;
+#endif
+}
+
+// Take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread here: pthread_exit then
+// unwinds the stack, and aborts the process at nanobind's noexcept frames. So the thread sleeps, as it does in 3.14.
+void retake_lock(PyThreadState* state) {
+    try {
+        PyEval_RestoreThread(state);
+    } catch (...) {
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+}
+
+class Call {
+  public:
+    Call(const Library& library, const ParsedSource& parsed) : library_(library), parsed_(parsed) {}
+
+    // Return false if the kernel does not serve the arrays.
+    bool parse_xs(const ArrayTuple& xs, int64_t seq_axis) {
+        arrays_.resize(xs.size);
+        xs_.resize(xs.size);
+        for (size_t i = 0; i < xs.size; ++i) {
+            Array& array = arrays_[i];
+            ArrayView& x = xs_[i];
+            if (!library_.view(xs[i], x) || !set_array(array, x, parsed_.plan->layout, seq_axis)) return false;
+            const bool is_double = array.dtype == F64;
+            if (is_double != (arrays_[0].dtype == F64) || !lines_up(array, parsed_.source)) return false;
+            if (parsed_.source.kind == TABLES && is_double != parsed_.is_double) return false;
+        }
+        return true;
+    }
+
+    // Return false if the results cannot be written to `outs`.
+    bool parse_outs(const ArrayTuple& xs, const ArrayTuple& outs, bool checked) {
+        if (outs.size != xs.size || outs.is_tuple != xs.is_tuple) return false;
+        std::vector<ArrayView> views(xs.size);
+        for (size_t i = 0; i < xs.size; ++i) {
+            if (!library_.view(outs[i], views[i])) return false;
+            if (views[i].dtype != xs_[i].dtype || !views[i].has_same_shape(xs_[i])) return false;
+            set_result(arrays_[i], views[i]);
+        }
+        return checked || may_write(views);
+    }
+
+    nb::object create_results(const ArrayTuple& xs) {
+        nb::object results;
+        if (xs.is_tuple) results = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(xs.size)));
+        for (size_t i = 0; i < xs.size; ++i) {
+            ArrayView view;
+            nb::object y = library_.empty_like(xs[i], view);
+            set_result(arrays_[i], view);
+            if (library_.wants_huge_pages) prefer_huge_pages(view.data, bytes_of(arrays_[i]));
+            if (!xs.is_tuple) return y;
+            PyTuple_SetItem(results.ptr(), static_cast<Py_ssize_t>(i), y.release().ptr());
+        }
+        return results;
+    }
+
+    void run(bool fresh) const {
+        int64_t bytes = 0;
+        for (const Array& array : arrays_) bytes += bytes_of(array);
+        auto run = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, *level, threads); };
+        if (bytes < RELEASE_BYTES) return run(1);
+        const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
+        const int threads = alone ? 1 : num_threads(library_.num_threads());
+        std::exception_ptr error;
+        PyThreadState* const state = PyEval_SaveThread();
+        try {
+            run(threads);
+        } catch (...) {
+            error = std::current_exception();
+        }
+        retake_lock(state);
+        if (error) std::rethrow_exception(error);
+    }
+
+  private:
+    // Return whether each out is contiguous memory that nothing else of the call uses, or its own x. Extents may overlap
+    // where elements do not: Python's check decides then.
+    bool may_write(const std::vector<ArrayView>& outs) const {
+        for (size_t i = 0; i < outs.size(); ++i) {
+            const ArrayView& out = outs[i];
+            if (!out.writable || !out.is_contiguous() || !out.is_aligned()) return false;
+            const Extent extent(out);
+            for (const Extent& read : parsed_.memory)
+                if (!extent.is_apart(read)) return false;
+            for (size_t j = 0; j < outs.size(); ++j) {
+                const bool same = i == j && out.data == xs_[j].data && xs_[j].is_contiguous();
+                if (!same && !extent.is_apart(Extent(xs_[j]))) return false;
+                if (i != j && !extent.is_apart(Extent(outs[j]))) return false;
+            }
+        }
+        return true;
+    }
+
+    const Library& library_;
+    const ParsedSource& parsed_;
+    std::vector<ArrayView> xs_;
+    std::vector<Array> arrays_;
+};
+
+// Rotate x, an array or a tuple of arrays, by a source; return the result or `out`. Return NotImplemented, with nothing
+// written, for every call that the kernel does not serve, refused calls too. `checked`: the caller has checked that each
+// out is writable, and overlaps nothing but its own x. `transposed`: rotate by the transpose, of positions only.
+nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, nb::handle out, bool checked,
+                         bool transposed) {
+    const nb::object declined = nb::borrow(Py_NotImplemented);
+    const ArrayTuple xs(x);
+    const Library* const library = xs.size ? library_of(xs[0]) : nullptr;
+    int64_t axis;
+    ParsedSource parsed;
+    if (!library || !parse_int(seq_axis, axis) || !parsed.parse(source, *library, transposed)) return declined;
+    Call call(*library, parsed);
+    if (!call.parse_xs(xs, axis)) return declined;
+    if (!out.is_none() && !call.parse_outs(xs, ArrayTuple(out), checked)) return declined;
+    const nb::object result = out.is_none() ? call.create_results(xs) : nb::borrow(out);
+    call.run(out.is_none());
+    return result;
+}
+
+// ---- settings ----
+
+nb::list level_names() {
+    nb::list names;
+    for (const Level* const* each = levels(); *each; ++each) names.append((*each)->name);
+    return names;
+}
+
+void use_level(const char* name) {
+    for (const Level* const* each = levels(); *each; ++each)
+        if (std::strcmp((*each)->name, name) == 0) {
+            level = *each;
+            return;
+        }
+    throw nb::value_error("no such level on this processor");
+}
+
+}  // namespace
+
+NB_MODULE(_kernel, m) {
+    import_numpy();
+    native_name = PyUnicode_InternFromString("native");
+    m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
+    m.def("make_plan", &make_plan);
+    m.def("use_tensors", &use_tensors);
+    m.def("has_memory", [](nb::handle tensor) {
+        ArrayView view;
+        return TORCH.view(tensor, view);
+    });
+    m.def("rotate", &rotate_arrays, nb::arg("x").none(), nb::arg("source").none(), nb::arg("seq_axis").none(),
+          nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
+    m.def("level_names", &level_names);
+    m.def("level_name", [] { return level->name; });
+    m.def("use_level", &use_level);
+    m.def("threads_of", &num_threads);
+    m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });
+    m.def("stream_from", [](int64_t bytes) { return stream_bytes.exchange(bytes); });
+}
