@@ -193,7 +193,7 @@ class _Complex:
     """Products of complex numbers, on interleaved pairs: (a + ib)·(c + is).
 
     NumPy's vector loops may fuse a product with the sum; its loops for strided operands, or for one number,
-    may not. So the bits differ from the array-api backend's. They do not depend on the block, as one loop does
+    may not. So the bits differ from the array-api backend's. They do not depend on the block: one loop does
     all the work: operands are contiguous, and their sizes are multiples of each vector length.
     """
 
