@@ -1,5 +1,6 @@
 """The C++ kernel: its bits are the core's, in every layout of memory, at every level, by any threads."""
 
+import copy
 import itertools
 import os
 import sys
@@ -1414,6 +1415,19 @@ def test_hostile_layouts_are_refused(name, field, value):
         for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
             with pytest.raises(RoPEError):
                 ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE)
+@pytest.mark.library("numpy")
+def test_hostile_plans_are_refused(field, value):
+    rope, plan = RoPE(8, base=99.0), copy.copy(RoPE(8, base=99.0)._plan)
+    plan.layout = LAYOUT._replace(**{field: value})
+    object.__setattr__(rope, "_plan", plan)
+    for x in (X, np.zeros((3, 5, 6), F32)):
+        with pytest.raises(RoPEError):
+            rope.apply(x, range(5))
+        with pytest.raises(RoPEError):
+            rope.apply(x, range(5))
 
 
 @pytest.mark.library("numpy")
