@@ -1,5 +1,7 @@
 """The kernel's entry: it declines each call that it cannot rotate, and writes nothing."""
 
+import copy
+
 import numpy as np
 import pytest
 from compare import assert_same, words
@@ -103,6 +105,18 @@ def test_hostile_layouts_are_refused(name, field, value):
         for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
             with pytest.raises(RoPEError):
                 ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE, ids=words)
+@pytest.mark.library("numpy")
+def test_hostile_plans_are_refused(field, value):
+    rope, plan = RoPE(8, base=99.0), copy.copy(RoPE(8, base=99.0)._plan)
+    plan.layout = LAYOUT._replace(**{field: value})
+    object.__setattr__(rope, "_plan", plan)
+    for x in (X, np.zeros((3, 5, 6), F32)):
+        for _ in range(2):
+            with pytest.raises(RoPEError):
+                rope.apply(x, range(5))
 
 
 @pytest.mark.library("numpy")

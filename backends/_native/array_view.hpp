@@ -9,7 +9,7 @@ namespace nb = nanobind;
 
 namespace rope {
 
-enum : int { I32 = NUM_DTYPES, I64, OTHER_DTYPE };  // more dtypes of arrays
+constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, OTHER_DTYPE = I64 + 1;  // dtypes of arrays, in addition to DType
 
 struct ArrayView {
     int dtype, num_axes;

@@ -49,9 +49,9 @@ bool parse_layout(nb::handle tuple, Layout& layout) {
         !parse_pairing(field(3), layout.reads_half) || !parse_pairing(field(4), layout.writes_half) ||
         !parse_int(field(6), layout.blocks))
         return false;
+    if (layout.start < 0 || stop < layout.start || layout.head_dim < stop || layout.blocks < 1) return false;
     layout.num_pairs = (stop - layout.start) / 2;
-    return 0 <= layout.start && layout.start <= stop && stop <= layout.head_dim && layout.blocks >= 1 &&
-           (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
+    return (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
 }
 
 template <class To, class From = To>

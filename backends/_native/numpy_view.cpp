@@ -24,7 +24,7 @@ int dtype_of(PyArray_Descr* dtype) {
     if (dtype->type_num < NPY_USERDEF) return OTHER_DTYPE;
     const nb::object name = nb::steal(PyType_GetName(reinterpret_cast<PyTypeObject*>(dtype->typeobj)));
     if (!name.is_valid()) throw nb::python_error();
-    return PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") == 0 ? BF16 : OTHER_DTYPE;  // of ml_dtypes
+    return PyUnicode_CompareWithASCIIString(name.ptr(), "bfloat16") == 0 ? int{BF16} : OTHER_DTYPE;  // of ml_dtypes
 }
 
 bool view_numpy(nb::handle object, ArrayView& view) {

@@ -81,7 +81,8 @@ bool view_memory(nb::handle tensor, ArrayView& view) {
 bool view_tensor(nb::handle array, ArrayView& view) {
     if (!is_tensor(array)) return false;
     try {
-        const nb::object negated = nb::steal(PyObject_CallMethodNoArgs(array.ptr(), is_neg_name));
+        PyObject* const self = array.ptr();
+        const nb::object negated = nb::steal(PyObject_VectorcallMethod(is_neg_name, &self, 1, nullptr));
         if (!negated.is_valid()) throw nb::python_error();
         return negated.ptr() == Py_False && view_memory(array, view);
     } catch (nb::python_error& error) {

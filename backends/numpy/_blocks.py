@@ -193,8 +193,8 @@ class _Complex:
     """Products of complex numbers, on interleaved pairs: (a + ib)·(c + is).
 
     NumPy's vector loops may fuse a product with the sum; its loops for strided operands, or for one number,
-    may not. So the bits differ from the array-api backend's. They do not depend on the block, as one loop
-    does all the work: operands are contiguous, and their sizes are multiples of each vector length.
+    may not. So the bits differ from the array-api backend's. They do not depend on the block: one loop does
+    all the work: operands are contiguous, and their sizes are multiples of each vector length.
     """
 
     def __init__(self, x: Any, out: Any, layout: Layout, dtype: Any, most: Shape):
