@@ -8,9 +8,6 @@ from typing import Any
 _LIMIT = 64  # values in one memo; the memo is emptied when it is full. A plan may hold 12 MB
 
 
-_LONGEST = 2**15  # of tuples: no spec takes a longer one
-
-
 class _Values:
     """The values of a memo, each an attribute: Dynamo guards the attribute that a call uses, not a table."""
 
@@ -25,35 +22,30 @@ def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def traced_memo(make: Callable[..., Any], check: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return `make` with a memo over its arguments, which may be unhashable; `check` sees each call's first.
-
-    Keys hold the types of the arguments too: True equals 1, and dtypes of two libraries must not be compared.
-    """
+def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return `make` with a memo over its arguments, or over the keys that `key` makes of them."""
     values, names, numbers, lock = _Values(), {}, count(), Lock()  # type: ignore[var-annotated]
 
     @traced_constant
     def name_of(*args: Any, **fields: Any) -> str:
-        if check is not None:
-            check(*args, **fields)
-        key = (*args, *map(type, args), *map(_typed, fields.items())) if fields else (*args, *map(type, args))
+        known = args if key is None else key(*args, **fields)
         try:
-            name = names.get(key)
+            name = names.get(known)
         except TypeError:  # an unhashable argument: the value is its own key
-            value = make(*args, **fields)
-            return names.get(value) or add(value, value)
-        return name or add(key, make(*args, **fields))
+            known = make(*args, **fields)
+            return names.get(known) or add(known, known)
+        return name or add(known, make(*args, **fields))
 
-    def add(key: Any, value: Any) -> str:
+    def add(known: Any, value: Any) -> str:
         with lock:
-            if key not in names:
+            if known not in names:
                 if len(names) >= _LIMIT:
                     names.clear()
                     vars(values).clear()
                 name = f"value{next(numbers)}"
                 setattr(values, name, value)
-                names[key] = name
-            return names[key]
+                names[known] = name
+            return names[known]
 
     def look_up(*args: Any, **fields: Any) -> Any:
         value = getattr(values, name_of(*args, **fields), None)
@@ -61,9 +53,3 @@ def traced_memo(make: Callable[..., Any], check: Callable[..., Any] | None = Non
         return look_up(*args, **fields) if value is None else value
 
     return look_up
-
-
-def _typed(field: tuple[str, Any]) -> tuple[Any, ...]:
-    value = field[1]
-    inner = map(type, value[:_LONGEST]) if type(value) is tuple else ()
-    return (*field, type(value), *inner)

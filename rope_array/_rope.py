@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _dispatch
-from ._apply import apply
 from ._array_api import builders
 from ._array_api.library import numpy_library
 from ._array_api.source import Positions, Tables
@@ -100,7 +99,8 @@ class RoPE(Spec):
         >>> q.shape, k.shape
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
-        return apply(x, pos, self, seq_axis=seq_axis, inverse=inverse, out=out, backend=backend)
+        plan = self._plan or require_plan(self)
+        return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
 
     def rotation(self, pos: Any, *, like: Any, inv_freq: Any = None, backend: str | None = None) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass.

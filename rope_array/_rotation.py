@@ -81,7 +81,8 @@ class Rotation(NamedTuple):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
-        return _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
+        cos, sin, (layout,) = self
+        return _dispatch.rotate(x, Tables(cos, sin, layout), seq_axis, out, backend)
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.

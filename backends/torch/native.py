@@ -60,7 +60,7 @@ def _why_declined(xs: Any, source: Any) -> str | None:
         return unavailable_reason()
     if (reason := _active_interceptor()) is not None or not torch.is_grad_enabled():
         return reason
-    for given in source:
+    for given in source[:2]:  # of Positions the values, of Tables cos and sin
         if type(given) in _TYPES:
             if given.requires_grad:
                 return "a gradient of positions or tables is recorded"

@@ -147,6 +147,7 @@ class Plan:
         words = (words.values for words in self.turns_q96)
         self._key = (layout, drivers, exact, self.frequencies.values, *words)
         self._hash = hash(self._key)
+        self.check()
         self.inverse = inverse or self._make_inverse(turns64, turns96)
 
     def _make_inverse(self, turns64: Sequence[int], turns96: Sequence[int]) -> "Plan":

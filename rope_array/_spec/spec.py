@@ -12,7 +12,18 @@ from .axes import Axes, series_lengths
 from .frequencies import Scaling, float32, frequencies, turns
 from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
 from .plan import Pairing as Pairing
-from .validation import MAX_WIDTH, choice, complete, integer, invertible, number, positive, record, sequence
+from .validation import (
+    MAX_PAIRS,
+    MAX_WIDTH,
+    choice,
+    complete,
+    integer,
+    invertible,
+    number,
+    positive,
+    record,
+    sequence,
+)
 
 Angles = Literal["exact", "float32"]
 
@@ -227,10 +238,13 @@ def _make_plan(head_dim: int, **spec: Any) -> Plan:
     return require_plan(Spec(head_dim, **spec))
 
 
-def _check_records(head_dim: int, **spec: Any) -> None:
+def _plan_key(head_dim: int, **spec: Any) -> tuple[Any, ...]:
+    """Return the key of a spec in the memo of plans, with types: True equals 1, but is no width."""
     complete("scaling", spec.get("scaling"))
     complete("axes", spec.get("axes"))
+    types = (tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in spec.values())
+    return (head_dim, type(head_dim), *spec.items(), *types)
 
 
 # The plan of a spec given field by field: plan_of(head_dim, **spec). One-liners ask for the same plan again.
-plan_of = traced_memo(_make_plan, _check_records)
+plan_of = traced_memo(_make_plan, _plan_key)
