@@ -5,7 +5,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
-_LIMIT = 64  # values in one memo; the memo is emptied when it is full. A plan may hold 12 MB
+_LIMIT = 256  # values in one memo; the memo is emptied when it is full
 
 
 class _Values:
