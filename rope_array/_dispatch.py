@@ -48,7 +48,7 @@ def library_of_like(like: Any) -> Library:
 
 
 def backends_for(xs: tuple[Any, ...]) -> _registry.Backends:
-    """Return the backends for the arrays of a call: those of the first array's type."""
+    """Return the backends for the arrays of a call, by the type of the first array."""
     if not xs:
         raise ArrayTypeError("x is an empty tuple; give an array, or a tuple of arrays.")
     found: _registry.Backends = _registry.backends_of(type(xs[0]))

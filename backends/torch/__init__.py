@@ -51,7 +51,7 @@ class Torch(Library):
         if type(value).__name__ == "MaskedTensor":
             raise ArrayTypeError(
                 f"{describe(value)} is a masked tensor; a rotation mixes the members of a pair, so a mask "
-                "has no one meaning after it. Give its get_data(), and keep the mask beside it."
+                "has no one meaning after it. Give its get_data(), and keep the mask separately."
             )
 
     def check_mix(self, xs: Any, source: Source) -> None:
