@@ -1,4 +1,4 @@
-"""The front function: from x, positions and a spec to a source, which `_dispatch` rotates by."""
+"""The front function `apply`: make a source from positions and a spec, and dispatch it."""
 
 import operator
 from typing import Any
@@ -67,7 +67,7 @@ def apply(
     ShapeError
         x's width is not the head_dim, or pos does not line up with x.
     PositionError
-        A position that the host can see is out of range.
+        A position in host memory is out of range.
     SpecError
         A field of the spec has no meaning, or both `rope` and `spec` are given.
     BackendError
@@ -101,9 +101,8 @@ def apply(
 def plan_for(x: Any, rope: Spec | None, spec: dict[str, Any]) -> Plan:
     """Return the plan of a rope, or of spec fields for the width of x, an array or a tuple of arrays."""
     if rope is None:
-        if "head_dim" not in spec:
-            spec["head_dim"] = _width(x)
-        plan: Plan = plan_of(spec.pop("head_dim"), **spec)
+        head_dim = spec.pop("head_dim") if "head_dim" in spec else _width(x)
+        plan: Plan = plan_of(head_dim, **spec)
         return plan
     if not isinstance(rope, Spec):
         raise SpecError(f"rope is {describe(rope)}; give a RoPE, and all that follows it by keyword.")

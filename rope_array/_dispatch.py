@@ -1,4 +1,4 @@
-"""From a call to its backend: check once, choose, run. `apply`, `Rotation` and dask's chunks use it."""
+"""Check a call once, choose its backend, and run it: for `apply`, `Rotation` and dask's chunks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from ._errors import ArrayTypeError, describe
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
     """Rotate x, an array or a tuple of arrays, by a source; see `rope_array.apply`."""
     xs = x if type(x) is tuple else (x,)
-    found = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # a Python call less
+    found = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # inlined: saves a call
     if backend is None:
         y = found.try_fast(x, source, seq_axis, out)
         if y is not NotImplemented:

@@ -9,13 +9,13 @@ _LIMIT = 256  # values in one memo; the memo is emptied when it is full
 
 
 class _Values:
-    """The values of a memo, each an attribute: Dynamo guards the attribute that a call uses, not a table."""
+    """The values of a memo, each an attribute: Dynamo guards the attribute that a call uses, not a dict."""
 
 
 def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that Dynamo calls while it traces, taking the result as a constant.
 
-    Dynamo traces neither the function's body nor the tables that it reads. Setting this attribute is all that
+    Dynamo traces neither the function's body nor the dicts that it reads. Setting this attribute is all that
     `torch.compiler.assume_constant_result` does.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None)
         known = args if key is None else key(*args, **fields)
         try:
             name = names.get(known)
-        except TypeError:  # an unhashable argument: the value is its own key
+        except TypeError:  # unhashable arguments: make the value, and use it as the key
             known = make(*args, **fields)
             return names.get(known) or add(known, known)
         return name or add(known, make(*args, **fields))

@@ -158,7 +158,7 @@ def backends() -> tuple[Backend, ...]:
     found = [_backend(record) for record in _registry.records()]
     listed = {backend.description for backend in found}
     broken = [Backend(n, "", False, fault) for n, fault in _registry.broken().items() if fault not in listed]
-    name, description = _registry.ARRAY_API.name, "written against the Python Array API"
+    name, description = _registry.ARRAY_API, "written against the Python Array API"
     return (*broken, *found, Backend(name, "any array with the Array API", True, description))
 
 

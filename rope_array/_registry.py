@@ -1,4 +1,4 @@
-"""Backends by the type of the array: records of them as strings, and the order in which a type's are asked.
+"""Backends by array type: their records, and the order in which they are asked.
 
 A backend's module is imported when the first array of its types appears; entry points of other packages are
 loaded then too. The first backend that does not decline a call serves it; the last declines nothing.
@@ -55,8 +55,8 @@ class Backend(Protocol):
 
     * ``decline_reason(xs, source)`` returns why the backend declines a call, or None, by metadata alone.
     * ``make_tables(source, like)`` makes cos and sin; without it, the last backend of the type does.
-    * ``library(x)`` returns the `Library` of x. `is_array_api` is true for a backend that is the array-api
-      backend for its library: it is asked last, and ``backend="array-api"`` means it.
+    * ``library(x)`` returns the `Library` of x. A backend with a true `is_array_api` replaces the array-api
+      backend: it is asked last, and ``backend="array-api"`` selects it.
     * `accepts_outs` is true if ``rotate`` takes `outs` as its last argument, and writes into these arrays
       unless it is None; they are checked.
     * ``try_fast(x, source, seq_axis, out)`` serves calls that it can check fast, before any other check, and
@@ -72,7 +72,7 @@ class Backend(Protocol):
 
 
 class ArrayAPI:
-    """The array-api backend, for the library that a function tells."""
+    """The array-api backend; `library` returns the library of an array."""
 
     name = "array-api"
     is_array_api = True
@@ -86,7 +86,7 @@ class ArrayAPI:
         return _tables.make_tables(source, like, self.library(like))
 
 
-ARRAY_API = ArrayAPI(library)
+ARRAY_API = ArrayAPI.name
 
 
 class Backends(NamedTuple):
@@ -114,9 +114,9 @@ def _decline(*call: Any) -> Any:
 def _load_backends(cls: type) -> Backends:
     loaded = [imported(record) for record in records() if _serves(record, cls)]
     found = [backend for backend in loaded if backend is not None]
+    of_library = next((backend.library for backend in found if hasattr(backend, "library")), library)
     last = next((i for i, backend in enumerate(found) if getattr(backend, "is_array_api", False)), None)
-    found = [*found, ARRAY_API] if last is None else found[: last + 1]
-    of_library = next(backend.library for backend in found if hasattr(backend, "library"))
+    found = [*found, ArrayAPI(of_library)] if last is None else found[: last + 1]
     return Backends(tuple(found), getattr(found[0], "try_fast", _decline), of_library)
 
 
@@ -133,9 +133,8 @@ def library_of(x: Any) -> Library:
 def choose(found: Backends, xs: tuple[Any, ...], source: Source, name: str | None) -> Any:
     """Return the first backend that does not decline, or the one asked for by name."""
     last = found.in_order[-1]
-    if name == ARRAY_API.name:
-        # PyTorch's, JAX's and dask's own forms of it serve arrays that the general one does not.
-        return last if hasattr(last, "is_array_api") else ArrayAPI(found.library)
+    if name == ARRAY_API:
+        return last
     if name is not None:
         return _by_name(found, xs, source, name)
     return next((b for b in found.in_order if decline_reason(b, xs, source) is None), last)
@@ -164,21 +163,21 @@ def _by_name(found: Backends, xs: tuple[Any, ...], source: Source, name: str) ->
     if reason is not None:
         raise BackendError(
             f"backend {name!r} does not serve {describe(xs[0])}: {reason}. Give backend=None, or "
-            f"backend={ARRAY_API.name!r}, which serves every call."
+            f"backend={ARRAY_API!r}, which serves every call."
         )
     return backend
 
 
 def _no_such_backend(found: Backends, x: Any, name: Any) -> BackendError:
-    names = list(dict.fromkeys([ARRAY_API.name, *(record.name for record in records())]))
-    if name in _broken:
+    names = list(dict.fromkeys([ARRAY_API, *(record.name for record in records())]))
+    if isinstance(name, str) and name in _broken:
         return BackendError(f"backend {name!r} cannot be used: {_broken[name]}.")
     if name not in names:
         return BackendError(f"backend is {name!r}; give None or one of {', '.join(map(repr, names))}.")
     return BackendError(
         f"backend {name!r} does not serve {describe(x)}; its backends are "
         f"{', '.join(repr(backend.name) for backend in found.in_order)}. "
-        f"Give backend=None, or backend={ARRAY_API.name!r}, which serves every call."
+        f"Give backend=None, or backend={ARRAY_API!r}, which serves every call."
     )
 
 
@@ -205,7 +204,7 @@ def imported(record: Record) -> Any:
         missing = [need for need in ("name", "rotate") if not hasattr(backend, need)]
         if missing or backend.name != record.name:
             raise AttributeError(f"it lacks {', '.join(missing) or f'the name {record.name!r}'}")
-    except (Exception, SystemExit) as error:  # calls go on without it
+    except (Exception, SystemExit) as error:  # serve calls without it
         _broken[record.name] = _fault(f"its module {record.module!r} cannot be used", error)
         return None
     return backend
@@ -240,15 +239,15 @@ def _check_record(record: Record, others: list[Record]) -> None:
     texts = (record.name, record.module, *record.types)
     if isinstance(record.types, str) or not all(isinstance(text, str) and text for text in texts):
         raise TypeError(f"{short(tuple(record))} is no (name, types, module): a str, a tuple of str, a str")
-    if record.name in {ARRAY_API.name, *(other.name for other in others)}:
+    if record.name in {ARRAY_API, *(other.name for other in others)}:
         raise ValueError(f"the name {record.name!r} is taken")
 
 
-_BUILTIN = {ARRAY_API.name, *(record.name for record in RECORDS)}
+_BUILTIN = {ARRAY_API, *(record.name for record in RECORDS)}
 
 
 def _serves(record: Record, cls: type) -> bool:
-    """Return whether a type is among a record's, whose library has then been imported already."""
+    """Return whether a record serves a type. Only imported libraries are looked up."""
     bases = map(_loaded_type, record.types)
     return any(isinstance(base, type) and issubclass(cls, base) for base in bases)
 

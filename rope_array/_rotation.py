@@ -17,7 +17,7 @@ class Rotation(NamedTuple):
     cos, sin : array of shape pos.shape + (rotary_dim/2,)
         Amplitude included.
     static : dict
-        The layout of the pairs, as the key of a dictionary without values.
+        A dict with one key, the layout of the pairs; its value is ().
 
     Notes
     -----

@@ -41,7 +41,7 @@ def aligned_tables(call: Call) -> list[tuple[Any, Any]]:
     Raises
     ------
     PositionError
-        A position that the host can see is out of range.
+        A position in host memory is out of range.
     """
     return _tables.aligned_tables(call)
 

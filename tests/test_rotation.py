@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compare import given
 
-from rope_array import RoPE, Rotation
+from rope_array import ArrayTypeError, RoPE, Rotation
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 
@@ -713,3 +713,13 @@ def test_made_before_jax_was_imported() -> None:
 @pytest.mark.library("torch")
 def test_made_before_torch_was_imported() -> None:
     child.run(BEFORE + IN_TORCH)
+
+
+def test_tables_of_other_dtypes_are_refused(lib):
+    x = lib.asarray(np.ones((3, 4), np.float32), "float32")
+    rotation = RoPE(4).rotation(range(3), like=x)
+    for dtype in {"float16", "bfloat16", "int32"} & {*lib.dtypes, "int32"}:
+        cast = lib.asarray(np.ones((3, 2)), dtype)
+        for tables in ({"cos": cast}, {"sin": cast}, {"cos": cast, "sin": cast}):
+            with lib.running(), pytest.raises(ArrayTypeError, match="float32 or float64"):
+                rotation._replace(**tables).apply(x)

@@ -578,3 +578,22 @@ def test_odd_heads(lib: Any, float_dtype: str, width: int) -> None:
     assert_contract(y, values, [7, 8, 9], dtype=float_dtype, **fields)
     if not width:
         np.testing.assert_array_equal(y, values)
+
+
+def test_decimal_contexts_of_the_caller_change_nothing() -> None:
+    script = """
+        import decimal
+        import rope_array as ra
+
+        def plans():
+            ropes = ra.RoPE(128, base=7.3), ra.RoPE(64, scaling=ra.Linear(3.7)), ra.RoPE(2, inv_freq=(1.1,))
+            return [rope._plan for rope in ropes]
+
+        before = plans()
+        decimal.DefaultContext.rounding = decimal.ROUND_UP
+        decimal.DefaultContext.traps[decimal.Inexact] = True
+        traps = [decimal.FloatOperation, decimal.Inexact]
+        decimal.setcontext(decimal.Context(prec=5, rounding=decimal.ROUND_DOWN, traps=traps))
+        print(plans() == before)
+    """
+    assert child.run(script).strip() == "True"

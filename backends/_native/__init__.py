@@ -1,4 +1,4 @@
-"""The C++ kernel, for arrays in host memory: what the backends of NumPy and PyTorch share.
+"""The C++ kernel for arrays in host memory, shared by the backends of NumPy and PyTorch.
 
 The compiled module is optional. Without it `kernel` is None, `unavailable_reason()` gives the reason, and the
 backends decline every call.
@@ -65,7 +65,7 @@ def _prepare(plan: Plan) -> None:
 
 
 def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
-    """Rotate the arrays of a checked call, of any dtypes and by any source, that the kernel's entry declined.
+    """Rotate the arrays of a checked call, of any dtypes and by any source.
 
     ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``contiguous(array, dtype)``
     returns positions or tables as the kernel reads them.

@@ -1,9 +1,11 @@
 // The functions that Python calls: `rotate`, the one entry for arrays of NumPy and PyTorch, and the kernel's settings.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "array_view.hpp"

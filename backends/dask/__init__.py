@@ -22,7 +22,6 @@ from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_co
 from rope_array.backend_tools import Call, Positions, Tables, make_tables_for, rotate_by
 
 name = "dask"
-is_array_api = True
 
 
 class Dask(Library):

@@ -18,7 +18,6 @@ from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
 name = "jax"
-is_array_api = True
 
 
 class Jax(Library):

@@ -36,5 +36,5 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def results(xs: Any, outs: Any) -> Any:
-    """Return the arrays to write: those given, or new ones."""
+    """Return `outs`, or new arrays if it is None."""
     return tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs

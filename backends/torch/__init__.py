@@ -27,7 +27,7 @@ TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
 class Torch(Library):
-    """PyTorch: found by type, without array-api-compat's cached detection, of which Dynamo warns."""
+    """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
     def has_int64(self) -> bool:
         return True
@@ -87,7 +87,8 @@ def _check_recorded(tensors: Any) -> None:
         )
     if TRANSFORMED is None or TRANSFORMED():
         raise ArrayTypeError(
-            "out is given inside a functorch transform, which does not see writes into memory; omit it."
+            "out is given inside a functorch transform, or PyTorch does not report them; transforms do not "
+            "see writes into memory. Omit out."
         )
     for x in tensors:
         if x.requires_grad and torch.is_grad_enabled():
@@ -109,9 +110,9 @@ def _why_memory_unknown(x: Any, written: bool) -> str | None:
     if is_freed(x):
         return "a tensor whose memory has been freed"
     if written and (x.is_neg() or x._is_zerotensor()):
-        return "a view whose numbers are not in memory as they are"
+        return "a lazily negated or zero tensor, whose memory differs from its values"
     if written and x.is_inference() and not torch.is_inference_mode_enabled():
-        return "of torch.inference_mode(), outside of which it cannot be written"
+        return "of torch.inference_mode(), and can be written only inside it"
     return None
 
 

@@ -1,4 +1,4 @@
-"""DTensor: each shard is rotated by its own positions; nothing is communicated.
+"""DTensor: each shard is rotated by its own positions, and x is never communicated.
 
 A plain tensor of positions could hold the positions of the local shard or of the whole, and both readings are
 in use. It is refused with a DTensor unless torch's own `implicit_replication` declares it to be the whole.

@@ -49,17 +49,19 @@ def library(x: Any) -> Any:
     return LIBRARY
 
 
-# ---- the gate ----
+# ---- reasons to decline ----
 
 
 def _why_declined(xs: Any, source: Any) -> str | None:
-    """Return why a call is declined, whatever memory its tensors have, or None."""
-    if torch.compiler.is_compiling():  # first: Dynamo takes it as a constant, and traces nothing after it
+    """Return why a call is declined, or None; the memory of its tensors is not checked."""
+    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
         return "the call is compiled: the compiler joins the array-api backend's operations into one loop"
     if _native.kernel is None:
         return unavailable_reason()
-    if (reason := _active_interceptor()) is not None or not torch.is_grad_enabled():
+    if (reason := _active_interceptor()) is not None:
         return reason
+    if not torch.is_grad_enabled():
+        return None
     for given in source[:2]:  # of Positions the values, of Tables cos and sin
         if type(given) in _TYPES:
             if given.requires_grad:
@@ -70,7 +72,7 @@ def _why_declined(xs: Any, source: Any) -> str | None:
 
 
 def _active_interceptor() -> str | None:
-    """Return what intercepts PyTorch's operations, or None."""
+    """Return why PyTorch's operations are intercepted, or None."""
     if not _CAN_DETECT_MODES:
         return "this version of PyTorch does not report whether its operations are transformed"
     if TRANSFORMED():
@@ -119,7 +121,7 @@ def _why_unreadable(x: Any) -> str | None:
     return None
 
 
-# ---- the ways ----
+# ---- rotation ----
 
 
 def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
@@ -174,9 +176,9 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         ys = _native.kernel.rotate(xs, source, seq_axis, None, False, transposed)
         if ys is NotImplemented:
             return ys
-        # Saved, not kept on ctx: autograd then raises if positions or tables change before the backward.
-        tensors = [given for given in source if isinstance(given, torch.Tensor)]  # a source's first fields
-        if tensors and tensors[0].dtype is torch.int32:  # copied, as in a call that casts positions
+        # Saved: autograd then raises if they change before the backward. They are the source's first fields.
+        tensors = [given for given in source if isinstance(given, torch.Tensor)]
+        if tensors and tensors[0].dtype is torch.int32:  # a copy, which may change
             tensors = [tensors[0].to(torch.int64)]
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.fields = type(source), source[len(tensors) :]

@@ -68,7 +68,7 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    This is the only function that multiplies positions by frequencies. The result, shape pos.shape +
+    Every fixed-point product of positions and frequencies is computed here. The result, shape pos.shape +
     (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its
     bits are the same on every library.
     """
@@ -129,7 +129,7 @@ def _high_word(a: Any, b: Any) -> Any:
 
 
 def _row(numbers: Constants, like: Any, dtype: Any, ops: ArrayOps) -> Any:
-    """Return one number for each pair along the last axis, to be multiplied with `like`."""
+    """Return one number for each pair along the last axis, ready to multiply with `like`."""
     row = ops.constants(numbers, dtype, ops.creation_kwargs)
     return row[(None,) * (like.ndim - 1) + (...,)] if ops.needs_equal_ndim else row
 

@@ -1,4 +1,4 @@
-"""Tables that are not one frequency for each pair: mixed frequencies, and xPos. Array API only."""
+"""Tables of mixed frequencies, and of xPos. Array API only."""
 
 import math
 from typing import Any

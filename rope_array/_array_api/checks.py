@@ -59,7 +59,7 @@ def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
     names = []
     for x in xs:
         if not lib.is_array(x):
-            raise _not_of_library(x, lib)
+            raise _not_of_library(x, lib, name)
         lib.check_supported(x)
         names.append(name_of_dtype(x.dtype))
         if names[-1] not in X_DTYPES:
@@ -68,19 +68,19 @@ def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
                 f"Cast {name} first."
             )
         if not x.ndim:
-            raise _single_number(x)
+            raise _single_number(x, name)
     return names
 
 
-def _single_number(x: Any) -> ShapeError:
-    return ShapeError(f"x is {describe(x)}, a single number; give an array whose last axis is one head.")
+def _single_number(x: Any, name: str) -> ShapeError:
+    return ShapeError(f"{name} is {describe(x)}, a single number; give an array whose last axis is one head.")
 
 
-def _not_of_library(x: Any, lib: Library) -> RoPEError:
+def _not_of_library(x: Any, lib: Library, name: str) -> RoPEError:
     if not hasattr(x, "dtype"):
-        return ArrayTypeError(f"x holds {describe(x)} and arrays of {lib.name}; give arrays only.")
+        return ArrayTypeError(f"{name} holds {describe(x)} and arrays of {lib.name}; give arrays only.")
     if not x.shape:
-        return _single_number(x)
+        return _single_number(x, name)
     return ArrayTypeError(
         f"the arrays of one call are of two libraries: {describe(x)} and arrays of {lib.name}; "
         "call once for each library."
@@ -95,6 +95,11 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
             raise ArrayTypeError(
                 f"the rotation's tables are {lib.describe(table)} and x is {lib.describe(xs[0])}; "
                 "make the rotation on x's device: rope.rotation(pos, like=x)."
+            )
+        if dtype_name(table) not in ("float32", "float64"):
+            raise ArrayTypeError(
+                f"a table of the rotation is {describe(table)}; cos and sin must stay float32 or float64, "
+                "also in models of 16-bit floats. Make them with rope.rotation(pos, like=x)."
             )
         if need_float64 and not computes_in_float64(table):
             raise ArrayTypeError(

@@ -1,4 +1,4 @@
-"""The one import of array-api-compat: namespace, device, and the dtype names that the standard lacks.
+"""Array libraries by the type of an array: namespace, device, and dtype names that the standard lacks.
 
 array-api-compat finds a library by type and through sys.modules, and so does this module: it imports no
 library before an array of it appears.
@@ -133,7 +133,7 @@ class NumPy(Library):
         from numpy import ndarray
 
         super().__init__("numpy", xp, implicit_device=True)
-        # The methods of the array: NumPy's functions, with Python around them, cost a small call more.
+        # ndarray's methods: NumPy's functions wrap them in Python, which a small call notices.
         self._ops = ArrayOps(xp, True, {}, self.constants, ndarray.astype, ndarray.reshape, False)
         self._array = ndarray
 
@@ -171,17 +171,17 @@ def library(x: Any) -> Library:
 
 
 def is_numpy(value: Any) -> bool:
-    """Return whether a value is an array of NumPy's; a masked array or a matrix is refused."""
+    """Return whether a value is a NumPy array; raise for masked arrays and matrices."""
     return bool(compat.is_numpy_array(value)) and library(value) is not None
 
 
 def is_numpy_scalar(value: Any) -> bool:
-    """Return whether a value is a number of NumPy's, which unlike an array of no axes cannot be written."""
+    """Return whether a value is a NumPy scalar, which is read-only, unlike a 0-d array."""
     return bool(compat.is_numpy_array(value)) and not hasattr(value, "__setitem__")
 
 
 def numpy_library() -> Library:
-    """Return NumPy, for results that follow no array."""
+    """Return NumPy's library, for results without an input array."""
     import numpy as np  # only if a NumPy result is asked for
 
     return library(np.empty(0))
@@ -206,7 +206,7 @@ def _detect(x: Any) -> Library:
         return NumPy()
     try:
         xp = compat.array_namespace(x)
-    except (TypeError, AttributeError):  # the latter if another module stands in for a library
+    except (TypeError, AttributeError):  # AttributeError if a fake module replaces a library
         raise ArrayTypeError(
             f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the "
             "Array API, or several in one plain tuple: (q, k). A list of numbers becomes an array by "
@@ -221,8 +221,8 @@ def _refuse_numpy_subclasses(x: Any) -> None:
     names = {cls.__name__ for cls in type(x).__mro__}
     if "MaskedArray" in names:
         raise ArrayTypeError(
-            f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask has no one "
-            "meaning after it. Give its filled(0), or its data, and keep the mask separately."
+            f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask is "
+            "ambiguous after it. Give its filled(0), or its data, and keep the mask separately."
         )
     if "matrix" in names:
         raise ArrayTypeError(

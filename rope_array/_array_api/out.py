@@ -11,7 +11,7 @@ from rope_array._errors import ArrayTypeError, ShapeError, describe
 from .library import Library, Memory
 from .source import Call
 
-# Steps of NumPy's solver. Slices of one array are decided in a few; this many take some milliseconds.
+# Steps of NumPy's solver. Slices of one array need a few steps; this limit takes some milliseconds.
 _MOST_WORK = 100_000
 
 
@@ -91,8 +91,8 @@ def _check_writable(out: Any, memory: Memory) -> None:
         )
     if _may_overlap_itself(memory):
         raise ArrayTypeError(
-            f"out is {describe(out)} with the strides {memory.strides} in bytes, by which elements may share "
-            "memory, as the elements of a broadcast view do; give an array with memory for each element."
+            f"out is {describe(out)} with the strides {memory.strides} in bytes, whose elements may share "
+            "memory, as in a broadcast view; give an array with memory for each element."
         )
 
 

@@ -23,7 +23,7 @@ def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, 
         y = ops.xp.concat(_parts(x, cos, sin, layout, ops), axis=-1)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
         return ops.xp.asarray(x, copy=True)
-    # NumPy joins arrays of the other byte order into its own.
+    # NumPy's concat returns native byte order.
     return y if y.dtype == x.dtype else ops.cast(y, x.dtype)
 
 
@@ -68,5 +68,5 @@ def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> 
         first, second = ops.cast(a * cos - b * sin, x.dtype), ops.cast(b * cos + a * sin, x.dtype)
     if layout.out_pairing == "half":
         return ops.xp.concat([first, second], axis=-1)
-    # As stack, which has a high fixed cost in NumPy; x's own shape then merges the last two axes.
+    # As stack, which is slow in NumPy for small arrays; reshaping to x.shape merges the last two axes.
     return ops.reshape(ops.xp.concat([first[..., None], second[..., None]], axis=-1), x.shape)

@@ -1,7 +1,7 @@
 """Positions as the caller gave them: their checks, and the arrays that are made of them.
 
-Positions become a whole part and a fraction: an array of integers and None or, for floats, an array of
-integers and one of floats. The host splits the floats that it has in float64, exactly.
+Positions become (integers, fractions): two arrays; fractions are None for integer positions. The host splits
+its floats in float64, exactly.
 """
 
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from .library import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_sc
 from .ops import ArrayOps
 from .source import Positions
 
-# Float positions are split into an integer of 32 bits and the rest, by the host and by the library alike.
+# Limit of float positions on the host: their integer part must fit int32.
 _FLOAT_LIMIT = 2.0**31
 _LARGEST = 2**31 - 1  # the nearest integer of a float just below the limit would be one more
 _MOST_AXES = 64
@@ -89,7 +89,7 @@ def is_host(pos: Any) -> bool:
 
 
 def _is_symbolic(pos: Any) -> bool:
-    """Return whether a position is PyTorch's symbol for a number, of whose value nothing may be asked."""
+    """Return whether a position is a symbolic number of PyTorch; reading its value would add a guard."""
     return type(pos).__name__ in ("SymInt", "SymFloat")
 
 

@@ -1,6 +1,6 @@
 """The array-api backend: the rotation of a checked call on any library with the Array API.
 
-The backends of PyTorch, JAX and dask are made of these functions too.
+The backends of PyTorch and JAX call these functions too.
 """
 
 from typing import Any

@@ -53,7 +53,7 @@ def aligned_tables(call: Call) -> list[CosSin]:
 
 
 def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
-    """Return cos and sin for float32 arithmetic, or as they are for float64, which the checks require."""
+    """Return cos and sin, cast to float32 for float32 arithmetic."""
     if use_float64 or not computes_in_float64(tables.cos):
         return tables.cos, tables.sin
     return ops.cast(tables.cos, ops.xp.float32), ops.cast(tables.sin, ops.xp.float32)
@@ -61,7 +61,7 @@ def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
 
 def inverse_tables(cos: Any, sin: Any) -> CosSin:
     """Return the tables of the inverse if the amplitude varies by position and pair."""
-    # The magnitude is divided out first: squares would leave the range of floats at half the exponent.
+    # Divide by the magnitude first: squares of cos and sin could overflow or underflow.
     size = abs(cos) + abs(sin)
     c, s = cos / size, sin / size
     square = c * c + s * s

@@ -94,7 +94,7 @@ class Axes:
         Parameters
         ----------
         rotary_dim : int
-            The width of every series where `widths` is None.
+            The width of every series if `widths` is None.
 
         Returns
         -------

@@ -9,7 +9,7 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from decimal import Context, Decimal, localcontext
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -23,6 +23,12 @@ Omegas: TypeAlias = Sequence[float]
 _DIGITS = 60
 # A frequency must be below 1e309 to fit float64, and a rule divides by at most as much; above it is infinity.
 _LARGEST_EXPONENT = 700
+
+
+def _context(digits: int, Emax: int = 999_999) -> Context:
+    """Return a decimal context with every attribute set: callers may change the defaults of the others."""
+    limits = {"Emin": -999_999, "Emax": Emax, "capitals": 1, "clamp": 0}
+    return Context(prec=digits, rounding=ROUND_HALF_EVEN, flags=[], traps=[], **limits)
 
 
 class Scaling:
@@ -95,12 +101,14 @@ def frequencies(
             raise OverflowError
         if angles == "float32":
             narrow = float32_frequencies(new_base, width, count)
-            return tuple(Decimal(float32(omega)) for omega in used._stretched(narrow, base, width))
+            return tuple(Decimal.from_float(float32(omega)) for omega in used._stretched(narrow, base, width))
         series = default_frequencies(new_base, width, count)
         exact = series if rule is None else rule._exact(series)
         if exact is not None:
             return exact
-        return tuple(Decimal(float(w)) for w in used._stretched([*map(float, series)], base, width))
+        return tuple(
+            Decimal.from_float(float(w)) for w in used._stretched([*map(float, series)], base, width)
+        )
     except SpecError:
         raise
     except (ArithmeticError, ValueError):  # beyond floats: a power, a logarithm of 0
@@ -116,9 +124,10 @@ def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, .
     if not count:
         return ()
     # A base below 1 gives frequencies above 1, which need digits before the point too.
-    digits = _DIGITS + max(0, -Decimal(base).adjusted())
-    with localcontext(Context(prec=digits, Emax=_LARGEST_EXPONENT, traps=[])):
-        ratio = (Decimal(base).ln() * -2 / width).exp()
+    exact = Decimal.from_float(base)
+    digits = _DIGITS + max(0, -exact.adjusted())
+    with localcontext(_context(digits, Emax=_LARGEST_EXPONENT)):
+        ratio = (exact.ln() * -2 / width).exp()
         powers = [Decimal(1)]
         while len(powers) < count:
             powers.append(powers[-1] * ratio)
@@ -127,9 +136,9 @@ def default_frequencies(base: float, width: int, count: int) -> tuple[Decimal, .
 
 def divided(frequencies: Iterable[Decimal], factor: float) -> tuple[Decimal, ...]:
     """Divide exact frequencies by a factor, to as many digits after the point as they have."""
-    divisor = Decimal(factor)
+    divisor = Decimal.from_float(factor)
     return tuple(
-        Context(prec=_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
+        _context(_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
         for omega in frequencies
     )
 
@@ -159,9 +168,9 @@ def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:
 
 def _turns(omega: Decimal, bits: int) -> int:
     digits = _DIGITS + max(0, omega.adjusted())
-    context = Context(prec=digits)
+    context = _context(digits)
     product = context.divide(context.multiply(omega, Decimal(2**bits)), _two_pi(digits))
-    return int(product.to_integral_value())
+    return int(product.to_integral_value(ROUND_HALF_EVEN))
 
 
 @cache  # at most 309 entries: a frequency is below 1e309
@@ -169,7 +178,7 @@ def _two_pi(digits: int) -> Decimal:
     """2π by Machin's formula, 32 arctan(1/5) - 8 arctan(1/239), in integers with ten guard digits."""
     unit = 10 ** (digits + 10)
     scaled = 32 * _arctan_inverse(5, unit) - 8 * _arctan_inverse(239, unit)
-    return Decimal(scaled).scaleb(-digits - 10, Context(prec=digits + 12))
+    return Decimal(scaled).scaleb(-digits - 10, _context(digits + 12))
 
 
 def _arctan_inverse(x: int, unit: int) -> int:

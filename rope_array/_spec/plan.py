@@ -166,8 +166,8 @@ class Plan:
         sizes = {len(c.values) for c in (self.frequencies, self.turns_q64, *self.turns_q96)} | {len(drivers)}
         if sizes != {count} or number > MAX_PAIRS or not all(0 <= driver < number for driver in drivers):
             raise SpecError(
-                f"the plan of a rope with {count} pairs has {sorted(sizes)} frequencies and coordinates, of "
-                f"{number} coordinates; make the rope anew from its fields."
+                f"the plan has {count} pairs, and arrays of {sorted(sizes)}, or a coordinate outside "
+                f"0 to {number - 1}; make the rope anew from its fields."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -466,7 +466,7 @@ class Proportional(Scaling):
     """Gemma 4's rule ("p-RoPE"): the first share of the frequencies, divided by the factor; the others are 0.
 
     The exponents count over the full width, and with the half pairing the rotated features are the first of
-    each half of the head. A rotary_dim of the same share is another rope.
+    each half of the head. A rotary_dim of that share differs: its exponents count over the smaller width.
 
     Parameters
     ----------
@@ -585,7 +585,7 @@ class Reversed(Scaling):
     def __post_init__(self) -> None:
         self._set_fields(rule=record("rule", self.rule, Scaling, "a rule, such as Linear(factor=4.0)"))
         if isinstance(self.rule, Reversed) and isinstance(self.rule.rule, Reversed):
-            self._set_fields(rule=self.rule.rule.rule)  # two cancel: no chain grows long
+            self._set_fields(rule=self.rule.rule.rule)  # two reversals cancel
 
     @property
     def resolved(self) -> bool:

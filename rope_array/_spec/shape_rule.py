@@ -16,7 +16,7 @@ def sequence_axis(ndim: int, seq_axis: int) -> int:
 
 
 def _checked_axis(ndim: int, seq_axis: Any) -> int:
-    if not hasattr(seq_axis, "__index__"):
+    if isinstance(seq_axis, bool) or not hasattr(seq_axis, "__index__"):
         raise ShapeError(
             f"seq_axis is {short(seq_axis)}; give an int: the axis of x along which positions run."
         )

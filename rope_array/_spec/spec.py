@@ -163,7 +163,7 @@ def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
     return omegas
 
 
-# A RoPE holds plain Python numbers.
+# The need that the error for inv_freq states.
 _NEED = (
     "a tuple of floats (inv_freq.tolist() makes one), or pass the array to "
     "rope.rotation(pos, like=x, inv_freq=...), which keeps its gradient"
@@ -171,7 +171,7 @@ _NEED = (
 
 
 def _plan(spec: Spec) -> Plan | None:
-    """Return the plan; None if a rule needs a length first. Check all that does not depend on the length."""
+    """Return the plan, or None if a rule needs a length first; check all that needs no length."""
     if spec.scaling is not None and not spec.scaling.resolved:
         for width, terms in series_lengths(_sources(spec)).items():
             spec.scaling._check_series(width, terms)
@@ -212,7 +212,7 @@ def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
     if spec.inv_freq is not None:
         given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
         driven = spec.axes.coordinates if spec.axes else spec.inv_freq
-        return tuple(Decimal(0 if a is None else w) for w, a in zip(given, driven, strict=True))
+        return tuple(Decimal.from_float(0 if a is None else w) for w, a in zip(given, driven, strict=True))
     sources = _sources(spec)
     series = {
         width: frequencies(spec.base, width, terms, spec.scaling, spec.angles)
@@ -239,7 +239,7 @@ def _make_plan(head_dim: int, **spec: Any) -> Plan:
 
 
 def _plan_key(head_dim: int, **spec: Any) -> tuple[Any, ...]:
-    """Return the key of a spec in the memo of plans, with types: True equals 1, but is no width."""
+    """Return the key of a spec in the memo of plans. Types are part of it, as True equals 1."""
     complete("scaling", spec.get("scaling"))
     complete("axes", spec.get("axes"))
     types = (tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in spec.values())

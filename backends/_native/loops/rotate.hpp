@@ -94,7 +94,7 @@ class TableSequence {
     const int64_t cos_row_, sin_row_;
 };
 
-// Rotate a group by tables; `cos` and `sin` are the first row's.
+// Angles of a group, read from tables; `cos` and `sin` point to the first row.
 template <class Number>
 struct FromTables {
     const char *cos, *sin;
@@ -115,7 +115,7 @@ struct FromTables {
     }
 };
 
-// Rotate a group by evenly spaced positions.
+// Angles of a group, computed from evenly spaced positions.
 struct FromPositions {
     const Frequencies& frequencies;
     const Positions& positions;
