@@ -335,8 +335,8 @@ class Call {
     }
 
   private:
-    // Return whether each out is contiguous memory that nothing else of the call uses, or its own x. Extents may overlap
-    // where elements do not: Python's check decides then.
+    // Return whether each out is contiguous and overlaps nothing but its own x, judged by extents. If unsure, return
+    // false: Python's check decides.
     bool may_write(const std::vector<ArrayView>& outs) const {
         for (size_t i = 0; i < outs.size(); ++i) {
             const ArrayView& out = outs[i];

@@ -47,10 +47,10 @@ struct Positions {
 
 // Results in scratch that wait for non-temporal stores.
 struct StreamBuffer {
-    char *active, *spare;  // where the next rows and those after them are written, each with a cache line before it
-    const char* from;      // the first waiting byte
-    char* to;              // and its address in y
-    int64_t bytes;         // that wait
+    char *active, *spare;  // for the next rows, and for the rows after them; a cache line of room precedes each
+    const char* from;      // the first byte not yet stored
+    char* to;              // its address in y
+    int64_t bytes;         // not yet stored
 };
 
 // Equally spaced rows, each one head, repeated in equally spaced runs that share their tables. All distances are in
@@ -65,7 +65,7 @@ struct Rows {
     int64_t cos_row;
     const char* sin;
     int64_t sin_row;
-    const char *next_x, *next_y;  // the rows after these, to prefetch; null if they are near
+    const char *next_x, *next_y;  // rows of the next call, to prefetch; null to prefetch none
     char* scratch;                // two heads, aligned for any type
     StreamBuffer* stream;
     const Frequencies* frequencies;  // if not null, the loop computes cos and sin from `positions` and reads no tables

@@ -18,9 +18,9 @@ constexpr int64_t MAX_TILE_POSITIONS = 256;
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed the L2 cache
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
-// malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is in the caches
-// then, and non-temporal stores throw it away. Measured: they pay nevertheless if y is aligned to cache lines, or if
-// runs of rows touch more new pages at a time than the caches hold.
+// malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is then in the
+// caches, and non-temporal stores evict it. They still pay (measured) if y is aligned to cache lines, or if runs of
+// rows touch more new pages at a time than the caches hold.
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
 constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs of rows touch too many
 constexpr int64_t STACK_BYTES = 1 << 15;
@@ -41,7 +41,7 @@ struct ArrayLoop {
     bool staged;
 };
 
-// The axis of x for one of the source's: seq_axis for the last, the other axes in order.
+// Return the axis of x that the source's axis j pairs with: seq_axis for the last, the other axes in order.
 int axis_of(const Source& source, int seq_axis, int j) {
     if (j == source.num_axes - 1) return seq_axis;
     return j < seq_axis ? j : j + 1;
@@ -70,7 +70,7 @@ class Schedule {
         for (size_t i = 0; i < arrays.size(); ++i) classify_axes(loops_[i], arrays[i]);
         length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
         for (int k = 0; k < last(); ++k) outer_ *= source.shape[source_axes_[k]];
-        // With one row to a position, its loop computes cos and sin itself while it waits for memory.
+        // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
         fused_ = source.kind != TABLES && real_bytes_ == 4 && loops_.size() == 1 && loops_[0].rows_per_position == 1 &&
                  !loops_[0].staged;
     }
@@ -281,7 +281,7 @@ class Schedule {
         const int inner_axes = set_inner_axes(rows, axes, n);
         rows.streamed = is_streamed(loop, rows);
         const auto rotate_rows = level_.rotate[loop.array->dtype];
-        // Rotate one step late, so that the next rows can be prefetched; the last prefetch the next positions' rows.
+        // Rotate one step late, to know which rows to prefetch; after the last step these are the next positions' rows.
         Rows previous = {};
         auto rotate_previous = [&](const char* next_x, const char* next_y) {
             previous.next_x = prefetches_ ? next_x : nullptr;

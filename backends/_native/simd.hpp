@@ -1,7 +1,7 @@
 // Vectors of the widest registers of a level, and operations that the compiler's own vectors lack. Vec<T, 1> is a
-// scalar, which the same code serves.
+// scalar, so that the same code handles remainders.
 //
-// loops.cpp alone includes this file and loops/*.hpp, once for each level; see there why all is in unnamed namespaces.
+// Only loops.cpp includes this file and loops/*.hpp, once for each level; it explains the unnamed namespaces.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,7 @@ ROPE_INLINE void unroll(const F& f) {
     unroll(std::make_integer_sequence<int, K>{}, f);
 }
 
-// Return n lanes of a and b; lane k is number Index::at(k, n) of the lanes of a followed by the lanes of b.
+// Shuffle a and b into n lanes: lane k takes element Index::at(k, n) of a followed by b.
 #if defined(__GNUC__)
 template <class Index, class V, int... k>
 ROPE_INLINE auto shuffle(V a, V b, std::integer_sequence<int, k...>) {

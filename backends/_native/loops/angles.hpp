@@ -51,8 +51,8 @@ struct Polynomials<double> {
                                      -3.836316280346648e-13};
 };
 
-// Compute cos and sin of K vectors of phases, the fraction of a turn in all bits of the words. Each operation waits for
-// the previous one on its vector, and the processor looks only a few vectors ahead, so the K vectors are interleaved.
+// Compute cos and sin of K vectors of phases, the fraction of a turn in all bits of the words. The operations on one
+// vector are a chain, each waiting for the previous result, so K vectors are interleaved to fill the pipeline.
 template <class Word, class Real, int K, class Words, class Reals>
 ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[K]) {
     using Table = Polynomials<Real>;

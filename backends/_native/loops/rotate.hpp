@@ -42,8 +42,8 @@ struct RowGroup {
     StreamBuffer* stream;      // earlier results, to be stored between computations
 };
 
-// Call rotate(group) for a few rows at a time, in all runs before the next few, as the runs share their tables. Write
-// streamed rows to the stream buffer.
+// Call rotate(group) for each group of rows, and for that group in all runs before the next group, as runs share their
+// tables. Write streamed rows to the stream buffer.
 template <class Rotate>
 inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
     const int64_t most = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
@@ -132,7 +132,7 @@ struct FromPositions {
     }
 };
 
-// One column, a chunk of the n pairs of a block: rotates it in all rows, keeping the sequence's constants in registers.
+// at<chunk>(i) rotates pairs i to i + chunk of a block of n pairs in all rows of a group, constants in registers.
 template <class T, bool reads_half, bool writes_half, class From>
 struct RotateColumn {
     const From& angles;

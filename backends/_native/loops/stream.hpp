@@ -1,5 +1,5 @@
-// Prefetching of x and y, and non-temporal stores of results: a few lines at a time between computations, as memory
-// takes no more at once.
+// Prefetching of x and y, and non-temporal stores of results: a few lines between computations, as the queues to
+// memory are short.
 #pragma once
 
 #include "../simd.hpp"
