@@ -45,7 +45,7 @@ from rope_array._spec.scaling import Linear, Periods
 
 
 class Search:
-    """Tries all explanations of one case; keeps those that fit, and separately the others."""
+    """Tries all explanations of one case, and keeps the fitting and the other explanations in two lists."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
         self.case = case
@@ -402,7 +402,7 @@ class Search:
 
 
 def _is_plain(found: Explanation) -> bool:
-    """Return whether it is a rotation of published models, without mistake, estimate or factor."""
+    """Return whether an explanation has no mistake, estimate or factor."""
     return not (found.mistake or found._estimate or (found.rope and isinstance(found.rope.scaling, Linear)))
 
 
