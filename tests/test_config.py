@@ -650,7 +650,7 @@ def test_layers_that_do_not_rotate_are_noted(kind: str) -> None:
 
 def test_no_rope_layers_are_checked() -> None:
     config = {"model_type": "smollm3", "num_hidden_layers": 8, "no_rope_layers": [1, 0]}
-    for which in ({"layer_type": 5}, {}):
+    for which in ({"layer_type": 5}, {}):  # without a layer_type, all layers are read for a note
         refuse(r"no_rope_layers has 2 values, none for layer \d", config, **which)
     for junk in ("a", None, 2, -1, [1]):
         refuse(

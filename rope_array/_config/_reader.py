@@ -1,6 +1,6 @@
 """From one part of a config to the fields of a rope: find the layer type and its rotary parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,10 +136,7 @@ class Reader:
             return None
         if self.values.stated("layer_types") is None:
             return types[index % len(types)]
-        if index >= len(types):
-            raise ConfigError(
-                f"layer_types has {len(types)} values, none for layer {index}; give all, or a layer_type below {len(types)}."
-            )
+        _check_length("layer_types", types, index)
         return types[index]
 
     def _check_label(self) -> None:
@@ -198,10 +195,7 @@ class Reader:
         return self._why_none_rotates(rotates, len(layers) if layers else 0) if self.label else None
 
     def _is_listed(self, layers: Any, index: int) -> bool:
-        if index >= len(layers):
-            raise ConfigError(
-                f"no_rope_layers has {len(layers)} values, none for layer {index}; give all, or a layer_type below {len(layers)}."
-            )
+        _check_length("no_rope_layers", layers, index)
         if layers[index] not in (0, 1):
             raise ConfigError(f"no_rope_layers[{index}] is {quoted(layers[index])}; it must be 0 or 1.")
         return bool(layers[index])
@@ -227,10 +221,7 @@ class Reader:
         if not isinstance(thetas, (list, tuple)):
             raise ConfigError(f"layer_rope_theta is {quoted(thetas)}; it must be a list of bases.")
         if self.index is not None:
-            if self.index >= len(thetas):
-                raise ConfigError(
-                    f"layer_type is {self.index}; give an index below the {len(thetas)} of layer_rope_theta."
-                )
+            _check_length("layer_rope_theta", thetas, self.index)
             return thetas[self.index]
         own = [
             theta
@@ -370,6 +361,14 @@ class Reader:
             return self.label != "unscaled"
         chosen = self.values.get(key)
         return not isinstance(chosen, (list, tuple)) or self.index in chosen
+
+
+def _check_length(name: str, values: Sequence[Any], index: int) -> None:
+    if index >= len(values):
+        raise ConfigError(
+            f"{name} has {len(values)} values, none for layer {index}; give a value for each layer, or a "
+            f"layer_type below {len(values)}."
+        )
 
 
 def _renamed(stated: Mapping[str, Any]) -> dict[str, Any]:
