@@ -22,7 +22,7 @@ extras, groups = project["project"]["optional-dependencies"], project["dependenc
 files, wanted = [ROOT / "pyproject.toml"], groups["dev"]
 run = ["nox", "-f", str(ROOT / "noxfile.py"), *([] if command == "test" else ["-s", command])]
 if command == "demo":
-    files += [*(ROOT / "rope_array").rglob("*.*"), *(ROOT / "backends").rglob("*.*")]
+    files += [ROOT / "CMakeLists.txt", *(ROOT / "rope_array").rglob("*.*"), *(ROOT / "backends").rglob("*.*")]
     wanted, run = [str(ROOT), *groups["strict"], *extras["dask"]], ["rope_array", "demo"]
     if "--all" in args:
         args.remove("--all")

@@ -59,7 +59,7 @@ def python(session: nox.Session, *args: str, **options: object) -> str:
 
 
 def install(session: nox.Session, *specs: str, dist: Path = DIST) -> None:
-    """Install `specs`, the wheel's dependencies, and then the wheel, also if one of its version is there."""
+    """Install `specs` and the dependencies, then the wheel, even over the same version."""
     if session.bin_paths:  # the shared environment has them
         session.install(*REQUIRED, *specs)
     (wheel,) = dist.glob("*.whl")
@@ -68,12 +68,12 @@ def install(session: nox.Session, *specs: str, dist: Path = DIST) -> None:
 
 
 def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -> None:
-    """Run pytest on the installed wheel. No test executed is a failure, unless the caller chose the tests.
+    """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
     In continuous integration the session's own environment is removed after it, to spare disk.
     """
     name = re.sub(r"\W+", "-", session.name).strip("-")
-    # One worker for each core, unless a debugger may be wanted.
+    # One worker for each core; none if the caller has arguments, such as --pdb.
     workers = ("-n", "auto", "--dist", "worksteal") if not session.posargs else ()
     report = (f"--junitxml={RESULTS / name}.xml", "-o", f"junit_suite_name={session.name}")
     python(
@@ -92,7 +92,7 @@ def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -
 
 
 def by_default(*paths: str) -> list[str]:
-    """Return the paths that a session tests by default; in `nightly`, arguments for all that can differ."""
+    """Return `paths`; in `nightly`, arguments for all files but SAME_EVERYWHERE."""
     return [f"--ignore={path}" for path in SAME_EVERYWHERE] if os.environ.get(NIGHTLY) else list(paths)
 
 
@@ -123,7 +123,7 @@ def build(session: nox.Session) -> None:
     args, env = [], {}
     if os.environ.get("CI"):
         env["ROPE_ARRAY_REQUIRE_KERNEL"] = "1"
-        if sys.platform == "linux":  # elsewhere a warning cannot be seen before it is pushed
+        if sys.platform == "linux":  # other systems' compilers cannot be tried before a push
             args = ["-Ccmake.define.ROPE_ARRAY_WERROR=ON"]
     session.run("python", "-m", "build", "--no-isolation", f"--outdir={DIST}", *args, env=env, silent=True)
     if list(DIST.glob("*-none-any.whl")):
@@ -141,7 +141,7 @@ def shared(session: nox.Session) -> None:
 @nox.session(requires=["build"])
 @nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def tests(session: nox.Session, library: str) -> None:
-    """Test with one library beside NumPy."""
+    """Test with one library and NumPy."""
     install(session, *GROUPS["test"], *needs(library))
     pytest(session, [library])
 
@@ -165,7 +165,7 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
 def pure(session: nox.Session) -> None:
-    """Test the wheel without the kernel; a build without a compiler makes it, or fails where it has to."""
+    """Test the pure wheel: a build without a compiler makes it, or fails if the kernel is required."""
     source, other = unpack(session), Path(session.create_tmp()) / "dist"
     no_compiler = {"CC": "false", "CXX": "false", "CMAKE_GENERATOR": "Ninja"}
     build_wheel(session, source, other, code=1, ROPE_ARRAY_REQUIRE_KERNEL="1", **no_compiler)
@@ -177,7 +177,7 @@ def pure(session: nox.Session) -> None:
     (path,), (fallback,) = PURE.iterdir(), other.iterdir()
     with zipfile.ZipFile(path) as one, zipfile.ZipFile(fallback) as two:
         if (path.name, one.namelist()) != (fallback.name, two.namelist()):
-            session.error("A build without a compiler makes another wheel than the one that is published.")
+            session.error("A build without a compiler makes a wheel that differs from the published wheel.")
     install(session, dist=PURE)
     # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
@@ -235,7 +235,7 @@ def scoreboard(session: nox.Session) -> None:
     """Run the conformance suite on other implementations; writes docs/scoreboard.md, README.md's table."""
     session.install(TORCH)  # first and alone, as a peer would bring another build
     install(session, TORCH, *GROUPS["peers"], *GROUPS["scoreboard"])
-    # flash-attn's setup needs PyTorch, and would compile for a GPU what is not used here.
+    # flash-attn's setup needs PyTorch, and would compile CUDA code that no check runs.
     alone = ("--no-deps", "--no-build-isolation", *GROUPS["scoreboard-alone"])
     session.install(*alone, env={"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"})
     session.run("python", "bench/scoreboard.py", *session.posargs)
@@ -243,7 +243,7 @@ def scoreboard(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], default=False)
 def bench(session: nox.Session) -> None:
-    """Measure speed beside a copy and other implementations; writes docs/speed.md and README.md's table."""
+    """Measure speed against copies and other implementations; writes docs/speed.md and README.md's table."""
     session.install(TORCH)  # first and alone, as a peer would bring another build
     install(session, TORCH, *GROUPS["peers"], *GROUPS["bench"])
     session.install("--no-deps", *GROUPS["bench-alone"])  # it asks for another build of PyTorch
@@ -253,7 +253,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(requires=["build"], default=False)
 @nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def long(session: nox.Session, library: str) -> None:
-    """Try many times as many random examples, and every float32 remainder."""
+    """Try many more random examples, and every float32 remainder."""
     install(session, *GROUPS["test"], *needs(library))
     name = "array_api_strict" if library == "strict" else library
     for script in ("random_examples", "exhaustive"):
@@ -273,7 +273,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(requires=["build", "shared"], venv_backend="none", default=False)
 def nightly(session: nox.Session) -> None:
-    """Run the test sessions with all their cases, also those that the default run leaves out."""
+    """Run the test sessions with all cases, the mark `nightly` included."""
     os.environ[NIGHTLY] = "1"
     names = [*(f"tests({library})" for library in [*LIBRARIES, "all"]), "pure", "sanitize", "tests-min"]
     for name in names:

@@ -36,7 +36,7 @@ ERRORS = """\
 Errors are the largest of float32 results, in lengths of the rotated pair, by range of positions; empty for
 ranges that a peer does not claim. At 2 a pair points in the opposite direction."""
 LEGEND = f"""\
-{ERRORS} *Held to* is the
+{ERRORS} *Judged by* is the
 [class](conformance.md) of its angles and arithmetic: how angles are computed, and whether 16-bit numbers are
 rotated in their own dtype."""
 REASONS = """\
@@ -153,7 +153,7 @@ def table(head, lines, numbers=("passed", "failed", "not applicable", *RANGES)):
 
 
 def full_table(rows):
-    head = ("peer", "version", "held to", "passed", "failed", "not applicable", *RANGES)
+    head = ("peer", "version", "judged by", "passed", "failed", "not applicable", *RANGES)
     lines = []
     for name, row in rows.items():
         if "missing" in row:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         YaRN,
     )
 
-# What is imported when it is asked for, from where: most programs need little of it.
+# Names imported on first use, with their modules: most programs need few.
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),

@@ -49,7 +49,7 @@ def weights(w: Any, rope: _RoPE, to: str, *, num_heads: int | None = None, axis:
     SpecError
         `rope` is no RoPE, `to` no pairing, or `num_heads` no number of heads.
     ShapeError
-        w has no such axis, or along it not `num_heads` heads.
+        w has no such axis, or the axis does not hold `num_heads` heads.
     ArrayTypeError
         w is no supported array.
 

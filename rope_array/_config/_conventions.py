@@ -82,7 +82,7 @@ class Convention:
     scaling, inv_freq, attention_factor
         Computed from the part's values and the rotated width. None: by `rope_type`.
     drops
-        Those of the keys `rope_parameters` and `rope_scaling` that the model's code does not read.
+        The keys among `rope_parameters` and `rope_scaling` that the model's code ignores.
     by_type
         The class reads parameters by layer type only, and drops flat parameters and an older `type`.
     null_head_dim
@@ -100,11 +100,11 @@ class Convention:
     nope
         Layer types without rotation.
     rotates
-        Whether a layer of a type in `nope`, by index, is rotated all the same.
+        Whether a layer, by index, rotates although its type is in `nope`.
     nope_needs, nope_unless
         `nope` applies if the first key is set, and the second is not stated.
     nope_every
-        One in so many layers has no rotation, if neither `no_rope_layers` nor an interval is stated.
+        Every n-th layer has no rotation, if neither `no_rope_layers` nor an interval is stated.
     scaled_layers
         A key that lists the layers with the stated rule; the others have none.
     unless
@@ -174,25 +174,18 @@ def _by_layer_type(
     return parameters
 
 
-def _gemma3(values: Values, stated: Parameters) -> Parameters:
-    return _by_layer_type(
-        {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)},
-        ("full_attention",),
-    )(values, stated)
-
-
-def _modernbert(values: Values, stated: Parameters) -> Parameters:
-    return _by_layer_type(
-        {"full_attention": ("global_rope_theta", 1.6e5), "sliding_attention": ("local_rope_theta", 1e4)},
-        ("full_attention", "sliding_attention"),
-    )(values, stated)
-
-
-def _olmo3(values: Values, stated: Parameters) -> Parameters:
-    # The class uses a rope_theta outside of the parameters for full_attention only.
-    return _by_layer_type(
-        {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)}, ("full_attention",)
-    )(values, stated)
+_gemma3 = _by_layer_type(
+    {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)},
+    ("full_attention",),
+)
+_modernbert = _by_layer_type(
+    {"full_attention": ("global_rope_theta", 1.6e5), "sliding_attention": ("local_rope_theta", 1e4)},
+    ("full_attention", "sliding_attention"),
+)
+# The class uses a rope_theta outside of the parameters for full_attention only.
+_olmo3 = _by_layer_type(
+    {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("", 5e5)}, ("full_attention",)
+)
 
 
 def _neomme(values: Values, stated: Parameters) -> Parameters:
@@ -327,8 +320,8 @@ _INTERLEAVED_MODELS = (
     "ernie4_5_moe", "helium", "llama4_text", "openai_privacy_filter",
 )
 _PARTIAL_MODELS = (
-    "bamba", "glm4_moe", "laguna", "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "phi4_multimodal",
-    "qwen3_next", "recurrent_gemma", "solar_open", "stablelm", "step3p5", "zaya", "mellum",
+    "bamba", "glm4_moe", "laguna", "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "qwen3_next",
+    "recurrent_gemma", "solar_open", "stablelm", "zaya", "mellum",
 )
 _QWEN3_MODELS = (
     "cohere_compass_text", "cosmos3_edge_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text",
@@ -361,10 +354,9 @@ TEXT: dict[str, Convention] = {
     **dict.fromkeys(("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"), _MLA),
     "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
-        ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu"),
         replace(_MLA, pairing_flag="rope_interleave"),
     ),
-    "kimi_k2": replace(_MLA, pairing_flag="rope_interleave"),
     **dict.fromkeys(("hy_v4", "kimi_linear", "minicpm3"), _MLA_HALF),
     "deepseek_v2": replace(_MLA, out_pairing=None),
     "dots3_note_text": _DOTS3,

@@ -361,7 +361,7 @@ def _descend(part: ConfigPart, name: str) -> ConfigPart:
 
 def _make_part(part: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:
     own, known, by_path = _model_type_of(content), part.parts.get(name), f"{part.root}:{path}"
-    # The part's model type is its key. If it is missing, unknown or the whole's, the path is.
+    # The key is the part's model type; if that is missing, unknown or the root's, "root:path" or the class's.
     if own in (None, part.root) or convention_of(own) is None:
         key = by_path if by_path in CONVENTIONS else known if own in (None, part.root) else own
     else:
@@ -381,14 +381,15 @@ def _part_names(part: ConfigPart) -> list[str]:
 
 
 _TEXT_PARTS = ("text", "llm", "language", "thinker", "decoder", "backbone", "vlm")
-_OTHER_PARTS = ("vision", "audio", "speech", "quantization", "per_layer")
+_NO_MODELS = ("quantization", "per_layer")
+_OTHER_PARTS = ("vision", "audio", "speech", *_NO_MODELS)
 
 
 def _text_path(part: ConfigPart) -> list[str]:
     """Return the path of the default part: empty if the whole has a rope."""
     found: list[str] = []
     for _ in range(_DEEPEST):
-        names = [n for n in _part_names(part) if n not in ("quantization", "per_layer")]
+        names = [n for n in _part_names(part) if n not in _NO_MODELS]
         if not names or _has_rope(part):
             break
         found.append(_main_of(part, names))

@@ -1,6 +1,6 @@
 """From one part of a config to the fields of a rope: find the layer type and its rotary parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -136,8 +136,7 @@ class Reader:
             return None
         if self.values.stated("layer_types") is None:
             return types[index % len(types)]
-        if index >= len(types):
-            raise ConfigError(f"layer_type is {index}; give an index below the {len(types)} layer_types.")
+        _check_length("layer_types", types, index)
         return types[index]
 
     def _check_label(self) -> None:
@@ -193,19 +192,16 @@ class Reader:
 
         if self.index is not None:
             return None if rotates(self.index) else f"no_rope_layers, layer {self.index}"
-        return self._why_all(rotates, len(layers) if layers else 0) if self.label else None
+        return self._why_none_rotates(rotates, len(layers) if layers else 0) if self.label else None
 
     def _is_listed(self, layers: Any, index: int) -> bool:
-        if index >= len(layers):
-            raise ConfigError(
-                f"layer_type is {quoted(index)}; give an index below the {len(layers)} of no_rope_layers."
-            )
+        _check_length("no_rope_layers", layers, index)
         if layers[index] not in (0, 1):
             raise ConfigError(f"no_rope_layers[{index}] is {quoted(layers[index])}; it must be 0 or 1.")
         return bool(layers[index])
 
-    def _why_all(self, rotates: Callable[[int], bool], count: int) -> str | None:
-        """Return the reason that all layers of the type do not rotate; None if they do."""
+    def _why_none_rotates(self, rotates: Callable[[int], bool], count: int) -> str | None:
+        """Return why no layer of the type rotates; None if all rotate."""
         types = self.values.types_of_layers()
         count = count or max(len(types), min(self.values.count() or 0, MOST_LAYERS))
         alike = [i for i in range(count) if types and types[i % len(types)] == self.label]
@@ -225,10 +221,7 @@ class Reader:
         if not isinstance(thetas, (list, tuple)):
             raise ConfigError(f"layer_rope_theta is {quoted(thetas)}; it must be a list of bases.")
         if self.index is not None:
-            if self.index >= len(thetas):
-                raise ConfigError(
-                    f"layer_type is {self.index}; give an index below the {len(thetas)} of layer_rope_theta."
-                )
+            _check_length("layer_rope_theta", thetas, self.index)
             return thetas[self.index]
         own = [
             theta
@@ -247,7 +240,7 @@ class Reader:
         """Return the rotary parameters that the config states, or else the class's own."""
         new, old = self._mapping("rope_parameters"), self._mapping("rope_scaling")
         if new and old:
-            _agree(_renamed(new), _renamed(old))
+            _check_agreement(_renamed(new), _renamed(old))
             self.part.note("rope_parameters and rope_scaling are both stated, and agree")
         self.stated_parameters = {**old, **new}
         # `Convention.parameters` has its own defaults.
@@ -370,6 +363,14 @@ class Reader:
         return not isinstance(chosen, (list, tuple)) or self.index in chosen
 
 
+def _check_length(name: str, values: Sequence[Any], index: int) -> None:
+    if index >= len(values):
+        raise ConfigError(
+            f"{name} has {len(values)} values, none for layer {index}; give a value for each layer, or a "
+            f"layer_type below {len(values)}."
+        )
+
+
 def _renamed(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return parameters without null values, and `type` as `rope_type`."""
     renamed = {key: value for key, value in stated.items() if value is not None}
@@ -378,7 +379,7 @@ def _renamed(stated: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _agree(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+def _check_agreement(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """Refuse two sets of parameters that differ; only the newer holds the base and the share."""
     more = {"rope_theta", "partial_rotary_factor"} - old.keys()
     for key in sorted(map(str, (new.keys() | old.keys()) - more)):

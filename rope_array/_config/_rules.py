@@ -1,4 +1,4 @@
-"""From a `rope_type` to a scaling rule, each function from a layer and its rotated width."""
+"""Make the scaling rule of a `rope_type`, from a layer and its rotated width."""
 
 import math
 from collections.abc import Callable, Sequence

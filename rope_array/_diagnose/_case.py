@@ -184,7 +184,7 @@ def _positions(pos: Any) -> tuple[NDArray[Any], bool]:
 
 
 def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
-    """Refuse float positions that `apply` refuses, and those that are not finite."""
+    """Refuse NaN, infinities, and float positions that `apply` refuses."""
     if pos.dtype.kind == "f" and not (abs(pos) < 2.0**31).all():
         raise PositionError(
             "pos holds a float that is not finite, or not below 2**31 in size; give smaller ones."

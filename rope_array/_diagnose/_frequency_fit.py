@@ -186,7 +186,7 @@ class FrequencyFitter:
             return [*self._by_shifted_positions()]
         known = [*self._by_known_base()]
         if not known:
-            return [*self._by_given_rule(), *self._by_16_bit_base()] or [*self._by_estimate()][:3]
+            return [*self._by_candidate_rule(), *self._by_16_bit_base()] or [*self._by_estimate()][:3]
         near = min(_misfit(self.series, f.sign * f.omegas, self.case) for f in known)
         # An unpublished base may fit better than a published base near it.
         closer = self._by_estimate() if near > 0.05 else ()
@@ -197,15 +197,14 @@ class FrequencyFitter:
         return _misfit(self.series, omegas, self.case, offset) <= 1.0
 
     def _by_known_base(self) -> Iterator[FrequencyFit]:
-        for base in (
-            self.bases if self.width > 2 else self.bases[:1]
-        ):  # the frequency of one pair is 1 in any base
+        # The frequency of one pair is 1 in any base.
+        for base in self.bases if self.width > 2 else self.bases[:1]:
             omegas = base**-self.exponents
             for sign in (1, -1):
                 if self.fits(sign * omegas) or self._fits_rounded(sign, base, None):
                     yield FrequencyFit({"base": base}, omegas, sign)
 
-    def _by_given_rule(self) -> Iterator[FrequencyFit]:
+    def _by_candidate_rule(self) -> Iterator[FrequencyFit]:
         for rule in self.rules:
             for base in self.bases:
                 yield from self._by_rule(base, rule)
@@ -238,7 +237,7 @@ class FrequencyFitter:
         return self.fits(sign * np.array(rope.frequencies))
 
     def _by_shifted_positions(self) -> Iterator[FrequencyFit]:
-        """Yield fits with a constant added to positions: it times the frequencies is the phase at 0."""
+        """Yield fits with a constant added to positions: the phase at 0 is the constant times ω."""
         for base in self._plausible_bases():
             omegas = base**-self.exponents
             for sign in (1, -1) if len(self.series.at) > 1 else (1,):
@@ -282,7 +281,7 @@ class FrequencyFitter:
         return [1 if omegas[known].sum() >= 0 else -1]
 
     def _named(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
-        """Yield fits by the rule of the frequencies: default, with a zero tail, a factor, or a known rule."""
+        """Yield fits by rule: default, a zero tail, a factor, then Llama 3 and YaRN."""
         if not known.any():
             return
         last = int(np.flatnonzero(known)[-1]) + 1
@@ -334,7 +333,7 @@ class FrequencyFitter:
 
     def _stretched(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
         """Yield fits of Llama 3's rule and YaRN, with factors from the slow pairs and usual contexts."""
-        # Pairs with a well-known frequency; if the first pair is none, it may be scaled already.
+        # Pairs with a precise frequency. Without the first pair the base is unknown, as others may be scaled.
         at = abs(self.series.at).max()
         well = np.flatnonzero(known & (abs(omegas) * at > 64 * self.case.tol))
         if not len(well) or well[0]:

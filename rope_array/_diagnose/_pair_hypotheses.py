@@ -104,9 +104,9 @@ def _slices(case: Case) -> list[tuple[int, int]]:
         gaps = np.flatnonzero(np.diff(changed) > 1)
         for start in (low, low - 1, low - low % 2):
             ends = [high, high + 1, head_dim]
-            # Interleaved, the last pairs of a slice may rotate by less than the rounding: try usual widths.
+            # The last interleaved pairs may rotate by less than the rounding: try usual widths.
             ends += [end for n in (1, 2, 3) if (end := start + n * head_dim // 4) >= high]
-            if len(gaps):  # the first members of slow pairs are unchanged: the second members follow the gap
+            if len(gaps):  # the gap ends at a second member: slow pairs change it first
                 ends.append(start + 2 * (int(changed[gaps[0] + 1]) - start))
             found += [(start, end - start) for end in ends]
     good = [(s, w) for s, w in found if s >= 0 and w > 0 and w % 2 == 0 and s + w <= head_dim]

@@ -133,7 +133,7 @@ def reason_of(kept: list[Explanation], case: Case) -> str:
     causes = "; ".join(_causes(kept))
     return (
         f"{_too_far(case)}{causes}. Give random features of several rows at positions with a step of 1 that "
-        "reach far, unlike on every axis and in every coordinate"
+        "reach far, different on every axis and in every coordinate"
     )
 
 
@@ -166,14 +166,14 @@ def _causes(kept: list[Explanation]) -> list[str]:
     if len({(r.rotary_dim, r.rotary_start) for r in ropes}) > 1:
         found.append("the last pairs rotate by less than the rounding, so that the slice does not show")
     if len({r.axes for r in ropes}) > 1:
-        found.append("the coordinates are equal, or pairs too slow to show, so that maps to axes agree")
+        found.append("the coordinates are equal, or pairs are too slow to show, so several maps to axes fit")
     if len({(e.seq_axis, e.mistake) for e in kept}) > 1:
         found.append("the intended positions equal others (of another axis, or another count)")
     return found or ["several fit"]
 
 
 def _unsure(rope: RoPE, reach: float, tol: float) -> float:
-    """Return the error of the logarithm of the base that moves some pair by the tolerance."""
+    """Return the smallest change of ln(base) that moves a pair by the tolerance."""
     exponents = 2 * np.arange(len(rope.frequencies)) / max(rope.rotary_dim, 1)
     return float(tol / max((abs(np.array(rope.frequencies)) * reach * exponents).max(), 1e-30))
 
@@ -185,9 +185,8 @@ def notes_of(kept: list[Explanation], case: Case) -> Iterator[str]:
         yield f"{dropped} rows hold NaN or infinities and were left out"
     if len(kept) == 1 and kept[0].rope and kept[0].rope.frequencies:
         rope = kept[0].rope
-        reach = abs(np.asarray(case.pos, np.float64)).max()
-        hidden = sum(0 < abs(w) * reach < case.tol for w in rope.frequencies)
-        unsure = _unsure(rope, reach, case.tol)
+        hidden = sum(0 < abs(w) * case.reach < case.tol for w in rope.frequencies)
+        unsure = _unsure(rope, case.reach, case.tol)
         if rope.inv_freq is None and len(rope.frequencies) > 1 and unsure > 0.01:
             yield f"the base shows to about ±{min(unsure, 1):.0%} only"
         if hidden:

@@ -45,7 +45,7 @@ from rope_array._spec.scaling import Linear, Periods
 
 
 class Search:
-    """Tries all explanations of one case; keeps those that fit, and separately the others."""
+    """Tries all explanations of one case, and keeps the fitting and the other explanations in two lists."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
         self.case = case
@@ -375,11 +375,10 @@ class Search:
 
     def _judge_defaults(self) -> None:
         """Judge default ropes, for `nearest`."""
-        head_dim, kept = self.case.x.shape[1], list(self.kept)
+        head_dim = self.case.x.shape[1]
         for positions in intended_positions(self.case):
             for pairing in PAIRINGS if not head_dim % 2 else ():
                 self._judge(RoPE(head_dim, pairing=pairing), positions, False)
-        self.kept = kept
 
     def _rule_out(self, kept: list[Explanation]) -> None:
         """Judge the explanation with one field changed at a time, for `nearest`."""
@@ -391,18 +390,16 @@ class Search:
         self.others.clear()
         intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
         other = PAIRINGS[rope.pairing == "interleaved"]
-        kept_before = list(self.kept)
         more: dict[str, Any] = {"candidate": True, "axes_text": found._axes}
         for positions in intended[:1]:
             self._judge(replace(rope, pairing=other, out_pairing=None), positions, found.inverse, **more)
             self._judge(rope, positions, not found.inverse, **more)
             if rope.inv_freq is None and rope.base != 10000.0:
                 self._judge(replace(rope, base=10000.0), positions, found.inverse, **more)
-        self.kept = kept_before
 
 
 def _is_plain(found: Explanation) -> bool:
-    """Return whether it is a rotation of published models, without mistake, estimate or factor."""
+    """Return whether an explanation has no mistake, estimate or factor."""
     return not (found.mistake or found._estimate or (found.rope and isinstance(found.rope.scaling, Linear)))
 
 

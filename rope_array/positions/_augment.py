@@ -159,7 +159,7 @@ def _draw(coords: Any, uniform: Any, *, per_axis: bool) -> tuple[Any, Any]:
 
 
 def _uniform(uniform: Any, n: Any, per_axis: bool, factory: _factory.ArrayFactory) -> Any:
-    """Return random numbers, given or drawn, as an array of coords' library."""
+    """Return random numbers, the caller's or drawn, as an array of coords' library."""
     if factory.lib.is_array(uniform) and _factory.is_array(uniform):
         factory.check("uniform", uniform, _factory.REAL, "random numbers of [0, 1) in float32 or float64")
         return uniform
@@ -181,7 +181,7 @@ def _unit_floats(uniform: Any) -> Any:
     if _factory.is_array(uniform):
         return _unit_floats(uniform.tolist())
     if isinstance(uniform, bool) or not 0 <= uniform <= 1:
-        raise PositionError(f"uniform holds {uniform}; give random numbers of [0, 1).")
+        raise PositionError(f"uniform holds {uniform}; give random numbers from 0 to 1.")
     return float(uniform)
 
 
@@ -190,7 +190,7 @@ def _check_uniform(shape: tuple[Any, ...], coords: Any, per_axis: bool) -> None:
     n, lead = coords.shape[-1], tuple(coords.shape[:-2])
     axes = shape[:-1] if per_axis else shape
     fits = not per_axis or (len(shape) > 0 and shape[-1] == n)
-    # Without axes one number serves all images; for one image each number gives a result.
+    # Without leading axes one number serves all images; several numbers for one image give several results.
     fits = fits and (not axes or not lead or len(axes) == len(lead))
     if not fits or any(1 not in (a, b) and a != b for a, b in zip(axes, lead, strict=False)):
         need = f"({n},)" if per_axis else "()"

@@ -22,7 +22,7 @@ class ArrayFactory(NamedTuple):
     like: Any
     create: dict[str, Any]
     dtype: Any
-    bits: int  # without the sign, of an integer dtype
+    bits: int  # width of the dtype less 1; unused by shift, jitter, rescale
 
     @property
     def xp(self) -> Any:
@@ -73,7 +73,7 @@ def need_of(boolean: bool) -> str:
     return (
         "booleans, or integers 0 and 1"
         if boolean
-        else "integers of at most 64 bits with a sign, or unsigned ones of at most 32"
+        else "signed integers of at most 64 bits, or unsigned integers of at most 32"
     )
 
 
@@ -197,7 +197,7 @@ def check_range(name: str, value: Any, factory: ArrayFactory, length: Any = None
             bits = f"{factory.bits + 1} bits" + (", of which lengths have a quarter" if top == 2**62 else "")
             raise PositionError(
                 f"{name} holds {short(number)}; it{behind} must fit a signed integer of {bits}. Give smaller "
-                "ones."
+                "integers."
             )
 
 

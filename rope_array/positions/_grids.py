@@ -195,7 +195,7 @@ def _integer_coordinates(size: Any, origin: Any, step: Any, factory: _factory.Ar
     for name, number in (("origin", origin), ("step", step)):
         if not isinstance(number, Integral):
             raise SpecError(
-                f"{name} is {number}, and the dtype one of integers; give an integer, or dtype='float32'."
+                f"{name} is {number}, and the dtype is an integer dtype; give an integer, or dtype='float32'."
             )
     # Skip the comparison with a traced size where no size can overflow: see `_factory.check_range`.
     small = factory.bits == 63 and max(abs(origin), abs(step)) < 2**31

@@ -33,9 +33,9 @@ def mrope(
 ) -> tuple[Any, Any]:
     """Return the coordinates (t, h, w) of tokens of text, images and videos: the M-RoPE of Qwen2-VL.
 
-    A token of text has its position three times. The tokens of an image or a frame, from the next position p,
-    have the coordinates p + (time, row, column), rows and columns counted in tokens. The text after it
-    continues from the largest coordinate plus 1.
+    A text token repeats its position on all three axes. The tokens of an image or a frame, from the next
+    position p, have the coordinates p + (time, row, column), rows and columns counted in tokens. The text
+    after it continues from the largest coordinate plus 1.
 
     This function runs on the host: it reads the values of `tokens`, so it waits for a device, and it does not
     work in a tracer.
@@ -62,7 +62,7 @@ def mrope(
         Every frame of a video is a vision block, with text between the frames: Qwen3-VL, whose prompts have
         time stamps there.
     advance : {"max", "spatial"}
-        The position of the text behind a block: the largest coordinate plus 1 [1]_, or the block's start
+        The position of the text after a block: the largest coordinate plus 1 [1]_, or the block's start
         plus the larger of its rows and columns, whatever its time (transformers 5.23). They differ if the
         time of a video exceeds its rows and columns.
     pad : int
@@ -139,7 +139,7 @@ class Block(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """The blocks of images, or of videos, whose tokens the walk has not reached."""
+    """The blocks of images, or of videos, that the walk has yet to read."""
 
     name: str
     blocks: Iterator[Block]
@@ -170,7 +170,8 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
     _factory.library_of(value).check_supported(value)
     more = _factory.REAL if kind is Real else frozenset({"bool"} if boolean else ())
     if _library.dtype_name(value) not in _factory.SIGNED | more:
-        raise ArrayTypeError(f"{name} is {describe(value)}; give {_factory.need_of(boolean)}.")
+        need = "integers, float32 or float64" if kind is Real else _factory.need_of(boolean)
+        raise ArrayTypeError(f"{name} is {describe(value)}; give {need}.")
     try:
         read = value.tolist() if hasattr(value, "tolist") else _through_dlpack(value)
     # Tracers, meta and fake tensors, and dask arrays have no values on the host; each raises its own error.

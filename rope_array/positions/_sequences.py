@@ -1,4 +1,4 @@
-"""Positions of sequences: behind a cache, packed, padded, sharded, and text in a model of several axes."""
+"""Positions of sequences: after a cache, packed, padded, sharded, and text in a model of several axes."""
 
 import operator
 from itertools import pairwise
@@ -79,7 +79,7 @@ def packed(
     offsets : int, sequence of int, or integer array of shape (n,), optional
         The position of each sequence's first token, 0 by default: the number of tokens in its cache.
     pad : int
-        The position of the tokens behind the last sequence.
+        The position of the tokens after the last sequence.
     like, dtype
         See `offset`.
 
@@ -121,7 +121,7 @@ def packed(
     if not count:
         return token * 0 + pad
     xp = factory.xp
-    # side="right" finds the last of several sequences with one start: the only one that is not empty.
+    # side="right" finds the last sequence with this start; earlier ones are empty.
     index = factory.cast(xp.searchsorted(ends[1:] + 0, token, side="right"))
     inside = token < ends[-1]
     index = xp.where(inside, index, factory.scalar(0))

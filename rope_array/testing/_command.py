@@ -119,7 +119,7 @@ def run(
 
 
 def _print(text: str) -> None:
-    """Print in any encoding; a closed pipe (as of `head`) does not change the exit status."""
+    """Print in any encoding; a closed pipe (`| head`) does not change the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -155,7 +155,7 @@ def _header(report: Report) -> Iterator[str]:
     yield f"Python {here['python']}, NumPy {here['numpy']}, {here['machine']}"
     if claims := target.claims():
         yield from _wrap(f"Claims: {', '.join(f'{name}={value}' for name, value in claims.items())}", 8)
-    yield from _wrap(f"Held to: {ANGLES[target.angles]}; {ARITHMETIC[target.arithmetic]}.", 9)
+    yield from _wrap(f"Judged by: {ANGLES[target.angles]}; {ARITHMETIC[target.arithmetic]}.", 11)
     if target.angles != "exact":
         yield "(Without a claim, angles are judged as float64; --claim angles=exact is the contract.)"
     yield ""

@@ -131,7 +131,7 @@ class Judge:
             return self.target.call(x, pos, **spec)
 
     def try_call(self, x: Any, pos: Any, **spec: Any) -> Any:
-        """Call the target as `call` does; return None if it raises and may refuse (declares nothing)."""
+        """Call the target; return None if it raises and has not declared its claims."""
         try:
             return self.call(x, pos, **spec)
         except Exception:

@@ -44,7 +44,7 @@ class Library:
     gaps
         The capabilities that it lacks, each with the reason.
     calls
-        How many calls of different shapes and fields `combinations` makes: few if each is compiled.
+        Number of calls in `combinations`: few if each is compiled.
     """
 
     name = ""
@@ -136,7 +136,7 @@ class Library:
         raise NotImplementedError
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return the context manager that the library is used in."""
+        """Return the context manager for using the library."""
         return nullcontext()
 
     def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
@@ -235,9 +235,6 @@ class NumPy(Library):
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
-
-    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
-        return np.broadcast_to(array, shape)
 
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         for name, index, larger in _parts(array):
@@ -362,7 +359,7 @@ class Dask(Library):
 
 
 class Jax(Library):
-    """JAX by default, without 64-bit numbers."""
+    """JAX with its defaults: no 64-bit numbers."""
 
     name = "jax"
     module = "jax"
@@ -403,9 +400,6 @@ class Jax(Library):
         if self.platform == "cpu":
             return made
         return self.native.device_put(made, self.native.devices(self.platform)[0])
-
-    def dtype(self, name: str) -> Any:
-        return getattr(import_module("jax.numpy"), name)
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return import_module("jax.numpy").permute_dims(array, axes)
@@ -569,7 +563,7 @@ class CuPy(Library):
         return bool(self.native.shares_memory(a, b))
 
 
-# Compiling takes seconds: float32, and bfloat16 for the dtypes that are widened, are compiled.
+# Compiling takes seconds: compile float32, and bfloat16 for all widened dtypes.
 NOT_COMPILED = {
     **dict.fromkeys(
         ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),

@@ -40,7 +40,7 @@ class Result:
     outcome
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
-        What was wrong, or why the check does not apply; empty if it passed.
+        The fault, or why the check does not apply; empty if it passed.
 
     Examples
     --------
@@ -291,7 +291,7 @@ def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
 
 
 def check_expected(expected: Mapping[str, str]) -> None:
-    """Raise ValueError unless each name is a check's and has a reason."""
+    """Raise ValueError unless each name is the name of a check and has a reason."""
     known = [check.name for check in checks()]
     for name in expected:
         if name not in known:

@@ -25,7 +25,7 @@ def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
 
 
 def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
-    """Rotate as many rows as positions, of the least head_dim, and return the last rows."""
+    """Rotate rows 0 to pos[-1], random at pos; return the rows at pos."""
     values = np.zeros((1, 1, pos[-1] + 1, j.width))
     values[:, :, pos] = np.random.default_rng(0).standard_normal((1, 1, len(pos), j.width))
     whole = j.array(values, dtype)
@@ -98,7 +98,7 @@ def accuracy_float(j: Judge, dtype: str) -> None:
     j.check(j.call(x, j.pos(pos, "float64" if wide else "float32")), x, pos)
 
 
-@check("float_positions", "any_positions", "float64", each_dtype=False)
+@check("float_positions", "any_positions", "float64")
 def accuracy_float64_positions(j: Judge) -> None:
     """Positions of float64 keep their fraction for an x of float64."""
     pos = np.array([0.1, 1.7, 100.3, 4000.9])

@@ -9,7 +9,7 @@ _SHAPE = (2, 3, 7, 24)
 
 @check("any_positions", each_dtype=True)
 def same_bits_in_a_slice(j: Judge, dtype: str) -> None:
-    """A row has the same bits whichever other rows x has."""
+    """A row has the same bits for any other rows in x."""
     x, pos = j.x(*_SHAPE, dtype=dtype), j.positions(7)
     whole = j.rotated(x, pos)
     for part in (slice(2, 5), slice(6, 7), slice(0, 7, 3)):
@@ -19,7 +19,7 @@ def same_bits_in_a_slice(j: Judge, dtype: str) -> None:
 
 @check("any_positions", each_dtype=True)
 def same_bits_in_a_batch(j: Judge, dtype: str) -> None:
-    """A row has the same bits whichever other batches and heads x has."""
+    """A row has the same bits for any other batches and heads in x."""
     x, pos = j.x(*_SHAPE, dtype=dtype), j.positions(7)
     whole = j.rotated(x, pos)
     for part in (np.s_[1:, :], np.s_[:, 1:2], np.s_[:1, 2:]):
@@ -62,7 +62,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
 
 @check("tuple", "any_positions")
 def same_bits_in_company(j: Judge) -> None:
-    """A row has the same bits whichever other arrays are rotated in the same call."""
+    """A row has the same bits for any other arrays in the same call."""
     x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.dtypes[-1], seed=1), j.positions(7)
     alone = [j.rotated(one, pos) for one in (other, x)]
     for y, one, expected in zip(j.run((other, x), pos), (other, x), alone, strict=True):

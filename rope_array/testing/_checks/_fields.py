@@ -72,7 +72,7 @@ def _likeness(j: Judge, y: Any, x: Input, pos: Any) -> str:
 
 @check()
 def direction(j: Judge) -> None:
-    """The first member of a pair (1, 0) is rotated to (cos, sin): the second is positive at a small angle."""
+    """A pair (1, 0) becomes (cos, sin): its second member is positive at a small angle."""
     values = np.zeros((1, 1, 2, j.width))
     (a, _), (_, b) = j.pairs()
     values[..., a[0]] = 1.0

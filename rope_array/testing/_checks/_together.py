@@ -229,7 +229,7 @@ def _slice_fits(j: Judge, case: Case) -> bool:
 
 
 def _covering(levels: dict[str, list[Any]], fits: Callable[[Case], bool]) -> Iterator[Case]:
-    """Yield cases until every valid two levels have been in one case; most new combinations first."""
+    """Yield cases until each valid pair of levels occurs; prefer cases with the most new pairs."""
     draw, names = random.Random(0), list(levels)
     missing = {
         pair
