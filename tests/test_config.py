@@ -84,11 +84,7 @@ def refuse(text: str, config: Any, **which: Any) -> None:
 
 HALF = {"pairing": "half"}
 PUBLISHED = {
-    "Llama 3.1": (
-        {**LLAMA, "rope_scaling": LLAMA3},
-        {},
-        ra.RoPE(128, base=5e5, scaling=ra.Llama3(), **HALF),
-    ),
+    "Llama 3.1": ({**LLAMA, "rope_scaling": LLAMA3}, {}, ra.RoPE(128, base=5e5, scaling=ra.Llama3(), **HALF)),
     "Llama 2": (
         {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32},
         {},
@@ -128,11 +124,7 @@ PUBLISHED = {
         {},
         ra.RoPE(64, out_pairing="half", scaling=ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0)),
     ),
-    "DeepSeek V4, main": (
-        DEEPSEEK_V4,
-        {"layer_type": "main"},
-        ra.RoPE(512, rotary_dim=64, rotary_start=448),
-    ),
+    "DeepSeek V4, main": (DEEPSEEK_V4, {"layer_type": "main"}, ra.RoPE(512, rotary_dim=64, rotary_start=448)),
     "DeepSeek V4, compressed": (
         DEEPSEEK_V4,
         {"layer_type": "compressed_sparse_attention"},

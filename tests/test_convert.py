@@ -346,11 +346,7 @@ def test_fused_projections(lib, name, pairing):
     moved = {n: [converted(h, rope, to) for h in heads[n]] if n in "qk" else heads[n] for n in order}
     given, wanted = assembled(heads, order, groups), assembled(moved, order, groups)
     options = {"num_heads": q, "num_kv_heads": kv, "order": order, "groups": groups, "v_head_dim": v_head_dim}
-    for w, want, axis in (
-        (given, wanted, 0),
-        (given[:, 0], wanted[:, 0], 0),
-        (given.T, wanted.T, -1),
-    ):
+    for w, want, axis in ((given, wanted, 0), (given[:, 0], wanted[:, 0], 0), (given.T, wanted.T, -1)):
         array = lib.asarray(np.ascontiguousarray(w))
         got = convert.fused(array, rope, to, axis=axis, **options)
         assert got.dtype == array.dtype

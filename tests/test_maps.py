@@ -246,10 +246,7 @@ def test_equal_coordinates(lib: Any, name: str) -> None:
     map_, line = MAPS[name], np.array([0, 1, 2, 77, 4097, 2**31 - 1], dtype=np.int32)
     x = lib.asarray(features(map_.rope.head_dim, len(line)), "float32")
     plain = RoPE(
-        map_.rope.head_dim,
-        base=map_.rope.base,
-        rotary_dim=map_.rope.rotary_dim,
-        pairing=map_.rope.pairing,
+        map_.rope.head_dim, base=map_.rope.base, rotary_dim=map_.rope.rotary_dim, pairing=map_.rope.pairing
     )
     pos = np.repeat(line[:, None], map_.coordinates, axis=-1)
     got, want = (

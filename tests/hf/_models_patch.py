@@ -482,14 +482,7 @@ FAMILIES = (
         deepseek,
         {"text": 3},
     ),
-    Family(
-        "gemma4",
-        "Gemma4ForCausalLM",
-        made("Gemma4Text", **GEMMA4),
-        by_type,
-        gemma4,
-        GEMMA4_ROTATIONS,
-    ),
+    Family("gemma4", "Gemma4ForCausalLM", made("Gemma4Text", **GEMMA4), by_type, gemma4, GEMMA4_ROTATIONS),
     Family(
         "gemma4 with a picture",
         "Gemma4ForConditionalGeneration",
