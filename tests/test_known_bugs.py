@@ -256,10 +256,8 @@ def test_packed_sequences_are_rotated_as_alone(lib):
         np.testing.assert_allclose(got[:, start : start + n], want, atol=2e-6)
 
 
-HELD = {
-    "contiguous": ([*range(8)], [*range(8, 16)]),
-    "zigzag": ([*range(4), *range(12, 16)], [*range(4, 12)]),
-}
+HELD = {"contiguous": [[*range(8)], [*range(8, 16)]]}
+HELD["zigzag"] = [[*range(4), *range(12, 16)], [*range(4, 12)]]
 
 
 @pytest.mark.parametrize("layout", HELD)
@@ -417,18 +415,9 @@ def test_the_fourth_coordinate_of_text_is_not_zero():
 
 def test_interleaved_lanes_are_no_interleaved_pairs():
     """`mrope_interleaved` names the map of lanes; the pairs are those of the model."""
-    qwen = {
-        "model_type": "qwen3_vl",
-        "text_config": {
-            "head_dim": 128,
-            "rope_theta": 5e6,
-            "rope_scaling": {
-                "mrope_interleaved": True,
-                "mrope_section": [24, 20, 20],
-                "rope_type": "default",
-            },
-        },
-    }
+    scaling = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = {"head_dim": 128, "rope_theta": 5e6, "rope_scaling": scaling}
+    qwen = {"model_type": "qwen3_vl", "text_config": text}
     glm = {
         "model_type": "glm4v",
         "text_config": {

@@ -68,15 +68,9 @@ def test_every_number_of_lanes(level, dtype, pairing, out_pairing):
 SIGNED = ["int8", "int16", "int32", "int64"]
 POSITIONS = [
     *(0, 7, -7, 2**62, -(2**63), 2**63 - 1, np.int32(5), np.uint8(200), np.int64(-(2**62))),
-    *(
-        range(5),
-        range(-3, 2),
-        range(4, -1, -1),
-        range(0, 50, 10),
-        range(2**62, 2**62 + 5),
-        range(2**31 - 2, 2**31 + 3),
-    ),
-    *(range(-(2**62), 2**62, 2**61 - 2**59 + 2**57), range(9, 10), range(2**63 - 5, 2**63), [1, 2, 3, 5, 8]),
+    *(range(5), range(-3, 2), range(4, -1, -1), range(0, 50, 10), range(9, 10), [1, 2, 3, 5, 8]),
+    *(range(2**62, 2**62 + 5), range(2**31 - 2, 2**31 + 3), range(2**63 - 5, 2**63)),
+    range(-(2**62), 2**62, 2**61 - 2**59 + 2**57),
     *(np.arange(100, 105, dtype=name) for name in [*SIGNED, "uint8", "uint16", "uint32"]),
     *(np.arange(5) + far for far in (2**24, 2**31 - 2, -(2**31) - 2, 2**62, -(2**63), 2**63 - 5)),
     *(np.array([-1, 0, 2**31 - 1, -(2**31), 5], np.int32), np.array(3), np.array([9]), np.array([[9]])),
@@ -86,13 +80,8 @@ POSITIONS = [
         np.arange(10).reshape(2, 5),
         np.arange(10, dtype="i4").reshape(5, 2).T,
     ),
-    *(
-        np.array([[3], [400]]),
-        np.array([[1, 2, 3, 4, 5]]),
-        np.array([[[1, 2, 3, 4, 5]] * 3] * 2),
-        np.ones((1, 3, 1), "i8"),
-    ),
-    np.arange(5, dtype=np.intc),
+    *(np.array([[3], [400]]), np.array([[1, 2, 3, 4, 5]]), np.array([[[1, 2, 3, 4, 5]] * 3] * 2)),
+    *(np.ones((1, 3, 1), "i8"), np.arange(5, dtype=np.intc)),
 ]
 
 
@@ -207,12 +196,8 @@ def test_tables(level, dtype, spec):
 @by_dtype
 def test_other_angles(level, dtype):
     x = normal((2, 3, 5, 16), dtype)
-    for pos in (
-        2.5,
-        [0.5, 1, 2, 3, 1e6],
-        np.linspace(-9, 9, 5),
-        np.linspace(-9, 9, 10, dtype="f4").reshape(2, 5),
-    ):
+    floats = np.linspace(-9, 9, 10, dtype="f4").reshape(2, 5)
+    for pos in (2.5, [0.5, 1, 2, 3, 1e6], np.linspace(-9, 9, 5), floats):
         check(RoPE(16, attention_factor=1.1), x, pos)
     check(RoPE(16, pairing="half", angles="float32"), x, range(1000, 1005))
     learned = np.random.default_rng(5).uniform(0, 1, 8)
@@ -233,14 +218,8 @@ def test_other_angles(level, dtype):
 def test_tables_of_any_layout(level, dtype, length):
     x = normal((2, 3, length, 16), dtype)
     rotation = RoPE(16).rotation(np.arange(2 * length).reshape(2, length), like=x)
-    changes = [
-        lambda t: t[:, ::-1],
-        np.asfortranarray,
-        unaligned,
-        spaced,
-        lambda t: np.flip(np.flip(t).copy()),
-    ]
-    changes += [lambda t: np.broadcast_to(t[:, :1], t.shape)]
+    changes = [np.asfortranarray, unaligned, spaced, lambda t: np.flip(np.flip(t).copy())]
+    changes += [lambda t: t[:, ::-1], lambda t: np.broadcast_to(t[:, :1], t.shape)]
     changes += [lambda t: np.broadcast_to(t[:1], t.shape), lambda t: t.astype(F64), lambda t: t[..., ::-1]]
     for change, other in itertools.product(changes, changes):
         given = rotation._replace(cos=change(rotation.cos), sin=other(rotation.sin))
@@ -286,13 +265,8 @@ def test_tables_in_a_tuple_are_refused(kind):
     if kind == "torch":
         torch = pytest.importorskip("torch")
         x, cos, sin = map(torch.from_numpy, (x, cos, sin))
-    for change in (
-        {"cos": ()},
-        {"sin": ()},
-        {"cos": (cos,)},
-        {"cos": (cos,), "sin": (sin,)},
-        {"cos": (cos, sin)},
-    ):
+    one = (cos,)
+    for change in ({"cos": ()}, {"sin": ()}, {"cos": one}, {"cos": one, "sin": (sin,)}, {"cos": (cos, sin)}):
         given = rotation._replace(**{"cos": cos, "sin": sin} | change)
         with pytest.raises(RoPEError):
             given.apply(x)
