@@ -276,7 +276,7 @@ def test_scores_are_unchanged(lib, spec, pairing, kv_heads):
 
 
 def test_an_explicit_out_pairing_keeps_a_cache_valid(lib):
-    """Interleaved in, half out, and half throughout write the same keys: scores never see what is read."""
+    """Interleaved in, half out, and half throughout write the same keys: scores depend on them alone."""
     deepseek = ra.RoPE(D, pairing="interleaved", out_pairing="half")
     w, x = numbers((D, INPUTS)) / 8, numbers((3, INPUTS)) / 8
     after = lib.to_numpy(convert.weights(lib.asarray(w), deepseek, "half"))
@@ -292,9 +292,9 @@ def test_an_explicit_out_pairing_keeps_a_cache_valid(lib):
 def test_cached_keys_are_in_the_pairing_that_was_written(lib, out_pairing, pairing, to):
     rope = ra.RoPE(D, pairing=pairing, out_pairing=out_pairing, rotary_dim=6)
     x = numbers((2, 3, D)) / 8
-    core = {"backend": "array-api"}  # whose bits do not depend on the pairing
-    got = convert.keys(lib.asarray(rope.apply(x, range(3), **core)), rope, to)
-    same(lib, got, replace(rope, out_pairing=to).apply(x, range(3), **core))
+    by = {"backend": "array-api"}  # its bits do not depend on the pairing
+    got = convert.keys(lib.asarray(rope.apply(x, range(3), **by)), rope, to)
+    same(lib, got, replace(rope, out_pairing=to).apply(x, range(3), **by))
 
 
 # ---- fused projections ----

@@ -23,16 +23,16 @@ NAN, INF = float("nan"), float("inf")
 
 # ---- reading a message ----
 
-# What tells the reader to do something. A message without one leaves them where they were.
+# Verbs of a remedy; every message has one.
 REMEDY = re.compile(
     r"\b(give|call|make|move|cast|split|shard|redistribute|would fit|needs|it has)\b", re.IGNORECASE
 )
-# None as a value to give, not as something that slipped into the text.
+# None as a value to pass; any other None is a leaked value.
 NONE_TO_GIVE = re.compile(r"=None\b|\bgive None\b|\bor None\b|\bNone or\b")
 
 
 def faults_of(text: str, *, none_given: bool = False) -> list[str]:
-    """What is wrong with the form of a message."""
+    """Return the faults in the form of a message."""
     faults = []
     if not text.endswith("."):
         faults.append("does not end with a period")
@@ -77,6 +77,18 @@ def refused(error: type[Exception], says: list[str], call: Callable[[], Any], **
         "give an axis,\nor none at all.",
         "give {name}.",
         "give " + 600 * "9" + ".",
+    ],
+    ids=[
+        "no period",
+        "no remedy",
+        "None",
+        "address",
+        "array",
+        "empty range",
+        "two periods",
+        "newline",
+        "placeholder",
+        "too long",
     ],
 )
 def test_the_reader_of_messages_finds_bad_ones(text: str) -> None:
@@ -166,14 +178,10 @@ SPECS: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"), SPECS, ids=[f"{'-'.join(f)}-{i}" for i, (f, _) in enumerate(SPECS)]
-)
+@pytest.mark.parametrize(("fields", "says"), SPECS, ids=[short(fields) for fields, _ in SPECS])
 def test_spec(fields: dict[str, Any], says: list[str]) -> None:
     refused(SpecError, says, lambda: RoPE(**fields))
-    if (
-        type(fields["head_dim"]) is int and fields["head_dim"] > 0
-    ):  # and as a one-liner, of which x gives the width
+    if type(fields["head_dim"]) is int and fields["head_dim"] > 0:  # by ra.apply too: x gives the width
         rest = {name: value for name, value in fields.items() if name != "head_dim"}
         refused(SpecError, says, lambda: ra.apply(np.ones((2, fields["head_dim"])), 0, **rest))
 
@@ -186,7 +194,7 @@ def ones(lib: Any, *shape: int, dtype: str = "float32") -> Any:
 
 
 def of(lib: Any, dtype: str, *shape: int) -> Any:
-    """An array of a dtype that is no real floating one."""
+    """Make an array of a dtype that is not real floating point."""
     return lib.xp.ones(shape, dtype=lib.dtype(dtype))
 
 
@@ -216,7 +224,7 @@ CALLS[SpecError] = {
     "width 0": (on_ones(0, shape=(2, 0)), ["head_dim is 0", "at least 1"]),
     "rotary_dim of a one-liner": (on_ones(0, rotary_dim=6), ["rotary_dim is 6", "head_dim 4", "at most 4"]),
     "rope of a wrong type": (on_ones(0, 10000.0), ["10000.0", "float", "RoPE", "keyword"]),
-    "the class RoPE": (on_ones(0, {"base": 5}), ["dict", "RoPE"]),
+    "a dict for the rope": (on_ones(0, {"base": 5}), ["dict", "RoPE"]),
     "rope and spec": (on_ones(0, RoPE(4), base=5.0), ["both", "base", "dataclasses.replace"]),
     "unknown field": (on_ones(0, theta=5.0), ["'theta'", "base", "rotary_dim", "pairing"]),
     "array in the spec": (
@@ -366,7 +374,7 @@ def forbid_computing(*args: Any, **kwargs: Any) -> Any:
 
 @pytest.fixture
 def no_work(lib: Any) -> Any:
-    """Computing anything fails: a dask graph, that is."""
+    """Fail if dask computes a graph."""
     if lib.name != "dask":
         yield
         return
@@ -443,14 +451,14 @@ def test_position_arrays_of_a_refused_dtype(lib: Any, dtype: str, shape: tuple[i
 
 @pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize("dtype", REFUSED)
-@pytest.mark.parametrize("form", ["scalar", "list", "nested list", "beside a float"])
+@pytest.mark.parametrize("form", ["scalar", "list", "nested list", "with a float"])
 def test_numpy_scalars_of_a_refused_dtype(lib: Any, dtype: str, form: str) -> None:
     value = numpy_scalar(dtype)
     pos = {
         "scalar": value,
         "list": [value, value],
         "nested list": [(value, value)],
-        "beside a float": [0.5, value],
+        "with a float": [0.5, value],
     }[form]
     text = refused(ArrayTypeError, [dtype], lambda: ra.apply(ones(lib, 2, 2, 4), pos))
     assert "two libraries" not in text  # a number is no array of another library
@@ -623,7 +631,7 @@ def test_two_devices_of_torch() -> None:
 
 
 def devices_refused(x: Any, y: Any, pos: Any, frequencies: Any, name: str) -> None:
-    """Refuse what is beside y wherever x is."""
+    """Assert that y on another device than x is refused in every argument."""
     refused(ArrayTypeError, [name, "device"], lambda: ra.apply((x, y), 0))
     refused(ArrayTypeError, [name, "pos"], lambda: ra.apply(x, pos))
     refused(ArrayTypeError, [name, "pos"], lambda: RoPE(4).rotation(pos, like=x))
@@ -656,7 +664,7 @@ PLACES = ["x", "second", "pos", "like", "applied", "inv_freq"]
 
 
 def unsound_call(place: str, make: Callable[[Any], Any], lib: Any, backend: str | None) -> Callable[[], Any]:
-    """A call with an unsound array in one place; `make` makes one of a sound one."""
+    """Return a call with an unsound array in one argument; `make` makes it from a sound array."""
     x, pos = ones(lib, 2, 4), arange(lib, 2)
     if place == "x":
         return lambda: ra.apply(make(x), 0, backend=backend)
@@ -735,7 +743,7 @@ LATE = ["integers", "another width", "another length", "a scalar"]
 
 
 class Spy(np.ndarray):
-    """A NumPy array that no arithmetic may touch."""
+    """A NumPy array whose ufuncs raise."""
 
     def __array_ufunc__(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("arithmetic")
@@ -763,7 +771,7 @@ def test_nothing_is_computed_first_by_numpy() -> None:
 
 
 def wrong_second(lib: Any, name: str) -> Any:
-    """An array that is refused beside one of shape (3, 4)."""
+    """Make an array that is refused in a tuple with an array of shape (3, 4)."""
     return {
         "integers": of(lib, "int32", 3, 4),
         "another width": ones(lib, 3, 6),
@@ -800,7 +808,7 @@ def test_nothing_is_computed_first_by_torch(name: str) -> None:
 @pytest.mark.library("jax")
 @pytest.mark.parametrize("name", LATE)
 def test_nothing_is_computed_first_by_jax(name: str) -> None:
-    """An array of which the buffer is deleted cannot be computed with."""
+    """JAX cannot compute with an array whose buffer is deleted."""
     lib = LIBS["jax"]
     x, pos = ones(lib, 3, 4), arange(lib, 3)
     second = wrong_second(lib, name)
@@ -824,7 +832,7 @@ def test_x_is_left_as_it_was() -> None:
     assert x.tobytes() == before
 
 
-# ---- what is said where the reader might be led astray ----
+# ---- messages that could mislead ----
 
 
 def test_a_numpy_number_for_x() -> None:
@@ -846,7 +854,6 @@ def test_like_is_called_like(like: Any) -> None:
     assert "or a tuple" not in text
 
 
-# Python writes no integer of so many digits, nor what holds one.
 class BrokenRepr:
     def __repr__(self) -> str:
         raise RuntimeError
@@ -857,6 +864,7 @@ def test_classes_are_named(cls: type) -> None:
     refused(SpecError, [f"base is the class {cls.__name__}"], lambda: RoPE(8, base=cls))
 
 
+# Python does not print an integer of so many digits, nor a container of it.
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -883,7 +891,7 @@ def test_two_fields_with_a_rope_are_refused() -> None:
 
 @pytest.mark.library("torch", "numpy")
 def test_an_array_of_no_axes_is_an_array_of_its_library() -> None:
-    """Not a number: a 0-d tensor is refused beside NumPy, and a 0-d NumPy array beside PyTorch."""
+    """A 0-d tensor is no number: it is refused with NumPy, and a 0-d NumPy array with PyTorch."""
     import torch
 
     for x, pos in ((np.ones((2, 4)), torch.tensor(3)), (torch.ones(2, 4), np.array(3))):
