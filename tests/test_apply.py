@@ -125,9 +125,8 @@ def test_zero_size_and_size_one(lib, shape, pairing):
 def test_tuples_with_other_heads_and_dtypes(lib):
     shapes = [(B, 4, S, D), (B, 1, S, D), (B, 2, S, D)]
     dtypes = [lib.dtypes[0], lib.dtypes[-1], "float32"]
-    arrays = [
-        array_and_values(lib, d, *s, seed=i) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))
-    ]
+    kinds = enumerate(zip(shapes, dtypes, strict=True))
+    arrays = [array_and_values(lib, d, *s, seed=i) for i, (s, d) in kinds]
     ys = ra.apply(tuple(x for x, _ in arrays), range(S), pairing="half")
     assert type(ys) is tuple
     for y, (x, exact), dtype in zip(ys, arrays, dtypes, strict=True):

@@ -78,18 +78,7 @@ def refused(error: type[Exception], says: list[str], call: Callable[[], Any], **
         "give {name}.",
         "give " + 600 * "9" + ".",
     ],
-    ids=[
-        "no period",
-        "no remedy",
-        "None",
-        "address",
-        "array",
-        "empty range",
-        "two periods",
-        "newline",
-        "placeholder",
-        "too long",
-    ],
+    ids=["period", "remedy", "None", "address", "array", "range", "periods", "newline", "braces", "length"],
 )
 def test_the_reader_of_messages_finds_bad_ones(text: str) -> None:
     assert faults_of(text)

@@ -87,7 +87,7 @@ POSITIONS = [
 ]
 
 
-@pytest.mark.parametrize("pos", POSITIONS, ids=words)
+@pytest.mark.parametrize("pos", POSITIONS, ids=lambda pos: f"pos {words(pos)}")
 @pytest.mark.library("numpy")
 @by_dtype
 def test_positions(level, dtype, pos):

@@ -153,10 +153,7 @@ def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
 def test_adjoint_is_the_transpose(lib: Any, float_dtype: str, layout: str) -> None:
     """⟨R q, k⟩ = ⟨q, Rᵀ k⟩, each side with the error that the contract gives it."""
     width, fields = LAYOUTS[layout]
-    (q, q64), (k, k64) = (
-        array_and_values(lib, float_dtype, S, width),
-        array_and_values(lib, float_dtype, S, width, seed=1),
-    )
+    (q, q64), (k, k64) = (array_and_values(lib, float_dtype, S, width, seed=i) for i in (0, 1))
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=q)
     turned = lib.to_numpy(rotation.apply(q)).astype(np.float64)
     back = lib.to_numpy(rotation.adjoint().apply(k)).astype(np.float64)
