@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m rope_array",
-        description="Rotary position embedding (RoPE) for every array library.",
+        prog="python -m rope_array", description="Rotary position embedding (RoPE) for every array library."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)

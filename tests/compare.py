@@ -1,10 +1,18 @@
 """Random arrays of any library, their values and bits, and whether a result keeps the contract."""
 
-import numpy as np
+import os
 
+import numpy as np
+import pytest
+
+from rope_array._backends import _native
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._libraries import LIBRARIES
 
+KERNEL = pytest.mark.skipif(
+    _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
+    reason=_native.unavailable_reason() or "built",
+)
 ROOTS = {name: name for name in ("numpy", "torch", "jax", "dask", "array_api_strict")} | {"jaxlib": "jax"}
 
 
@@ -38,7 +46,7 @@ def values(array):
     return np.asarray(on_host(array)).astype(np.float64)
 
 
-def given(lib, dtype, *shape, seed=0, scale=1.0):
+def array_and_values(lib, dtype, *shape, seed=0, scale=1.0):
     """Make an array of a library; return it and its values."""
     x = normal(lib, *shape, dtype=dtype, seed=seed, scale=scale)
     return x, values(x)
@@ -52,7 +60,7 @@ def bits(array):
 
 
 def same(a, b):
-    """Tell whether two results have the same bits."""
+    """Return whether two results have the same bits."""
     return bits(a) == bits(b)
 
 
@@ -74,7 +82,7 @@ def assert_same(got, want, what=""):
 
 
 def judge(y, x, pos, **fields):
-    """Hold a result to the contract; dtype, shape and device are those of x."""
+    """Assert that a result is within the contract, with the dtype, shape and device of x."""
     lib = library_of(x)
     assert library_of(y) is lib
     assert (y.dtype, y.shape, lib.device_of(y)) == (x.dtype, x.shape, lib.device_of(x))

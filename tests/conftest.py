@@ -14,8 +14,8 @@ Tests that need two or more libraries get the mark `several`, by which the sessi
 The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
 
 * tests and cases with the mark `nightly`;
-* of tests with the mark `neutral`, whose subject is the same code for every library, three of four cases on a
-  library that compiles each.
+* three of four cases of a test with the mark `neutral`, on a library that compiles each case: the test's
+  subject is code that all libraries share.
 
 Tests with the mark `slow` run first, so that none is left for one worker at the end.
 """
@@ -30,7 +30,7 @@ import pytest
 from rope_array._backends import _native
 from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 
-# How many times the usual number of random examples is tried; the session `long` takes more.
+# The factor on the usual number of random examples; the session `long` raises it.
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
 COMPILING = {"jax"}
@@ -39,7 +39,7 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
 
 
-# The libraries' own names, but for the one whose name here is shorter.
+# By label: the library's name, except "strict" for array_api_strict.
 LIBS: dict[str, Library] = {
     lib.label: lib for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "jax", "torch"))
 }
@@ -126,7 +126,7 @@ def _libraries_of(item):
 
 
 def _is_for_nightly(item, needed, seen):
-    """Tell whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
+    """Return whether the default run leaves a case out; `seen` counts the neutral cases of each function."""
     if item.get_closest_marker("nightly"):
         return True
     if not item.get_closest_marker("neutral") or not needed & COMPILING:
@@ -157,7 +157,7 @@ LEVELS = _native.kernel.level_names() if _native.kernel else []
 def kernel_settings(monkeypatch):
     """Restore the kernel's settings; no variable of this process sets the number of threads.
 
-    Threads share arrays of 1 MiB, a quarter of the usual size: larger arrays would take the tests' time.
+    Threads share arrays from 1 MiB on, a quarter of the usual size, to save time.
     """
     level, size = _native.kernel.level_name(), _native.kernel.share_out_from(2**20)
     monkeypatch.delenv("ROPE_ARRAY_NUM_THREADS", raising=False)
@@ -176,7 +176,7 @@ def level(request, kernel_settings):
 
 @pytest.fixture(params=[False, True], ids=["cached", "streamed"])
 def streamed(request):
-    """Results are written as usual, and then all of them past the caches, as large results are."""
+    """Results written through the caches, then by non-temporal stores."""
     before = _native.kernel.stream_from(0) if request.param else None
     yield
     if before is not None:
@@ -216,7 +216,7 @@ def tensors(request):
 
 @pytest.fixture
 def fresh_dynamo():
-    """Dynamo without what earlier tests compiled."""
+    """Dynamo without the functions that earlier tests compiled."""
     from torch import _dynamo
 
     _dynamo.reset()

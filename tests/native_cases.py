@@ -42,15 +42,15 @@ def normal(shape, dtype=F32, seed=0):
     return compare.normal("numpy", *np.atleast_1d(shape), dtype=dtype, seed=seed)
 
 
-def each_way(monkeypatch):
-    """Go through all levels and thread counts."""
+def each_level_and_thread_count(monkeypatch):
+    """Yield every level and thread count, in use."""
     for name, threads in itertools.product(LEVELS, ALL_THREADS):
         kernel.use_level(name)
         monkeypatch.setenv(THREADS, str(threads))
         yield f"{name}, {threads} threads"
 
 
-def core(rope, x, pos, **kwargs):
+def by_array_api(rope, x, pos, **kwargs):
     return rope.apply(x, pos, backend="array-api", **kwargs)
 
 
@@ -65,9 +65,9 @@ def empty(x):
 
 
 def check(rope, x, pos, what="", **kwargs):
-    """Compare with the core: by default, by name, inverted, into another array, and in place."""
+    """Compare with the array-api backend: by default, by name, inverted, into another array, and in place."""
     for more in ({}, {"inverse": True}):
-        want = core(rope, x, pos, **kwargs, **more)
+        want = by_array_api(rope, x, pos, **kwargs, **more)
         assert_same(rope.apply(x, pos, **kwargs, **more), want, f"{what} {more}")
         assert_same(rope.apply(x, pos, backend="native", **kwargs, **more), want, f"{what} {more}, by name")
         assert_same(rope.apply(x, pos, out=empty(x), **kwargs, **more), want, f"{what} {more}, out")
@@ -103,12 +103,12 @@ SEVERAL = {
     "blocks to pairs": RoPE(
         54, pairing="half", out_pairing="interleaved", axes=Axes.axial(18, 18, 18, blocks=True)
     ),
-    "still lanes": RoPE(20, rotary_dim=16, axes=Axes((0, None, 2, 1, None, 0, None, None), count=3)),
+    "unrotated pairs": RoPE(20, rotary_dim=16, axes=Axes((0, None, 2, 1, None, 0, None, None), count=3)),
 }
 
 
 def unaligned(x):
-    """The same numbers where they may not stand by their type."""
+    """Return a copy of x at an address that is not aligned for its dtype."""
     view = np.ndarray(x.shape, x.dtype, np.empty(x.nbytes + 1, np.uint8), offset=1)
     view[...] = x
     return view
@@ -131,7 +131,7 @@ def made(shape, dtype, change, seed=0):
 
 
 def uneven(shape, seed=3):
-    """Positions in runs of 1 to 40 of equal steps, of which some end where a run of another step begins."""
+    """Return positions in runs of equal steps: 40 runs of 1 to 40 positions, and 40 of step 3."""
     rng = np.random.default_rng(seed)
     starts, steps = rng.integers(-(2**40), 2**40, 40), rng.integers(-5, 6, 40)
     runs = [starts[n] + steps[n] * np.arange(n + 1) for n in range(40)]
@@ -141,7 +141,7 @@ def uneven(shape, seed=3):
 
 
 def tensor(x):
-    """A tensor of an array's numbers, also where they are ml_dtypes'."""
+    """Return a tensor with the bits of an array, ml_dtypes' bfloat16 included."""
     import torch
 
     bits = torch.from_numpy(np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}").copy())
@@ -149,7 +149,7 @@ def tensor(x):
 
 
 def of_tensor(y):
-    """An array of a tensor's bits, in what NumPy calls its dtype; those of bfloat16 as float32."""
+    """Return a tensor's values in NumPy, bfloat16 as float32."""
     if type(y) is tuple:
         return tuple(map(of_tensor, y))
     y = y.detach().resolve_neg()
@@ -157,7 +157,7 @@ def of_tensor(y):
 
 
 def while_a_thread_waits(call):
-    """Tell whether another Python thread ran during a call, which itself runs no Python."""
+    """Return whether another Python thread ran during a call, so that the call released the GIL."""
     interval, gate, seen = sys.getswitchinterval(), threading.Lock(), []
 
     def wait():
@@ -165,7 +165,7 @@ def while_a_thread_waits(call):
             seen.append(True)
 
     try:
-        sys.setswitchinterval(1000.0)  # so that it runs only if it is let
+        sys.setswitchinterval(1000.0)  # it runs only if the call releases the GIL
         for _ in range(50):
             seen.clear()
             gate.acquire()

@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from compare import given, words
+from compare import array_and_values, words
 
 import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin
@@ -41,7 +41,7 @@ def int_positions(lib, pos):
 @pytest.mark.parametrize("name", RANGES)
 def test_apply_holds_the_contract_at_integers(lib, float_dtype, name, spec):
     pos = [*RANGES[name]]
-    x, exact = given(lib, float_dtype, 2, 3, len(pos), 16, seed=len(name))
+    x, exact = array_and_values(lib, float_dtype, 2, 3, len(pos), 16, seed=len(name))
     y = ra.apply(x, int_positions(lib, pos), **spec)
     assert_contract(lib.to_numpy(y), exact, pos, dtype=float_dtype, **spec)
     y = ra.apply(x, int_positions(lib, pos), inverse=True, **spec)
@@ -51,7 +51,7 @@ def test_apply_holds_the_contract_at_integers(lib, float_dtype, name, spec):
 @pytest.mark.parametrize("scale", [1e-4, 1e4])
 def test_apply_holds_the_contract_at_random_positions(lib, float_dtype, scale):
     pos = random_positions(200)
-    x, exact = given(lib, float_dtype, 1, 200, 64, scale=scale)
+    x, exact = array_and_values(lib, float_dtype, 1, 200, 64, scale=scale)
     y = lib.to_numpy(ra.apply(x, int_positions(lib, pos), pairing="half"))
     assert_contract(y, exact, pos, dtype=float_dtype, pairing="half", flushes=True)
 
@@ -60,7 +60,7 @@ def test_apply_holds_the_contract_at_random_positions(lib, float_dtype, scale):
 def test_cos_and_sin_are_within_their_bound(lib, float_dtype, base):
     bound = 4e-16 if float_dtype == "float64" else 1.2e-7
     pos = np.concatenate([random_positions(100, seed=1), *map(np.array, RANGES.values())])
-    like, _ = given(lib, float_dtype, 1, 128)
+    like, _ = array_and_values(lib, float_dtype, 1, 128)
     rotation = ra.RoPE(128, base=base).rotation(int_positions(lib, pos), like=like)
     cos, sin = cos_sin(pos, rotary_dim=128, base=base)
     assert np.abs(lib.to_numpy(rotation.cos) - cos).max() <= bound
@@ -73,7 +73,7 @@ def test_float_positions_are_within_their_bound(lib, float_dtype):
         [rng.uniform(-100, 100, 60), rng.uniform(-(2**31), 2**31, 60), [0.5, -0.5, 1.5, 2.5]]
     )
     pos = pos.astype(np.float32) if lib.name == "jax" else pos
-    like, _ = given(lib, float_dtype, 1, 8)
+    like, _ = array_and_values(lib, float_dtype, 1, 8)
     inv_freq = (200.0, 6.0, 1.0, 1e-3)
     rotation = ra.RoPE(8, inv_freq=inv_freq).rotation(lib.asarray(pos), like=like)
     cos, sin = cos_sin(pos, rotary_dim=8, inv_freq=inv_freq)
@@ -85,14 +85,14 @@ def test_float_positions_are_within_their_bound(lib, float_dtype):
 
 @pytest.mark.parametrize("pos", [2.75, -1000000.75, [0.5, 2, -3.25], [[1e9 + 0.125], [7]]], ids=str)
 def test_floats_of_the_host_are_split_exactly(lib, float_dtype, pos):
-    x, exact = given(lib, float_dtype, 2, 3, 16)
+    x, exact = array_and_values(lib, float_dtype, 2, 3, 16)
     assert_contract(lib.to_numpy(ra.apply(x, pos)), exact, pos, dtype=float_dtype)
 
 
 @pytest.mark.without("jax")  # without x64 it has no such integers
 def test_wider_integers_have_the_stated_error(lib, float_dtype):
     pos = np.random.default_rng(3).integers(-(2**40), 2**40, 50)
-    x, exact = given(lib, float_dtype, 50, 32)
+    x, exact = array_and_values(lib, float_dtype, 50, 32)
     assert_contract(lib.to_numpy(ra.apply(x, lib.asarray(pos))), exact, pos, dtype=float_dtype)
 
 
@@ -112,7 +112,7 @@ def test_golden_vectors(lib, float_dtype, name):
 
 def test_golden_angles(lib, float_dtype):
     bound = 4e-16 if float_dtype == "float64" else 1.2e-7
-    like, _ = given(lib, float_dtype, 1, 2)
+    like, _ = array_and_values(lib, float_dtype, 1, 2)
     for case in oracle.golden("angles"):
         rope = ra.RoPE(case["fields"]["rotary_dim"], **case["fields"])
         for row in case["rows"]:
@@ -139,7 +139,7 @@ def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):
     """Rotating in float32 and rounding once is nearly always the nearest number; twice is often not."""
     if float_dtype not in ("float16", "bfloat16"):
         return
-    x, exact = given(lib, float_dtype, 200, 64)
+    x, exact = array_and_values(lib, float_dtype, 200, 64)
     y = lib.to_numpy(ra.apply(x, range(200))).astype(np.float64)
     judged = apply_definition(exact, range(200))
     nearest = lib.to_numpy(lib.asarray(judged.astype(np.float32), float_dtype)).astype(np.float64)
@@ -169,7 +169,7 @@ SLICES = [np.s_[:, :, 2:5, :], np.s_[:, 1:2, :, :], np.s_[1:, :, ::3, :], np.s_[
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_same_bits_in_a_slice(lib, float_dtype, part, pairing):
     """A row has the same bits whatever stands beside it: the arithmetic has no vector tail of its own."""
-    x, _ = given(lib, float_dtype, 2, 3, 7, 20)
+    x, _ = array_and_values(lib, float_dtype, 2, 3, 7, 20)
     pos = np.broadcast_to(random_positions(7), (2, 3, 7))
     whole = lib.to_numpy(ra.apply(x, int_positions(lib, pos), pairing=pairing))
     alone = lib.to_numpy(ra.apply(x[part], int_positions(lib, pos[part[:3]]), pairing=pairing))
@@ -177,8 +177,8 @@ def test_same_bits_in_a_slice(lib, float_dtype, part, pairing):
 
 
 def test_same_bits_in_a_tuple(lib, float_dtype):
-    x, _ = given(lib, float_dtype, 2, 3, 7, 20)
-    other, _ = given(lib, "float32", 2, 1, 7, 20, seed=1)
+    x, _ = array_and_values(lib, float_dtype, 2, 3, 7, 20)
+    other, _ = array_and_values(lib, "float32", 2, 1, 7, 20, seed=1)
     alone = lib.to_numpy(ra.apply(x, range(7)))
     both = ra.apply((other, x), range(7))
     np.testing.assert_array_equal(lib.to_numpy(both[1]), alone)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from compare import given, values, words
+from compare import array_and_values, values, words
 
 import rope_array as ra
 from rope_array.testing import apply_definition
@@ -48,7 +48,7 @@ def brute_force(x, pos, seq_axis, **fields):
 
 @pytest.mark.parametrize(("shape", "seq_axis", "pos_shapes"), RULE, ids=words)
 def test_shape_rule(lib, shape, seq_axis, pos_shapes):
-    x, exact = given(lib, "float32", *shape)
+    x, exact = array_and_values(lib, "float32", *shape)
     for i, pos_shape in enumerate(pos_shapes):
         pos = np.random.default_rng(i).integers(-1000, 1000, pos_shape)
         y = ra.apply(x, positions(lib, pos), seq_axis=seq_axis)
@@ -63,7 +63,7 @@ POSITION_DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32
 def test_position_dtypes(lib, dtype):
     if lib.name == "jax" and dtype in ("int64", "float64"):
         return  # JAX has them with x64 alone: test_jax.py
-    x, exact = given(lib, "float32", 4, D)
+    x, exact = array_and_values(lib, "float32", 4, D)
     pos = np.array([0, 1, 50, 127], dtype=dtype)
     if dtype.startswith("float"):
         pos += np.array(0.25, dtype=dtype)
@@ -74,7 +74,7 @@ def test_position_dtypes(lib, dtype):
 
 @pytest.mark.library("jax")
 def test_all_of_uint32_from_numpy_in_jax(lib):
-    x, exact = given(lib, "float32", 3, D)
+    x, exact = array_and_values(lib, "float32", 3, D)
     pos = np.array([0, 2**31, 2**32 - 1], dtype=np.uint32)
     close(ra.apply(x, pos), exact, pos)
 
@@ -85,25 +85,25 @@ def test_all_of_uint32_from_numpy_in_jax(lib):
     ids=repr,
 )
 def test_positions_of_the_host(lib, pos):
-    x, exact = given(lib, "float32", B, S, D)
+    x, exact = array_and_values(lib, "float32", B, S, D)
     close(ra.apply(x, pos), exact, [*pos] if isinstance(pos, range) else pos)
 
 
 def test_positions_that_are_numpy_scalars(lib):
-    x, exact = given(lib, "float32", B, S, D)
+    x, exact = array_and_values(lib, "float32", B, S, D)
     for pos in (np.int64(5), np.int8(-5), np.uint32(5), np.float32(2.5), np.float64(2.5)):
         close(ra.apply(x, pos), exact, pos.item())
     close(ra.apply(x, [np.int64(k) for k in range(5)]), exact, [*range(5)])
 
 
 def test_nested_sequences(lib):
-    x, exact = given(lib, "float32", B, H, S, D)
+    x, exact = array_and_values(lib, "float32", B, H, S, D)
     pos = [[0, 1, 2, 3, 4], [10, 11, 12, 13, 14]]
     close(ra.apply(x, pos), exact, pos)
 
 
 def test_dtype_shape_and_library_are_kept(lib, float_dtype):
-    x, _ = given(lib, float_dtype, B, S, D)
+    x, _ = array_and_values(lib, float_dtype, B, S, D)
     y = ra.apply(x, range(S))
     assert type(y) is type(x)
     assert y.dtype == x.dtype
@@ -115,7 +115,7 @@ def test_dtype_shape_and_library_are_kept(lib, float_dtype):
 )
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_zero_size_and_size_one(lib, shape, pairing):
-    x, exact = given(lib, "float32", *shape)
+    x, exact = array_and_values(lib, "float32", *shape)
     y = ra.apply(x, range(shape[-2]), pairing=pairing)
     assert tuple(y.shape) == shape
     if exact.size:
@@ -125,7 +125,8 @@ def test_zero_size_and_size_one(lib, shape, pairing):
 def test_tuples_with_other_heads_and_dtypes(lib):
     shapes = [(B, 4, S, D), (B, 1, S, D), (B, 2, S, D)]
     dtypes = [lib.dtypes[0], lib.dtypes[-1], "float32"]
-    arrays = [given(lib, d, *s, seed=i) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
+    kinds = enumerate(zip(shapes, dtypes, strict=True))
+    arrays = [array_and_values(lib, d, *s, seed=i) for i, (s, d) in kinds]
     ys = ra.apply(tuple(x for x, _ in arrays), range(S), pairing="half")
     assert type(ys) is tuple
     for y, (x, exact), dtype in zip(ys, arrays, dtypes, strict=True):
@@ -134,7 +135,7 @@ def test_tuples_with_other_heads_and_dtypes(lib):
 
 
 def test_a_tuple_of_one_is_a_tuple(lib):
-    x, _ = given(lib, "float32", S, D)
+    x, _ = array_and_values(lib, "float32", S, D)
     (y,) = ra.apply((x,), range(S))
     np.testing.assert_array_equal(lib.to_numpy(y), lib.to_numpy(ra.apply(x, range(S))))
 
@@ -144,7 +145,7 @@ SPECS = [{}, {"rotary_dim": 0}, {"rotary_dim": 4}, {"rotary_dim": 4, "rotary_sta
 
 @pytest.mark.parametrize("spec", SPECS, ids=words)
 def test_x_is_not_written_and_not_aliased(lib, float_dtype, spec):
-    x, before = given(lib, float_dtype, B, S, D)
+    x, before = array_and_values(lib, float_dtype, B, S, D)
     y = ra.apply(x, range(S), **spec)
     np.testing.assert_array_equal(lib.to_numpy(x).astype(np.float64), before)
     if lib.name in ("numpy", "torch"):
@@ -154,17 +155,17 @@ def test_x_is_not_written_and_not_aliased(lib, float_dtype, spec):
 
 
 def test_rotary_dim_zero_is_the_identity(lib, float_dtype):
-    x, _ = given(lib, float_dtype, B, S, D)
+    x, _ = array_and_values(lib, float_dtype, B, S, D)
     np.testing.assert_array_equal(lib.to_numpy(ra.apply(x, range(S), rotary_dim=0)), lib.to_numpy(x))
 
 
 def test_position_zero_is_the_identity_to_the_bit(lib, float_dtype):
-    x, _ = given(lib, float_dtype, B, S, D)
+    x, _ = array_and_values(lib, float_dtype, B, S, D)
     np.testing.assert_array_equal(lib.to_numpy(ra.apply(x, 0)), lib.to_numpy(x))
 
 
 def test_backend_forces_the_core(lib, float_dtype):
-    x, exact = given(lib, float_dtype, B, S, D)
+    x, exact = array_and_values(lib, float_dtype, B, S, D)
     y = ra.apply(x, range(S), backend="array-api", pairing="half")
     assert_contract(lib.to_numpy(y), exact, [*range(S)], dtype=float_dtype, pairing="half")
 
@@ -172,7 +173,7 @@ def test_backend_forces_the_core(lib, float_dtype):
 @pytest.mark.library("strict")
 def test_another_device_is_kept_in_strict(lib):
     device = lib.xp.Device("device1")
-    x, exact = given(lib, "float32", B, S, D)
+    x, exact = array_and_values(lib, "float32", B, S, D)
     x, pos = (lib.xp.asarray(a, device=device) for a in (x, lib.asarray(np.arange(S))))
     rope = ra.RoPE(D, rotary_dim=4)
     for y in (rope.apply(x, pos), rope.apply(x, range(S)), rope.rotation(pos, like=x).apply(x)):
@@ -188,12 +189,12 @@ def test_another_device_is_kept_in_strict(lib):
 
 @pytest.mark.library("jax", "torch", "dask")
 def test_a_backend_is_chosen_by_name(lib):
-    x, exact = given(lib, "float32", B, S, D)
+    x, exact = array_and_values(lib, "float32", B, S, D)
     close(ra.apply(x, range(S), backend=lib.name), exact, [*range(S)])
 
 
 def test_one_liner_equals_rope(lib):
-    x, _ = given(lib, "float32", B, S, D)
+    x, _ = array_and_values(lib, "float32", B, S, D)
     rope = ra.RoPE(head_dim=D, base=500.0, pairing="half", rotary_dim=4)
     want = lib.to_numpy(rope.apply(x, range(S)))
     fields = {"base": 500.0, "pairing": "half", "rotary_dim": 4}

@@ -77,7 +77,7 @@ def test_brings_in_no_library():
     assert child.run(script, *LIBRARIES).splitlines()[-1] == ""
 
 
-@pytest.mark.without("strict")  # which has no path of its own
+@pytest.mark.without("strict")  # which has no backend of its own
 def test_each_backend_describes_itself(lib):
     done = command("backends", "--import")
     assert (done.returncode, done.stderr) == (0, "")
@@ -99,7 +99,7 @@ def test_a_kernel_that_is_switched_off_is_not_usable():
 
 
 def test_fits_a_terminal(monkeypatch, capsys):
-    """What a path says is wrapped."""
+    """A backend's description is wrapped."""
     long = _explain.Backend("other", "mylib:" + "A" * 40, False, "it cannot be used " * 20)
     monkeypatch.setattr(ra, "backends", lambda: (long, *[long] * 2))
     assert main(["backends"]) == 0
@@ -149,7 +149,7 @@ def test_takes_a_path_and_a_pairing(capsys):
 
 @pytest.mark.parametrize("shape", ["8", "0,8", "2,0,3,8", "1,100000,1000000,128"])
 def test_takes_every_shape(shape, capsys):
-    """A single head, nothing at all, and terabytes: no path goes by sizes."""
+    """A single head, nothing at all, and terabytes: no backend is chosen by size."""
     assert main(["explain", "--shape", shape]) == 0
     assert capsys.readouterr().out.startswith("backend: n")
 

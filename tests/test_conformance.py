@@ -1,4 +1,4 @@
-"""The shipped suite on every target, every path and every door of the library: each check is a test."""
+"""The shipped suite on every target, backend and entry point of the library: each check is a test."""
 
 import functools
 import itertools
@@ -14,8 +14,8 @@ from rope_array.testing._libraries import NOT_COMPILED
 from rope_array.testing._names import as_records, names, resolve
 from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
 
-PATHS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
-DOORS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
+BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
+ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
 # Targets that compile much and share the reading of specs with another target, which is tested whole: what a
 # spec's fields and rules mean is decided in plain numbers, before any of their arrays.
 SHARING = {
@@ -32,7 +32,7 @@ def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
 
 
 def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
-    """Each array of a tuple by cos and sin of its own precision, in its own company."""
+    """Rotate each array of a tuple by tables of its own precision, in a tuple of its own dtype."""
     spec = as_records(spec)
     if isinstance(x, tuple):
         made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
@@ -44,7 +44,7 @@ def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
 
 @functools.cache
 def judge(name, how):
-    """The judge of a target; `how` is a path's name, or one of the doors."""
+    """Return the judge of a target; `how` is a backend's name or an entry point."""
     if how in (None, "array-api"):
         return Judge(resolve(name, how))
     own = resolve(name)
@@ -64,8 +64,8 @@ def session_of(name):
 
 def targets():
     yield from ((name, None) for name in names() if name not in GPU)
-    yield from PATHS
-    yield from ((name, door) for name in DOORS for door in ("RoPE", "Rotation"))
+    yield from BACKENDS
+    yield from ((name, door) for name in ENTRY_POINTS for door in ("RoPE", "Rotation"))
 
 
 def cases():

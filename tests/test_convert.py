@@ -197,6 +197,11 @@ def test_permutation_says_the_same():
 # ---- scores ----
 
 
+def fields_of(rope):
+    names = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor")
+    return {name: getattr(rope, name) for name in names}
+
+
 class Attention:
     """Projections of q and k with biases and per-head norms: the scores by the definition, in float64."""
 
@@ -217,16 +222,7 @@ class Attention:
         if rope.axes:  # the definition has none
             pos = np.stack([self.pos % 50, self.pos % 31], axis=-1)
             return rope.apply(y, pos, seq_axis=0)
-        names = (
-            "head_dim",
-            "base",
-            "rotary_dim",
-            "rotary_start",
-            "pairing",
-            "out_pairing",
-            "attention_factor",
-        )
-        matrix = rotation_matrix(self.pos, **{name: getattr(rope, name) for name in names})
+        matrix = rotation_matrix(self.pos, head_dim=D, **fields_of(rope))
         return np.einsum("tij,thj->thi", matrix, y)
 
     def scores(self):
@@ -280,7 +276,7 @@ def test_scores_are_unchanged(lib, spec, pairing, kv_heads):
 
 
 def test_an_explicit_out_pairing_keeps_a_cache_valid(lib):
-    """Interleaved in, half out, and half throughout write the same keys: scores never see what is read."""
+    """Interleaved in, half out, and half throughout write the same keys: scores depend on them alone."""
     deepseek = ra.RoPE(D, pairing="interleaved", out_pairing="half")
     w, x = numbers((D, INPUTS)) / 8, numbers((3, INPUTS)) / 8
     after = lib.to_numpy(convert.weights(lib.asarray(w), deepseek, "half"))
@@ -296,9 +292,9 @@ def test_an_explicit_out_pairing_keeps_a_cache_valid(lib):
 def test_cached_keys_are_in_the_pairing_that_was_written(lib, out_pairing, pairing, to):
     rope = ra.RoPE(D, pairing=pairing, out_pairing=out_pairing, rotary_dim=6)
     x = numbers((2, 3, D)) / 8
-    core = {"backend": "array-api"}  # whose bits do not depend on the pairing
-    got = convert.keys(lib.asarray(rope.apply(x, range(3), **core)), rope, to)
-    same(lib, got, replace(rope, out_pairing=to).apply(x, range(3), **core))
+    by = {"backend": "array-api"}  # its bits do not depend on the pairing
+    got = convert.keys(lib.asarray(rope.apply(x, range(3), **by)), rope, to)
+    same(lib, got, replace(rope, out_pairing=to).apply(x, range(3), **by))
 
 
 # ---- fused projections ----
@@ -346,11 +342,7 @@ def test_fused_projections(lib, name, pairing):
     moved = {n: [converted(h, rope, to) for h in heads[n]] if n in "qk" else heads[n] for n in order}
     given, wanted = assembled(heads, order, groups), assembled(moved, order, groups)
     options = {"num_heads": q, "num_kv_heads": kv, "order": order, "groups": groups, "v_head_dim": v_head_dim}
-    for w, want, axis in (
-        (given, wanted, 0),
-        (given[:, 0], wanted[:, 0], 0),
-        (given.T, wanted.T, -1),
-    ):
+    for w, want, axis in ((given, wanted, 0), (given[:, 0], wanted[:, 0], 0), (given.T, wanted.T, -1)):
         array = lib.asarray(np.ascontiguousarray(w))
         got = convert.fused(array, rope, to, axis=axis, **options)
         assert got.dtype == array.dtype
@@ -370,9 +362,7 @@ def test_fused_defaults_are_those_of_one_block_after_another(lib):
 
 
 def rotated_by_definition(x, pos, rope, seq_axis=-2):
-    names = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor")
-    fields = {name: getattr(rope, name) for name in names}
-    return apply_definition(x.astype(np.float64), pos, seq_axis=seq_axis, **fields)
+    return apply_definition(x.astype(np.float64), pos, seq_axis=seq_axis, **fields_of(rope))
 
 
 def close(lib, got, want, ulps=8):
@@ -655,50 +645,45 @@ class TestNumPyMemory:
 
 ROPE = ra.RoPE(D)
 W = np.ones((2 * D, INPUTS))
+
+
+def weights(**options):
+    return lambda: convert.weights(W, ROPE, "half", **options)
+
+
+def fused(**options):
+    return lambda: convert.fused(W, ROPE, "half", **options)
+
+
+HEADS = {"num_heads": 4, "num_kv_heads": 2}
 REFUSALS = [
     (ra.SpecError, ["to is 'neox'", "'half'"], lambda: convert.weights(W, ROPE, "neox")),
     (ra.SpecError, ["to is 2"], lambda: convert.permutation(ROPE, 2)),
     (ra.SpecError, ["rope is 8", "RoPE"], lambda: convert.weights(W, 8, "half")),
     (ra.SpecError, ["rope is", "RoPE"], lambda: convert.shift_keys(W, 1, "half")),
     (ra.SpecError, ["to_rope is"], lambda: convert.rerotate(np.ones((2, D)), 1, ROPE, 1e6)),
-    (ra.SpecError, ["num_heads is 0"], lambda: convert.weights(W, ROPE, "half", num_heads=0)),
-    (ra.SpecError, ["num_heads is 2.0"], lambda: convert.weights(W, ROPE, "half", num_heads=2.0)),
-    (ra.ShapeError, ["4 heads of 8", "has 16"], lambda: convert.weights(W, ROPE, "half", num_heads=4)),
-    (ra.ShapeError, ["1 heads", "has 16"], lambda: convert.weights(W, ROPE, "half", num_heads=1)),
-    (
-        ra.ShapeError,
-        ["whole heads of 8", "has 5", "axis 1"],
-        lambda: convert.weights(W, ROPE, "half", axis=-1),
-    ),
+    (ra.SpecError, ["num_heads is 0"], weights(num_heads=0)),
+    (ra.SpecError, ["num_heads is 2.0"], weights(num_heads=2.0)),
+    (ra.ShapeError, ["4 heads of 8", "has 16"], weights(num_heads=4)),
+    (ra.ShapeError, ["1 heads", "has 16"], weights(num_heads=1)),
+    (ra.ShapeError, ["whole heads of 8", "has 5", "axis 1"], weights(axis=-1)),
     (ra.ShapeError, ["whole heads"], lambda: convert.weights(W[:12], ROPE, "half")),
-    (ra.ShapeError, ["axis is 2"], lambda: convert.weights(W, ROPE, "half", axis=2)),
-    (ra.ShapeError, ["axis is -3"], lambda: convert.fused(W, ROPE, "half", num_heads=1, axis=-3)),
-    (ra.ShapeError, ["axis is 0.0"], lambda: convert.weights(W, ROPE, "half", axis=0.0)),
-    (ra.ShapeError, ["axis is True"], lambda: convert.weights(W, ROPE, "half", axis=True)),
+    (ra.ShapeError, ["axis is 2"], weights(axis=2)),
+    (ra.ShapeError, ["axis is -3"], fused(num_heads=1, axis=-3)),
+    (ra.ShapeError, ["axis is 0.0"], weights(axis=0.0)),
+    (ra.ShapeError, ["axis is True"], weights(axis=True)),
     (ra.ShapeError, ["axis is 0"], lambda: convert.weights(np.asarray(1.0), ROPE, "half")),
     (ra.ArrayTypeError, ["list"], lambda: convert.weights([1.0] * 8, ROPE, "half")),
     (ra.ArrayTypeError, ["masked"], lambda: convert.weights(np.ma.ones(8), ROPE, "half")),
     (ra.ShapeError, ["last axis", "8 features"], lambda: convert.keys(np.ones((3, 16)), ROPE, "half")),
-    (ra.SpecError, ["groups is 3", "2 heads"], lambda: convert.fused(W, ROPE, "half", num_heads=2, groups=3)),
-    (
-        ra.SpecError,
-        ["groups is 4", "2 heads of k"],
-        lambda: convert.fused(W, ROPE, "half", num_heads=4, num_kv_heads=2, groups=4),
-    ),
-    (ra.SpecError, ["order is 'qkz'"], lambda: convert.fused(W, ROPE, "half", num_heads=2, order="qkz")),
-    (ra.SpecError, ["order is 'qqkv'"], lambda: convert.fused(W, ROPE, "half", num_heads=2, order="qqkv")),
-    (
-        ra.SpecError,
-        ["order is ('q', 'k')"],
-        lambda: convert.fused(W, ROPE, "half", num_heads=2, order=("q", "k")),
-    ),
-    (ra.SpecError, ["order is 'v'"], lambda: convert.fused(W, ROPE, "half", num_heads=2, order="v")),
-    (ra.SpecError, ["order is ''"], lambda: convert.fused(W, ROPE, "half", num_heads=2, order="")),
-    (
-        ra.ShapeError,
-        ["64 features", "4 of q x 8", "2 of k x 8", "2 of v x 8"],
-        lambda: convert.fused(W, ROPE, "half", num_heads=4, num_kv_heads=2, groups=2),
-    ),
+    (ra.SpecError, ["groups is 3", "2 heads"], fused(num_heads=2, groups=3)),
+    (ra.SpecError, ["groups is 4", "2 heads of k"], fused(groups=4, **HEADS)),
+    (ra.SpecError, ["order is 'qkz'"], fused(num_heads=2, order="qkz")),
+    (ra.SpecError, ["order is 'qqkv'"], fused(num_heads=2, order="qqkv")),
+    (ra.SpecError, ["order is ('q', 'k')"], fused(num_heads=2, order=("q", "k"))),
+    (ra.SpecError, ["order is 'v'"], fused(num_heads=2, order="v")),
+    (ra.SpecError, ["order is ''"], fused(num_heads=2, order="")),
+    (ra.ShapeError, ["64 features", "4 of q x 8", "2 of k x 8", "2 of v x 8"], fused(groups=2, **HEADS)),
     (
         ra.SpecError,
         ["pairing", "'interleaved'", "'half'"],

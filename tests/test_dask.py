@@ -172,12 +172,7 @@ def test_chunks_of_x_stay(chunks):
         judge(y, X, pos, **HALF)
 
 
-SEQUENCE_SECOND = {
-    "(S,)": BS[0],
-    "(1, S)": BS[:1],
-    "(B, 1)": BS[:, :1],
-    "(B, S)": BS,
-}
+SEQUENCE_SECOND = {"(S,)": BS[0], "(1, S)": BS[:1], "(B, 1)": BS[:, :1], "(B, S)": BS}
 
 
 @pytest.mark.parametrize("kind", ["numpy", "dask"])
@@ -260,9 +255,7 @@ def test_unknown_sizes_of_another_axis():
 
 
 @pytest.mark.parametrize(
-    "call",
-    [ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x).apply(x)],
-    ids=["apply", "rotation"],
+    "call", [ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x).apply(x)], ids=["apply", "rotation"]
 )
 def test_unknown_sizes_that_may_not_match_raise(call):
     dx, dpos, x, _ = unknown()

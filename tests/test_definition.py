@@ -16,14 +16,7 @@ import numpy as np
 import oracle
 import pytest
 
-from rope_array.testing import (
-    _definition,
-    _rules,
-    apply_definition,
-    cos_sin,
-    frequencies,
-    rotation_matrix,
-)
+from rope_array.testing import _definition, _rules, apply_definition, cos_sin, frequencies, rotation_matrix
 
 EPS = 2.0**-52
 

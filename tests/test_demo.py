@@ -17,7 +17,7 @@ from rope_array.testing._contract import eps
 from rope_array.testing._libraries import NumPy, rounded
 
 # Of each library, the paths that may serve it: the kernel's where it is built.
-PATHS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "array_api_strict": ("array-api",)}
+BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "array_api_strict": ("array-api",)}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
 
@@ -64,7 +64,7 @@ def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
     for dtype, (version, path, error, allowed, verdict, time) in got.items():
         assert version[0].isdigit()
-        assert path in PATHS.get(lib.name, (lib.name,))
+        assert path in BACKENDS.get(lib.name, (lib.name,))
         assert verdict == "yes"
         assert 0 < float(error) <= float(allowed) == {"bfloat16": 0.5}.get(dtype, 3.0)
         assert float(time) >= 0  # nothing of a copy that threads share

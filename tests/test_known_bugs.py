@@ -35,9 +35,9 @@ def series(width, base=10000.0):
 
 def turned(x, angles, pairing):
     """x, of shape (..., S, D), its pair i turned by angles[..., i]; what has no angle stays."""
-    y, lanes = x.astype(np.float64), angles.shape[-1]
-    for i in range(lanes):
-        a, b = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + lanes)
+    y, num_pairs = x.astype(np.float64), angles.shape[-1]
+    for i in range(num_pairs):
+        a, b = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + num_pairs)
         cos, sin = np.cos(angles[..., i]), np.sin(angles[..., i])
         y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., b] * cos + x[..., a] * sin
     return y
@@ -256,10 +256,8 @@ def test_packed_sequences_are_rotated_as_alone(lib):
         np.testing.assert_allclose(got[:, start : start + n], want, atol=2e-6)
 
 
-HELD = {
-    "contiguous": ([*range(8)], [*range(8, 16)]),
-    "zigzag": ([*range(4), *range(12, 16)], [*range(4, 12)]),
-}
+HELD = {"contiguous": [[*range(8)], [*range(8, 16)]]}
+HELD["zigzag"] = [[*range(4), *range(12, 16)], [*range(4, 12)]]
 
 
 @pytest.mark.parametrize("layout", HELD)
@@ -294,7 +292,7 @@ def test_padding_on_the_left_moves_no_token_of_an_image():
 
 
 def test_yarn_with_ends_that_clamping_makes_equal():
-    """A trained context below one turn of lane 0: both ends are lane 0, and only that is kept."""
+    """A trained context below one turn of pair 0: both ends are pair 0, and only its frequency is kept."""
     found = RoPE(16, scaling=ra.YaRN(4.0, 4)).frequencies
     plain = series(16)
     np.testing.assert_allclose(found, [plain[0], *(omega / 4 for omega in plain[1:])], rtol=1e-14)
@@ -344,13 +342,13 @@ def test_longrope_up_to_and_beyond_the_trained_length():
 
 
 def test_a_shift_of_scaled_keys_with_coordinates():
-    """The amplitude is in the cached keys already, and each lane moves by its own coordinate."""
-    lanes = (0, 1, 2, 0, 1, 2, 0, 0)
-    rope = RoPE(16, pairing="half", axes=ra.Axes(lanes), scaling=ra.YaRN(4.0, 64))
+    """The amplitude is in the cached keys already, and each pair moves by its own coordinate."""
+    coordinates = (0, 1, 2, 0, 1, 2, 0, 0)
+    rope = RoPE(16, pairing="half", axes=ra.Axes(coordinates), scaling=ra.YaRN(4.0, 64))
     raw, pos = normal(2, 5, 16), np.array([[4, 4, 4], [5, 5, 5], [5, 5, 6], [5, 6, 5], [7, 7, 7]]) + 50
     cached = rope.apply(raw, pos)
     for delta in ([-50, -50, -50], [3, 0, -2]):
-        angles = (pos + delta)[:, list(lanes)] * np.array(rope.frequencies)
+        angles = (pos + delta)[:, list(coordinates)] * np.array(rope.frequencies)
         want = (0.1 * math.log(4) + 1) * turned(raw, angles, "half")
         np.testing.assert_allclose(convert.shift_keys(cached, delta, rope), want, atol=4e-6)
 
@@ -361,9 +359,9 @@ def test_a_quantised_cache_is_not_shifted(dtype):
         convert.shift_keys(np.zeros((2, 3, 8), dtype), 3, RoPE(8))
 
 
-# ---- lane maps ----
+# ---- maps of pairs to coordinates ----
 
-LANES = {
+COORDINATES = {
     "interleaved": (ra.Axes.interleaved(3, 3, 2), (0, 1, 2, 0, 1, 2, 0, 1)),
     "interleaved, uneven": (ra.Axes.interleaved(4, 3, 1), (0, 1, 2, 0, 1, 0, 0, 1)),
     "alternating": (ra.Axes.alternating(2, 3, 3), (1, 2, 1, 2, 1, 2, 0, 0)),
@@ -375,13 +373,13 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
-@pytest.mark.parametrize("name", LANES)
-def test_lanes_take_their_own_coordinate(lib, name, pairing):
+@pytest.mark.parametrize("name", COORDINATES)
+def test_pairs_take_their_own_coordinate(lib, name, pairing):
     """Coordinates that differ in every token, which text never has."""
-    axes, lanes = LANES[name]
-    assert axes.coordinates == lanes
+    axes, coordinates = COORDINATES[name]
+    assert axes.coordinates == coordinates
     pos, x = np.array([[1, 50, 9], [700, 2, 33], [4, 5, 6000]]), normal(2, 3, 16)
-    want = turned(x, pos[:, list(lanes)] * np.array(series(16)), pairing)
+    want = turned(x, pos[:, list(coordinates)] * np.array(series(16)), pairing)
     got = ra.apply(lib.asarray(x), lib.asarray(pos.astype(np.int32)), axes=axes, pairing=pairing)
     np.testing.assert_allclose(lib.to_numpy(got), want, atol=2e-6)
 
@@ -390,45 +388,36 @@ def test_lanes_take_their_own_coordinate(lib, name, pairing):
 @pytest.mark.library("torch")
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_lane_maps_compiled_by_inductor():
-    """Generated code gives each lane its coordinate too."""
+def test_axes_compiled_by_inductor():
+    """Generated code gives each pair its coordinate too."""
     import torch
 
     torch._dynamo.reset()
-    rope = RoPE(16, pairing="half", axes=LANES["interleaved"][0])
+    rope = RoPE(16, pairing="half", axes=COORDINATES["interleaved"][0])
     pos, x = np.random.default_rng(0).integers(0, 1000, (33, 3)), normal(2, 33, 16)
     got = torch.compile(rope.apply, fullgraph=True)(torch.as_tensor(x), torch.as_tensor(pos))
-    angles = pos[:, list(LANES["interleaved"][1])] * np.array(series(16))
+    angles = pos[:, list(COORDINATES["interleaved"][1])] * np.array(series(16))
     np.testing.assert_allclose(got.numpy(), turned(x, angles, "half"), atol=2e-6)
     torch._dynamo.reset()
 
 
 def test_the_fourth_coordinate_of_text_is_not_zero():
-    """Qwen3-VL's lanes 61 and 62 turn by the time, as the two before and after them that are left."""
+    """Qwen3-VL's pairs 61 and 62 rotate by the time, as pairs 60 and 63 do."""
     rope = RoPE(128, base=5e6, pairing="half", axes=ra.Axes.interleaved(24, 20, 20))
     assert rope.axes.coordinates[60:] == (0, 0, 0, 0)
     x = np.zeros((1, 128))
     x[0, 61] = x[0, 62] = 1.0
     y = rope.apply(x, [[100_000] * 3])
-    angles = [math.atan2(y[0, lane + 64], y[0, lane]) for lane in (61, 62)]
-    np.testing.assert_allclose(angles, [1e5 * 5e6 ** (-lane / 64) for lane in (61, 62)], rtol=1e-9)
+    angles = [math.atan2(y[0, i + 64], y[0, i]) for i in (61, 62)]
+    np.testing.assert_allclose(angles, [1e5 * 5e6 ** (-i / 64) for i in (61, 62)], rtol=1e-9)
     assert angles == pytest.approx([0.041, 0.032], abs=1e-3)
 
 
-def test_interleaved_lanes_are_no_interleaved_pairs():
-    """`mrope_interleaved` names the map of lanes; the pairs are those of the model."""
-    qwen = {
-        "model_type": "qwen3_vl",
-        "text_config": {
-            "head_dim": 128,
-            "rope_theta": 5e6,
-            "rope_scaling": {
-                "mrope_interleaved": True,
-                "mrope_section": [24, 20, 20],
-                "rope_type": "default",
-            },
-        },
-    }
+def test_interleaved_axes_are_no_interleaved_pairs():
+    """`mrope_interleaved` names the map of pairs to axes; the pairing is the model's."""
+    scaling = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
+    text = {"head_dim": 128, "rope_theta": 5e6, "rope_scaling": scaling}
+    qwen = {"model_type": "qwen3_vl", "text_config": text}
     glm = {
         "model_type": "glm4v",
         "text_config": {
@@ -439,11 +428,11 @@ def test_interleaved_lanes_are_no_interleaved_pairs():
         },
     }
     x, pos = normal(4, 128), np.array([[3, 9, 1], [40, 2, 77], [5, 6, 7], [0, 100, 1000]])
-    for config, lanes, pairing, base in (
+    for config, coordinates, pairing, base in (
         (qwen, [0, 1, 2] * 20 + [0] * 4, "half", 5e6),
         (glm, [0] * 8 + [1] * 12 + [2] * 12, "interleaved", 1e4),
     ):
-        want = turned(x, pos[:, lanes] * np.array(series(2 * len(lanes), base)), pairing)
+        want = turned(x, pos[:, coordinates] * np.array(series(2 * len(coordinates), base)), pairing)
         np.testing.assert_allclose(RoPE.from_config(config).apply(x, pos), want, atol=2e-6)
 
 

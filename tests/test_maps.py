@@ -1,6 +1,6 @@
-"""Lane-to-axis maps against formulas that are written out here, lane by lane, for each model that uses one.
+"""Maps of pairs to axes against formulas that are written out here, for each model that uses one.
 
-The angle of a lane is its coordinate times its frequency; the sources of the formulas are named beside them.
+The angle of a pair is its coordinate times its frequency; comments name the sources of the formulas.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from rope_array import Axes, Linear, NTKAware, Periods, RoPE, SpecError
 
 pytestmark = pytest.mark.neutral
 
-Lane = tuple[int, float] | None  # the coordinate and the frequency, or None: it never turns
+Pair = tuple[int, float] | None  # the coordinate and the frequency, or None: unrotated
 
 
 def power(base: float, numerator: float, width: float) -> float:
     return float(base ** (-numerator / width))
 
 
-def series(coordinate: int, width: int, base: float = 10000.0) -> list[Lane]:
-    """Return the lanes of a coordinate whose frequencies restart: base^(-2j/width)."""
+def series(coordinate: int, width: int, base: float = 10000.0) -> list[Pair]:
+    """Return the pairs of a coordinate whose frequencies restart: base^(-2j/width)."""
     return [(coordinate, power(base, 2 * j, width)) for j in range(width // 2)]
 
 
-def letters(text: str, width: int, base: float) -> list[Lane]:
-    """Return the lanes of one series, each driven by the coordinate that its letter names."""
+def letters(text: str, width: int, base: float) -> list[Pair]:
+    """Return the pairs of one series, each driven by the coordinate that its letter names."""
     return [("THW".index(letter), power(base, 2 * i, width)) for i, letter in enumerate(text)]
 
 
 @dataclass(frozen=True)
 class Map:
-    """A model's rope, and what its lanes and pairs are."""
+    """A model's rope, its pairs, and the two features of each pair."""
 
     rope: RoPE
-    lanes: list[Lane]
-    pairs: Callable[[int], tuple[int, int]]
+    pairs: list[Pair]
+    features: Callable[[int], tuple[int, int]]
     one_series: bool = False
 
     @property
     def coordinates(self) -> int:
-        return 1 + max(lane[0] for lane in self.lanes if lane is not None)
+        return 1 + max(pair[0] for pair in self.pairs if pair is not None)
 
 
 def half(width: int) -> Callable[[int], tuple[int, int]]:
     return lambda i: (i, i + width // 2)
 
 
-def beside(i: int) -> tuple[int, int]:
+def adjacent(i: int) -> tuple[int, int]:
     return 2 * i, 2 * i + 1
 
 
@@ -74,7 +74,7 @@ MAPS: dict[str, Map] = {
     "GLM-4V": Map(
         RoPE(128, rotary_dim=64, pairing="interleaved", axes=Axes.chunked(8, 12, 12)),
         letters("T" * 8 + "H" * 12 + "W" * 12, 64, 1e4),
-        beside,
+        adjacent,
         one_series=True,
     ),
     "Qwen3-VL": Map(
@@ -92,7 +92,7 @@ MAPS: dict[str, Map] = {
     "ERNIE-4.5-VL": Map(
         RoPE(128, base=5e5, pairing="interleaved", axes=Axes.alternating(20, 22, 22)),
         letters("HW" * 22 + "T" * 20, 128, 5e5),
-        beside,
+        adjacent,
         one_series=True,
     ),
     "NeoMME": Map(
@@ -110,7 +110,7 @@ MAPS: dict[str, Map] = {
         series(1, 48) + series(0, 48),
         half(96),
     ),
-    "SAM 2": Map(RoPE(256, axes=Axes.axial(128, 128)), series(0, 128) + series(1, 128), beside),
+    "SAM 2": Map(RoPE(256, axes=Axes.axial(128, 128)), series(0, 128) + series(1, 128), adjacent),
     "Kimi's ViT": Map(
         RoPE(72, pairing="half", axes=Axes((1, 0) * 18, widths=(36, 36))),
         [(a, power(1e4, 2 * j, 36)) for j in range(18) for a in (1, 0)],
@@ -132,20 +132,20 @@ MAPS: dict[str, Map] = {
         half(78),
     ),
     "Flux": Map(
-        RoPE(128, axes=Axes.axial(16, 56, 56)), series(0, 16) + series(1, 56) + series(2, 56), beside
+        RoPE(128, axes=Axes.axial(16, 56, 56)), series(0, 16) + series(1, 56) + series(2, 56), adjacent
     ),
     "Wan": Map(  # h and w have 2·(d//6) features each, t the rest
         RoPE(128, axes=Axes.axial(128 - 2 * 42, 42, 42)),
         series(0, 44) + series(1, 42) + series(2, 42),
-        beside,
+        adjacent,
     ),
     "HunyuanVideo": Map(
         RoPE(128, base=256.0, axes=Axes.axial(16, 56, 56)),
         series(0, 16, 256.0) + series(1, 56, 256.0) + series(2, 56, 256.0),
-        beside,
+        adjacent,
     ),
     "CogVideoX": Map(  # t has d/4 features, h and w 3d/8 each
-        RoPE(64, axes=Axes.axial(16, 24, 24)), series(0, 16) + series(1, 24) + series(2, 24), beside
+        RoPE(64, axes=Axes.axial(16, 24, 24)), series(0, 16) + series(1, 24) + series(2, 24), adjacent
     ),
     "DINOv3": Map(
         RoPE(64, base=100.0, pairing="half", axes=Axes.axial(32, 32), scaling=Periods()),
@@ -179,9 +179,9 @@ def places(map_: Map, length: int = 9, floats: bool = False) -> np.ndarray:
 def expected(map_: Map, x: np.ndarray, pos: np.ndarray) -> np.ndarray:
     """Turn one pair after another by the formula of the map."""
     y = x.astype(np.float64).copy()
-    for i, lane in enumerate(map_.lanes):
-        a, b = map_.pairs(i)
-        angle = np.zeros(len(pos)) if lane is None else pos[:, lane[0]].astype(np.float64) * lane[1]
+    for i, pair in enumerate(map_.pairs):
+        a, b = map_.features(i)
+        angle = np.zeros(len(pos)) if pair is None else pos[:, pair[0]].astype(np.float64) * pair[1]
         y[..., a] = x[..., a] * np.cos(angle) - x[..., b] * np.sin(angle)
         y[..., b] = x[..., b] * np.cos(angle) + x[..., a] * np.sin(angle)
     return y
@@ -193,13 +193,13 @@ def features(width: int, *lead: int) -> np.ndarray:
 
 @each_map
 def test_frequencies(name: str) -> None:
-    want = [0.0 if lane is None else lane[1] for lane in MAPS[name].lanes]
+    want = [0.0 if pair is None else pair[1] for pair in MAPS[name].pairs]
     np.testing.assert_allclose(MAPS[name].rope.frequencies, want, rtol=1e-13)
 
 
 @each_map
-def test_lanes(name: str) -> None:
-    want = tuple(None if lane is None else lane[0] for lane in MAPS[name].lanes)
+def test_pairs(name: str) -> None:
+    want = tuple(None if pair is None else pair[0] for pair in MAPS[name].pairs)
     assert MAPS[name].rope.axes.coordinates == want
 
 
@@ -246,10 +246,7 @@ def test_equal_coordinates(lib: Any, name: str) -> None:
     map_, line = MAPS[name], np.array([0, 1, 2, 77, 4097, 2**31 - 1], dtype=np.int32)
     x = lib.asarray(features(map_.rope.head_dim, len(line)), "float32")
     plain = RoPE(
-        map_.rope.head_dim,
-        base=map_.rope.base,
-        rotary_dim=map_.rope.rotary_dim,
-        pairing=map_.rope.pairing,
+        map_.rope.head_dim, base=map_.rope.base, rotary_dim=map_.rope.rotary_dim, pairing=map_.rope.pairing
     )
     pos = np.repeat(line[:, None], map_.coordinates, axis=-1)
     got, want = (
@@ -288,7 +285,7 @@ SIMILAR = {
     "axial in blocks": Axes.axial(16, 16, 16, blocks=True),
     "by turns": Axes((0, 1, 2) * 8, widths=(16, 16, 16)),
     "first only": Axes((0,) * 24, count=3),
-    "half of the lanes": Axes((0, 1, 2) * 4 + (None,) * 12),
+    "half of the pairs": Axes((0, 1, 2) * 4 + (None,) * 12),
 }
 
 
@@ -300,19 +297,19 @@ def test_unequal_coordinates_tell_maps_apart(one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "axis"), [(n, a) for n, m in MAPS.items() for a in range(m.coordinates)])
-def test_one_coordinate_turns_its_lanes_only(name: str, axis: int) -> None:
+def test_one_coordinate_rotates_its_pairs_only(name: str, axis: int) -> None:
     map_ = MAPS[name]
     pos = np.zeros((1, map_.coordinates))
-    pos[0, axis] = 0.7  # no whole turn of any lane
+    pos[0, axis] = 0.7  # a whole turn of no pair
     x = features(map_.rope.head_dim, 1)
     changed = map_.rope.apply(x, pos)[0] != x[0]
     want = np.zeros(map_.rope.head_dim, dtype=bool)
-    for i, lane in enumerate(map_.lanes):
-        want[list(map_.pairs(i))] = lane is not None and lane[0] == axis
+    for i, pair in enumerate(map_.pairs):
+        want[list(map_.features(i))] = pair is not None and pair[0] == axis
     np.testing.assert_array_equal(changed, want)
 
 
-def test_lanes_that_never_turn(lib: Any) -> None:
+def test_pairs_that_are_never_rotated(lib: Any) -> None:
     """They keep their features, bit for bit, at any position; so does what follows the rotated slice."""
     rope = RoPE(20, rotary_dim=16, pairing="half", axes=Axes((0, None, 1, 1, None, 0, None, None)))
     still = [1, 4, 6, 7]
@@ -337,7 +334,7 @@ def test_a_coordinate_that_drives_nothing() -> None:
     ("rotary_dim", "axes"),
     [(128, Axes.chunked(16, 24, 23)), (64, Axes.interleaved(24, 20, 20)), (64, Axes.axial(32, 16))],
 )
-def test_lanes_must_fit(rotary_dim: int, axes: Axes) -> None:
+def test_pairs_must_fit(rotary_dim: int, axes: Axes) -> None:
     """Sections that do not sum to rotary_dim/2 are an error, not a rescaled map."""
     with pytest.raises(SpecError, match="pairs"):
         RoPE(128, rotary_dim=rotary_dim, axes=axes)

@@ -23,9 +23,9 @@ from native_cases import (
     Axes,
     B,
     RoPE,
+    by_array_api,
     case,
-    core,
-    each_way,
+    each_level_and_thread_count,
     kernel,
     made,
     normal,
@@ -67,11 +67,11 @@ def test_large_arrays(name, monkeypatch):
     rope, shape, dtype, pos, change, seq_axis = LARGE[name]
     x = made(shape, dtype, change)
     assert x.nbytes > MIB
-    want = core(rope, x, pos, seq_axis=seq_axis)
-    for way in each_way(monkeypatch):
-        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, way)
+    want = by_array_api(rope, x, pos, seq_axis=seq_axis)
+    for setting in each_level_and_thread_count(monkeypatch):
+        assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, setting)
         y = np.copy(x)
-        assert_same(rope.apply(y, pos, seq_axis=seq_axis, out=y), want, f"{way}, in place")
+        assert_same(rope.apply(y, pos, seq_axis=seq_axis, out=y), want, f"{setting}, in place")
 
 
 @pytest.mark.library("numpy")
@@ -79,11 +79,11 @@ def test_large_tuples_and_tables(monkeypatch):
     xs = tuple(normal((2, h, 257, 96), d) for h, d in ((6, F32), (1, F64), (2, F16), (5, B), (3, F32)))
     rope = RoPE(96, pairing="half", out_pairing="interleaved")
     rotation = rope.rotation(range(257), like=xs[1])
-    want, by_tables = core(rope, xs, range(257)), rotation.apply(xs, backend="array-api")
-    for way in each_way(monkeypatch):
-        assert_same(rope.apply(xs, range(257)), want, way)
-        assert_same(rope.apply(xs[::2], range(257)), want[::2], way)
-        assert_same(rotation.apply(xs), by_tables, way)
+    want, by_tables = by_array_api(rope, xs, range(257)), rotation.apply(xs, backend="array-api")
+    for setting in each_level_and_thread_count(monkeypatch):
+        assert_same(rope.apply(xs, range(257)), want, setting)
+        assert_same(rope.apply(xs[::2], range(257)), want[::2], setting)
+        assert_same(rotation.apply(xs), by_tables, setting)
 
 
 STREAMED = {
@@ -117,7 +117,7 @@ def test_streamed_results(name, monkeypatch):
     rope, shape, dtype, pos, change, seq_axis = STREAMED[name]
     x = made(shape, dtype, change)
     assert x.nbytes >= 16 * MIB
-    want = core(rope, x, pos, seq_axis=seq_axis)
+    want = by_array_api(rope, x, pos, seq_axis=seq_axis)
     for threads, by, level in zip((1, 3, 2), (1, 5, 0), itertools.cycle(LEVELS), strict=False):
         kernel.use_level(level)
         monkeypatch.setenv(THREADS, str(threads))
@@ -133,7 +133,7 @@ def test_streamed_results(name, monkeypatch):
 @pytest.mark.library("numpy")
 def test_a_streamed_tuple(level):
     xs = normal((2, 4, 2051, 128), F16), normal((2, 6, 2051, 128)), normal((2, 1, 2051, 256))[..., ::2]
-    assert_same(RoPE(128).apply(xs, range(2051)), core(RoPE(128), xs, range(2051)))
+    assert_same(RoPE(128).apply(xs, range(2051)), by_array_api(RoPE(128), xs, range(2051)))
 
 
 @pytest.mark.library("numpy")
@@ -238,7 +238,7 @@ def test_children_rotate_after_threads_were_started():
 def test_odd_numbers_of_threads(text, monkeypatch):
     want = {"100000": 1024, "99999999999999999999": 1024, " 5": 5, "2.7": 2, "1": 1}.get(text)
     x = normal((5000, 64))
-    y = core(RoPE(64), x, range(5000))
+    y = by_array_api(RoPE(64), x, range(5000))
     monkeypatch.setenv(OF_OPENMP, "6")
     assert kernel.threads_of(0) == 6
     monkeypatch.setenv(THREADS, text)

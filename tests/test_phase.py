@@ -1,6 +1,6 @@
 """The one function that multiplies positions by frequencies: equal bits on every library, by either route.
 
-What the bits have to be comes from Python's integers and mpmath's frequencies.
+Python's integers and mpmath's frequencies give the expected bits.
 """
 
 import contextlib
@@ -20,7 +20,8 @@ from rope_array._backends import _native
 
 INT32_ENDS = [0, 1, -1, 2, -2, 0xFFFF, 0x10000, -0xFFFF, -0x10000, -0x10001, 2**31 - 1, -(2**31)]
 INT64_ENDS = [2**32 - 1, 2**32, -(2**32), 2**33 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
-# 1, a power of ten, one above a turn per position, negative, tiny, of the last bit, and none at all.
+# 1, a power of ten, one above a turn per position, negative, tiny, of the last bit, none at all, one turn per
+# position.
 OMEGAS = (1.0, 0.01, 123456.789, -0.3162277660168379, 1e-9, 2.0**-60, 0.0, 6.283185307179586)
 SPECS = {
     "default": {"head_dim": 32},
@@ -46,7 +47,7 @@ def positions_of(dtype):
 
 @functools.cache
 def turns(name):
-    """Exact turns per position of each lane, ω/2π as mpf."""
+    """Exact turns per position of each pair, ω/2π as mpf."""
     fields = SPECS[name]
     omegas = fields.get("inv_freq") or oracle.frequencies(fields["head_dim"], fields.get("base", 10000.0))
     return [oracle.real(omega) / (2 * oracle.CONTEXT.pi) for omega in omegas]
@@ -54,12 +55,12 @@ def turns(name):
 
 @functools.cache
 def words(name, bits):
-    """round(ω/2π·2^bits) of each lane."""
+    """round(ω/2π·2^bits) of each pair."""
     return [int(oracle.CONTEXT.nint(turn * oracle.CONTEXT.mpf(2) ** bits)) for turn in turns(name)]
 
 
 def expected(pos, name, double, sign=1):
-    """The phase as Python's integers have it, an object array of shape pos.shape + (lanes,)."""
+    """The phase as Python's integers have it, an object array of shape pos.shape + (num_pairs,)."""
     bits = 96 if double else 64
     pos = np.asarray(pos)
     steps = [sign * word for word in words(name, bits)]
@@ -68,7 +69,7 @@ def expected(pos, name, double, sign=1):
 
 
 def got(phase, lib, double):
-    """The bits that count, as Python integers."""
+    """Return the significant bits of a phase as Python integers."""
     phase = lib.to_numpy(phase)
     assert phase.dtype in (np.int64, np.uint32)
     return phase.astype(object) & (2**64 - 1 if double else 2**32 - 1)
@@ -80,14 +81,14 @@ def plan_of(name, sign=1):
 
 
 def backend_library(lib):
-    """The library as the path of its arrays sees it."""
+    """Return the backend's own library, or None if it is the array-api backend's."""
     array = lib.asarray(np.zeros(1, np.float32))
     own = _registry.library_of(array)
     return None if own is library(array) else own
 
 
 def all_ops(lib):
-    """The all_ops that a call may use: of the path, and of the core, which backend="array-api" takes."""
+    """Return the operations that a call may use: its backend's, and the array-api backend's."""
     array = lib.asarray(np.zeros(1, np.float32))
     own = backend_library(lib)
     return [owner.ops(array) for owner in (own, library(array)) if owner is not None]
@@ -230,12 +231,12 @@ def test_any_position_and_frequency(pos, omega):
         assert int(phase[0, 0]) == pos * word % 2**64 >> 32
 
 
-# ---- it is the one function, and the route is the library's ----
+# ---- which function and which integers a call uses ----
 
 
-@pytest.mark.parametrize("backend", [None, "array-api"])
+@pytest.mark.parametrize("backend", [None, "array-api"], ids=["default", "array-api"])
 def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
-    """But for the C++ kernel's, whose bits tests/test_native_bits.py holds to it."""
+    """Every backend but the kernel; test_native_bits.py compares the kernel's bits."""
     calls = []
 
     def counted(whole, plan, double, ops):
@@ -244,7 +245,7 @@ def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
 
     phase = _angles.phase
     monkeypatch.setattr(_angles, "phase", counted)
-    # A base of its own, for which no program is kept.
+    # A base that no other test uses, so that no compiled program is cached.
     x = lib.asarray(np.ones((3, 8), np.float32))
     base = 1234.5 if backend else 1235.5
     monkeypatch.setattr(_native, "kernel", None)
@@ -255,7 +256,7 @@ def test_a_call_uses_the_phase_function(lib, backend, monkeypatch):
 
 
 @pytest.mark.library("jax")
-@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("on", [False, True], ids=["without x64", "x64"])
 def test_jax_chooses_the_route_by_x64(on):
     import jax
 
@@ -265,7 +266,7 @@ def test_jax_chooses_the_route_by_x64(on):
             assert owner.ops(x).has_int64 is on
 
 
-# ---- nothing around it changes it ----
+# ---- settings that must not change the bits ----
 
 
 @pytest.mark.library("numpy")
@@ -315,7 +316,7 @@ def test_torch_modes_change_nothing():
 
 
 @pytest.mark.library("jax")
-@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("on", [False, True], ids=["without x64", "x64"])
 @pytest.mark.parametrize("promotion", ["strict", "standard"])
 def test_jax_promotion_changes_nothing(on, promotion):
     import jax
@@ -339,7 +340,9 @@ def test_jax_promotion_changes_nothing(on, promotion):
 
 
 @pytest.mark.parametrize(
-    ("double", "wide"), [(False, True), (False, False), (True, True)], ids=["32", "32-uint32", "64"]
+    ("double", "wide"),
+    [(False, True), (False, False), (True, True)],
+    ids=["phase32", "phase32 in uint32", "phase64"],
 )
 @pytest.mark.parametrize("name", SPECS)
 def test_error_is_within_the_documented_bound(name, double, wide):
@@ -352,7 +355,7 @@ def test_error_is_within_the_documented_bound(name, double, wide):
     scale = oracle.CONTEXT.mpf(2) ** unit
     for p, row in zip(pos.tolist(), phase, strict=True):
         word = abs(p) * oracle.CONTEXT.mpf(2) ** (unit - bits - 1)
-        for turn, bits_of_lane in zip(turns(name), row, strict=True):
-            difference = int(bits_of_lane) - p * turn * scale
+        for turn, bits_of_pair in zip(turns(name), row, strict=True):
+            difference = int(bits_of_pair) - p * turn * scale
             difference -= scale * oracle.CONTEXT.nint(difference / scale)
             assert -1 - word < difference <= word

@@ -79,12 +79,8 @@ def test_values_on_the_host_move_to_the_device_of_like(lib, beside):
 
 
 def test_numpy_where_nothing_says_otherwise():
-    for made in (
-        positions.offset(2),
-        positions.packed([0, 2]),
-        positions.grid(2),
-        positions.from_mask([1, 1]),
-    ):
+    mask = positions.from_mask([1, 1])
+    for made in (positions.offset(2), positions.packed([0, 2]), positions.grid(2), mask):
         assert type(made) is np.ndarray
         assert made.dtype == np.int64
 
@@ -137,16 +133,8 @@ def loop_packed(lengths, total, offsets, pad):
     return made + [pad] * (total - len(made))
 
 
-PACKS = [
-    ([3, 2], 0),
-    ([1], 0),
-    ([], 4),
-    ([], 0),
-    ([0], 2),
-    ([0, 0], 0),
-    ([0, 3, 0, 0, 2, 0], 3),
-    ([5, 1, 1], 1),
-]
+PACKS = [([3, 2], 0), ([1], 0), ([], 4), ([], 0), ([0], 2), ([0, 0], 0), ([0, 3, 0, 0, 2, 0], 3)]
+PACKS += [([5, 1, 1], 1)]
 
 
 @pytest.mark.parametrize(("lengths", "padding"), PACKS, ids=str)
@@ -535,12 +523,8 @@ def test_mrope(lib, beside, advance, seed):
         for k in ("image", "video")
     }
     intervals = [x[4] for s in batch for x in s if x[0] == "video"]
-    options = {
-        "spatial_merge_size": merge,
-        "advance": advance,
-        "pad": -7,
-        "second_per_grid_ts": intervals or 1,
-    }
+    options = {"spatial_merge_size": merge, "advance": advance, "pad": -7}
+    options["second_per_grid_ts"] = intervals or 1
     host = positions.mrope(rows, grids["image"], grids["video"], mask=mask, like=beside, **options)
     given = [integers(lib, np.array(grids[k], int).reshape(-1, 3)) for k in ("image", "video")]
     own = positions.mrope(
@@ -810,11 +794,8 @@ def test_results_are_where_the_arrays_are():
     import torch
 
     meta = torch.empty(2, device="meta", dtype=torch.int64)
-    for made in (
-        positions.offset(2, like=meta),
-        positions.text([1], like=meta),
-        positions.grid(2, like=meta),
-    ):
+    grid = positions.grid(2, like=meta)
+    for made in (positions.offset(2, like=meta), positions.text([1], like=meta), grid):
         assert made.device.type == "meta"
     with pytest.raises(ra.ArrayTypeError, match="nothing moves silently"):
         positions.offset(2, meta, like=torch.ones(1))

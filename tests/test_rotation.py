@@ -11,7 +11,7 @@ from typing import Any
 import child
 import numpy as np
 import pytest
-from compare import given
+from compare import array_and_values
 
 from rope_array import ArrayTypeError, RoPE, Rotation
 from rope_array.testing import apply_definition, cos_sin
@@ -43,7 +43,7 @@ def amplitude_of(fields: dict[str, Any]) -> float:
 def test_tables(lib: Any, float_dtype: str, layout: str) -> None:
     """Cos and sin: shape, dtype and library, amplitude included, as near as the contract says."""
     width, fields = LAYOUTS[layout]
-    rope, like = RoPE(width, **fields), given(lib, float_dtype, 2)[0]
+    rope, like = RoPE(width, **fields), array_and_values(lib, float_dtype, 2)[0]
     compute = compute_dtype(float_dtype)
     for pos in (5, POSITIONS, [POSITIONS, POSITIONS[::-1]], lib.asarray(np.array([[7], [8]], np.int32))):
         rotation = rope.rotation(pos, like=like)
@@ -94,7 +94,7 @@ def test_like_gives_no_values(lib: Any) -> None:
 @each_layout
 def test_apply_holds_the_contract(lib: Any, float_dtype: str, layout: str) -> None:
     width, fields = LAYOUTS[layout]
-    x, values = given(lib, float_dtype, 2, S, width)
+    x, values = array_and_values(lib, float_dtype, 2, S, width)
     y = RoPE(width, **fields).rotation(POSITIONS, like=x).apply(x)
     assert type(y) is type(x)
     assert (y.dtype, tuple(y.shape)) == (x.dtype, tuple(x.shape))
@@ -115,7 +115,7 @@ def test_tables_give_the_same_bits_on_every_backend(lib: Any, layout: str, backe
 
 def check_bits(lib: Any, dtype: str, layout: str, backend: str | None) -> None:
     width, fields = LAYOUTS[layout]
-    rope, (x, _) = RoPE(width, **fields), given(lib, dtype, 2, S, width)
+    rope, (x, _) = RoPE(width, **fields), array_and_values(lib, dtype, 2, S, width)
     once = rope.apply(x, POSITIONS, backend=backend)
     twice = rope.rotation(POSITIONS, like=x, backend=backend).apply(x, backend=backend)
     np.testing.assert_array_equal(lib.to_numpy(twice), lib.to_numpy(once))
@@ -124,7 +124,7 @@ def check_bits(lib: Any, dtype: str, layout: str, backend: str | None) -> None:
 @each_layout
 def test_inverse_divides_by_the_amplitude(lib: Any, float_dtype: str, layout: str) -> None:
     width, fields = LAYOUTS[layout]
-    y, values = given(lib, float_dtype, 2, S, width)
+    y, values = array_and_values(lib, float_dtype, 2, S, width)
     x = RoPE(width, **fields).rotation(POSITIONS, like=y).inverse().apply(y)
     assert_contract(lib.to_numpy(x), values, POSITIONS, dtype=float_dtype, inverse=True, **fields)
 
@@ -132,7 +132,7 @@ def test_inverse_divides_by_the_amplitude(lib: Any, float_dtype: str, layout: st
 @each_layout
 def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
     width, fields = LAYOUTS[layout]
-    x, values = given(lib, float_dtype, 2, S, width)
+    x, values = array_and_values(lib, float_dtype, 2, S, width)
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     for there, back in ((rotation, rotation.inverse()), (rotation.inverse(), rotation)):
         inverse = there is not rotation
@@ -153,7 +153,7 @@ def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
 def test_adjoint_is_the_transpose(lib: Any, float_dtype: str, layout: str) -> None:
     """⟨R q, k⟩ = ⟨q, Rᵀ k⟩, each side with the error that the contract gives it."""
     width, fields = LAYOUTS[layout]
-    (q, q64), (k, k64) = given(lib, float_dtype, S, width), given(lib, float_dtype, S, width, seed=1)
+    (q, q64), (k, k64) = (array_and_values(lib, float_dtype, S, width, seed=i) for i in (0, 1))
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=q)
     turned = lib.to_numpy(rotation.apply(q)).astype(np.float64)
     back = lib.to_numpy(rotation.adjoint().apply(k)).astype(np.float64)
@@ -170,7 +170,7 @@ def test_adjoint_is_the_transpose(lib: Any, float_dtype: str, layout: str) -> No
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "odd amplitude"])
 def test_adjoint_keeps_the_amplitude(lib: Any, float_dtype: str, layout: str) -> None:
     width, fields = LAYOUTS[layout]
-    k, values = given(lib, float_dtype, 2, S, width)
+    k, values = array_and_values(lib, float_dtype, 2, S, width)
     y = RoPE(width, **fields).rotation(POSITIONS, like=k).adjoint().apply(k)
     reciprocal = {**fields, "attention_factor": 1.0 / amplitude_of(fields)}
     assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=float_dtype, inverse=True, **reciprocal)
@@ -179,7 +179,7 @@ def test_adjoint_keeps_the_amplitude(lib: Any, float_dtype: str, layout: str) ->
 @each_layout
 def test_the_adjoint_of_the_adjoint(lib: Any, layout: str) -> None:
     width, fields = LAYOUTS[layout]
-    x, _ = given(lib, "float32", S, width)
+    x, _ = array_and_values(lib, "float32", S, width)
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     again = rotation.adjoint().adjoint()
     np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(rotation.apply(x)))
@@ -192,7 +192,7 @@ def test_the_adjoint_of_the_adjoint(lib: Any, layout: str) -> None:
 @pytest.mark.parametrize("amplitude", [1e-25, 1e-12, 1e12, 1e25])
 def test_inverse_of_amplitudes_that_have_no_square(lib: Any, amplitude: float) -> None:
     """1e-25 is a float32 and so is 1e25; 1e50 is none, and the inverse does not need it."""
-    rope, (x, values) = RoPE(4, attention_factor=amplitude), given(lib, "float32", 2, 4)
+    rope, (x, values) = RoPE(4, attention_factor=amplitude), array_and_values(lib, "float32", 2, 4)
     fields = {"attention_factor": amplitude}
     y = rope.rotation([3, 4], like=x).apply(x)
     back = rope.rotation([3, 4], like=x).inverse().apply(y)
@@ -219,11 +219,11 @@ def test_float64_tables_serve_float32(lib: Any) -> None:
 
 def check_float64_tables(lib: Any) -> None:
     fields = {"pairing": "half", "attention_factor": 1.25}
-    wide, wide64 = given(lib, "float64", 2, S, 8)
+    wide, wide64 = array_and_values(lib, "float64", 2, S, 8)
     rotation = RoPE(8, **fields).rotation(POSITIONS, like=wide)
     assert rotation.cos.dtype == lib.dtype("float64")
     for dtype in lib.dtypes:
-        x, values = given(lib, dtype, 1, S, 8)
+        x, values = array_and_values(lib, dtype, 1, S, 8)
         y = rotation.apply(x)
         assert y.dtype == x.dtype
         assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=dtype, **fields)
@@ -241,8 +241,8 @@ def check_float64_tables(lib: Any) -> None:
 
 
 def test_a_tuple_of_other_heads_and_dtypes(lib: Any) -> None:
-    q, q64 = given(lib, "float32", 2, 4, S, 8)
-    k, k64 = given(lib, lib.dtypes[0], 2, 1, S, 8, seed=1)
+    q, q64 = array_and_values(lib, "float32", 2, 4, S, 8)
+    k, k64 = array_and_values(lib, lib.dtypes[0], 2, 1, S, 8, seed=1)
     rotation = RoPE(8).rotation(POSITIONS, like=q)
     together = rotation.apply((q, k))
     assert type(together) is tuple
@@ -279,7 +279,7 @@ def test_where_positions_run(
     lib: Any, shape: tuple[int, ...], seq_axis: int, pos_shape: tuple[int, ...]
 ) -> None:
     pos = np.random.default_rng(2).integers(-1000, 1000, pos_shape).astype(np.int32)
-    x, values = given(lib, "float32", *shape)
+    x, values = array_and_values(lib, "float32", *shape)
     rotation = RoPE(8, pairing="half").rotation(lib.asarray(pos), like=x)
     assert tuple(rotation.cos.shape) == (*pos_shape, 4)
     y = rotation.apply(x, seq_axis=seq_axis)
@@ -288,7 +288,7 @@ def test_where_positions_run(
 
 def test_x_is_not_written_and_not_aliased(lib: Any) -> None:
     for fields in ({}, {"rotary_dim": 0}):
-        x, values = given(lib, "float32", 2, 8)
+        x, values = array_and_values(lib, "float32", 2, 8)
         rotation = RoPE(8, **fields).rotation([0, 0], like=x)
         tables = lib.to_numpy(rotation.cos).copy()
         y = rotation.apply(x)
@@ -308,7 +308,7 @@ def test_it_does_not_change_with_the_positions_it_was_made_of() -> None:
 
 
 def test_inverse_and_adjoint_leave_it_as_it_was(lib: Any) -> None:
-    x, _ = given(lib, "float32", 2, 4)
+    x, _ = array_and_values(lib, "float32", 2, 4)
     rotation = RoPE(4, attention_factor=2.0).rotation([1, 2], like=x)
     before = lib.to_numpy(rotation.apply(x)).copy()
     rotation.inverse()
@@ -336,14 +336,14 @@ def assert_product(lib: Any, rotation: Rotation, pos: Any, omegas: Any, dtype: s
 
 @pytest.mark.parametrize("pos", [5, [0, 1, -7, 300], [[1], [2]], 2.5, [0.25, 100.75]], ids=str)
 def test_learned_frequencies(lib: Any, float_dtype: str, pos: Any) -> None:
-    like = given(lib, float_dtype, 2)[0]
+    like = array_and_values(lib, float_dtype, 2)[0]
     omegas = lib.asarray(np.array(LEARNED), float_dtype)
     given_omegas = lib.to_numpy(omegas)
     rope = RoPE(10, rotary_dim=8, pairing="half", attention_factor=1.25)
     rotation = rope.rotation(pos, like=like, inv_freq=omegas)
     assert_product(lib, rotation, pos, given_omegas, float_dtype, 1.25)
     assert rotation.layout == rope.rotation(pos, like=like).layout
-    x, values = given(lib, float_dtype, *np.shape(pos), 10)
+    x, values = array_and_values(lib, float_dtype, *np.shape(pos), 10)
     if np.ndim(pos) < 2:
         turned = lib.to_numpy(rotation.apply(x)).astype(np.float64)
         back = lib.to_numpy(rotation.inverse().apply(rotation.apply(x))).astype(np.float64)
@@ -354,7 +354,7 @@ def test_learned_frequencies(lib: Any, float_dtype: str, pos: Any) -> None:
 
 
 def test_learned_frequencies_take_positions_of_the_library(lib: Any) -> None:
-    like = given(lib, "float32", 2)[0]
+    like = array_and_values(lib, "float32", 2)[0]
     omegas = lib.asarray(np.array(LEARNED), "float32")
     for dtype in ("int32", "float32"):
         pos = lib.asarray(np.array([[3, 4, 5]], dtype))
@@ -429,7 +429,7 @@ def test_gradients_of_learned_frequencies_in_jax() -> None:
 def test_repr_is_short(lib: Any, layout: str) -> None:
     width, fields = LAYOUTS[layout]
     rope = RoPE(width, **fields)
-    rotation = rope.rotation(POSITIONS, like=given(lib, "float32", 2)[0])
+    rotation = rope.rotation(POSITIONS, like=array_and_values(lib, "float32", 2)[0])
     text = repr(rotation)
     table = f"float32[{S}, {rope.rotary_dim // 2}] ({lib.name})"
     assert text.startswith(f"Rotation(cos={table}, sin={table}, ")
@@ -454,7 +454,7 @@ def test_copies(lib: Any, way: Any) -> None:
 
 def check_copies(lib: Any, make: Any) -> None:
     width, fields = LAYOUTS["amplitude"]
-    x, _ = given(lib, "float32", S, width)
+    x, _ = array_and_values(lib, "float32", S, width)
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     for one in (rotation, rotation.inverse()):
         again = make(one)

@@ -419,10 +419,10 @@ def test_numbers_become_plain_ones() -> None:
     "rule",
     [
         ra.Linear(2.0),
-        ra.YaRN(4.0, 64),
+        (yarn := ra.YaRN(4.0, 64)),
         ra.LongRoPE(**LONG, length=5),
         ra.Reversed(),
-        ra.Reversed(ra.YaRN(4.0, 64)),
+        ra.Reversed(yarn),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""The suite's own doors: what a target claims, what is reported, the command line and the pytest plugin."""
+"""The suite's entry points: claims of a target, reports, the command line and the pytest plugin."""
 
 import functools
 import json

@@ -21,11 +21,11 @@ from torch_cases import (
     ROPE,
     SERVED,
     Attention,
-    Seeing,
+    RecordDispatch,
     Tagged,
     by,
+    by_array_api,
     by_backend,
-    core,
     near,
     negated,
     normal,
@@ -72,7 +72,7 @@ def test_a_declined_situation_is_named(name):
             with pytest.raises(ra.BackendError, match=reason):
                 call()
         assert reason in ra.explain(x, POS, HALF).declined["native"]
-        return core(x)
+        return by_array_api(x)
 
     run(refused, normal(2, 5, 16))
 
@@ -81,35 +81,35 @@ def test_a_declined_situation_is_named(name):
 def test_zeros_without_memory_are_declined(runs):
     x, plain = torch._efficientzerotensor(2, 5, 16), torch.zeros(2, 5, 16)
     for of in BY.values():
-        assert torch.equal(of(x), core(plain))
+        assert torch.equal(of(x), by_array_api(plain))
     for other in (x, negated(plain), plain.as_subclass(Tagged)):  # one of a tuple is enough
-        assert torch.equal(ROPE.apply((plain, other), POS)[1].as_subclass(torch.Tensor), core(plain))
+        assert torch.equal(ROPE.apply((plain, other), POS)[1].as_subclass(torch.Tensor), by_array_api(plain))
     assert not runs
     with pytest.raises(ra.BackendError, match="not in memory as they are"):
         ROPE.apply(x, POS, backend="native")
 
 
-def test_flops_are_pytorch_s(runs):
+def test_a_flop_counter_makes_the_kernel_decline(runs):
     from torch.utils.flop_counter import FlopCounterMode
 
     x = normal(5, 16)
     with FlopCounterMode(display=False) as counter:
-        y = core(x) @ x.T
+        y = by_array_api(x) @ x.T
         z = BY["apply"](x) @ x.T
     assert same(y, z)
     assert counter.get_total_flops() == 2 * 2 * 5 * 5 * 16
     assert not runs
 
 
-def test_positions_and_tables_unlike_their_memory(runs):
+def test_lazy_or_subclassed_positions_and_tables_are_declined(runs):
     x = normal(2, 5, 16)
     reals = torch.complex(torch.zeros(5), -torch.arange(5.0)).conj().imag
     assert reals.is_neg()
     assert torch.equal(ROPE.apply(x, reals), ROPE.apply(x, torch.arange(5.0), backend="torch"))
     zeros = torch._efficientzerotensor(5, dtype=torch.int64)
-    assert same(ROPE.apply(x, zeros), core(x, torch.zeros(5, dtype=torch.int64)))
+    assert same(ROPE.apply(x, zeros), by_array_api(x, torch.zeros(5, dtype=torch.int64)))
     tagged = POS.as_subclass(Tagged)
-    assert same(ROPE.apply(x, tagged).as_subclass(torch.Tensor), core(x))
+    assert same(ROPE.apply(x, tagged).as_subclass(torch.Tensor), by_array_api(x))
     rotation = ROPE.rotation(POS, like=x)
     sin = torch.complex(rotation.cos, -rotation.sin).conj().imag
     assert sin.is_neg()
@@ -131,9 +131,9 @@ def test_layouts_that_are_not_dense_are_refused():
 
 
 def test_another_pytorch_without_the_private_names(runs, monkeypatch):
-    """What they tell would go unseen: so the kernel declines all."""
+    """Without PyTorch's private names modes cannot be detected, so the kernel declines every call."""
     x = normal(2, 5, 16)
-    want = core(x)
+    want = by_array_api(x)
     monkeypatch.setattr(native, "_CAN_DETECT_MODES", False)
     for of in BY.values():
         assert same(of(x), want)
@@ -145,8 +145,8 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_first_call_of_a_process_decides_nothing():
-    """What plain tensors are is learned by it, in whatever mode it is."""
+def test_the_mode_of_the_first_call_changes_no_later_backend():
+    """The kernel learns PyTorch's types in its first call, in any mode."""
     script = """
         import contextlib, sys, torch
         import rope_array as ra
@@ -189,9 +189,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
-def test_refusals_are_those_of_the_core(name, grad):
-    """The short ways see less of a call, and leave what they refuse to the others."""
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "requires grad"])
+def test_every_backend_raises_the_same_error(name, grad):
+    """try_fast leaves invalid calls to the full checks, which raise."""
     make, pos, more = BAD[name]
     x = make().requires_grad_(grad)
     texts = []
@@ -210,7 +210,7 @@ def test_refusals_are_those_of_the_core(name, grad):
         assert texts[0] == texts[1] == texts[2]
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["", "requires grad"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "requires grad"])
 def test_tables_that_do_not_fit_are_refused(grad):
     x, static = torch.ones(5, 16, requires_grad=grad), ROPE.rotation(POS, like=torch.ones(5, 16)).static
     for cos, sin in [((5, 2), (5, 2)), ((5, 4), (1, 4)), ((4, 4), (4, 4)), ((1, 5, 4), (1, 5, 4)), ((), ())]:
@@ -218,7 +218,7 @@ def test_tables_that_do_not_fit_are_refused(grad):
             ra.Rotation(torch.ones(cos), torch.ones(sin), static).apply(x)
 
 
-@pytest.mark.parametrize("axes", [63, 64, 65, 70])
+@pytest.mark.parametrize("axes", [63, 64, 65, 70], ids="{} axes".format)
 def test_any_number_of_axes(axes):
     x = normal(5, 16).reshape([1] * (axes - 2) + [5, 16])
     of = [lambda x, b: ROPE.apply(x, 7, backend=b), lambda x, b: ROPE.rotation(7, like=x).apply(x, backend=b)]
@@ -226,25 +226,25 @@ def test_any_number_of_axes(axes):
         leaf = x.clone().requires_grad_()
         gradient = lambda b, r=rotated, a=leaf: torch.autograd.grad(r(a, b), a, x)[0]  # noqa: E731
         for make in (lambda b, r=rotated: r(x, b), gradient):
-            own, by_core = (make(backend).reshape(5, 16) for backend in (None, "torch"))
-            assert near(own, by_core)
+            own, expected = (make(backend).reshape(5, 16) for backend in (None, "torch"))
+            assert near(own, expected)
 
 
 def test_the_private_names_are_there():
-    """Where one goes, the kernel is never used: to be seen here, not in a benchmark."""
+    """If PyTorch drops a private name, the kernel declines every call: fail here, not in a benchmark."""
     assert native._CAN_DETECT_MODES
 
 
-def test_modes_of_one_thread_are_not_those_of_another(runs):
-    """What is active here says nothing about calls made there."""
+def test_a_mode_affects_its_own_thread_only(runs):
+    """A mode of this thread does not make another thread's calls decline."""
     x, results = normal(2, 5, 16), []
-    with Seeing():
-        assert same(ROPE.apply(x, POS), core(x))
+    with RecordDispatch():
+        assert same(ROPE.apply(x, POS), by_array_api(x))
         assert not runs
         thread = threading.Thread(target=lambda: results.append(ROPE.apply(x, POS)))
         thread.start()
         thread.join()
-    assert near(results[0], core(x))
+    assert near(results[0], by_array_api(x))
     assert len(runs) == 1
 
 
@@ -257,10 +257,10 @@ FREED = {
     "x": lambda: ROPE.apply(freed(normal(2, 5, 16)), 3),
     "x with a gradient": lambda: ROPE.apply(freed(normal(2, 5, 16)).requires_grad_(), 3),
     "positions": lambda: ROPE.apply(normal(2, 5, 16), freed(POS.clone())),
-    "positions beside a gradient": lambda: ROPE.apply(normal(2, 5, 16).requires_grad_(), freed(POS.clone())),
+    "positions, x with a gradient": lambda: ROPE.apply(normal(2, 5, 16).requires_grad_(), freed(POS.clone())),
     "one of a tuple": lambda: ROPE.apply((normal(2, 5, 16), freed(normal(2, 5, 16))), POS),
     "out": lambda: ROPE.apply(normal(2, 5, 16), POS, out=freed(normal(2, 5, 16))),
-    "turned": lambda: ROPE.rotation(POS, like=normal(2)).apply(freed(normal(2, 5, 16))),
+    "x of a rotation": lambda: ROPE.rotation(POS, like=normal(2)).apply(freed(normal(2, 5, 16))),
     "tables": lambda: rotation_of_freed_tables().apply(normal(2, 5, 16)),
 }
 
@@ -272,12 +272,12 @@ def rotation_of_freed_tables():
 
 @pytest.mark.parametrize("name", FREED)
 def test_freed_memory_is_an_error(name):
-    ROPE.apply(normal(2, 5, 16), POS)  # after a first call the short way is open
+    ROPE.apply(normal(2, 5, 16), POS)  # a first call, so that try_fast can serve the next
     with pytest.raises((RuntimeError, ra.ArrayTypeError)):
         FREED[name]()
 
 
-def test_freed_memory_without_elements_is_none():
+def test_freed_memory_without_elements_is_accepted():
     x = freed(torch.zeros(0, 5, 16))
     assert ROPE.apply(x, POS).shape == x.shape
 
@@ -367,7 +367,7 @@ def test_two_devices_are_refused():
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, False], ids=["in the mode", "outside"])
 def test_fake_tensors(name, inside):
     from torch._subclasses import FakeTensor, FakeTensorMode
 
@@ -450,8 +450,8 @@ def storages(tensors):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("rotary_dim", [0, 2, 16])
-@pytest.mark.parametrize("pos", [0, torch.zeros(5), torch.arange(5)], ids=["0", "floats", "tensor"])
+@pytest.mark.parametrize("rotary_dim", [0, 2, 16], ids=["none", "one pair", "whole"])
+@pytest.mark.parametrize("pos", [0, torch.zeros(5), torch.arange(5)], ids=["number", "floats", "integers"])
 def test_result_never_aliases(pos, rotary_dim, dtype):
     x = normal(3, 5, 16, dtype=dtype)
     bits = x.clone()
@@ -561,7 +561,7 @@ def test_rotation_is_a_tree():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [1, 3], ids="rank {}".format)
 def test_dtensor(rank):
     # In a process of its own for each rank: torch keeps what it learned of a mesh, and so of a rank.
     if not torch.distributed.is_available():

@@ -94,7 +94,7 @@ def test_compiled_in_every_dtype(dtype, compile_counting):
         assert same(compiled(x, pos), OTHER.apply(x, pos))
 
 
-@pytest.mark.parametrize("start", [0, 5, -7, 2**31 - 3])
+@pytest.mark.parametrize("start", [0, 5, -7, 2**31 - 3], ids="from {}".format)
 def test_compiled_over_offsets(start, compile_counting):
     compiled, counter = compile_counting(lambda x, pos: HALF.apply(x, pos))
     x = normal(2, 1, 16)
@@ -106,7 +106,7 @@ def test_compiled_over_offsets(start, compile_counting):
     assert counter.frame_count <= 2
 
 
-@pytest.mark.parametrize("start", [0.0, -1e6])
+@pytest.mark.parametrize("start", [0.0, -1e6], ids="from {}".format)
 def test_compiled_over_float_offsets(start, compile_counting):
     compiled, counter = compile_counting(lambda x, pos: HALF.apply(x, pos))
     x = normal(2, 1, 16)
@@ -290,9 +290,11 @@ def test_the_first_use_may_be_compiled(name):
     child.run(script)
 
 
-@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("fullgraph", [True, False], ids=["fullgraph", "graph breaks"])
 @pytest.mark.parametrize(
-    "rule", [lambda: ra.Llama3(factor=32.0), lambda: ra.Linear(4.0), lambda: ra.Periods(1.0, 2.0)]
+    "rule",
+    [lambda: ra.Llama3(factor=32.0), lambda: ra.Linear(4.0), lambda: ra.Periods(1.0, 2.0)],
+    ids=["Llama3", "Linear", "Periods"],
 )
 def test_rules_made_inside_a_compiled_function_are_refused(rule, fullgraph):
     """Dynamo hands them over without their fields: the class's defaults would be rotated by."""
@@ -332,7 +334,7 @@ def test_eager_calls_leave_compiled_code_in_one_graph(runs, fresh_dynamo):
 
 
 def test_compiled_autograd(runs, fresh_dynamo):
-    """The backward that is compiled sees the kernel's rule as the operations of the core, or calls it."""
+    """A compiled backward traces the array-api backend's operations, or calls the kernel."""
     x, weight = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
     y = (ROPE.apply(x, POS) * weight).sum()
     with torch._dynamo.compiled_autograd._enable(functools.partial(torch.compile, backend="eager")):

@@ -79,7 +79,7 @@ def test_holds(wheel, name):
 
 
 @pytest.mark.parametrize("library", ["torch", "jax", "dask"])
-def test_holds_the_fast_path_of(wheel, library):
+def test_holds_the_backends_of(wheel, library):
     assert any(name.startswith(f"rope_array/_backends/{library}/") for name in wheel.namelist())
 
 

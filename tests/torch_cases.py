@@ -2,31 +2,25 @@
 
 import contextlib
 import functools
-import os
 
 import compare
 import numpy as np
 import pytest
-from compare import values
+from compare import KERNEL, values
 
 import rope_array as ra
-from rope_array._backends import _native
 from rope_array.testing._contract import assert_contract
 
 torch = pytest.importorskip("torch")
 forward_ad = torch.autograd.forward_ad
 normal = functools.partial(compare.normal, "torch")
 
-# Parts of torch that are loaded late use what torch has deprecated.
+# Modules that torch imports late use deprecated functions of torch.
 IGNORED = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
 ]
-KERNEL = pytest.mark.skipif(
-    _native.kernel is None and not os.environ.get("ROPE_ARRAY_REQUIRE_KERNEL"),
-    reason=_native.unavailable_reason() or "built",
-)
 
 FIELDS = {
     "plain": {},
@@ -40,7 +34,7 @@ OTHER = ra.RoPE(16, base=77.0, rotary_dim=8, rotary_start=4, attention_factor=1.
 LIST = [0, 1, -5, 70_000, 2**31 - 1]
 POS = torch.tensor(LIST)
 
-# Every way to rotate x: by a backend, which None leaves to the library, and by one of ROPES.
+# Every entry point, as a function of x, a backend's name or None, and a rope.
 BY = {
     "apply": lambda x, b=None, rope=ROPE: rope.apply(x, POS, backend=b),
     "list": lambda x, b=None, rope=ROPE: rope.apply(x, LIST, backend=b),
@@ -57,16 +51,16 @@ by_backend = pytest.mark.parametrize(
 
 
 def near(a, b):
-    """Tell whether two float32 results are roundings of one number."""
+    """Return whether two float32 results are roundings of one number."""
     return a.dtype == b.dtype and torch.allclose(a, b, atol=2e-6, rtol=1e-6)
 
 
-def core(x, pos=POS, rope=ROPE):
+def by_array_api(x, pos=POS, rope=ROPE):
     return rope.apply(x, pos, backend="torch")
 
 
 def judge_gradient(gradient, weight, pos=POS, name="partial"):
-    """Hold a gradient to the adjoint: the inverse of the rotation by the reciprocal amplitude."""
+    """Assert that a gradient is the adjoint: the inverse rotation by the reciprocal amplitude."""
     fields = FIELDS[name] | {"attention_factor": 1 / FIELDS[name].get("attention_factor", 1.0)}
     dtype = compare.name_of(weight.dtype)
     assert_contract(values(gradient), values(weight), np.asarray(pos), dtype=dtype, inverse=True, **fields)
@@ -93,25 +87,25 @@ def negated(x):
     return view
 
 
-class Seeing(torch.utils._python_dispatch.TorchDispatchMode):
-    """A mode that sees operations as they run."""
+class RecordDispatch(torch.utils._python_dispatch.TorchDispatchMode):
+    """A mode that records operations."""
 
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.recorded = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
+        self.recorded.append(func)
         return func(*args, **(kwargs or {}))
 
 
-class SeeingFunctions(torch.overrides.TorchFunctionMode):
+class RecordFunctions(torch.overrides.TorchFunctionMode):
     def __init__(self):
         super().__init__()
-        self.seen = []
+        self.recorded = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
+        self.recorded.append(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -125,12 +119,12 @@ def default_device(name="cpu"):
 
 
 def within(context):
-    """Return a situation: the call runs in a context, which has to see operations if it is one that sees."""
+    """Return a situation that calls in a context; a mode that records operations must have recorded some."""
 
     def run(of, x):
         with context() as mode:
             y = of(x)
-        assert getattr(mode, "seen", True)
+        assert getattr(mode, "recorded", True)
         return y
 
     return run
@@ -183,10 +177,10 @@ SERVED = {
         torch.nn.functional.pad(x, (0, 0, 0, 2)).as_strided((2, 5, 16), (112, 16, 1))
     ),
 }
-# Situations that it declines, with its reason where x alone decides; the bits are the array-api backend's.
+# Situations that the kernel declines, with the reason if x alone causes it; the array-api backend serves.
 DECLINED = {
-    "a dispatch mode": (within(Seeing), "a mode watches"),
-    "a function mode": (within(SeeingFunctions), "a mode watches"),
+    "a dispatch mode": (within(RecordDispatch), "a mode watches"),
+    "a function mode": (within(RecordFunctions), "a mode watches"),
     "a device": (within(lambda: torch.device("cpu")), "a mode watches"),
     "a default device": (within(default_device), "a mode watches"),
     "forward mode": (within(forward_ad.dual_level), "forward-mode"),
@@ -220,7 +214,7 @@ def pulled_later(context):
         y = of(x)
         with context() as mode:
             (gradient,) = torch.autograd.grad(y, x, weight)
-        assert mode.seen if isinstance(mode, Seeing) else True
+        assert mode.recorded if isinstance(mode, RecordDispatch) else True
         return gradient
 
     return run
@@ -242,7 +236,7 @@ def create_graph(of, x, weight):
     return torch.autograd.grad(of(x), x, weight, create_graph=True)[0].detach()
 
 
-# Every way to a gradient of x.
+# Every method to compute a gradient of x.
 GRADIENTS = {
     "plain": pulled,
     "with a graph of its own": create_graph,
@@ -250,8 +244,8 @@ GRADIENTS = {
     "reentrant checkpoint": checkpointed(True),
     "under autocast": pulled_within(autocast(torch.bfloat16)),
     "backward under autocast": pulled_later(autocast(torch.float16)),
-    "backward in a dispatch mode": pulled_later(Seeing),
-    "backward in a function mode": pulled_later(SeeingFunctions),
+    "backward in a dispatch mode": pulled_later(RecordDispatch),
+    "backward in a function mode": pulled_later(RecordFunctions),
     "backward on a device": pulled_later(lambda: torch.device("cpu")),
     "backward with a default device": pulled_later(default_device),
     "backward on meta": pulled_later(lambda: torch.device("meta")),

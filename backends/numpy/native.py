@@ -13,15 +13,7 @@ name = "native"
 accepts_outs = True
 description, unavailable_reason = _native.description, _native.unavailable_reason
 
-__all__ = [
-    "accepts_outs",
-    "decline_reason",
-    "description",
-    "library",
-    "name",
-    "rotate",
-    "unavailable_reason",
-]
+__all__ = ["accepts_outs", "decline_reason", "description", "library", "name", "rotate", "unavailable_reason"]
 
 if _native.kernel is not None:
     try_fast = _native.kernel.rotate

@@ -14,7 +14,7 @@ NOTES = {
         "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), once for each batch "
         "and head; it has no positions",
         {**FAR, "base": _TABLE, "base_of_any_size": _TABLE, "combinations": _TABLE},
-    ),
+    )
 }
 
 

@@ -17,7 +17,7 @@ NOTES = {
             "gradient*": "the module's backward rotates the incoming gradient in place: it writes to it, and "
             "misreads the broadcast gradient of a sum",
         },
-    ),
+    )
 }
 
 

@@ -15,7 +15,7 @@ NOTES = {
     ),
     "transformers RoFormer": Note(
         "`RoFormerSinusoidalPositionalEmbedding` with as many rows as the positions need, in x's dtype as in "
-        "its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`",
+        "its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`"
     ),
     "transformers V-JEPA 2": Note(
         "`rotate_queries_or_keys(x, pos)`, which the model calls for each of its three axes",
@@ -23,7 +23,7 @@ NOTES = {
             "*": "cos and sin are tiled (half layout) while x is rotated by interleaved pairs, so a pair's "
             "two members have different angles: no rotation ([vjepa2 "
             "#15](https://github.com/facebookresearch/vjepa2/pull/15)); and in 16 bits angles are computed "
-            "in x's dtype",
+            "in x's dtype"
         },
     ),
 }

@@ -14,7 +14,7 @@ NOTES = {
             "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which "
             "is arbitrary for one row: a cotangent contiguous as (B, H, 1, D) is misread",
         },
-    ),
+    )
 }
 
 

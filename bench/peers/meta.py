@@ -11,7 +11,7 @@ NOTES = {
         "written out: `torch.polar(1, outer(t, freqs))`, rows start to start + S of it times "
         "`view_as_complex(x)`",
         FAR,
-    ),
+    )
 }
 
 

@@ -9,7 +9,7 @@ NOTES = {
     "naive NumPy": Note(
         "`concatenate([a * cos - b * sin, b * cos + a * sin])`, or `stack` of interleaved pairs; cos and "
         "sin are tables, in float32 as the arithmetic is"
-    ),
+    )
 }
 
 

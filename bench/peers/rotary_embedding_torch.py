@@ -15,7 +15,7 @@ NOTES = {
         "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, a module for each "
         "dtype as a model has",
         {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, "combinations": _POSITIONS, **FAR, **WIDTH_2},
-    ),
+    )
 }
 
 

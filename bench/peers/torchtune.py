@@ -12,7 +12,7 @@ NOTES = {
         "two beyond the positions; its module is imported without the package's `__init__`, which needs "
         "datasets and old torchao",
         FAR,
-    ),
+    )
 }
 
 

@@ -27,7 +27,7 @@ NOTES = {
         "as there",
         {
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
-            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction",
+            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction"
         },
     ),
 }

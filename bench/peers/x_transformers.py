@@ -10,7 +10,7 @@ NOTES = {
     "x-transformers": Note(
         "`freqs, scale = RotaryEmbedding(dim, base=base)(pos)`, then `apply_rotary_pos_emb(x, freqs, scale)`",
         {**FAR, **WIDTH_2},
-    ),
+    )
 }
 
 

@@ -341,13 +341,8 @@ def pictures(text: str) -> dict[str, torch.Tensor]:
 
 def gemma4_config() -> Any:
     """Return the config of the language model with a vision tower."""
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "head_dim": 16,
-        "patch_size": 4,
-    }
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    vision |= {"head_dim": 16, "patch_size": 4}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     return transformers.Gemma4Config(
         text_config=GEMMA4,
@@ -482,14 +477,7 @@ FAMILIES = (
         deepseek,
         {"text": 3},
     ),
-    Family(
-        "gemma4",
-        "Gemma4ForCausalLM",
-        made("Gemma4Text", **GEMMA4),
-        by_type,
-        gemma4,
-        GEMMA4_ROTATIONS,
-    ),
+    Family("gemma4", "Gemma4ForCausalLM", made("Gemma4Text", **GEMMA4), by_type, gemma4, GEMMA4_ROTATIONS),
     Family(
         "gemma4 with a picture",
         "Gemma4ForConditionalGeneration",

@@ -244,10 +244,9 @@ def probe(
 OWN = (Place(""),)
 
 
-def text(model: str, name: str, path: str = "text_config", own: str | None = None) -> tuple[Place, ...]:
-    """Return the text part of a config of several, and, where `own` names its class, that part by itself."""
-    whole = Place(f"{name}Config", path, path.replace("_config", ""))
-    return (whole,) if own is None else (whole, Place(own))
+def text(name: str, own: str | None = None) -> tuple[Place, ...]:
+    """Return the text part of a config of several, and that part by itself, of the class `own`."""
+    return Place(f"{name}Config", "text_config", "text"), Place(f"{own or name + 'Text'}Config")
 
 
 def keyed(*names: str) -> tuple[Layer, ...]:
@@ -268,18 +267,18 @@ def still(*asks: str | int | None) -> tuple[Layer, ...]:
 def case(
     form: Form,
     model: str,
-    cls: str,
+    name: str,
     places: tuple[Place, ...] = OWN,
     more: tuple[tuple[Form, tuple[Place, ...]], ...] = (),
-    **fields: Any,
 ) -> Case:
     """Return a class's case: a form and where its configs are, and `more` of both."""
+    cls = f"{name}RotaryEmbedding"
 
     def made() -> Iterator[Probe]:
         for shape, where in ((form, places), *more):
             yield from probes(shape, model, cls, where)
 
-    return Case(model, cls, made, **fields)
+    return Case(model, cls, made)
 
 
 def plain(form: Form, names: str) -> list[Case]:
@@ -288,9 +287,9 @@ def plain(form: Form, names: str) -> list[Case]:
 
 
 def part(form: Form, names: str) -> list[Case]:
-    """Return the cases of classes of a text part: model:Class:name of the whole config:that of the part."""
+    """Return the cases of classes of a text part: model:Class:whole config:config of the part."""
     split = [name.split(":") for name in names.split()]
-    return [case(form, model, cls, text(model, root, own=own)) for model, cls, root, own in split]
+    return [case(form, model, name, text(root, own)) for model, name, root, own in split]
 
 
 def ernie_frequencies(made: Any, config: Any) -> Any:
@@ -383,7 +382,7 @@ def thinker_width(config: Any) -> None:
 def molmo_probes() -> Iterator[Probe]:
     """Yield Molmo 2's default, and layers in and out of `rope_scaling_layers`."""
     names = "molmo2", "Molmo2RotaryEmbedding"
-    yield from probes(HALF, *names, text("molmo2", "Molmo2", own="Molmo2TextConfig"))
+    yield from probes(HALF, *names, text("Molmo2"))
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     change = fields(rope_parameters=rope, rope_scaling_layers=[0, 2])
     for layer, scaled in ((0, True), (1, False)):
@@ -394,96 +393,61 @@ def molmo_probes() -> Iterator[Probe]:
 CASES: list[Case] = [
     *plain(
         HALF,
-        "apertus:ApertusRotaryEmbedding arcee:ArceeRotaryEmbedding bitnet:BitNetRotaryEmbedding"
-        " bamba:BambaRotaryEmbedding chameleon:ChameleonRotaryEmbedding cwm:CwmRotaryEmbedding"
-        " dbrx:DbrxRotaryEmbedding diffllama:DiffLlamaRotaryEmbedding doge:DogeRotaryEmbedding"
-        " dots1:Dots1RotaryEmbedding eurobert:EuroBertRotaryEmbedding"
-        " evolla:EvollaRotaryEmbedding falcon_h1:FalconH1RotaryEmbedding flex_olmo:FlexOlmoRotaryEmbedding"
-        " gemma:GemmaRotaryEmbedding gemma2:Gemma2RotaryEmbedding glm4_moe:Glm4MoeRotaryEmbedding"
-        " gpt_neox:GPTNeoXRotaryEmbedding"
-        " granite:GraniteRotaryEmbedding granitemoe:GraniteMoeRotaryEmbedding"
-        " granitemoeshared:GraniteMoeSharedRotaryEmbedding gte:GteRotaryEmbedding"
-        " hrm_text:HrmTextRotaryEmbedding"
-        " hunyuan_v1_dense:HunYuanDenseV1RotaryEmbedding hunyuan_v1_moe:HunYuanMoEV1RotaryEmbedding"
-        " hy_v3:HYV3RotaryEmbedding hyperclovax:HyperCLOVAXRotaryEmbedding idefics:IdeficsRotaryEmbedding"
-        " jais2:Jais2RotaryEmbedding jetmoe:JetMoeRotaryEmbedding"
-        " jina_embeddings_v3:JinaEmbeddingsV3RotaryEmbedding"
-        " lfm2:Lfm2RotaryEmbedding"
-        " lfm2_moe:Lfm2MoeRotaryEmbedding llama:LlamaRotaryEmbedding minimax:MiniMaxRotaryEmbedding"
-        " minimax_m2:MiniMaxM2RotaryEmbedding ministral:MinistralRotaryEmbedding"
-        " ministral3:Ministral3RotaryEmbedding mistral:MistralRotaryEmbedding mixtral:MixtralRotaryEmbedding"
-        " muse_glimmer_assistant:MuseGlimmerAssistantRotaryEmbedding"
-        " nemotron:NemotronRotaryEmbedding nomic_bert:NomicBertRotaryEmbedding olmo:OlmoRotaryEmbedding"
-        " olmo2:Olmo2RotaryEmbedding olmo_hybrid:OlmoHybridRotaryEmbedding olmoe:OlmoeRotaryEmbedding"
-        " phi3:Phi3RotaryEmbedding phi4_multimodal:Phi4MultimodalRotaryEmbedding phimoe:PhimoeRotaryEmbedding"
-        " qwen2:Qwen2RotaryEmbedding qwen2_moe:Qwen2MoeRotaryEmbedding"
-        " qwen3:Qwen3RotaryEmbedding qwen3_moe:Qwen3MoeRotaryEmbedding qwen3_next:Qwen3NextRotaryEmbedding"
-        " recurrent_gemma:RecurrentGemmaRotaryEmbedding seed_oss:SeedOssRotaryEmbedding"
-        " solar_open:SolarOpenRotaryEmbedding starcoder2:Starcoder2RotaryEmbedding"
-        " vaultgemma:VaultGemmaRotaryEmbedding",
+        "apertus:Apertus arcee:Arcee bitnet:BitNet bamba:Bamba chameleon:Chameleon cwm:Cwm dbrx:Dbrx"
+        " diffllama:DiffLlama doge:Doge dots1:Dots1 eurobert:EuroBert evolla:Evolla falcon_h1:FalconH1"
+        " flex_olmo:FlexOlmo gemma:Gemma gemma2:Gemma2 glm4_moe:Glm4Moe gpt_neox:GPTNeoX granite:Granite"
+        " granitemoe:GraniteMoe granitemoeshared:GraniteMoeShared gte:Gte hrm_text:HrmText"
+        " hunyuan_v1_dense:HunYuanDenseV1 hunyuan_v1_moe:HunYuanMoEV1 hy_v3:HYV3 hyperclovax:HyperCLOVAX"
+        " idefics:Idefics jais2:Jais2 jetmoe:JetMoe jina_embeddings_v3:JinaEmbeddingsV3 lfm2:Lfm2"
+        " lfm2_moe:Lfm2Moe llama:Llama minimax:MiniMax minimax_m2:MiniMaxM2 ministral:Ministral"
+        " ministral3:Ministral3 mistral:Mistral mixtral:Mixtral muse_glimmer_assistant:MuseGlimmerAssistant"
+        " nemotron:Nemotron nomic_bert:NomicBert olmo:Olmo olmo2:Olmo2 olmo_hybrid:OlmoHybrid olmoe:Olmoe"
+        " phi3:Phi3 phi4_multimodal:Phi4Multimodal phimoe:Phimoe qwen2:Qwen2 qwen2_moe:Qwen2Moe qwen3:Qwen3"
+        " qwen3_moe:Qwen3Moe qwen3_next:Qwen3Next recurrent_gemma:RecurrentGemma seed_oss:SeedOss"
+        " solar_open:SolarOpen starcoder2:Starcoder2 vaultgemma:VaultGemma",
     ),
     *part(
         HALF,
-        "aria:AriaTextRotaryEmbedding:Aria:AriaTextConfig"
-        " deepseek_ocr2:DeepseekOcr2TextRotaryEmbedding:DeepseekOcr2:DeepseekOcr2TextConfig"
-        " emu3:Emu3RotaryEmbedding:Emu3:Emu3TextConfig"
-        " granite_docling:GraniteDoclingTextRotaryEmbedding:GraniteDocling:GraniteDoclingTextConfig"
-        " minimax_m3_vl:MiniMaxM3VLRotaryEmbedding:MiniMaxM3VL:MiniMaxM3VLTextConfig"
-        " mllama:MllamaRotaryEmbedding:Mllama:MllamaTextConfig"
-        " unlimited_ocr:UnlimitedOcrTextRotaryEmbedding:UnlimitedOcr:UnlimitedOcrTextConfig",
+        "aria:AriaText:Aria:AriaText deepseek_ocr2:DeepseekOcr2Text:DeepseekOcr2:DeepseekOcr2Text"
+        " emu3:Emu3:Emu3:Emu3Text granite_docling:GraniteDoclingText:GraniteDocling:GraniteDoclingText"
+        " minimax_m3_vl:MiniMaxM3VL:MiniMaxM3VL:MiniMaxM3VLText mllama:Mllama:Mllama:MllamaText"
+        " unlimited_ocr:UnlimitedOcrText:UnlimitedOcr:UnlimitedOcrText",
     ),
     Case("molmo2", "Molmo2RotaryEmbedding", molmo_probes),
-    case(
-        HALF,
-        "granite4_vision",
-        "Granite4VisionTextRotaryEmbedding",
-        text("granite4_vision", "Granite4Vision", own="Granite4VisionTextConfig"),
-    ),
+    case(HALF, "granite4_vision", "Granite4VisionText", text("Granite4Vision")),
     case(
         HALF,
         "t5gemma",
-        "T5GemmaRotaryEmbedding",
+        "T5Gemma",
         (Place("T5GemmaConfig", "encoder", "encoder"), Place("T5GemmaConfig", "decoder", "decoder")),
     ),
     # The patcher, both local models and the global one.
     case(
         INTERLEAVED,
         "blt",
-        "BltRotaryEmbedding",
+        "Blt",
         (
             *(Place("BltConfig", f"{p}_config", p) for p in ("patcher", "encoder", "decoder", "global")),
             *(Place("BltLocalEncoderConfig"), Place("BltGlobalTransformerConfig")),
         ),
     ),
-    *plain(INTERLEAVED, "cohere:CohereRotaryEmbedding"),
+    *plain(INTERLEAVED, "cohere:Cohere"),
     *plain(
-        HALF_TO_INTERLEAVED,
-        "ernie4_5:Ernie4_5RotaryEmbedding ernie4_5_moe:Ernie4_5_MoeRotaryEmbedding glm:GlmRotaryEmbedding"
-        " glm4:Glm4RotaryEmbedding helium:HeliumRotaryEmbedding",
+        HALF_TO_INTERLEAVED, "ernie4_5:Ernie4_5 ernie4_5_moe:Ernie4_5_Moe glm:Glm glm4:Glm4 helium:Helium"
     ),
-    *plain(BY_LANE, "gpt_oss:GptOssRotaryEmbedding openai_privacy_filter:OpenAIPrivacyFilterRotaryEmbedding"),
-    *plain(
-        SLICED,
-        "gpt_neox_japanese:GPTNeoXJapaneseRotaryEmbedding persimmon:PersimmonRotaryEmbedding"
-        " phi:PhiRotaryEmbedding stablelm:StableLmRotaryEmbedding",
-    ),
+    *plain(BY_LANE, "gpt_oss:GptOss openai_privacy_filter:OpenAIPrivacyFilter"),
+    *plain(SLICED, "gpt_neox_japanese:GPTNeoXJapanese persimmon:Persimmon phi:Phi stablelm:StableLm"),
     # q_pe and k_pe.
     *plain(
         LATENT,
-        "axk2:AXK2RotaryEmbedding bailing_hybrid:BailingHybridRotaryEmbedding"
-        " deepseek_v32:DeepseekV32RotaryEmbedding glm_moe_dsa:GlmMoeDsaRotaryEmbedding"
-        " longcat_flash:LongcatFlashRotaryEmbedding",
+        "axk2:AXK2 bailing_hybrid:BailingHybrid deepseek_v32:DeepseekV32 glm_moe_dsa:GlmMoeDsa"
+        " longcat_flash:LongcatFlash",
     ),
     *plain(
         LATENT_BY_CONFIG,
-        "axk1:AXK1RotaryEmbedding deepseek_v3:DeepseekV3RotaryEmbedding"
-        " glm4_moe_lite:Glm4MoeLiteRotaryEmbedding mistral4:Mistral4RotaryEmbedding"
-        " youtu:YoutuRotaryEmbedding",
+        "axk1:AXK1 deepseek_v3:DeepseekV3 glm4_moe_lite:Glm4MoeLite mistral4:Mistral4 youtu:Youtu",
     ),
-    *plain(
-        replace(HALF, width=latent_width),
-        "hy_v4:HYV4RotaryEmbedding minicpm3:MiniCPM3RotaryEmbedding",
-    ),
+    *plain(replace(HALF, width=latent_width), "hy_v4:HYV4 minicpm3:MiniCPM3"),
     case(
         replace(
             LATENT,
@@ -491,16 +455,16 @@ CASES: list[Case] = [
             frequencies=lambda made, config: made.inv_freq * made.alpha.exp(),
         ),
         "mistral_large4",
-        "MistralLarge4TextRotaryEmbedding",
-        text("mistral_large4", "MistralLarge4", own="MistralLarge4TextConfig"),
+        "MistralLarge4Text",
+        text("MistralLarge4"),
     ),
     case(
         replace(LATENT, layers=keyed("indexed_attention", "sliding_attention")),
         "dots3_note",
-        "Dots3NoteTextRotaryEmbedding",
-        text("dots3_note", "Dots3Note", own="Dots3NoteTextConfig"),
+        "Dots3NoteText",
+        text("Dots3Note"),
     ),
-    case(Form(complex_heads_first, as_it_is, latent_width), "deepseek_v2", "DeepseekV2RotaryEmbedding"),
+    case(Form(complex_heads_first, as_it_is, latent_width), "deepseek_v2", "DeepseekV2"),
     case(
         Form(
             complex_positions_first,
@@ -508,27 +472,21 @@ CASES: list[Case] = [
             layers=(*turning("chunked_attention", 0), *still("full_attention", 3)),
         ),
         "llama4",
-        "Llama4TextRotaryEmbedding",
-        text("llama4", "Llama4", own="Llama4TextConfig"),
+        "Llama4Text",
+        text("Llama4"),
     ),
-    case(
-        Form(last_features, as_it_is, layers=keyed("main", "compress")),
-        "deepseek_v4",
-        "DeepseekV4RotaryEmbedding",
-    ),
+    case(Form(last_features, as_it_is, layers=keyed("main", "compress")), "deepseek_v4", "DeepseekV4"),
     # rotate_half without its sign turns by −pos·ω.
-    case(replace(HALF, sign=-1), "nanochat", "NanoChatRotaryEmbedding"),
+    case(replace(HALF, sign=-1), "nanochat", "NanoChat"),
     # Layers that do not rotate.
     *plain(
-        replace(HALF, layers=SLIDING_TURNS),
-        "afmoe:AfmoeRotaryEmbedding exaone_moe:ExaoneMoeRotaryEmbedding flint:FlintRotaryEmbedding"
-        " kolibri1:Kolibri1RotaryEmbedding",
+        replace(HALF, layers=SLIDING_TURNS), "afmoe:Afmoe exaone_moe:ExaoneMoe flint:Flint kolibri1:Kolibri1"
     ),
     # Without a window, all layers rotate.
     case(
         replace(HALF, layers=SLIDING_TURNS),
         "exaone4",
-        "Exaone4RotaryEmbedding",
+        "Exaone4",
         more=(
             (
                 replace(HALF, layers=turning("full_attention")),
@@ -536,12 +494,12 @@ CASES: list[Case] = [
             ),
         ),
     ),
-    *plain(replace(INTERLEAVED, layers=SLIDING_TURNS), "cohere2:Cohere2RotaryEmbedding"),
+    *plain(replace(INTERLEAVED, layers=SLIDING_TURNS), "cohere2:Cohere2"),
     # Layers of full attention rotate too where they are dense and at the front.
     case(
         replace(INTERLEAVED, layers=SLIDING_TURNS),
         "cohere2_moe",
-        "Cohere2MoeRotaryEmbedding",
+        "Cohere2Moe",
         more=(
             (
                 replace(INTERLEAVED, layers=(*turning(0, 1), *still(3))),
@@ -549,55 +507,49 @@ CASES: list[Case] = [
             ),
         ),
     ),
-    case(replace(HALF, layers=(*turning(0), *still(3))), "smollm3", "SmolLM3RotaryEmbedding"),
+    case(replace(HALF, layers=(*turning(0), *still(3))), "smollm3", "SmolLM3"),
     *(
         case(
             HALF,
             model,
-            f"{name}RotaryEmbedding",
+            name,
             more=((replace(HALF, layers=THETAS), (Place(f"{name}Config", change=LAYERS_OF_THETA),)),),
         )
         for model, name in (("granite_swa", "GraniteSWA"), ("granitemoe_swa", "GraniteMoeSWA"))
     ),
     *(
-        case(
-            replace(HALF, layers=(*turning(last - 1), *still(last))),
-            model,
-            f"{name}TextRotaryEmbedding",
-            text(model, name, own=f"{name}TextConfig"),
-        )
+        case(replace(HALF, layers=(*turning(last - 1), *still(last))), model, f"{name}Text", text(name))
         for model, name, last in (("muse_glimmer", "MuseGlimmer", 51), ("muse_spark", "MuseSpark", 61))
     ),
     case(
         replace(HALF, layers=still(None)),
         "granitemoehybrid",
-        "GraniteMoeHybridRotaryEmbedding",
+        "GraniteMoeHybrid",
         more=((HALF, (Place("GraniteMoeHybridConfig", change=fields(position_embedding_type="rope")),)),),
     ),
     case(
         replace(HALF, layers=still(None)),
         "zamba2",
-        "Zamba2RotaryEmbedding",
+        "Zamba2",
         more=((HALF, (Place("Zamba2Config", change=fields(use_mem_rope=True)),)),),
     ),
     case(
         HALF,
         "falcon",
-        "FalconRotaryEmbedding",
+        "Falcon",
         more=((replace(HALF, layers=still(None)), (Place("FalconConfig", change=fields(alibi=True)),)),),
     ),
     # Parameters by layer type.
     *plain(
         KEYED,
-        "mimo_v2_flash:MiMoV2FlashRotaryEmbedding modernbert:ModernBertRotaryEmbedding"
-        " modernbert_decoder:ModernBertDecoderRotaryEmbedding olmo3:Olmo3RotaryEmbedding"
-        " lfm3:Lfm3RotaryEmbedding ultrabert:UltrabertRotaryEmbedding",
+        "mimo_v2_flash:MiMoV2Flash modernbert:ModernBert modernbert_decoder:ModernBertDecoder olmo3:Olmo3"
+        " lfm3:Lfm3 ultrabert:Ultrabert",
     ),
     *(
         case(
             replace(HALF, layers=keyed(full)),
             model,
-            f"{name}RotaryEmbedding",
+            name,
             more=(
                 (
                     replace(HALF, layers=keyed(full, other)),
@@ -614,58 +566,47 @@ CASES: list[Case] = [
     case(
         replace(HALF, layers=keyed("full_attention")),
         "step3p7",
-        "Step3p7RotaryEmbedding",
-        text("step3p7", "Step3p7", own="Step3p7TextConfig"),
+        "Step3p7",
+        text("Step3p7"),
         more=((KEYED, (Place("Step3p7TextConfig", change=step_types),)),),
     ),
-    *part(
-        KEYED,
-        "gemma3:Gemma3RotaryEmbedding:Gemma3:Gemma3TextConfig",
-    ),
-    *part(KEYED_EACH, "gemma3n:Gemma3nRotaryEmbedding:Gemma3n:Gemma3nTextConfig"),
+    *part(KEYED, "gemma3:Gemma3:Gemma3:Gemma3Text"),
+    *part(KEYED_EACH, "gemma3n:Gemma3n:Gemma3n:Gemma3nText"),
     *part(
         KEYED_WIDTH,
-        "diffusion_gemma:DiffusionGemmaTextRotaryEmbedding:DiffusionGemma:DiffusionGemmaTextConfig"
-        " gemma4:Gemma4TextRotaryEmbedding:Gemma4:Gemma4TextConfig"
-        " gemma4_unified:Gemma4UnifiedTextRotaryEmbedding:Gemma4Unified:Gemma4UnifiedTextConfig",
+        "diffusion_gemma:DiffusionGemmaText:DiffusionGemma:DiffusionGemmaText"
+        " gemma4:Gemma4Text:Gemma4:Gemma4Text"
+        " gemma4_unified:Gemma4UnifiedText:Gemma4Unified:Gemma4UnifiedText",
     ),
     *part(
         replace(KEYED, width=width_of_layer),
-        "embedding_gemma2:EmbeddingGemma2RotaryEmbedding:EmbeddingGemma2:EmbeddingGemma2TextConfig",
+        "embedding_gemma2:EmbeddingGemma2:EmbeddingGemma2:EmbeddingGemma2Text",
     ),
     case(
         KEYED,
         "t5gemma2",
-        "T5Gemma2RotaryEmbedding",
+        "T5Gemma2",
         (
             Place("T5Gemma2Config", "encoder.text_config", "encoder.text"),
             Place("T5Gemma2Config", "decoder", "decoder"),
             Place("T5Gemma2TextConfig"),
         ),
     ),
-    case(
-        replace(HALF, layers=(*keyed("sliding_attention"), *still("full_attention"))),
-        "beam",
-        "BeamRotaryEmbedding",
-    ),
+    case(replace(HALF, layers=(*keyed("sliding_attention"), *still("full_attention"))), "beam", "Beam"),
     # Three coordinates.
     *part(
         MROPE,
-        "qwen2_vl:Qwen2VLRotaryEmbedding:Qwen2VL:Qwen2VLTextConfig"
-        " qwen2_5_vl:Qwen2_5_VLRotaryEmbedding:Qwen2_5_VL:Qwen2_5_VLTextConfig"
-        " paddleocr_vl:PaddleOCRRotaryEmbedding:PaddleOCRVL:PaddleOCRTextConfig"
-        " qwen3_vl:Qwen3VLTextRotaryEmbedding:Qwen3VL:Qwen3VLTextConfig"
-        " qwen3_vl_moe:Qwen3VLMoeTextRotaryEmbedding:Qwen3VLMoe:Qwen3VLMoeTextConfig"
-        " cosmos3_edge:Cosmos3EdgeTextRotaryEmbedding:Cosmos3Edge:Cosmos3EdgeTextConfig"
-        " qwen3_5:Qwen3_5TextRotaryEmbedding:Qwen3_5:Qwen3_5TextConfig"
-        " qwen3_5_moe:Qwen3_5MoeTextRotaryEmbedding:Qwen3_5Moe:Qwen3_5MoeTextConfig"
-        " qwen4_exp:Qwen4ExpTextRotaryEmbedding:Qwen4Exp:Qwen4ExpTextConfig",
+        "qwen2_vl:Qwen2VL:Qwen2VL:Qwen2VLText qwen2_5_vl:Qwen2_5_VL:Qwen2_5_VL:Qwen2_5_VLText"
+        " paddleocr_vl:PaddleOCR:PaddleOCRVL:PaddleOCRText qwen3_vl:Qwen3VLText:Qwen3VL:Qwen3VLText"
+        " qwen3_vl_moe:Qwen3VLMoeText:Qwen3VLMoe:Qwen3VLMoeText"
+        " cosmos3_edge:Cosmos3EdgeText:Cosmos3Edge:Cosmos3EdgeText qwen3_5:Qwen3_5Text:Qwen3_5:Qwen3_5Text"
+        " qwen3_5_moe:Qwen3_5MoeText:Qwen3_5Moe:Qwen3_5MoeText qwen4_exp:Qwen4ExpText:Qwen4Exp:Qwen4ExpText",
     ),
     *(
         case(
             form,
             model,
-            f"{name}TextRotaryEmbedding",
+            f"{name}Text",
             (
                 Place(f"{name}Config", "text_config", "text", sections(*counts, at="text_config")),
                 Place(f"{name}TextConfig", change=sections(*counts)),
@@ -677,15 +618,15 @@ CASES: list[Case] = [
             ("glm_image", "GlmImage", MROPE, (16, 24, 24)),
         )
     ),
-    *part(MROPE_INTERLEAVED, "glm_ocr:GlmOcrTextRotaryEmbedding:GlmOcr:GlmOcrTextConfig"),
+    *part(MROPE_INTERLEAVED, "glm_ocr:GlmOcrText:GlmOcr:GlmOcrText"),
     *part(
         replace(MROPE_INTERLEAVED, frequencies=ernie_frequencies),
-        "ernie4_5_vl_moe:Ernie4_5_VLMoeTextRotaryEmbedding:Ernie4_5_VLMoe:Ernie4_5_VLMoeTextConfig",
+        "ernie4_5_vl_moe:Ernie4_5_VLMoeText:Ernie4_5_VLMoe:Ernie4_5_VLMoeText",
     ),
     case(
         replace(MROPE, layers=(*keyed("sliding_attention"), *still("full_attention"))),
         "cohere_compass",
-        "CohereCompassRotaryEmbedding",
+        "CohereCompass",
         (
             Place("CohereCompassConfig", "text_config", "text", compass("text_config")),
             Place("CohereCompassTextConfig", change=compass()),
@@ -694,7 +635,7 @@ CASES: list[Case] = [
     case(
         MROPE,
         "qwen2_5_omni",
-        "Qwen2_5OmniRotaryEmbedding",
+        "Qwen2_5Omni",
         (
             Place("Qwen2_5OmniConfig", "thinker_config.text_config", "thinker.text"),
             Place("Qwen2_5OmniConfig", "talker_config", "talker"),
@@ -704,7 +645,7 @@ CASES: list[Case] = [
     case(
         MROPE,
         "qwen3_omni_moe",
-        "Qwen3OmniMoeThinkerTextRotaryEmbedding",
+        "Qwen3OmniMoeThinkerText",
         (
             Place("Qwen3OmniMoeConfig", "thinker_config.text_config", "thinker.text", thinker_width),
             Place("Qwen3OmniMoeTextConfig", change=fields(head_dim=128)),
@@ -713,7 +654,7 @@ CASES: list[Case] = [
     case(
         MROPE,
         "qwen3_omni_moe",
-        "Qwen3OmniMoeTalkerRotaryEmbedding",
+        "Qwen3OmniMoeTalker",
         (Place("Qwen3OmniMoeConfig", "talker_config.text_config", "talker.text"),),
     ),
 ]

@@ -125,7 +125,7 @@ def _line(
 
 def _plain(
     model: str,
-    cls: str,
+    name: str,
     root: str,
     parts: Iterable[str | None] = (None,),
     *,
@@ -134,6 +134,7 @@ def _plain(
     **options: Any,
 ) -> Case:
     """Return the case of a class that takes (x, position_ids) and is used by `apply_rotary_pos_emb`."""
+    cls, root = f"{name}RotaryEmbedding", f"{root}Config"
 
     def probes() -> Iterator[Probe]:
         config = config_class(model, root)(**(changes or {}))
@@ -218,7 +219,7 @@ def _same(inv_freq: np.ndarray) -> np.ndarray:
 
 def _vision(
     model: str,
-    cls: str,
+    name: str,
     root: str | None = None,
     part: str | None = "vision",
     *,
@@ -227,6 +228,7 @@ def _vision(
     **options: Any,
 ) -> Case:
     """Return the case of a vision tower: as part of the whole config, alone, and alone with other numbers."""
+    cls = f"{name}RotaryEmbedding"
     options = {"lanes_of": _twice, **options}
 
     def probes() -> Iterator[Probe]:
@@ -234,7 +236,7 @@ def _vision(
         other = _other(own_config(model, cls))
         found = [(alone, None), (other, None)]
         if root is not None:
-            found.insert(0, (config_class(model, root)(), part))
+            found.insert(0, (config_class(model, f"{root}Config")(), part))
         for config, path in found:
             call = partial(_tower, model, cls, config, path, **options)
             shown = config is not other
@@ -311,7 +313,8 @@ def _memory_width(config: Any) -> int:
     return int(whole // config.memory_attention_num_attention_heads)
 
 
-def _sam(model: str, cls: str, root: str) -> Case:
+def _sam(model: str, name: str) -> Case:
+    cls, root = f"{name}VisionRotaryEmbedding", f"{name}Config"
     options = {"lanes_of": _twice, "order": "interleaved", "packed": False}
     apply = "apply_rotary_pos_emb_2d_self_attn" if model == "edgetam_video" else "apply_rotary_pos_emb_2d"
 
@@ -366,9 +369,9 @@ def _edgetam_cross(attention: Any, turns: Any, x: Any) -> None:
     _with_pointers(attention, turns, x, position_embeddings_k=turns, rope_k_repeat=2)
 
 
-def _sam_attention(
-    model: str, cls: str, root: str, table: str, forwards: tuple[Callable[..., Any], ...]
-) -> Case:
+def _sam_attention(model: str, name: str, kind: str, *forwards: Callable[..., Any]) -> Case:
+    cls, root, table = f"{name}RoPE{kind}", f"{name}Config", f"{name}VisionRotaryEmbedding"
+
     def probes() -> Iterator[Probe]:
         config = config_class(model, root)()
         for forward in forwards:
@@ -593,9 +596,11 @@ def _conformer(model: str, cls: str, attention: str, config: Any, pos: np.ndarra
     return _theirs(_each(rotate), module.inv_freq, 1.0, *table[:, :, 0, 0, :lanes])
 
 
-def _conformer_case(model: str, cls: str, attention: str, root: str, heads: str) -> Case:
+def _conformer_case(model: str, name: str, root: str, heads: str) -> Case:
+    cls, attention = f"{name}RotaryPositionalEmbedding", f"{name}SelfAttention"
+
     def probes() -> Iterator[Probe]:
-        kind = config_class(model, root)
+        kind = config_class(model, f"{root}Config")
         other = {"rotary_embedding_base": 300, "hidden_size": 320, heads: 5}
         for changes in ({}, other):
             config = kind(position_embeddings_type="rotary", **changes)
@@ -695,100 +700,60 @@ def _hunyuan_refused() -> Iterator[tuple[Any, str | None, str]]:
 
 # The list
 
-_SAM_TABLES = (
-    ("sam2_video", "Sam2VideoVisionRotaryEmbedding", "Sam2VideoConfig"),
-    ("sam3_tracker_video", "Sam3TrackerVideoVisionRotaryEmbedding", "Sam3TrackerVideoConfig"),
-    ("edgetam_video", "EdgeTamVideoVisionRotaryEmbedding", "EdgeTamVideoConfig"),
-)
+
+def _each_of(make: Callable[..., Case], names: str) -> list[Case]:
+    """Return the cases of model:class:config, each without its common ending."""
+    return [make(*name.split(":")) for name in names.split()]
+
 
 _TOWERS = [
-    _vision("cohere_compass", "CohereCompassVisionRotaryEmbedding", "CohereCompassConfig"),
-    _vision("dots3_note", "Dots3NoteVisionRotaryEmbedding", "Dots3NoteConfig"),
-    _vision("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionRotaryEmbedding", "Ernie4_5_VLMoeConfig"),
-    _vision("exaone4_5", "Exaone4_5_VisionRotaryEmbedding", "Exaone4_5_Config"),
-    _vision("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vConfig"),
-    _vision("glm4v_moe", "Glm4vMoeVisionRotaryEmbedding", "Glm4vMoeConfig"),
-    _vision("glm5_next", "Glm5NextVisionRotaryEmbedding", "Glm5NextConfig"),
-    _vision("glm_ocr", "GlmOcrVisionRotaryEmbedding", "GlmOcrConfig"),
-    _vision("lfm3_vl", "Lfm3VlVisionRotaryEmbedding", "Lfm3VlConfig"),
-    _vision("mlcd", "MLCDRotaryEmbedding"),
-    _vision("muse_glimmer", "MuseGlimmerVisionRotaryEmbedding", "MuseGlimmerConfig"),
-    _vision("muse_spark", "MuseSparkVisionRotaryEmbedding", "MuseSparkConfig"),
-    _vision("paddleocr_vl", "PaddleOCRVisionRotaryEmbedding", "PaddleOCRVLConfig"),
-    _vision("qwen2_5_omni", "Qwen2_5OmniVisionRotaryEmbedding", "Qwen2_5OmniConfig", "thinker.vision"),
-    _vision("qwen2_5_vl", "Qwen2_5_VLVisionRotaryEmbedding", "Qwen2_5_VLConfig"),
+    *_each_of(
+        _vision,
+        "cohere_compass:CohereCompassVision:CohereCompass dots3_note:Dots3NoteVision:Dots3Note"
+        " ernie4_5_vl_moe:Ernie4_5_VLMoeVision:Ernie4_5_VLMoe exaone4_5:Exaone4_5_Vision:Exaone4_5_"
+        " glm4v:Glm4vVision:Glm4v glm4v_moe:Glm4vMoeVision:Glm4vMoe glm5_next:Glm5NextVision:Glm5Next"
+        " glm_ocr:GlmOcrVision:GlmOcr lfm3_vl:Lfm3VlVision:Lfm3Vl"
+        " muse_glimmer:MuseGlimmerVision:MuseGlimmer muse_spark:MuseSparkVision:MuseSpark"
+        " paddleocr_vl:PaddleOCRVision:PaddleOCRVL qwen2_5_vl:Qwen2_5_VLVision:Qwen2_5_VL"
+        " qwen3_5:Qwen3_5Vision:Qwen3_5 qwen3_5_moe:Qwen3_5MoeVision:Qwen3_5Moe"
+        " qwen3_vl:Qwen3VLVision:Qwen3VL qwen3_vl_moe:Qwen3VLMoeVision:Qwen3VLMoe"
+        " qwen4_exp:Qwen4ExpVision:Qwen4Exp video_llama_3:VideoLlama3Vision:VideoLlama3"
+        " step3p7:Step3p7Vision:Step3p7",
+    ),
+    _vision("mlcd", "MLCD"),
+    _vision("qwen2_5_omni", "Qwen2_5OmniVision", "Qwen2_5Omni", "thinker.vision"),
     _vision(
         "qwen2_vl",
-        "Qwen2VLVisionRotaryEmbedding",
-        "Qwen2VLConfig",
+        "Qwen2VLVision",
+        "Qwen2VL",
         head_dim=lambda config: getattr(config, "head_dim", None) or config.embed_dim // config.num_heads,
     ),
-    _vision("qwen3_5", "Qwen3_5VisionRotaryEmbedding", "Qwen3_5Config"),
-    _vision("qwen3_5_moe", "Qwen3_5MoeVisionRotaryEmbedding", "Qwen3_5MoeConfig"),
-    _vision("qwen3_omni_moe", "Qwen3OmniMoeVisionRotaryEmbedding", "Qwen3OmniMoeConfig", "thinker.vision"),
-    _vision("qwen3_vl", "Qwen3VLVisionRotaryEmbedding", "Qwen3VLConfig"),
-    _vision("qwen3_vl_moe", "Qwen3VLMoeVisionRotaryEmbedding", "Qwen3VLMoeConfig"),
-    _vision("qwen4_exp", "Qwen4ExpVisionRotaryEmbedding", "Qwen4ExpConfig"),
-    _vision("video_llama_3", "VideoLlama3VisionRotaryEmbedding", "VideoLlama3Config"),
-    _vision("inkling2", "Inkling2VisionRotaryEmbedding", "Inkling2Config", order="interleaved"),
-    _vision("kimi_k25", "Kimi_K25VisionRotaryEmbedding", "Kimi_K25Config", lanes_of=_pairwise),
+    _vision("qwen3_omni_moe", "Qwen3OmniMoeVision", "Qwen3OmniMoe", "thinker.vision"),
+    _vision("inkling2", "Inkling2Vision", "Inkling2", order="interleaved"),
+    _vision("kimi_k25", "Kimi_K25Vision", "Kimi_K25", lanes_of=_pairwise),
+    _vision("minimax_m3_vl", "MiniMaxM3VLVision", "MiniMaxM3VL", lanes_of=_thrice, positions=(VOLUME,)),
     _vision(
-        "minimax_m3_vl",
-        "MiniMaxM3VLVisionRotaryEmbedding",
-        "MiniMaxM3VLConfig",
-        lanes_of=_thrice,
-        positions=(VOLUME,),
-    ),
-    _vision(
-        "pixtral",
-        "PixtralVisionRotaryEmbedding",
-        lanes_of=_same,
-        apply="apply_rotary_pos_emb",
-        packed=False,
-        unsqueeze=0,
+        "pixtral", "PixtralVision", lanes_of=_same, apply="apply_rotary_pos_emb", packed=False, unsqueeze=0
     ),
     _vision(
         "sam3",
-        "Sam3ViTRotaryEmbedding",
-        "Sam3VisionConfig",
+        "Sam3ViT",
+        "Sam3Vision",
         "backbone",
         order="interleaved",
         apply="apply_rotary_pos_emb_2d",
         packed=False,
         positions=(GRID, FINE),
     ),
-    _vision("step3p7", "Step3p7VisionRotaryEmbedding", "Step3p7Config"),
     Case("gemma4", "Gemma4VisionRotaryEmbedding", _gemma4_probes),
     Case("llama4", "Llama4VisionRotaryEmbedding", _llama4_probes),
-    *(_sam(*names) for names in _SAM_TABLES),
-    _sam_attention(
-        "sam2_video",
-        "Sam2VideoRoPEAttention",
-        "Sam2VideoConfig",
-        "Sam2VideoVisionRotaryEmbedding",
-        (_self_attention, _sam2_cross),
-    ),
-    _sam_attention(
-        "sam3_tracker_video",
-        "Sam3TrackerVideoRoPEAttention",
-        "Sam3TrackerVideoConfig",
-        "Sam3TrackerVideoVisionRotaryEmbedding",
-        (_self_attention, _sam2_cross),
-    ),
-    _sam_attention(
-        "edgetam_video",
-        "EdgeTamVideoRoPESelfAttention",
-        "EdgeTamVideoConfig",
-        "EdgeTamVideoVisionRotaryEmbedding",
-        (_self_attention,),
-    ),
-    _sam_attention(
-        "edgetam_video",
-        "EdgeTamVideoRoPECrossAttention",
-        "EdgeTamVideoConfig",
-        "EdgeTamVideoVisionRotaryEmbedding",
-        (_edgetam_cross,),
-    ),
+    _sam("sam2_video", "Sam2Video"),
+    _sam("sam3_tracker_video", "Sam3TrackerVideo"),
+    _sam("edgetam_video", "EdgeTamVideo"),
+    _sam_attention("sam2_video", "Sam2Video", "Attention", _self_attention, _sam2_cross),
+    _sam_attention("sam3_tracker_video", "Sam3TrackerVideo", "Attention", _self_attention, _sam2_cross),
+    _sam_attention("edgetam_video", "EdgeTamVideo", "SelfAttention", _self_attention),
+    _sam_attention("edgetam_video", "EdgeTamVideo", "CrossAttention", _edgetam_cross),
     Case(
         "sam3",
         "Sam3ViTRoPEAttention",
@@ -817,90 +782,51 @@ _TOWERS = [
         status="not a rotation: the two features of a pair have different frequencies, norms change",
         refused=_vjepa2_refused,
     ),
-    _plain("deepseek_ocr2", "DeepseekOcr2VisionRotaryEmbedding", "DeepseekOcr2Config", ["vision.encoder"]),
+    _plain("deepseek_ocr2", "DeepseekOcr2Vision", "DeepseekOcr2", ["vision.encoder"]),
 ]
 
 _SOUND = [
-    _plain("csm", "CsmRotaryEmbedding", "CsmConfig", [None, "depth_decoder"]),
-    _plain("dia", "DiaRotaryEmbedding", "DiaConfig", ["encoder", "decoder"]),
-    _plain("gradium_phonon_tts", "GradiumPhononTTSRotaryEmbedding", "GradiumPhononTTSConfig"),
-    _plain("higgs_audio_v2", "HiggsAudioV2RotaryEmbedding", "HiggsAudioV2Config"),
-    _plain("kyutai_speech_to_text", "KyutaiSpeechToTextRotaryEmbedding", "KyutaiSpeechToTextConfig"),
-    _plain("moshi", "MoshiRotaryEmbedding", "MoshiConfig"),
-    _plain("pocket_tts", "PocketTTSRotaryEmbedding", "PocketTTSConfig"),
-    _plain(
-        "qwen3_omni_moe",
-        "Qwen3OmniMoeRotaryEmbedding",
-        "Qwen3OmniMoeConfig",
-        ["code2wav", "talker.code_predictor"],
+    _plain("csm", "Csm", "Csm", [None, "depth_decoder"]),
+    _plain("dia", "Dia", "Dia", ["encoder", "decoder"]),
+    *_each_of(
+        _plain,
+        "gradium_phonon_tts:GradiumPhononTTS:GradiumPhononTTS higgs_audio_v2:HiggsAudioV2:HiggsAudioV2"
+        " kyutai_speech_to_text:KyutaiSpeechToText:KyutaiSpeechToText moshi:Moshi:Moshi"
+        " pocket_tts:PocketTTS:PocketTTS mimi:Mimi:Mimi moonshine:Moonshine:Moonshine"
+        " moonshine_streaming:MoonshineStreaming:MoonshineStreaming",
     ),
-    _plain("timesfm2_5", "TimesFm2_5RotaryEmbedding", "TimesFm2_5Config", positions=(LINE, NEGATIVE)),
-    _plain("dots3_note", "Dots3NoteAudioRotaryEmbedding", "Dots3NoteConfig", ["audio"]),
-    _plain("glmasr", "GlmAsrRotaryEmbedding", "GlmAsrConfig", ["audio"]),
-    _plain("lasr", "LasrEncoderRotaryEmbedding", "LasrCTCConfig", ["encoder"]),
-    _plain("mimi", "MimiRotaryEmbedding", "MimiConfig"),
-    _plain("moonshine", "MoonshineRotaryEmbedding", "MoonshineConfig"),
-    _plain("moonshine_streaming", "MoonshineStreamingRotaryEmbedding", "MoonshineStreamingConfig"),
+    _plain("qwen3_omni_moe", "Qwen3OmniMoe", "Qwen3OmniMoe", ["code2wav", "talker.code_predictor"]),
+    _plain("timesfm2_5", "TimesFm2_5", "TimesFm2_5", positions=(LINE, NEGATIVE)),
+    _plain("dots3_note", "Dots3NoteAudio", "Dots3Note", ["audio"]),
+    _plain("glmasr", "GlmAsr", "GlmAsr", ["audio"]),
+    _plain("lasr", "LasrEncoder", "LasrCTC", ["encoder"]),
     _plain(
         "nemotron3_5_transcribe",
-        "Nemotron3_5TranscribeRotaryEmbedding",
-        "Nemotron3_5TranscribeConfig",
+        "Nemotron3_5Transcribe",
+        "Nemotron3_5Transcribe",
         ["audio.asr", "word_timestamp"],
     ),
-    _plain(
-        "nemotron3_diarization",
-        "Nemotron3DiarizationRotaryEmbedding",
-        "Nemotron3DiarizationConfig",
-        ["audio"],
-    ),
-    _plain("neucodec", "NeuCodecRotaryEmbedding", "NeuCodecConfig", apply=partial(_across_heads, "neucodec")),
-    _plain("pe_audio", "PeAudioEncoderRotaryEmbedding", "PeAudioConfig", ["audio"]),
-    _plain("pe_audio_video", "PeAudioVideoEncoderRotaryEmbedding", "PeAudioVideoConfig", ["audio_video"]),
-    _plain("pe_video", "PeVideoEncoderRotaryEmbedding", "PeVideoConfig", ["video"]),
-    _plain(
-        "pocket_tts_audio_tokenizer",
-        "PocketTTSAudioTokenizerRotaryEmbedding",
-        "PocketTTSAudioTokenizerConfig",
-    ),
-    _plain(
-        "qwen2_5_omni",
-        "Qwen2_5OmniDiTRotaryEmbedding",
-        "Qwen2_5OmniConfig",
-        ["token2wav.dit"],
-        apply=_first_head,
-    ),
-    _plain("voxtral_realtime", "VoxtralRealtimeRotaryEmbedding", "VoxtralRealtimeConfig", ["audio", "text"]),
-    _plain("xcodec2", "Xcodec2RotaryEmbedding", "Xcodec2Config", apply=partial(_across_heads, "xcodec2")),
+    _plain("nemotron3_diarization", "Nemotron3Diarization", "Nemotron3Diarization", ["audio"]),
+    _plain("neucodec", "NeuCodec", "NeuCodec", apply=partial(_across_heads, "neucodec")),
+    _plain("pe_audio", "PeAudioEncoder", "PeAudio", ["audio"]),
+    _plain("pe_audio_video", "PeAudioVideoEncoder", "PeAudioVideo", ["audio_video"]),
+    _plain("pe_video", "PeVideoEncoder", "PeVideo", ["video"]),
+    _plain("pocket_tts_audio_tokenizer", "PocketTTSAudioTokenizer", "PocketTTSAudioTokenizer"),
+    _plain("qwen2_5_omni", "Qwen2_5OmniDiT", "Qwen2_5Omni", ["token2wav.dit"], apply=_first_head),
+    _plain("voxtral_realtime", "VoxtralRealtime", "VoxtralRealtime", ["audio", "text"]),
+    _plain("xcodec2", "Xcodec2", "Xcodec2", apply=partial(_across_heads, "xcodec2")),
     Case("clvp", "ClvpRotaryPositionalEmbedding", _clvp_probes),
     Case("musicflamingo", "MusicFlamingoRotaryEmbedding", _flamingo_probes),
-    _conformer_case(
-        "wav2vec2_bert",
-        "Wav2Vec2BertRotaryPositionalEmbedding",
-        "Wav2Vec2BertSelfAttention",
-        "Wav2Vec2BertConfig",
-        "num_attention_heads",
-    ),
-    _conformer_case(
-        "wav2vec2_conformer",
-        "Wav2Vec2ConformerRotaryPositionalEmbedding",
-        "Wav2Vec2ConformerSelfAttention",
-        "Wav2Vec2ConformerConfig",
-        "num_attention_heads",
-    ),
-    _conformer_case(
-        "seamless_m4t",
-        "SeamlessM4TConformerRotaryPositionalEmbedding",
-        "SeamlessM4TConformerSelfAttention",
-        "SeamlessM4TConfig",
-        "speech_encoder_attention_heads",
-    ),
+    _conformer_case("wav2vec2_bert", "Wav2Vec2Bert", "Wav2Vec2Bert", "num_attention_heads"),
+    _conformer_case("wav2vec2_conformer", "Wav2Vec2Conformer", "Wav2Vec2Conformer", "num_attention_heads"),
+    _conformer_case("seamless_m4t", "SeamlessM4TConformer", "SeamlessM4T", "speech_encoder_attention_heads"),
 ]
 
 _LIFE = [
     Case("esm", "EsmRotaryEmbedding", _esm_probes),
-    _plain("esmc", "EsmcRotaryEmbedding", "EsmcConfig"),
+    _plain("esmc", "Esmc", "Esmc"),
     Case("esmfold2", "EsmFold2RotaryEmbedding", _atom_probes),
-    _plain("evolla", "EvollaSaProtRotaryEmbedding", "EvollaConfig", ["protein_encoder"]),
+    _plain("evolla", "EvollaSaProt", "Evolla", ["protein_encoder"]),
 ]
 
 CASES: list[Case] = [*_TOWERS, *_SOUND, *_LIFE]
@@ -1018,11 +944,14 @@ def _probe_of_tower(config: Any, *, model: str, cls: str, positions: Any = (GRID
     return Probe(config, partial(_tower, model, cls, config, None, **options), width, positions)
 
 
-def _drawn(model: str, cls: str, config: str, make: Callable[[Random], Given], **options: Any) -> Drawn:
+def _drawn(model: str, name: str, config: str, make: Callable[[Random], Given], **options: Any) -> Drawn:
+    cls, config = f"{name}RotaryEmbedding", f"{config}Config"
     return Drawn(model, config, make, partial(_probe_of_tower, model=model, cls=cls, **options))
 
 
-def _drawn_line(model: str, cls: str, config: str, make: Callable[[Random], Given], **options: Any) -> Drawn:
+def _drawn_line(model: str, name: str, config: str, make: Callable[[Random], Given], **options: Any) -> Drawn:
+    cls, config = f"{name}RotaryEmbedding", f"{config}Config"
+
     def probe(made: Any) -> Probe:
         return Probe(made, partial(_line, model, cls, made, None, **options), _head_dim(made), (LINE,))
 
@@ -1036,48 +965,37 @@ _SAM_WAY = {"order": "interleaved", "apply": "apply_rotary_pos_emb_2d", "packed"
 FORMS: tuple[Drawn, ...] = (
     _drawn(
         "qwen2_vl",
-        "Qwen2VLVisionRotaryEmbedding",
-        "Qwen2VLVisionConfig",
+        "Qwen2VLVision",
+        "Qwen2VLVision",
         partial(_drawn_tower, hidden="embed_dim"),
         head_dim=lambda config: config.embed_dim // config.num_heads,
     ),
-    _drawn("qwen2_5_vl", "Qwen2_5_VLVisionRotaryEmbedding", "Qwen2_5_VLVisionConfig", _drawn_tower),
-    _drawn("qwen3_vl", "Qwen3VLVisionRotaryEmbedding", "Qwen3VLVisionConfig", _drawn_tower),
-    _drawn("glm4v", "Glm4vVisionRotaryEmbedding", "Glm4vVisionConfig", _drawn_tower),
-    _drawn(
-        "inkling2", "Inkling2VisionRotaryEmbedding", "Inkling2VisionConfig", _BY_HEADS, order="interleaved"
-    ),
-    _drawn(
-        "kimi_k25", "Kimi_K25VisionRotaryEmbedding", "Kimi_K25VisionConfig", _BY_HEADS, lanes_of=_pairwise
-    ),
-    _drawn("step3p7", "Step3p7VisionRotaryEmbedding", "Step3p7VisionConfig", _BY_HEADS),
+    _drawn("qwen2_5_vl", "Qwen2_5_VLVision", "Qwen2_5_VLVision", _drawn_tower),
+    _drawn("qwen3_vl", "Qwen3VLVision", "Qwen3VLVision", _drawn_tower),
+    _drawn("glm4v", "Glm4vVision", "Glm4vVision", _drawn_tower),
+    _drawn("inkling2", "Inkling2Vision", "Inkling2Vision", _BY_HEADS, order="interleaved"),
+    _drawn("kimi_k25", "Kimi_K25Vision", "Kimi_K25Vision", _BY_HEADS, lanes_of=_pairwise),
+    _drawn("step3p7", "Step3p7Vision", "Step3p7Vision", _BY_HEADS),
     _drawn(
         "minimax_m3_vl",
-        "MiniMaxM3VLVisionRotaryEmbedding",
-        "MiniMaxM3VLVisionConfig",
+        "MiniMaxM3VLVision",
+        "MiniMaxM3VLVision",
         partial(_BY_HEADS, step=10),
         lanes_of=_thrice,
         positions=(VOLUME,),
     ),
     _drawn(
         "pixtral",
-        "PixtralVisionRotaryEmbedding",
-        "PixtralVisionConfig",
+        "PixtralVision",
+        "PixtralVision",
         _BY_HEADS,
         lanes_of=_same,
         apply="apply_rotary_pos_emb",
         packed=False,
         unsqueeze=0,
     ),
-    _drawn("sam3", "Sam3ViTRotaryEmbedding", "Sam3ViTConfig", _BY_HEADS, positions=(GRID, FINE), **_SAM_WAY),
-    _drawn(
-        "sam2_video",
-        "Sam2VideoVisionRotaryEmbedding",
-        "Sam2VideoConfig",
-        _drawn_memory,
-        head_dim=_memory_width,
-        **_SAM_WAY,
-    ),
+    _drawn("sam3", "Sam3ViT", "Sam3ViT", _BY_HEADS, positions=(GRID, FINE), **_SAM_WAY),
+    _drawn("sam2_video", "Sam2VideoVision", "Sam2Video", _drawn_memory, head_dim=_memory_width, **_SAM_WAY),
     Drawn(
         "gemma4",
         "Gemma4VisionConfig",
@@ -1124,23 +1042,10 @@ FORMS: tuple[Drawn, ...] = (
         for model, name in (("wav2vec2_bert", "Wav2Vec2Bert"), ("wav2vec2_conformer", "Wav2Vec2Conformer"))
     ),
     Drawn("musicflamingo", "MusicFlamingoConfig", _drawn_flamingo, _flamingo_probe),
-    _drawn_line("glmasr", "GlmAsrRotaryEmbedding", "GlmAsrEncoderConfig", _drawn_share),
-    _drawn_line(
-        "moonshine_streaming", "MoonshineStreamingRotaryEmbedding", "MoonshineStreamingConfig", _drawn_share
-    ),
-    _drawn_line(
-        "nemotron3_diarization",
-        "Nemotron3DiarizationRotaryEmbedding",
-        "Nemotron3DiarizationAudioConfig",
-        _drawn_share,
-    ),
-    _drawn_line("pe_audio", "PeAudioEncoderRotaryEmbedding", "PeAudioEncoderConfig", _drawn_whole),
-    _drawn_line("mimi", "MimiRotaryEmbedding", "MimiConfig", _drawn_whole),
-    _drawn_line(
-        "qwen2_5_omni",
-        "Qwen2_5OmniDiTRotaryEmbedding",
-        "Qwen2_5OmniDiTConfig",
-        _drawn_whole,
-        apply=_first_head,
-    ),
+    _drawn_line("glmasr", "GlmAsr", "GlmAsrEncoder", _drawn_share),
+    _drawn_line("moonshine_streaming", "MoonshineStreaming", "MoonshineStreaming", _drawn_share),
+    _drawn_line("nemotron3_diarization", "Nemotron3Diarization", "Nemotron3DiarizationAudio", _drawn_share),
+    _drawn_line("pe_audio", "PeAudioEncoder", "PeAudioEncoder", _drawn_whole),
+    _drawn_line("mimi", "Mimi", "Mimi", _drawn_whole),
+    _drawn_line("qwen2_5_omni", "Qwen2_5OmniDiT", "Qwen2_5OmniDiT", _drawn_whole, apply=_first_head),
 )
