@@ -25,8 +25,8 @@ BUILTIN = ["native", "numpy", "native", "torch", "jax", "dask", "array-api"]
 BACKENDS = {
     "numpy": ["native", "numpy", "array-api"],
     "torch": ["native", "torch"],
-    "jax": ["jax"],
-    "dask": ["dask"],
+    "jax": ["jax", "array-api"],
+    "dask": ["dask", "array-api"],
     "array_api_strict": ["array-api"],
 }
 ROPE = ra.RoPE(16, pairing="half", rotary_dim=8)
