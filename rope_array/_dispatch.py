@@ -7,7 +7,7 @@ from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
 from ._array_api.out import rotate_into
 from ._array_api.source import Positions, Source, Tables
-from ._errors import ArrayTypeError, describe
+from ._errors import ArrayTypeError, BackendError, describe
 
 
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
@@ -24,6 +24,10 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
     if out is not None:
         return rotate_into(chosen, call, x, out)
     ys = chosen.rotate(call)
+    if len(ys) != len(xs):
+        raise BackendError(
+            f"backend {chosen.name!r} returned {len(ys)} arrays for {len(xs)}; it needs one for each."
+        )
     return ys if type(x) is tuple else ys[0]
 
 

@@ -5,7 +5,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
-_LIMIT = 256  # values in one memo; the memo is emptied when it is full
+_LIMIT = 256  # values in one memo; the oldest goes when it is full
 
 
 class _Values:
@@ -40,8 +40,7 @@ def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None)
         with lock:
             if known not in names:
                 if len(names) >= _LIMIT:
-                    names.clear()
-                    vars(values).clear()
+                    delattr(values, names.pop(next(iter(names))))
                 name = f"value{next(numbers)}"
                 setattr(values, name, value)
                 names[known] = name
@@ -49,7 +48,7 @@ def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None)
 
     def look_up(*args: Any, **fields: Any) -> Any:
         value = getattr(values, name_of(*args, **fields), None)
-        # None if another thread has just emptied the memo.
+        # None if another thread has just removed it.
         return look_up(*args, **fields) if value is None else value
 
     return look_up

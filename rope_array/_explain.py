@@ -119,7 +119,7 @@ def _ask(backend: Any, function: str) -> str:
     try:
         text = getattr(backend, function, str)()
         return printable(str(text or ""))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return printable(f"its {function}() raised {type(error).__name__}: {error}")
 
 

@@ -150,7 +150,7 @@ def decline_reason(backend: Any, xs: tuple[Any, ...], source: Source) -> str | N
         return reason
     try:
         reason = function(xs, source)
-    except Exception as error:  # another package's: it declines, and explain gives the reason
+    except (Exception, SystemExit) as error:  # another package's: it declines, and explain gives the reason
         return printable(f"its decline_reason() raised {type(error).__name__}: {error}")
     return reason
 

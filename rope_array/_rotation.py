@@ -101,6 +101,7 @@ class Rotation(NamedTuple):
         array([0.5, 0.5])
         """
         layout = self.layout
+        layout.check()
         if layout.amplitude is None:
             return Rotation(*inverse_tables(self.cos, self.sin), {layout.transposed(None): ()})
         factor = 1.0 / layout.amplitude

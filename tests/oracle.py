@@ -60,7 +60,7 @@ def cos_sin(pos: Any, omega: Any) -> tuple[float, float]:
 
 
 def pair(pairing: str, lane: int, rotary_dim: int, rotary_start: int) -> tuple[int, int]:
-    """The two elements that turn together."""
+    """Return the two features of a pair."""
     first, second = {"interleaved": (2 * lane, 2 * lane + 1), "half": (lane, lane + rotary_dim // 2)}[pairing]
     return rotary_start + first, rotary_start + second
 

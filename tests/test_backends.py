@@ -536,6 +536,39 @@ def test_a_decline_reason_that_raises_declines(packages):
     """)
 
 
+def test_a_decline_reason_that_exits_declines(packages):
+    packages.install(
+        "mine",
+        loopback(
+            more="""
+
+        def decline_reason(xs, source):
+            raise SystemExit("no licence")
+    """
+        ),
+    )
+    packages.run("""
+        rope.apply(x, 3)
+        assert "SystemExit: no licence" in ra.explain(x, 3).declined["mine"]
+    """)
+
+
+def test_too_few_results_are_an_error(packages):
+    packages.install(
+        "mine",
+        loopback(
+            more="""
+
+        def rotate(call):
+            return ()
+    """
+        ),
+    )
+    packages.run("""
+        assert "returned 0 arrays for 1" in refusal(lambda: rope.apply(x, 3))
+    """)
+
+
 def test_an_exception_while_computing_is_not_swallowed(packages):
     packages.install(
         "mine",

@@ -1,4 +1,4 @@
-"""What importing brings in, who may import whom, what is public, and first calls by many threads at once."""
+"""Imports: libraries loaded, imports allowed, public names, and first calls of many threads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:
 
 
 def imported_by(module: str, before: str = "", **environment: str) -> set[str]:
-    """The array libraries that are there after `import module`."""
+    """Return the array libraries in sys.modules after `import module`."""
     return set(child.run(f"{before}\n{IMPORTED}", module, *LIBRARIES, **environment).split())
 
 
@@ -50,7 +50,7 @@ def from_folder(folder: Path) -> dict[str, str]:
 
 
 def test_importing_brings_in_no_array_library(lib: Any) -> None:
-    """Once in the environment of each library: what is not installed cannot be brought in."""
+    """Run in the environment of each library: no other is installed to import."""
     importlib.import_module(lib.module)
     assert imported_by("rope_array") == set()
 
@@ -160,11 +160,11 @@ MAY_IMPORT = {
 LATE_CORE = {"_config": {"_config", "config"}}
 OWN = {"jax": {"jax", "jaxlib"}}
 COMPAT = {"_array_api.library"}  # the one importer of array-api-compat
-# Functions here import NumPy: after an array of it has appeared, or for a result of it.
+# Modules whose functions import NumPy, after an array of it was given or for a result of it.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
 COMMANDS = {"__main__", "_demo"}  # run by users, not imported
 HOST_TOOLS = {"_diagnose"}  # computes on the host, in NumPy; imported late
-# The judge: what is exact and how far off a result may be stand alone; the rest is of the suite.
+# The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
     "testing._definition": {"testing._rules"},
@@ -177,7 +177,7 @@ OF_PYTEST = {"testing.plugin"}
 
 
 class Source(NamedTuple):
-    """A module's text, and whether it is that of a package."""
+    """The text of a module, and whether it is a package."""
 
     text: str
     is_package: bool
@@ -199,7 +199,7 @@ def sources() -> dict[str, Source]:
 
 @functools.cache
 def imports_of(name: str, source: Source, modules: frozenset[str]) -> list[tuple[str, bool]]:
-    """What a module imports, by full name, and whether at its top: plain, relative, inside functions."""
+    """Return the imports of a module by full name, and whether each is at module level."""
     tree, imports = ast.parse(source.text), []
     inside = {
         id(node)
@@ -250,7 +250,7 @@ def violations(given: dict[str, Source]) -> list[str]:
 
 
 def forbidden(name: str, full: str, at_top: bool) -> str:
-    """Why a module may not import another; empty where it may."""
+    """Return why an import is forbidden, or an empty string."""
     root, _, rest = full.partition(".")
     if root in STDLIB:
         return ""
@@ -320,7 +320,7 @@ def _forbidden_to_backend(name: str, root: str, rest: str) -> str:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[str]:
-    """Rings of imports. A package stands for its `__init__`; that it comes with its modules is no import."""
+    """Return import cycles. A package counts as its `__init__`; its submodules are no imports."""
     found: list[str] = []
     done: set[str] = set()
 
@@ -342,7 +342,7 @@ def test_import_rules() -> None:
 
 
 def test_the_rules_see_the_whole_package() -> None:
-    """The rules would hold of nothing too."""
+    """The rules would also pass on an empty package."""
     graph = import_graph(sources())
     assert {"", "_apply", "_spec.plan", "_array_api.angles", "_registry", "_dispatch"} <= graph.keys()
     assert {"testing", "testing._definition", "_backends", "_backends.torch", "_backends.jax"} <= graph.keys()
@@ -427,7 +427,7 @@ def test_a_planted_violation_is_found(file: str, line: str, reason: str) -> None
     assert any(name in text and reason in text for text in found), found
 
 
-# ---- a framework that is broken, or not what it seems ----
+# ---- broken and mocked frameworks ----
 
 BROKEN = """
 import sys, types
@@ -474,10 +474,10 @@ def test_nor_what_is_said_of_mistakes(kind: str) -> None:
     assert printed.split() == ["refused", "refused"]
 
 
-# ---- what is public ----
+# ---- public names ----
 
 MODULES = [rope_array, rope_array.config, rope_array.convert, rope_array.positions, rope_array.testing]
-# What the package has, and imports when it is asked for.
+# Attributes that the package imports on first access.
 LATE = {"rope_array": {"backend_tools", "backends", "config", "convert", "diagnose", "explain", "positions"}}
 
 
@@ -634,7 +634,7 @@ def test_first_calls_of_eight_threads_agree(lib: Any) -> None:
 
 
 def test_a_library_learned_by_two_threads_at_once_is_one(lib: Any, monkeypatch: Any) -> None:
-    """Both find it unknown; both get the same, or its arrays would be of two libraries."""
+    """Two threads register one type at once, and get the same library."""
     x, barrier = lib.asarray(np.ones((2, 4))), threading.Barrier(2)
 
     class Table(dict):  # type: ignore[type-arg]
@@ -683,5 +683,5 @@ assert not faults, faults[0]
 
 
 def test_one_liners_of_many_specs_in_eight_threads() -> None:
-    """More specs than are kept: what one thread is about to use is what another lets go."""
+    """Use more specs than the memo holds: one thread evicts the plan that another is about to use."""
     child.run(MANY_SPECS)

@@ -202,3 +202,18 @@ def test_numpy_and_torch_have_the_same_bits(dtype, level):
     y = RoPE(40, pairing="half").apply(tensor(x), range(5))
     want = RoPE(40, pairing="half").apply(x, range(5))
     assert_same(of_tensor(y), want.astype(F32) if dtype == BF16 else want)
+
+
+@pytest.mark.library("torch")
+def test_unaligned_tables():
+    import torch
+
+    def unaligned(a):
+        memory = bytearray(a.nbytes + 1)
+        return torch.frombuffer(memory, dtype=a.dtype, offset=1, count=a.numel()).view(a.shape).copy_(a)
+
+    x = torch.randn(2, 3, 8)
+    rotation = RoPE(8).rotation(range(3), like=x)
+    odd = rotation._replace(cos=unaligned(rotation.cos), sin=unaligned(rotation.sin))
+    assert torch.equal(odd.apply(x), rotation.apply(x))
+    assert torch.equal(odd.apply(x.clone().requires_grad_()), rotation.apply(x))

@@ -723,3 +723,16 @@ def test_tables_of_other_dtypes_are_refused(lib):
         for tables in ({"cos": cast}, {"sin": cast}, {"cos": cast, "sin": cast}):
             with lib.running(), pytest.raises(ArrayTypeError, match="float32 or float64"):
                 rotation._replace(**tables).apply(x)
+
+
+def test_tables_of_two_precisions_are_cast_one_by_one(lib):
+    x = lib.asarray(np.linspace(-1, 1, 12).reshape(3, 4), "float32")
+    if "float64" not in lib.dtypes:
+        pytest.skip("the library has no float64 here")
+    rotation = RoPE(4).rotation(range(3), like=x)
+    wide = lib.asarray(lib.to_numpy(rotation.sin).astype(np.float64), "float64")
+    with lib.running():
+        want = lib.to_numpy(rotation.apply(x))
+        for backend in (None, "array-api"):
+            got = lib.to_numpy(rotation._replace(sin=wide).apply(x, backend=backend))
+            np.testing.assert_array_equal(got, want)

@@ -150,7 +150,9 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def _contiguous(tensor: Any, dtype: Any) -> Any:
-    return tensor.to(dtype).contiguous()
+    """Return a contiguous tensor at an aligned address."""
+    tensor = tensor.to(dtype).contiguous()
+    return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed: bool = False) -> Any:

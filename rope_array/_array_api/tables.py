@@ -54,9 +54,10 @@ def aligned_tables(call: Call) -> list[CosSin]:
 
 def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
     """Return cos and sin, cast to float32 for float32 arithmetic."""
-    if use_float64 or not computes_in_float64(tables.cos):
+    if use_float64:
         return tables.cos, tables.sin
-    return ops.cast(tables.cos, ops.xp.float32), ops.cast(tables.sin, ops.xp.float32)
+    cos, sin = (ops.cast(t, ops.xp.float32) if computes_in_float64(t) else t for t in tables.arrays)
+    return cos, sin
 
 
 def inverse_tables(cos: Any, sin: Any) -> CosSin:

@@ -49,11 +49,13 @@ class Layout(NamedTuple):
         if (
             any(type(size) is not int for size in sizes)
             or not 0 <= self.start <= self.stop <= self.head_dim
-            or self.blocks < 1
+            or not 1 <= self.blocks <= max(1, self.num_pairs)
             or (self.stop - self.start) % (2 * self.blocks)
             or self.pairing not in PAIRINGS
             or self.out_pairing not in PAIRINGS
-            or not isinstance(self.amplitude, (int, float, type(None)))
+            or not (
+                self.amplitude is None or (isinstance(self.amplitude, (int, float)) and self.amplitude > 0)
+            )
         ):
             raise SpecError(
                 f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks "
