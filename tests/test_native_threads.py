@@ -267,6 +267,34 @@ def test_as_many_threads_as_processors_that_may_be_used():
     child.run(script, **{THREADS: "", OF_OPENMP: ""})
 
 
+FIRST_CALLS_OF_A_ROPE = """
+    import sys, threading
+    import numpy as np, rope_array as ra
+
+    sys.setswitchinterval(1e-6)
+    x = np.ones((20_000, 3, 8), np.float32)
+    for base in range(1000, 1100):
+        rope, barrier, results = ra.RoPE(8, base=float(base)), threading.Barrier(4), set()
+
+        def first_call():
+            barrier.wait()
+            results.add(rope.apply(x, [0, 1, 2]).tobytes())
+
+        threads = [threading.Thread(target=first_call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {rope.apply(x, [0, 1, 2]).tobytes()}, base
+"""
+
+
+@pytest.mark.library("numpy")
+def test_threads_that_prepare_one_plan():
+    """The plan of a running call outlives its replacement by another thread; freed memory is filled with 0xA5."""
+    child.run(FIRST_CALLS_OF_A_ROPE, MALLOC_PERTURB_="165")
+
+
 # ---- a child with its parent's pid, and daemon threads at exit ----
 
 COMPILER = shutil.which("cc")

@@ -190,6 +190,7 @@ struct Extent {
 // A source of rope_array/_array_api/source.py, parsed.
 struct ParsedSource {
     Source source;
+    nb::object handle;  // of the plan: keeps it if another thread replaces the handle that Python caches
     KernelPlan by_layout = {};  // the plan of tables: a layout without frequencies
     const KernelPlan* plan = &by_layout;
     Extent memory[2];
@@ -207,10 +208,10 @@ struct ParsedSource {
 
   private:
     bool parse_positions(nb::handle values, nb::handle python_plan, const Library& library, bool transposed) {
-        const nb::object native = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
-        if (!native.is_valid()) throw nb::python_error();
-        if (!PyCapsule_IsValid(native.ptr(), PLANS)) return false;
-        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(native.ptr(), PLANS)))[transposed];
+        handle = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
+        if (!handle.is_valid()) throw nb::python_error();
+        if (!PyCapsule_IsValid(handle.ptr(), PLANS)) return false;
+        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(handle.ptr(), PLANS)))[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
         ArrayView pos;
