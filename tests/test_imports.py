@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import concurrent.futures
 import contextlib
 import doctest
 import functools
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import child
 import numpy as np
 import pytest
+from threads import in_threads
 
 import rope_array
 import rope_array.testing
@@ -588,44 +588,31 @@ def test_doctests_are_run() -> None:
 # ---- threads ----
 
 FIRST_CALLS = """
-import sys, threading, traceback
+import sys
 import numpy as np
 from conftest import LIBS
+from threads import in_threads
 
 lib = LIBS[sys.argv[1]]
 x = lib.asarray(np.random.default_rng(0).standard_normal((2, 3, 8)), "float32")
 pos = lib.asarray(np.arange(3, dtype=np.int32))
 lib.to_numpy(x)
 sys.setswitchinterval(1e-6)
-THREADS, ROUNDS = 8, int(sys.argv[2])
 
 
-def first_call(barrier, results, i):
-    try:
-        barrier.wait()
-        import rope_array as ra  # the import is raced for as well
-        rope = ra.RoPE(8, pairing="half")
-        y = ra.apply(x, pos, pairing="half")
-        rotation = rope.rotation(pos, like=x)
-        made = y, rope.apply((x, x), [0, 1, 2])[1], rotation.apply(x)
-        results[i] = [lib.to_numpy(a).tobytes() for a in made]
-    except BaseException:
-        results[i] = traceback.format_exc()
+def first_call(i):
+    import rope_array as ra  # the import is raced for as well
+    rope = ra.RoPE(8, pairing="half")
+    y = ra.apply(x, pos, pairing="half")
+    rotation = rope.rotation(pos, like=x)
+    made = y, rope.apply((x, x), [0, 1, 2])[1], rotation.apply(x)
+    return {lib.to_numpy(a).tobytes() for a in made}
 
 
-for _ in range(ROUNDS):
+for _ in range(int(sys.argv[2])):
     for name in [name for name in sys.modules if name.partition(".")[0] == "rope_array"]:
         del sys.modules[name]
-    barrier, results = threading.Barrier(THREADS), [None] * THREADS
-    threads = [threading.Thread(target=first_call, args=(barrier, results, i)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results:
-        assert isinstance(result, list), result
-        assert len(set(result)) == 1, "apply, RoPE.apply and Rotation.apply differ"
-    assert len({result[0] for result in results}) == 1, "threads differ"
+    assert len(set.union(*in_threads(first_call))) == 1, "threads, or forms of the call, differ"
 """
 
 
@@ -647,38 +634,29 @@ def test_a_library_learned_by_two_threads_at_once_is_one(lib: Any, monkeypatch: 
             return read
 
     monkeypatch.setattr(_library, "_libraries", Table())
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(_library.library, (x, x))
+    first, second = in_threads(lambda i: _library.library(x), 2)
     assert first is second is _library.library(x)
 
 
 MANY_SPECS = """
-import sys, threading, traceback
+import sys
 import numpy as np
 import rope_array as ra
+from threads import in_threads
 
 x = np.random.default_rng(0).standard_normal((2, 2))
 bases = [float(base) for base in range(1, 400)]
 want = {base: ra.RoPE(2, base=base, attention_factor=base).apply(x, [1, 2]).tobytes() for base in bases}
 sys.setswitchinterval(1e-6)
-faults = []
 
 
 def work(i):
-    try:
-        for base in bases[50 * i :] + bases[: 50 * i]:
-            y = ra.apply(x, [1, 2], base=base, attention_factor=base)
-            assert y.tobytes() == want[base], base
-    except BaseException:
-        faults.append(traceback.format_exc())
+    for base in bases[50 * i :] + bases[: 50 * i]:
+        y = ra.apply(x, [1, 2], base=base, attention_factor=base)
+        assert y.tobytes() == want[base], base
 
 
-threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert not faults, faults[0]
+in_threads(work)
 """
 
 

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 
 import child
@@ -32,6 +31,7 @@ from native_cases import (
     uneven,
     while_a_thread_waits,
 )
+from threads import in_threads
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
 
@@ -143,28 +143,17 @@ def test_calls_from_eight_threads(monkeypatch):
     xs = [normal(shape, d) for shape in ((2, 3, 64), (4, 300, 64), (8, 1100, 64)) for d in (F32, F16)]
     xs.append((xs[0], normal((2, 3, 64), F64)))
     cases = [(x, rope.apply(x, range((x[0] if type(x) is tuple else x).shape[-2]))) for x in xs]
-    barrier, errors, until = threading.Barrier(8), [], time.monotonic() + 1.5
+    until = time.monotonic() + 1.5
 
-    def hammer(number):
-        try:
-            barrier.wait()
-            for i in itertools.count(number):
-                x, want = cases[i % len(cases)]
-                assert_same(
-                    RoPE(64, pairing="half").apply(x, range((x[0] if type(x) is tuple else x).shape[-2])),
-                    want,
-                )
-                if time.monotonic() > until:
-                    return
-        except BaseException as error:
-            errors.append(error)
+    def hammer(first):
+        for i in itertools.count(first):
+            x, want = cases[i % len(cases)]
+            pos = range((x[0] if type(x) is tuple else x).shape[-2])
+            assert_same(RoPE(64, pairing="half").apply(x, pos), want)
+            if time.monotonic() > until:
+                return
 
-    threads = [threading.Thread(target=hammer, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors[0]
+    in_threads(hammer)
 
 
 @pytest.mark.library("numpy")
@@ -268,30 +257,22 @@ def test_as_many_threads_as_processors_that_may_be_used():
 
 
 FIRST_CALLS_OF_A_ROPE = """
-    import sys, threading
+    import sys
     import numpy as np, rope_array as ra
+    from threads import in_threads
 
     sys.setswitchinterval(1e-6)
     x = np.ones((20_000, 3, 8), np.float32)
     for base in range(1000, 1100):
-        rope, barrier, results = ra.RoPE(8, base=float(base)), threading.Barrier(4), set()
-
-        def first_call():
-            barrier.wait()
-            results.add(rope.apply(x, [0, 1, 2]).tobytes())
-
-        threads = [threading.Thread(target=first_call) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == {rope.apply(x, [0, 1, 2]).tobytes()}, base
+        rope = ra.RoPE(8, base=float(base))
+        results = in_threads(lambda i: rope.apply(x, [0, 1, 2]).tobytes(), 4)
+        assert {*results} == {rope.apply(x, [0, 1, 2]).tobytes()}, base
 """
 
 
 @pytest.mark.library("numpy")
 def test_threads_that_prepare_one_plan():
-    """The plan of a running call outlives its replacement by another thread; freed memory is filled with 0xA5."""
+    """A call keeps its plan if another thread replaces it; MALLOC_PERTURB_ fills freed memory with 0xA5."""
     child.run(FIRST_CALLS_OF_A_ROPE, MALLOC_PERTURB_="165")
 
 

@@ -243,7 +243,7 @@ def test_inductor_keeps_the_contract():
 COLD = """
     import sys, warnings
     import torch
-    import torch._inductor.config  # noqa: what they warn of is their own
+    import torch._inductor.config  # imported before warnings become errors: it warns
     from torch._dynamo.testing import CompileCounter
     import rope_array as ra
 
@@ -270,7 +270,7 @@ FIRST_USES = {
 def test_the_first_use_may_be_compiled(name):
     script = COLD.format(function=FIRST_USES[name])
     if name == "inline":
-        # What comes into the process later compiles nothing again: other libraries, specs, dtypes.
+        # Other libraries, specs and dtypes that the process uses later cause no recompilation.
         script += """
     before = counter.frame_count
     import importlib.util
@@ -321,7 +321,7 @@ def test_axes_decode_without_compiling_anew(compile_counting):
 
 
 def test_eager_calls_leave_compiled_code_in_one_graph(runs, fresh_dynamo):
-    """The kernel before and after: what is compiled is one graph, and stays so."""
+    """The compiled function is one graph, and no call to the kernel between its calls recompiles it."""
     from torch._dynamo.testing import CompileCounter
 
     counter, x = CompileCounter(), normal(2, 5, 16)

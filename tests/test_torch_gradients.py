@@ -1,11 +1,10 @@
 """Gradients in PyTorch: reverse and forward mode, functorch, hooks; kernel and array-api."""
 
-import threading
-
 import child
 import numpy as np
 import pytest
 from compare import judge, same
+from threads import in_threads
 from torch_cases import (
     BY,
     FIELDS,
@@ -408,31 +407,21 @@ def test_many_threads_forward_and_backward(runs):
     x, weight = normal(2, 5, 16), normal(2, 5, 16, seed=1)
     leaf = x.clone().requires_grad_()
     want = torch.autograd.grad(ROPE.apply(leaf, POS), leaf, weight)[0]
-    faults, shared = [], x.clone().requires_grad_()
+    shared = x.clone().requires_grad_()
     y = ROPE.apply(shared, POS)
-    barrier = threading.Barrier(8)
 
-    def work():
-        try:
-            barrier.wait()
-            for _ in range(20):
-                own = x.clone().requires_grad_()
-                (gradient,) = torch.autograd.grad(ROPE.apply(own, POS), own, weight)
-                assert same(gradient, want)
-                assert same(torch.autograd.grad(y, shared, weight, retain_graph=True)[0], want)
-        except BaseException as error:
-            faults.append(error)
+    def work(_):
+        for _ in range(20):
+            own = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(ROPE.apply(own, POS), own, weight)
+            assert same(gradient, want)
+            assert same(torch.autograd.grad(y, shared, weight, retain_graph=True)[0], want)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
+    in_threads(work)
 
 
 def test_gradients_without_assertions():
-    """What is done is no part of an assert, which python -O leaves out."""
+    """No assert statement does work that a call needs: python -O removes them."""
     script = """
         import torch
         import rope_array as ra
@@ -470,7 +459,7 @@ def test_inference_tensors_where_gradients_are_recorded():
     assert same(ROPE.apply(leaf.detach(), POS), ROPE.apply(x, POS))
     assert y.is_inference()
     for of in (lambda: ROPE.apply(leaf, pos), lambda: rotation.apply(leaf)):
-        try:  # PyTorch keeps no such tensor for a backward, and says so: or what is kept is none
+        try:  # PyTorch may refuse to save an inference tensor; otherwise the gradient is right
             z = of()
         except RuntimeError as error:
             assert "Inference tensors" in str(error)  # noqa: PT017
