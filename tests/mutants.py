@@ -86,7 +86,7 @@ def split(spec):
 
 
 def nudged(y, where=...):
-    """Replace some elements by the next float: other bits, within the contract."""
+    """Replace some elements by the next float: the bits differ, but the contract holds."""
     y = y.copy()
     y[where] = np.nextafter(y[where], np.asarray(np.inf, y.dtype))
     return y
@@ -259,7 +259,7 @@ def wrong_axis(x, pos, **spec):
 @mutant("ranks")
 @each
 def vectors_and_videos(x, pos, **spec):
-    """Rotate arrays of other than four axes by position 0."""
+    """Rotate arrays that do not have four axes by position 0."""
     return ra.apply(x, pos if x.ndim == 4 else 0, **spec)
 
 
@@ -354,7 +354,7 @@ def llama3_without_the_ramp(x, pos, **spec):
 
 @mutant("scaling_longrope")
 def longrope_long_at_the_trained_length(x, pos, **spec):
-    """sglang: the boundary is > the trained length, not ≥."""
+    """sglang: take the long list at the trained length too; the correct comparison is >, not ≥."""
     if rule := rule_of(spec, ra.LongRoPE):
         spec["scaling"] = replace(rule, length=rule.length + 1)
     return ra.apply(x, pos, **spec)

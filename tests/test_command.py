@@ -1,4 +1,4 @@
-"""The commands `backends` and `explain`, and the backend of another package that docs/backends.md shows."""
+"""The commands `backends` and `explain`, and the example package of docs/backends.md with a backend."""
 
 import os
 import re
@@ -28,12 +28,12 @@ def command(*arguments, **environment):
 
 
 def from_folder(folder):
-    """The environment of a child that imports from a folder before all else."""
+    """Return the environment of a child process that imports from `folder` first."""
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def rows(output):
-    """The table's rows: {(name, serves): (usable, about)}, and what stands below it."""
+    """Return the table's rows, {(name, serves): (usable, about)}, and the text below the table."""
     table, _, rest = output.partition("\n\n")
     head, *lines = table.splitlines()
     ends = [head.index(word) for word in ("serves", "usable", "about")]
@@ -45,7 +45,7 @@ def rows(output):
         if name:
             key = name, serves
             found[key] = usable, about
-        else:  # the rest of what the path above says
+        else:  # a continuation of the row above
             found[key] = found[key][0], f"{found[key][1]} {about}"
     return found, rest
 
@@ -54,14 +54,14 @@ def rows(output):
 
 
 def test_lists_without_importing():
-    """Once in a process of its own, where no library is imported."""
+    """Run in a new process, which has imported no library."""
     done = command("backends")
     assert (done.returncode, done.stderr) == (0, "")
     found, rest = rows(done.stdout)
     wanted = [(record.name, ", ".join(record.types)) for record in _registry.RECORDS]
     *given, core = found
     assert given == wanted
-    assert {found[path] for path in given} == {("?", "its library is not imported")}
+    assert {found[backend] for backend in given} == {("?", "its library is not imported")}
     assert core[0] == "array-api"
     assert found[core] == ("yes", "written against the Python Array API")
     assert "--import" in rest
@@ -77,7 +77,7 @@ def test_brings_in_no_library():
     assert child.run(script, *LIBRARIES).splitlines()[-1] == ""
 
 
-@pytest.mark.without("strict")  # which has no backend of its own
+@pytest.mark.without("strict")  # array-api-strict has no backend of its own
 def test_each_backend_describes_itself(lib):
     done = command("backends", "--import")
     assert (done.returncode, done.stderr) == (0, "")
@@ -113,8 +113,8 @@ def test_a_library_that_does_not_load_is_named(tmp_path):
     (tmp_path / "dask" / "__init__.py").write_text("raise OSError('libdask.so is missing')", "utf-8")
     done = command("backends", "--import", **from_folder(tmp_path))
     assert done.returncode == 0
-    said = "rope_array backends: dask.array cannot be imported: OSError: libdask.so is missing\n"
-    assert said in done.stderr
+    expected = "rope_array backends: dask.array cannot be imported: OSError: libdask.so is missing\n"
+    assert expected in done.stderr
     assert rows(done.stdout)[0]["dask", "dask.array:Array"][0] == "?"
 
 
@@ -142,20 +142,20 @@ def test_explains_a_call_of_each_dtype(dtype, capsys):
     assert f"rotated: {dtype} in float{64 if dtype == 'float64' else 32}" in capsys.readouterr().out
 
 
-def test_takes_a_path_and_a_pairing(capsys):
+def test_takes_a_backend_and_a_pairing(capsys):
     assert main(["explain", "--backend", "array-api", "--pairing", "half"]) == 0
     assert capsys.readouterr().out.startswith("backend: array-api\n")
 
 
 @pytest.mark.parametrize("shape", ["8", "0,8", "2,0,3,8", "1,100000,1000000,128"])
 def test_takes_every_shape(shape, capsys):
-    """A single head, nothing at all, and terabytes: no backend is chosen by size."""
+    """A vector, an empty array, and terabytes: the size does not choose the backend."""
     assert main(["explain", "--shape", shape]) == 0
     assert capsys.readouterr().out.startswith("backend: n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--library", "nump"], "unknown library 'nump'; give one of numpy, "),
         (["--library", "cupy"], "cupy needs"),
@@ -171,13 +171,13 @@ def test_takes_every_shape(shape, capsys):
         (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
     ],
 )
-def test_explain_refuses_unknown_calls(arguments, said, capsys):
+def test_explain_refuses_unknown_calls(arguments, text, capsys):
     assert main(["explain", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith("rope_array explain: ")
     assert output.err.count("\n") == 1
-    assert said in output.err
+    assert text in output.err
 
 
 @pytest.mark.library("numpy", "strict")
@@ -186,7 +186,7 @@ def test_a_missing_dtype_is_named_with_the_reason(capsys):
     assert "has float32, float64 here (the standard has none)" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(_native.kernel is None, reason="only a kernel that is there knows its levels")
+@pytest.mark.skipif(_native.kernel is None, reason="needs the C++ kernel")
 @pytest.mark.parametrize("name", ["explain", "backends"])
 def test_an_unknown_level_is_named(name):
     done = command(name, *(["--import"] if name == "backends" else []), ROPE_ARRAY_KERNEL_LEVEL="pentium")
@@ -197,7 +197,7 @@ def test_an_unknown_level_is_named(name):
 
 
 @pytest.mark.parametrize("arguments", [["backends", "numpy"], ["explain", "numpy"], ["explain", "--shape"]])
-def test_a_command_line_that_means_nothing(arguments, capsys):
+def test_an_invalid_command_line(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
@@ -212,12 +212,12 @@ def test_help(name, capsys):
     assert "exit status: 0; 2" in capsys.readouterr().out
 
 
-# ---- the backend that docs/backends.md shows ----
+# ---- the example backend of docs/backends.md ----
 
 
 @pytest.fixture
 def installed(tmp_path):
-    """A folder to import from, with the page's package in it as pip would put it there."""
+    """Install the example package into a folder, as pip does; return the environment that imports it."""
     page = PAGE.read_text("utf-8")
     for text, name in re.findall(r"^```python\n(# (\S+)\n.*?)^```$", page, re.MULTILINE | re.DOTALL):
         file = tmp_path / name
@@ -232,7 +232,7 @@ def installed(tmp_path):
     return from_folder(tmp_path)
 
 
-def test_the_page_s_backend_is_found_first(installed):
+def test_the_example_backend_is_found_first(installed):
     found, _ = rows(command("backends", "--import", **installed).stdout)
     assert next(iter(found.items())) == (
         ("mylib", "numpy:ndarray"),
@@ -249,13 +249,13 @@ def test_the_page_s_backend_is_found_first(installed):
     assert "does not serve float32[1, 32, 2048, 128] (numpy): it serves pairs in halves" in forced.stderr
 
 
-def test_the_page_s_backend_conforms(installed):
+def test_the_example_backend_conforms(installed):
     done = command("check", "numpy", **installed)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_suite_sees_a_fault_of_it(installed, tmp_path):
-    """It would pass without being asked, too."""
+def test_the_suite_finds_a_fault_in_the_example_backend(installed, tmp_path):
+    """The suite would pass too if it never called the backend."""
     path = tmp_path / "mylib" / "backend.py"
     path.write_text(path.read_text("utf-8").replace("b * cos + a * sin", "b * cos - a * sin"), "utf-8")
     done = command("check", "numpy", **installed)
@@ -263,7 +263,7 @@ def test_the_suite_sees_a_fault_of_it(installed, tmp_path):
     assert "direction" in done.stdout
 
 
-def test_the_page_s_backend_writes_into_results(installed):
+def test_the_example_backend_writes_into_results(installed):
     script = """
         import numpy as np
         import rope_array as ra

@@ -1,4 +1,4 @@
-"""Hugging Face configs: what published ones say, what they leave out, and what none may do."""
+"""Hugging Face configs: published configs, inferred values, and refused configs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refuse(text: str, config: Any, **which: Any) -> None:
         read(config, **which)
 
 
-# ---- published configs, as their config.json has them ----
+# ---- published configs, with the keys of their config.json ----
 
 HALF = {"pairing": "half"}
 PUBLISHED = {
@@ -131,7 +131,7 @@ PUBLISHED = {
         ra.RoPE(64, base=150000.0, scaling=ra.YaRN(32.0, 4096, truncate=False), **HALF),
         {"layer_type": 0},
     ),
-    "Llama 4, a layer without": (
+    "Llama 4, a layer without rotation": (
         {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
         ra.RoPE(128, rotary_dim=0),
         {"layer_type": 3},
@@ -223,7 +223,7 @@ def test_vllm_ntk() -> None:
     )
 
 
-# ---- what was stated, and what inferred ----
+# ---- stated and inferred values ----
 
 
 def test_stated_and_inferred() -> None:
@@ -242,13 +242,13 @@ def test_the_part_that_is_chosen_is_inferred() -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"model_type": "zork"}])
-def test_an_unknown_model_is_read_as_most_are(kind: dict[str, str]) -> None:
+def test_an_unknown_model_is_read_like_most_models(kind: dict[str, str]) -> None:
     reading = read({**kind, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5})
     assert reading.rope == ra.RoPE(64, base=2e4, rotary_dim=32, pairing="half")
     assert "is unknown" in reading.inferred["convention"]
 
 
-def test_an_unknown_model_without_a_trace_of_rope_is_refused() -> None:
+def test_an_unknown_model_without_rotary_keys_is_refused() -> None:
     refuse("bert is of no known model", {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12})
     refuse("no known model", GEMMA3, part="vision")
     refuse("no known model", {})
@@ -261,11 +261,11 @@ def test_keys_that_are_not_used_are_noted() -> None:
     )
 
 
-# ---- doors ----
+# ---- entry points ----
 
 
 class Config:
-    """A config object, of no library."""
+    """A config object that belongs to no library."""
 
     def __init__(self, content: Any) -> None:
         self.content = content
@@ -278,8 +278,8 @@ def test_all_entry_points_read_the_same_config(tmp_path: Any) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
     expected = ra.RoPE(128, base=5e5, pairing="half")
-    for door in (LLAMA, Config(LLAMA), file, str(file), tmp_path, str(tmp_path)):
-        assert rope(door) == ra.RoPE.from_config(door) == expected
+    for source in (LLAMA, Config(LLAMA), file, str(file), tmp_path, str(tmp_path)):
+        assert rope(source) == ra.RoPE.from_config(source) == expected
 
 
 def test_a_subclass_gets_its_own_reading() -> None:
@@ -289,7 +289,7 @@ def test_a_subclass_gets_its_own_reading() -> None:
     assert type(Own.from_config(LLAMA)) is Own
 
 
-# Refused while reading, by a scaling rule, and by RoPE itself.
+# One error each from the reader, a scaling rule and RoPE.
 @pytest.mark.parametrize(
     ("scaling", "text"),
     [
@@ -306,7 +306,7 @@ def test_both_entry_points_refuse_alike(scaling: dict[str, Any], text: str) -> N
 
 
 @pytest.mark.parametrize("thing", [None, 3, 2.5, [LLAMA], b"config.json", Config, Config([1]), object()])
-def test_other_values_are_no_config(thing: Any) -> None:
+def test_other_values_are_not_configs(thing: Any) -> None:
     refuse("config is|no dict", thing)
 
 
@@ -333,7 +333,7 @@ def test_bad_files(tmp_path: Any, content: bytes, text: str) -> None:
     refuse(text, file)
 
 
-def test_files_that_are_none(tmp_path: Any) -> None:
+def test_paths_that_are_not_files(tmp_path: Any) -> None:
     refuse("is no file", tmp_path)
     refuse("is no file", tmp_path / "absent")
     refuse("cannot be read|is no file", "a\0b")
@@ -346,16 +346,16 @@ def test_files_that_are_none(tmp_path: Any) -> None:
 
 def test_a_file_too_large(tmp_path: Any) -> None:
     with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(2**21 + 1)  # a hole: it takes no room
+        file.truncate(2**21 + 1)  # sparse: it uses no disk space
     refuse("has more than 2097152 bytes", tmp_path)
 
 
-# ---- contradictions, and what is not known ----
+# ---- contradictions and unknown values ----
 
 LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
 REFUSED: dict[str, tuple[Any, ...]] = {
     "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, "is 'zork'; give one of .*yarn"),
-    "type of no name": ({**LLAMA, "rope_scaling": {"type": 3}}, "type is 3; it must be a name"),
+    "type that is not a name": ({**LLAMA, "rope_scaling": {"type": 3}}, "type is 3; it must be a name"),
     "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, "'zork'; give any of alpha"),
     "two types": ({**LLAMA, "rope_scaling": {**YARN, "type": "linear"}}, "differ"),
     "two bases": ({**LLAMA, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 500000.0, and"),
@@ -382,11 +382,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "no factor": ({**LLAMA, "rope_scaling": {"type": "linear"}}, "factor is missing"),
     "no yarn factor": ({**LLAMA, "rope_scaling": {"type": "yarn"}}, "factor is missing"),
     "factor": ({**LLAMA, "rope_scaling": {"type": "linear", "factor": "8"}}, "factor is '8'"),
-    "rest": ({"hidden_size": 100, "num_attention_heads": 3, "rope_theta": 1e4}, "state head_dim"),
-    "no width": ({"rope_theta": 1e4}, "width of a head is missing"),
-    "wide": ({**LLAMA, "head_dim": 10**9}, "head_dim is 1000000000"),
-    "odd": ({**LLAMA, "head_dim": 127}, "the rotated width is 127 of a head of 127"),
-    "no head": ({**LLAMA, "head_dim": 0}, "head_dim is 0"),
+    "remainder": ({"hidden_size": 100, "num_attention_heads": 3, "rope_theta": 1e4}, "state head_dim"),
+    "missing width": ({"rope_theta": 1e4}, "width of a head is missing"),
+    "too wide": ({**LLAMA, "head_dim": 10**9}, "head_dim is 1000000000"),
+    "odd width": ({**LLAMA, "head_dim": 127}, "the rotated width is 127 of a head of 127"),
+    "width of zero": ({**LLAMA, "head_dim": 0}, "head_dim is 0"),
     "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, "state attention_factor"),
     "layers differ": (GEMMA3, "layers differ"),
     "layer type": (GEMMA3, "layer_type is 'zork'", {"layer_type": "zork"}),
@@ -426,7 +426,7 @@ def test_a_config_that_holds_itself() -> None:
     for _ in range(5000):
         deep = [deep]
     refuse("nested too deeply", {**LLAMA, "zork": deep})
-    # What is shared is no circle, however often it is held.
+    # A shared value is not a cycle, however often it occurs.
     shared: Any = {}
     for _ in range(60):
         shared = [shared, shared]
@@ -463,7 +463,7 @@ FOREIGN: dict[str, Any] = {
     "arguments": made(object, to_dict=lambda self, needed: {})(),
     "class": made(object, __class__=property(raising))(),
     "path": made(os.PathLike, __fspath__=raising)(),
-    "path that is none": made(os.PathLike, __fspath__=lambda self: 3)(),
+    "path that is not a string": made(os.PathLike, __fspath__=lambda self: 3)(),
     "endless": Endless(),
 }
 
@@ -483,7 +483,7 @@ def test_subclasses_are_read_by_their_own_class() -> None:
 
 
 @pytest.mark.parametrize("key", ["model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types"])
-def test_arrays_are_no_values(key: str) -> None:
+def test_arrays_are_refused(key: str) -> None:
     np = pytest.importorskip("numpy")
     refuse(r"is a ndarray|type is .*ndarray", {**LLAMA, key: np.array([1, 2])}, layer_type=0)
 
@@ -542,7 +542,7 @@ def test_rotary_keys_of_other_models_are_noted(key: str, value: Any, same: Any) 
         assert read({**LLAMA, key: neutral}).notes == ()
 
 
-def test_words_that_hold_rope_are_no_rotary_keys() -> None:
+def test_words_that_contain_rope_are_not_rotary_keys() -> None:
     assert read({**LLAMA, "properties": 1, "europe": 2}).notes == ()
 
 
@@ -563,12 +563,13 @@ def test_rotary_keys_outside_of_the_part() -> None:
     assert any("rope_local_base_freq outside" in n for n in read(gemma, layer_type=0).notes)
 
 
-# The key that sets a pattern, the layers asked for, and which of them are full attention (or rotate).
+# A config that sets a pattern of layers, and its layers of full attention.
 PATTERNS: list[tuple[dict[str, Any], set[int]]] = [
     ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, {2, 5, 8, 11}),
     ({"model_type": "embedding_gemma2_text", "sliding_window_pattern": 5}, {4, 9, 11}),
     ({"model_type": "cohere2", "sliding_window_pattern": 2}, {1, 3, 5, 7, 9, 11}),
-    ({"model_type": "cohere2_moe", "sliding_window_pattern": 3, "first_k_dense_replace": 1}, {0, 3, 6, 9}),
+    # Layer 0 is dense: it rotates though it has full attention.
+    ({"model_type": "cohere2_moe", "sliding_window_pattern": 3, "first_k_dense_replace": 1}, {3, 6, 9}),
     ({"model_type": "exaone4", "sliding_window_pattern": 3}, {2, 5, 8, 11}),
     ({"model_type": "afmoe", "global_attn_every_n_layers": 3}, {2, 5, 8, 11}),
     ({"model_type": "modernbert", "global_attn_every_n_layers": 4}, {0, 4, 8}),
@@ -585,13 +586,12 @@ PATTERNS: list[tuple[dict[str, Any], set[int]]] = [
 
 
 @pytest.mark.parametrize(("config", "full"), PATTERNS, ids=lambda x: str(x)[:60])
-def test_a_layer_is_of_the_type_that_the_pattern_gives(config: dict[str, Any], full: set[int]) -> None:
+def test_the_pattern_sets_the_layer_types(config: dict[str, Any], full: set[int]) -> None:
     config = {"num_hidden_layers": 12, **config}
-    kinds = [(read(config, layer_type=i)) for i in range(config["num_hidden_layers"])]
+    kinds = [read(config, layer_type=i) for i in range(config["num_hidden_layers"])]
     wanted = rope(config, layer_type=min(full))
     ours = {i for i, reading in enumerate(kinds) if reading.rope == wanted}
-    # Dense first layers of Cohere2-MoE rotate though they are full attention.
-    assert ours == full or (config["model_type"] == "cohere2_moe" and ours != set(range(12)))
+    assert ours == full
 
 
 WITHOUT = ["llama4_text", "smollm3", "exaone4", "cohere2", "cohere2_moe", "afmoe", "mistral_large4_text"]
@@ -617,7 +617,7 @@ def test_no_rope_layers_are_checked() -> None:
     refuse("leaves some without rotation", {"model_type": "smollm3"}, layer_type="full_attention")
 
 
-# ---- where transformers differs, and contradictions ----
+# ---- differences from transformers, and contradictions ----
 
 GPTJ = {"model_type": "gptj", "n_embd": 64, "n_head": 4, "rotary_dim": 8}
 CONSTANT: list[dict[str, Any]] = [
@@ -658,7 +658,7 @@ def test_dbrx() -> None:
     assert read(config).notes == ()
 
 
-def test_both_parameters_must_say_the_same() -> None:
+def test_both_dicts_of_parameters_must_agree() -> None:
     linear = {"type": "linear", "factor": 2.0}
     newer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
     assert rope({**LLAMA, "rope_scaling": linear, "rope_parameters": newer}).scaling == ra.Linear(2.0)
@@ -703,7 +703,7 @@ def test_a_head_dim_of_null() -> None:
     assert rope(ernie).head_dim == 128
 
 
-def test_contradictions_of_the_code_are_refused() -> None:
+def test_contradictions_with_the_model_code_are_refused() -> None:
     sections = {"type": "mrope", "mrope_section": [16, 24, 24], "mrope_interleaved": True}
     refuse("mrope_interleaved is True", {**QWEN2_VL, "rope_scaling": sections})
     assert rope({**QWEN2_VL, "rope_scaling": {**sections, "mrope_interleaved": False}}) == rope(QWEN2_VL)
@@ -738,11 +738,11 @@ def test_voxtral_gives_a_stated_part_its_base() -> None:
 
 
 def test_parts_within_the_main_part_are_found() -> None:
-    for kind, way in (("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")):
+    for kind, main in (("qwen2_5_omni", "thinker"), ("colqwen2", "vlm")):
         config = {"model_type": kind}
-        assert read(config, part="text").part == f"{way}.text"
-        assert read(config, part="vision").part == f"{way}.vision"
-        assert read(config, part=way).rope == read(config, part=f"{way}.text").rope
+        assert read(config, part="text").part == f"{main}.text"
+        assert read(config, part="vision").part == f"{main}.vision"
+        assert read(config, part=main).rope == read(config, part=f"{main}.text").rope
 
 
 @pytest.mark.parametrize("value", ["no", 2, [0]])
@@ -765,7 +765,7 @@ def test_nanochat_is_a_value() -> None:
     assert " at 0x" not in repr(rope(config))
 
 
-# ---- anything ----
+# ---- arbitrary configs ----
 
 SCALARS = st.one_of(
     st.none(),
@@ -870,8 +870,10 @@ def test_any_file_is_read_or_refused(tmp_path_factory: Any, content: bytes) -> N
         read(file)
 
 
-# Python writes no integer of so many digits, so that messages must not try.
-@pytest.mark.parametrize("value", [10**5000, {"a": 10**5000}, [10**5000], {10**5000}], ids="abcd")
+# Python raises when it formats an integer with so many digits, so error messages must not contain it.
+@pytest.mark.parametrize(
+    "value", [10**5000, {"a": 10**5000}, [10**5000], {10**5000}], ids=["int", "dict", "list", "set"]
+)
 @pytest.mark.parametrize(
     "key", ["rope_theta", "head_dim", "rope_parameters", "num_hidden_layers", "model_type"]
 )
@@ -889,7 +891,7 @@ def test_a_huge_config_takes_no_time() -> None:
     refuse("it must be a list of names", {**LLAMA, "layer_types": list(range(10**5))}, layer_type=3)
 
 
-# ---- the tables ----
+# ---- the tables of defaults ----
 
 
 def test_the_defaults_are_plain_and_sorted() -> None:
@@ -904,7 +906,7 @@ def test_the_defaults_are_plain_and_sorted() -> None:
 
 
 def test_every_convention_is_of_a_model() -> None:
-    others = {"kimi_k2", "roformer"}  # of no class with rope_parameters in transformers
+    others = {"kimi_k2", "roformer"}  # no class with rope_parameters in transformers
     names = {key for key in CONVENTIONS if ":" not in key}
     assert names - set(defaults.MODELS) <= others
 
@@ -915,7 +917,7 @@ UNFIT = ("glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text"
 @pytest.mark.parametrize("kind", sorted(defaults.ROTARY))
 def test_every_default_is_read(kind: str) -> None:
     which = {"layer_type": 0} if ":" not in kind else {}
-    # Some classes' own defaults are no rotary embedding: sections that do not fit, odd heads.
+    # The defaults of some classes cannot rotate: sections do not fit, a width is odd or missing.
     if kind in UNFIT:
         refuse("width|sums", {"model_type": kind}, **which)
     else:

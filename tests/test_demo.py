@@ -1,4 +1,4 @@
-"""The demo: what it prints on each library, what it makes of files, and that it convicts a wrong rotation."""
+"""The demo: its output on each library, its reading of files, and its failure for a wrong rotation."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from rope_array._demo import _libraries, _measure, _text
 from rope_array.testing._contract import eps
 from rope_array.testing._libraries import NumPy, rounded
 
-# Of each library, the paths that may serve it: the kernel's where it is built.
+# The backends that may serve each library; "native" if the kernel is built.
 BACKENDS = {"numpy": ("native", "numpy"), "torch": ("native", "torch"), "array_api_strict": ("array-api",)}
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on."
 
@@ -42,19 +42,19 @@ def only_numpy(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """A file in the working directory: a folder's name may be longer than a line."""
+    """Write a file in the working directory; with its folder, its name may be longer than a line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT, "utf-8-sig")
     return "text.txt"
 
 
-# ---- what is printed ----
+# ---- output ----
 
 
 def rows(output, library):
-    """The rows of one library: {dtype: (version, path, error, allowed, verdict, time)}."""
+    """Return the rows of one library: {dtype: (version, backend, error, allowed, verdict, time)}."""
     found = (line.split() for line in output.splitlines() if line.startswith(f"   {library} "))
-    return {dtype: (version, path, *rest) for _, version, path, dtype, *rest in found}
+    return {dtype: (version, backend, *rest) for _, version, backend, dtype, *rest in found}
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_a_row_for_each_dtype_of_a_library(lib, shipped):
     assert shipped.returncode == 0, shipped.stderr
     got = rows(shipped.stdout, _libraries.display_name(lib))
     assert set(got) == set(lib.dtypes) & set(_measure.DTYPES)
-    for dtype, (version, path, error, allowed, verdict, time) in got.items():
+    for dtype, (version, backend, error, allowed, verdict, time) in got.items():
         assert version[0].isdigit()
-        assert path in BACKENDS.get(lib.name, (lib.name,))
+        assert backend in BACKENDS.get(lib.name, (lib.name,))
         assert verdict == "yes"
         assert 0 < float(error) <= float(allowed) == {"bfloat16": 0.5}.get(dtype, 3.0)
-        assert float(time) >= 0  # nothing of a copy that threads share
+        assert float(time) >= 0  # may round to 0.0: backends rotate with several threads
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_exact_angles_hold_where_float32_angles_fail(shipped):
     assert float(dict((p, f) for p, _, f in places)["1,000,000"]) > 1e-2
 
 
-def test_names_libraries_that_are_left_out(file, only_numpy, capsys):
+def test_unused_libraries_are_named(file, only_numpy, capsys):
     assert main(["demo", file]) == 0
     output = capsys.readouterr().out
     assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
@@ -140,7 +140,7 @@ def test_reads_a_file(file):
     ],
     ids=["empty", "blank", "latin-1", "utf-16", "png", "nul", "missing"],
 )
-def test_a_file_that_is_of_no_use(content, reason, tmp_path):
+def test_an_unusable_file(content, reason, tmp_path):
     file = tmp_path / "given"
     if content is not None:
         file.write_bytes(content)
@@ -168,7 +168,7 @@ def test_texts_of_all_kinds(text, tmp_path, only_numpy, capsys):
 
 
 @pytest.mark.slow
-def test_a_terminal_that_lacks_the_letters(tmp_path):
+def test_a_terminal_without_the_characters(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("日本語", "utf-8")
     done = demo(file, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -188,16 +188,14 @@ def test_help(arguments, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "a", "b"]])
-def test_a_command_line_that_means_nothing(arguments, capsys):
+def test_an_invalid_command_line(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 2
     assert "usage: python -m rope_array" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(
-    sys.platform == "win32", reason="Windows tells a writer otherwise that its reader has left"
-)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a closed pipe differently")
 def test_a_reader_that_leaves_early():
     command = [sys.executable, "-P", "-m", "rope_array", "demo"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -230,14 +228,14 @@ def test_a_token_has_the_same_query_at_every_position():
     assert not np.allclose(q[:, 0], q[:, 1])
 
 
-# ---- conviction ----
+# ---- wrong rotations ----
 
 
 def float32_angles(apply):
     return lambda x, pos: apply(x, pos, angles="float32")
 
 
-def turned_back(apply):
+def inverted(apply):
     return lambda x, pos: apply(x, pos, inverse=True)
 
 
@@ -245,7 +243,7 @@ def other_pairing(apply):
     return lambda x, pos: apply(x, pos, pairing="half")
 
 
-def not_turned(apply):
+def not_rotated(apply):
     return lambda x, pos: x
 
 
@@ -274,13 +272,13 @@ def fails(apply):
 
 
 WRONG = [
-    *(float32_angles, turned_back, other_pairing, not_turned, one_wrong_in_a_million),
+    *(float32_angles, inverted, other_pairing, not_rotated, one_wrong_in_a_million),
     *(not_a_number, one_head_only, fails),
 ]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_convicts(wrong, file, only_numpy, monkeypatch, capsys):
+def test_a_wrong_rotation_fails(wrong, file, only_numpy, monkeypatch, capsys):
     monkeypatch.setattr(ra, "apply", wrong(ra.apply))
     assert main(["demo", file]) == 1
     output = capsys.readouterr().out
@@ -292,10 +290,10 @@ def test_convicts(wrong, file, only_numpy, monkeypatch, capsys):
 
 @pytest.mark.parametrize("dtype", _measure.DTYPES)
 def test_the_judge_allows_the_contract_and_no_more(dtype):
-    """A pair of length 5 whose exact result is (3, 4), a float of every dtype."""
+    """The exact result is a pair (3, 4), of length 5; every dtype has these numbers."""
     exact = np.array([[3.0, 4.0]])
     compute = 2.0**-52 if dtype == "float64" else 2.0**-23
-    # Half a spacing of y at 3, and for a definition that is itself rounded half a spacing of float64.
+    # Add half a spacing of y at 3, and half a spacing of float64, as the definition is rounded too.
     bound = 2.5 * compute * 5 + {"float32": 2.0**-22, "bfloat16": 2.0**-6, "float64": 2.0**-51}[dtype] / 2
     bound += 2.0**-52
     for factor, verdict in ((0.95, True), (1.05, False)):
@@ -304,7 +302,7 @@ def test_the_judge_allows_the_contract_and_no_more(dtype):
         assert worst == pytest.approx(factor * bound / 5 / eps(dtype), rel=0.1)
 
 
-def test_a_pair_of_zeros_must_stay_one():
+def test_a_pair_of_zeros_must_stay_zero():
     zeros = np.zeros((1, 2))
     assert _measure.judge(zeros, zeros, "float32") == (0.0, True)
     assert _measure.judge(zeros + 1e-30, zeros, "float32") == (np.inf, False)

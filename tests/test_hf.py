@@ -1,7 +1,7 @@
 """Every rotary class of transformers: `RoPE.from_config` reads its config and rotates as the model does.
 
-Collected with `--peers` alone, as it needs transformers and PyTorch. The classes are found by walking the
-package, so that a new version's class fails here until `hf/_text.py` or `hf/_vision.py` has its case.
+Collected only with `--models`, as it needs transformers and PyTorch. The test walks the package, so that a
+class of a new version fails until `hf/_text.py` or `hf/_vision.py` has its case.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from rope_array import RoPE
 from rope_array._errors import SpecError
 
 transformers.logging.set_verbosity_error()
-pytestmark = pytest.mark.filterwarnings("default")  # transformers' own
+pytestmark = pytest.mark.filterwarnings("default")  # allow the warnings of transformers
 
 CASES = _walk.cases()
 torch.set_num_threads(1)
@@ -25,13 +25,13 @@ def test_every_class_has_one_case():
     found, failed = _walk.classes()
     count = Counter((case.model, case.cls) for case in CASES)
     assert sorted(found - count.keys()) == [], "a class of transformers without a case"
-    assert sorted(count.keys() - found) == [], "a case of no class"
+    assert sorted(count.keys() - found) == [], "a case without a class"
     assert [name for name, times in count.items() if times > 1] == []
     # An audio codec that needs torchaudio, and has no rotary class.
     assert set(failed) <= {"transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"}
 
 
-def test_a_case_compares_or_says_why_not():
+def test_a_case_has_probes_or_a_reason():
     for case in CASES:
         assert case.probes or case.status != _walk.EQUAL, case.id
 
@@ -50,7 +50,7 @@ def test_a_class_is_equal(case):
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.refused], ids=lambda case: case.id)
-def test_an_object_that_is_no_rotation_is_refused(case):
+def test_a_config_without_a_rotation_is_refused(case):
     for config, part, text in case.refused():
         for form in _walk.FORMS.values():
             with pytest.raises(SpecError, match=text):
@@ -70,5 +70,5 @@ def test_random_configs_are_equal(form, seed):
 
 def test_the_table_is_current():
     assert _walk.TABLE.read_text(encoding="utf-8") == _walk.table(), (
-        "PYTHONPATH=tests python -m hf._walk writes it"
+        "write it with PYTHONPATH=tests python -m hf._walk"
     )

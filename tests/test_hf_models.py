@@ -1,8 +1,9 @@
-"""Whole models of transformers with random weights, on real text: our rotation in place of theirs.
+"""Whole transformers models with random weights, on real text: our rotation in place of theirs.
 
-Collected with `--models` alone, as it needs transformers and PyTorch. The truth is the model's own code, all
-of it in float64. In float64 our rotation must give these logits to the rounding of float64, which tells
-apart what float32 cannot; in float32 it may be off by what the model itself is off.
+Collected only with `--models`, as it needs transformers and PyTorch. The true logits come from the model's
+own code, all of it in float64. Our rotation must give these logits, within the rounding of float64 in a
+float64 model, which shows errors below the rounding of float32. In a float32 model, its error must be about
+as small as the error of the model's own code.
 """
 
 import copy
@@ -20,7 +21,7 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
 BY_NAME = {family.name: family for family in FAMILIES}
-UNITS = 2.0**-29  # of float64 in units of float32
+UNITS = 2.0**-29  # the rounding of float64, relative to the rounding of float32
 STEPS = 6
 
 
@@ -30,24 +31,24 @@ def of_each(*names):
 
 
 def off(x, y):
-    """Return the largest difference, in units of the largest logit: what rounding is relative to."""
+    """Return the largest difference, relative to the largest logit."""
     return float((x - y).abs().max() / y.abs().max())
 
 
 def of_theirs(family):
-    """Return the true logits, and how far the model in float32 is off."""
+    """Return the true logits, and the error of the model's own code in float32."""
     true = logits(family, built(family, FLOAT64))
     error = off(logits(family, built(family, FLOAT32)), true)
-    # A few units of float32, grown by some dozens of sums one after the other; and float32 it was.
+    # A few float32 roundings, grown by dozens of sums. A smaller error would mean that float32 was not used.
     assert 1e-8 < error < 1e-4
     return true, error
 
 
 def same(got, true, error, dtype):
-    """Tell whether logits are the true ones, within what the model's own float32 is off.
+    """Return whether logits are the true logits, within a bound from the model's own float32 error.
 
-    Three times it in float32: both are the largest of a hundred thousand rounding errors. In float64 an error
-    is about as many units as in float32; ten times it, as here the truth itself rounds.
+    The bound in float32 is three times the error, as both are maxima of 100,000 rounding errors. In float64
+    it is ten times the error in float64 roundings, as the true logits are rounded too.
     """
     return off(got, true) <= (3 * error if dtype is FLOAT32 else 10 * error * UNITS)
 
@@ -85,7 +86,7 @@ def test_logits_are_the_same(family, dtype):
 
 
 @of_each()
-def test_a_wrong_rope_shows(family):
+def test_a_wrong_rope_changes_the_logits(family):
     true, error = of_theirs(family)
     model = built(family, FLOAT32)
     for key, rope in family.ropes(model.config).items():
@@ -97,7 +98,7 @@ def test_a_wrong_rope_shows(family):
 
 
 @of_each()
-def test_float64_tells_a_base_apart_in_its_tenth_digit(family):
+def test_float64_shows_an_error_in_the_tenth_digit_of_the_base(family):
     true, error = of_theirs(family)
     model = built(family, FLOAT64)
     with swapped(family, model, lambda rope: replace(rope, base=rope.base * (1 + 1e-10))):
@@ -126,8 +127,8 @@ def test_the_coordinates_of_qwen2_vl_are_unequal():
     assert (t != w).any()
 
 
-def test_far_positions_change_nothing():
-    # Scores depend on differences of positions alone. Exact angles keep to that; float32 ones do not.
+def test_far_positions_leave_the_logits_unchanged():
+    # Scores depend only on differences of positions. This holds for exact angles, not for float32 angles.
     family = BY_NAME["llama"]
     true, error = of_theirs(family)
     model = built(family, FLOAT32)
@@ -141,7 +142,7 @@ def test_far_positions_change_nothing():
 
 
 def prompts(family):
-    """Return two texts of different length, padded on the left; with pictures, one."""
+    """Return two texts of different length, padded on the left; one text if it has pictures."""
     given = family.inputs(PASSAGE[:150])
     if len(given) > 1:
         return given
@@ -152,7 +153,7 @@ def prompts(family):
 
 
 def generated(family, model):
-    """Return the tokens that are added to the prompts, and the logits they are chosen by."""
+    """Return the prompts with the generated tokens, and the logits that choose the tokens."""
     settings = dict(max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False, pad_token_id=0)
     more = dict(use_cache=True, output_logits=True, return_dict_in_generate=True)
     out = run(model, lambda: model.generate(**prompts(family), **settings, **more))
@@ -175,7 +176,7 @@ def test_generation_is_the_same(family, dtype):
     assert same(got, true, error, dtype)
 
 
-# Converted weights: the model's rope of the other pairing, and its projections moved to it
+# Converted weights: the model's rope and its projections, with the other pairing
 
 
 def llama(model, rope, to):
@@ -190,7 +191,7 @@ def gpt_neox(model, rope, to):
 
 
 def deepseek(model, rope, to):
-    # The rotated features are the last of a head of q, and the last of the latent and k together.
+    # The rotated features are the last 16 of each head of q, and the last 16 of the latent vector with k.
     of_q = replace(rope, head_dim=24, rotary_start=8)
     of_k = replace(rope, head_dim=32, rotary_start=16)
     for layer in model.model.layers:

@@ -1,6 +1,6 @@
-"""Faults seen in other code, one test each; docs/known-bugs.md has the list, with the tests elsewhere.
+"""Faults found in other code, one test each; docs/known-bugs.md lists them, with tests in other files too.
 
-Results are held to formulas written out here, one pair after another, or to the package's definition.
+The tests compare with formulas written here, pair by pair, or with the package's definition.
 """
 
 import ast
@@ -34,7 +34,7 @@ def series(width, base=10000.0):
 
 
 def turned(x, angles, pairing):
-    """x, of shape (..., S, D), its pair i turned by angles[..., i]; what has no angle stays."""
+    """Rotate pair i of x, of shape (..., S, D), by angles[..., i]; copy features without an angle."""
     y, num_pairs = x.astype(np.float64), angles.shape[-1]
     for i in range(num_pairs):
         a, b = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + num_pairs)
@@ -74,7 +74,7 @@ def test_the_page_names_every_test_here():
 
 
 def calls(array, count):
-    """Every way from positions to a result, as functions of x and positions, by name."""
+    """Return functions of (x, positions) by name: one for each builder and kind of positions."""
     rope, mrope = RoPE(16, pairing="half"), RoPE(16, axes=ra.Axes.interleaved(3, 3, 2))
     learned = array(np.array(rope.frequencies, np.float32))
     mixed = array(normal(2, 3, 8))
@@ -94,7 +94,7 @@ def calls(array, count):
 
 @pytest.mark.library("torch")
 def test_torch_multiplies_real_numbers_element_by_element():
-    """No matrix product, which TF32 rounds; no complex dtype; no float64 on the way to float32."""
+    """No matrix product, which TF32 rounds; no complex dtype; no float64 for float32 and bfloat16."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -151,14 +151,14 @@ def test_no_cast_of_a_module_changes_an_angle():
     x, pos = torch.as_tensor(normal(2, 5, 64)), torch.tensor([0, 2049, 131_071, 1_000_003, 2**31 - 1])
     plain = Attention()
     want = plain(x, pos)
-    # The definition takes the frequencies of the rule as they are.
+    # Pass the frequencies of the rule to the definition.
     exact = {"pairing": "half", "inv_freq": plain.rope.frequencies}
     assert_contract(want.numpy(), x.numpy(), pos.numpy(), **exact)
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.bfloat16)
         with torch.device("meta"):
-            unborn = Attention()
+            on_meta = Attention()
     finally:
         torch.set_default_dtype(before)
     cast = {
@@ -166,7 +166,7 @@ def test_no_cast_of_a_module_changes_an_angle():
         "bfloat16 and back": Attention().bfloat16().float(),
         "float64": Attention().to(torch.float64),
         "every tensor": Attention()._apply(lambda tensor: tensor.to(torch.float8_e4m3fn)),
-        "meta": unborn.to_empty(device="cpu"),
+        "meta": on_meta.to_empty(device="cpu"),
         "copied": copy.deepcopy(Attention().half()),
     }
     for name, module in cast.items():
@@ -204,7 +204,7 @@ STEPS = {
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_one_token_of_every_batch(lib, pairing):
-    """A decoding step turns all batches, however x is laid out and however positions are given."""
+    """A decoding step rotates all batches, for every layout of x and every form of positions."""
     x, rope = normal(3, 4, 1, 16), RoPE(16, pairing=pairing)
     for pos in (9, np.array([9]), np.array([[9]]), np.array([[70], [3], [1009]])):
         angles = np.asarray(pos).reshape(-1, 1, 1, 1) * np.array(series(16))
@@ -262,7 +262,7 @@ HELD["zigzag"] = [[*range(4), *range(12, 16)], [*range(4, 12)]]
 
 @pytest.mark.parametrize("layout", HELD)
 def test_ranks_together_rotate_the_whole(lib, layout):
-    """Each rank's tokens at their places in the packed sequence, not at those in the rank."""
+    """Each rank rotates by positions in the packed sequence, not by indices in the rank."""
     x, cu_seqlens = normal(2, 16, 16), [0, 5, 6, 16]
     pos = positions.packed(cu_seqlens)
     assert pos.tolist() == [*range(5), 0, *range(10)]
@@ -301,7 +301,7 @@ def test_yarn_with_ends_that_clamping_makes_equal():
 
 @pytest.mark.parametrize("truncate", [True, False])
 def test_yarn_against_its_formula(truncate):
-    """Lanes are kept below low, divided above high, and between them on a straight line."""
+    """Frequencies are kept below low, divided above high, and interpolated linearly between them."""
     for width, base, trained, factor, fast, slow in (
         (64, 150_000.0, 4096, 32.0, 32.0, 1.0),  # gpt-oss
         (128, 1e6, 32768, 4.0, 32.0, 1.0),  # Qwen2.5
@@ -318,7 +318,7 @@ def test_yarn_against_its_formula(truncate):
         rope = RoPE(width, base=base, scaling=rule)
         np.testing.assert_allclose(rope.frequencies, want, rtol=1e-12)
         assert rope.amplitude == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-15)
-        # The amplitude is on cos and sin once, and not on what is not rotated.
+        # The amplitude scales rotated features once, and other features not at all.
         x = normal(1, width + 4).astype(np.float64)
         y = dataclasses.replace(rope, head_dim=width + 4).apply(x, 77)
         ratio = np.linalg.norm(y[0, :width]) / np.linalg.norm(x[0, :width])
@@ -327,7 +327,7 @@ def test_yarn_against_its_formula(truncate):
 
 
 def test_longrope_up_to_and_beyond_the_trained_length():
-    """Exactly the trained length is short; what a cache was filled by stays until a length is said."""
+    """The trained length itself takes the short list; only `at_length` chooses a list, not positions."""
     short, long = [1.0, 1.1, 1.2, 1.3], [2.0, 4.0, 8.0, 16.0]
     rope = RoPE(8, scaling=ra.LongRoPE(short, long, 64, factor=8.0))
     amplitude, x = math.sqrt(1 + math.log(8) / math.log(64)), normal(100, 8)
@@ -337,12 +337,12 @@ def test_longrope_up_to_and_beyond_the_trained_length():
         want = amplitude * turned(x[:length], angles, "interleaved")
         chosen = rope.at_length(length)
         np.testing.assert_allclose(chosen.apply(x[:length], pos), want, atol=3e-6)
-        # One token of it, at position 0, is rotated as in the whole: nothing is read off positions.
+        # A single token, at position 0, has the same bits as in the whole: positions choose no list.
         np.testing.assert_array_equal(chosen.apply(x[:1], 0), chosen.apply(x[:length], pos)[:1])
 
 
 def test_a_shift_of_scaled_keys_with_coordinates():
-    """The amplitude is in the cached keys already, and each pair moves by its own coordinate."""
+    """The cached keys already contain the amplitude, and each pair moves by its own coordinate."""
     coordinates = (0, 1, 2, 0, 1, 2, 0, 0)
     rope = RoPE(16, pairing="half", axes=ra.Axes(coordinates), scaling=ra.YaRN(4.0, 64))
     raw, pos = normal(2, 5, 16), np.array([[4, 4, 4], [5, 5, 5], [5, 5, 6], [5, 6, 5], [7, 7, 7]]) + 50
@@ -375,7 +375,7 @@ needs_compiler = pytest.mark.skipif(
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("name", COORDINATES)
 def test_pairs_take_their_own_coordinate(lib, name, pairing):
-    """Coordinates that differ in every token, which text never has."""
+    """The coordinates differ in every token, unlike in text."""
     axes, coordinates = COORDINATES[name]
     assert axes.coordinates == coordinates
     pos, x = np.array([[1, 50, 9], [700, 2, 33], [4, 5, 6000]]), normal(2, 3, 16)
@@ -443,7 +443,7 @@ def test_interleaved_axes_are_no_interleaved_pairs():
     "name", ["neox", "gpt-j", "alternate", "consecutive", "adjacent", "rotate_half", "traditional", True, 0]
 )
 def test_pairings_have_two_names(name):
-    """Names and switches that mean opposite things in two libraries mean nothing here."""
+    """Refuse names and switches that mean opposite pairings in two libraries."""
     for fields in ({"pairing": name}, {"out_pairing": name}):
         with pytest.raises(SpecError, match=r"'interleaved'.*'half'"):
             ra.apply(np.ones((2, 8)), 0, **fields)
@@ -463,7 +463,7 @@ def test_every_entry_point_has_the_same_defaults():
 
 # ---- configs ----
 
-# Model type and width of heads; width that is rotated; the older file's keys; the keys of today.
+# Model type: width of a head, rotated width, keys of older files, current keys.
 PARTIAL = {
     "gpt_neox": (64, 16, {"rotary_pct": 0.25}, {"partial_rotary_factor": 0.25}),
     "gptj": (256, 64, {"n_embd": 4096, "n_head": 16, "rotary_dim": 64}, None),
@@ -482,7 +482,7 @@ PARTIAL = {
 
 @pytest.mark.parametrize("kind", PARTIAL)
 def test_a_part_of_the_head_stays_a_part(kind):
-    """From either form of the file, and beside a rule, whose frequencies are those of the part."""
+    """Older and current keys set the rotated width, and a rule scales the frequencies of this width."""
     head, rotary, old, new = PARTIAL[kind]
     base = {"model_type": kind, "hidden_size": 4 * head, "num_attention_heads": 4, "head_dim": head}
     given = [{**base, "rope_theta": 2e4, **old}]
@@ -490,9 +490,8 @@ def test_a_part_of_the_head_stays_a_part(kind):
         given.append({**base, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4, **new}})
         linear = {"rope_type": "linear", "rope_theta": 2e4, "factor": 4.0, **new}
         scaled = RoPE.from_config({**base, "rope_parameters": linear})
-        theta = 1e4 if kind == "gpt_neox" and scaled.base == 1e4 else 2e4
         np.testing.assert_allclose(
-            scaled.frequencies, [omega / 4 for omega in series(rotary, theta)], rtol=1e-14
+            scaled.frequencies, [omega / 4 for omega in series(rotary, 2e4)], rtol=1e-14
         )
     for config in given:
         rope = RoPE.from_config(json.loads(json.dumps(config)))
@@ -519,7 +518,7 @@ RULED = {
 
 @pytest.mark.parametrize("kind", RULED)
 def test_old_and_new_spellings_are_one_rope(kind):
-    """Neither the base nor the rule is lost where a reader knows one spelling only."""
+    """Every spelling gives the same base and rule."""
     base = {"model_type": "llama", "head_dim": 32, "max_position_embeddings": 4096}
     rule, theta = RULED[kind], {"rope_theta": 123456.0}
     spellings = [
@@ -566,7 +565,7 @@ def test_modernbert_scales_both_kinds_of_layers():
 
 
 def test_a_layer_type_has_its_own_amplitude_and_length():
-    """In transformers 5.23 a layer type that grows writes the amplitude that all share."""
+    """In transformers 5.23, a layer type whose length grows overwrites the amplitude of all types."""
     nested = {
         "full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
         "sliding_attention": {"rope_type": "yarn", "rope_theta": 1e6, **RULED["yarn"]},

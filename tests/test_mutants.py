@@ -1,4 +1,4 @@
-"""The tests of the tests: faults are convicted by the checks named for them, and correct code is not."""
+"""Tests of the checks: every mutant fails the checks named for it, and correct code passes."""
 
 import functools
 
@@ -30,7 +30,7 @@ CASES = [
 
 @functools.cache
 def outcomes(name):
-    """What comes of the checks named for a mutant."""
+    """Return the set of outcomes of each check named for a mutant."""
     judge = Judge(BY_NAME[name].target())
     named = [check for check in checks() if base_name(check) in BY_NAME[name].failed_checks]
     found = {}
@@ -40,10 +40,10 @@ def outcomes(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_is_convicted_by_the_checks_named_for_it(name):
+def test_a_mutant_fails_its_named_checks(name):
     found = outcomes(name)
     assert set(found) == set(BY_NAME[name].failed_checks)
-    assert [check for check, came in found.items() if FAILED not in came] == []
+    assert [check for check, results in found.items() if FAILED not in results] == []
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_a_fault_is_convicted_by_the_checks_named_for_it(name):
     ],
 )
 def test_without_the_fault_the_same_checks_pass(library):
-    """Otherwise a check that fails always would convict everything."""
+    """A check that always fails would fail for every mutant too."""
     named = {
         check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.failed_checks
     }
     judge = Judge(mutants.target(ra.apply, library))
-    came = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
-    assert {name: said for name, said in came.items() if said[0] == FAILED} == {}
-    assert PASSED in {outcome for outcome, _ in came.values()}
+    results = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
+    assert {name: result for name, result in results.items() if result[0] == FAILED} == {}
+    assert PASSED in {outcome for outcome, _ in results.values()}
 
 
-def test_there_are_enough_of_them():
+def test_mutants_have_unique_names():
     assert len(BY_NAME) == len(mutants.MUTANTS) >= 20
 
 
@@ -73,11 +73,11 @@ def test_every_check_kills_a_mutant():
     assert sorted({base_name(check) for check in checks()} ^ named) == []
 
 
-# ---- correct code in other styles, handed in bare ----
+# ---- correct code in other styles, passed without a Target ----
 
 
 def angles(x, pos, base):
-    """In float64; positions of shape (B, S) serve all heads."""
+    """Return angles in float64; positions of shape (B, S) apply to all heads."""
     width = x.shape[-1]
     angle = np.asarray(pos, np.float64)[..., None] * base ** (-np.arange(0, width, 2) / width)
     return angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
@@ -135,7 +135,7 @@ def by_loop(x, pos, base=10000.0, pairing="interleaved", rotary_dim=None):
 
 
 def by_float32_tables(x, pos, base=10000.0):
-    """Angles in float64, cos and sin kept in float32 where x is no wider."""
+    """Compute angles in float64, cos and sin in float32 unless x is float64."""
     dtype = np.float64 if x.dtype == np.float64 else np.float32
     cos, sin = (f(angles(x, pos, base)).astype(dtype) for f in (np.cos, np.sin))
     wide, y = x.astype(dtype), np.empty(x.shape, dtype)
@@ -196,7 +196,7 @@ def test_correct_torch_code_passes(rotate):
 def test_correct_jax_code_passes():
     jax, jnp = pytest.importorskip("jax"), pytest.importorskip("jax.numpy")
 
-    @jax.jit  # uncompiled, every operation of every shape would be a compilation
+    @jax.jit  # without jit, each operation would be compiled for each shape
     def rotate(x, pos, base=10000.0):
         width = x.shape[-1]
         angle = pos[..., None].astype(jnp.float64) * base ** (-jnp.arange(0, width, 2) / width)

@@ -1,7 +1,7 @@
-"""Small models of transformers with random weights, and our rotation put in place of theirs.
+"""Small transformers models with random weights, whose rotation is replaced by ours.
 
-In a patched model the raw positions and the rope travel where cos and sin did, and the function that rotates
-is ours: the model's own tables are made, and reach nothing.
+A patched model passes raw positions in place of cos and sin to our function, which rotates by a rope. The
+model still computes its own tables, but nothing reads them.
 """
 
 import functools
@@ -39,8 +39,8 @@ def tokens(text: str) -> torch.Tensor:
 class Family:
     """A model class, its small config, and how its rotation is replaced.
 
-    `ropes` reads our ropes from the config of the model; `install` puts them in, with the functions of
-    `Swap`; `rotations` is how often one forward pass calls each, by the keys of `ropes`.
+    `ropes` reads our ropes from the model's config. `install` patches the model to use them, with `Swap`.
+    `rotations` has the number of calls of each rope in one forward pass, by the keys of `ropes`.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Family:
 
 # Precision
 
-FLOAT32, FLOAT64 = torch.float32, torch.float64  # by these names, whatever `precision` makes of torch's
+FLOAT32, FLOAT64 = torch.float32, torch.float64  # bound here: `precision` patches torch.float32
 
 
 @contextmanager
 def precision(dtype: torch.dtype) -> Iterator[None]:
-    """Run models in a dtype: in float64, also what their code does in float32 by name.
+    """Run models in a dtype; for float64, make the name `float32` mean float64.
 
-    Frequencies, angles, norms and softmax are float32 in a model of any dtype. Where that name means float64,
-    the model's own code gives its exact logits.
+    Models of every dtype compute frequencies, angles, norms and softmax in float32 by name. With the name
+    patched, the model's own code computes its logits in float64 throughout.
     """
     if dtype is FLOAT32:
         yield
@@ -81,18 +81,18 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 
 @functools.cache
 def built(family: Family, dtype: torch.dtype) -> Model:
-    """Return the model, with the same weights in both dtypes; shared, so leave it as it was."""
+    """Return the model, with the same weights in both dtypes. It is cached: undo every change to it."""
     cls = getattr(transformers, family.cls)
     with torch.random.fork_rng(), precision(dtype):
         torch.manual_seed(0)
         model = cls(family.config()).eval()
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):  # they start at zero
+            if name.endswith("bias"):  # initially zero
                 torch.nn.init.normal_(parameter, std=0.2)
-            elif name.endswith("q_norm.weight"):  # Gemma-4 divides scores by nothing else
+            elif name.endswith("q_norm.weight"):  # Gemma-4 does not divide scores by a root of the width
                 torch.nn.init.constant_(parameter, 0.25)
     if dtype is FLOAT64:
-        # Sinusoidal tables are weights of RoFormer, and those of float32 are rounded.
+        # RoFormer's sinusoidal tables are weights. Keep the float64 tables: the float32 tables are rounded.
         weights = built(family, FLOAT32).state_dict()
         kept = {name: w for name, w in weights.items() if "embed_positions" not in name}
         left = model.load_state_dict(kept, strict=False)
@@ -115,29 +115,29 @@ def logits(family: Family, model: Model, **more: Any) -> torch.Tensor:
 
 
 class Swap:
-    """What has been replaced in a model, and how often our rotation was called."""
+    """Patch a model, and count the calls of our rotation."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.patch = patch
         self.calls: Counter[Any] = Counter()
-        self.positions: list[torch.Tensor] = []  # of each forward pass
+        self.positions: list[torch.Tensor] = []  # from each call of a module patched by `send_positions`
         self._hooks: list[Any] = []
 
-    def turn(self, x: Any, positions: Any, rope: ra.RoPE, seq_axis: int = -2) -> Any:
+    def rotate(self, x: Any, positions: Any, rope: ra.RoPE, seq_axis: int = -2) -> Any:
         """Rotate by raw positions."""
         assert positions.dtype == torch.int64
         self.calls[rope] += 1
         return rope.apply(x, positions, seq_axis=seq_axis)
 
     def send(self, module: Any, replaced: Callable[..., Any]) -> None:
-        """Make a module return `replaced`, a function of what it was given, in place of cos and sin."""
+        """Make a module return `replaced`, called with the module's arguments, in place of cos and sin."""
         hook = module.register_forward_hook(
             lambda module, args, kwargs, out: replaced(*args, **kwargs), with_kwargs=True
         )
         self._hooks.append(hook)
 
     def send_positions(self, module: Any, rope: ra.RoPE, axis: int | None = None) -> None:
-        """Send (positions, rope) in place of (cos, sin); coordinates from `axis` to the last one."""
+        """Send (positions, rope) for (cos, sin); move the coordinates from `axis` to the last axis."""
 
         def replaced(x: Any, position_ids: Any) -> Any:
             positions = position_ids if axis is None else position_ids.movedim(axis, -1)
@@ -148,7 +148,7 @@ class Swap:
 
     def both(self, owner: Any, name: str = "apply_rotary_pos_emb", seq_axis: int = -2) -> None:
         """Replace a function of (q, k, cos, sin)."""
-        self.patch.setattr(owner, name, lambda q, k, pos, rope: self.turn((q, k), pos, rope, seq_axis))
+        self.patch.setattr(owner, name, lambda q, k, pos, rope: self.rotate((q, k), pos, rope, seq_axis))
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -159,7 +159,7 @@ class Swap:
 def swapped(
     family: Family, model: Model, change: Callable[[ra.RoPE], ra.RoPE] = lambda rope: rope, key: Any = None
 ) -> Iterator[Swap]:
-    """Put our rotation, read from the model's config, into a model; changed, all of it or that of a key."""
+    """Patch a model with ropes read from its config; `change` the rope of `key`, or all ropes."""
     ropes = family.ropes(model.config)
     ropes |= {name: change(rope) for name, rope in ropes.items() if key in (None, name)}
     with pytest.MonkeyPatch.context() as patch:
@@ -177,12 +177,12 @@ def whole(config: Any) -> Ropes:
 
 
 def inner(model: Model) -> Any:
-    """Return the model that a language model's head stands on."""
+    """Return the model without its language-model head."""
     return model.base_model
 
 
 def llama(module: str) -> Callable[[Swap, Model, Ropes], None]:
-    """Return the way of most models: `rotary_emb` of the model, and one function of q and k."""
+    """Return `install` for most models: patch the model's `rotary_emb`, and one function of q and k."""
 
     def install(swap: Swap, model: Model, ropes: Ropes) -> None:
         swap.send_positions(inner(model).rotary_emb, ropes["text"])
@@ -192,15 +192,15 @@ def llama(module: str) -> Callable[[Swap, Model, Ropes], None]:
 
 
 def deepseek(swap: Swap, model: Model, ropes: Ropes) -> None:
-    """DeepSeek-V3: a function of its own for interleaved weights."""
+    """DeepSeek-V3: patch its separate function for interleaved weights."""
     swap.send_positions(inner(model).rotary_emb, ropes["text"])
     swap.both(modeling("deepseek_v3"), "apply_rotary_pos_emb_interleave")
 
 
 def gptj(swap: Swap, model: Model, ropes: Ropes) -> None:
-    """GPT-J: each attention gathers from its own table, which here holds the positions themselves.
+    """GPT-J: each attention gathers from its own table; replace the table's values by the positions.
 
-    The attention cuts off what turns. Told that all does, it leaves the cut to us.
+    Without `rotary_dim`, the attention passes whole heads, and our rope selects the rotated features.
     """
     for layer in inner(model).h:
         table = layer.attn.embed_positions
@@ -208,24 +208,24 @@ def gptj(swap: Swap, model: Model, ropes: Ropes) -> None:
         swap.patch.setitem(layer.attn._buffers, "embed_positions", count.expand(-1, 2))
         swap.patch.setattr(layer.attn, "rotary_dim", None)
 
-    def turn(x: Any, sin: Any, cos: Any) -> Any:
-        return swap.turn(x, cos[..., 0].long(), ropes["text"], seq_axis=-3)
+    def rotate(x: Any, sin: Any, cos: Any) -> Any:
+        return swap.rotate(x, cos[..., 0].long(), ropes["text"], seq_axis=-3)
 
-    swap.patch.setattr(modeling("gptj"), "apply_rotary_pos_emb", turn)
+    swap.patch.setattr(modeling("gptj"), "apply_rotary_pos_emb", rotate)
 
 
 def roformer(swap: Swap, model: Model, ropes: Ropes) -> None:
-    """RoFormer: a table of sinusoids for all layers, whose two leading axes are added in between."""
+    """RoFormer: one sinusoidal table for all layers; the encoder adds two leading axes to it."""
 
     def replaced(shape: Any, past: int = 0) -> Any:
         return torch.arange(past, past + shape[1])[:, None]
 
-    def turn(positions: Any, *xs: Any) -> Any:
-        return swap.turn(xs, positions[0, 0, :, 0], ropes["text"])
+    def rotate(positions: Any, *xs: Any) -> Any:
+        return swap.rotate(xs, positions[0, 0, :, 0], ropes["text"])
 
     swap.send(inner(model).encoder.embed_positions, replaced)
     owner = modeling("roformer").RoFormerSelfAttention
-    swap.patch.setattr(owner, "apply_rotary_position_embeddings", staticmethod(turn))
+    swap.patch.setattr(owner, "apply_rotary_position_embeddings", staticmethod(rotate))
 
 
 def qwen2_vl(swap: Swap, model: Model, ropes: Ropes) -> None:
@@ -238,31 +238,32 @@ def qwen2_vl(swap: Swap, model: Model, ropes: Ropes) -> None:
 
 
 def gemma4(swap: Swap, model: Model, ropes: Ropes) -> None:
-    """Gemma-4: a rope for each type of layer, and one array at a time, heads after positions.
+    """Gemma-4: a rope for each layer type; the function gets one array at a time, (B, S, H, D).
 
-    In between, both tables are cut to the tokens whose logits are wanted. The types' heads differ in width.
+    The model slices both tables to the tokens whose logits it returns, so both contain the positions. The
+    head width selects the rope, as it differs between the layer types.
     """
     of_width = {ropes[kind].head_dim: ropes[kind] for kind in TYPES}
     assert len(of_width) == len(TYPES)
 
-    def turn(x: Any, cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+    def rotate(x: Any, cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
         assert unsqueeze_dim == 2
-        return swap.turn(x, cos[..., 0], of_width[x.shape[-1]], seq_axis=-3)
+        return swap.rotate(x, cos[..., 0], of_width[x.shape[-1]], seq_axis=-3)
 
     rotary = getattr(inner(model), "language_model", inner(model)).rotary_emb
     swap.send(rotary, lambda x, positions, layer_type: (positions[..., None],) * 2)
-    swap.patch.setattr(modeling("gemma4"), "apply_rotary_pos_emb", turn)
+    swap.patch.setattr(modeling("gemma4"), "apply_rotary_pos_emb", rotate)
 
 
 def gemma4_pictures(swap: Swap, model: Model, ropes: Ropes) -> None:
-    """Gemma-4 with its vision tower, whose attention has the coordinates at hand."""
+    """Gemma-4 with its vision tower, which passes the coordinates to its rotation."""
 
-    def turn(x: Any, cos: Any, sin: Any, positions: Any) -> Any:
-        return swap.turn(x, positions, ropes["vision"], seq_axis=-3)
+    def rotate(x: Any, cos: Any, sin: Any, positions: Any) -> Any:
+        return swap.rotate(x, positions, ropes["vision"], seq_axis=-3)
 
     gemma4(swap, model, ropes)
     swap.send(model.model.vision_tower.encoder.rotary_emb, lambda x, positions: (None, None))
-    swap.patch.setattr(modeling("gemma4"), "apply_multidimensional_rope", turn)
+    swap.patch.setattr(modeling("gemma4"), "apply_multidimensional_rope", rotate)
 
 
 # The models. Weights are larger than at the start of training, so that scores are of the order of 1 and the
@@ -275,11 +276,11 @@ GROUPED: Mapping[str, Any] = {**DENSE, "num_attention_heads": 4, "num_key_value_
 
 
 def made(name: str, **values: Any) -> Callable[[], Any]:
-    """Return a maker of a config of transformers."""
+    """Return a function that makes a transformers config."""
     return lambda: getattr(transformers, f"{name}Config")(**values)
 
 
-# Rules that change lanes which turn within the passage.
+# Rules that change pairs whose wavelength is shorter than the passage.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -305,7 +306,7 @@ GRIDS = {IMAGE: [1, 6, 8], VIDEO: [3, 4, 6]}  # frames, rows and columns of patc
 
 
 def qwen2_vl_config() -> Any:
-    """Return a config whose 8 lanes are in sections, with a vision tower of 2-D rotation."""
+    """Return a config with 8 pairs in sections, and a vision tower with 2-D rotation."""
     text = {**GROUPED, "vocab_size": 260, "bos_token_id": None, "eos_token_id": None}
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
@@ -320,13 +321,13 @@ def qwen2_vl_config() -> Any:
 
 
 def drawn(*shape: int) -> torch.Tensor:
-    """Return values of pixels, the same in both dtypes."""
+    """Return random pixels, the same in both dtypes."""
     values = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=FLOAT32)
     return values.to(torch.get_default_dtype())
 
 
 def pictures(text: str) -> dict[str, torch.Tensor]:
-    """Put a picture and a video into a text, at a third and at two thirds of it."""
+    """Insert a picture after a third of a text, and a video after two thirds."""
     parts, given = [*tokens(text)[0].tensor_split(3)], {}
     for place, token, grid, pixels in (
         (1, IMAGE, "image_grid_thw", "pixel_values"),
@@ -354,9 +355,9 @@ def gemma4_config() -> Any:
 
 
 def picture(text: str) -> dict[str, torch.Tensor]:
-    """Put a picture of 6 rows of 9 patches, filled up with a row that is none, into the middle of a text."""
+    """Insert a picture of 6 rows of 9 patches, and one row of padding, into the middle of a text."""
     first, second = tokens(text)[0].tensor_split(2)
-    ids = torch.cat((first, torch.full((6,), IMAGE), second))[None]  # 3 × 3 patches are a token
+    ids = torch.cat((first, torch.full((6,), IMAGE), second))[None]  # one token for 3 × 3 patches
     places = torch.tensor([(x, y) for y in range(6) for x in range(9)] + [(-1, -1)] * 9)
     kinds = (ids == IMAGE).int()
     return {
@@ -381,7 +382,7 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 260,
 }
-# q of each layer, and k where it is not another layer's
+# q in every layer, k in the layers that do not share another layer's k
 GEMMA4_ROTATIONS = {SLIDING: 7, FULL: 3}
 
 
@@ -470,7 +471,7 @@ FAMILIES = (
             num_experts_per_tok=2,
             moe_intermediate_size=32,
             first_k_dense_replace=1,
-            experts_implementation="eager",  # the usual one has no float64
+            experts_implementation="eager",  # the default implementation has no float64
             rope_parameters=YARN,
         ),
         whole,

@@ -1,4 +1,4 @@
-"""Configs that no repository holds: random rules, widths, sections, layer types, and older files' keys."""
+"""Random configs of text models: rules, widths, sections, layer types, and the keys of older files."""
 
 import copy
 import json
@@ -10,8 +10,8 @@ import numpy as np
 from hf import _text as t
 from hf._walk import Probe, config_class
 
-# How many times the tolerance of one frequency a rule needs in float32: DynamicNTK takes a difference of
-# numbers of the size of its factor, Llama3 and YaRN divide by a difference and weigh by 1/factor.
+# Factors on the tolerance of a float32 frequency, by rule: DynamicNTK subtracts numbers as large as its
+# factor, Llama3 and YaRN divide by a difference and multiply by 1/factor.
 SLACK = {"dynamic": 8.0, "llama3": 16.0, "yarn": 16.0}
 RULES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 Random = np.random.Generator
@@ -19,12 +19,12 @@ Given = dict[str, Any]
 
 
 def real(rng: Random, low: float, high: float) -> float:
-    """Return a number with few digits, as configs have them."""
+    """Return a number with three decimals, as in configs."""
     return round(float(rng.uniform(low, high)), 3)
 
 
 def base(rng: Random) -> float | int:
-    """Return a base between 100 and 1e8, whole at times."""
+    """Return a base between 100 and 1e8, half of the time an integer."""
     value = 10 ** float(rng.uniform(2, 8))
     return int(value) if rng.random() < 0.5 else round(value, 2)
 
@@ -75,13 +75,13 @@ def lengths(rope: Given, longest: int) -> tuple[np.ndarray, ...]:
 
 
 def grids(rope: Given, longest: int, axes: int) -> tuple[np.ndarray, ...]:
-    """Return positions of several coordinates, each of which is the largest in turn."""
+    """Return positions of several coordinates; each coordinate is the largest at some position."""
     lines = lengths(rope, longest)
     return tuple(np.stack([np.roll(pos, shift) for shift in range(axes)], axis=-1) for pos in lines)
 
 
 def stated(rng: Random, rope: Given, kind: str, theta: Any, old: str = "rope_theta") -> Given:
-    """State a rule in today's form, or in one of the older ones; `old` is the older key of the base."""
+    """State a rule in the current form or an older form; `old` is the older key of the base."""
     style = rng.integers(4)
     if style == 0:
         return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **rope}}
@@ -94,7 +94,7 @@ def stated(rng: Random, rope: Given, kind: str, theta: Any, old: str = "rope_the
 
 @dataclass(frozen=True)
 class Form:
-    """A class, how it rotates, and `make`: the fields of a random config, its rule's keys, and its kinds."""
+    """A class, how it rotates, and `make`: returns a random config's fields, its rule's keys and kind."""
 
     name: str
     form: t.Form
@@ -105,7 +105,7 @@ class Form:
     rules: tuple[str, ...] = RULES
 
     def probes(self, seed: int) -> Iterator[tuple[str, str, Probe]]:
-        """Yield what was given, a name, and the probe: of the dict, the config object, and what it saves."""
+        """Yield the config as text, a name, and the probe, for the dict, the object, and the saved JSON."""
         for number, kind in enumerate(self.rules):
             rng = np.random.default_rng([seed, number, *self.name.encode()])
             given, rope, ruled = self.make(rng, kind)
@@ -129,7 +129,7 @@ class Form:
 
 
 def sized(rng: Random, explicit: bool | None = None) -> tuple[Given, int]:
-    """Return the widths of a config, by head_dim or by hidden_size alone, and that of a head."""
+    """Return a config's widths, with head_dim or hidden_size alone, and the width of a head."""
     heads, width = int(rng.choice([2, 4, 8])), int(rng.choice([16, 32, 48, 64]))
     fields = {"num_attention_heads": heads, "num_key_value_heads": heads // 2, "num_hidden_layers": 4}
     fields["max_position_embeddings"] = int(rng.integers(64, 512))
@@ -146,19 +146,19 @@ def flat(rng: Random, kind: str, explicit: bool | None = None) -> tuple[Given, G
 
 
 def by_heads(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return `flat` without head_dim, for configs that have none."""
+    """Return `flat` without head_dim, for configs without this field."""
     return flat(rng, kind, explicit=False)
 
 
 def with_width(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return `flat` with head_dim, for configs whose default is no quotient."""
+    """Return `flat` with head_dim, for configs whose default is not hidden_size / num_attention_heads."""
     return flat(rng, kind, explicit=True)
 
 
 def partial(
     keys: dict[str, str], explicit: bool = False
 ) -> Callable[[Random, str], tuple[Given, Given, str]]:
-    """Return the maker of configs of partial rotary; `keys` are the older names of the base and the part."""
+    """Return `make` for partial rotation; `keys` are the older names of the base and the share."""
 
     def make(rng: Random, kind: str) -> tuple[Given, Given, str]:
         fields, width = sized(rng, explicit)
@@ -185,52 +185,52 @@ def latent(rng: Random, kind: str) -> tuple[Given, Given, str]:
 
 
 def rope_interleave(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return `latent` with the key that chooses the pairs."""
+    """Return `latent` with the key that chooses the pairing."""
     fields, rope, kind = latent(rng, kind)
     return {**fields, "rope_interleave": bool(rng.random() < 0.5)}, rope, kind
 
 
 def original_outside(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return a config of Phi-3: a rule named "su", or one whose original length stands outside of it."""
+    """Return a config of Phi-3: a rule with the older name "su", or with its original length outside."""
     fields, width = sized(rng, explicit=False)
     rope = rule(rng, kind, width // 2, fields["max_position_embeddings"])
     theta, key = {"rope_theta": base(rng)}, "original_max_position_embeddings"
     if kind == "default":
         return {**fields, **theta}, rope, kind
-    if rng.random() < 0.5:  # transformers moves the length for the newer name alone
+    if rng.random() < 0.5:  # transformers moves an outer length into the rule for the newer name only
         return {**fields, **theta, "rope_scaling": {"type": "su", **rope}}, rope, kind
     inside = {"type": kind, **{name: value for name, value in rope.items() if name != key}}
     return {**fields, **theta, key: rope[key], "rope_scaling": inside}, rope, kind
 
 
 def alpha(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return a config of HunYuan: "dynamic" with alpha, which is of no length."""
+    """Return a config of HunYuan: "dynamic" with alpha, which does not depend on the length."""
     fields, _ = sized(rng, explicit=True)
     rope = {"alpha": real(rng, 1, 1000), "factor": 1.0}
     return {**fields, **stated(rng, rope, "dynamic", base(rng))}, rope, "default"
 
 
 def legacy_width(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return a config of MiniMax-M2: a width, not a share."""
+    """Return a config of MiniMax-M2: rotary_dim in place of a share."""
     fields, width = sized(rng, explicit=True)
     theta = {"rope_theta": base(rng)}
     return {**fields, **theta, "rotary_dim": int(rng.choice([width // 4, width // 2, width]))}, {}, "default"
 
 
 def split(rng: Random, lanes: int) -> list[int]:
-    """Return three sections of so many lanes in all."""
+    """Return three sections that sum to the number of pairs."""
     t, h = sorted(rng.choice(np.arange(1, lanes), size=2, replace=False).tolist())
     return [int(t), int(h - t), int(lanes - h)]
 
 
 def third(rng: Random, lanes: int) -> list[int]:
-    """Return sections of the stride-3 map: height and width no longer than it has room for."""
+    """Return sections for the stride-3 map: height and width are below a third of the pairs."""
     h, w = (int(rng.integers(1, max(2, lanes // 3))) for _ in range(2))
     return [lanes - h - w, h, w]
 
 
 def equal_pair(rng: Random, lanes: int) -> list[int]:
-    """Return sections of the alternating map: height and width as long, then time."""
+    """Return sections for the alternating map: equal height and width, then time."""
     h = int(rng.integers(1, lanes // 2))
     return [h, h, lanes - 2 * h]
 
@@ -238,7 +238,7 @@ def equal_pair(rng: Random, lanes: int) -> list[int]:
 def sections(
     choose: Callable[[Random, int], list[int]], part: bool = False, mrope: bool = False
 ) -> Callable[[Random, str], tuple[Given, Given, str]]:
-    """Return the maker of configs of M-RoPE. `mrope`: its older name for the rule "default" too."""
+    """Return `make` for M-RoPE; with `mrope`, the rule "default" has its older name "mrope" at times."""
 
     def make(rng: Random, kind: str) -> tuple[Given, Given, str]:
         fields, width = sized(rng, explicit=not mrope)
@@ -258,7 +258,7 @@ def sections(
 def layered(
     names: tuple[str, str], part: bool = False, kinds: tuple[str, ...] = RULES
 ) -> Callable[[Random, str], tuple[Given, Given, str]]:
-    """Return the maker of configs with a rule for each type of layer: `kind`, and another."""
+    """Return `make` with a rule for each of two layer types: `kind`, and a random rule of `kinds`."""
 
     def make(rng: Random, kind: str) -> tuple[Given, Given, str]:
         fields, width = sized(rng, explicit=True)
@@ -266,13 +266,13 @@ def layered(
         for name, own in zip(names, (kind, str(rng.choice(kinds))), strict=True):
             share = float(rng.choice([0.25, 0.5, 1.0])) if part and own != "proportional" else 1.0
             rope = rule(rng, own, int(width * share) // 2, fields["max_position_embeddings"])
-            rope.pop("truncate", None)  # transformers looks for it beside the layer types
+            rope.pop("truncate", None)  # transformers reads it from the outer dict
             ropes[name] = {"rope_type": own, "rope_theta": base(rng), **rope}
             if part and own != "proportional":
                 ropes[name]["partial_rotary_factor"] = share
             both |= rope
         types = [names[i % 2] for i in range(fields["num_hidden_layers"])]
-        slack = "llama3"  # of either rule
+        slack = "llama3"  # the largest slack, for either rule
         return {**fields, "layer_types": types, "rope_parameters": ropes}, both, slack
 
     return make
@@ -281,7 +281,7 @@ def layered(
 def two_bases(
     keys: tuple[str, str], explicit: bool = True
 ) -> Callable[[Random, str], tuple[Given, Given, str]]:
-    """Return the maker of the older configs of two bases, and a rule for the layers of full attention."""
+    """Return `make` for older configs with two bases, and a rule for the layers of full attention."""
 
     def make(rng: Random, kind: str) -> tuple[Given, Given, str]:
         fields, width = sized(rng, explicit)
@@ -296,7 +296,7 @@ def two_bases(
 
 
 def global_width(rng: Random, kind: str) -> tuple[Given, Given, str]:
-    """Return a config of Gemma 4: another width of head in the layers of full attention."""
+    """Return a config of Gemma 4: heads of twice the width in the layers of full attention."""
     fields, rope, kind = layered(t.TYPES, kinds=("default", "linear"))(rng, kind)
     return {**fields, "global_head_dim": 2 * fields["head_dim"]}, rope, kind
 

@@ -1,4 +1,4 @@
-"""The rotary classes of text models, of one position and of M-RoPE, as their attentions use them."""
+"""The rotary classes of text models, with one position or M-RoPE, called as their attentions call them."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from hf._walk import Case, Probe, Theirs, config_class, modeling, own_config
 
-# Positions: a stretch from 0, a few far ones; for several coordinates, ones that are nowhere equal.
+# Positions: a range from 0, then unsorted positions with some far from 0.
 LINE = (np.arange(12), np.array([3, 0, 40, 4093, 17, 1000, 1023]))
 
 
 def grid(axes: int) -> tuple[np.ndarray, ...]:
-    """Return positions (S, axes), ones that are nowhere equal and ones that are everywhere, as for text."""
+    """Return positions (S, axes): coordinates that differ everywhere, then equal coordinates, as in text."""
     steps = np.array([1, 5, 11][:axes])
     unequal = np.arange(9)[:, None] * steps + np.array([40, 0, 7][:axes])
     return unequal, unequal[::-1] + 900, np.repeat(np.arange(5)[:, None], axes, axis=1)
@@ -21,20 +21,20 @@ def grid(axes: int) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of layer: what to ask `from_config` for, the key of its parameters, and whether it rotates."""
+    """A layer type: the `layer_type` for `from_config`, the key of its parameters, and whether it rotates."""
 
     ask: str | int | None = None
     key: str | None = None
     turns: bool = True
-    change: Callable[[Any], Any] | None = None  # the config that this layer's module is made from
+    change: Callable[[Any], Any] | None = None  # makes the config of this layer's module
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a class is made and its attention rotates.
+    """How a class is constructed, and how its attention rotates.
 
-    `apply` rotates (q, k), each (B, H, S, D), by what the module returns; `lanes` cuts that to one number a
-    pair. `width` is that of q's and k's last axis.
+    `apply` rotates (q, k), each (B, H, S, D), by the tables that the module returns; `lanes` reduces a table
+    to one number per pair. `width` returns the size of the last axis of q and k.
     """
 
     apply: Callable[..., tuple[Any, Any]]
@@ -48,7 +48,7 @@ class Form:
 
 
 def first_half(table: Any) -> Any:
-    """Undo (lanes, lanes), the cos and sin of pairs in halves."""
+    """Undo the repetition of the whole table for half pairs."""
     return table[..., : table.shape[-1] // 2]
 
 
@@ -58,7 +58,7 @@ def every_other(table: Any) -> Any:
 
 
 def as_it_is(table: Any) -> Any:
-    """Return what is by lane already."""
+    """Return a table that already has one number per pair."""
     return table
 
 
@@ -66,23 +66,23 @@ def as_it_is(table: Any) -> Any:
 
 
 def both(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """Most attentions: q and k at once; what is beyond cos's width, the function passes on."""
+    """Most attentions: q and k in one call; the function copies features beyond the width of cos."""
     return module.apply_rotary_pos_emb(q, k, cos, sin)
 
 
 def each(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """Gemma 3n and later: one array at a time, heads after positions."""
+    """Gemma 3n and later: one array at a time, (B, S, H, D)."""
     turn = module.apply_rotary_pos_emb
     return tuple(turn(x.transpose(1, 2), cos, sin, unsqueeze_dim=2).transpose(1, 2) for x in (q, k))
 
 
 def last_features(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """DeepSeek-V4: the function itself takes the last features of a head."""
+    """DeepSeek-V4: the function slices the last features of a head."""
     return tuple(module.apply_rotary_pos_emb(x, cos, sin) for x in (q, k))
 
 
 def sliced(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """Phi, Persimmon, StableLM, GPT-NeoX Japanese: the attention cuts off what does not turn."""
+    """Phi, Persimmon, StableLM, GPT-NeoX Japanese: the attention slices the features that rotate."""
     cat, share = importlib.import_module("torch").cat, config.rope_parameters["partial_rotary_factor"]
     turning = int(head_width(config) * share)
     turned = module.apply_rotary_pos_emb(q[..., :turning], k[..., :turning], cos, sin)
@@ -90,12 +90,12 @@ def sliced(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
 
 
 def latent(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """DeepSeek-V3's q_pe and k_pe: pairs interleaved before, in halves after."""
+    """DeepSeek-V3's q_pe and k_pe: from interleaved pairs to half pairs."""
     return module.apply_rotary_pos_emb_interleave(q, k, cos, sin)
 
 
 def latent_by_config(module: Any, config: Any, q: Any, k: Any, cos: Any, sin: Any) -> Any:
-    """Where `rope_interleave` chooses."""
+    """Choose by the config's `rope_interleave`."""
     return (latent if config.rope_interleave else both)(module, config, q, k, cos, sin)
 
 
@@ -115,12 +115,12 @@ def complex_positions_first(module: Any, config: Any, q: Any, k: Any, turns: Any
 
 
 def head_width(config: Any, layer: Layer = Layer()) -> int:
-    """Return the width of a head, as most attentions have it."""
+    """Return the width of a head, as most attentions compute it."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def width_of_layer(config: Any, layer: Layer) -> int:
-    """Return the width of the heads of a layer type, where they differ."""
+    """Return the head width of a layer type, for models whose layer types differ in it."""
     return config.per_layer_config[layer.key].head_dim
 
 
@@ -131,7 +131,7 @@ def latent_width(config: Any, layer: Layer) -> int:
 
 HALF = Form(both, first_half)
 INTERLEAVED = Form(both, every_other)
-HALF_TO_INTERLEAVED = Form(both, first_half)  # cos and sin come in halves, the function reorders them
+HALF_TO_INTERLEAVED = Form(both, first_half)  # the tables are for half pairs; the function reorders them
 SLICED = Form(sliced, first_half)
 LATENT = Form(latent, first_half, latent_width)
 LATENT_BY_CONFIG = Form(latent_by_config, first_half, latent_width)
@@ -179,7 +179,7 @@ def rotary(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a class's config is: the config class that holds it, and the path to it, "" for itself."""
+    """The location of a class's config: a config class, and the path inside it, "" for the config itself."""
 
     holder: str
     path: str = ""
@@ -187,14 +187,14 @@ class Place:
     change: Callable[[Any], None] | None = None
 
     def config(self, model: str) -> Any:
-        """Return a fresh default of the holder."""
+        """Return a new default config of the class `holder`."""
         made = config_class(model, self.holder)()
         if self.change is not None:
             self.change(made)
         return made
 
     def inner(self, config: Any) -> Any:
-        """Return what the class is made from."""
+        """Return the config at `path`, from which the rotary class is constructed."""
         for key in filter(None, self.path.split(".")):
             config = getattr(config, key)
         return config
@@ -208,7 +208,7 @@ def probes(
     positions: tuple[np.ndarray, ...] | None = None,
     **options: Any,
 ) -> Iterator[Probe]:
-    """Yield a probe for each place of a config and each kind of layer."""
+    """Yield a probe for each place of a config and each layer type."""
     for place in places:
         whole = place.config(model) if place.holder else own_config(model, cls)
         inner = place.inner(whole)
@@ -227,7 +227,7 @@ def probe(
     positions: tuple[np.ndarray, ...] | None = None,
     **options: Any,
 ) -> Probe:
-    """Return the probe of one kind of layer of one config."""
+    """Return the probe of one layer type of one config."""
     return Probe(
         config=whole,
         theirs=lambda pos: rotary(form, layer, model, cls, inner, pos, **options),
@@ -245,22 +245,22 @@ OWN = (Place(""),)
 
 
 def text(name: str, own: str | None = None) -> tuple[Place, ...]:
-    """Return the text part of a config of several, and that part by itself, of the class `own`."""
+    """Return the places of a text part: inside the whole config, and as a config of the class `own`."""
     return Place(f"{name}Config", "text_config", "text"), Place(f"{own or name + 'Text'}Config")
 
 
 def keyed(*names: str) -> tuple[Layer, ...]:
-    """Return kinds of layer whose parameters stand under their names."""
+    """Return layer types whose names are the keys of their parameters."""
     return tuple(Layer(name, name) for name in names)
 
 
 def turning(*asks: str | int) -> tuple[Layer, ...]:
-    """Return kinds of layer that rotate by the one set of parameters."""
+    """Return layer types that rotate by the shared parameters."""
     return tuple(Layer(ask) for ask in asks)
 
 
 def still(*asks: str | int | None) -> tuple[Layer, ...]:
-    """Return kinds of layer that do not rotate."""
+    """Return layer types that do not rotate."""
     return tuple(Layer(ask, turns=False) for ask in asks)
 
 
@@ -271,7 +271,7 @@ def case(
     places: tuple[Place, ...] = OWN,
     more: tuple[tuple[Form, tuple[Place, ...]], ...] = (),
 ) -> Case:
-    """Return a class's case: a form and where its configs are, and `more` of both."""
+    """Return a class's case: a form with the places of its configs, and `more` forms with places."""
     cls = f"{name}RotaryEmbedding"
 
     def made() -> Iterator[Probe]:
@@ -282,25 +282,25 @@ def case(
 
 
 def plain(form: Form, names: str) -> list[Case]:
-    """Return the cases of classes whose own config is all of it."""
+    """Return the cases of classes whose config is not a part of another config: model:Class."""
     return [case(form, *name.split(":")) for name in names.split()]
 
 
 def part(form: Form, names: str) -> list[Case]:
-    """Return the cases of classes of a text part: model:Class:whole config:config of the part."""
+    """Return the cases of the classes of text parts: model:Class:whole config:config of the part."""
     split = [name.split(":") for name in names.split()]
     return [case(form, model, name, text(root, own)) for model, name, root, own in split]
 
 
 def ernie_frequencies(made: Any, config: Any) -> Any:
-    """Undo the order h, w, t in which the class keeps the frequencies of alternating lanes."""
+    """Reorder the class's frequencies, h, w, t, by pair: h and w alternate, then t."""
     torch = importlib.import_module("torch")
     h, w, t = made.inv_freq.split(made.mrope_section)
     return torch.cat((torch.stack((h, w), dim=-1).flatten(), t))
 
 
 def sections(*counts: int, at: str | None = None) -> Callable[[Any], None]:
-    """Return a change of a config: the default has sections of another sum than its lanes, and cannot run."""
+    """Return a change that sets sections: the default sections do not sum to the pairs, and cannot run."""
 
     def change(config: Any) -> None:
         inner = config if at is None else getattr(config, at)
@@ -310,7 +310,7 @@ def sections(*counts: int, at: str | None = None) -> Callable[[Any], None]:
 
 
 def fields(at: str | None = None, **values: Any) -> Callable[[Any], None]:
-    """Return a change of a config that sets fields."""
+    """Return a change that sets fields of a config."""
 
     def change(config: Any) -> None:
         for key, value in values.items():
@@ -320,7 +320,7 @@ def fields(at: str | None = None, **values: Any) -> Callable[[Any], None]:
 
 
 def alternating(*names: str, at: str | None = None, **values: Any) -> Callable[[Any], None]:
-    """Return a change of a config whose default has layers of one type alone, though parameters of two."""
+    """Return a change that alternates two layer types; the default has parameters for both, uses one."""
 
     def change(config: Any) -> None:
         inner = config if at is None else getattr(config, at)
@@ -331,7 +331,7 @@ def alternating(*names: str, at: str | None = None, **values: Any) -> Callable[[
 
 
 def theta(value: float) -> Callable[[Any], Any]:
-    """Return the change to the config from which the module of a layer of its own base is made."""
+    """Return a change that makes the config for the module of a layer with its own base."""
 
     def change(config: Any) -> Any:
         made = type(config)()
@@ -421,7 +421,7 @@ CASES: list[Case] = [
         "T5Gemma",
         (Place("T5GemmaConfig", "encoder", "encoder"), Place("T5GemmaConfig", "decoder", "decoder")),
     ),
-    # The patcher, both local models and the global one.
+    # The patcher, both local models and the global model.
     case(
         INTERLEAVED,
         "blt",
@@ -476,7 +476,7 @@ CASES: list[Case] = [
         text("Llama4"),
     ),
     case(Form(last_features, as_it_is, layers=keyed("main", "compress")), "deepseek_v4", "DeepseekV4"),
-    # rotate_half without its sign turns by −pos·ω.
+    # NanoChat's rotate_half has the opposite sign, so it rotates by −pos·ω.
     case(replace(HALF, sign=-1), "nanochat", "NanoChat"),
     # Layers that do not rotate.
     *plain(
@@ -495,7 +495,7 @@ CASES: list[Case] = [
         ),
     ),
     *plain(replace(INTERLEAVED, layers=SLIDING_TURNS), "cohere2:Cohere2"),
-    # Layers of full attention rotate too where they are dense and at the front.
+    # The dense layers at the front also rotate, although they have full attention.
     case(
         replace(INTERLEAVED, layers=SLIDING_TURNS),
         "cohere2_moe",

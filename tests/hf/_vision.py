@@ -1,6 +1,7 @@
-"""The rotary classes of models that see, hear and fold, each called as its own attention calls it.
+"""The rotary classes of vision, audio and protein models, each called as its own attention calls it.
 
-Coordinates differ from one another at nearly every position, so that no two lane-to-axis maps agree.
+Coordinates differ from each other at nearly every position, so that each map of pairs to axes gives another
+result.
 """
 
 import copy
@@ -51,7 +52,7 @@ def _theirs(rotate: Rotate, inv_freq: Any, factor: float = 1.0, cos: Any = None,
 
 
 def _each(apply: Callable[[Any], Any]) -> Rotate:
-    """Make a rotation of one torch tensor one of a tuple of NumPy arrays."""
+    """Apply a function of one torch tensor to each array of a tuple of NumPy arrays."""
     return lambda arrays: tuple(apply(_tensor(x)).numpy() for x in arrays)
 
 
@@ -60,7 +61,7 @@ def _together(apply: Callable[[Any, Any], tuple[Any, Any]]) -> Rotate:
 
 
 def _packed(apply: Callable[[Any, Any], tuple[Any, Any]]) -> Rotate:
-    """Call what takes q and k as (S, heads, D), one sequence after another, as vision towers do."""
+    """Call a function of q and k as (S, heads, D) on one sequence after another, as vision towers do."""
     import torch
 
     def both(q: Any, k: Any) -> tuple[Any, ...]:
@@ -71,7 +72,7 @@ def _packed(apply: Callable[[Any, Any], tuple[Any, Any]]) -> Rotate:
 
 
 def _captured(attention: Any, forward: Callable[[Any], Any]) -> Rotate:
-    """Run an attention's own forward, its projections made the identity, and catch q and k after RoPE."""
+    """Run an attention's own forward with identity projections, and capture q and k after RoPE."""
     import torch
     from transformers import AttentionInterface
 
@@ -90,7 +91,7 @@ def _captured(attention: Any, forward: Callable[[Any], Any]) -> Rotate:
     def rotate(arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         done = []
         for name, x in zip("qk", arrays, strict=True):
-            # A head at a time, as the batch: some of these attentions have one head only.
+            # Pass the heads as the batch: some of these attentions have one head only.
             flat = _tensor(x).reshape(-1, *x.shape[2:])
             with torch.no_grad():
                 forward(flat)
@@ -133,7 +134,7 @@ def _plain(
     positions: tuple[np.ndarray, ...] = (LINE,),
     **options: Any,
 ) -> Case:
-    """Return the case of a class that takes (x, position_ids) and is used by `apply_rotary_pos_emb`."""
+    """Return the case of a class that takes (x, position_ids) and feeds `apply_rotary_pos_emb`."""
     cls, root = f"{name}RotaryEmbedding", f"{root}Config"
 
     def probes() -> Iterator[Probe]:
@@ -151,7 +152,7 @@ def _plain(
 
 
 def _other(config: Any) -> Any:
-    """Change a default config's numbers: another base, and half of the heads, so twice as wide."""
+    """Change a default config to another base and heads of twice the width; None without a base."""
     parameters = getattr(config, "rope_parameters", None)
     if parameters is None or "rope_theta" not in parameters:
         return None
@@ -163,16 +164,16 @@ def _other(config: Any) -> Any:
     return config
 
 
-# Two and three coordinates, in the manner of Qwen2-VL's ViT
+# Two and three coordinates, like Qwen2-VL's ViT
 
 
 def _ordered(cos: Any, order: str, lanes: int) -> Any:
-    """Undo what a model does to have full-width cos and sin."""
+    """Undo a model's repetition of cos and sin to the full width."""
     if order == "half":
         return cos[..., :lanes]
     if order == "interleaved":
         return cos[..., ::2]
-    n = lanes // 2  # blocks: each block's own half
+    n = lanes // 2  # blocks: keep the first half of each block
     return np.concatenate([cos[..., :n], cos[..., 2 * n : 3 * n]], axis=-1)
 
 
@@ -227,7 +228,7 @@ def _vision(
     head_dim: Callable[[Any], int] = _head_dim,
     **options: Any,
 ) -> Case:
-    """Return the case of a vision tower: as part of the whole config, alone, and alone with other numbers."""
+    """Return the case of a vision tower: its config inside the whole config, alone, and alone but changed."""
     cls = f"{name}RotaryEmbedding"
     options = {"lanes_of": _twice, **options}
 
@@ -275,7 +276,7 @@ def _gemma4_probes() -> Iterator[Probe]:
 
 
 def _llama4(config: Any, pos: np.ndarray) -> Theirs:
-    """The module has one table for its grid, counted from 1; (0, 0) is the row of the class token."""
+    """Select rows of the module's table: its grid counts from 1, and (0, 0) is the class token."""
     import torch
 
     owner = modeling("llama4")
@@ -285,11 +286,11 @@ def _llama4(config: Any, pos: np.ndarray) -> Theirs:
     table = whole[rows]
 
     def both(q: Any, k: Any) -> tuple[Any, ...]:
-        # A head at a time: the function views its table as q's shape.
+        # The function takes (B, S, H, D).
         turned = owner.vision_apply_rotary_emb(q.transpose(1, 2), k.transpose(1, 2), freqs_ci=table)
         return tuple(x.transpose(1, 2) for x in turned)
 
-    # Row 0 stands at (1, 1): its angles are the frequencies.
+    # Row 0 is position (1, 1): its angles are the frequencies.
     return _theirs(_together(both), whole[0, 0].angle(), 1.0, table[:, 0].real, table[:, 0].imag)
 
 
@@ -343,7 +344,7 @@ def _memory_attention(
     turns = rotary(torch.zeros(1), _tensor(pos))
     extra = (64,) if "kv_in_dim" in getattr(owner, cls).__init__.__code__.co_varnames else ()
     attention = getattr(owner, cls)(config, *extra)
-    attention.num_attention_heads = 1  # the heads come as the batch
+    attention.num_attention_heads = 1  # `_captured` passes the heads as the batch
     rotate = _captured(attention, partial(forward, attention, turns))
     return _theirs(rotate, _twice(rotary.inv_freq.numpy()), rotary.attention_scaling)
 
@@ -353,7 +354,7 @@ def _self_attention(attention: Any, turns: Any, x: Any) -> None:
 
 
 def _with_pointers(attention: Any, turns: Any, x: Any, **options: Any) -> None:
-    """Two memories and three object pointers behind them, which have no position."""
+    """Pass the keys of two memories, then three object pointers, which have no position."""
     import torch
 
     keys = torch.cat([x, x, x[:, :3] + 1], dim=1)[:, None]
@@ -388,7 +389,7 @@ def _sam3_attention(config: Any, pos: np.ndarray) -> Theirs:
     rotary = owner.Sam3ViTRotaryEmbedding(config)
     turns = rotary(torch.zeros(1), _tensor(pos))
     attention = owner.Sam3ViTRoPEAttention(config)
-    attention.num_attention_heads = 1  # the heads come as the batch
+    attention.num_attention_heads = 1  # `_captured` passes the heads as the batch
     rotate = _captured(attention, lambda x: attention(x[:, None], position_embeddings=turns))
     return _theirs(rotate, _twice(rotary.inv_freq.numpy()), rotary.attention_scaling)
 
@@ -411,7 +412,7 @@ def _dino(model: str, cls: str, config: Any, pos: np.ndarray) -> Theirs:
     omega = _twice(module.inv_freq.numpy()) * 2 * math.pi
 
     def both(q: Any, k: Any) -> tuple[Any, ...]:
-        # Two prefix tokens before the patches, which stay as they are.
+        # Put two prefix tokens before the patches; they must stay unrotated.
         pairs = [torch.cat([x[..., :2, :] + 1, x], dim=-2) for x in (q, k)]
         turned = owner.apply_rotary_pos_emb(*pairs, cos, sin)
         assert all(
@@ -526,7 +527,7 @@ def _atom_encoder(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrotated(config: Any, part: str | None = None) -> Probe:
-    """A config that asks for positions of another kind: our rope must be the identity."""
+    """Return the probe of a config with another position embedding: our rope must be the identity."""
     width = _head_dim(_at(config, part))
     return Probe(
         config, lambda pos: Theirs(lambda qk: qk, None), width, (LINE,), part=part, frequencies=False
@@ -614,7 +615,7 @@ def _conformer_case(model: str, name: str, root: str, heads: str) -> Case:
 
 
 def _first_head(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
-    """Qwen2.5-Omni's DiT gives head 0 to its RoPE, and only that: here every head comes as head 0."""
+    """Pass every head as head 0: Qwen2.5-Omni's DiT rotates only that head."""
     owner = modeling("qwen2_5_omni")
     done = []
     for x in (q, k):
@@ -624,7 +625,7 @@ def _first_head(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
 
 
 def _across_heads(model: str, q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
-    """XCodec2 counts heads where others count tokens: here our positions stand in the place of its heads."""
+    """Pass tokens as heads: XCodec2 and NeuCodec rotate by the index of the head, not of the token."""
     turned = modeling(model).apply_rotary_pos_emb(
         q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2
     )
@@ -641,7 +642,7 @@ def _flamingo(config: Any, known: dict[bytes, np.ndarray], pos: np.ndarray) -> T
 
 
 def _windows(config: Any) -> dict[bytes, np.ndarray]:
-    """Return the seconds of each frame of three windows, by the bytes of our coordinates for them."""
+    """Return the seconds of the frames of three windows; the keys are the bytes of our coordinates."""
     turn, longest, known = 2 * math.pi, config.max_position_embeddings, {}
     for start in (0.0, 2.4, 7.2):
         frames = np.arange(20)
@@ -702,7 +703,7 @@ def _hunyuan_refused() -> Iterator[tuple[Any, str | None, str]]:
 
 
 def _each_of(make: Callable[..., Case], names: str) -> list[Case]:
-    """Return the cases of model:class:config, each without its common ending."""
+    """Return the cases of model:class:config, class and config without their common suffixes."""
     return [make(*name.split(":")) for name in names.split()]
 
 
@@ -832,7 +833,7 @@ _LIFE = [
 CASES: list[Case] = [*_TOWERS, *_SOUND, *_LIFE]
 
 
-# Configs that no repository holds
+# Random configs
 
 Random = np.random.Generator
 Given = dict[str, Any]
@@ -840,7 +841,7 @@ Given = dict[str, Any]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A class, `make`, which draws the fields of a config, and `probe`, which makes a probe of the config."""
+    """A class; `make` draws the fields of a config, and `probe` returns the probe of the config."""
 
     model: str
     config: str
@@ -852,7 +853,7 @@ class Drawn:
         return f"{self.model}, {self.config}"
 
     def probes(self, seed: int) -> Iterator[tuple[str, str, Probe]]:
-        """Yield what was given, a name, and the probe: of the dict, the config object, and what it saves."""
+        """Yield the config as text, a name, and the probe, for the dict, the object, and the saved JSON."""
         owner = config_class(self.model, self.config)
         given = self.make(np.random.default_rng([seed, *self.name.encode()]))
         made = owner(**copy.deepcopy(given))
@@ -894,7 +895,7 @@ def _drawn_memory(rng: Random) -> Given:
 
 def _drawn_dino(rng: Random) -> Given:
     heads = int(rng.integers(1, 9))
-    width = 4 * 2 ** int(rng.integers(1, 6))  # 4/width must be exact, or their arange has a number too many
+    width = 4 * 2 ** int(rng.integers(1, 6))  # unless 4/width is exact, their arange has one number too many
     return {
         "hidden_size": heads * width,
         "num_attention_heads": heads,
@@ -959,9 +960,9 @@ def _drawn_line(model: str, name: str, config: str, make: Callable[[Random], Giv
 
 
 _BY_HEADS = partial(_drawn_tower, heads="num_attention_heads")
-_SAM_WAY = {"order": "interleaved", "apply": "apply_rotary_pos_emb_2d", "packed": False}
+_SAM = {"order": "interleaved", "apply": "apply_rotary_pos_emb_2d", "packed": False}
 
-# As `_random.FORMS`.
+# Random configs of vision, audio and protein models, like `_random.FORMS`.
 FORMS: tuple[Drawn, ...] = (
     _drawn(
         "qwen2_vl",
@@ -994,8 +995,8 @@ FORMS: tuple[Drawn, ...] = (
         packed=False,
         unsqueeze=0,
     ),
-    _drawn("sam3", "Sam3ViT", "Sam3ViT", _BY_HEADS, positions=(GRID, FINE), **_SAM_WAY),
-    _drawn("sam2_video", "Sam2VideoVision", "Sam2Video", _drawn_memory, head_dim=_memory_width, **_SAM_WAY),
+    _drawn("sam3", "Sam3ViT", "Sam3ViT", _BY_HEADS, positions=(GRID, FINE), **_SAM),
+    _drawn("sam2_video", "Sam2VideoVision", "Sam2Video", _drawn_memory, head_dim=_memory_width, **_SAM),
     Drawn(
         "gemma4",
         "Gemma4VisionConfig",

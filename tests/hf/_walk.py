@@ -1,7 +1,7 @@
 """Every rotary class of transformers, and how each is compared with `RoPE.from_config`.
 
 `_text.CASES` and `_vision.CASES` hold one `Case` for each class that `classes()` finds. A case makes its
-probes only when asked, so that a model's module is imported only for its own case.
+probes only when called, so that a model's module is imported only for its own case.
 `PYTHONPATH=tests python -m hf._walk` writes the table of docs/models.md.
 """
 
@@ -12,7 +12,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,10 @@ EPS = 2.0**-24  # half a unit in the last place of float32, relative
 
 @dataclass(frozen=True)
 class Theirs:
-    """What a model computes for one array of positions; arrays of NumPy, float32.
+    """A model's results for one array of positions, as float32 NumPy arrays.
 
-    `inv_freq` (lanes,) and `cos`, `sin` (S, lanes) go by lane: one number for each pair of features, in the
-    order of our lanes. Any of them is None where the model keeps no such thing.
+    `inv_freq` (num_pairs,) and `cos`, `sin` (S, num_pairs) have one number per pair of features, in the order
+    of our pairs. Each is None if the model does not provide it.
     """
 
     rotate: Callable[[tuple[np.ndarray, ...]], tuple[np.ndarray, ...]]  # each (B, H, S, head_dim)
@@ -42,11 +42,9 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Probe:
-    """One config, or one layer type of it, of a rotary class.
+    """A config of a rotary class, or one of its layer types.
 
-    `theirs` takes positions as `RoPE.apply` does, (S,) or (S, coordinates). `rotation` replaces
-    `RoPE.from_config` where a config cannot hold the rope: it gets the positions and `like`.
-    `ours` overrides what `RoPE.from_config` would be asked for: it gets the config in one of the forms.
+    `theirs` takes positions as `RoPE.apply` does, (S,) or (S, coordinates).
     """
 
     config: Any
@@ -55,19 +53,17 @@ class Probe:
     positions: tuple[np.ndarray, ...]
     part: str | None = None
     layer_type: str | int | None = None
-    rotation: Callable[[np.ndarray, np.ndarray], ra.Rotation] | None = None
-    ours: Callable[[Any], ra.RoPE] | None = None
-    frequencies: bool = True  # False: `rope.frequencies` are not one number for each lane
-    slack: float = 1.0  # how many times the tolerance of a frequency
-    shown: bool = True  # False: not in the table, as the config is no model's default
+    frequencies: bool = True  # False: `rope.frequencies` are not compared
+    slack: float = 1.0  # a factor on the tolerance of the frequencies
+    shown: bool = True  # False: not in the table, as the config is not a default
 
 
 @dataclass(frozen=True)
 class Case:
-    """A class of `transformers.models.<model>`, and what is expected of it.
+    """A class of `transformers.models.<model>`, and its expected result.
 
-    `status` is "equal" or the reason why it is not reached. `refused` yields (config, part, text): for these,
-    `RoPE.from_config` must raise an error that has `text` in it.
+    `status` is "equal", or a reason that the table shows instead. `refused` yields (config, part, text):
+    `RoPE.from_config` must raise an error whose message contains `text`.
     """
 
     model: str
@@ -75,14 +71,13 @@ class Case:
     probes: Callable[[], Iterable[Probe]] | None = None
     status: str = EQUAL
     refused: Callable[[], Iterable[tuple[Any, str | None, str]]] | None = None
-    uses: str | None = field(default=None)  # the table's text, where there is no rope to describe
 
     @property
     def id(self) -> str:
         return f"{self.model}-{self.cls}"
 
 
-# What transformers has
+# Classes of transformers
 
 
 def modeling(model: str, suffix: str = "") -> Any:
@@ -106,7 +101,7 @@ def own_config(model: str, cls: str) -> Any:
 
 @functools.cache
 def classes() -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-    """Return (model, class) of every rotary class, and why a file could not be imported, by its name."""
+    """Return (model, class) of every rotary class, and the import errors by module name."""
     torch, models = importlib.import_module("torch"), importlib.import_module("transformers.models")
     found, failed = set(), {}
     for file in sorted(pathlib.Path(models.__path__[0]).glob("*/modeling_*.py")):
@@ -134,29 +129,27 @@ def cases() -> list[Case]:
 FORMS: Mapping[str, Callable[[Any], Any]] = {
     "object": lambda config: config,
     "dict": lambda config: config.to_dict(),
-    "saved": lambda config: json.loads(config.to_json_string()),  # what config.json holds
+    "saved": lambda config: json.loads(config.to_json_string()),  # the content of config.json
 }
 
 
 def ours(probe: Probe, form: str = "object") -> ra.RoPE:
-    """Read the probe's config in one of FORMS, or as it is where it is a dict already."""
+    """Read the probe's config in one of FORMS, or unchanged if it is a dict already."""
     config = probe.config if isinstance(probe.config, dict) else FORMS[form](probe.config)
-    if probe.ours is not None:
-        return probe.ours(config)
     return ra.RoPE.from_config(config, part=probe.part, layer_type=probe.layer_type)
 
 
 def frequency_tolerance(inv_freq: np.ndarray) -> np.ndarray:
     """Bound the error of a float32 frequency.
 
-    base^(2i/d) has an exponent rounded to 2^-25 and at most ln(1e8) = 18.4 times that in the power, then
-    the roundings of the power, the reciprocal and the few operations of a scaling rule.
+    The exponent of base^(2i/d) is rounded by up to 2^-25, and the power multiplies this error by at most
+    ln(1e8) = 18.4. The power, the reciprocal and the few operations of a scaling rule are rounded too.
     """
     return 20 * EPS * np.abs(inv_freq) + 4 * EPS * np.max(np.abs(inv_freq), initial=0) * 1e-3
 
 
 def angle_tolerance(pos: np.ndarray, theirs: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """Bound the difference of the angles, (S, lanes): that of the frequencies, and a rounding of pos·ω."""
+    """Bound the difference of the angles, (S, num_pairs): frequencies differ, and pos·ω is rounded."""
     far = np.abs(pos).reshape(pos.shape[0], -1).max(axis=-1, keepdims=True)
     return far * (np.abs(theirs - ours) + 2 * EPS * np.abs(ours)) + 4 * EPS
 
@@ -179,25 +172,24 @@ def _length(pos: np.ndarray) -> int:
 
 
 def differences(probe: Probe, form: str = "object") -> list[str]:
-    """Return what differs between the model and our reading of its config, for each array of positions."""
-    rope = ours(probe, form) if probe.rotation is None else None
+    """List the differences of the model and our reading of its config, for each array of positions."""
+    rope = ours(probe, form)
     found = []
     for number, pos in enumerate(probe.positions):
-        at = None if rope is None else rope.at_length(_length(pos))
-        found += [f"positions {number}: {text}" for text in _compare(probe, pos, at)]
+        texts = _compare(probe, pos, rope.at_length(_length(pos)))
+        found += [f"positions {number}: {text}" for text in texts]
     return found
 
 
-def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE | None) -> list[str]:
+def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE) -> list[str]:
     theirs = probe.theirs(pos)
     q, k = features(pos.shape[0], probe.head_dim)
-    rotation = probe.rotation(pos, q) if probe.rotation is not None else rope.rotation(pos, like=q)
-    omega = rope.frequencies if rope is not None and probe.frequencies else theirs.inv_freq
+    rotation = rope.rotation(pos, like=q)
+    omega = rope.frequencies if probe.frequencies else theirs.inv_freq
     want_omega = omega if theirs.inv_freq is None else theirs.inv_freq
     omega, want_omega = (np.asarray([] if w is None else w, dtype=np.float64) for w in (omega, want_omega))
     found = _same("inverse frequencies", omega, want_omega, probe.slack * frequency_tolerance(want_omega))
-    if rope is not None:
-        found += _same("attention factor", rope.amplitude, theirs.factor, 4 * EPS * abs(theirs.factor))
+    found += _same("attention factor", rope.amplitude, theirs.factor, 4 * EPS * abs(theirs.factor))
     error = angle_tolerance(pos, want_omega, omega if omega.shape == want_omega.shape else want_omega)
     for name in ("cos", "sin"):
         if (want := getattr(theirs, name)) is not None:
@@ -208,7 +200,7 @@ def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE | None) -> list[str]:
 
 
 def rotation_tolerance(x: np.ndarray, angles: np.ndarray, factor: float) -> np.ndarray:
-    """Bound the difference of x·cos ± x'·sin in each row: that of the angles, and a few roundings."""
+    """Bound the difference of x·cos ± x'·sin in each row: angles differ, and a few operations round."""
     angle = angles.max(axis=-1, keepdims=True, initial=0)
     return (angle + 8 * EPS) * max(1.0, abs(factor)) * 2**0.5 * np.abs(x).max()
 
@@ -248,10 +240,8 @@ def _short(value: Any) -> str:
 
 
 def _row(case: Case) -> str:
-    uses = case.uses
-    if uses is None and case.probes is not None:
-        texts = [describe(ours(probe)) for probe in case.probes() if probe.rotation is None and probe.shown]
-        uses = "; ".join(dict.fromkeys(texts))
+    probes = case.probes() if case.probes is not None else ()
+    uses = "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
     return f"| {case.model} | {case.cls} | {uses or '–'} | {case.status} |"
 
 
