@@ -5,9 +5,9 @@ from typing import Any
 from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
-from ._array_api.out import rotate_into
+from ._array_api.out import new_results, rotate_into
 from ._array_api.source import Positions, Source, Tables
-from ._errors import ArrayTypeError, BackendError, describe
+from ._errors import ArrayTypeError, describe
 
 
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
@@ -23,11 +23,7 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
     chosen = _registry.choose(found, xs, source, backend)
     if out is not None:
         return rotate_into(chosen, call, x, out)
-    ys = chosen.rotate(call)
-    if len(ys) != len(xs):
-        raise BackendError(
-            f"backend {chosen.name!r} returned {len(ys)} arrays for {len(xs)}; it needs one for each."
-        )
+    ys = new_results(chosen, call)
     return ys if type(x) is tuple else ys[0]
 
 
@@ -37,8 +33,8 @@ def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tab
     check_table_call(source, like, lib)
     found = backends_for((like,))
     chosen = _registry.choose(found, (like,), source, backend)
-    make = getattr(chosen, "make_tables", None) or found.in_order[-1].make_tables
-    cos, sin = make(source, like)
+    makers = (chosen, found.in_order[-1], _registry.ArrayAPI(found.library))
+    cos, sin = next(each.make_tables for each in makers if hasattr(each, "make_tables"))(source, like)
     return Tables(cos, sin, source.layout)
 
 

@@ -1,11 +1,24 @@
 """A memo that torch.compile can trace, and that cannot grow without end."""
 
+import os
 from collections.abc import Callable
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 _LIMIT = 256  # values in one memo; the oldest goes when it is full
+
+# Held while a memo or the table of libraries changes. Reentrant: finalizers that run then may rotate arrays.
+lock = RLock()
+
+
+def _renew_lock() -> None:
+    global lock
+    lock = RLock()
+
+
+if hasattr(os, "register_at_fork"):  # another thread of the parent may hold the lock
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _Values:
@@ -24,7 +37,7 @@ def traced_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def traced_memo(make: Callable[..., Any], key: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Return `make` with a memo over its arguments, or over the keys that `key` makes of them."""
-    values, names, numbers, lock = _Values(), {}, count(), Lock()  # type: ignore[var-annotated]
+    values, names, numbers = _Values(), {}, count()  # type: ignore[var-annotated]
 
     @traced_constant
     def name_of(*args: Any, **fields: Any) -> str:

@@ -565,7 +565,19 @@ def test_too_few_results_are_an_error(packages):
         ),
     )
     packages.run("""
-        assert "returned 0 arrays for 1" in refusal(lambda: rope.apply(x, 3))
+        out = np.zeros_like(x)
+        for given in (None, out):
+            assert "returned 0 arrays for 1" in refusal(lambda: rope.apply(x, 3, out=given))
+        assert not out.any()
+    """)
+
+
+def test_an_array_api_backend_may_leave_tables_to_ours(packages):
+    packages.install("mine", loopback(more="is_array_api = True\ndel make_tables\n"))
+    packages.run("""
+        assert ra.explain(x, 3).backend == "mine"
+        ours = rope.rotation(3, like=x, backend="array-api")
+        assert (ours.cos == rope.rotation(3, like=np.ones(1, "float32")).cos).all()
     """)
 
 

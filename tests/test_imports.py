@@ -660,6 +660,41 @@ in_threads(work)
 """
 
 
+LOCKED = """
+import os, signal, threading
+import numpy as np
+import rope_array as ra
+from rope_array import _dynamo
+
+x, held, release = np.ones((3, 2)), threading.Event(), threading.Event()
+with _dynamo.lock:
+    ra.apply(x, [1, 2, 3], base=1.5)  # as a finalizer that runs while a memo changes
+
+
+def hold():
+    with _dynamo.lock:
+        held.set()
+        release.wait()
+
+
+threading.Thread(target=hold).start()
+held.wait()
+if hasattr(os, "fork"):
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        ra.apply(np.ones((3, 2)), [1, 2, 3], base=2.5)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+release.set()
+"""
+
+
+def test_calls_while_the_memos_are_locked() -> None:
+    """A thread that holds the lock may rotate; a forked child does not wait for a thread of its parent."""
+    child.run(LOCKED)
+
+
 def test_one_liners_of_many_specs_in_eight_threads() -> None:
     """Use more specs than the memo holds: one thread evicts the plan that another is about to use."""
     child.run(MANY_SPECS)

@@ -64,6 +64,7 @@ HOSTILE = [
     *(("head_dim", value) for value in (2**62, 2**70, 8.0, 6, -8)),
     *(("start", value) for value in (-2, 2, 9, 2**62, -(2**63), 0.0, False)),
     *(("stop", value) for value in (9, 7, 6, -8, 2**62, 2**63 - 1, None)),
+    *(("amplitude", value) for value in (0.0, -1.0, float("nan"), 2, "1.0")),
     *(("blocks", value) for value in (0, 3, 8, -1, -(2**63), True, 2**64)),
     *((name, value) for name in ("pairing", "out_pairing") for value in ("foo", None, 1, b"half", "halfé")),
 ]
@@ -153,8 +154,9 @@ def test_errors_are_those_of_the_array_api_backend(given):
 
 @pytest.mark.library("numpy")
 def test_a_range_beyond_64_bits():
-    with pytest.raises((RoPEError, OverflowError)):
-        RoPE(8).apply(X, range(-(2**63), 2**63 - 1))
+    for pos in (range(-(2**63), 2**63 - 1), range(2**63), range(-(2**62), 2**62)):
+        with pytest.raises(ra.PositionError, match="longer than an axis"):
+            RoPE(8).apply(X, pos)
 
 
 @pytest.mark.library("numpy")

@@ -187,6 +187,21 @@ def test_unusual_calls(tensors):
 
 
 @pytest.mark.library("torch")
+def test_methods_of_a_tensor_that_users_replaced(tensors):
+    """The kernel calls the type's methods: a tensor's own could free memory that it has viewed already."""
+    import torch
+
+    x, parameter = torch.randn(5, 8), torch.nn.Parameter(torch.randn(5, 8), requires_grad=False)
+    want = [of_tensor(by_array_api(RoPE(8), one, range(5))) for one in (x, parameter)]
+    for one in (x, parameter):
+        for name in ("is_neg", "stride", "data_ptr", "element_size"):
+            setattr(one, name, lambda: pytest.fail("called"))
+    got = RoPE(8).apply((x, parameter), range(5), backend="native")
+    for y, expected in zip(got, want, strict=True):
+        assert_same(of_tensor(y), expected)
+
+
+@pytest.mark.library("torch")
 def test_other_python_threads_run_during_a_large_call_of_torch(monkeypatch):
     import torch
 

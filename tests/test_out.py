@@ -432,8 +432,8 @@ def test_overlap_among_the_arrays_of_a_tuple(lib):
     near = buffer.reshape(-1)[8:88].reshape(5, 16)
     for xs, outs, says in [
         ((a, b), (b, a), ["out[0] shares memory with x[1]"]),
-        ((a, b), (c, a), ["out[1] shares memory with x[0]"]),
-        ((a, b), (c, c), ["out[1] shares memory with out[0]"]),
+        ((a, b), (c, a), ["out[1] shares memory with x[0], which is read"]),
+        ((a, b), (c, c), ["out[1] shares memory with out[0], which is written too"]),
         ((a, b), (other, other), ["out[1] shares memory with out[0]"]),
         ((a, a), (a, other), ["out[0] shares memory with x[1]"]),
         ((a, a), (a, a), ["shares memory with"]),

@@ -60,8 +60,8 @@ void import_numpy();
 bool is_tensor(nb::handle array);
 extern const Library TORCH;
 
-// Serve tensors of these types: `tensor`, viewed by its DLPack exchange table if it has one, and `parameter`. Return
-// whether there is a table and `use_table` allows it; without, a tensor's Python attributes are read.
+// Register PyTorch's types and functions. Tensors are read by DLPack's exchange table if their type has one and
+// `use_table` is true, else by their Python attributes; parameters by attributes always. Return whether the table is used.
 bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle empty_like, nb::handle num_threads, bool use_table);
 
 }  // namespace rope

@@ -1,6 +1,7 @@
 // The functions that Python calls: `rotate`, the one entry for arrays of NumPy and PyTorch, and the kernel's settings.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <exception>
@@ -23,7 +24,7 @@ namespace {
 constexpr int64_t RELEASE_BYTES = 1 << 15;  // of x, from which other Python threads may run during the call
 constexpr int64_t HUGE_BYTES = 1 << 22;     // of a new result, from which it asks for huge pages
 
-const Level* level = levels()[0];
+std::atomic<const Level*> level{levels()[0]};
 PyObject* native_name;  // "native"
 
 // ---- plans ----
@@ -53,6 +54,9 @@ bool parse_layout(nb::handle tuple, Layout& layout) {
         return false;
     if (layout.start < 0 || stop < layout.start || layout.head_dim < stop || layout.blocks < 1) return false;
     layout.num_pairs = (stop - layout.start) / 2;
+    const nb::handle amplitude = field(5);  // the tables contain it already
+    if (!amplitude.is_none() && !(PyFloat_Check(amplitude.ptr()) && PyFloat_AsDouble(amplitude.ptr()) > 0)) return false;
+    if (layout.blocks > std::max<int64_t>(1, layout.num_pairs)) return false;
     return (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
 }
 
@@ -101,7 +105,6 @@ bool set_array(Array& array, const ArrayView& x, const Layout& layout, int64_t s
     array.seq_axis = sequence_axis(seq_axis, last);
     std::copy(x.shape, x.shape + last, array.shape);
     std::copy(x.strides, x.strides + last, array.x_stride);
-    array.features = x.shape[last];
     array.x_feature = x.strides[last];
     array.x = x.data;
     return array.seq_axis != -2;
@@ -111,12 +114,6 @@ void set_result(Array& array, const ArrayView& y) {
     std::copy(y.strides, y.strides + array.num_axes, array.y_stride);
     array.y_feature = y.strides[array.num_axes];
     array.y = y.data;
-}
-
-int64_t bytes_of(const Array& array) {
-    int64_t bytes = ITEMSIZE[array.dtype] * array.features;
-    for (int a = 0; a < array.num_axes; ++a) bytes *= array.shape[a];
-    return bytes;
 }
 
 // ---- sources ----
@@ -305,12 +302,15 @@ class Call {
 
     nb::object create_results(const ArrayTuple& xs) {
         nb::object results;
-        if (xs.is_tuple) results = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(xs.size)));
+        if (xs.is_tuple) {
+            results = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(xs.size)));
+            if (!results.is_valid()) throw nb::python_error();
+        }
         for (size_t i = 0; i < xs.size; ++i) {
             ArrayView view;
             nb::object y = library_.empty_like(xs[i], view);
             set_result(arrays_[i], view);
-            if (library_.wants_huge_pages) prefer_huge_pages(view.data, bytes_of(arrays_[i]));
+            if (library_.wants_huge_pages) prefer_huge_pages(view.data, bytes_of(i));
             if (!xs.is_tuple) return y;
             PyTuple_SetItem(results.ptr(), static_cast<Py_ssize_t>(i), y.release().ptr());
         }
@@ -319,8 +319,9 @@ class Call {
 
     void run(bool fresh) const {
         int64_t bytes = 0;
-        for (const Array& array : arrays_) bytes += bytes_of(array);
-        auto run = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, *level, threads); };
+        for (size_t i = 0; i < arrays_.size(); ++i) bytes += bytes_of(i);
+        const Level& by = *level.load(std::memory_order_relaxed);
+        auto run = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, by, threads); };
         if (bytes < RELEASE_BYTES) return run(1);
         const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
         const int threads = alone ? 1 : num_threads(library_.num_threads());
@@ -336,6 +337,12 @@ class Call {
     }
 
   private:
+    int64_t bytes_of(size_t i) const {
+        int64_t bytes = xs_[i].itemsize;
+        for (int a = 0; a < xs_[i].num_axes; ++a) bytes *= xs_[i].shape[a];
+        return bytes;
+    }
+
     // Return whether each out is contiguous and overlaps nothing but its own x, judged by extents. If unsure, return
     // false: Python's check decides.
     bool may_write(const std::vector<ArrayView>& outs) const {
@@ -402,6 +409,7 @@ NB_MODULE(_kernel, m) {
     import_numpy();
     native_name = PyUnicode_InternFromString("native");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
+    m.attr("MAX_AXES") = MAX_AXES;
     m.def("make_plan", &make_plan);
     m.def("use_tensors", &use_tensors);
     m.def("has_memory", [](nb::handle tensor) {
@@ -411,7 +419,7 @@ NB_MODULE(_kernel, m) {
     m.def("rotate", &rotate_arrays, nb::arg("x").none(), nb::arg("source").none(), nb::arg("seq_axis").none(),
           nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
     m.def("level_names", &level_names);
-    m.def("level_name", [] { return level->name; });
+    m.def("level_name", [] { return level.load()->name; });
     m.def("use_level", &use_level);
     m.def("threads_of", &num_threads);
     m.def("share_out_from", [](int64_t bytes) { return parallel_bytes.exchange(bytes); });

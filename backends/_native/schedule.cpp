@@ -14,7 +14,7 @@ namespace {
 // Bytes of the tables in one tile: few if a position's rows are adjacent (they stay in the L1 cache), more if several
 // runs of rows reuse them.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
-constexpr int64_t MAX_TILE_POSITIONS = 256;
+constexpr int64_t MAX_TILE_POSITIONS = 256;   // without runs
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
 constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed the L2 cache
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
@@ -58,7 +58,8 @@ bool is_staged(const Layout& layout, const Array& array) {
            (array.x == array.y && layout.reads_half != layout.writes_half);
 }
 
-// A call as tiles: some positions along the source's last axis, with a part of the rows that share them.
+// A call, cut into tiles. A tile has some positions along the source's last axis longer than 1, and a part of the rows at
+// each.
 class Schedule {
   public:
     Schedule(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
@@ -79,7 +80,6 @@ class Schedule {
         int64_t bytes = 0;
         for (const ArrayLoop& loop : loops_) bytes += x_bytes(loop);
         if (!bytes) return;
-        if (bytes < parallel_bytes.load(std::memory_order_relaxed)) threads = 1;
         streams_ = bytes >= stream_bytes.load(std::memory_order_relaxed);
         streams_new_pages_ = bytes >= STREAM_NEW_PAGES_BYTES;
         prefetches_ = bytes >= PREFETCH_BYTES;

@@ -19,7 +19,6 @@ struct KernelPlan {
     std::vector<uint64_t> turns_q64, turns_q96_high, turns_q96_low;
     std::vector<int32_t> coordinate;
 
-    bool has_frequencies() const { return static_cast<int64_t>(turns_q64.size()) == layout.num_pairs; }
     Frequencies frequencies() const;
 };
 
@@ -29,7 +28,6 @@ struct Array {
     int num_axes;
     int seq_axis;  // counted from the front; -1 for a single vector
     int64_t shape[MAX_AXES];
-    int64_t features;
     const char* x;
     int64_t x_stride[MAX_AXES];
     int64_t x_feature;

@@ -22,7 +22,7 @@ struct ExchangeTable {
 };
 
 // Kept for good, as PyTorch is.
-PyObject *tensor_type, *parameter_type, *empty_like_function, *num_threads_function, *is_neg_name;
+PyObject *tensor_type, *parameter_type, *is_neg_method, *empty_like_function, *num_threads_function;
 int (*view_by_table)(void*, nb::dlpack::dltensor*);
 
 int dtype_of(nb::dlpack::dtype dtype) {
@@ -45,10 +45,12 @@ int dtype_of(const char* name) {
     return OTHER_DTYPE;
 }
 
+// Call the methods of the type: an instance may have attributes of these names.
 bool view_by_attributes(nb::handle tensor, ArrayView& view) {
+    const nb::handle type(tensor_type);
     const nb::str dtype(nb::getattr(tensor, "dtype"));  // "torch.float32"
     const char* const dot = std::strrchr(dtype.c_str(), '.');
-    const nb::object shape = nb::getattr(tensor, "shape"), strides = tensor.attr("stride")();
+    const nb::object shape = nb::getattr(tensor, "shape"), strides = type.attr("stride")(tensor);
     const size_t num_axes = nb::len(shape);
     if (num_axes > MAX_AXES || !nb::cast<bool>(tensor.attr("is_cpu"))) return false;
     int64_t sizes[MAX_AXES], steps[MAX_AXES];
@@ -56,8 +58,8 @@ bool view_by_attributes(nb::handle tensor, ArrayView& view) {
         sizes[a] = nb::cast<int64_t>(shape[a]);
         steps[a] = nb::cast<int64_t>(strides[a]);
     }
-    void* const data = reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")()));
-    const int64_t itemsize = nb::cast<int64_t>(tensor.attr("element_size")());
+    void* const data = reinterpret_cast<void*>(nb::cast<uintptr_t>(type.attr("data_ptr")(tensor)));
+    const int64_t itemsize = nb::cast<int64_t>(type.attr("element_size")(tensor));
     return set_view(view, dtype_of(dot ? dot + 1 : dtype.c_str()), itemsize, static_cast<int>(num_axes), sizes, steps,
                     itemsize, data);
 }
@@ -82,7 +84,7 @@ bool view_tensor(nb::handle array, ArrayView& view) {
     if (!is_tensor(array)) return false;
     try {
         PyObject* const self = array.ptr();
-        const nb::object negated = nb::steal(PyObject_VectorcallMethod(is_neg_name, &self, 1, nullptr));
+        const nb::object negated = nb::steal(PyObject_Vectorcall(is_neg_method, &self, 1, nullptr));
         if (!negated.is_valid()) throw nb::python_error();
         return negated.ptr() == Py_False && view_memory(array, view);
     } catch (nb::python_error& error) {
@@ -112,7 +114,7 @@ bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle empty_like,
     parameter_type = parameter.inc_ref().ptr();
     empty_like_function = empty_like.inc_ref().ptr();
     num_threads_function = num_threads.inc_ref().ptr();
-    is_neg_name = PyUnicode_InternFromString("is_neg");
+    is_neg_method = nb::getattr(tensor, "is_neg").release().ptr();
     view_by_table = nullptr;
     const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
     if (!use_table || !PyCapsule_IsValid(capsule.ptr(), NAME)) return false;

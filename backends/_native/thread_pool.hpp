@@ -9,8 +9,9 @@ namespace rope {
 // `threads`. While another call uses the pool this thread works alone, so many Python threads start no more workers.
 void parallel(int64_t tasks, int threads, void (*work)(void* context, int worker, int64_t task), void* context);
 
-// Return ROPE_ARRAY_NUM_THREADS if set, else `library_threads` if positive, else OMP_NUM_THREADS if set, else the
-// number of processors that this process may use.
+// Return ROPE_ARRAY_NUM_THREADS, else `library_threads`, else OMP_NUM_THREADS, else the number of processors that this
+// process may use. A variable counts if its text begins with a number above 0, which is cut to 1024; `library_threads`
+// counts if it is positive.
 int num_threads(int library_threads);
 
 }  // namespace rope

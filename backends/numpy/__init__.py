@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._array_api.library import library
 from rope_array._array_api.source import Call, Source
 from rope_array._array_api.tables import aligned_tables
 
@@ -12,8 +11,6 @@ from . import _blocks
 
 name = "numpy"
 accepts_outs = True
-
-__all__ = ["accepts_outs", "decline_reason", "library", "name", "rotate"]
 
 
 def decline_reason(xs: Any, source: Source) -> str | None:
@@ -29,12 +26,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
-    ys = results(call.xs, outs)
+    ys = tuple(np.empty_like(x, subok=False) for x in call.xs) if outs is None else outs
     for x, y, (cos, sin) in zip(call.xs, ys, aligned_tables(call), strict=True):
         _blocks.rotate(x, cos, sin, call.source.layout, y)
     return ys
-
-
-def results(xs: Any, outs: Any) -> Any:
-    """Return `outs`, or new arrays if it is None."""
-    return tuple(np.empty_like(x, subok=False) for x in xs) if outs is None else outs

@@ -93,8 +93,7 @@ class _Halves:
 
     Tables with both halves make a block one contiguous run. A half is copied as one element of dtype void.
     So 384 rows of 64 float32 take 5.0 µs, as slices 7.7. A product of 384 rows with such tables takes 4.9 µs,
-    with tables of one half 11.9. Separate arrays of a and b took 8.3 and 11.1 ms, this 7.4 and 7.8 (32
-    heads of 2048 positions, 128 features; 2026-11-21).
+    with tables of one half 11.9 (2026-11-21).
     """
 
     def __init__(self, x: Any, out: Any, layout: Layout, dtype: Any, most: Shape):
@@ -183,7 +182,10 @@ class _Halves:
 
 
 def _copy(source: Any, target: Any, by_member: bool) -> None:
-    """Copy, rounding to the target's dtype: by member, as NumPy's loop would have just the two members."""
+    """Copy, rounding to the target's dtype.
+
+    Interleaved members take two copies: in one copy, NumPy's inner loop would have two elements.
+    """
     parts = [(..., 0, slice(None)), (..., 1, slice(None))] if by_member else [...]
     for part in parts:
         np.copyto(target[part], source[part], casting="unsafe")
@@ -193,8 +195,8 @@ class _Complex:
     """Products of complex numbers, on interleaved pairs: (a + ib)·(c + is).
 
     NumPy's vector loops may fuse a product with the sum; its loops for strided operands, or for one number,
-    may not. So the bits differ from the array-api backend's. They do not depend on the block: one loop does
-    all the work: operands are contiguous, and their sizes are multiples of each vector length.
+    may not. So the bits differ from the array-api backend's. They do not depend on the block: operands are
+    contiguous and their sizes are multiples of each vector length, so one loop of NumPy's computes all.
     """
 
     def __init__(self, x: Any, out: Any, layout: Layout, dtype: Any, most: Shape):

@@ -1,10 +1,9 @@
-"""NumPy by the C++ kernel: exact angles from integer positions inside it, tables for all other positions."""
+"""NumPy by the C++ kernel, which computes exact angles of integer positions; other sources become tables."""
 
 from typing import Any
 
 import numpy as np
 
-from rope_array._array_api.library import library
 from rope_array._array_api.source import Call, Source
 from rope_array._backends import _native
 from rope_array._backends.numpy import decline_reason as decline_reason_without_kernel
@@ -13,7 +12,7 @@ name = "native"
 accepts_outs = True
 description, unavailable_reason = _native.description, _native.unavailable_reason
 
-__all__ = ["accepts_outs", "decline_reason", "description", "library", "name", "rotate", "unavailable_reason"]
+__all__ = ["accepts_outs", "decline_reason", "description", "name", "rotate", "unavailable_reason"]
 
 if _native.kernel is not None:
     try_fast = _native.kernel.rotate

@@ -20,8 +20,7 @@ from . import _distributed
 
 name = "torch"
 is_array_api = True
-
-
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tensor that a module owns
 # Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
@@ -62,7 +61,7 @@ class Torch(Library):
         tensors = [one for one in (out, *read) if isinstance(one, torch.Tensor)]
         _check_recorded(tensors)
         for one in tensors:
-            if (what := _why_memory_unknown(one, one is out)) is not None:
+            if (what := _why_unusable(one, one is out)) is not None:
                 raise ArrayTypeError(
                     f"out is given, and {describe(one)} is {what}; omit out, and use the result."
                 )
@@ -98,16 +97,11 @@ def _check_recorded(tensors: Any) -> None:
             )
 
 
-def is_freed(x: Any) -> bool:
-    """Return whether a dense tensor has a shape but no memory: fully sharded training frees it."""
-    return not x.data_ptr() and x.numel() > 0
-
-
-def _why_memory_unknown(x: Any, written: bool) -> str | None:
-    """Return why the memory of a tensor is unknown, or not as its strides say; None if neither."""
-    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.device.type == "meta":
+def _why_unusable(x: Any, written: bool) -> str | None:
+    """Return why a call with out= cannot compare, read or write the memory of a tensor, or None."""
+    if type(x) not in PLAIN_TYPES or x.device.type == "meta":
         return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
-    if is_freed(x):
+    if not x.data_ptr() and x.numel():  # fully sharded training frees the memory of a tensor
         return "a tensor whose memory has been freed"
     if written and (x.is_neg() or x._is_zerotensor()):
         return "a lazily negated or zero tensor, whose memory differs from its values"

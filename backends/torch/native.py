@@ -17,13 +17,11 @@ from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.rotate import rotate_by_tables
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._backends import _native
-from rope_array._backends.torch import LIBRARY, TRANSFORMED, no_autocast
+from rope_array._backends.torch import LIBRARY, PLAIN_TYPES, TRANSFORMED, no_autocast
 
 name = "native"
 accepts_outs = True
 
-_MOST_AXES = 64  # as schedule.hpp has it
-_TYPES = (torch.Tensor, torch.nn.Parameter)  # parameters differ from tensors in their owner only
 # Private names. If PyTorch renames one, the kernel declines every call: an interception would go unseen.
 _DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
@@ -31,10 +29,8 @@ _TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
 _CAN_DETECT_MODES = None not in (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING) and hasattr(
     forward_ad, "_current_level"
 )
-# Whether the kernel reads tensors by DLPack's C exchange table; otherwise it reads their Python attributes.
-_HAS_DLPACK_EXCHANGE = _native.kernel is not None and _native.kernel.use_tensors(
-    *_TYPES, torch.empty_like, torch.get_num_threads, True
-)
+if _native.kernel is not None:
+    _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
 
 unavailable_reason = _native.unavailable_reason
 
@@ -44,29 +40,25 @@ def description() -> str:
     return _native.description(torch.get_num_threads())
 
 
-def library(x: Any) -> Any:
-    """Return PyTorch."""
-    return LIBRARY
-
-
 # ---- reasons to decline ----
 
 
-def _why_declined(xs: Any, source: Any) -> str | None:
-    """Return why a call is declined, or None; the memory of its tensors is not checked."""
+def _why_declined(source: Any, recorded: bool) -> str | None:
+    """Return why a call is declined, or None; the memory of its tensors is not checked.
+
+    `recorded`: a gradient of the arrays to rotate is recorded.
+    """
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
         return "the call is compiled: the compiler joins the array-api backend's operations into one loop"
     if _native.kernel is None:
         return unavailable_reason()
     if (reason := _active_interceptor()) is not None:
         return reason
-    if not torch.is_grad_enabled():
-        return None
     for given in source[:2]:  # of Positions the values, of Tables cos and sin
-        if type(given) in _TYPES:
-            if given.requires_grad:
+        if type(given) in PLAIN_TYPES:
+            if given.requires_grad and torch.is_grad_enabled():
                 return "a gradient of positions or tables is recorded"
-            if given.is_inference() and _is_recorded(xs):
+            if recorded and given.is_inference():
                 return "positions or tables of inference mode cannot be kept for a backward"
     return None
 
@@ -97,7 +89,7 @@ def _is_recorded(xs: Any) -> bool:
 
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why tensors are declined, or None."""
-    if (reason := _why_declined(xs, source)) is not None:
+    if (reason := _why_declined(source, _is_recorded(xs))) is not None:
         return reason
     for x in (*xs, *source.arrays):
         if isinstance(x, torch.Tensor) and (reason := _why_unreadable(x)) is not None:
@@ -107,12 +99,12 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 def _why_unreadable(x: Any) -> str | None:
     """Return why the kernel cannot read the memory of a tensor, or None."""
-    if type(x) not in _TYPES:
+    if type(x) not in PLAIN_TYPES:
         return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
     if not x.is_cpu:
         return f"a tensor is on {x.device}; the kernel runs on the CPU"
-    if x.ndim > _MOST_AXES:
-        return f"a tensor has {x.ndim} axes, and the kernel takes {_MOST_AXES}"
+    if x.ndim > _native.kernel.MAX_AXES:
+        return f"a tensor has {x.ndim} axes, and the kernel takes {_native.kernel.MAX_AXES}"
     if not _native.kernel.has_memory(x):
         return (
             "a tensor's numbers are not in memory as they are: the memory has been freed, say, or it is a "
@@ -127,9 +119,10 @@ def _why_unreadable(x: Any) -> str | None:
 def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
     """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
     xs = x if type(x) is tuple else (x,)
-    if _why_declined(xs, source) is not None:
+    recorded = _is_recorded(xs)
+    if _why_declined(source, recorded) is not None:
         return NotImplemented
-    if _is_recorded(xs):
+    if recorded:
         if out is not None:
             return NotImplemented
         ys = _rotate_with_grad(source, seq_axis, False, *xs)
@@ -180,7 +173,8 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
             return ys
         # Saved: autograd then raises if they change before the backward. They are the source's first fields.
         tensors = [given for given in source if isinstance(given, torch.Tensor)]
-        if tensors and tensors[0].dtype is torch.int32:  # a copy, which may change
+        if tensors and tensors[0].dtype is torch.int32:
+            # A copy, as the array-api backend makes: the caller may then change the positions.
             tensors = [tensors[0].to(torch.int64)]
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.fields = type(source), source[len(tensors) :]
@@ -204,7 +198,7 @@ _rotate_with_grad: Any = _RotateFn.apply
 
 def _rotate_back(grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
     """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the kernel declines."""
-    if _why_declined(grads, source) is None:
+    if _why_declined(source, _is_recorded(grads)) is None:
         if isinstance(source, Tables):
             back = _rotate(grads, _adjoint(source), seq_axis)
         else:

@@ -4,12 +4,11 @@ array-api-compat finds a library by type and through sys.modules, and so does th
 library before an array of it appears.
 """
 
-from threading import Lock
 from typing import Any, NamedTuple
 
 import array_api_compat as compat
 
-from rope_array._dynamo import traced_constant
+from rope_array import _dynamo
 from rope_array._errors import ArrayTypeError, describe, library_name
 from rope_array._spec.plan import Constants
 
@@ -158,10 +157,8 @@ class NumPy(Library):
         return array
 
 
-_libraries: dict[
-    type, Library
-] = {}  # by the type of an array; read without the lock, as entries never change
-_lock = Lock()
+# By the type of an array. Read without the lock: a type always has the same Library, also after a clear().
+_libraries: dict[type, Library] = {}
 
 
 def library(x: Any) -> Library:
@@ -172,7 +169,10 @@ def library(x: Any) -> Library:
 
 def is_numpy(value: Any) -> bool:
     """Return whether a value is a NumPy array; raise for masked arrays and matrices."""
-    return bool(compat.is_numpy_array(value)) and library(value) is not None
+    if not compat.is_numpy_array(value):
+        return False
+    library(value)
+    return True
 
 
 def is_numpy_scalar(value: Any) -> bool:
@@ -192,7 +192,7 @@ _found: dict[Any, Library] = {}  # one Library for each namespace
 
 def _register_type(x: Any) -> Library:
     library = _detect(x)
-    with _lock:
+    with _dynamo.lock:
         library = _found.setdefault(library.xp, library)
         if len(_libraries) >= _LIMIT:
             _libraries.clear()
@@ -213,7 +213,8 @@ def _detect(x: Any) -> Library:
             "numpy.asarray."
         ) from None
     lazy = compat.is_jax_array(x) or compat.is_dask_array(x)
-    return Library(library_name(x), xp, takes_numpy=lazy, implicit_device=lazy)
+    name = "cupy" if compat.is_cupy_array(x) else library_name(x)  # a subclass may be another package's
+    return Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
 
 
 def _refuse_numpy_subclasses(x: Any) -> None:
@@ -239,7 +240,7 @@ def dtype_name(x: Any) -> str:
 _dtype_names: dict[tuple[type, Any], str] = {}
 
 
-@traced_constant
+@_dynamo.traced_constant
 def name_of_dtype(dtype: Any) -> str:
     """Return the name of a dtype."""
     key = type(dtype), dtype  # the type too: dtypes of two libraries must not be compared

@@ -6,7 +6,7 @@ two arrays share memory, up to a limit of work; beyond it, they are refused.
 
 from typing import Any
 
-from rope_array._errors import ArrayTypeError, ShapeError, describe
+from rope_array._errors import ArrayTypeError, BackendError, ShapeError, describe
 
 from .library import Library, Memory
 from .source import Call
@@ -21,9 +21,19 @@ def rotate_into(backend: Any, call: Call, x: Any, out: Any) -> Any:
     if getattr(backend, "accepts_outs", False):
         backend.rotate(call, outs)
     else:
-        for o, y in zip(outs, backend.rotate(call), strict=True):
+        for o, y in zip(outs, new_results(backend, call), strict=True):
             call.lib.copy_into(o, y)
     return out
+
+
+def new_results(backend: Any, call: Call) -> tuple[Any, ...]:
+    """Rotate the arrays of a call by a backend that makes the results; raise if their number is wrong."""
+    ys: tuple[Any, ...] = backend.rotate(call)
+    if len(ys) != len(call.xs):
+        raise BackendError(
+            f"backend {backend.name!r} returned {len(ys)} arrays for {len(call.xs)}; it needs one for each."
+        )
+    return ys
 
 
 def check_outs(
@@ -40,9 +50,10 @@ def check_outs(
     also = [("the positions or tables", lib.memory(one)) for one in others if lib.is_array(one)]
     for i, memory in enumerate(memories):
         name = f"out[{i}]" if type(x) is tuple else "out"
-        earlier = [(f"out[{j}]", other) for j, other in enumerate(memories[:i])]
-        for j, (what, other) in enumerate([*read, *also, *earlier]):
-            _check_disjoint(name, memory, what, other, may_be_same=i == j)
+        for j, (what, other) in enumerate([*read, *also]):
+            _check_disjoint(name, memory, f"{what}, which is read", other, may_be_same=i == j)
+        for j, other in enumerate(memories[:i]):
+            _check_disjoint(name, memory, f"out[{j}], which is written too", other)
     return outs
 
 
@@ -108,7 +119,9 @@ def _may_overlap_itself(memory: Memory) -> bool:
     return False
 
 
-def _check_disjoint(name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool) -> None:
+def _check_disjoint(
+    name: str, memory: Memory, what: str, other: Memory | None, may_be_same: bool = False
+) -> None:
     if other is None or (may_be_same and _is_same(memory, other)):
         return
     shared = _share(memory, other)
@@ -116,17 +129,13 @@ def _check_disjoint(name: str, memory: Memory, what: str, other: Memory | None, 
         return
     how = "shares memory with" if shared else "may share memory with"
     same = ", or x itself to rotate in place" if may_be_same else ""
-    raise ArrayTypeError(
-        f"{name} {how} {what}, which is read while it is written; give memory apart from it{same}."
-    )
+    raise ArrayTypeError(f"{name} {how} {what}; give memory apart from it{same}.")
 
 
 def _is_same(a: Memory, b: Memory) -> bool:
     """Return whether two arrays are the same elements in the same order."""
     steps = zip(a.shape, a.strides, b.strides, strict=True) if a.shape == b.shape else ()
-    same = all(
-        one == other for size, one, other in steps if size > 1
-    )  # the stride of an axis of size 1 is never used
+    same = all(one == other for size, one, other in steps if size > 1)  # other strides are never used
     return same and (a.address, a.shape, a.itemsize) == (b.address, b.shape, b.itemsize)
 
 

@@ -95,9 +95,12 @@ def _is_symbolic(pos: Any) -> bool:
 
 def python_shape(pos: Any) -> tuple[int, ...]:
     if isinstance(pos, range):
-        if max(abs(pos.start), abs(pos.stop)) > 2**63:  # len() raises OverflowError beyond
+        if max(abs(pos.start), abs(pos.stop)) > 2**63:
             raise _out_of_range(max(pos.start, pos.stop, key=abs), "2**63")
-        return (len(pos),)
+        try:
+            return (len(pos),)
+        except OverflowError:  # 2**63 positions or more
+            raise PositionError(f"pos is {pos}, longer than an axis can be; give fewer positions.") from None
     return _sequence_shape(pos) if isinstance(pos, (list, tuple)) else ()
 
 

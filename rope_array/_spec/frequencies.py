@@ -94,7 +94,6 @@ def frequencies(
     float32.
     """
     used = rule or Scaling()
-    used._check_length()
     try:
         new_base = used._new_base(base, width)
         if math.isinf(new_base):

@@ -53,9 +53,7 @@ class Layout(NamedTuple):
             or (self.stop - self.start) % (2 * self.blocks)
             or self.pairing not in PAIRINGS
             or self.out_pairing not in PAIRINGS
-            or not (
-                self.amplitude is None or (isinstance(self.amplitude, (int, float)) and self.amplitude > 0)
-            )
+            or not (self.amplitude is None or (isinstance(self.amplitude, float) and self.amplitude > 0))
         ):
             raise SpecError(
                 f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks "

@@ -81,7 +81,7 @@ def record(name: str, value: Any, kind: type, need: str) -> Any:
     if not isinstance(value, kind):
         raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
     complete(name, value)
-    return replace(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return replace(value) if is_dataclass(value) else value  # type: ignore[type-var]
 
 
 def complete(name: str, value: Any) -> None:
