@@ -102,7 +102,7 @@ class Backends(NamedTuple):
         Returns the library of an array.
     """
 
-    in_order: tuple[Any, ...]
+    in_order: tuple[Backend, ...]
     try_fast: Callable[..., Any]
     library: Callable[[Any], Library]
 

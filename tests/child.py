@@ -1,4 +1,4 @@
-"""Run a script in an interpreter of its own, for what has to happen first, or under settings of its own."""
+"""Run a script in a new interpreter: for first calls and imports, or with other environment variables."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ TESTS = str(Path(__file__).parent)
 
 
 def run(script, *arguments, **environment):
-    """Run a script, which may import what the tests may; its output, or an AssertionError with its errors."""
+    """Run a script, which may import the tests' helpers; return its output. AssertionError if it fails."""
     paths = [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],

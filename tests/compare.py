@@ -1,4 +1,4 @@
-"""Random arrays of any library, their values and bits, and whether a result keeps the contract."""
+"""Make random arrays of any library, compare values and bits, and judge results by the contract."""
 
 import os
 
@@ -23,7 +23,7 @@ def library_of(array):
 
 
 def name_of(dtype):
-    """Name a dtype of any library; a name stays as it is."""
+    """Return the name of a dtype of any library; a name unchanged."""
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 
 
@@ -34,7 +34,7 @@ def normal(lib, *shape, dtype="float32", seed=0, scale=1.0):
 
 
 def on_host(array):
-    """Return an array's values in NumPy, bfloat16 as float32; anything else as it is."""
+    """Return an array's values in NumPy, bfloat16 as float32; a value of no library unchanged."""
     lib = library_of(array)
     if lib is None:
         return array
@@ -93,7 +93,7 @@ def judge(y, x, pos, **fields):
 
 
 def words(value):
-    """Name a parameter in a test's name."""
+    """Return a readable id of a parameter."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {words(one)}" for name, one in value.items()) or "default"
     if isinstance(value, (tuple, list)):

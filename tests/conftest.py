@@ -1,15 +1,15 @@
 """The libraries under test, and the options, marks and fixtures that choose among them.
 
 `pytest --libraries numpy,torch` tests these two; without the option, every library that is installed.
-A test is left out (deselected, not skipped) unless all that it needs is chosen:
+A test is deselected, not skipped, unless every library that it needs is chosen:
 
 * the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
   library's floating dtypes, by name;
 * `@pytest.mark.library("jax", "torch")` needs both; with `lib` too, `lib` is each of these in turn;
 * `@pytest.mark.without("dask")` keeps a library from `lib`;
-* a test that has none of these runs where NumPy is chosen, so that it runs once in a series of sessions.
+* a test without these needs NumPy, so that one of the sessions `tests` runs it.
 
-Tests that need two or more libraries get the mark `several`, by which the session `tests(all)` finds them.
+Tests that need two or more libraries get the mark `several`; the session `tests(all)` runs them.
 
 The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
 
@@ -17,7 +17,7 @@ The default run leaves these cases to the session `nightly`, which sets ROPE_ARR
 * three of four cases of a test with the mark `neutral`, on a library that compiles each case: the test's
   subject is code that all libraries share.
 
-Tests with the mark `slow` run first, so that none is left for one worker at the end.
+Tests with the mark `slow` run first: started last, a slow test would run while other workers wait.
 """
 
 import collections
@@ -155,9 +155,9 @@ LEVELS = _native.kernel.level_names() if _native.kernel else []
 
 @pytest.fixture
 def kernel_settings(monkeypatch):
-    """Restore the kernel's settings; no variable of this process sets the number of threads.
+    """Restore the kernel's settings after a test, and unset ROPE_ARRAY_NUM_THREADS during it.
 
-    Threads share arrays from 1 MiB on, a quarter of the usual size, to save time.
+    Threads share arrays of 1 MiB and more, a quarter of the default size, to save time.
     """
     level, size = _native.kernel.level_name(), _native.kernel.share_out_from(2**20)
     monkeypatch.delenv("ROPE_ARRAY_NUM_THREADS", raising=False)

@@ -1,6 +1,6 @@
-"""What `test_torch.py` asks of DTensors, run as one rank of a process group that communicates nothing.
+"""Cases of DTensors for `test_torch.py`, run as one rank of a fake process group.
 
-Each function `case_...` takes the mesh and asserts; `main` runs all of them and fails where one does.
+Each function `case_...` takes the mesh and asserts; `main` runs all cases and fails if a case fails.
 """
 
 import functools
@@ -37,7 +37,7 @@ DIMS = {"replicated": None, "batch": 0, "heads": 1, "sequence": 2}
 
 
 def shard(tensor, dim, mesh):
-    """The part of a tensor that this rank has: all of it where dim is None; the last may be short."""
+    """Return this rank's part of a tensor, or the whole tensor if dim is None; the last part may be short."""
     if dim is None:
         return tensor
     size = -(-tensor.shape[dim] // WORLD)
@@ -60,13 +60,13 @@ def silently(function, *arguments, **options):
 
 
 def check(y, x, truth, dim, mesh):
-    """Assert that y is placed as x is, and that this rank has its part of the truth."""
+    """Assert that y has the placements of x, and that its local tensor is this rank's part of the truth."""
     assert y.placements == x.placements, (y.placements, x.placements)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert torch.equal(y.to_local(), shard(truth, dim, mesh)), "values"
 
 
-# Positions for an x of (batch, head, sequence, features), and the axis of theirs that is sharded.
+# Positions for an x of (batch, head, sequence, features), and the sharded axis of the positions.
 POSITIONS = {
     "number": (7, None),
     "float": (0.5, None),
@@ -95,7 +95,7 @@ def check_positions(dim, name, mesh):
         check(silently(rotation.apply, dx), dx, truth, dim, mesh)
         inverse = silently(rope.apply, dx, own, inverse=True)
         check(inverse, dx, rope.apply(x, pos, inverse=True), dim, mesh)
-        if "scaling" not in fields:  # of which the definition has words of its own
+        if "scaling" not in fields:  # the definition takes rules as dicts
             numbers = pos.numpy() if isinstance(pos, torch.Tensor) else pos
             assert_contract(truth.numpy(), x.numpy(), numbers, **fields)
 
@@ -135,7 +135,7 @@ def case_tuple_and_seq_axis(mesh):
 
 
 def case_coordinates(mesh):
-    """Positions with coordinates: of all rows, of each batch, sharded as x is, and on the host."""
+    """Coordinates of one token, a sequence and a batch: replicated, sharded like x, and on the host."""
     x, rope = normal(8, 8, 12, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
     pos = torch.arange(8 * 12 * 3).reshape(8, 12, 3) * 1_003
     for dim in DIMS.values():
@@ -241,11 +241,11 @@ def case_mesh_of_two_axes(mesh):
 
 
 def cases():
-    """Name and function of every case."""
+    """Yield the name and the function of every case."""
     for (where, dim), name in itertools.product(DIMS.items(), POSITIONS):
         if TOGETHER.get(name, dim) == dim:
             yield f"{where}, positions {name}", functools.partial(check_positions, dim, name)
-    # The last two have fewer elements than there are ranks along some axis.
+    # In the last two, every axis has fewer elements than there are ranks.
     for sizes, (where, dim) in itertools.product(
         [(5, 6, 7), (6, 5, 9), (3, 2, 2), (1, 1, 1)], [*DIMS.items()][1:]
     ):

@@ -1,4 +1,4 @@
-"""Ropes, memory layouts and comparisons for the kernel's tests. They are skipped without it."""
+"""Ropes, memory layouts and comparisons for the kernel's tests, which are skipped without the kernel."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def normal(shape, dtype=F32, seed=0):
 
 
 def each_level_and_thread_count(monkeypatch):
-    """Yield every level and thread count, in use."""
+    """Switch to each level and thread count in turn; yield their names."""
     for name, threads in itertools.product(LEVELS, ALL_THREADS):
         kernel.use_level(name)
         monkeypatch.setenv(THREADS, str(threads))
@@ -89,13 +89,13 @@ SPECS = {
     "amplitude": RoPE(40, attention_factor=1.3),
     "frequencies": RoPE(8, inv_freq=(3.0, -0.5, 0.0, 1e-9), pairing="half"),
     "rule": RoPE(64, pairing="half", scaling=ra.Llama3(factor=8.0)),
-    "nothing of an odd head": RoPE(7, rotary_dim=0),
-    "nothing of one feature": RoPE(1, rotary_dim=0),
+    "no pairs of an odd head": RoPE(7, rotary_dim=0),
+    "no pairs of one feature": RoPE(1, rotary_dim=0),
     "one pair": RoPE(2),
 }
 SEVERAL = {
-    "runs": RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
-    "turns": RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),
+    "chunked axes": RoPE(72, pairing="half", axes=Axes.chunked(12, 12, 12)),
+    "interleaved axes": RoPE(80, rotary_dim=72, axes=Axes.interleaved(12, 12, 12), attention_factor=0.7),
     "axial": RoPE(72, out_pairing="half", axes=Axes.axial(16, 28, 28)),
     "blocks": RoPE(
         110, rotary_dim=108, rotary_start=1, pairing="half", axes=Axes.axial(36, 36, 36, blocks=True)
@@ -157,7 +157,7 @@ def of_tensor(y):
 
 
 def while_a_thread_waits(call):
-    """Return whether another Python thread ran during a call, so that the call released the GIL."""
+    """Return whether another Python thread ran during a call, because the call released the GIL."""
     interval, gate, seen = sys.getswitchinterval(), threading.Lock(), []
 
     def wait():
@@ -165,13 +165,13 @@ def while_a_thread_waits(call):
             seen.append(True)
 
     try:
-        sys.setswitchinterval(1000.0)  # it runs only if the call releases the GIL
+        sys.setswitchinterval(1000.0)  # the thread runs only if the call releases the GIL
         for _ in range(50):
             seen.clear()
             gate.acquire()
             thread = threading.Thread(target=wait)
             thread.start()
-            time.sleep(0.01)  # until it waits at the gate
+            time.sleep(0.01)  # until the thread waits for the lock
             gate.release()
             call()
             ran = bool(seen)

@@ -1,6 +1,6 @@
 """An independent oracle in mpmath: 150 digits, one element at a time, rounded to float64 once at the end.
 
-Shares no code with the package nor with its definition of the truth; it is what confirms both.
+It shares no code with the package or with the suite's definition, and confirms both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import mpmath
 
-# A context of its own: mpmath.mp is shared with whoever else sets its precision.
+# Not mpmath.mp, whose precision other code may set.
 CONTEXT = mpmath.MPContext()
 CONTEXT.dps = 150
 
@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def real(value: Any) -> Any:
-    """The exact value of an int, float or NumPy scalar as an mpf; an mpf as it is."""
+    """Return the exact value of an int, float or NumPy scalar as an mpf; an mpf unchanged."""
     if isinstance(value, CONTEXT.mpf):
         return value
     if hasattr(value, "__index__"):
@@ -43,7 +43,7 @@ def to_float(value: Any) -> float:
 
 
 def frequencies(rotary_dim: int, base: float = 10000.0) -> list[Any]:
-    """base^(-2i/d) as mpf, one for each lane."""
+    """base^(-2i/d) as mpf, one for each pair."""
     return [CONTEXT.power(real(base), CONTEXT.mpf(-2 * i) / rotary_dim) for i in range(rotary_dim // 2)]
 
 
@@ -59,9 +59,9 @@ def cos_sin(pos: Any, omega: Any) -> tuple[float, float]:
     return to_float(cos), to_float(sin)
 
 
-def pair(pairing: str, lane: int, rotary_dim: int, rotary_start: int) -> tuple[int, int]:
+def pair(pairing: str, i: int, rotary_dim: int, rotary_start: int) -> tuple[int, int]:
     """Return the two features of a pair."""
-    first, second = {"interleaved": (2 * lane, 2 * lane + 1), "half": (lane, lane + rotary_dim // 2)}[pairing]
+    first, second = {"interleaved": (2 * i, 2 * i + 1), "half": (i, i + rotary_dim // 2)}[pairing]
     return rotary_start + first, rotary_start + second
 
 
@@ -78,30 +78,30 @@ def exact_rotate(
     attention_factor: float | None = None,
     inverse: bool = False,
 ) -> list[Any]:
-    """One vector x turned to one position, as mpf; the fields are those of the definition."""
+    """Rotate one vector x to one position, as mpf; the fields have the definition's names."""
     values = [real(value) for value in x]
     width = len(values) - rotary_start if rotary_dim is None else rotary_dim
     omegas = frequencies(width, base) if inv_freq is None else inv_freq
     amplitude = real(1 if attention_factor is None else attention_factor)
     result = list(values)
-    for lane in range(width // 2):
-        source = pair(pairing, lane, width, rotary_start)
-        target = pair(out_pairing or pairing, lane, width, rotary_start)
-        turn = amplitude * CONTEXT.expj(real(pos) * real(omegas[lane]))
+    for i in range(width // 2):
+        source = pair(pairing, i, width, rotary_start)
+        target = pair(out_pairing or pairing, i, width, rotary_start)
+        factor = amplitude * CONTEXT.expj(real(pos) * real(omegas[i]))
         if inverse:
-            source, target, turn = target, source, 1 / turn
-        turned = CONTEXT.mpc(values[source[0]], values[source[1]]) * turn
-        result[target[0]], result[target[1]] = turned.real, turned.imag
+            source, target, factor = target, source, 1 / factor
+        rotated = CONTEXT.mpc(values[source[0]], values[source[1]]) * factor
+        result[target[0]], result[target[1]] = rotated.real, rotated.imag
     return result
 
 
 def rotate(x: Iterable[Any], pos: Any, **fields: Any) -> list[float]:
-    """One vector x turned to one position, each element the nearest float64."""
+    """Rotate one vector x to one position; round each element to the nearest float64."""
     return [to_float(value) for value in exact_rotate(x, pos, **fields)]
 
 
 def golden(name: str) -> list[dict[str, Any]]:
-    """Cases of one golden file, the hexadecimal results read back as floats."""
+    """Return the cases of one golden file, with hexadecimal results as floats."""
     cases = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))["cases"]
     for row in (row for case in cases for row in case["rows"]):
         row.update({key: [float.fromhex(text) for text in row[key]] for key in row.keys() - {"pos"}})

@@ -77,7 +77,7 @@ def test_float_positions_are_within_their_bound(lib, float_dtype):
     inv_freq = (200.0, 6.0, 1.0, 1e-3)
     rotation = ra.RoPE(8, inv_freq=inv_freq).rotation(lib.asarray(pos), like=like)
     cos, sin = cos_sin(pos, rotary_dim=8, inv_freq=inv_freq)
-    # The contract's figure is float32's; float64 is held to as many of its own roundings.
+    # 2.5e-7 is the contract's bound for float32; the bound for float64 has the same number of roundings.
     bound = (2.5e-7 * (2.0**-29 if float_dtype == "float64" else 1)) * np.maximum(1.0, inv_freq)
     assert (np.abs(lib.to_numpy(rotation.cos) - cos) <= bound).all()
     assert (np.abs(lib.to_numpy(rotation.sin) - sin) <= bound).all()
@@ -89,7 +89,7 @@ def test_floats_of_the_host_are_split_exactly(lib, float_dtype, pos):
     assert_contract(lib.to_numpy(ra.apply(x, pos)), exact, pos, dtype=float_dtype)
 
 
-@pytest.mark.without("jax")  # without x64 it has no such integers
+@pytest.mark.without("jax")  # without x64 JAX has no 64-bit integers
 def test_wider_integers_have_the_stated_error(lib, float_dtype):
     pos = np.random.default_rng(3).integers(-(2**40), 2**40, 50)
     x, exact = array_and_values(lib, float_dtype, 50, 32)
@@ -116,7 +116,7 @@ def test_golden_angles(lib, float_dtype):
     for case in oracle.golden("angles"):
         rope = ra.RoPE(case["fields"]["rotary_dim"], **case["fields"])
         for row in case["rows"]:
-            # At floats the bound grows with the frequency, and is 2.5e-7 of float32's at least.
+            # At float positions the bound is 2.1 times as large, 2.5e-7 in float32, times a frequency above 1.
             wide = isinstance(row["pos"], float) * 2.1 * max(1.0, *rope.frequencies) or 1.0
             rotation = rope.rotation(row["pos"], like=like)
             assert np.abs(lib.to_numpy(rotation.cos) - row["cos"]).max() <= bound * wide
@@ -136,7 +136,7 @@ def test_nan_and_infinity_stay_inside_their_pair(lib, float_dtype):
 
 
 def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):
-    """Rotating in float32 and rounding once is nearly always the nearest number; twice is often not."""
+    """Rounding once, after a rotation in float32, nearly always gives the nearest number; twice does not."""
     if float_dtype not in ("float16", "bfloat16"):
         return
     x, exact = array_and_values(lib, float_dtype, 200, 64)
@@ -147,7 +147,7 @@ def test_one_rounding_of_bfloat16_and_float16(lib, float_dtype):
 
 
 def test_float32_angles_follow_hugging_face(lib):
-    """The steps of transformers' LlamaRotaryEmbedding in NumPy, with its own rounding in each."""
+    """Repeat the steps of transformers' LlamaRotaryEmbedding in NumPy, each rounded to float32."""
     pos = np.array([0, 1, 100, 4096, 131_072])
     steps = np.arange(0, 64, 2).astype(np.float32) / np.float32(64)
     inv_freq = np.float32(1.0) / np.float32(500_000.0) ** steps
@@ -157,8 +157,8 @@ def test_float32_angles_follow_hugging_face(lib):
     want = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
     rope = ra.RoPE(64, base=500_000.0, pairing="half", angles="float32")
     y = lib.to_numpy(rope.apply(lib.asarray(x), int_positions(lib, pos)))
-    # Libraries differ by units in the last place of pow, which the reciprocal and the product carry on: at
-    # most four roundings of the angle, and of the rest those that the contract allows. |pair| is below 5.
+    # pow differs between libraries in the last place, and the reciprocal and the product round again: at
+    # most four roundings of the angle, and 2.5 of the rotation as in the contract. |pair| is below 5.
     assert (np.abs(y - want) <= 5 * (4 * 2.0**-24 * pos + 2.5 * 2.0**-23)[:, None]).all()
 
 
@@ -168,7 +168,7 @@ SLICES = [np.s_[:, :, 2:5, :], np.s_[:, 1:2, :, :], np.s_[1:, :, ::3, :], np.s_[
 @pytest.mark.parametrize("part", SLICES, ids=words)
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
 def test_same_bits_in_a_slice(lib, float_dtype, part, pairing):
-    """A row has the same bits whatever stands beside it: the arithmetic has no vector tail of its own."""
+    """A row has the same bits in any array: the tail of a vector loop rounds as its body does."""
     x, _ = array_and_values(lib, float_dtype, 2, 3, 7, 20)
     pos = np.broadcast_to(random_positions(7), (2, 3, 7))
     whole = lib.to_numpy(ra.apply(x, int_positions(lib, pos), pairing=pairing))

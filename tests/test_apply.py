@@ -1,4 +1,4 @@
-"""What `apply` promises beside its numbers: shapes, dtypes, memory, kinds of positions, on every library."""
+"""Shapes, dtypes, memory and kinds of positions of `apply`, on every library."""
 
 import itertools
 
@@ -35,7 +35,7 @@ RULE = [
 
 
 def brute_force(x, pos, seq_axis, **fields):
-    """The shape rule element by element, from its words: one vector and one position at a time."""
+    """Follow the documented shape rule element by element: one vector and one position at a time."""
     axis = seq_axis % x.ndim
     lead = [a for a in range(x.ndim - 1) if a != axis]
     y = np.empty_like(x)
@@ -164,7 +164,7 @@ def test_position_zero_is_the_identity_to_the_bit(lib, float_dtype):
     np.testing.assert_array_equal(lib.to_numpy(ra.apply(x, 0)), lib.to_numpy(x))
 
 
-def test_backend_forces_the_core(lib, float_dtype):
+def test_the_array_api_backend_by_name(lib, float_dtype):
     x, exact = array_and_values(lib, float_dtype, B, S, D)
     y = ra.apply(x, range(S), backend="array-api", pairing="half")
     assert_contract(lib.to_numpy(y), exact, [*range(S)], dtype=float_dtype, pairing="half")
@@ -207,7 +207,7 @@ def test_one_liner_equals_rope(lib):
 
 
 class TestNumPyMemory:
-    """Layouts of memory that NumPy alone has, or shows."""
+    """Memory layouts that only NumPy has."""
 
     POS = np.arange(S)
 
@@ -267,6 +267,6 @@ class TestNumPyMemory:
 
         self.check(x.view(Sub))
 
-    def test_float_error_state_is_not_touched_off(self, x):
+    def test_no_floating_point_error_is_raised(self, x):
         with np.errstate(all="raise"):
             self.check(x, np.array([0, 1, -(2**31), 2**31 - 1, 12345]))

@@ -79,7 +79,7 @@ def test_listing_backends_imports_no_library():
     assert after.split()[2:] == before.split()[2:]
 
 
-def test_without_the_kernel_the_reason_is_given():
+def test_without_the_kernel_errors_name_the_reason():
     script = """
         import numpy as np
         import rope_array as ra
@@ -202,7 +202,7 @@ class Kept(np.ndarray):
 NUMPY_DECLINES = {
     "byte order": (lambda: np.ones((5, 16)).astype(np.dtype("f8").newbyteorder()), "other byte order"),
     "subclass": (lambda: np.ones((5, 16)).view(Kept), "Kept is a subclass"),
-    "one of a tuple": (lambda: (np.ones((5, 16)), np.ones((5, 16)).view(Kept)), "Kept is a subclass"),
+    "subclass in a tuple": (lambda: (np.ones((5, 16)), np.ones((5, 16)).view(Kept)), "Kept is a subclass"),
 }
 
 
@@ -252,7 +252,7 @@ REFUSED = {
     "integers": (lambda lib: (lib.asarray(np.ones((5, 16)), "int32"), 3), {}, ArrayTypeError),
     "a single number": (lambda lib: (lib.asarray(np.ones(()), "float32"), 3), {}, ShapeError),
     "a width": (lambda lib: (normal(lib, 5, 8), 3, ROPE), {}, ShapeError),
-    "one of a tuple": (lambda lib: ((normal(lib, 5, 16), normal(lib, 5, 8)), 3, ROPE), {}, ShapeError),
+    "a width in a tuple": (lambda lib: ((normal(lib, 5, 16), normal(lib, 5, 8)), 3, ROPE), {}, ShapeError),
     "an odd width": (lambda lib: (normal(lib, 5, 15), 3), {}, SpecError),
     "positions too long": (lambda lib: (normal(lib, 5, 16), range(4)), {}, ShapeError),
     "positions too deep": (lambda lib: (normal(lib, 5, 16), [[0], [1]]), {}, ShapeError),
@@ -396,7 +396,7 @@ class Packages:
         self.folder = folder
 
     def install(self, name, module, value=None, point=None):
-        """A module and its entry point; a module of None is not there."""
+        """Write a module and its entry point; without a module, the entry point alone."""
         info = self.folder / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(
@@ -462,7 +462,7 @@ def test_a_backend_of_another_package_comes_first(packages):
     """)
 
 
-def test_tables_are_made_for_a_backend_that_makes_none(packages):
+def test_tables_for_a_backend_without_make_tables(packages):
     packages.install("mine", loopback(more="\ndel make_tables\n"))
     packages.run("""
         rotation = rope.rotation(range(5), like=x, backend="mine")
@@ -628,21 +628,21 @@ def test_a_description_that_raises_is_reported(packages):
 
 
 BROKEN = {
-    "module that is not there": (None, "mine:RECORD", ["entry point 'mine:RECORD'", "ModuleNotFoundError"]),
+    "missing module": (None, "mine:RECORD", ["entry point 'mine:RECORD'", "ModuleNotFoundError"]),
     "module that fails": (
         "import no_such_module_at_all\n", None, ["ModuleNotFoundError", "no_such_module_at_all"]
     ),
     "module that exits": ("raise SystemExit('no licence')\n", None, ["SystemExit", "no licence"]),
     "control characters": ("raise OSError('\x1b]0;title\x07')\n", None, ["OSError: \\x1b]0;title\\x07"]),
     "syntax": ("def (:\n", None, ["SyntaxError"]),
-    "no such name": ("name = 'mine'\n", None, ["AttributeError", "RECORD"]),
+    "missing record": ("name = 'mine'\n", None, ["AttributeError", "RECORD"]),
     "no record": ("RECORD = 5\n", None, ["TypeError"]),
-    "record of two": ("RECORD = ('mine', ('numpy:ndarray',))\n", None, ["TypeError"]),
-    "record of four": ("RECORD = ('mine', (), 'mine', 4)\n", None, ["TypeError"]),
-    "types in one text": (
+    "record of two items": ("RECORD = ('mine', ('numpy:ndarray',))\n", None, ["TypeError"]),
+    "record of four items": ("RECORD = ('mine', (), 'mine', 4)\n", None, ["TypeError"]),
+    "types in one string": (
         "RECORD = ('mine', 'numpy:ndarray', 'mine')\n", None, ["TypeError", "tuple of str"]
     ),
-    "types that are none": (
+    "types that are classes": (
         "import numpy\nRECORD = ('mine', (numpy.ndarray,), 'mine')\n", None, ["TypeError"]
     ),
     "no name": ("RECORD = ('', ('numpy:ndarray',), 'mine')\n", None, ["TypeError"]),
@@ -650,12 +650,12 @@ BROKEN = {
     "the array-api backend's name": (
         "RECORD = ('array-api', ('numpy:ndarray',), 'mine')\n", None, ["'array-api' is taken"]
     ),
-    "a module for the backend that is not there": (
+    "missing backend module": (
         "RECORD = ('mine', ('numpy:ndarray',), 'mine.more')\n",
         None,
         ["'mine.more' cannot be used", "ModuleNotFoundError"],
     ),
-    "functions that are not there": (
+    "missing functions": (
         "RECORD = ('mine', ('numpy:ndarray',), 'mine')\nname = 'mine'\ndef make_tables(*args): 1 / 0\n",
         None,
         ["'mine' cannot be used", "lacks rotate"],
@@ -716,7 +716,7 @@ def test_an_entry_point_with_a_built_in_name(packages, name):
     )
 
 
-def test_two_packages_of_which_one_is_broken(packages):
+def test_a_backend_serves_despite_two_broken_packages(packages):
     packages.install("aaa", "raise RuntimeError('at import')\n")
     packages.install("mine", loopback())
     packages.install("zzz", "RECORD = ('zzz', ('numpy:ndarray',), 'nowhere_at_all')\n")
@@ -860,7 +860,7 @@ def test_results_are_written_by_every_kind_of_callable(packages, form, writes):
     )
 
 
-# ---- arrays of its own ----
+# ---- a backend with its own array type ----
 
 BOXES = """
     from rope_array.backend_tools import Library, Tables, make_tables_for, rotate_by

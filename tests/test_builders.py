@@ -1,4 +1,4 @@
-"""Rotations that are not one frequency per lane: learned, mixed over coordinates and heads, and xPos."""
+"""Learned frequencies, frequencies mixed over coordinates for each head, and xPos."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def joined(a: np.ndarray, b: np.ndarray, pairing: str) -> np.ndarray:
     return np.stack([a, b], -1).reshape(*a.shape[:-1], -1)
 
 
-def turned(x: np.ndarray, angle: np.ndarray, pairing: str) -> np.ndarray:
-    """Written as complex numbers: another form than the library's."""
+def rotated(x: np.ndarray, angle: np.ndarray, pairing: str) -> np.ndarray:
+    """Rotate by complex numbers, another form than the library's."""
     a, b = pairs_of(np.asarray(x, np.float64), pairing)
     z = (a + 1j * b) * np.exp(1j * angle)
     return joined(z.real, z.imag, pairing)
@@ -39,7 +39,7 @@ def turned(x: np.ndarray, angle: np.ndarray, pairing: str) -> np.ndarray:
 
 
 def mixed_angles(pos: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
-    """Sum over coordinates: pos (..., S, n), inv_freq (heads, n, lanes), result (..., heads, S, lanes)."""
+    """Sum over coordinates: pos (..., S, n), inv_freq (heads, n, pairs), result (..., heads, S, pairs)."""
     return np.einsum("...sn,hnl->...hsl", pos.astype(np.float64), inv_freq.astype(np.float64))
 
 
@@ -57,7 +57,7 @@ def test_mixed_is_the_sum_over_coordinates(lib: Any, pairing: str, lead: tuple[i
         made(lib, pos, "int32"), like=like, inv_freq=made(lib, inv_freq)
     )
     assert tuple(rotation.cos.shape) == ((lead or (1,))[0], 3, 6, 4)
-    wanted = turned(x, mixed_angles(pos, inv_freq), pairing)
+    wanted = rotated(x, mixed_angles(pos, inv_freq), pairing)
     np.testing.assert_allclose(lib.to_numpy(rotation.apply(like)), wanted, atol=3e-6)
     swapped = made(lib, np.moveaxis(x, 1, 2))
     found = lib.to_numpy(rotation.apply(swapped, seq_axis=-3))
@@ -75,7 +75,7 @@ def test_mixed_takes_floats_and_host_positions(lib: Any) -> None:
         np.testing.assert_allclose(lib.to_numpy(cos), wanted, atol=1e-6)
 
 
-def test_mixed_undone(lib: Any) -> None:
+def test_inverse_of_mixed(lib: Any) -> None:
     like = made(lib, RNG.normal(size=(1, 3, 6, 8)))
     rope = RoPE(8, attention_factor=1.5)
     rotation = rope.rotation_mixed(
@@ -130,7 +130,7 @@ def test_mixed_compiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pos", "shape", "fields", "error", "said"),
+    ("pos", "shape", "fields", "error", "message"),
     [
         (PATCHES, (2, 4), {}, ShapeError, "heads, coordinates, pairs"),
         (PATCHES, (3, 2, 5), {}, ShapeError, "4 pairs"),
@@ -138,13 +138,13 @@ def test_mixed_compiles() -> None:
         (PATCHES[0], (3, 2, 4), {}, ShapeError, "coordinates"),
         (PATCHES, (3, 2, 4), {"axes": ra.Axes.chunked(2, 2)}, SpecError, "without axes"),
     ],
-    ids=["rank", "lanes", "count", "one", "axes"],
+    ids=["ndim", "pairs", "coordinates", "one position", "axes"],
 )
 def test_mixed_refusals(
-    pos: Any, shape: tuple[int, ...], fields: dict[str, Any], error: type[Exception], said: str
+    pos: Any, shape: tuple[int, ...], fields: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     like = np.ones((1, 3, 6, 8))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         RoPE(8, **fields).rotation_mixed(pos, like=like, inv_freq=np.ones(shape))
 
 
@@ -177,7 +177,7 @@ def xpos_oracle(x: np.ndarray, pos: np.ndarray, sign: int, center: float, scale_
     zeta = (2 * np.arange(4) + 0.4 * 8) / (1.4 * 8)
     np.testing.assert_allclose(zeta, ZETA, atol=1e-7)
     angle = pos[:, None] * 10000.0 ** (-np.arange(4) / 4)
-    a, b = pairs_of(turned(x, angle, "interleaved"), "interleaved")
+    a, b = pairs_of(rotated(x, angle, "interleaved"), "interleaved")
     return joined(a * zeta ** (sign * power), b * zeta ** (sign * power), "interleaved")
 
 
@@ -212,8 +212,8 @@ def test_xpos_stays_right_while_a_cache_grows() -> None:
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-15)
 
 
-def test_xpos_is_undone(lib: Any) -> None:
-    """The factor is another at each position: the inverse divides by it, the adjoint keeps it."""
+def test_inverse_and_adjoint_of_xpos(lib: Any) -> None:
+    """The factor differs by position: the inverse divides by it, the adjoint multiplies by it."""
     x = made(lib, RNG.normal(size=(2, 3, 4, 8)))
     for rotation in RoPE(8, attention_factor=1.25, out_pairing="half").rotation_xpos([0, 9, 99, 999], like=x):
         back = lib.to_numpy(rotation.inverse().apply(rotation.apply(x)))
@@ -244,7 +244,7 @@ def test_xpos_compiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "call", "said"),
+    ("fields", "call", "message"),
     [
         ({}, {"scale_base": 0.0}, "scale_base"),
         ({}, {"scale_base": float("nan")}, "scale_base"),
@@ -254,14 +254,14 @@ def test_xpos_compiles() -> None:
     ],
     ids=str,
 )
-def test_xpos_refusals(fields: dict[str, Any], call: dict[str, Any], said: str) -> None:
+def test_xpos_refusals(fields: dict[str, Any], call: dict[str, Any], message: str) -> None:
     pos = [[0, 0], [1, 1]] if fields else [0, 1]
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         RoPE(8, **fields).rotation_xpos(pos, like=np.ones((2, 8)), **call)
 
 
-def test_learned_frequencies_of_lanes_that_never_turn(lib: Any) -> None:
-    """A lane without a coordinate has the frequency 0, whatever is given for it."""
+def test_learned_frequencies_of_unrotated_pairs(lib: Any) -> None:
+    """A pair without a coordinate has the frequency 0, whatever inv_freq has for it."""
     axes, pos = ra.Axes((0, None, 1, None)), PATCHES * 3
     like = made(lib, RNG.normal(size=(1, 3, 6, 8)))
     rope = RoPE(8, axes=axes, inv_freq=(1.0, 2.0, 3.0, 4.0))
@@ -275,7 +275,7 @@ def test_learned_frequencies_of_lanes_that_never_turn(lib: Any) -> None:
         np.testing.assert_allclose(lib.to_numpy(rotation.cos)[:, 2], np.cos(pos[:, 1] * 3.0), atol=1e-5)
     still = RoPE(8, axes=axes, inv_freq=(0.0,) * 4)
     moving = RoPE(8, axes=ra.Axes((0, 0, 1, 0)), inv_freq=(0.0,) * 4)
-    assert still._plan != moving._plan  # which is what compiled code is kept by
+    assert still._plan != moving._plan  # compiled code is cached by plan
 
 
 @pytest.mark.parametrize(
@@ -293,12 +293,12 @@ def test_mixed_without_a_batch(lib: Any) -> None:
     inv_freq, x = (RNG.normal(size=size).astype("float32") for size in ((3, 2, 4), (3, 6, 8)))
     like = made(lib, x)
     rotation = RoPE(8).rotation_mixed(PATCHES.tolist(), like=like, inv_freq=made(lib, inv_freq))
-    wanted = turned(x, mixed_angles(PATCHES, inv_freq), "interleaved")
+    wanted = rotated(x, mixed_angles(PATCHES, inv_freq), "interleaved")
     np.testing.assert_allclose(lib.to_numpy(rotation.apply(like)), wanted, atol=3e-6)
 
 
 def test_xpos_is_inverted_up_to_its_largest_position() -> None:
-    """Squares of the tables would be 0 or infinite at half the distance."""
+    """In float32, squares of the tables are 0 or infinite from about position 20,000 on."""
     x = np.ones((1, 8), np.float32)
     for pos in ([30_000], [-30_000]):
         for rotation in RoPE(8).rotation_xpos(pos, like=x):

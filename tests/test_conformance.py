@@ -16,8 +16,8 @@ from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# Targets that compile much and share the reading of specs with another target, which is tested whole: what a
-# spec's fields and rules mean is decided in plain numbers, before any of their arrays.
+# Targets that compile much and read specs by the same code as another target: specs become plain numbers
+# before any array is made. Only the session `nightly` runs the checks of specs on these.
 SHARING = {
     *(("jax:x64", None), ("jax:x64:jit", None), ("jax:jit", "array-api"), ("jax", "Rotation")),
     ("torch:compile", None),
@@ -32,7 +32,7 @@ def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
 
 
 def by_rotation(x, pos, *, seq_axis=-2, inverse=False, **spec):
-    """Rotate each array of a tuple by tables of its own precision, in a tuple of its own dtype."""
+    """Rotate each array of a tuple by tables of its dtype, as the second of two arrays."""
     spec = as_records(spec)
     if isinstance(x, tuple):
         made = {one.dtype: ra.RoPE(one.shape[-1], **spec).rotation(pos, like=one) for one in x}
@@ -58,14 +58,14 @@ def judge(name, how):
 
 
 def session_of(name):
-    """The name that conftest.py knows the target's library by."""
+    """Return conftest.py's name of the target's library."""
     return name.partition(":")[0].replace("array_api_strict", "strict")
 
 
 def targets():
     yield from ((name, None) for name in names() if name not in GPU)
     yield from BACKENDS
-    yield from ((name, door) for name in ENTRY_POINTS for door in ("RoPE", "Rotation"))
+    yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
 def cases():
@@ -82,7 +82,7 @@ def test_conforms(name, how, check):
     outcome, detail = outcome_of(check, judge(name, how))
     assert outcome != FAILED, f"{detail} (required: {check.requirement})"
     if outcome == INAPPLICABLE:
-        # Only where the library itself lacks something: that is the table in testing/_libraries.py.
+        # Allowed only if the library lacks a capability; testing/_libraries.py lists these.
         needed = set(check.needs) & judge(name, how).target.declines.keys()
         assert needed
         lacking = judge(name, how).lib.gaps.keys() | (NOT_COMPILED if name != session_of(name) else {}).keys()

@@ -51,7 +51,7 @@ by_backend = pytest.mark.parametrize(
 
 
 def near(a, b):
-    """Return whether two float32 results are roundings of one number."""
+    """Return whether two results have one dtype, and are equal up to a few float32 roundings."""
     return a.dtype == b.dtype and torch.allclose(a, b, atol=2e-6, rtol=1e-6)
 
 
@@ -165,7 +165,7 @@ SERVED = {
     "in inference mode": within(torch.inference_mode),
     "under autocast to bfloat16": within(autocast(torch.bfloat16)),
     "under autocast to float16": within(autocast(torch.float16)),
-    "with anomalies looked for": within(lambda: torch.autograd.detect_anomaly(False)),
+    "under detect_anomaly": within(lambda: torch.autograd.detect_anomaly(False)),
     "with one thread in backward": within(lambda: torch.autograd.set_multithreading_enabled(False)),
     "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
     "transposed": lambda of, x: of(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)),
@@ -239,7 +239,7 @@ def create_graph(of, x, weight):
 # Every method to compute a gradient of x.
 GRADIENTS = {
     "plain": pulled,
-    "with a graph of its own": create_graph,
+    "with create_graph": create_graph,
     "checkpoint": checkpointed(False),
     "reentrant checkpoint": checkpointed(True),
     "under autocast": pulled_within(autocast(torch.bfloat16)),
