@@ -271,12 +271,11 @@ void retake_lock(PyThreadState* state) {
 
 class Call {
   public:
-    Call(const Library& library, const ParsedSource& parsed) : library_(library), parsed_(parsed) {}
+    Call(const Library& library, const ParsedSource& parsed, size_t size)
+        : library_(library), parsed_(parsed), xs_(size), arrays_(size) {}
 
     // Return false if the kernel does not serve the arrays.
     bool parse_xs(const ArrayTuple& xs, int64_t seq_axis) {
-        arrays_.resize(xs.size);
-        xs_.resize(xs.size);
         for (size_t i = 0; i < xs.size; ++i) {
             Array& array = arrays_[i];
             ArrayView& x = xs_[i];
@@ -291,7 +290,7 @@ class Call {
     // Return false if the results cannot be written to `outs`.
     bool parse_outs(const ArrayTuple& xs, const ArrayTuple& outs, bool checked) {
         if (outs.size != xs.size || outs.is_tuple != xs.is_tuple) return false;
-        std::vector<ArrayView> views(xs.size);
+        Items<ArrayView> views(xs.size);
         for (size_t i = 0; i < xs.size; ++i) {
             if (!library_.view(outs[i], views[i])) return false;
             if (views[i].dtype != xs_[i].dtype || !views[i].has_same_shape(xs_[i])) return false;
@@ -345,7 +344,7 @@ class Call {
 
     // Return whether each out is contiguous and overlaps nothing but its own x, judged by extents. If unsure, return
     // false: Python's check decides.
-    bool may_write(const std::vector<ArrayView>& outs) const {
+    bool may_write(const Items<ArrayView>& outs) const {
         for (size_t i = 0; i < outs.size(); ++i) {
             const ArrayView& out = outs[i];
             if (!out.writable || !out.is_contiguous() || !out.is_aligned()) return false;
@@ -363,8 +362,8 @@ class Call {
 
     const Library& library_;
     const ParsedSource& parsed_;
-    std::vector<ArrayView> xs_;
-    std::vector<Array> arrays_;
+    Items<ArrayView> xs_;
+    Items<Array> arrays_;
 };
 
 // Rotate x, an array or a tuple of arrays, by a source; return the result or `out`. Return NotImplemented, with nothing
@@ -378,7 +377,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     int64_t axis;
     ParsedSource parsed;
     if (!library || !parse_int(seq_axis, axis) || !parsed.parse(source, *library, transposed)) return declined;
-    Call call(*library, parsed);
+    Call call(*library, parsed, xs.size);
     if (!call.parse_xs(xs, axis)) return declined;
     if (!out.is_none() && !call.parse_outs(xs, ArrayTuple(out), checked)) return declined;
     const nb::object result = out.is_none() ? call.create_results(xs) : nb::borrow(out);

@@ -34,11 +34,13 @@ struct Axis {
 // The axes of an array: strides along the source's axes, and the free axes, along which all rows share their position.
 struct ArrayLoop {
     const Array* array;
-    int64_t x_stride[MAX_AXES] = {}, y_stride[MAX_AXES] = {};
+    int64_t x_stride[MAX_AXES], y_stride[MAX_AXES];
     Axis free[MAX_AXES];
     int num_free = 0;
     int64_t rows_per_position = 1;
     bool staged;
+
+    ArrayLoop() {}  // leaves the axes uninitialized: kilobytes, which a small call notices
 };
 
 // Return the axis of x that the source's axis j pairs with: seq_axis for the last, the other axes in order.
@@ -62,7 +64,7 @@ bool is_staged(const Layout& layout, const Array& array) {
 // each.
 class Schedule {
   public:
-    Schedule(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
+    Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
              const Level& level)
         : plan_(plan), frequencies_(plan.frequencies()), source_(source), fresh_(fresh), level_(level),
           real_bytes_(arrays[0].dtype == F64 ? 8 : 4), loops_(arrays.size()) {
@@ -361,7 +363,7 @@ class Schedule {
     const bool fresh_;
     const Level& level_;
     const int64_t real_bytes_;  // of the precision that the arrays are rotated in
-    std::vector<ArrayLoop> loops_;
+    Items<ArrayLoop> loops_;
     int source_axes_[MAX_AXES], num_source_axes_ = 0;  // the source's axes longer than 1
     int64_t length_ = 1, outer_ = 1;                   // size of the last of them, product of the other sizes
     int64_t block_ = 1, blocks_ = 1, parts_ = 1, tiles_ = 1, scratch_bytes_ = 0;
@@ -388,7 +390,7 @@ std::atomic<int64_t> parallel_bytes{1 << 22};
 // Above this size streaming saves more than the next reader loses.
 std::atomic<int64_t> stream_bytes{1 << 23};
 
-void rotate(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
+void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads) {
     Schedule(plan, arrays, source, fresh, level).run(threads);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <vector>
 
 #include "kernel.hpp"
@@ -22,6 +23,27 @@ struct KernelPlan {
     Frequencies frequencies() const;
 };
 
+// Items whose number is fixed at construction. Two, such as q and k, need no allocation, which a small call would notice.
+template <class T>
+class Items {
+  public:
+    explicit Items(size_t size)
+        : more_(size > 2 ? new T[size] : nullptr), first_(more_ ? more_.get() : two_), size_(size) {}
+    Items(const Items&) = delete;
+
+    T& operator[](size_t i) { return first_[i]; }
+    const T& operator[](size_t i) const { return first_[i]; }
+    const T* begin() const { return first_; }
+    const T* end() const { return first_ + size_; }
+    size_t size() const { return size_; }
+
+  private:
+    T two_[2];
+    std::unique_ptr<T[]> more_;
+    T* const first_;
+    const size_t size_;
+};
+
 // One array x and its result y. Strides are in bytes; `num_axes`, `shape` and strides leave out the last axis.
 struct Array {
     DType dtype;
@@ -34,6 +56,8 @@ struct Array {
     char* y;
     int64_t y_stride[MAX_AXES];
     int64_t y_feature;
+
+    Array() {}  // leaves the axes uninitialized
 };
 
 enum SourceKind { SPACED, INT32, INT64, TABLES };
@@ -60,7 +84,7 @@ extern std::atomic<int64_t> parallel_bytes, stream_bytes;
 
 // Rotate arrays of one precision. The caller has checked that they line up with the source, and that each y is its own
 // x or overlaps nothing that is read. `fresh`: the call has just allocated every y.
-void rotate(const KernelPlan& plan, const std::vector<Array>& arrays, const Source& source, bool fresh,
+void rotate(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
             const Level& level, int threads);
 
 }  // namespace rope
