@@ -28,7 +28,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 REQUIRED = PYPROJECT["project"]["dependencies"]
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
-# With CMake and ninja, for machines whose own are too old or missing.
+# Includes CMake and ninja, for machines where they are old or missing.
 BUILDING = ["build", *PYPROJECT["build-system"]["requires"], "cmake", "ninja"]
 TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
 # One environment for the sessions that need several libraries; each installs its own wheel into it.
@@ -36,7 +36,7 @@ SHARED = ROOT / ".nox" / "shared" / ("Scripts/python.exe" if os.name == "nt" els
 NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
-# The files about the sources and the suite, which no library nor the kernel changes.
+# The files about the sources and the suite: no library and no kernel changes their results.
 SAME_EVERYWHERE = [f"tests/test_{name}.py" for name in ("imports", "mutants", "suite")]
 
 
@@ -53,7 +53,7 @@ def oldest(specs: list[str]) -> list[str]:
 
 
 def python(session: nox.Session, *args: str, **options: object) -> str:
-    """Run the session's Python, or the shared one where the session has no environment."""
+    """Run the session's Python, or the shared Python if the session has no environment."""
     command = "python" if session.bin_paths else str(SHARED)
     return session.run(command, *args, external=not session.bin_paths, **options)
 
@@ -97,7 +97,7 @@ def by_default(*paths: str) -> list[str]:
 
 
 def unpack(session: nox.Session) -> Path:
-    """Unpack the sdist that `build` has made, anew."""
+    """Unpack the sdist of the session `build` into an emptied folder."""
     folder = Path(session.create_tmp()) / "sdist"
     shutil.rmtree(folder, ignore_errors=True)
     (path,) = DIST.glob("*.tar.gz")
@@ -157,7 +157,7 @@ def tests_all(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Check the wheel's contents, and that it works with no optional library."""
     (path,) = DIST.glob("*.whl")
-    session.install(str(path))  # no extras, in a clean environment: pip finds what the wheel asks for
+    session.install(str(path))  # no extras, in a clean environment: pip installs the wheel's requirements
     session.run("python", "-m", "pip", "check", silent=True)
     session.install(*GROUPS["test"])
     pytest(session, ["numpy"], f"--wheel={path}", "tests/test_wheel.py")

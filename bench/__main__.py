@@ -10,5 +10,5 @@ from _record import RESULTS
 HERE = Path(__file__).resolve().parent
 for name in ("latency", "new_results", "import_time"):
     path = RESULTS / f"{datetime.date.today()}-{name.replace('_', '-')}.json"
-    # A process for each, as imports and warm caches would speed up the next.
+    # One process for each benchmark: imports and warm caches would speed up the next.
     subprocess.run([sys.executable, HERE / f"{name}.py", "--json", path], check=True)

@@ -72,7 +72,7 @@ def _prefill():
 
 
 def _one_head():
-    """One head, which pays for all angles; arrays of 16 MiB in 16 bits, 32 MiB in float32."""
+    """One head, so that each angle is used once; arrays of 16 MiB in 16 bits, 32 MiB in float32."""
     for pairing in ("half", "interleaved"):
         for dtype in ("float32", "bfloat16", "float16"):
             yield Case(f"one head 65536 {dtype} {pairing}", "one head", (1, 1, 65536, 128), dtype, pairing)

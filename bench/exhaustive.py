@@ -33,7 +33,7 @@ PLAN = Plan(Layout(2, 0, 2, "interleaved", "interleaved", 1.0), True, [2 * math.
 
 
 def sweep(job):
-    """Return the largest errors of cos and sin over a part of the positions, on one library, and where."""
+    """Return the largest errors of cos and sin over some positions on one library, with their positions."""
     name, start, stop, stride = job
     lib = LIBRARIES[name]
     worst = {"cos": (0.0, 0), "sin": (0.0, 0)}

@@ -155,7 +155,7 @@ def _of_part(part: Any) -> dict[str, Any]:
 
 
 def _rotary(cls: Any, config: Any) -> dict[str, Any]:
-    """Return the rotary parameters of the default config, and those that the class adds to stated ones."""
+    """Return the rotary parameters of the default config, and additions of the class to stated parameters."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict) or not parameters:
         return {}
@@ -205,7 +205,7 @@ def _layers(config: Any) -> dict[str, Any]:
 
 
 def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Keep entries with a rotary embedding, and entries whose parts have one."""
+    """Keep entries with a rotary embedding, or with parts that have a rotary embedding."""
     wanted = {key for key, entry in entries.items() if entry.get("rotary")} | CONVENTIONS.keys()
     while True:
         leading = {k for k, e in entries.items() if wanted.intersection(e.get("parts", {}).values())}

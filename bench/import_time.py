@@ -1,4 +1,4 @@
-"""The time of `import rope_array` in a fresh interpreter, without starting it, and the imported modules.
+"""Measure `import rope_array` in a fresh interpreter, without the interpreter's start; count its modules.
 
 Interpreters that import it alternate with interpreters that do nothing, after a first start of each that
 writes the bytecode and fills the file cache; the result is the difference of the medians.

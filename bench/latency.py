@@ -1,6 +1,6 @@
 """The latency of small calls: one decoding step, 32 heads of 128 float32 features, one thread.
 
-PyTorch's calls are given as ratios to `x.clone()` too, measured in the same run. Each round times every call
+PyTorch's calls have ratios to `x.clone()` too, measured in the same run. Each round times every call
 in a block of its own; the minimum over all rounds counts, as other load can only add time. Python's calls
 inside the array-api backend are counted, with the files they are in, as they cost most of its latency.
 """

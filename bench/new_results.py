@@ -29,7 +29,7 @@ CASES = {
 
 
 def block(call):
-    """Return the seconds of the fastest call of a block, after two that bring the allocator to its state."""
+    """Return the seconds of the fastest call of a block, after two calls that warm up the allocator."""
     times = []
     for i in range(CALLS + 2):
         start = time.perf_counter()

@@ -56,7 +56,7 @@ ENVIRONMENT = {
 ONE = dict.fromkeys(("ROPE_ARRAY_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC"), "1")
 
 
-# ---- the child: times cases, and writes a line of JSON for each thing that happens ----
+# ---- the child: times cases, and writes a line of JSON for each event ----
 
 
 def child(names, threads, budget, rows, quick):

@@ -185,7 +185,7 @@ def streamed(request):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The kernel's calls that rotated; empty where no kernel is built."""
+    """The kernel's calls that rotated; empty without a kernel."""
     runs = []
 
     def counting(*args, **kwargs):

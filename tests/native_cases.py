@@ -28,7 +28,7 @@ MIB = 2**20
 F32, F64, F16 = map(np.dtype, ("float32", "float64", "float16"))
 try:
     import ml_dtypes
-except ImportError:  # where NumPy is not chosen
+except ImportError:  # its dependency group is not installed
     BF16 = None
 else:
     BF16 = np.dtype(ml_dtypes.bfloat16)

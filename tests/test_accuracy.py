@@ -116,7 +116,7 @@ def test_golden_angles(lib, float_dtype):
     for case in oracle.golden("angles"):
         rope = ra.RoPE(case["fields"]["rotary_dim"], **case["fields"])
         for row in case["rows"]:
-            # At float positions the bound is 2.1 times as large, 2.5e-7 in float32, times a frequency above 1.
+            # At float positions the bound is 2.1 times as large, 2.5e-7 in float32, and times ω if ω > 1.
             wide = isinstance(row["pos"], float) * 2.1 * max(1.0, *rope.frequencies) or 1.0
             rotation = rope.rotation(row["pos"], like=like)
             assert np.abs(lib.to_numpy(rotation.cos) - row["cos"]).max() <= bound * wide

@@ -40,7 +40,7 @@ def served(lib):
 # ---- the list ----
 
 
-def test_backends_are_listed_in_the_order_they_are_asked():
+def test_backends_are_listed_in_the_order_of_dispatch():
     listed = [one for one in ra.backends() if one.name in BUILTIN]
     assert [one.name for one in listed] == BUILTIN
     assert listed[-1].usable is True
@@ -572,7 +572,7 @@ def test_too_few_results_are_an_error(packages):
     """)
 
 
-def test_an_array_api_backend_may_leave_tables_to_ours(packages):
+def test_an_array_api_backend_without_make_tables(packages):
     packages.install("mine", loopback(more="is_array_api = True\ndel make_tables\n"))
     packages.run("""
         assert ra.explain(x, 3).backend == "mine"

@@ -31,12 +31,12 @@ BLOCKS = ra.Axes.axial(4, 4, blocks=True)
 
 
 def pair(pairing, i, width):
-    """The members of pair i, counted from where the pairs begin."""
+    """Return the two features of pair i, counted from the first rotated feature."""
     return (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + width // 2)
 
 
 def converted_row(row, rope, to):
-    """One head's features, moved pair by pair; lanes go on from block to block."""
+    """Move one head's features, pair by pair in each block."""
     out = list(row)
     blocks = rope.axes.blocks if rope.axes else 1
     width = rope.rotary_dim // blocks
@@ -48,13 +48,13 @@ def converted_row(row, rope, to):
 
 
 def converted(w, rope, to):
-    """Rows of whole heads, moved head by head."""
+    """Move the rows of whole heads, head by head."""
     rows = [converted_row([*w[i : i + D]], rope, to) for i in range(0, len(w), D)]
     return np.asarray([row for head in rows for row in head]).reshape(w.shape)
 
 
 def numbers(shape, dtype=np.float32, seed=0):
-    """Numbers that are all different and fit a float16."""
+    """Return an array of distinct integers that float16 holds exactly."""
     return np.random.default_rng(seed).permutation(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
 
 
@@ -66,12 +66,12 @@ def same(lib, got, want):
 
 
 def test_by_hand(lib):
-    """Written out from the two definitions, two heads of six features, of which four are rotated."""
+    """Compare with indices written out: two heads of six features, of which four are rotated."""
     half = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
     interleaved = [0, 2, 1, 3, 4, 5, 10, 12, 11, 13, 14, 15]
     rope = ra.RoPE(6, rotary_dim=4, pairing="half")
     same(lib, convert.weights(lib.asarray(np.asarray(half, np.int32)), rope, "interleaved"), interleaved)
-    # Eight rotated features tell the way there from the way back, as four do not.
+    # With four rotated features both directions are one permutation; with eight they differ.
     rope = ra.RoPE(8, pairing="half")
     x = lib.asarray(np.arange(8, dtype=np.int32))
     same(lib, convert.weights(x, rope, "interleaved"), [0, 4, 1, 5, 2, 6, 3, 7])
@@ -117,7 +117,7 @@ def test_a_round_trip_is_the_identity_to_the_bit(lib, float_dtype, spec, pairing
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "bool"])
 def test_quantised_weights_and_masks(lib, dtype):
-    """Only places change: any dtype is served."""
+    """A conversion only moves elements, so any dtype works."""
     values = numbers((2 * D,), np.int32)
     values = values % 2 == 0 if dtype == "bool" else values.astype(dtype)
     rope = ra.RoPE(D)
@@ -144,8 +144,8 @@ def test_8_bit_floats(lib):
     np.testing.assert_array_equal(got, converted(values, rope, "half"))
 
 
-def test_converting_by_the_rope_that_fits_changes_nothing(lib):
-    """What would be converted twice is not, by a rope that is kept up to date (transformers#25199)."""
+def test_converting_to_the_pairing_of_the_rope_changes_nothing(lib):
+    """Updating the rope after a conversion prevents a second conversion (transformers#25199)."""
     rope = ra.RoPE(D, pairing="interleaved")
     w = lib.asarray(numbers((2 * D, INPUTS)))
     once = convert.weights(w, rope, "half")
@@ -168,7 +168,7 @@ CALLS = {
 @pytest.mark.parametrize("to", PAIRINGS)
 @pytest.mark.parametrize("name", CALLS)
 def test_inputs_are_neither_written_nor_aliased(lib, name, to):
-    """A head of two features stands alike in both pairings: no shape that changes makes a copy of it."""
+    """A head of two features has one order in both pairings, so that no reordering copies it."""
     values = numbers((8, 8))
     w = lib.asarray(values.copy())
     got = CALLS[name](w, to)
@@ -181,7 +181,7 @@ def test_inputs_are_neither_written_nor_aliased(lib, name, to):
         same(lib, got, kept)
 
 
-def test_permutation_says_the_same():
+def test_permutation_agrees_with_the_matrices():
     for spec, pairing, to in itertools.product([*SLICES, {"axes": BLOCKS}], PAIRINGS, PAIRINGS):
         rope = ra.RoPE(D, pairing=pairing, **spec)
         source = convert.permutation(rope, to)
@@ -219,7 +219,7 @@ class Attention:
         y = y.reshape(len(self.x), heads, D)
         y = y / np.sqrt((y**2).mean(-1, keepdims=True)) * getattr(self, f"{name}_norm")
         rope = self.rope
-        if rope.axes:  # the definition has none
+        if rope.axes:  # the definition has no axes
             pos = np.stack([self.pos % 50, self.pos % 31], axis=-1)
             return rope.apply(y, pos, seq_axis=0)
         matrix = rotation_matrix(self.pos, head_dim=D, **fields_of(rope))
@@ -239,7 +239,7 @@ class Attention:
         self.rope = replace(self.rope, pairing=to)
 
     def rounded(self, lib):
-        """Begin with numbers that the library has."""
+        """Round the weights to float32 if the library has no float64."""
         if "float64" not in lib.dtypes:
             for name in ("q", "k", "q_bias", "k_bias", "q_norm", "k_norm"):
                 setattr(self, name, getattr(self, name).astype(np.float32).astype(np.float64))
@@ -261,9 +261,9 @@ SCORED = [
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_scores_are_unchanged(lib, spec, pairing, kv_heads):
-    """Features not moved, moved twice, on the wrong heads, or beyond what is rotated.
+    """Scores change if features are not moved, moved twice, or moved in wrong heads or outside the slice.
 
-    Of transformers#25199, #39687, PR #47403; llama.cpp#7481; and transformers PR #48652 for partial rotary.
+    Reported in transformers#25199, #39687, PR #47403; llama.cpp#7481; for partial rotary, PR #48652.
     """
     model = Attention(ra.RoPE(D, pairing=pairing, **spec), kv_heads=kv_heads).rounded(lib)
     before, weight = model.scores(), model.q
@@ -272,11 +272,11 @@ def test_scores_are_unchanged(lib, spec, pairing, kv_heads):
     if model.rope.rotary_dim > 2:
         assert not np.array_equal(model.q, weight)
         model.rope = replace(model.rope, pairing=pairing)
-        assert np.abs(model.scores() - before).max() > 1e-3  # the scores do tell pairings apart
+        assert np.abs(model.scores() - before).max() > 1e-3  # scores differ between pairings
 
 
 def test_an_explicit_out_pairing_keeps_a_cache_valid(lib):
-    """Interleaved in, half out, and half throughout write the same keys: scores depend on them alone."""
+    """Half pairs throughout write the same keys as interleaved pairs in and half pairs out."""
     deepseek = ra.RoPE(D, pairing="interleaved", out_pairing="half")
     w, x = numbers((D, INPUTS)) / 8, numbers((3, INPUTS)) / 8
     after = lib.to_numpy(convert.weights(lib.asarray(w), deepseek, "half"))
@@ -299,7 +299,7 @@ def test_cached_keys_are_in_the_pairing_that_was_written(lib, out_pairing, pairi
 
 # ---- fused projections ----
 
-# Groups, order, heads of q, heads of k and v, and who has it so (Hugging Face's modelling files).
+# Groups, order, heads of q, heads of k and v, by model (Hugging Face's modelling files).
 FUSED = {
     "phi3": (1, "qkv", 4, 2),
     "gpt_neox, falcon-rw, persimmon": (4, "qkv", 4, 4),
@@ -351,7 +351,7 @@ def test_fused_projections(lib, name, pairing):
         same(lib, back, w)
 
 
-def test_fused_defaults_are_those_of_one_block_after_another(lib):
+def test_fused_defaults_to_one_group_in_the_order_q_k_v(lib):
     w = numbers((3 * 2 * D, INPUTS))
     rope = ra.RoPE(D)
     want = np.concatenate([converted(w[: 4 * D], rope, "half"), w[4 * D :]])
@@ -383,10 +383,10 @@ SHIFTED = [
 
 
 @pytest.mark.parametrize("spec", SHIFTED, ids=words)
-def test_shifted_keys_are_those_of_the_later_positions(lib, spec):
-    """The amplitude once, what is not rotated as it was, and pairs where they were written.
+def test_shifted_keys_are_rotated_to_the_new_positions(lib, spec):
+    """A shift changes neither the amplitude, nor the unrotated features, nor the order of pairs.
 
-    Of llama.cpp PR #4889, #13870: context shift with an amplitude.
+    Reported in llama.cpp PR #4889, #13870: context shift with an amplitude.
     """
     rope = ra.RoPE(D, **spec)
     raw = np.random.default_rng(0).standard_normal((2, 3, 5, D)).astype(np.float32)
@@ -408,7 +408,7 @@ def test_deltas_of_sequences_and_tokens(lib):
 
 
 def test_a_shift_is_one_rotation_within_the_contract(lib, float_dtype):
-    """By delta alone, with amplitude 1, of what the cache holds: the result is rounded once."""
+    """The shift rotates the cached keys by delta, with amplitude 1, and rounds once."""
     rope = ra.RoPE(D, attention_factor=1.5, pairing="half", out_pairing="interleaved")
     cached = lib.asarray(np.random.default_rng(0).standard_normal((3, 5, D)).astype(np.float32), float_dtype)
     got = convert.shift_keys(cached, -7, rope)
@@ -456,25 +456,25 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=words)
 def test_a_shift_takes_no_amplitude_of_a_rule(lib, rule):
-    """YaRN and LongRoPE have one of their own, which the cached keys have already."""
+    """YaRN and LongRoPE have an amplitude, which the cached keys already contain."""
     rope = ra.RoPE(D, pairing="half", scaling=rule).at_length(100)
     raw = np.random.default_rng(0).standard_normal((2, 5, D))
     cached = lib.asarray(rope.apply(raw, np.arange(5) + 60).astype(np.float32))
     close(lib, convert.shift_keys(cached, -60, rope), rope.apply(raw, range(5)))
 
 
-def test_shift_rope_is_made_once():
+def test_shift_rope_keeps_frequencies_and_has_amplitude_1():
     for rule in RULES:
         rope = ra.RoPE(D, scaling=rule, out_pairing="half").at_length(100)
-        turn = convert.shift_rope(rope)
-        assert (turn.pairing, turn.out_pairing, turn.amplitude) == ("half", None, 1.0)
-        assert turn.frequencies == rope.frequencies
+        shift = convert.shift_rope(rope)
+        assert (shift.pairing, shift.out_pairing, shift.amplitude) == ("half", None, 1.0)
+        assert shift.frequencies == rope.frequencies
 
 
 # ---- other frequencies ----
 
 
-def test_keys_of_one_rope_become_those_of_another(lib):
+def test_rerotated_keys_equal_keys_of_the_new_rope(lib):
     raw = np.random.default_rng(0).standard_normal((2, 5, D))
     ropes = [
         ra.RoPE(D, attention_factor=1.5),
@@ -490,7 +490,7 @@ def test_keys_of_one_rope_become_those_of_another(lib):
 
 @pytest.mark.parametrize("rule", RULES[-2:], ids=["DynamicNTK", "LongRoPE"])
 def test_a_cache_at_another_length(lib, rule):
-    """Keys of one length beside a query of another mix two rotations (transformers#25104, PR #33129)."""
+    """Keys for one length and a query for another mix two rotations (transformers#25104, PR #33129)."""
     rope = ra.RoPE(D, pairing="half", scaling=rule)
     old, new = rope.at_length(20), rope.at_length(100)
     raw = np.random.default_rng(0).standard_normal((2, 20, D))
@@ -530,14 +530,14 @@ def test_rerotated_half_precision_is_rounded_once(lib, float_dtype):
 
 def functions(rope):
     """All conversions in one function of a (2D, 2D) array."""
-    turn = convert.shift_rope(rope)
+    shift = convert.shift_rope(rope)
     new = replace(rope, base=50.0)
 
     def f(w):
         w = convert.weights(w, rope, "half", num_heads=2)
         w = convert.fused(w, rope, "half", num_heads=1, order="qg", axis=-1)
         k = convert.keys(w[:, :D], rope, "half")
-        return turn.apply(convert.rerotate(k, range(2 * D), rope, new), -3)
+        return shift.apply(convert.rerotate(k, range(2 * D), rope, new), -3)
 
     return f
 
@@ -556,7 +556,7 @@ def test_under_tracing(lib):
 
 
 @pytest.mark.library("jax", "torch")
-def test_gradients_go_back_to_where_features_came_from(lib):
+def test_gradients_are_moved_back(lib):
     rope = ra.RoPE(D, rotary_dim=6)
     w, cotangent = (lib.asarray(numbers((2 * D, INPUTS), seed=s)) for s in (0, 1))
     got = lib.gradient(lambda w: convert.weights(w, rope, "half"), w, cotangent)
@@ -616,7 +616,7 @@ def test_torch_under_autocast_fake_and_parameters():
 
 
 class TestNumPyMemory:
-    """Layouts of memory that NumPy alone shows."""
+    """Memory layouts that only NumPy has."""
 
     ROPE = ra.RoPE(D, rotary_dim=6)
 
@@ -708,12 +708,12 @@ def test_a_missing_length_is_refused():
         lambda: convert.shift_keys(keys, 1, waiting),
         lambda: convert.rerotate(keys, 1, ROPE, waiting),
         lambda: convert.rerotate(keys, 1, waiting, ROPE),
-        # Before anything is computed: the keys, of which nothing can be made, are not looked at.
+        # The missing length is found before the keys, which are no array.
         lambda: convert.rerotate("no keys", 1, ROPE, waiting),
     ):
         with pytest.raises(ra.SpecError, match="length"):
             call()
-    # Where features stand depends on no length.
+    # The permutation depends on no length.
     assert convert.permutation(waiting, "half") == (0, 2, 4, 6, 1, 3, 5, 7)
 
 

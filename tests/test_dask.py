@@ -1,4 +1,4 @@
-"""dask: lazy, one task per chunk, heads whole, and right whatever the chunks of x and of the positions."""
+"""dask: results are lazy, one task per chunk, and right for any chunks of x and of the positions."""
 
 import pickle
 
@@ -44,7 +44,7 @@ def _in_this_thread():
 
 
 def judge(y, x, pos, **fields):
-    """Hold a result to the contract, and to its own declaration."""
+    """Assert that a result keeps the contract, and has the dtype that its graph declares."""
     result = y.compute()
     assert result.dtype == y.dtype == y._meta.dtype
     compare.judge(result, x, host(pos), **fields)
@@ -122,7 +122,7 @@ def test_at_most_one_task_for_each_chunk(name):
     pos = positions()[name]
     x = da.from_array(X, chunks=CHUNKS).persist()
     y = lazy(ROPE.apply, x, pos)
-    # What dask's own positions need for themselves, cut as x is cut, comes on top.
+    # The tasks of dask positions, rechunked like x, are not counted.
     own = 0
     if isinstance(pos, da.Array):
         cut = {a: (1,) if pos.shape[a] == 1 else x.chunks[(0, 2)[a - pos.ndim]] for a in range(pos.ndim)}
@@ -225,7 +225,7 @@ def test_misfits_raise_at_once(lazily):
 
 
 def unknown():
-    """x and positions whose sequence is of unknown size, and what they are."""
+    """Return x and positions of unknown length, and the same in NumPy."""
     numbers = da.arange(S, chunks=4)
     mask = numbers % 3 != 0
     kept = np.arange(S) % 3 != 0
@@ -272,7 +272,7 @@ def test_unknown_sizes_that_may_not_match_raise(call):
         "cut elsewhere": da.arange(x.shape[2], chunks=3),
         "one chunk": da.arange(x.shape[2], chunks=-1),
     }
-    # At once where the number of chunks tells, else when a chunk is there to be seen.
+    # The error comes at once if the numbers of chunks differ, else when a chunk is computed.
     taken = []
     for name, pos in bad.items():
         try:
@@ -412,7 +412,7 @@ def test_threads():
 
 
 def test_processes():
-    # A process that has seen no array before: "spawn" is dask's own default.
+    # dask starts the process by "spawn": it has imported and rotated nothing before.
     with dask.config.set(scheduler="processes", num_workers=1):
         judge(graphs()[1], X, BS, **HALF)
 

@@ -76,7 +76,7 @@ def test_cos_sin_take_frequencies_exactly(seed: int) -> None:
 
 
 def nearest_to_quarter_turns(omega: float) -> list[int]:
-    """Positions p whose p * omega comes nearest to k pi/2: numerators of (pi/2) / omega's convergents."""
+    """Return positions p with p * omega nearest to k pi/2: numerators of the convergents of pi/2/omega."""
     ratio, found = oracle.CONTEXT.pi / 2 / oracle.real(omega), [0, 1]
     while found[-1] < 2**63:
         whole = int(oracle.CONTEXT.floor(ratio))
@@ -364,7 +364,7 @@ def test_inverse_undoes_and_divides_by_the_amplitude(fields: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "int32", ">f8"])
 def test_x_of_every_dtype_is_taken_exactly(name: str) -> None:
-    # The module is not installed beside every library, and this file is imported beside all of them.
+    # Every library's session imports this file, but not every session has ml_dtypes installed.
     dtype = pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
     x = np.array([[100 / 3, -2, 700 / 9, 5]]).astype(dtype)
     got = apply_definition(x, 9)

@@ -1,4 +1,4 @@
-"""Every refusal: the documented exception, before any work; what was given, what is needed, what to do."""
+"""Invalid calls raise the documented exception before any work; the message names fault and remedy."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def faults_of(text: str, *, none_given: bool = False) -> list[str]:
     if not text.endswith("."):
         faults.append("does not end with a period")
     if not REMEDY.search(text):
-        faults.append("says nothing to do")
+        faults.append("names no remedy")
     if not none_given and "None" in NONE_TO_GIVE.sub("", text):
         faults.append("None leaks")
     if re.search(r"object at 0x|<class|<function|array\(\[|\n|  ", text):
-        faults.append("holds a repr that nobody reads, or broken lines")
+        faults.append("contains a long repr or a line break")
     if re.search(r"(?<!\.)\.\.(?!\.)|,\.|\(\)\(|\{\}|\{[a-z_]+\}", text):
-        faults.append("was put together badly")
+        faults.append("contains stray punctuation or braces")
     if len(text) > 600:
         faults.append(f"has {len(text)} characters")
     for low, high in re.findall(r"from (-?\d+) to (-?\d+)", text):
@@ -80,13 +80,13 @@ def refused(error: type[Exception], says: list[str], call: Callable[[], Any], **
     ],
     ids=["period", "remedy", "None", "address", "array", "range", "periods", "newline", "braces", "length"],
 )
-def test_the_reader_of_messages_finds_bad_ones(text: str) -> None:
+def test_faults_of_finds_bad_messages(text: str) -> None:
     assert faults_of(text)
     with pytest.raises(AssertionError):
         refused(ValueError, [], lambda: (_ for _ in ()).throw(ValueError(text)))
 
 
-def test_the_exceptions_have_one_base_and_python_s_own() -> None:
+def test_exceptions_derive_from_rope_error_and_a_builtin() -> None:
     for name, base in [
         ("SpecError", ValueError),
         ("ArrayTypeError", TypeError),
@@ -99,7 +99,7 @@ def test_the_exceptions_have_one_base_and_python_s_own() -> None:
     assert not issubclass(ra.RoPEError, (ValueError, TypeError))
 
 
-# Exceptions are documented: the docstring of the function that raises one names it.
+# The docstring of a function names the exceptions that it raises.
 @pytest.mark.parametrize(
     ("function", "names"),
     [
@@ -203,7 +203,7 @@ BIG = 2**63
 
 
 def on_ones(*args: Any, shape: tuple[int, ...] = (2, 4), **options: Any) -> Callable[[Any], Any]:
-    """Make a call of apply, on an array of ones of the library that it is given."""
+    """Return a function of a library, which calls apply on an array of ones."""
     return lambda lib: ra.apply(ones(lib, *shape), *args, **options)
 
 
@@ -236,8 +236,8 @@ CALLS[ShapeError] = {
         ["float32[2, 3, 8]", "4 features", "Split"],
     ),
     "head_dim of a one-liner": (on_ones(0, head_dim=8), ["float32[2, 4]", "head_dim=8"]),
-    "too many learned ones": (lambda lib: learned(lib, ones(lib, 4)), ["(4,)", "rotary_dim", "(2,)"]),
-    "learned, of two axes": (lambda lib: learned(lib, ones(lib, 3, 2)), ["(3, 2)", "rotary_dim", "(2,)"]),
+    "too many learned frequencies": (lambda lib: learned(lib, ones(lib, 4)), ["(4,)", "rotary_dim", "(2,)"]),
+    "learned, two axes": (lambda lib: learned(lib, ones(lib, 3, 2)), ["(3, 2)", "rotary_dim", "(2,)"]),
     "last axis": (on_ones(0, seq_axis=-1, shape=(2, 3, 4)), ["seq_axis is -1", "-2"]),
     "last axis from the front": (
         on_ones(0, seq_axis=2, shape=(2, 3, 4)),
@@ -451,7 +451,7 @@ def test_numpy_scalars_of_a_refused_dtype(lib: Any, dtype: str, form: str) -> No
     }[form]
     text = refused(ArrayTypeError, [dtype], lambda: ra.apply(ones(lib, 2, 2, 4), pos))
     assert "two libraries" not in text  # a number is no array of another library
-    assert "asarray(pos)" not in text  # which would be refused again
+    assert "asarray(pos)" not in text  # asarray(pos) would be refused again
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bool", "uint64"])
@@ -468,7 +468,7 @@ def test_numpy_positions_that_are_no_numbers() -> None:
         assert "16-bit" not in text  # the reason for float16 and bfloat16, not for these
 
 
-# ---- positions: values that the host sees ----
+# ---- positions: values that are read on the host ----
 
 
 @pytest.mark.library("jax")
@@ -561,7 +561,7 @@ def test_lining_up(
     assert [int(axis) for axis in re.findall(r"seq_axis=(-?\d+)", remedy)] == fits
     for axis in fits:
         call(axis)
-    if not fits:  # shapes are offered, and they are taken
+    if not fits:  # the message offers shapes, which must work
         offered = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", remedy)]
         assert offered
         for pos_shape in offered:
@@ -585,7 +585,7 @@ def test_two_libraries(first: str, second: str) -> None:
     refused(ArrayTypeError, [*names, "inv_freq"], lambda: RoPE(4).rotation(0, like=x, inv_freq=ones(b, 2)))
     pos = arange(b, 2)
     if second == "numpy" and first in ("jax", "dask"):
-        ra.apply(x, pos)  # these take NumPy as their own
+        ra.apply(x, pos)  # these accept NumPy positions
         return
     says = [
         *names,
@@ -647,7 +647,7 @@ def test_two_devices_of_jax() -> None:
     child.run(TWO_DEVICES_OF_JAX, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
-# ---- arrays on which plain arithmetic means something else ----
+# ---- arrays without plain elementwise arithmetic ----
 
 PLACES = ["x", "second", "pos", "like", "applied", "inv_freq"]
 
@@ -738,10 +738,10 @@ class Spy(np.ndarray):
         raise AssertionError("arithmetic")
 
 
-def test_nothing_is_computed_first_by_numpy() -> None:
+def test_no_work_before_an_error_in_numpy() -> None:
     x, pos = np.ones((2, 4)).view(Spy), np.arange(2).view(Spy)
     with pytest.raises(AssertionError, match="arithmetic"):
-        ra.apply(x, pos)  # the spy sees a call that is served
+        ra.apply(x, pos)  # the spy notices a valid call
     bad = [np.ones((2, 4), int), np.ones((2, 6)), np.ones((3, 4)), np.ones(()), [1.0]]
     for second in bad:
         with pytest.raises(ra.RoPEError):
@@ -771,7 +771,7 @@ def wrong_second(lib: Any, name: str) -> Any:
 
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", LATE)
-def test_nothing_is_computed_first_by_torch(name: str) -> None:
+def test_no_work_before_an_error_in_torch(name: str) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Seen(TorchDispatchMode):
@@ -796,7 +796,7 @@ def test_nothing_is_computed_first_by_torch(name: str) -> None:
 
 @pytest.mark.library("jax")
 @pytest.mark.parametrize("name", LATE)
-def test_nothing_is_computed_first_by_jax(name: str) -> None:
+def test_no_work_before_an_error_in_jax(name: str) -> None:
     """JAX cannot compute with an array whose buffer is deleted."""
     lib = LIBS["jax"]
     x, pos = ones(lib, 3, 4), arange(lib, 3)
@@ -809,7 +809,7 @@ def test_nothing_is_computed_first_by_jax(name: str) -> None:
         ra.apply((x, x), pos)
 
 
-def test_x_is_left_as_it_was() -> None:
+def test_an_error_leaves_x_unchanged() -> None:
     x = np.arange(8.0).reshape(2, 4)
     before = x.tobytes()
     for second in (np.ones((2, 6)), np.ones((2, 4), int), [1.0]):
@@ -830,7 +830,7 @@ def test_a_numpy_number_for_x() -> None:
 
 
 @pytest.mark.parametrize("pos", [None, "3", {1, 2}, 1j], ids=repr)
-def test_a_thing_that_is_no_array_is_not_called_one(lib: Any, pos: Any) -> None:
+def test_errors_do_not_call_other_objects_arrays(lib: Any, pos: Any) -> None:
     text = refused(
         ArrayTypeError, [type(pos).__name__], lambda: ra.apply(ones(lib, 2, 4), pos), none_given=pos is None
     )
@@ -838,7 +838,7 @@ def test_a_thing_that_is_no_array_is_not_called_one(lib: Any, pos: Any) -> None:
 
 
 @pytest.mark.parametrize("like", [None, (np.ones(4),)], ids=["None", "tuple"])
-def test_like_is_called_like(like: Any) -> None:
+def test_errors_name_the_argument_like(like: Any) -> None:
     text = refused(ArrayTypeError, ["like"], lambda: RoPE(4).rotation(0, like=like), none_given=like is None)
     assert "or a tuple" not in text
 

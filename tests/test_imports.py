@@ -26,7 +26,7 @@ import rope_array.testing
 from rope_array._array_api import library as _library
 
 PACKAGE = Path(rope_array.__file__).parent
-# Installed, a folder of the package; in a checkout, a link to the folder beside it, or that folder.
+# Installed: a folder of the package. In a checkout: a folder next to the package, or a link to it.
 BACKENDS = PACKAGE / "_backends" if (PACKAGE / "_backends").is_dir() else PACKAGE.parent / "backends"
 LIBRARIES = ["numpy", "torch", "jax", "jaxlib", "dask", "cupy", "array_api_strict", "ml_dtypes"]
 
@@ -45,37 +45,37 @@ def imported_by(module: str, before: str = "", **environment: str) -> set[str]:
 
 
 def from_folder(folder: Path) -> dict[str, str]:
-    """The environment of a child that imports from a folder before all else, its working directory too."""
+    """Return the environment of a child that imports from `folder` first, not from its working directory."""
     return {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1"}
 
 
 def test_importing_brings_in_no_array_library(lib: Any) -> None:
-    """Run in the environment of each library: no other is installed to import."""
+    """Each session installs one library, the only library that could be imported."""
     importlib.import_module(lib.module)
     assert imported_by("rope_array") == set()
 
 
 @pytest.mark.parametrize("module", ["numpy", "array_api_compat.numpy"])
-def test_the_check_of_it_convicts(module: str) -> None:
+def test_imported_by_finds_numpy(module: str) -> None:
     assert imported_by("rope_array", f"import {module}") == {"numpy"}
 
 
 @pytest.mark.parametrize("name", ["_spec/frequencies", "_errors", "_registry", "__init__"])
-def test_a_package_that_imports_numpy_is_convicted(name: str, tmp_path: Path) -> None:
+def test_a_package_that_imports_numpy_is_found(name: str, tmp_path: Path) -> None:
     copied = copy_of_package(tmp_path)
     with (copied / f"{name}.py").open("a", encoding="utf-8") as file:
         file.write("\nimport numpy\n")
     assert imported_by("rope_array", **from_folder(tmp_path)) == {"numpy"}
 
 
-def test_the_copy_as_it_is_is_not(tmp_path: Path) -> None:
+def test_an_unchanged_copy_imports_no_library(tmp_path: Path) -> None:
     copied = copy_of_package(tmp_path)
     assert imported_by("rope_array", **from_folder(tmp_path)) == set()
     where = child.run("import rope_array; print(rope_array.__file__)", **from_folder(tmp_path))
-    assert Path(where.strip()).parent == copied  # the checks above look at the copy
+    assert Path(where.strip()).parent == copied  # the child imported the copy
 
 
-def test_importing_brings_in_no_module_that_is_asked_for() -> None:
+def test_late_modules_are_imported_on_first_use() -> None:
     names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "positions")
     late = {f"rope_array.{name}" for name in names}
     script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
@@ -108,7 +108,7 @@ def test_using_one_library_brings_in_no_other(lib: Any) -> None:
     """
     libraries, backends = child.run(script, lib.label, *LIBRARIES).splitlines()
     assert not libraries.split()
-    chunks = {"numpy"} if lib.name == "dask" else set()  # of NumPy's
+    chunks = {"numpy"} if lib.name == "dask" else set()  # its chunks are NumPy arrays
     assert {name.split(".")[2] for name in backends.split()} <= {lib.name, "_native", *chunks}
 
 
@@ -156,11 +156,11 @@ MAY_IMPORT = {
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),
 }
-# Imported inside functions, as most programs never need it; at the top by the modules named.
+# Modules that most programs never need: only the listed modules import them at the top.
 LATE_CORE = {"_config": {"_config", "config"}}
 OWN = {"jax": {"jax", "jaxlib"}}
-COMPAT = {"_array_api.library"}  # the one importer of array-api-compat
-# Modules whose functions import NumPy, after an array of it was given or for a result of it.
+COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
+# Modules whose functions import NumPy, for a NumPy argument or result.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
 COMMANDS = {"__main__", "_demo"}  # run by users, not imported
 HOST_TOOLS = {"_diagnose"}  # computes on the host, in NumPy; imported late
@@ -170,7 +170,7 @@ JUDGE = {
     "testing._definition": {"testing._rules"},
     "testing._contract": {"testing._definition"},
 }
-# Modules of the suite that import array libraries, and the one that imports the package to judge it: late.
+# Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {"testing._libraries", "testing._names"}
 LATE_PACKAGE = {"testing._names"}
 OF_PYTEST = {"testing.plugin"}
@@ -421,7 +421,7 @@ PLANTED = [
 def test_a_planted_violation_is_found(file: str, line: str, reason: str) -> None:
     name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").removesuffix("__init__")
     clean = sources()
-    assert violations(clean) == []  # or the planted line would not be needed
+    assert violations(clean) == []  # so that the planted line is the only violation
     text, is_package = clean[name]
     found = violations({**clean, name: Source(f"{text}\n{line}\n", is_package)})
     assert any(name in text and reason in text for text in found), found
@@ -435,7 +435,7 @@ from unittest.mock import MagicMock
 
 kind, *names = sys.argv[1:]
 for name in names:
-    # Blocked, as tests do; half imported; mocked, as builders of documentation do.
+    # None: a test blocks the import. An empty module: half imported. A mock: a documentation build.
     sys.modules[name] = {"None": None, "mock": MagicMock(name)}.get(kind, types.ModuleType(name))
 
 import numpy as np
@@ -469,7 +469,7 @@ def test_a_broken_framework_does_not_disturb_numpy(kind: str, names: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nor_what_is_said_of_mistakes(kind: str) -> None:
+def test_a_broken_framework_changes_no_error(kind: str) -> None:
     printed = child.run(BROKEN + MISUSE, kind, *ALL.split())
     assert printed.split() == ["refused", "refused"]
 
@@ -482,7 +482,7 @@ LATE = {"rope_array": {"backend_tools", "backends", "config", "convert", "diagno
 
 
 def public_objects(module: Any) -> Iterator[tuple[str, Any]]:
-    """Functions and classes, with the methods that are theirs; exceptions have a test of their own."""
+    """Yield functions, classes and their own methods, with names; exceptions have another test."""
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.ismodule(value) or (inspect.isclass(value) and issubclass(value, Exception)):
@@ -510,7 +510,7 @@ def test_all_is_complete_and_sorted(module: Any) -> None:
 
 
 def test_names_that_users_have() -> None:
-    """A name that goes breaks somebody; one that comes is written down here."""
+    """Removing a name breaks users' code; a new name is added to this list."""
     errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
     errors += ["ConfigError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
@@ -523,7 +523,7 @@ def test_names_that_users_have() -> None:
 
 
 def section(text: str, title: str) -> str:
-    """A section of a numpydoc docstring; empty where there is none."""
+    """Return a section of a numpydoc docstring, or an empty string."""
     found = re.search(rf"^{title}\n-+\n(.*?)(?=^\S[^\n]*\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
     return found.group(1) if found else ""
 
@@ -557,7 +557,7 @@ def test_attributes_of_classes_are_described() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in rope_array.__all__ if n.endswith("Error")])
-def test_exceptions_say_what_they_are_for(name: str) -> None:
+def test_exceptions_have_docstrings(name: str) -> None:
     value = getattr(rope_array, name)
     assert issubclass(value, rope_array.RoPEError)
     assert inspect.getdoc(value).endswith(".")
@@ -601,7 +601,7 @@ sys.setswitchinterval(1e-6)
 
 
 def first_call(i):
-    import rope_array as ra  # the import is raced for as well
+    import rope_array as ra  # threads race for the import too
     rope = ra.RoPE(8, pairing="half")
     y = ra.apply(x, pos, pairing="half")
     rotation = rope.rotation(pos, like=x)
@@ -620,12 +620,12 @@ def test_first_calls_of_eight_threads_agree(lib: Any) -> None:
     child.run(FIRST_CALLS, lib.label, {"jax": "2", "dask": "5", "torch": "5"}.get(lib.name, "15"))
 
 
-def test_a_library_learned_by_two_threads_at_once_is_one(lib: Any, monkeypatch: Any) -> None:
-    """Two threads register one type at once, and get the same library."""
+def test_two_threads_that_register_a_type_get_one_library(lib: Any, monkeypatch: Any) -> None:
+    """Both threads read the table of libraries before either writes, unless a lock prevents it."""
     x, barrier = lib.asarray(np.ones((2, 4))), threading.Barrier(2)
 
     class Table(dict):  # type: ignore[type-arg]
-        """Whoever reads it goes on only when the other has read it too, or is kept from it by a lock."""
+        """Return from values() after both threads have called it, or after a second."""
 
         def values(self) -> Any:
             read = list(super().values())

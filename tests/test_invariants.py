@@ -18,13 +18,13 @@ SOME = settings(max_examples=25 * TIMES)
 def specs(draw, same_layout=False):
     head_dim = draw(st.integers(1, 24))
     start = draw(st.integers(0, head_dim))
-    lanes = draw(st.integers(0, (head_dim - start) // 2))
+    num_pairs = draw(st.integers(0, (head_dim - start) // 2))
     pairings = st.sampled_from(["interleaved", "half"])
     pairing = draw(pairings)
     return ra.RoPE(
         head_dim,
         base=draw(st.sampled_from([10_000.0, 500_000.0, 2.0, 0.5])),
-        rotary_dim=2 * lanes,
+        rotary_dim=2 * num_pairs,
         rotary_start=start,
         pairing=pairing,
         out_pairing=pairing if same_layout else draw(pairings),
@@ -40,7 +40,7 @@ def compute_eps(dtype):
 
 
 def one_step(dtype):
-    """By how much of a pair's length one rotation may be off: the contract, half an ulp being eps/2 of it."""
+    """Return the contract's error of one rotation, relative to the pair's length; half an ulp is eps/2."""
     return 2.5 * compute_eps(dtype) + EPS[dtype] / 2
 
 
@@ -58,7 +58,7 @@ def test_norm_of_every_pair_is_kept(lib, float_dtype, rope, pos, seed):
     x = normal(lib, 3, rope.head_dim, dtype=float_dtype, seed=seed)
     before = lengths(rope, values(x), rope.pairing)
     after = lengths(rope, values(rope.apply(x, pos)), rope.out_pairing or rope.pairing)
-    # Each of the two results is off by one step.
+    # Each of a pair's two results is off by at most one step.
     assert (np.abs(after - before) <= 2**0.5 * one_step(float_dtype) * before + 1e-37).all()
 
 

@@ -34,14 +34,14 @@ ENDS = [0, 1, -1, 2**31 - 1, -(2**31)]
 
 @pytest.fixture(params=[False, True], ids=["x64 off", "x64 on"])
 def x64(request):
-    """JAX without 64-bit types, as it is by default, and with them; in neither it promotes silently."""
+    """JAX without 64-bit types, as by default, and with them; implicit promotion raises."""
     with settings(request.param):
         yield request.param
 
 
 @pytest.fixture
 def narrow():
-    """JAX as it is by default, for what x64 has no part in."""
+    """JAX without 64-bit types, for tests that x64 does not affect."""
     with settings(False):
         yield
 
@@ -53,13 +53,13 @@ def settings(x64):
 
 
 def close(a, b):
-    """Whether two programs gave what differs by a rounding or two: one may fuse what another does not."""
+    """Return whether two results are equal up to a few roundings: XLA fuses programs differently."""
     return a.dtype == b.dtype and np.allclose(values(a), values(b), rtol=0, atol=4 * eps(a.dtype.name) * 5)
 
 
 @contextlib.contextmanager
 def compiling_nothing():
-    """Fail where a program is compiled."""
+    """Fail if a program is compiled."""
     import logging
 
     records = []
@@ -141,7 +141,7 @@ def test_positions_of_the_host(name, x64):
 
 
 @pytest.mark.parametrize("name", ["int", "list of floats", "nested"])
-def test_positions_of_the_host_under_jit_and_in_the_core(name, narrow):
+def test_positions_of_the_host_under_jit_and_by_array_api(name, narrow):
     pos = HOST_POSITIONS[name]
     x = normal(2, 5, 16)
     judge(jax.jit(lambda x: ROPE.apply(x, pos))(x), x, pos, **HALF)
@@ -176,7 +176,7 @@ def test_host_positions_that_do_not_fit(dtype, x64):
     # In range they are exact; out of range they raise, never wrap.
     pos = np.array([2**31, 5, 6, 7, 2**32 - 1], dtype)
     x = normal(2, 5, 16)
-    if x64 or dtype is np.uint32:  # which is served as it is
+    if x64 or dtype is np.uint32:  # uint32 needs no x64
         judge(ROPE.apply(x, pos), x, pos, **HALF)
         return
     for call in (ROPE.apply, lambda x, pos: jax.jit(lambda x: ROPE.apply(x, pos))(x)):
@@ -241,7 +241,7 @@ def test_sizes(shape, narrow):
 
 
 def test_result_is_a_buffer_of_its_own(narrow):
-    # A donated x must not take the result with it.
+    # Donating x must not free the result.
     x = normal(2, 5, 16)
     for rope in (ROPE, ra.RoPE(16, rotary_dim=0)):
         y = rope.apply(x, 3)
@@ -292,7 +292,7 @@ def test_equal_ropes_share_a_program(narrow):
         pickle.loads(pickle.dumps(ra.RoPE(16, base=5151.0))).apply(x, 4, inverse=True)
 
 
-def test_that_compiling_is_seen(narrow):
+def test_compiling_nothing_notices_a_compilation(narrow):
     with pytest.raises(AssertionError, match="Compiling"), compiling_nothing():
         ra.apply(normal(2, 5, 16), 3, base=61.25)
 
@@ -309,7 +309,7 @@ def test_traced_positions_compile_once(x64):
     for pos in range(20):
         judge(step(x, pos), x, pos, **HALF)
         judge(step(x, np.int32(pos)), x, pos, **HALF)
-    # A Python int is weakly typed, so that the two kinds are traced one by one.
+    # A Python int is weakly typed, so that int and np.int32 are traced separately.
     assert len(traces) <= 2
     assert step._cache_size() <= 2
 
@@ -473,7 +473,7 @@ def test_export(x64):
     exported = export.export(jax.jit(ROPE.apply))(
         jax.ShapeDtypeStruct((2, length, 16), "float32"), jax.ShapeDtypeStruct((length,), "int32")
     )
-    if importlib.util.find_spec("flatbuffers"):  # which serializing needs
+    if importlib.util.find_spec("flatbuffers"):  # serializing needs it
         exported = export.deserialize(exported.serialize())
     for size in (1, 5, 77):
         x, pos = normal(2, size, 16), jnp.asarray(np.arange(size, dtype=np.int32) * 9_999_991)
@@ -488,7 +488,7 @@ def test_no_tracer_leaks(narrow):
         jax.jit(lambda x: rope.rotation(pos, like=x).apply(x))(x)
         jax.grad(lambda x: ra.apply(x, pos, base=3132.0).sum())(x)
         jax.vmap(lambda x: rope.apply(x, 3))(x)
-    # What was made under a tracer serves outside of it.
+    # A rope that cached values under a tracer works outside of it.
     judge(rope.apply(x, pos), x, pos, base=3131.0)
     judge(ra.apply(x, pos, base=3132.0), x, pos, base=3132.0)
 
@@ -629,7 +629,7 @@ def test_eight_devices(script, on):
 
 
 def test_built_before_jax_is_imported():
-    # A Rotation is a tree of JAX's though it was made before, and nothing imported JAX to make it one.
+    # Making a Rotation imports no JAX; JAX imported later still flattens it as a tree.
     child.run(
         """
         import sys

@@ -1,4 +1,4 @@
-"""Maps of pairs to axes against formulas that are written out here, for each model that uses one.
+"""Compare each model's map of pairs to axes with its formula, written out here.
 
 The angle of a pair is its coordinate times its frequency; comments name the sources of the formulas.
 """
@@ -126,7 +126,7 @@ MAPS: dict[str, Map] = {
         [(a, power(1e4, 2 * (2 * j + a), 64)) for a in (0, 1) for j in range(16)],
         half(64),
     ),
-    "MiniMax-M3's ViT": Map(  # 80 // 3 // 2 = 13 pairs for each coordinate; two features do not turn
+    "MiniMax-M3's ViT": Map(  # 80 // 3 // 2 = 13 pairs for each coordinate; two features are not rotated
         RoPE(80, rotary_dim=78, pairing="half", axes=Axes.axial(26, 26, 26)),
         series(0, 26) + series(1, 26) + series(2, 26),
         half(78),
@@ -152,7 +152,7 @@ MAPS: dict[str, Map] = {
         [(a, 2 * math.pi / 100 ** (j / 16)) for a in (0, 1) for j in range(16)],
         half(64),
     ),
-    # Lanes that never turn, frequencies from a table
+    # Unrotated pairs, and frequencies from a table
     "ESMFold2's atoms": Map(
         RoPE(
             32,
@@ -177,7 +177,7 @@ def places(map_: Map, length: int = 9, floats: bool = False) -> np.ndarray:
 
 
 def expected(map_: Map, x: np.ndarray, pos: np.ndarray) -> np.ndarray:
-    """Turn one pair after another by the formula of the map."""
+    """Rotate pair after pair by the formula of the map."""
     y = x.astype(np.float64).copy()
     for i, pair in enumerate(map_.pairs):
         a, b = map_.features(i)
@@ -206,7 +206,7 @@ def test_pairs(name: str) -> None:
 @each_map
 @pytest.mark.parametrize("floats", [False, True], ids=["ints", "floats"])
 def test_rotation(lib: Any, name: str, floats: bool) -> None:
-    """Every library turns every pair by its own coordinate, at whole numbers and between them."""
+    """Every library rotates each pair by its coordinate, at integer and at float positions."""
     map_ = MAPS[name]
     pos = places(map_, floats=floats)
     x = features(map_.rope.head_dim, 2, 3, len(pos)).astype(np.float32)
@@ -229,7 +229,7 @@ def test_rotation_in_double(name: str) -> None:
 
 @each_map
 def test_is_a_rotation(name: str) -> None:
-    """Norms stay, the inverse undoes, and a score depends on the differences of the coordinates alone."""
+    """Norms stay, the inverse restores q, and scores depend only on differences of coordinates."""
     map_ = MAPS[name]
     pos, shift = places(map_), np.array([2, -3, 11, 5])[: map_.coordinates]
     q, k = (features(map_.rope.head_dim, n, len(pos))[n - 1] for n in (1, 2))
@@ -257,14 +257,14 @@ def test_equal_coordinates(lib: Any, name: str) -> None:
 
 @pytest.mark.parametrize("scaling", [Linear(4.0), NTKAware(4.0)], ids=["linear", "ntk"])
 def test_scaled_text(scaling: Any) -> None:
-    """A scaling rule makes the one series of M-RoPE as it makes that of 1-D RoPE."""
+    """A scaling rule changes the series of M-RoPE as it changes the series of 1-D RoPE."""
     fields = {"base": 1e6, "pairing": "half", "scaling": scaling}
     mrope, plain = RoPE(128, axes=Axes.chunked(16, 24, 24), **fields), RoPE(128, **fields)
     assert mrope.frequencies == plain.frequencies
 
 
 def test_scaled_axes() -> None:
-    """A scaling rule makes each series by its own width: Cosmos scales each base by f^(d/(d-2))."""
+    """A scaling rule scales each series by its own width: Cosmos scales each base by f^(d/(d-2))."""
     rope = RoPE(128, axes=Axes.axial(44, 42, 42), scaling=NTKAware(3.0))
     want = [
         power(1e4 * 3.0 ** (width / (width - 2)), 2 * j, width)
@@ -274,16 +274,16 @@ def test_scaled_axes() -> None:
     np.testing.assert_allclose(rope.frequencies, want, rtol=1e-12)
 
 
-# Of a head of 48 with three coordinates; each tells its own story only where the coordinates differ.
+# Maps of a head of 48 to three coordinates; their results differ only if the coordinates differ.
 SIMILAR = {
     "chunked": Axes.chunked(8, 8, 8),
     "interleaved": Axes.interleaved(8, 8, 8),
     "alternating": Axes.alternating(8, 8, 8),
     "alternating, t first": Axes((0,) * 8 + (1, 2) * 8),
     "axial": Axes.axial(16, 16, 16),
-    "axial, backwards": Axes.axial(16, 16, 16, order=(2, 1, 0)),
+    "axial, reversed": Axes.axial(16, 16, 16, order=(2, 1, 0)),
     "axial in blocks": Axes.axial(16, 16, 16, blocks=True),
-    "by turns": Axes((0, 1, 2) * 8, widths=(16, 16, 16)),
+    "axial, interleaved": Axes((0, 1, 2) * 8, widths=(16, 16, 16)),
     "first only": Axes((0,) * 24, count=3),
     "half of the pairs": Axes((0, 1, 2) * 4 + (None,) * 12),
 }
@@ -310,7 +310,7 @@ def test_one_coordinate_rotates_its_pairs_only(name: str, axis: int) -> None:
 
 
 def test_pairs_that_are_never_rotated(lib: Any) -> None:
-    """They keep their features, bit for bit, at any position; so does what follows the rotated slice."""
+    """Features of unrotated pairs and after the rotated slice keep their bits at any position."""
     rope = RoPE(20, rotary_dim=16, pairing="half", axes=Axes((0, None, 1, 1, None, 0, None, None)))
     still = [1, 4, 6, 7]
     kept = [*still, *(i + 8 for i in still), *range(16, 20)]
@@ -323,7 +323,7 @@ def test_pairs_that_are_never_rotated(lib: Any) -> None:
 
 
 def test_a_coordinate_that_drives_nothing() -> None:
-    """A position may have more coordinates than the map uses, when it says so."""
+    """A position may have more coordinates than the map uses, if `count` includes them."""
     x, pos = features(16, 4), np.arange(16).reshape(4, 4)
     map_, more = Axes.chunked(2, 3, 3), Axes(Axes.chunked(2, 3, 3).coordinates, count=4)
     got = RoPE(16, axes=more).apply(x, pos)
@@ -360,7 +360,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_from_config(name: str) -> None:
-    """A config.json of the kind that checkpoints have, without what transformers adds, gives the map."""
+    """A checkpoint's config.json, without the fields that transformers adds, gives the map."""
     config, part = CONFIGS[name]
     assert RoPE.from_config(config, part=part) == MAPS[name].rope
 
@@ -421,7 +421,7 @@ TOO_LARGE: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_too_large_maps_are_refused(name: str) -> None:
-    """At once: without the limits most of these take minutes, or all memory."""
+    """Refuse at once: without the limits most of these take minutes, or all memory."""
     make, message = TOO_LARGE[name]
     with pytest.raises(SpecError, match=message):
         make()

@@ -83,7 +83,7 @@ def test_results_of_16_bits_are_rounded_to_the_nearest_even(level, sixteen, num_
 
 @pytest.mark.library("numpy")
 def test_rounding_to_the_nearest_even_by_example(level):
-    """Against numbers that are known, not another implementation."""
+    """Compare with known numbers, not with another implementation."""
     f16 = {1 + 2.0**-11: 1.0, 1 + 3 * 2.0**-11: 1 + 2.0**-9, 65519.99: 65504.0, 65520.0: np.inf, 1e30: np.inf}
     f16 |= {2.0**-25: 0.0, 2.0**-25 * 1.001: 2.0**-24, 3 * 2.0**-25: 2.0**-23, 2.0**-14 - 2.0**-26: 2.0**-14}
     bf16 = {1 + 2.0**-8: 1.0, 1 + 3 * 2.0**-8: 1 + 2.0**-6, (2 - 2.0**-8) * 2.0**127: np.inf}

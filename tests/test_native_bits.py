@@ -111,7 +111,7 @@ def test_coordinates_in_uneven_steps(level, dtype):
     rows, columns = np.divmod(np.arange(1009), 37)
     grid = np.stack([rows, columns, uneven(1009)], axis=-1)
     for pos in (grid, grid[:, [0, 1, 1]], grid[::-1], uneven((1009, 3))):
-        check(SEVERAL["turns"], normal((1009, 80), dtype), pos)
+        check(SEVERAL["interleaved axes"], normal((1009, 80), dtype), pos)
         check(SEVERAL["blocks to pairs"], normal((1009, 54), dtype), pos)
 
 
@@ -169,7 +169,7 @@ def test_tuples_of_different_ndim(level):
 
 
 def check_tables(rope, pos, x, **kwargs):
-    """Compare rotations by tables: the kernel's and the array-api backend's."""
+    """Compare the kernel's rotations by tables with the array-api backend's."""
     rotation = rope.rotation(pos, like=x, **kwargs)
     for each in (rotation, rotation.inverse(), rotation.adjoint()):
         want = each.apply(x, backend="array-api")
@@ -249,7 +249,7 @@ MISFIT_TABLES = {
 @pytest.mark.parametrize("name", MISFIT_TABLES)
 @pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.library("torch"))])
 def test_tables_that_do_not_fit_are_refused_or_broadcast(name, library):
-    """Anyone can build a Rotation: raise, or return the array-api backend's result."""
+    """Users can build a Rotation of any tables: raise, or return the array-api backend's result."""
     x, rotation = normal((5, 8)), MISFIT_TABLES[name](RoPE(8).rotation(range(5), like=normal((5, 8))))
     if library == "torch":
         torch = pytest.importorskip("torch")

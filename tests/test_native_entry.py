@@ -1,4 +1,4 @@
-"""The kernel's entry: it declines each call that it cannot rotate, and writes nothing."""
+"""The kernel's entry point: it declines each call that it cannot rotate, and writes nothing."""
 
 import copy
 
@@ -25,7 +25,7 @@ class Sub(np.ndarray):
 
 
 def prepared(plan):
-    """Return a plan that has the kernel's handle."""
+    """Create the kernel's handle of a plan; return the plan."""
     _native._prepare(plan)
     return plan
 
@@ -121,7 +121,7 @@ def test_hostile_plans_are_refused(field, value):
 
 
 @pytest.mark.library("numpy")
-def test_sources_that_are_none():
+def test_invalid_sources():
     class Other:
         native = "plan"
 
@@ -131,8 +131,8 @@ def test_sources_that_are_none():
     for source in (None, (), (0,), X, [0, PLAN, None], *others):
         assert kernel.rotate(X, source, -2, None) is NotImplemented
     assert kernel.rotate(X, Positions(0, prepared(PLAN), X), -2, None) is NotImplemented
-    for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # it takes three
-        source = Positions(pos, prepared(SEVERAL["runs"]._plan))
+    for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # three needed
+        source = Positions(pos, prepared(SEVERAL["chunked axes"]._plan))
         assert kernel.rotate(np.zeros((5, 72), F32), source, -2, None) is NotImplemented
     with pytest.raises(ValueError, match="layout"):
         kernel.make_plan(LAYOUT._replace(start=-2), 1.0, *[(0,) * 4] * 3, (), 0)
@@ -142,7 +142,7 @@ def test_sources_that_are_none():
     "given", [{"pos": None}, {"seq_axis": None}, {"seq_axis": "a"}, {"x": None}, {"x": ()}], ids=words
 )
 @pytest.mark.library("numpy", "torch")
-def test_errors_are_those_of_the_array_api_backend(given):
+def test_errors_have_the_types_of_array_api(given):
     torch = pytest.importorskip("torch")
     for x in (X, torch.zeros(3, 5, 8)):
         arguments = {"x": x, "pos": range(5)} | given
@@ -166,10 +166,10 @@ def test_results_that_overlap_are_refused():
     for out in (buffer[1 : X.size + 1].reshape(X.shape), x[::-1], buffer[8 : X.size + 8].reshape(X.shape)):
         with pytest.raises(ra.ArrayTypeError, match="shares memory"):
             RoPE(8).apply(x, range(5), out=out)
-    for turned in (x[::-1], x[:, ::-1], x[..., ::-1], x[::-1, ::-1, ::-1]):
+    for flipped in (x[::-1], x[:, ::-1], x[..., ::-1], x[::-1, ::-1, ::-1]):
         for out in (x, buffer[8 : X.size + 8].reshape(X.shape)):
             with pytest.raises(ra.ArrayTypeError, match="shares memory"):
-                RoPE(8).apply(turned, range(5), out=out)
+                RoPE(8).apply(flipped, range(5), out=out)
     pos = np.arange(15.0).view(np.int64).reshape(3, 5)
     for given in (pos, pos[::-1], pos[:, ::-1]):
         with pytest.raises(ra.ArrayTypeError, match="shares memory"):

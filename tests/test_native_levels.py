@@ -31,7 +31,7 @@ def test_the_level_of_the_environment():
 
 
 @pytest.mark.library("numpy")
-def test_a_kernel_that_is_switched_off_is_the_reason():
+def test_errors_name_the_disabled_kernel():
     script = """
         import numpy as np, rope_array as ra
         try:
@@ -40,9 +40,9 @@ def test_a_kernel_that_is_switched_off_is_the_reason():
             print(error)
         print(ra.backends())
     """
-    said = child.run(script, **{LEVEL: "none"})
-    assert said.count(f"switched off: {LEVEL} is 'none'") >= 1
-    assert "BackendError" not in said
+    printed = child.run(script, **{LEVEL: "none"})
+    assert printed.count(f"switched off: {LEVEL} is 'none'") >= 1
+    assert "BackendError" not in printed
 
 
 @pytest.mark.library("numpy")
@@ -54,9 +54,9 @@ def test_an_unknown_level_is_refused():
         except ra.BackendError as error:
             print(error)
     """
-    said = child.run(script, **{LEVEL: "x86-64-v9"})
-    assert "'x86-64-v9'" in said
-    assert all(repr(name) in said for name in LEVELS)
+    printed = child.run(script, **{LEVEL: "x86-64-v9"})
+    assert "'x86-64-v9'" in printed
+    assert all(repr(name) in printed for name in LEVELS)
 
 
 @pytest.mark.library("numpy")

@@ -1,4 +1,4 @@
-"""The kernel has the same bits by any number of threads, past the caches, and in forked children."""
+"""The kernel has the same bits with any number of threads, with streamed results, and after a fork."""
 
 import itertools
 import os
@@ -56,7 +56,7 @@ LARGE = {
     "three heads of a few": case((3, 2, 200_000), head_dim=200_000, rotary_dim=128, dtype=F32),
     "by each head": case((2, 3, 301, 160), pos=np.arange(1806).reshape(2, 3, 301)),
     "many rows of positions": case((331, 2, 9, 52), pos=np.arange(331 * 9).reshape(331, 9)),
-    "nothing": case((4001, 77), rotary_dim=0),
+    "no pairs": case((4001, 77), rotary_dim=0),
 }
 
 
@@ -104,7 +104,7 @@ STREAMED = {
 
 
 def offset(shape, dtype, by):
-    """Memory that begins so many elements after a cache line, with a margin that must stay as it is."""
+    """Return a buffer of sevens, an index `by` elements after a cache line, and the view from there."""
     size = int(np.prod(shape))
     buffer = np.full(size + 256, 7, dtype)
     first = -(buffer.ctypes.data // dtype.itemsize) % (64 // dtype.itemsize) + by
@@ -192,7 +192,7 @@ FORKED = """
     thread.start()
     running.wait()
     children = []
-    for _ in range(8):  # while another thread has the kernel's
+    for _ in range(8):  # while another thread uses the kernel's threads
         child = os.fork()
         if not child:
             import signal
@@ -272,7 +272,7 @@ FIRST_CALLS_OF_A_ROPE = """
 
 @pytest.mark.library("numpy")
 def test_threads_that_prepare_one_plan():
-    """A call keeps its plan if another thread replaces it; MALLOC_PERTURB_ fills freed memory with 0xA5."""
+    """A call keeps its handle if another thread replaces it; MALLOC_PERTURB_ fills freed memory with 0xA5."""
     child.run(FIRST_CALLS_OF_A_ROPE, MALLOC_PERTURB_="165")
 
 
@@ -329,6 +329,6 @@ DAEMONS = """
 @pytest.mark.parametrize("heads", [2, 16, 256], ids=["32 KiB", "256 KiB", "4 MiB"])
 @pytest.mark.library("numpy")
 def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
-    """A daemon thread that wants the interpreter lock back then neither ends the process nor keeps it."""
+    """A daemon thread that waits for the GIL at exit neither kills nor blocks the process."""
     for _ in range(4):
         assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"

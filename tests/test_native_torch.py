@@ -107,7 +107,7 @@ def test_positions_and_tables(level, tensors):
 
 
 @pytest.mark.library("torch")
-def test_gradients_have_the_core_s_bits(level, tensors):
+def test_gradients_have_the_bits_of_array_api(level, tensors):
     import torch
 
     for name, rope in ({**SPECS, "several": SEVERAL["blocks"]}).items():
@@ -126,7 +126,7 @@ def test_gradients_have_the_core_s_bits(level, tensors):
 
 @pytest.mark.library("torch")
 def test_out_is_written_unless_it_overlaps(tensors):
-    """A write raises the version; an overlap is refused."""
+    """A write increments x._version; an overlap is refused."""
     import torch
 
     rope, base = RoPE(8), torch.zeros(100)
@@ -188,7 +188,7 @@ def test_unusual_calls(tensors):
 
 @pytest.mark.library("torch")
 def test_methods_of_a_tensor_that_users_replaced(tensors):
-    """The kernel calls the type's methods: a tensor's own could free memory that it has viewed already."""
+    """The kernel calls methods of the type: a replaced method could free memory that the kernel reads."""
     import torch
 
     x, parameter = torch.randn(5, 8), torch.nn.Parameter(torch.randn(5, 8), requires_grad=False)

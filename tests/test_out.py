@@ -1,4 +1,4 @@
-"""out=: written where the caller wants it, with the bits of the allocating call; nothing where refused."""
+"""out=: results have the bits of the allocating call; a refused call writes nothing."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def values(*shape, seed=0):
 
 
 def filled(lib, *shape, dtype="float32"):
-    """Memory that no rotation would leave as it is."""
+    """Return an array of sevens, which differs from every result."""
     return lib.asarray(np.full(shape, 7.0), dtype)
 
 
@@ -57,7 +57,7 @@ def refuses(error, says, call, *buffers):
     assert [bits(buffer) for buffer in buffers] == before
 
 
-# ---- what is served ----
+# ---- valid calls ----
 
 
 @WRITES
@@ -81,11 +81,11 @@ def test_a_rotation_writes_too(lib, float_dtype, name):
     x = normal(lib, 2, 5, 16, dtype=float_dtype)
     rotation = ROPES[name].rotation(POS, like=x)
     for backend in backends_of(lib):
-        for turn in (rotation, rotation.inverse(), rotation.adjoint()):
-            want = bits(turn.apply(x, backend=backend))
+        for each in (rotation, rotation.inverse(), rotation.adjoint()):
+            want = bits(each.apply(x, backend=backend))
             out, same = filled(lib, 2, 5, 16, dtype=float_dtype), normal(lib, 2, 5, 16, dtype=float_dtype)
-            assert turn.apply(x, out=out, backend=backend) is out
-            assert turn.apply(same, out=same, backend=backend) is same
+            assert each.apply(x, out=out, backend=backend) is out
+            assert each.apply(same, out=same, backend=backend) is same
             assert bits(out) == bits(same) == want
 
 
@@ -119,7 +119,7 @@ def test_every_entry_point_writes_into_out(lib):
 
 @WRITES
 def test_a_tuple_for_a_tuple(lib):
-    """In place and disjoint by turns, heads and dtypes that differ."""
+    """One call writes in place and into another array; heads and dtypes differ."""
     rope = ROPES["partial"]
     for backend in backends_of(lib):
         for dtypes in (["float32"] * 3, ["float32", "float16", "float64"]):
@@ -172,7 +172,7 @@ def test_coordinates(lib):
 
 # ---- views and strides of results ----
 
-# A buffer's shape, and of it a view of shape (2, 3, 5, 16).
+# The shape of a buffer, and a view of it of shape (2, 3, 5, 16).
 VIEWS = {
     "sequence before heads": ((2, 5, 3, 16), lambda lib, a: a.swapaxes(1, 2)),
     "every other feature": ((2, 3, 5, 32), lambda lib, a: a[..., ::2]),
@@ -352,14 +352,14 @@ def test_memory_that_is_not_aligned(lib_numpy):
 
 
 @NUMPY
-def test_the_other_byte_order_keeps_its_own():
+def test_results_keep_the_other_byte_order():
     x, out = values(5, 16).astype(">f4"), np.zeros((5, 16), ">f4")
     assert ROPE.apply(x, POS, out=out) is out
     assert np.array_equal(out, ROPE.apply(x, POS))
     assert np.array_equal(ROPE.apply(x, POS, out=x), out)
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 
 @WRITES
@@ -398,7 +398,7 @@ def test_x_and_out_are_both_tuples_or_both_arrays(lib):
             refuses(ArrayTypeError, says, lambda f=into, a=given, o=outs: f(a, o), x, y, out, more)
 
 
-# A buffer, and x and out of it.
+# The shape of a buffer, and x and out as views of it.
 OVERLAPS = {
     "one row further": ((6, 16), lambda b: (b[:5], b[1:])),
     "one row before": ((6, 16), lambda b: (b[1:], b[:5])),
@@ -636,7 +636,7 @@ def test_subclasses_that_are_no_result(lib_numpy):
 @NUMPY
 @pytest.mark.parametrize("backend", BACKENDS["numpy"])
 def test_the_other_byte_order_is_another_dtype(backend, lib_numpy):
-    """Its name is the same."""
+    """Both dtypes have the name float32."""
     if backend == "native" and _native.kernel is None:
         pytest.skip(_native.unavailable_reason())
     x, out = values(5, 16).astype("float32"), np.zeros((5, 16), ">f4")
@@ -757,7 +757,7 @@ def refused_or_right(torch, call, out, want, error=ArrayTypeError):
 
 @TORCH
 def test_lazily_negated_results(torch, lib_torch):
-    """The memory of such a view has the numbers with the other sign."""
+    """The memory of a negated view has the opposite signs."""
     x = torch.randn(5, 16)
     for backend in backends_of(lib_torch):
         if backend == "native":
@@ -769,7 +769,7 @@ def test_lazily_negated_results(torch, lib_torch):
         rotation = ROPE.rotation(POS, like=x)
         want = rotation.apply(x, backend=backend)
         refused_or_right(torch, lambda o=out, b=backend, r=rotation: r.apply(x, out=o, backend=b), out, want)
-        given = torch.view_as_complex(torch.randn(5, 16, 2)).conj().imag  # x is such a view, in place
+        given = torch.view_as_complex(torch.randn(5, 16, 2)).conj().imag  # a negated x, in place
         want = ROPE.apply(given, POS, backend=backend)
         refused_or_right(torch, lambda g=given, b=backend: ROPE.apply(g, POS, out=g, backend=b), given, want)
 
@@ -879,7 +879,7 @@ def test_forward_mode_tangents_are_written_too(torch):
 
 @TORCH
 def test_tensors_that_share_memory_with_numpy(torch):
-    """Storages that PyTorch takes for two."""
+    """PyTorch has two storages for one NumPy buffer."""
     memory = np.zeros((6, 16), np.float32)
     x, out = torch.from_numpy(memory[:5]), torch.from_numpy(memory[1:])
     assert x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr()
@@ -900,7 +900,7 @@ def test_tensors_of_two_devices(torch):
         ROPE.apply(torch.empty(5, 16, device="meta"), POS, out=torch.zeros(5, 16))
 
 
-# ---- CuPy, as far as it goes without a GPU ----
+# ---- CuPy, without a GPU ----
 
 
 class Device:

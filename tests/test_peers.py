@@ -1,8 +1,8 @@
-"""Other implementations at small positions: `rope_array` computes what they compute.
+"""Compare `rope_array` with other implementations at small positions.
 
-Collected with `--peers` alone (`nox -s peers`), as it needs their packages. They are called through the
-adapters of `bench/peers`, on which `bench/scoreboard.py` runs the whole suite. A tolerance here is that of a
-peer: float32 angles at positions below 64 are off by at most 64 · 2^-24 radians and a rounding or two.
+Collected only with `--peers` (`nox -s peers`), as it needs their packages. The adapters of `bench/peers` call
+them; `bench/scoreboard.py` runs the whole suite on these adapters. The tolerance is the peers' own error:
+float32 angles at positions below 64 are off by at most 64 · 2^-24 radians and a rounding or two.
 """
 
 import sys
@@ -17,12 +17,12 @@ import rope_array as ra
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 S, D = 64, 32
-# An angle pos·ω of at most 63 in float32: half a unit of the product, a few of the frequency. The largest
-# features here are below 5, and both members of a pair take part.
+# An angle pos·ω of at most 63 in float32 has half a unit of error by the product, and a few by ω. Features
+# are below 5 here, and a result depends on both features of a pair.
 FLOAT32_ANGLES = 4 * 63 * 2.0**-24 * 5 * 2**0.5
 MODULES = ("huggingface", "meta", "rotary_embedding_torch", "onnx_reference")
 CALLS = {
-    "as it comes": {},
+    "defaults": {},
     "base": {"base": 500_000.0},
     "part of the features": {"rotary_dim": 16},
     "interleaved": {"pairing": "interleaved"},

@@ -20,7 +20,7 @@ from rope_array._backends import _native
 
 INT32_ENDS = [0, 1, -1, 2, -2, 0xFFFF, 0x10000, -0xFFFF, -0x10000, -0x10001, 2**31 - 1, -(2**31)]
 INT64_ENDS = [2**32 - 1, 2**32, -(2**32), 2**33 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**63) + 1]
-# 1, a power of ten, one above a turn per position, negative, tiny, of the last bit, none at all, one turn per
+# 1, a power of ten, many turns per position, negative, tiny, a few units of the last bit, zero, one turn per
 # position.
 OMEGAS = (1.0, 0.01, 123456.789, -0.3162277660168379, 1e-9, 2.0**-60, 0.0, 6.283185307179586)
 SPECS = {
@@ -60,7 +60,7 @@ def words(name, bits):
 
 
 def expected(pos, name, double, sign=1):
-    """The phase as Python's integers have it, an object array of shape pos.shape + (num_pairs,)."""
+    """Compute the phase in Python's integers, as an object array of shape pos.shape + (num_pairs,)."""
     bits = 96 if double else 64
     pos = np.asarray(pos)
     steps = [sign * word for word in words(name, bits)]
@@ -100,7 +100,7 @@ def narrow_ops(lib):
 
 @contextlib.contextmanager
 def x64(lib, on):
-    """JAX with 64-bit integers or without; other libraries have them."""
+    """Switch JAX's 64-bit integers on or off; other libraries always have them."""
     if lib.name != "jax":
         yield
         return
@@ -138,7 +138,7 @@ def test_wide_route(lib, name, double, sign):
         np.testing.assert_array_equal(got(phase, lib, double), truth)
 
 
-@pytest.mark.without("torch")  # which has no arithmetic on uint32
+@pytest.mark.without("torch")  # PyTorch has no arithmetic on uint32
 @pytest.mark.usefixtures("without_x64")
 @pytest.mark.parametrize("sign", [1, -1], ids=["forward", "inverse"])
 @pytest.mark.parametrize("name", SPECS)
@@ -286,7 +286,7 @@ def test_numpy_error_state_changes_nothing():
 
 @pytest.mark.library("numpy")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_numpy_error_state_lets_a_whole_call_pass(dtype):
+def test_numpy_calls_raise_no_floating_point_error(dtype):
     x = np.ones((5, 16), dtype)
     with np.errstate(all="raise"):
         for pos in ([0, 1, -1, 2**31 - 1, -(2**31)], -(2**63), 0.5, np.array([0.0, 0.25, -1.5, 1e9, -1e-9])):
@@ -346,7 +346,7 @@ def test_jax_promotion_changes_nothing(on, promotion):
 )
 @pytest.mark.parametrize("name", SPECS)
 def test_error_is_within_the_documented_bound(name, double, wide):
-    # |pos|·2^-(k+1) turns for the word, and less than one unit in the last place, which is cut off.
+    # The word is off by |pos|·2^-(k+1) turns, and truncation by less than one unit in the last place.
     bits, unit = (96, 64) if double else (64, 32)
     pos = np.array(INT32_ENDS, np.int32) if not wide else np.array(INT32_ENDS + INT64_ENDS)
     pos = np.concatenate([pos, random_positions(31 if not wide else 50, 100).astype(pos.dtype)])

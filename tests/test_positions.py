@@ -1,4 +1,4 @@
-"""Builders of positions: against plain loops, on every library, traced, lazy, and what they refuse."""
+"""Builders of positions against plain loops, on every library, traced and lazy; and their errors."""
 
 import itertools
 import math
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.neutral
 
 
 @pytest.fixture
-def beside(lib):
-    """An array of the library, for `like`; the library is in its strictest setting meanwhile."""
+def like(lib):
+    """An array for `like=`; the library runs in its strictest setting."""
     with lib.running():
         yield lib.asarray(np.ones(2, np.float32))
 
 
 def integers(lib, values, dtype=None):
-    """An array of the library; JAX has no int64 here."""
+    """Make an array of the library; int64 becomes int32 in JAX."""
     array = np.asarray(values)
     if dtype or array.dtype == np.int64:
         array = array.astype(dtype or (np.int32 if lib.name == "jax" else np.int64))
@@ -37,7 +37,7 @@ def default(lib):
 
 
 def equals(lib, result, want, dtype=None, shape=None):
-    """Hold a result to plain numbers, the library, and a dtype."""
+    """Assert the library, dtype, shape and numbers of a result."""
     assert lib.owns(result)
     assert lib.dtype_of(result) == (dtype or default(lib))
     want = np.asarray(want)
@@ -50,20 +50,20 @@ def equals(lib, result, want, dtype=None, shape=None):
 
 @pytest.mark.parametrize("length", [0, 1, 4])
 @pytest.mark.parametrize("offsets", [0, 7, -3, [5], [0, 10, -2], [[1, 2], [3, 4]], []], ids=str)
-def test_offset(lib, beside, length, offsets):
+def test_offset(lib, like, length, offsets):
     shape = (*np.shape(offsets), length)
     want = [start + k for start in np.ravel(offsets).tolist() for k in range(length)]
-    equals(lib, positions.offset(length, offsets, like=beside), want, shape=shape)
+    equals(lib, positions.offset(length, offsets, like=like), want, shape=shape)
     if np.size(offsets):
         equals(lib, positions.offset(length, integers(lib, offsets)), want, shape=shape)
 
 
-def test_offset_without_offsets_is_arange(lib, beside):
-    equals(lib, positions.offset(3, like=beside), [0, 1, 2])
+def test_offset_without_offsets_is_arange(lib, like):
+    equals(lib, positions.offset(3, like=like), [0, 1, 2])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32"])
-def test_narrow_integers_are_widened_first(lib, beside, dtype):
+def test_narrow_integers_are_widened_first(lib, like, dtype):
     """100 + 100 does not fit int8, nor 200 + 100 uint8."""
     start = 100 if dtype == "int8" else 200
     equals(lib, positions.offset(3, integers(lib, [start], dtype)), [[start, start + 1, start + 2]])
@@ -71,21 +71,21 @@ def test_narrow_integers_are_widened_first(lib, beside, dtype):
     assert lib.to_numpy(long)[0, -1] == start + 100
 
 
-def test_values_on_the_host_move_to_the_device_of_like(lib, beside):
+def test_values_on_the_host_move_to_the_device_of_like(lib, like):
     for offsets in ([3, 5], (3, 5), range(3, 6, 2), np.array([3, 5]), [np.int8(3), np.uint64(5)]):
-        equals(lib, positions.offset(1, offsets, like=beside), [[3], [5]])
+        equals(lib, positions.offset(1, offsets, like=like), [[3], [5]])
     for one in (3, np.int64(3), np.array(3)):
-        equals(lib, positions.offset(np.int64(2), one, like=beside), [3, 4])
+        equals(lib, positions.offset(np.int64(2), one, like=like), [3, 4])
 
 
-def test_numpy_where_nothing_says_otherwise():
+def test_numpy_is_the_default_library():
     mask = positions.from_mask([1, 1])
     for made in (positions.offset(2), positions.packed([0, 2]), positions.grid(2), mask):
         assert type(made) is np.ndarray
         assert made.dtype == np.int64
 
 
-def test_dtypes_asked_for(lib, beside):
+def test_dtypes_asked_for(lib, like):
     for build in (
         lambda **k: positions.offset(2, 1, **k),
         lambda **k: positions.packed([0, 2], **k),
@@ -96,22 +96,22 @@ def test_dtypes_asked_for(lib, beside):
         lambda **k: positions.mrope([0, 0], **k)[0],
         lambda **k: positions.mrope([[0, 0]], **k)[1],
     ):
-        assert lib.dtype_of(build(like=beside)) == default(lib)
-        assert lib.dtype_of(build(like=beside, dtype="int32")) == "int32"
-        assert lib.dtype_of(build(like=beside, dtype=lib.xp.int32)) == "int32"
+        assert lib.dtype_of(build(like=like)) == default(lib)
+        assert lib.dtype_of(build(like=like, dtype="int32")) == "int32"
+        assert lib.dtype_of(build(like=like, dtype=lib.xp.int32)) == "int32"
         with pytest.raises(ra.ArrayTypeError, match="dtype is 'float16'"):
-            build(like=beside, dtype="float16")
+            build(like=like, dtype="float16")
     for build in (positions.grid, positions.normalized_grid):
-        assert lib.dtype_of(build(2, like=beside, dtype="float32")) == "float32"
+        assert lib.dtype_of(build(2, like=like, dtype="float32")) == "float32"
         with pytest.raises(ra.ArrayTypeError, match="dtype is 'bfloat16'"):
-            build(2, like=beside, dtype="bfloat16")
+            build(2, like=like, dtype="bfloat16")
     if lib.name == "jax":
         with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
-            positions.offset(2, like=beside, dtype="int64")
+            positions.offset(2, like=like, dtype="int64")
         with pytest.raises(ra.ArrayTypeError, match="jax_enable_x64"):
-            positions.normalized_grid(2, like=beside, dtype="float64")
+            positions.normalized_grid(2, like=like, dtype="float64")
     else:
-        assert lib.dtype_of(positions.normalized_grid(2, like=beside, dtype="float64")) == "float64"
+        assert lib.dtype_of(positions.normalized_grid(2, like=like, dtype="float64")) == "float64"
 
 
 @pytest.mark.library("jax")
@@ -139,12 +139,12 @@ PACKS += [([5, 1, 1], 1)]
 
 @pytest.mark.parametrize(("lengths", "padding"), PACKS, ids=str)
 @pytest.mark.parametrize("offsets", [None, 5, "each"])
-def test_packed(lib, beside, lengths, padding, offsets):
+def test_packed(lib, like, lengths, padding, offsets):
     cu = [0, *itertools.accumulate(lengths)]
     total = sum(lengths) + padding
     each = [10 * i + 1 for i in range(len(lengths))] if offsets == "each" else offsets
     want = loop_packed(lengths, total, each or 0 if each is None else each, -1)
-    made = positions.packed(cu, total, offsets=each, pad=-1, like=beside)
+    made = positions.packed(cu, total, offsets=each, pad=-1, like=like)
     equals(lib, made, want, shape=(total,))
     own = integers(lib, each) if isinstance(each, list) and each else each
     for dtype in ("int32", "uint16", default(lib)):
@@ -152,13 +152,13 @@ def test_packed(lib, beside, lengths, padding, offsets):
         equals(lib, made, want, shape=(total,))
 
 
-def test_packed_finds_the_total_on_the_host(lib, beside):
-    equals(lib, positions.packed([0, 2, 5], like=beside), [0, 1, 0, 1, 2])
-    equals(lib, positions.packed(np.array([0, 2, 5], np.int32), like=beside), [0, 1, 0, 1, 2])
-    equals(lib, positions.packed([0, 2], 4, like=beside), [0, 1, 0, 0])
+def test_packed_finds_the_total_on_the_host(lib, like):
+    equals(lib, positions.packed([0, 2, 5], like=like), [0, 1, 0, 1, 2])
+    equals(lib, positions.packed(np.array([0, 2, 5], np.int32), like=like), [0, 1, 0, 1, 2])
+    equals(lib, positions.packed([0, 2], 4, like=like), [0, 1, 0, 0])
 
 
-def test_packed_sequences_have_their_own_positions(lib, beside):
+def test_packed_sequences_have_their_own_positions(lib, like):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((6, 4)).astype(np.float32)
     together = ra.apply(lib.asarray(x), positions.packed(integers(lib, [0, 2, 6]), 6))
@@ -168,7 +168,7 @@ def test_packed_sequences_have_their_own_positions(lib, beside):
 
 @pytest.mark.library("torch")
 def test_strided_lengths():
-    """torch.searchsorted warns of what is not contiguous, and warnings are errors here."""
+    """torch.searchsorted warns of strided tensors, and warnings are errors here."""
     import torch
 
     cu = torch.tensor([[0, 9], [2, 9], [5, 9]])[:, 0]
@@ -193,24 +193,24 @@ def loop_mask(row, pad):
 
 @pytest.mark.parametrize("mask", MASKS, ids=words)
 @pytest.mark.parametrize("pad", [0, 1, -1])
-def test_from_mask(lib, beside, mask, pad):
+def test_from_mask(lib, like, mask, pad):
     want = loop_mask(mask, pad)
-    equals(lib, positions.from_mask(mask, pad=pad, like=beside), want)
+    equals(lib, positions.from_mask(mask, pad=pad, like=like), want)
     for dtype in ("bool", "uint8", "int8", default(lib)):
         equals(lib, positions.from_mask(integers(lib, mask, dtype), pad=np.int8(pad)), want)
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3), (1, 1)])
-def test_from_mask_of_no_size(lib, beside, shape):
+def test_from_mask_of_no_size(lib, like, shape):
     equals(lib, positions.from_mask(lib.asarray(np.ones(shape, bool))), np.zeros(shape, int), shape=shape)
 
 
-def test_a_long_uint8_mask_counts_beyond_a_byte(lib, beside):
+def test_a_long_uint8_mask_counts_beyond_a_byte(lib, like):
     made = positions.from_mask(integers(lib, np.ones(300), "uint8"))
     assert lib.to_numpy(made).tolist() == [*range(300)]
 
 
-def test_left_padding_rotates_as_no_padding_does(lib, beside):
+def test_left_padding_rotates_as_no_padding_does(lib, like):
     x = np.random.default_rng(0).standard_normal((1, 5, 4)).astype(np.float32)
     padded = ra.apply(lib.asarray(x), positions.from_mask(lib.asarray(np.array([[0, 0, 1, 1, 1]], bool))))
     assert np.allclose(lib.to_numpy(padded)[:, 2:], ra.apply(x[:, 2:], range(3)), atol=1e-6)
@@ -228,7 +228,7 @@ def loop_parallel(length, rank, size, layout):
 
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize(("length", "size"), [(8, 2), (12, 3), (6, 1), (24, 4), (16, 8), (0, 2)])
-def test_context_parallel(lib, beside, layout, length, size):
+def test_context_parallel(lib, like, layout, length, size):
     whole = np.arange(3 * length).reshape(3, length)
     held = []
     for rank in range(size):
@@ -236,7 +236,7 @@ def test_context_parallel(lib, beside, layout, length, size):
         shape = (length // size,)
         held += want
         call = {"layout": layout}
-        equals(lib, positions.context_parallel(length, rank, size, like=beside, **call), want, shape=shape)
+        equals(lib, positions.context_parallel(length, rank, size, like=like, **call), want, shape=shape)
         traced = integers(lib, rank)
         equals(lib, positions.context_parallel(length, traced, size, **call), want, shape=shape)
         for array, axis in ((whole, -1), (whole, 1), (whole.T, 0), (whole.T, -2)):
@@ -249,12 +249,12 @@ def test_context_parallel(lib, beside, layout, length, size):
 
 
 def test_zigzag_is_that_of_megatron():
-    """Four ranks, eight chunks, as Megatron-LM's get_batch_on_this_cp_rank gives them."""
+    """Four ranks, eight chunks, as in Megatron-LM's get_batch_on_this_cp_rank."""
     got = [positions.context_parallel(16, r, 4, layout="zigzag").tolist() for r in range(4)]
     assert got == [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
 
 
-def test_context_parallel_keeps_a_dtype_and_copies(lib, beside, float_dtype):
+def test_context_parallel_keeps_a_dtype_and_copies(lib, like, float_dtype):
     x = lib.asarray(np.arange(8).reshape(4, 2).astype(np.float32), float_dtype)
     for rank in (0, integers(lib, 0)):
         part = positions.context_parallel(x, rank, 2, axis=0)
@@ -272,17 +272,17 @@ def test_rank_of_any_integer_kind():
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_text(lib, beside, n):
+def test_text(lib, like, n):
     for pos in (5, [1, 2, 3], range(3), [[1, 2], [3, 4]], []):
         want = [[p] * n for p in np.ravel(pos).tolist()]
-        equals(lib, positions.text(pos, n, like=beside), want, shape=(*np.shape(pos), n))
+        equals(lib, positions.text(pos, n, like=like), want, shape=(*np.shape(pos), n))
     for dtype in ("int8", "uint32", "float32"):
         own = lib.asarray(np.array([[1, 2]], dtype))
         equals(lib, positions.text(own, n), [[[1] * n, [2] * n]], dtype=dtype)
 
 
 def test_ids_of_hugging_face_are_moved():
-    """The one-liner of the documentation."""
+    """The documentation's expression for Hugging Face's ids."""
     ids = np.arange(24).reshape(3, 2, 4)
     ours = np.moveaxis(ids, 0, -1)
     assert ours.shape == (2, 4, 3)
@@ -296,26 +296,26 @@ GRIDS = [(3,), (2, 3), (1, 1), (2, 3, 4), (0, 3), (3, 0), (1, 2, 1, 3)]
 
 @pytest.mark.parametrize("sizes", GRIDS, ids=str)
 @pytest.mark.parametrize(("origin", "step"), [(0, 1), (7, 1), (-2, 3), ("each", "each")])
-def test_grid(lib, beside, sizes, origin, step):
+def test_grid(lib, like, sizes, origin, step):
     n = len(sizes)
     origin, step = ([*range(5, 5 + n)], [*range(1, 1 + n)]) if origin == "each" else (origin, step)
     o, s = np.broadcast_to(origin, n).tolist(), np.broadcast_to(step, n).tolist()
     points = itertools.product(*map(range, sizes))
     want = [[o[a] + s[a] * i for a, i in enumerate(point)] for point in points]
     shape = (math.prod(sizes), n)
-    equals(lib, positions.grid(*sizes, origin=origin, step=step, like=beside), want, shape=shape)
-    floats = positions.grid(*sizes, origin=origin, step=step, like=beside, dtype="float32")
+    equals(lib, positions.grid(*sizes, origin=origin, step=step, like=like), want, shape=shape)
+    floats = positions.grid(*sizes, origin=origin, step=step, like=like, dtype="float32")
     equals(lib, floats, want, dtype="float32", shape=shape)
 
 
-def test_grid_of_fractions_rounds_once(lib, beside):
-    made = positions.grid(2, 50, origin=(0.1, 0), step=(1, 0.3), like=beside)
+def test_grid_of_fractions_rounds_once(lib, like):
+    made = positions.grid(2, 50, origin=(0.1, 0), step=(1, 0.3), like=like)
     want = [[np.float32(0.1 + i), np.float32(0.3 * k)] for i in range(2) for k in range(50)]
     equals(lib, made, want, dtype="float32")
 
 
 def loop_blocks(t, h, w, merge):
-    """The patches of Qwen2-VL's vision tower: block by block, and in each row by row."""
+    """Return the patches of Qwen2-VL's vision tower: block by block, and row by row in a block."""
     return [
         [frame, merge * row + y, merge * column + x]
         for frame in range(t)
@@ -327,20 +327,20 @@ def loop_blocks(t, h, w, merge):
 
 
 @pytest.mark.parametrize(("sizes", "merge"), [((2, 4, 6), 2), ((1, 3, 6), 3), ((3, 2, 5), 1), ((0, 2, 2), 2)])
-def test_video_grid(lib, beside, sizes, merge):
+def test_video_grid(lib, like, sizes, merge):
     want = loop_blocks(*sizes, merge)
-    made = positions.video_grid(*sizes, spatial_merge_size=merge, like=beside)
+    made = positions.video_grid(*sizes, spatial_merge_size=merge, like=like)
     equals(lib, made, want, shape=(math.prod(sizes), 3))
 
 
-def test_video_grid_in_one_block_is_a_grid(lib, beside):
-    made = positions.video_grid(2, 2, 3, like=beside)
-    equals(lib, made, lib.to_numpy(positions.grid(2, 2, 3, like=beside)))
+def test_video_grid_in_one_block_is_a_grid(lib, like):
+    made = positions.video_grid(2, 2, 3, like=like)
+    equals(lib, made, lib.to_numpy(positions.grid(2, 2, 3, like=like)))
 
 
-def test_video_grid_in_seconds(lib, beside):
+def test_video_grid_in_seconds(lib, like):
     made = positions.video_grid(
-        3, 2, 2, origin=(1.5, 0, 4), step=(1 / 24, 1, 2), spatial_merge_size=2, like=beside
+        3, 2, 2, origin=(1.5, 0, 4), step=(1 / 24, 1, 2), spatial_merge_size=2, like=like
     )
     want = [[np.float32(1.5 + t / 24), y, 4 + 2 * x] for t, y, x in loop_blocks(3, 2, 2, 2)]
     assert np.allclose(lib.to_numpy(made), want, rtol=1e-7, atol=0)
@@ -356,7 +356,7 @@ def test_order_of_patches_in_transformers():
 
 @pytest.mark.parametrize("normalize", ["separate", "min", "max"])
 @pytest.mark.parametrize("sizes", [(2, 3), (7, 7), (1, 1), (0, 4), (4, 0), (5,), (2, 3, 7)], ids=str)
-def test_normalized_grid(lib, beside, normalize, sizes):
+def test_normalized_grid(lib, like, normalize, sizes):
     extents = {"separate": sizes, "min": [min(sizes)] * 3, "max": [max(sizes)] * 3}[normalize]
     exact = [
         [2 * (Fraction(i) + Fraction(1, 2)) / extents[a] - 1 for a, i in enumerate(point)]
@@ -365,7 +365,7 @@ def test_normalized_grid(lib, beside, normalize, sizes):
     shape = (math.prod(sizes), len(sizes))
     for dtype in [d for d in ("float32", "float64") if d in lib.dtypes]:
         want = np.array([[float(c) for c in point] for point in exact]).astype(dtype)
-        made = positions.normalized_grid(*sizes, normalize=normalize, like=beside, dtype=dtype)
+        made = positions.normalized_grid(*sizes, normalize=normalize, like=like, dtype=dtype)
         equals(lib, made, want, dtype=dtype, shape=shape)
 
 
@@ -379,7 +379,7 @@ def drawn(limit, u):
 
 
 def by_hand(name, point, limit, u):
-    """One point, in floats: u has one number for each coordinate."""
+    """Augment one point in Python's floats; u has one number for each coordinate."""
     if name == "shift":
         return [c + drawn(limit, v) for c, v in zip(point, u, strict=True)]
     return [c * math.exp(drawn(math.log(limit), v)) for c, v in zip(point, u, strict=True)]
@@ -387,7 +387,7 @@ def by_hand(name, point, limit, u):
 
 @pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
 @pytest.mark.parametrize("u", [[0.0, 0.75], [1.0, 0.25], [0.5, 0.5]], ids=str)
-def test_augmentation(lib, beside, name, u):
+def test_augmentation(lib, like, name, u):
     function = getattr(positions, name)
     given = u[0] if name == "rescale" else u
     want = [by_hand(name, point, 1.7, [given] * 2 if name == "rescale" else u) for point in COORDS.tolist()]
@@ -400,8 +400,8 @@ def test_augmentation(lib, beside, name, u):
 
 
 @pytest.mark.parametrize("name", ["shift", "jitter", "rescale"])
-def test_augmentation_of_a_batch(lib, beside, name):
-    """Each image has its own numbers; coordinates may be those of all images, or each image's."""
+def test_augmentation_of_a_batch(lib, like, name):
+    """Each image has its own numbers; images share coordinates, or each image has its own."""
     function = getattr(positions, name)
     u = np.array([[0.1, 0.9], [0.3, 0.6]], np.float32)
     u = u[:, 0] if name == "rescale" else u
@@ -421,7 +421,7 @@ def test_augmentation_in_float64():
         assert np.allclose(made, want, rtol=1e-15)
 
 
-def test_other_settings_do_not_augment(lib, beside):
+def test_neutral_settings_change_nothing(lib, like):
     coords = lib.asarray(COORDS)
     for made in (
         positions.shift(coords, 0, [0.1, 0.9]),
@@ -432,8 +432,8 @@ def test_other_settings_do_not_augment(lib, beside):
 
 
 @pytest.mark.parametrize("make", [np.random.default_rng, random.Random], ids=["numpy", "python"])
-def test_random_generators(lib, beside, make):
-    """As many numbers as there are axes, or one; the numbers are the generator's."""
+def test_random_generators(lib, like, make):
+    """shift and jitter draw one number for each axis, rescale draws one."""
     coords = lib.asarray(COORDS)
     for name, count in (("shift", 2), ("jitter", 2), ("rescale", 1)):
         function, numbers = getattr(positions, name), make(7)
@@ -466,7 +466,7 @@ def test_the_order_of_augmentation_matters():
 
 
 def by_segments(segments, spatial=False):
-    """Tokens and coordinates of one sequence, by segments: ("text", n), (kind, frames, rows, columns, dt)."""
+    """Return tokens and coordinates of segments: ("text", n) or (kind, frames, rows, columns, dt)."""
     tokens, points, start = [], [], 0
     for kind, *what in segments:
         if kind == "text":
@@ -500,24 +500,24 @@ def some_segments(rng):
 
 @pytest.mark.parametrize("advance", ["max", "spatial"])
 @pytest.mark.parametrize("seed", range(12))
-def test_mrope(lib, beside, advance, seed):
+def test_mrope(lib, like, advance, seed):
     """Random layouts, padded left or right; adjacent images need no text between them."""
     if lib.name == "dask":
         return  # mrope reads values: refused below
     rng = random.Random(seed)
     merge = rng.choice([1, 2, 3])
     batch = [some_segments(rng) for _ in range(rng.randint(1, 3))]
-    told = [by_segments(segments, advance == "spatial") for segments in batch]
-    width = max(len(tokens) for tokens, _ in told) + rng.randint(0, 2)
+    expected = [by_segments(segments, advance == "spatial") for segments in batch]
+    width = max(len(tokens) for tokens, _ in expected) + rng.randint(0, 2)
     left = rng.random() < 0.5
     rows, mask, want = [], [], []
-    for tokens, points in told:
+    for tokens, points in expected:
         gap = width - len(tokens)
         before, behind = (gap, 0) if left else (0, gap)
         rows.append([9] * before + tokens + [9] * behind)
         mask.append([0] * before + [1] * len(tokens) + [0] * behind)
         want.append([[-7] * 3] * before + points + [[-7] * 3] * behind)
-    deltas = [max(map(max, points), default=-1) + 1 - len(tokens) for tokens, points in told]
+    deltas = [max(map(max, points), default=-1) + 1 - len(tokens) for tokens, points in expected]
     grids = {
         k: [(t, merge * h, merge * w) for s in batch for kind, t, h, w, _ in [x for x in s if x[0] == k]]
         for k in ("image", "video")
@@ -525,7 +525,7 @@ def test_mrope(lib, beside, advance, seed):
     intervals = [x[4] for s in batch for x in s if x[0] == "video"]
     options = {"spatial_merge_size": merge, "advance": advance, "pad": -7}
     options["second_per_grid_ts"] = intervals or 1
-    host = positions.mrope(rows, grids["image"], grids["video"], mask=mask, like=beside, **options)
+    host = positions.mrope(rows, grids["image"], grids["video"], mask=mask, like=like, **options)
     given = [integers(lib, np.array(grids[k], int).reshape(-1, 3)) for k in ("image", "video")]
     own = positions.mrope(
         integers(lib, np.array(rows, int)), *given, mask=lib.asarray(np.array(mask, bool)), **options
@@ -540,7 +540,7 @@ def ids(text):
 
 
 def test_golden_of_qwen2_vl():
-    """get_rope_index of Qwen2VLModel, transformers 5.23.0: two images, and a video behind left padding."""
+    """get_rope_index of Qwen2VLModel, transformers 5.23.0: two images, and a video after left padding."""
     tokens = [[0, 0, 1, 1, 1, 1, 0, 1, 1, 0], [0, 0, 0, 2, 2, 2, 2, 0, 0, 0]]
     mask = [[1] * 10, [0, 0] + [1] * 8]
     pos, delta = positions.mrope(tokens, [(1, 4, 4), (1, 2, 4)], [(4, 2, 2)], mask=mask, advance="spatial")
@@ -561,7 +561,7 @@ def test_golden_of_qwen2_5_vl():
 
 
 def test_golden_of_qwen3_vl():
-    """get_rope_index of Qwen3VLModel, transformers 5.23.0: a video whose frames text separates."""
+    """get_rope_index of Qwen3VLModel, transformers 5.23.0: a video with text between its frames."""
     tokens = [0, 2, 2, 0, 0, 2, 2, 0, 1, 0]
     for advance in ("spatial", "max"):
         pos, delta = positions.mrope(tokens, [(1, 2, 2)], [(2, 4, 2)], split_frames=True, advance=advance)
@@ -569,15 +569,15 @@ def test_golden_of_qwen3_vl():
         assert delta == 0
 
 
-def test_text_behind_a_long_video():
-    """What the two ways of going on differ in: three frames of one token."""
+def test_text_after_a_long_video():
+    """Text continues after the last frame, or with "spatial" after the rows and columns alone."""
     call = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
     assert positions.mrope(**call)[0].tolist() == ids("0,0,0 1,1,1 2,1,1 3,1,1 4,4,4")
     assert positions.mrope(**call, advance="spatial")[0].tolist() == ids("0,0,0 1,1,1 2,1,1 3,1,1 2,2,2")
 
 
 def test_times_are_rounded_to_float32_before_they_are_cut():
-    """Ten times the float32 of 0.7 is below 7, and 7 once rounded: where the models' own code multiplies."""
+    """10 times float32(0.7) is below 7, but the models multiply in float32, which rounds to 7."""
     assert int(10 * float(np.float32(0.7))) == 6
     pos, _ = positions.mrope([2] * 11, (), [(11, 2, 2)], second_per_grid_ts=0.7)
     assert pos[:, 0].tolist() == [0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 7]
@@ -590,23 +590,23 @@ def test_token_ids_of_a_vocabulary():
     assert pos.tolist() == positions.mrope([0, 1, 1, 0, 2, 0], [(1, 2, 4)], [(1, 2, 2)])[0].tolist()
 
 
-def test_deltas_place_the_tokens_that_are_decoded(lib, beside):
-    """The prompt and three tokens more: these are where offset(3, tokens before + delta) says."""
+def test_deltas_place_the_tokens_that_are_decoded(lib, like):
+    """Three tokens after the prompt have the positions offset(3, tokens before + delta)."""
     prompts = [[0, 1, 1, 1, 1, 0], [2, 2, 2, 0, 0, 0]]
     mask = [[0, *[1] * 5], [1] * 6]
     prompts[0] = [0, 0, 1, 1, 1, 1]
     grids = [(1, 4, 4)], [(3, 2, 2)]
-    _, delta = positions.mrope(prompts, *grids, mask=mask, like=beside)
+    _, delta = positions.mrope(prompts, *grids, mask=mask, like=like)
     more = positions.offset(3, delta + integers(lib, [5, 6]))
     whole, _ = positions.mrope(
-        [p + [0] * 3 for p in prompts], *grids, mask=[m + [1] * 3 for m in mask], like=beside
+        [p + [0] * 3 for p in prompts], *grids, mask=[m + [1] * 3 for m in mask], like=like
     )
     assert lib.to_numpy(positions.text(more)).tolist() == lib.to_numpy(whole)[:, 6:].tolist()
 
 
 @pytest.mark.parametrize("tokens", [[], [[]], [[], []], [0], [[0, 0, 0]], np.zeros((0, 4), int)], ids=str)
-def test_mrope_of_text(lib, beside, tokens):
-    pos, delta = positions.mrope(tokens, like=beside)
+def test_mrope_of_text(lib, like, tokens):
+    pos, delta = positions.mrope(tokens, like=like)
     shape = np.shape(tokens)
     want = np.broadcast_to(np.arange(shape[-1])[:, None], (*shape, 3))
     equals(lib, pos, want, shape=(*shape, 3))
@@ -619,11 +619,11 @@ def test_a_row_that_is_all_padding():
     assert delta.tolist() == [0, 0]
 
 
-# ---- traced, lazy, never looked at ----
+# ---- traced, lazy, without values ----
 
 
 def calls(length):
-    """Calls of every builder that works on any library, of the arrays in `arguments`."""
+    """Return a call of each builder that traces, as a function of `arguments(lib)`."""
     return {
         "offset": lambda a: positions.offset(3, a["offsets"]),
         "packed": lambda a: positions.packed(a["cu"], length, offsets=a["offsets"], pad=-1),
@@ -656,8 +656,8 @@ def arguments(lib):
     }
 
 
-class Everything:
-    """Stands for NumPy where the results of NumPy are wanted."""
+class AsNumPy:
+    """NumPy in place of the fixture `lib`, for expected results."""
 
     name = "numpy"
     asarray = staticmethod(np.asarray)
@@ -665,18 +665,18 @@ class Everything:
 
 @pytest.mark.library("jax")
 @pytest.mark.parametrize("name", CALLS)
-def test_under_jax_jit(lib, beside, name):
+def test_under_jax_jit(lib, like, name):
     import jax
 
     made = jax.jit(CALLS[name])(arguments(lib))
-    want = CALLS[name](arguments(Everything))
+    want = CALLS[name](arguments(AsNumPy))
     assert made.shape == want.shape
     assert np.allclose(made, want, rtol=1e-6)
 
 
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", CALLS)
-def test_under_torch_compile(lib, beside, name):
+def test_under_torch_compile(lib, like, name):
     import torch
     from torch._dynamo.testing import CompileCounter
 
@@ -742,11 +742,11 @@ def test_exported_over_lengths(strict):
 
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("name", CALLS)
-def test_no_value_is_looked_at(name):
-    """Tensors of the device meta have no values, and make results of the right shape."""
+def test_no_value_is_read(name):
+    """Tensors on the device meta have no values; results have the right shape and dtype."""
     import torch
 
-    values = {k: torch.from_numpy(np.asarray(v)) for k, v in arguments(Everything).items()}
+    values = {k: torch.from_numpy(np.asarray(v)) for k, v in arguments(AsNumPy).items()}
     made = CALLS[name]({k: v.to("meta") for k, v in values.items()})
     want = CALLS[name](values)
     assert made.device.type == "meta"
@@ -755,7 +755,7 @@ def test_no_value_is_looked_at(name):
 
 @pytest.mark.library("dask")
 @pytest.mark.parametrize("name", CALLS)
-def test_dask_is_lazy(lib, beside, name):
+def test_dask_is_lazy(lib, like, name):
     import dask
 
     def refuse(*args, **kwargs):
@@ -765,13 +765,13 @@ def test_dask_is_lazy(lib, beside, name):
     with dask.config.set(scheduler=refuse):
         made = CALLS[name](given)
     assert lib.owns(made)
-    want = CALLS[name](arguments(Everything))
+    want = CALLS[name](arguments(AsNumPy))
     assert made.shape == want.shape
     assert np.array_equal(lib.to_numpy(made), want)
 
 
 def test_traced_calls_are_all_builders():
-    """What traces and what is lazy is tried for each; mrope reads values."""
+    """`calls` has every builder except mrope, which reads values."""
     import inspect
 
     text = inspect.getsource(calls)
@@ -779,8 +779,8 @@ def test_traced_calls_are_all_builders():
 
 
 @pytest.mark.library("jax")
-def test_ranks_of_a_mesh(lib, beside):
-    """Under vmap each index of an axis is a rank, as jax.lax.axis_index is in shard_map."""
+def test_ranks_of_a_mesh(lib, like):
+    """Under vmap, jax.lax.axis_index is a traced rank, as in shard_map."""
     import jax
 
     made = jax.vmap(
@@ -790,7 +790,7 @@ def test_ranks_of_a_mesh(lib, beside):
 
 
 @pytest.mark.library("torch")
-def test_results_are_where_the_arrays_are():
+def test_results_are_on_the_device_of_the_arrays():
     import torch
 
     meta = torch.empty(2, device="meta", dtype=torch.int64)
@@ -805,7 +805,7 @@ def test_results_are_where_the_arrays_are():
         positions.context_parallel(meta, 0, 2, like=torch.ones(1))
 
 
-def test_inputs_are_not_written(lib, beside):
+def test_inputs_are_not_written(lib, like):
     given = arguments(lib)
     before = {k: lib.snapshot(v) for k, v in given.items()}
     for call in CALLS.values():
@@ -814,7 +814,7 @@ def test_inputs_are_not_written(lib, beside):
     assert {k: lib.snapshot(v) for k, v in given.items()} == before
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 Type, Shape, Spec, Position = ra.ArrayTypeError, ra.ShapeError, ra.SpecError, ra.PositionError
 F16, F32 = np.ones(2, np.float16), np.ones(2, np.float32)
@@ -1019,14 +1019,14 @@ def test_refused(call, error, match):
         call()
 
 
-def test_total_is_asked_for_where_the_host_cannot_see(lib, beside):
+def test_total_is_required_except_for_numpy(lib, like):
     if lib.name == "numpy":
-        return  # whose arrays the host sees
+        return  # NumPy's lengths are read
     with pytest.raises(ra.ShapeError, match=r"total=x.shape\[0\]"):
         positions.packed(integers(lib, [0, 2]))
 
 
-def test_dtypes_are_refused_in_every_library(lib, beside):
+def test_dtypes_are_refused_in_every_library(lib, like):
     floats = lib.asarray(np.ones(2, np.float32))
     with pytest.raises(ra.ArrayTypeError, match="offsets is float32"):
         positions.offset(2, floats)
@@ -1064,19 +1064,19 @@ def test_libraries_are_not_mixed():
 
 
 @pytest.mark.library("jax")
-def test_numbers_beyond_32_bits_do_not_wrap_in_jax(lib, beside):
+def test_numbers_beyond_32_bits_do_not_wrap_in_jax(lib, like):
     for call in (
-        lambda: positions.offset(1, 2**31, like=beside),
-        lambda: positions.offset(2, np.array([2**31 - 1]), like=beside),
-        lambda: positions.text([2**31], like=beside),
-        lambda: positions.grid(2, origin=2**31 - 1, like=beside),
+        lambda: positions.offset(1, 2**31, like=like),
+        lambda: positions.offset(2, np.array([2**31 - 1]), like=like),
+        lambda: positions.text([2**31], like=like),
+        lambda: positions.grid(2, origin=2**31 - 1, like=like),
     ):
         with pytest.raises(ra.PositionError, match="32 bits"):
             call()
 
 
 @pytest.mark.library("jax")
-def test_mrope_under_a_tracer(lib, beside):
+def test_mrope_under_a_tracer(lib, like):
     import jax
 
     with pytest.raises(ra.ArrayTypeError, match="cannot be read"):
@@ -1084,13 +1084,13 @@ def test_mrope_under_a_tracer(lib, beside):
 
 
 @pytest.mark.library("dask")
-def test_mrope_of_dask(lib, beside):
+def test_mrope_of_dask(lib, like):
     with pytest.raises(ra.ArrayTypeError, match="compute"):
         positions.mrope(integers(lib, [0, 0]))
 
 
 @pytest.mark.library("dask")
-def test_dask_of_unknown_sizes(lib, beside):
+def test_dask_of_unknown_sizes(lib, like):
     import dask.array as da
 
     mask = da.from_array(np.array([0, 1, 1, 0, 1]), chunks=2)

@@ -1,4 +1,4 @@
-"""The README's Python blocks run, one after the other, on every library; the first prints what it says."""
+"""The README's Python blocks run in order on every library; the first prints the README's output."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_first_example_prints_the_output_in_the_readme(capsys):
 
 
 def test_examples_run_on_every_library(lib):
-    """Pasted in order into one session; the arrays of all blocks but the first are the library's own."""
+    """Run all blocks but the last in one namespace; blocks after the first use the library's arrays."""
     names = {"own": lambda shape: lib.asarray(np.ones(shape, np.float32))}
     first, *others, _ = blocks("python")
     exec(first, names)
@@ -30,13 +30,13 @@ def test_examples_run_on_every_library(lib):
     assert type(names["q"]) is type(names["own"]((1,)))
 
 
-def test_examples_run_as_they_are():
+def test_examples_run_unchanged():
     names = {}
     for block in blocks("python"):
         exec(block, names)
 
 
-def test_the_embedding_of_a_stranger_conforms():
+def test_the_readme_s_own_embedding_conforms():
     names = {}
     exec(blocks("python")[-1], names)
     report = check_backend(names["rotate"])

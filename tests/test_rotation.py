@@ -1,4 +1,4 @@
-"""Rotation: cos and sin as a value, applied, undone, transposed, learned, and taken apart by frameworks."""
+"""Rotation: tables, apply, inverse, adjoint, learned frequencies, copies, and trees of frameworks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, 
 POSITIONS = [0, 1, -7, 4097, 2**31 - 1, -(2**31)]
 S = len(POSITIONS)
 
-# An amplitude of a power of two has an exact reciprocal, which the judge of adjoints wants.
-# Among them, the four ways from one pairing to another.
+# All four combinations of pairing and out_pairing. Amplitudes that are powers of two have exact reciprocals,
+# which the tests of adjoints need.
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "slice": (10, {"rotary_dim": 4, "rotary_start": 3, "pairing": "half", "out_pairing": "interleaved"}),
     "amplitude": (8, {"attention_factor": 0.5, "out_pairing": "half", "base": 500_000.0}),
@@ -36,12 +36,12 @@ def amplitude_of(fields: dict[str, Any]) -> float:
     return fields.get("attention_factor", 1.0)
 
 
-# ---- what it is ----
+# ---- tables ----
 
 
 @each_layout
 def test_tables(lib: Any, float_dtype: str, layout: str) -> None:
-    """Cos and sin: shape, dtype and library, amplitude included, as near as the contract says."""
+    """Cos and sin have the right shape, dtype and library, and values within the contract."""
     width, fields = LAYOUTS[layout]
     rope, like = RoPE(width, **fields), array_and_values(lib, float_dtype, 2)[0]
     compute = compute_dtype(float_dtype)
@@ -53,7 +53,7 @@ def test_tables(lib: Any, float_dtype: str, layout: str) -> None:
         for table, exact in zip((rotation.cos, rotation.sin), want, strict=True):
             assert type(table) is type(like)
             assert table.dtype == lib.dtype(compute)
-            # The bound on cos and sin, and where there is an amplitude the rounding of the product with it.
+            # The bound on cos and sin, and for an amplitude the rounding of its product.
             bound = AT_INTEGERS[compute] + (eps(compute) / 2 if rope.amplitude != 1.0 else 0.0)
             error = np.abs(lib.to_numpy(table).astype(np.float64) - exact * rope.amplitude)
             assert (error <= bound * rope.amplitude).all()
@@ -78,8 +78,7 @@ def test_tables_are_where_like_is_in_torch() -> None:
     assert not grad.cos.requires_grad
 
 
-def test_like_gives_no_values(lib: Any) -> None:
-    """Its shape and its numbers do not matter."""
+def test_values_and_shape_of_like_do_not_matter(lib: Any) -> None:
     want = RoPE(4).rotation([1, 2], like=lib.asarray(np.ones(4), "float32"))
     for like in (np.zeros(()), np.full((3, 5, 2), np.nan), np.ones((0, 3))):
         if np.ndim(like):
@@ -103,7 +102,7 @@ def test_apply_holds_the_contract(lib: Any, float_dtype: str, layout: str) -> No
 
 @pytest.mark.parametrize("layout", ["slice", "odd amplitude"])
 def test_apply_has_the_bits_of_the_one_shot(lib: Any, float_dtype: str, layout: str) -> None:
-    """The same path, with the tables made in between."""
+    """Rotating by tables has the bits of RoPE.apply."""
     check_bits(lib, float_dtype, layout, None)
 
 
@@ -142,7 +141,7 @@ def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
         second = allowed(
             lib.to_numpy(y).astype(np.float64), float_dtype, fields, exact=values, inverse=not inverse
         )
-        # What the first call left, turned back: at most the length of a pair's error, over the amplitude.
+        # The first call's error, rotated back: at most the length of a pair's error, over the amplitude.
         factor = amplitude_of(fields) if inverse else 1.0 / amplitude_of(fields)
         left = 2**0.5 * factor * first.max(axis=-1, keepdims=True)
         error = np.abs(lib.to_numpy(back.apply(y)).astype(np.float64) - values)
@@ -151,7 +150,7 @@ def test_inverse_undoes(lib: Any, float_dtype: str, layout: str) -> None:
 
 @each_layout
 def test_adjoint_is_the_transpose(lib: Any, float_dtype: str, layout: str) -> None:
-    """⟨R q, k⟩ = ⟨q, Rᵀ k⟩, each side with the error that the contract gives it."""
+    """⟨R q, k⟩ = ⟨q, Rᵀ k⟩, each side within the contract's error."""
     width, fields = LAYOUTS[layout]
     (q, q64), (k, k64) = (array_and_values(lib, float_dtype, S, width, seed=i) for i in (0, 1))
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=q)
@@ -191,7 +190,7 @@ def test_the_adjoint_of_the_adjoint(lib: Any, layout: str) -> None:
 
 @pytest.mark.parametrize("amplitude", [1e-25, 1e-12, 1e12, 1e25])
 def test_inverse_of_amplitudes_that_have_no_square(lib: Any, amplitude: float) -> None:
-    """1e-25 is a float32 and so is 1e25; 1e50 is none, and the inverse does not need it."""
+    """1e-25 and 1e25 are float32 numbers, but their squares are not: the inverse must not square."""
     rope, (x, values) = RoPE(4, attention_factor=amplitude), array_and_values(lib, "float32", 2, 4)
     fields = {"attention_factor": amplitude}
     y = rope.rotation([3, 4], like=x).apply(x)
@@ -209,7 +208,7 @@ def test_inverse_of_amplitudes_that_have_no_square_in_float64(amplitude: float) 
 
 
 def test_float64_tables_serve_float32(lib: Any) -> None:
-    """Made once beside the widest array; each of a tuple is rotated in its own precision."""
+    """Tables like a float64 array rotate each array of a tuple in its own precision."""
     if lib.name == "jax":
         with importlib.import_module("jax").enable_x64(True):
             check_float64_tables(lib)
@@ -227,7 +226,7 @@ def check_float64_tables(lib: Any) -> None:
         y = rotation.apply(x)
         assert y.dtype == x.dtype
         assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=dtype, **fields)
-        if dtype != "float64":  # rotated in float32, by what float32 tables would have held
+        if dtype != "float64":  # rotated in float32, as by float32 tables
             tables = (lib.xp.astype(t, lib.dtype("float32")) for t in (rotation.cos, rotation.sin))
             narrow = Rotation(*tables, rotation.static).apply(x)
             np.testing.assert_array_equal(lib.to_numpy(y), lib.to_numpy(narrow))
@@ -237,7 +236,7 @@ def check_float64_tables(lib: Any) -> None:
             np.testing.assert_array_equal(lib.to_numpy(got), lib.to_numpy(y))
 
 
-# ---- tuples, and where positions run ----
+# ---- tuples, and shapes of positions ----
 
 
 def test_a_tuple_of_other_heads_and_dtypes(lib: Any) -> None:
@@ -275,7 +274,7 @@ def test_a_tuple_of_other_heads_and_dtypes(lib: Any) -> None:
     ],
     ids=str,
 )
-def test_where_positions_run(
+def test_shapes_of_positions(
     lib: Any, shape: tuple[int, ...], seq_axis: int, pos_shape: tuple[int, ...]
 ) -> None:
     pos = np.random.default_rng(2).integers(-1000, 1000, pos_shape).astype(np.int32)
@@ -299,7 +298,7 @@ def test_x_is_not_written_and_not_aliased(lib: Any) -> None:
         np.testing.assert_array_equal(lib.to_numpy(rotation.cos), tables)
 
 
-def test_it_does_not_change_with_the_positions_it_was_made_of() -> None:
+def test_later_writes_to_positions_change_no_rotation() -> None:
     pos, x = np.array([1, 2]), np.ones((2, 4))
     rotation = RoPE(4).rotation(pos, like=x)
     before = rotation.apply(x)
@@ -307,7 +306,7 @@ def test_it_does_not_change_with_the_positions_it_was_made_of() -> None:
     np.testing.assert_array_equal(rotation.apply(x), before)
 
 
-def test_inverse_and_adjoint_leave_it_as_it_was(lib: Any) -> None:
+def test_inverse_and_adjoint_leave_the_rotation_unchanged(lib: Any) -> None:
     x, _ = array_and_values(lib, "float32", 2, 4)
     rotation = RoPE(4, attention_factor=2.0).rotation([1, 2], like=x)
     before = lib.to_numpy(rotation.apply(x)).copy()
@@ -322,7 +321,7 @@ LEARNED = [1.0, 0.5, 0.1234567, -0.003]
 
 
 def assert_product(lib: Any, rotation: Rotation, pos: Any, omegas: Any, dtype: str, amplitude: float) -> None:
-    """Cos and sin of the plain product: the angle rounds, then the functions, then the amplitude."""
+    """Assert cos and sin of pos · ω, times the amplitude; each step is rounded."""
     pos, omegas = np.asarray(pos, np.float64), np.asarray(omegas, np.float64)
     angle = pos[..., None] * omegas
     compute = compute_dtype(dtype)
@@ -363,14 +362,14 @@ def test_learned_frequencies_take_positions_of_the_library(lib: Any) -> None:
 
 
 def gradients(pos: np.ndarray, omegas: np.ndarray, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of Σ cos + 2 Σ sin, by the frequencies and by the positions."""
+    """Return the gradients of Σ cos + 2 Σ sin by the frequencies and by the positions."""
     angle = pos[:, None] * omegas
     slope = amplitude * (2 * np.cos(angle) - np.sin(angle))
     return (slope * pos[:, None]).sum(axis=0), (slope * omegas).sum(axis=1)
 
 
 def gradient_bounds(pos: np.ndarray, omegas: np.ndarray, amplitude: float, dtype: str) -> Any:
-    """Each term with the error of its angle, of 3 amplitudes of cos and sin, and of adding them up."""
+    """Bound their errors: of the angle, of cos and sin (3 amplitudes), and of the sum, in each term."""
     angle = np.abs(pos[:, None] * omegas)
     term = eps(dtype) * (angle + 8.0 + sum(angle.shape)) * 3 * amplitude
     return (term * np.abs(pos[:, None])).sum(axis=0), (term * np.abs(omegas)).sum(axis=1)
@@ -394,7 +393,7 @@ def test_gradients_of_learned_frequencies_in_torch(dtype: str) -> None:
     bounds = gradient_bounds(POS, exact_omegas, 1.5, dtype)
     for grad, exact, bound in zip((omegas.grad, pos.grad), want, bounds, strict=True):
         assert (np.abs(grad.double().numpy() - exact) <= bound).all()
-    # And through x: the gradient is not cut by the rotation.
+    # The gradient passes through apply too.
     omegas.grad = None
     RoPE(8).rotation([1, 2, 3], like=like, inv_freq=omegas).apply(like).sum().backward()
     assert omegas.grad is not None
@@ -440,16 +439,16 @@ def test_repr_is_short(lib: Any, layout: str) -> None:
     assert str(rotation) == text
 
 
-@pytest.mark.without("strict")  # of which the arrays cannot be pickled
+@pytest.mark.without("strict")  # its arrays cannot be pickled
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickles(lib: Any, protocol: int) -> None:
     check_copies(lib, lambda rotation: pickle.loads(pickle.dumps(rotation, protocol)))
 
 
-@pytest.mark.without("strict")  # of which, in old versions, the arrays cannot be copied so
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy])
-def test_copies(lib: Any, way: Any) -> None:
-    check_copies(lib, way)
+@pytest.mark.without("strict")  # arrays of old versions cannot be copied
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_copies(lib: Any, make: Any) -> None:
+    check_copies(lib, make)
 
 
 def check_copies(lib: Any, make: Any) -> None:
@@ -517,7 +516,7 @@ def test_jit_takes_and_gives_rotations() -> None:
         assert_contract(np.asarray(use(rotation, x)), values, POSITIONS, **fields)
     assert len(traces) == 1  # equal layouts share a program
     assert_contract(np.asarray(use(eager.inverse(), x)), values, POSITIONS, inverse=True, **fields)
-    assert len(traces) == 2  # and others do not
+    assert len(traces) == 2  # other layouts do not
 
 
 @pytest.mark.library("jax")
@@ -533,7 +532,7 @@ def test_vmap_and_scan_of_jax() -> None:
     shared = jax.vmap(lambda rotation, x: rotation.apply(x), in_axes=(None, 0))(one, x)
     assert_contract(np.asarray(shared), values, np.asarray(pos[0]))
 
-    def step(carry: Any, layer: Any) -> Any:  # the rotation is carried on, and is scanned over
+    def step(carry: Any, layer: Any) -> Any:  # one rotation is the carry, one is scanned
         rotation, y = carry
         return (rotation, rotation.apply(y)), layer.apply(x[0])
 
@@ -543,7 +542,7 @@ def test_vmap_and_scan_of_jax() -> None:
     by_hand = x[0]
     for _ in range(3):
         by_hand = one.apply(by_hand)
-    # Each of three steps may differ by the contract of one, twice: two programs round apart.
+    # Two programs may differ by twice the contract's error in each of three steps.
     bound = 3 * 2 * allowed(values[0], "float32", {}).max()
     assert np.abs(np.asarray(y, np.float64) - np.asarray(by_hand, np.float64)).max() <= bound
     stacked = np.broadcast_to(values[0], (3, S, 8))
@@ -560,7 +559,7 @@ def test_gradient_through_a_rotation_in_jax() -> None:
     grad = jax.grad(lambda x: (rotation.apply(x) * k).sum())(x)
     reciprocal = {**fields, "attention_factor": 2.0}
     assert_contract(np.asarray(grad), np.asarray(k), POSITIONS, inverse=True, **reciprocal)
-    tables = jax.grad(lambda r: (r.apply(x) * k).sum(), allow_int=True)(rotation)  # by its leaves
+    tables = jax.grad(lambda r: (r.apply(x) * k).sum(), allow_int=True)(rotation)  # by its tables
     assert type(tables) is Rotation
     assert tables.cos.shape == rotation.cos.shape
 
@@ -616,7 +615,7 @@ def test_a_compiled_function_takes_and_gives_rotations() -> None:
         warnings.simplefilter("error")
         compiled = torch.compile(layers, fullgraph=True, backend=counted)
         turned = torch.compile(lambda r: r.inverse(), fullgraph=True, backend=counted)
-        # `eager` behind the counter: the same operations, and so the same bits.
+        # The counter runs the operations eagerly, with the same bits.
         torch.testing.assert_close(compiled(rotation, x), layers(rotation, x), rtol=0, atol=0)
         compiled(rotation.adjoint().adjoint(), x)
         assert counted.frame_count == 1

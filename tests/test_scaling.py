@@ -1,4 +1,4 @@
-"""The rules that scale frequencies: golden tables, formulas anew in mpmath, lengths, and what is refused."""
+"""Scaling rules: golden tables, the formulas of the definition, lengths, and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = {
     "factor": 32.0,
 }
 
-# ---- golden tables: float32 of the library named, 8 lanes, base 10000 unless said otherwise ----
+# ---- golden tables: float32 of the named library; by default 8 pairs and base 10000 ----
 
 GOLDEN: dict[str, tuple[Any, dict[str, Any], str]] = {
     "default": (None, {}, "1 .3162278 .1 .03162278 .01 .003162278 .001 .0003162278"),
@@ -100,8 +100,8 @@ def test_golden_frequencies(name: str) -> None:
         (ra.YaRN(4.0, 4096), 1.13862944),
         (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=0.707), 1.0857264),
         (ra.YaRN(40.0, 4096, mscale=1.0, mscale_all_dim=1.0), 1.0),
-        (ra.YaRN(40.0, 4096, mscale=0.707), 1.36888795),  # alone, it is not read: g(1)
-        (ra.YaRN(40.0, 4096, mscale=0.0, mscale_all_dim=0.707), 1.36888795),  # 0 counts as not given
+        (ra.YaRN(40.0, 4096, mscale=0.707), 1.36888795),  # mscale alone is not read: g(1)
+        (ra.YaRN(40.0, 4096, mscale=0.0, mscale_all_dim=0.707), 1.36888795),  # 0 counts as missing
         (ra.YaRN(40.0, 4096, attention_factor=1.5, mscale=1.0, mscale_all_dim=0.7), 1.5),
         (ra.YaRN(0.5, 4096), 1.0),
         (ra.LongRoPE(**LONG, length=1), 1.19023807),
@@ -135,7 +135,7 @@ def test_golden_yarn_bounds() -> None:
 
 
 def test_golden_periods() -> None:
-    """DINOv3's, for a head of 16: 1, 3.162278, 10, 31.62278 (facebookresearch/dinov3)."""
+    """DINOv3's periods for a head of 16: 1, 3.162278, 10, 31.62278 (facebookresearch/dinov3)."""
     rope = RoPE(16, base=100.0, axes=ra.Axes.axial(8, 8), scaling=ra.Periods())
     periods = [2 * math.pi / omega for omega in rope.frequencies]
     np.testing.assert_allclose(periods, [1, 3.162278, 10, 31.62278] * 2, rtol=1e-6)
@@ -143,7 +143,7 @@ def test_golden_periods() -> None:
     np.testing.assert_allclose([2 * math.pi / omega for omega in between[:4]], [0.5, 2.0, 8.0, 32.0])
 
 
-# ---- against formulas of their own ----
+# ---- against the definition ----
 
 RULES = [
     {"rope_type": "linear", "factor": 3.7},
@@ -163,17 +163,17 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule['rope_type']}")
 @pytest.mark.parametrize(("base", "width"), [(10_000.0, 64), (500_000.0, 128), (1234.5, 30)])
 def test_frequencies_against_decimals(rule: dict[str, Any], base: float, width: int) -> None:
-    """The definition's rules are written without this library's; float64 is right to its last digits."""
+    """The definition has its own code for the rules; frequencies agree to the last digits of float64."""
     rope = RoPE(width, base=base, **as_records({"scaling": rule}))
     wanted = rotation_matrix(1, head_dim=width, base=base, scaling={**rule, "attention_factor": 1})
     found = [math.atan2(wanted[2 * i + 1, 2 * i], wanted[2 * i, 2 * i]) for i in range(width // 2)]
     turned = np.asarray(rope.frequencies)
-    turned = (turned + np.pi) % (2 * np.pi) - np.pi  # periods turn by more than half a turn
+    turned = (turned + np.pi) % (2 * np.pi) - np.pi  # periods rotate by more than half a turn
     np.testing.assert_allclose(turned, found, rtol=2e-13, atol=1e-14)
 
 
 def test_linear_is_exact() -> None:
-    """ω is the real number base^(-2i/d)/f, to all bits of the angle: not a float64 of it."""
+    """ω is base^(-2i/d)/f to all bits of the angle, not rounded to float64."""
     rope = RoPE(8, base=12345.678, scaling=ra.Linear(3.3))
     mpmath.mp.prec = 400
     for number, upper, lower in zip(
@@ -184,8 +184,8 @@ def test_linear_is_exact() -> None:
         assert (upper % 2**64) << 32 | lower == wanted
 
 
-def test_other_rules_are_the_float64_of_their_frequencies() -> None:
-    """So a rope of these numbers as inv_freq has the same bits."""
+def test_other_rules_round_frequencies_to_float64() -> None:
+    """A rope with the same frequencies as inv_freq has the same bits."""
     for rule in (ra.YaRN(4.0, 4096), ra.Llama3(), ra.NTKAware(3.0), ra.LongRoPE(**LONG, length=1)):
         rope = RoPE(16, scaling=rule, pairing="half")
         same = RoPE(16, inv_freq=rope.frequencies, attention_factor=rope.amplitude, pairing="half")
@@ -209,7 +209,7 @@ def test_llama3_with_equal_bounds_is_a_step() -> None:
 
 
 def test_yarn_with_equal_bounds() -> None:
-    """The upper bound moves by 0.001, so that the ramp is a step (AXLearn moves the lower: a ramp back)."""
+    """The upper bound moves by 0.001, so the ramp is a step (AXLearn moves the lower: a reversed ramp)."""
     found = RoPE(16, scaling=ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)).frequencies
     plain = RoPE(16).frequencies
     low = ra.YaRN(4.0, 4096, beta_fast=32.0, beta_slow=32.0, truncate=False)._ramp(10000.0, 16)[0]
@@ -252,15 +252,15 @@ def test_a_long_chain_of_reversals_is_short() -> None:
     assert rule == ra.Reversed(ra.Linear(2.0))
 
 
-def test_backwards_takes_the_lists_of_its_rule() -> None:
+def test_reversed_checks_the_lists_of_its_rule() -> None:
     with pytest.raises(SpecError, match="short_factor has 8 numbers"):
         RoPE(64, scaling=ra.Reversed(ra.LongRoPE(**LONG)))
 
 
-# ---- rules that go by the length ----
+# ---- rules that depend on the length ----
 
 WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG), ra.Reversed(ra.DynamicNTK(2.0, 4096))]
-each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope", "backwards"])
+each_waiting = pytest.mark.parametrize("rule", WAITING, ids=["dynamic", "longrope", "reversed"])
 
 
 @each_waiting
@@ -281,7 +281,7 @@ def test_an_angle_before_the_length_is_an_error(rule: Any) -> None:
 
 
 @each_waiting
-def test_a_rope_that_waits_is_a_value(rule: Any) -> None:
+def test_a_rope_without_its_length_is_a_value(rule: Any) -> None:
     rope = RoPE(16, scaling=rule)
     assert pickle.loads(pickle.dumps(rope)) == rope
     assert hash(rope) == hash(RoPE(16, scaling=rule))
@@ -291,7 +291,7 @@ def test_a_rope_that_waits_is_a_value(rule: Any) -> None:
 
 @each_waiting
 def test_lengths_that_mean_the_same_give_equal_ropes(rule: Any) -> None:
-    """A rope is static under jit: one more token must not be another rope where nothing changes."""
+    """A rope is a static argument of jit: lengths with equal frequencies must give equal ropes."""
     rope = RoPE(16, scaling=rule)
     assert rope.at_length(1) == rope.at_length(4096) != rope.at_length(4097)
     assert hash(rope.at_length(1)) == hash(rope.at_length(4096))
@@ -299,14 +299,14 @@ def test_lengths_that_mean_the_same_give_equal_ropes(rule: Any) -> None:
 
 
 def test_longrope_has_two_ropes() -> None:
-    """The boundary is > the trained length (sglang takes the long list one position early)."""
+    """The long list begins beyond the trained length (sglang begins one position early)."""
     rope = RoPE(16, scaling=ra.LongRoPE(**LONG))
     assert rope.at_length(4097) == rope.at_length(10**6)
     assert rope.at_length(4096).frequencies != rope.at_length(4097).frequencies
 
 
 def test_dynamic_does_not_depend_on_the_calls_before() -> None:
-    """transformers #25104: frequencies that grew stayed grown."""
+    """transformers #25104: a long call changed the frequencies of later short calls."""
     rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64))
     x = np.random.default_rng(0).standard_normal((3, 16))
     first = rope.at_length(10).apply(x, range(3))
@@ -316,7 +316,7 @@ def test_dynamic_does_not_depend_on_the_calls_before() -> None:
 
 
 def test_the_length_is_never_read_off_positions() -> None:
-    """Short rows of a long sequence are rotated as the long ones are."""
+    """A call with a small position still uses the rope's length."""
     rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 64)).at_length(1000)
     x = np.ones((1, 16))
     assert not np.array_equal(rope.apply(x, [3]), RoPE(16).apply(x, [3]))
@@ -328,13 +328,13 @@ def test_at_length_of_other_ropes_is_the_rope() -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1, 2.0, True, "8", None, 10**400], ids=str)
-def test_lengths_that_are_none(length: Any) -> None:
+def test_invalid_lengths(length: Any) -> None:
     rope = RoPE(16, scaling=ra.DynamicNTK(2.0, 4096))
     with pytest.raises(SpecError, match=r"length|range of floats"):
         rope.at_length(length).frequencies  # noqa: B018
 
 
-# ---- what is refused ----
+# ---- errors ----
 
 BAD = {float("nan"), float("inf"), 0.0, -1.0}
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
@@ -374,15 +374,15 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "fields", "said"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
-def test_other_names_are_no_rule(rule: Any, fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+@pytest.mark.parametrize(("rule", "fields", "message"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
+def test_invalid_rules(rule: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         rule(**fields)
     assert faults_of(str(caught.value), none_given=True) == []
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"head_dim": 2, "scaling": ra.NTKAware(2.0)}, "d - 2"),
         ({"head_dim": 16, "base": 1.0, "scaling": ra.YaRN(2.0, 8)}, "base is 1"),
@@ -400,8 +400,8 @@ def test_other_names_are_no_rule(rule: Any, fields: dict[str, Any], said: str) -
     ],
     ids=str,
 )
-def test_other_names_are_no_rope(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_rules_that_do_not_fit_the_rope(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         RoPE(**fields)
     assert faults_of(str(caught.value), none_given=True) == []
 
@@ -453,7 +453,7 @@ def test_records_without_fields_are_refused(name: str) -> None:
 
 
 def test_unpickled_records_are_checked() -> None:
-    """pickle sets fields as they are."""
+    """pickle sets fields without checking them."""
     axes, rule = ra.Axes((0, 0)), ra.Linear(2.0)
     vars(axes)["coordinates"], vars(rule)["factor"] = (0, -1), -2.0
     for fields, message in (

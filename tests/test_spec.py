@@ -1,4 +1,4 @@
-"""RoPE as a value: what it holds, what follows from it, and its dense matrix."""
+"""RoPE as a value: fields, frequencies, fixed-point words, one-liners, and the dense matrix."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_defaults_are_resolved() -> None:
 
 
 def test_the_fields() -> None:
-    """The set is public: a name that comes or goes is seen here."""
+    """The names are public: adding or removing a field changes this test."""
     assert [field.name for field in dataclasses.fields(RoPE)] == FIELDS
 
 
@@ -188,10 +188,10 @@ COPIES = {
 
 
 @each_rope
-@pytest.mark.parametrize("way", COPIES)
-def test_copies_are_equal_and_work(fields: dict[str, Any], way: str) -> None:
+@pytest.mark.parametrize("method", COPIES)
+def test_copies_are_equal_and_work(fields: dict[str, Any], method: str) -> None:
     rope = RoPE(**fields)
-    copied = COPIES[way](rope)
+    copied = COPIES[method](rope)
     assert type(copied) is RoPE
     assert copied == rope
     assert hash(copied) == hash(rope)
@@ -201,7 +201,7 @@ def test_copies_are_equal_and_work(fields: dict[str, Any], way: str) -> None:
 
 
 def test_pickles_hold_the_fields_only() -> None:
-    """What is derived is made anew by the version that loads: no words, no tables."""
+    """The version that loads a pickle computes words and tables again."""
     assert len(pickle.dumps(RoPE(512))) < 400
 
 
@@ -253,7 +253,7 @@ def test_float32_frequencies_follow_hugging_face(base: float) -> None:
         powers = [oracle.CONTEXT.power(oracle.real(np.float32(base)), oracle.real(e)) for e in exponents]
         rounded = np.array([oracle.to_float(power) for power in powers]).astype(np.float32)
         np.testing.assert_array_equal(np.float32(got), np.float32(1) / rounded)
-        # NumPy's own power is good to an ulp or two, and so is what it gives.
+        # NumPy's own power, and so its frequencies, may be off by an ulp or two.
         plain = np.float32(1) / np.float32(base) ** exponents
         np.testing.assert_array_max_ulp(np.float32(got), plain, maxulp=3)
 
@@ -273,14 +273,14 @@ TOO_WIDE: dict[str, tuple[dict[str, Any], str]] = {
     "head_dim": ({"head_dim": 10**30}, "head_dim is 10{30}; give an int of at most"),
     "the whole head": ({"head_dim": 65538}, "head_dim is 65538; give a rotary_dim of at most 65536"),
     "rotary_dim": ({"head_dim": 10**18, "rotary_dim": 10**17}, "rotary_dim is 10{17}; give"),
-    "a rule that waits": ({"head_dim": 10**18, "scaling": ra.DynamicNTK(2.0, 64)}, "head_dim is 10{18}"),
+    "rule without a length": ({"head_dim": 10**18, "scaling": ra.DynamicNTK(2.0, 64)}, "head_dim is 10{18}"),
     "inv_freq": ({"head_dim": 8, "inv_freq": range(10**30)}, "inv_freq has more than 32768 items"),
 }
 
 
 @pytest.mark.parametrize("name", TOO_WIDE)
 def test_too_wide_ropes_are_refused(name: str) -> None:
-    """At once: the frequencies of so many pairs would take minutes, or all memory."""
+    """Refuse at once: the frequencies of so many pairs would take minutes, or all memory."""
     fields, message = TOO_WIDE[name]
     with pytest.raises(SpecError, match=message):
         RoPE(**fields)
@@ -293,7 +293,7 @@ def test_too_wide_arrays_are_refused() -> None:
     assert RoPE(5_000_000, rotary_dim=4).frequencies == RoPE(4).frequencies
 
 
-def test_sequences_are_read_not_believed() -> None:
+def test_lengths_of_sequences_are_not_trusted() -> None:
     """A class may return a wrong length, or iterate for ever."""
 
     class Endless(tuple):
@@ -376,13 +376,13 @@ def test_inverse_of_the_inverse_is_the_plan() -> None:
 
 
 def test_plans_are_equal_by_value() -> None:
-    """A plan is a static argument of jax.jit: equal ones share a program, others must not."""
+    """A plan is a static argument of jax.jit: equal plans share a program, other plans must not."""
     plans = [RoPE(**fields)._plan for fields in ROPES]
     again = [RoPE(**fields)._plan for fields in ROPES]
     assert plans == again
     assert list(map(hash, plans)) == list(map(hash, again))
     assert len(set(plans)) == len(plans)
-    # The real number 1/100 and the float64 nearest to it: equal to the eye, not in 96 bits.
+    # 1/100 and the float64 nearest to it are equal frequencies, but different words of 96 bits.
     assert RoPE(4).frequencies == RoPE(4, inv_freq=(1.0, 0.01)).frequencies
     assert RoPE(4)._plan != RoPE(4, inv_freq=(1.0, 0.01))._plan
 
@@ -402,7 +402,7 @@ def test_one_liner_equals_rope(lib: Any, fields: dict[str, Any]) -> None:
 
 
 def test_nothing_is_remembered_by_less_than_the_whole_spec(lib: Any) -> None:
-    """One field at a time, and back again: each call gives what it gives alone."""
+    """Change one field at a time, forwards and backwards: each call follows its own fields."""
     values = np.random.default_rng(0).standard_normal((2, 8))
     x = lib.asarray(values, "float32")
     specs: list[dict[str, Any]] = [
@@ -450,7 +450,7 @@ def test_the_width_of_x_is_part_of_the_spec() -> None:
     ids=lambda value: ",".join(f"{k}={v}" for k, v in value.items()) or "default",
 )
 def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict[str, Any]) -> None:
-    """True equals 1, and 4.0 equals 4, in a dictionary; here they do not."""
+    """True equals 1 and 4.0 equals 4 as keys of a dictionary, but not as values of a field."""
     x = np.ones((2, 4))
     with pytest.raises(SpecError):
         ra.apply(x, 0, **bad)
@@ -460,7 +460,7 @@ def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict
 
 
 def test_many_specs_in_a_row() -> None:
-    """More than are kept, twice, and one that comes back all the time."""
+    """Use more specs than the memo holds, twice, and one spec again after each."""
     x = np.random.default_rng(0).standard_normal((2, 4))
     first = ra.apply(x, [3, 4], base=7.0)
     for base in [*range(1, 700), *range(1, 700)]:
@@ -508,7 +508,7 @@ POSITIONS = [5, -(2**31), [0, 1, 2**31 - 1], [[7], [-4096]], range(3), np.array(
 
 
 def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any]) -> None:
-    """An entry is that of a rotated unit vector: the contract's bound for |pair| = 1."""
+    """Each entry keeps the contract's bound for a rotated unit vector: |pair| = 1."""
     pos = np.asarray(pos)
     exact = rotation_matrix(pos, **fields)
     assert got.shape == exact.shape == (*pos.shape, fields["head_dim"], fields["head_dim"])
@@ -517,13 +517,13 @@ def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any])
     slack = 0.0 if pos.dtype.kind in "iu" else AT_FLOATS[compute] - AT_INTEGERS[compute]
     error = (2.5 * eps(compute) + slack) * fields.get("attention_factor", 1.0)
     bound = error + 0.5 * ulp(np.abs(exact) + error, dtype)
-    bound[(exact == 0) | (exact == 1)] = 0.0  # beside the pairs, and at position 0
+    bound[(exact == 0) | (exact == 1)] = 0.0  # outside of pairs, and at position 0
     assert (np.abs(got - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("pos", POSITIONS, ids=repr)
 @pytest.mark.parametrize("fields", MATRICES, ids=words)
-def test_matrix_is_the_judge_s(fields: dict[str, Any], pos: Any) -> None:
+def test_matrix_against_the_definition(fields: dict[str, Any], pos: Any) -> None:
     got = RoPE(**fields).matrix(pos)
     assert type(got) is np.ndarray
     assert got.dtype == np.float64
@@ -570,7 +570,7 @@ def test_matrix_on_the_device_of_strict() -> None:
 
 @pytest.mark.parametrize("width", [0, 2, 4])
 def test_odd_heads(lib: Any, float_dtype: str, width: int) -> None:
-    """A head may be odd where what is rotated of it is even; none rotated is the identity."""
+    """An odd head needs an even rotary_dim; rotary_dim=0 is the identity."""
     fields = {"rotary_dim": width, "rotary_start": 1}
     x = lib.asarray(np.random.default_rng(0).standard_normal((3, 5)), float_dtype)
     values = lib.to_numpy(x).astype(np.float64)

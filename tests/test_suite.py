@@ -23,7 +23,7 @@ from rope_array.testing._claims import CAPABILITIES, FIELDS
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import names, resolve
 
-# Written as a stranger would: half pairing, float64 angles, its own defaults; 20 lines.
+# A user's embedding: half pairing, float64 angles, its own defaults.
 MYLIB = '''
 """A rotary embedding of somebody else."""
 import numpy as np
@@ -47,13 +47,13 @@ def backwards(x, pos, base=10000.0):
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """A folder outside of the repository, with a stranger's package in it."""
+    """A folder outside of the repository, with a user's module."""
     (tmp_path / "mylib.py").write_text(MYLIB, encoding="utf-8")
     return tmp_path
 
 
 def command(folder, *arguments, program=(sys.executable,), encoding="utf-8"):
-    """Run `python *arguments` in a folder that its imports come from too; it prints in that encoding."""
+    """Run `python *arguments` in a folder, and import from it; print in `encoding`."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     environment["PYTHONIOENCODING"] = encoding
     return subprocess.run(
@@ -73,7 +73,7 @@ def rotate(x, pos, base=10000.0, pairing="interleaved"):
 # ---- the command line ----
 
 
-def test_a_stranger_is_checked_from_outside(elsewhere):
+def test_a_user_s_module_is_checked_from_its_folder(elsewhere):
     done = check(elsewhere, "mylib:rotate", "--claim", "pairing=half")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "conformance of mylib:rotate" in done.stdout
@@ -108,7 +108,7 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nump"], "unknown target 'nump'"),
         (["nolib:rotate"], "nolib"),
@@ -139,10 +139,10 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
         (["mylib:rotate", "--expect", "accuracy_negative=why"], "accuracy_negative[float16]"),
     ],
 )
-def test_unusable_arguments_are_explained(elsewhere, arguments, said):
+def test_unusable_arguments_are_explained(elsewhere, arguments, message):
     done = check(elsewhere, *arguments)
     assert done.returncode == 2, done.stdout
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -218,14 +218,14 @@ def test_a_default_of_the_signature_is_claimed():
     assert check_backend(by_half).ok
 
 
-def test_a_field_that_is_swallowed_is_not_claimed():
+def test_a_field_that_is_ignored_is_not_claimed():
     target = Target(lambda x, pos, base=10000.0, **more: ra.apply(x, pos, base=base))
     assert "changes nothing" in target.declines["rotary_dim"]
     assert "base" in target.claimed
 
 
 def test_a_field_passed_in_spec_is_claimed():
-    """`**spec` alone takes the fields; one that changes nothing is then a fault."""
+    """`**spec` alone claims all fields; a field that changes nothing fails its check."""
     target = Target(lambda x, pos, **spec: ra.apply(x, pos))
     assert set(FIELDS) <= target.claimed
     assert {"base", "pairing", "inverse"} <= {result.name for result in run_checks(target).of("failed")}
@@ -284,7 +284,7 @@ def test_axes_of_its_own(layout):
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd", "sd"])
-def test_axes_that_are_mixed_up_are_convicted(layout):
+def test_axes_that_are_mixed_up_fail(layout):
     def wrong(x, pos, base=10000.0):
         return ra.apply(x, pos[::-1].copy() if np.ndim(pos) else pos, base=base, seq_axis=-2)
 
@@ -294,7 +294,7 @@ def test_axes_that_are_mixed_up_are_convicted(layout):
 @pytest.mark.parametrize(
     "name", ["numpy", pytest.param("torch", marks=pytest.mark.library("torch"))], ids=["numpy", "torch"]
 )
-def test_strided_arrays_are_laid_otherwise(name):
+def test_strided_arrays_have_other_strides(name):
     lib = LIBRARIES[name]
     array = lib.asarray(np.arange(240.0).reshape(2, 3, 5, 8), "float32")
     made = dict(lib.strided(array))
@@ -304,11 +304,11 @@ def test_strided_arrays_are_laid_otherwise(name):
         assert lib.dtype_of(other) == "float32"
         strides = other.strides if name == "numpy" else other.stride()
         packed = strides == (array.strides if name == "numpy" else array.stride())
-        assert packed == (how in ("a slice", "read-only")), how  # the former starts within other memory
+        assert packed == (how in ("a slice", "read-only")), how  # "a slice" starts inside of a buffer
 
 
 @pytest.mark.parametrize("positions", ["any", "offset", "arange"])
-def test_only_positions_that_are_served_are_asked_for(positions):
+def test_only_claimed_positions_are_tried(positions):
     seen = []
 
     def recording(x, pos, base=10000.0):
@@ -324,7 +324,7 @@ def test_only_positions_that_are_served_are_asked_for(positions):
     assert report.target.claimed.isdisjoint({"any_positions"} if positions != "any" else ())
 
 
-def test_positions_beyond_a_table_are_not_asked_for():
+def test_positions_beyond_a_table_are_not_tried():
     seen = []
 
     def recording(x, pos, base=10000.0):
@@ -363,7 +363,7 @@ def test_a_target_is_not_claimed_for_twice():
 
 
 def test_checks_have_stable_names_and_reasons():
-    """Lists of expected failures hold the names: one that goes or changes is in the changelog."""
+    """Users list expected failures by name: the changelog has removed and changed names."""
     assert len({each.name for each in checks()}) == len(checks())
     for each in checks():
         assert len(each.requirement) > 20
@@ -406,7 +406,7 @@ def test_a_missing_library_is_an_error(monkeypatch):
 
 
 def test_worst_errors_are_measured():
-    """A float32 angle at 2^20 is off by hundredths, an exact one by a rounding."""
+    """A float32 angle at 2^20 is off by hundredths, an exact angle by a rounding."""
 
     def float32_angles(x, pos, base=10000.0):
         omega = np.float32(base) ** (
@@ -428,11 +428,11 @@ def test_worst_errors_are_measured():
     assert run_checks("numpy").worst["2^20"] < 3e-7
 
 
-# ---- what a target may be, and what may go wrong with one ----
+# ---- kinds of targets, and their faults ----
 
 
 class Tables:
-    """A module with tables for one head_dim, of so many rows."""
+    """A module with tables for one head_dim and positions below `rows`."""
 
     def __init__(self, head_dim=64, rows=300, base=10000.0):
         angle = np.arange(rows)[:, None] * base ** (-np.arange(0, head_dim, 2) / head_dim)
@@ -451,7 +451,7 @@ class Tables:
 @pytest.mark.slow
 @pytest.mark.parametrize(("head_dim", "rows"), [(16, 3000), (64, 32), (128, 300)])
 def test_the_limits_of_a_module_are_found(head_dim, rows):
-    """It says neither: both are found by trying, and are reported."""
+    """The module declares neither limit: the suite finds both by trying, and reports them."""
     report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"})
     passed = {result.name for result in report.of("passed")}
     assert {"definition", "accuracy_small[float16]", "positions_of_a_batch"} <= passed
@@ -477,7 +477,7 @@ def test_fixed_fields_apply_to_every_call(field, value):
     assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}).ok
 
 
-def test_a_slice_that_is_built_in_leaves_room_for_the_rest():
+def test_the_other_field_of_a_built_in_slice_is_claimed():
     def by_start(x, pos, rotary_dim=None):
         return ra.apply(x, pos, rotary_start=8, rotary_dim=rotary_dim)
 
@@ -506,14 +506,14 @@ def test_a_wrong_layout_is_named():
         assert x.shape[1] == len(pos), "positions are those of axis 1"
         return ra.apply(x, pos, seq_axis=-3)
 
-    (said,) = (result.detail for result in run_checks(rotate).of("failed") if result.name == "definition")
-    assert "it is right with the claim layout=bshd" in said
+    (detail,) = (result.detail for result in run_checks(rotate).of("failed") if result.name == "definition")
+    assert "it is right with the claim layout=bshd" in detail
 
 
 @pytest.mark.parametrize(
     "error", [NotImplementedError, SystemExit, KeyError, "a message that cannot be read"]
 )
-def test_a_function_that_refuses_every_call_is_convicted(error):
+def test_a_function_that_refuses_every_call_fails(error):
     class Unreadable(Exception):
         def __str__(self):
             raise RuntimeError
@@ -526,7 +526,7 @@ def test_a_function_that_refuses_every_call_is_convicted(error):
     assert "definition" in {result.name for result in report.of("failed")}
 
 
-def test_error_handling_that_a_target_sets_is_its_own():
+def test_a_target_that_changes_settings_fails_one_check():
     def rotate(x, pos, base=10000.0):
         y = ra.apply(x, pos, base=base)
         np.seterr(all="raise")
@@ -606,7 +606,7 @@ def test_exits_are_failures(faulty):
     assert check(faulty, "faulty:exits").returncode == 1
 
 
-def test_any_encoding_will_do(faulty):
+def test_output_in_any_encoding(faulty):
     for target in ("faulty:unprintable", "--list"):
         done = command(faulty, "-m", "rope_array", "check", target, encoding="ascii")
         assert done.returncode == (0 if target == "--list" else 1)
@@ -636,7 +636,7 @@ def test_without_assertions_nothing_is_judged(faulty):
 
 
 def test_plugin_imports_from_the_current_folder(elsewhere):
-    """By `pytest`, which unlike `python -m pytest` does not look there."""
+    """`pytest`, unlike `python -m pytest`, does not import from the current folder by itself."""
     script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
     script += (
         "sys.exit(pytest.main(['-q', '-p', 'rope_array.testing.plugin', '--rope-backend', 'mylib:rotate', "

@@ -82,7 +82,7 @@ def test_zeros_without_memory_are_declined(runs):
     x, plain = torch._efficientzerotensor(2, 5, 16), torch.zeros(2, 5, 16)
     for of in BY.values():
         assert torch.equal(of(x), by_array_api(plain))
-    for other in (x, negated(plain), plain.as_subclass(Tagged)):  # one of a tuple is enough
+    for other in (x, negated(plain), plain.as_subclass(Tagged)):  # one array of the tuple is enough
         assert torch.equal(ROPE.apply((plain, other), POS)[1].as_subclass(torch.Tensor), by_array_api(plain))
     assert not runs
     with pytest.raises(ra.BackendError, match="not in memory as they are"):
@@ -146,7 +146,7 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
 
 @pytest.mark.slow
 def test_the_mode_of_the_first_call_changes_no_later_backend():
-    """The kernel learns PyTorch's types in its first call, in any mode."""
+    """The kernel registers PyTorch's types in its first call, in any mode."""
     script = """
         import contextlib, sys, torch
         import rope_array as ra
@@ -180,7 +180,7 @@ BAD = {
     "too many axes": (lambda: torch.ones(5, 16), torch.ones(5, 5, dtype=torch.int64), {}),
     "an axis": (lambda: torch.ones(5, 16), 3, {"seq_axis": 7}),
     "an axis of a vector": (lambda: torch.ones(16), 3, {"seq_axis": 0}),
-    "an axis that is none": (lambda: torch.ones(5, 16), 3, {"seq_axis": 10**30}),
+    "an axis beyond 64 bits": (lambda: torch.ones(5, 16), 3, {"seq_axis": 10**30}),
     "complex numbers": (lambda: torch.ones(5, 16, dtype=torch.complex64), 3, {}),
     "eight bits": (lambda: torch.ones(5, 16).to(torch.float8_e5m2), 3, {}),
     "positions of booleans": (lambda: torch.ones(5, 16), torch.ones(5, dtype=torch.bool), {}),
@@ -230,7 +230,7 @@ def test_any_number_of_axes(axes):
             assert near(own, expected)
 
 
-def test_the_private_names_are_there():
+def test_the_private_names_exist():
     """If PyTorch drops a private name, the kernel declines every call: fail here, not in a benchmark."""
     assert native._CAN_DETECT_MODES
 
@@ -389,7 +389,7 @@ def test_fake_tensors(name, inside):
             check()
     else:
         check()
-    # Nothing fake is kept for real tensors.
+    # No fake tensor is cached for real tensors.
     assert not isinstance(HALF.apply(normal(2, 5, 16), 3), FakeTensor)
 
 
@@ -563,7 +563,7 @@ def test_rotation_is_a_tree():
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3], ids="rank {}".format)
 def test_dtensor(rank):
-    # In a process of its own for each rank: torch keeps what it learned of a mesh, and so of a rank.
+    # Each rank has its own process, as PyTorch caches a mesh and its rank.
     if not torch.distributed.is_available():
         pytest.skip("this build of torch has no torch.distributed")
     child.run("import dtensor_cases; dtensor_cases.main()", str(rank))

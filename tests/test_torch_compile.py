@@ -20,7 +20,7 @@ LENGTHS = (3, 4, 5, 9, 17, 100, 1)
 
 @pytest.fixture
 def compile_counting(monkeypatch):
-    """torch.compile without graph breaks, whose backend runs each operation as it is and counts graphs."""
+    """torch.compile with fullgraph=True, and a backend that runs operations unchanged and counts graphs."""
     from torch._dynamo.testing import CompileCounter
 
     records = []
@@ -51,7 +51,7 @@ OVER_LENGTHS = {
     "coordinates": lambda x, pos: MROPE.apply(x, pos[:, None] + torch.arange(3)),
     "rotation of coordinates": lambda x, pos: MROPE.rotation(pos[:, None] * torch.arange(3), like=x).apply(x),
     "rope": lambda x, pos: HALF.apply(x, pos),
-    "front door": lambda x, pos: ra.apply(x, pos, HALF, inverse=True),
+    "ra.apply": lambda x, pos: ra.apply(x, pos, HALF, inverse=True),
     "inline": lambda x, pos: ra.apply(x, pos, base=123.0, pairing="half", rotary_dim=8),
     "plain": lambda x, pos: ra.apply(x, pos),
     "float32 angles": lambda x, pos: ra.apply(x, pos, angles="float32"),
@@ -158,7 +158,7 @@ def test_a_second_rope_compiles_nothing_more(compile_counting):
     assert (counter.frame_count, inline_counter.frame_count) == before
 
 
-def test_ropes_take_turns_in_one_function(compile_counting):
+def test_ropes_alternate_in_one_layer_class(compile_counting):
     # A model with local and global layers: one compiled layer, two ropes.
     class Layer(torch.nn.Module):
         def __init__(self, rope):
@@ -297,7 +297,7 @@ def test_the_first_use_may_be_compiled(name):
     ids=["Llama3", "Linear", "Periods"],
 )
 def test_rules_made_inside_a_compiled_function_are_refused(rule, fullgraph):
-    """Dynamo hands them over without their fields: the class's defaults would be rotated by."""
+    """Dynamo makes a rule without its fields, so that the class's defaults would be used."""
     torch._dynamo.reset()
 
     def of(x):
@@ -308,7 +308,7 @@ def test_rules_made_inside_a_compiled_function_are_refused(rule, fullgraph):
         compiled(torch.ones(5, 16))
 
 
-def test_axes_decode_without_compiling_anew(compile_counting):
+def test_axes_decode_without_recompiling(compile_counting):
     rope, x = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2)), torch.ones(1, 2, 1, 16)
 
     def of(x, start):

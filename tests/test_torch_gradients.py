@@ -105,8 +105,8 @@ def test_vmap(runs):
     assert not runs
 
 
-def test_a_transform_that_the_tensors_are_no_part_of(runs):
-    """Declined too: the transform may capture a tensor that the call makes."""
+def test_an_active_transform_of_other_tensors(runs):
+    """The kernel declines: the transform may capture a tensor that the call makes."""
     x = normal(2, 5, 16)
     want = by_array_api(x)
     seen = []
@@ -116,7 +116,7 @@ def test_a_transform_that_the_tensors_are_no_part_of(runs):
 
 
 def test_gradient_outside_of_a_transform_inside(runs):
-    """An inner transform over a tensor whose gradient an outer graph records."""
+    """An outer graph records a tensor that an inner transform captures."""
     x, scale = normal(5, 16), torch.tensor(2.0, requires_grad=True)
     inner = torch.func.grad(lambda x: (ROPE.apply(x * scale, POS) ** 2).sum())(x)
     inner.sum().backward()
@@ -231,7 +231,7 @@ def test_gradients_of_positions_and_tables_have_the_array_api_backend_s_bits(run
     assert same(own, torch.autograd.grad(by_array_api(x, pos), (x, pos), weight))
     assert own[1].abs().max() > 0.1
     assert not runs
-    with torch.no_grad():  # nothing to record: the kernel's
+    with torch.no_grad():  # nothing to record: the kernel rotates
         ROPE.apply(x, pos)
     assert runs
 

@@ -1,4 +1,4 @@
-"""The built wheel, installed with no extras: what it holds, what it asks for, that it needs nothing more."""
+"""The built wheel, installed without extras: its files, its metadata, and calls that need nothing more."""
 
 import re
 import subprocess
@@ -45,7 +45,7 @@ def python(code):
 
 
 def sources(folder):
-    """List the Python sources and their data: not C++, nor a kernel that somebody built in the checkout."""
+    """List the Python sources and their data, without C++ and without a kernel built in the checkout."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     files = [f for f in files if f.suffix not in {".cpp", ".hpp", ".so", ".pyd"}]
     return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "_backends"}

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: RotaryEmbedding of ai.onnx (opset 23), and its older one of com.microsoft."""
+"""ONNX Runtime on the CPU: RotaryEmbedding of ai.onnx (opset 23), and the older operator of com.microsoft."""
 
 from functools import lru_cache
 
