@@ -104,17 +104,18 @@ def test_without_the_kernel_errors_name_the_reason():
 @KERNEL
 def test_an_unknown_kernel_level_is_refused():
     script = """
+        import sys
         import numpy as np
         import rope_array as ra
         for call in (lambda: ra.apply(np.ones((3, 16)), 3), lambda: ra.explain(np.ones((3, 16)), 3)):
             try:
                 call()
             except ra.BackendError as error:
-                assert "'avx9000'" in str(error) and "'none'" in str(error)
+                assert all(repr(name) in str(error) for name in ("avx9000", "none", *sys.argv[1:])), error
             else:
                 raise AssertionError("served")
     """
-    child.run(script, ROPE_ARRAY_KERNEL_LEVEL="avx9000")
+    child.run(script, *_native.kernel.level_names(), ROPE_ARRAY_KERNEL_LEVEL="avx9000")
 
 
 @KERNEL
@@ -273,7 +274,6 @@ REFUSED = {
         lambda lib: (normal(lib, 5, 16), range(5), ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2))), {}, ShapeError
     ),
     "an unknown backend": (lambda lib: (normal(lib, 5, 16), 3), {"backend": "fast"}, BackendError),
-    "a backend of others": (lambda lib: (normal(lib, 5, 16), 3), {"backend": "nothing"}, BackendError),
 }  # fmt: skip
 
 
@@ -739,9 +739,7 @@ def test_two_packages_with_one_name(packages):
     packages.install("mine", loopback())
     packages.install("more", "RECORD = ('mine', ('numpy:ndarray',), 'more')\n", point="mine")
     packages.run("""
-        y = rope.apply(x, 3)
-        import mine
-        assert mine.calls["rotate"] + len(ra.explain(x, 3).declined) >= 1
+        rope.apply(x, 3)
         mine_ = [(one.usable, "is taken" in one.description) for one in ra.backends() if one.name == "mine"]
         assert sorted(mine_) == [(False, True), (True, False)], mine_
     """)

@@ -31,35 +31,6 @@ def test_the_level_of_the_environment():
 
 
 @pytest.mark.library("numpy")
-def test_errors_name_the_disabled_kernel():
-    script = """
-        import numpy as np, rope_array as ra
-        try:
-            ra.apply(np.ones((2, 4)), range(2), backend="native")
-        except ra.BackendError as error:
-            print(error)
-        print(ra.backends())
-    """
-    printed = child.run(script, **{LEVEL: "none"})
-    assert printed.count(f"switched off: {LEVEL} is 'none'") >= 1
-    assert "BackendError" not in printed
-
-
-@pytest.mark.library("numpy")
-def test_an_unknown_level_is_refused():
-    script = """
-        import numpy as np, rope_array as ra
-        try:
-            ra.apply(np.ones((2, 4)), range(2))
-        except ra.BackendError as error:
-            print(error)
-    """
-    printed = child.run(script, **{LEVEL: "x86-64-v9"})
-    assert "'x86-64-v9'" in printed
-    assert all(repr(name) in printed for name in LEVELS)
-
-
-@pytest.mark.library("numpy")
 def test_names_of_levels(level):
     assert kernel.level_name() == level
     assert level in _native.description()
