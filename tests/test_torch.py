@@ -130,6 +130,7 @@ def test_layouts_that_are_not_dense_are_refused():
                 ROPE.apply(other, POS, backend=backend)
 
 
+@KERNEL
 def test_another_pytorch_without_the_private_names(runs, monkeypatch):
     """Without PyTorch's private names modes cannot be detected, so the kernel declines every call."""
     x = normal(2, 5, 16)
@@ -144,6 +145,7 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
         ROPE.apply(x, POS, backend="native")
 
 
+@KERNEL
 @pytest.mark.slow
 def test_the_mode_of_the_first_call_changes_no_later_backend():
     """The kernel registers PyTorch's types in its first call, in any mode."""
@@ -188,6 +190,7 @@ BAD = {
 }
 
 
+@KERNEL
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "requires grad"])
 def test_every_backend_raises_the_same_error(name, grad):
@@ -235,6 +238,7 @@ def test_the_private_names_exist():
     assert native._CAN_DETECT_MODES
 
 
+@KERNEL
 def test_a_mode_affects_its_own_thread_only(runs):
     """A mode of this thread does not make another thread's calls decline."""
     x, results = normal(2, 5, 16), []

@@ -3,7 +3,7 @@
 import child
 import numpy as np
 import pytest
-from compare import judge, same
+from compare import KERNEL, judge, same
 from threads import in_threads
 from torch_cases import (
     BY,
@@ -156,6 +156,7 @@ def test_dual_tables(runs):
 
 
 @by
+@KERNEL
 def test_forward_mode_over_a_gradient_that_the_kernel_recorded(of, runs):
     """The forward is recorded outside; the backward runs on dual numbers, and keeps their tangents."""
     x = normal(2, 5, 16).requires_grad_()
@@ -189,6 +190,7 @@ def test_batched_backward_of_a_recorded_call(of, runs):
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("how", ["apply", "number", "rotation", "inverse", "tuple", "rotation of floats"])
+@KERNEL
 def test_gradcheck(name, how, runs):
     rope, pos = ROPES[name], torch.tensor([0, -3, 2**31 - 1])
     of = {
@@ -223,6 +225,7 @@ def test_gradcheck_of_positions_and_tables(runs):
     assert not runs
 
 
+@KERNEL
 def test_gradients_of_positions_and_tables_have_the_array_api_backend_s_bits(runs):
     x = normal(2, 5, 16).requires_grad_()
     pos = torch.tensor([0.0, 0.25, 7.5, -100.0, 12345.0]).requires_grad_()
@@ -303,6 +306,7 @@ def test_some_of_a_tuple_s_gradients(runs):
         assert near(k.grad, torch.autograd.grad(by_array_api(k).sum(), k)[0])
 
 
+@KERNEL
 def test_only_some_of_a_tuple_require_a_gradient(runs):
     q, k = normal(2, 5, 16).requires_grad_(), normal(5, 16, seed=1)
     for of in (lambda *xs: ROPE.apply(xs, POS), lambda *xs: ROPE.rotation(POS, like=q).apply(xs)):
@@ -315,6 +319,7 @@ def test_only_some_of_a_tuple_require_a_gradient(runs):
     assert runs
 
 
+@KERNEL
 def test_a_tuple_of_several_dtypes(runs):
     kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float64)
     xs = tuple(normal(2, 5, 16, dtype=dtype, seed=i).requires_grad_() for i, dtype in enumerate(kinds))
@@ -331,6 +336,7 @@ def test_a_tuple_of_several_dtypes(runs):
     assert runs
 
 
+@KERNEL
 def test_positions_changed_between_forward_and_backward_are_noticed():
     x = normal(2, 5, 16).requires_grad_()
     for of in (ROPE.apply, lambda x, pos: ROPE.apply((x, x), pos)[0]):
@@ -435,6 +441,7 @@ def test_gradients_without_assertions():
     child.run(script, PYTHONOPTIMIZE="1")
 
 
+@KERNEL
 def test_positions_of_inference_mode_with_a_gradient(runs):
     with torch.inference_mode():
         pos = POS.clone()
