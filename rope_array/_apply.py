@@ -32,7 +32,8 @@ def apply(
     ----------
     x : array of shape (..., S, head_dim), or a tuple of such arrays
         Real floating point: float16, bfloat16, float32 or float64, of any array library. The arrays of a
-        tuple may differ in heads and dtype; their angles are computed once. Never written.
+        tuple may differ in heads and dtype; their angles are computed once. Written only
+        if it is `out` too.
     pos : int, float, range, sequence of numbers, or array
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
@@ -67,7 +68,7 @@ def apply(
     ShapeError
         x's width is not the head_dim, or pos does not line up with x.
     PositionError
-        A position in host memory is out of range.
+        A position is out of range: of a number, range or sequence, or of a NumPy array for JAX or dask.
     SpecError
         A field of the spec has no meaning, or both `rope` and `spec` are given.
     BackendError

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from . import _dispatch
 from ._array_api.source import Tables
 from ._array_api.tables import inverse_tables
-from ._errors import describe
+from ._errors import SpecError, describe, short
 from ._spec.plan import Layout
 
 
@@ -46,7 +46,11 @@ class Rotation(NamedTuple):
     @property
     def layout(self) -> Layout:
         """Which features form the pairs, and the amplitude: the static part."""
-        return next(iter(self.static))
+        try:
+            (layout,) = self.static
+        except (TypeError, ValueError):
+            raise _no_layout(self.static) from None
+        return layout
 
     def apply(self, x: Any, *, seq_axis: int = -2, out: Any = None, backend: str | None = None) -> Any:
         """Rotate x by these tables.
@@ -81,7 +85,10 @@ class Rotation(NamedTuple):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
-        cos, sin, (layout,) = self
+        try:
+            cos, sin, (layout,) = self
+        except (TypeError, ValueError):
+            raise _no_layout(self.static) from None
         return _dispatch.rotate(x, Tables(cos, sin, layout), seq_axis, out, backend)
 
     def inverse(self) -> "Rotation":
@@ -129,3 +136,10 @@ class Rotation(NamedTuple):
         array([2., 2.])
         """
         return Rotation(self.cos, -self.sin, {self.layout.transposed(self.layout.amplitude): ()})
+
+
+def _no_layout(static: Any) -> SpecError:
+    return SpecError(
+        f"the rotation's static part is {short(static)}; it needs a dict with one key, the layout. Make the "
+        "rotation with rope.rotation(pos, like=x)."
+    )

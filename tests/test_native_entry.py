@@ -1,6 +1,7 @@
 """The kernel's entry point: it declines each call that it cannot rotate, and writes nothing."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ HOSTILE = [
     *(("head_dim", value) for value in (2**62, 2**70, 8.0, 6, -8)),
     *(("start", value) for value in (-2, 2, 9, 2**62, -(2**63), 0.0, False)),
     *(("stop", value) for value in (9, 7, 6, -8, 2**62, 2**63 - 1, None)),
-    *(("amplitude", value) for value in (0.0, -1.0, float("nan"), 2, "1.0")),
+    *(("amplitude", value) for value in (0.0, -1.0, math.inf, math.nan, 2, "1.0")),
     *(("blocks", value) for value in (0, 3, 8, -1, -(2**63), True, 2**64)),
     *((name, value) for name in ("pairing", "out_pairing") for value in ("foo", None, 1, b"half", "halfé")),
 ]
@@ -106,6 +107,18 @@ def test_hostile_layouts_are_refused(name, field, value):
         for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
             with pytest.raises(RoPEError):
                 ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
+
+
+@pytest.mark.library("numpy")
+def test_a_plan_changed_after_its_first_use():
+    rope = RoPE(8, base=99.0)
+    rope.apply(X, range(5))
+    object.__setattr__(rope, "_plan", copy.copy(rope._plan))
+    rope._plan.layout = rope._plan.layout._replace(head_dim=16, stop=16)
+    for given in (rope._plan.native, 7):
+        rope._plan.native = given
+        with pytest.raises(RoPEError):
+            rope.apply(np.zeros((3, 5, 16), F32), range(5))
 
 
 @pytest.mark.parametrize(("field", "value"), HOSTILE, ids=words)
@@ -154,6 +167,8 @@ def test_errors_have_the_types_of_array_api(given):
 
 @pytest.mark.library("numpy")
 def test_a_range_beyond_64_bits():
+    x = np.ones((1, 8), F32)
+    assert_same(RoPE(8).apply(x, range(7, 2**63 + 5, 2**63)), RoPE(8).apply(x, [7]))
     for pos in (range(-(2**63), 2**63 - 1), range(2**63), range(-(2**62), 2**62)):
         with pytest.raises(ra.PositionError, match="longer than an axis"):
             RoPE(8).apply(X, pos)

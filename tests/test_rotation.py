@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compare import array_and_values
 
-from rope_array import ArrayTypeError, RoPE, Rotation
+from rope_array import ArrayTypeError, RoPE, Rotation, SpecError
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 
@@ -721,6 +721,14 @@ def test_tables_of_other_dtypes_are_refused(lib):
         for tables in ({"cos": cast}, {"sin": cast}, {"cos": cast, "sin": cast}):
             with lib.running(), pytest.raises(ArrayTypeError, match="float32 or float64"):
                 rotation._replace(**tables).apply(x)
+
+
+@pytest.mark.parametrize("static", [{}, None, (), {5: ()}, {"a": (), "b": ()}], ids=str)
+def test_a_static_part_without_one_layout(lib, static):
+    x = lib.asarray(np.ones((3, 4)), "float32")
+    rotation = RoPE(4).rotation(range(3), like=x)._replace(static=static)
+    with lib.running(), pytest.raises(SpecError, match="layout"):
+        rotation.apply(x)
 
 
 def test_tables_of_two_precisions_are_cast_one_by_one(lib):

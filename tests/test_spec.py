@@ -92,7 +92,7 @@ def test_the_fields() -> None:
     assert [field.name for field in dataclasses.fields(RoPE)] == FIELDS
 
 
-def test_values_are_plain_python_ones() -> None:
+def test_fields_are_plain_python_values() -> None:
     rope = RoPE(
         np.int64(8),
         base=np.float32(10000),
@@ -206,7 +206,7 @@ def test_pickles_hold_the_fields_only() -> None:
 
 
 @each_rope
-def test_another_process_loads_it(fields: dict[str, Any]) -> None:
+def test_another_process_loads_a_rope(fields: dict[str, Any]) -> None:
     rope = RoPE(**fields)
     script = """
         import pickle, sys
@@ -460,7 +460,7 @@ def test_a_value_is_refused_after_an_equal_value(good: dict[str, Any], bad: dict
 
 
 def test_many_specs_in_a_row() -> None:
-    """Use more specs than the memo holds, twice, and one spec again after each."""
+    """Rotate by more specs than the memo holds, twice, and by the first spec after each of them."""
     x = np.random.default_rng(0).standard_normal((2, 4))
     first = ra.apply(x, [3, 4], base=7.0)
     for base in [*range(1, 700), *range(1, 700)]:

@@ -77,7 +77,11 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
         into = None if outs is None else tuple(outs[i] for i in chosen)
         xs = tuple(call.xs[i] for i in chosen)
         rotated = rotate(xs, source_for(use_float64), int(call.seq_axis), into)
-        assert rotated is not NotImplemented, "the dispatch has checked the call"
+        if rotated is NotImplemented:  # the checks have passed
+            raise BackendError(
+                "the C++ kernel declines the call: the rope's plan was changed after its first use, or the "
+                "memory of an array was freed meanwhile. Make the rope and the arrays anew."
+            )
         for i, y in zip(chosen, rotated, strict=True):
             ys[i] = y
     return tuple(ys)

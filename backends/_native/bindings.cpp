@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -21,8 +22,8 @@ using namespace rope;
 
 namespace {
 
-constexpr int64_t RELEASE_BYTES = 1 << 15;  // of x, from which other Python threads may run during the call
-constexpr int64_t HUGE_BYTES = 1 << 22;     // of a new result, from which it asks for huge pages
+constexpr int64_t RELEASE_BYTES = 1 << 15;  // bytes of x from which a call releases the interpreter lock
+constexpr int64_t HUGE_BYTES = 1 << 22;     // bytes of a new result from which it asks for huge pages
 
 std::atomic<const Level*> level{levels()[0]};
 PyObject* native_name;  // "native"
@@ -55,13 +56,14 @@ bool parse_layout(nb::handle tuple, Layout& layout) {
     if (layout.start < 0 || stop < layout.start || layout.head_dim < stop || layout.blocks < 1) return false;
     layout.num_pairs = (stop - layout.start) / 2;
     const nb::handle amplitude = field(5);  // the tables contain it already
-    if (!amplitude.is_none() && !(PyFloat_Check(amplitude.ptr()) && PyFloat_AsDouble(amplitude.ptr()) > 0)) return false;
+    const double number = PyFloat_Check(amplitude.ptr()) ? PyFloat_AsDouble(amplitude.ptr()) : 0;
+    if (!amplitude.is_none() && !(number > 0 && std::isfinite(number))) return false;
     if (layout.blocks > std::max<int64_t>(1, layout.num_pairs)) return false;
     return (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
 }
 
 template <class To, class From = To>
-std::vector<To> numbers(nb::handle sequence) {
+std::vector<To> to_vector(nb::handle sequence) {
     std::vector<To> out;
     for (nb::handle number : sequence) out.push_back(static_cast<To>(nb::cast<From>(number)));
     return out;
@@ -73,8 +75,9 @@ using Plans = std::array<KernelPlan, 2>;  // of a rotation, and of its transpose
 // A capsule, not a class: nanobind registers a class once in a process, and a module may be imported again.
 nb::capsule make_plan(nb::handle layout, double amplitude, nb::handle turns_q64, nb::handle high, nb::handle low,
                       nb::handle coordinate, int64_t num_coordinates) {
-    KernelPlan plan = {{}, amplitude, false, num_coordinates, numbers<uint64_t, int64_t>(turns_q64),
-                       numbers<uint64_t, int64_t>(high), numbers<uint64_t, int64_t>(low), numbers<int32_t>(coordinate)};
+    KernelPlan plan = {{}, amplitude, false, num_coordinates, to_vector<uint64_t, int64_t>(turns_q64),
+                       to_vector<uint64_t, int64_t>(high), to_vector<uint64_t, int64_t>(low),
+                       to_vector<int32_t>(coordinate)};
     if (!parse_layout(layout, plan.layout)) throw nb::value_error("not a layout of a rope");
     const size_t num_pairs = static_cast<size_t>(plan.layout.num_pairs);
     for (size_t size : {plan.turns_q64.size(), plan.turns_q96_high.size(), plan.turns_q96_low.size()})
@@ -89,7 +92,7 @@ nb::capsule make_plan(nb::handle layout, double amplitude, nb::handle turns_q64,
 
 // ---- arrays ----
 
-// `seq_axis` counted from the front, -1 for a single vector, or -2 if there is no such axis.
+// Return seq_axis counted from the front; -1 for a single vector, -2 if there is no such axis.
 int sequence_axis(int64_t seq_axis, int num_axes) {
     if (num_axes == 0) return seq_axis == -2 ? -1 : -2;
     const int64_t from_front = seq_axis < 0 ? seq_axis + num_axes + 1 : seq_axis;
@@ -171,7 +174,7 @@ bool parse_int_position(nb::handle position, Source& source) {
 struct Extent {
     const char *from = nullptr, *to = nullptr;
 
-    Extent() = default;  // of nothing
+    Extent() = default;  // empty
     explicit Extent(const ArrayView& view) : from(view.data), to(view.data) {
         if (view.is_empty()) return;
         to += view.itemsize;
@@ -187,7 +190,7 @@ struct Extent {
 // A source of rope_array/_array_api/source.py, parsed.
 struct ParsedSource {
     Source source;
-    nb::object handle;  // of the plan: keeps it if another thread replaces the handle that Python caches
+    nb::object capsule;  // holding it keeps the plan alive if another thread replaces plan.native
     KernelPlan by_layout = {};  // the plan of tables: a layout without frequencies
     const KernelPlan* plan = &by_layout;
     Extent memory[2];
@@ -205,10 +208,10 @@ struct ParsedSource {
 
   private:
     bool parse_positions(nb::handle values, nb::handle python_plan, const Library& library, bool transposed) {
-        handle = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
-        if (!handle.is_valid()) throw nb::python_error();
-        if (!PyCapsule_IsValid(handle.ptr(), PLANS)) return false;
-        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(handle.ptr(), PLANS)))[transposed];
+        capsule = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
+        if (!capsule.is_valid()) throw nb::python_error();
+        if (!PyCapsule_IsValid(capsule.ptr(), PLANS)) return false;
+        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS)))[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
         ArrayView pos;
@@ -319,15 +322,15 @@ class Call {
     void run(bool fresh) const {
         int64_t bytes = 0;
         for (size_t i = 0; i < arrays_.size(); ++i) bytes += bytes_of(i);
-        const Level& by = *level.load(std::memory_order_relaxed);
-        auto run = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, by, threads); };
-        if (bytes < RELEASE_BYTES) return run(1);
+        const Level& chosen = *level.load(std::memory_order_relaxed);
+        auto run_with = [&](int threads) { rotate(*parsed_.plan, arrays_, parsed_.source, fresh, chosen, threads); };
+        if (bytes < RELEASE_BYTES) return run_with(1);
         const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
         const int threads = alone ? 1 : num_threads(library_.num_threads());
         std::exception_ptr error;
         PyThreadState* const state = PyEval_SaveThread();
         try {
-            run(threads);
+            run_with(threads);
         } catch (...) {
             error = std::current_exception();
         }

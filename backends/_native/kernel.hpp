@@ -35,7 +35,7 @@ struct Frequencies {
     double sin_amplitude;  // negative for the transposed rotation
 };
 
-constexpr int64_t GROUP_BYTES = 8192;  // of the rows rotated together, which stay in the L1 cache
+constexpr int64_t GROUP_BYTES = 8192;  // size of the rows rotated together: they stay in the L1 cache
 constexpr int64_t CACHE_LINE = 64;
 
 // Contiguous positions, each of `num_coordinates` numbers.
@@ -47,7 +47,7 @@ struct Positions {
 
 // Results in scratch that wait for non-temporal stores.
 struct StreamBuffer {
-    char *active, *spare;  // for the next rows, and for the rows after them; a cache line of room precedes each
+    char *active, *spare;  // buffers of the next rows and of the rows after them, each after a free cache line
     const char* from;      // the first byte not yet stored
     char* to;              // its address in y
     int64_t bytes;         // not yet stored

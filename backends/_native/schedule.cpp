@@ -14,15 +14,15 @@ namespace {
 // Bytes of the tables in one tile: few if a position's rows are adjacent (they stay in the L1 cache), more if several
 // runs of rows reuse them.
 constexpr int64_t TABLE_BYTES = 1 << 14, TABLE_BYTES_OF_RUNS = 1 << 17;
-constexpr int64_t MAX_TILE_POSITIONS = 256;   // without runs
+constexpr int64_t MAX_TILE_POSITIONS = 256;   // without runs, or if the loop is fused
 constexpr int64_t MIN_TILE_BYTES = 1 << 18;   // of x, if several threads share the tiles
-constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed the L2 cache
+constexpr int64_t PREFETCH_BYTES = 1 << 19;   // of x, from which x and y together exceed an L2 cache of 1 MiB
 constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
 // malloc maps an array of 32 MiB anew, and the system zeroes each page at its first store. The page is then in the
 // caches, and non-temporal stores evict it. They still pay (measured) if y is aligned to cache lines, or if runs of
 // rows touch more new pages at a time than the caches hold.
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
-constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs of rows touch too many
+constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs touch more new pages than caches hold
 constexpr int64_t STACK_BYTES = 1 << 15;
 
 int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
@@ -40,7 +40,7 @@ struct ArrayLoop {
     int64_t rows_per_position = 1;
     bool staged;
 
-    ArrayLoop() {}  // leaves the axes uninitialized: kilobytes, which a small call notices
+    ArrayLoop() {}  // leaves the axes uninitialized: setting kilobytes would slow small calls
 };
 
 // Return the axis of x that the source's axis j pairs with: seq_axis for the last, the other axes in order.
@@ -60,8 +60,7 @@ bool is_staged(const Layout& layout, const Array& array) {
            (array.x == array.y && layout.reads_half != layout.writes_half);
 }
 
-// A call, cut into tiles. A tile has some positions along the source's last axis longer than 1, and a part of the rows at
-// each.
+// Splits a call into tiles. A tile is a block of positions, and some of the rows at each position.
 class Schedule {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
@@ -152,8 +151,9 @@ class Schedule {
         });
     }
 
-    // Scratch of a tile, in this order.
     int64_t num_coordinates() const { return std::max<int64_t>(1, plan_.num_coordinates); }
+
+    // The scratch memory of a tile has these parts, in this order.
     int64_t positions_bytes() const {
         return source_.kind == TABLES ? 0 : round_to_lines(8 * block_ * num_coordinates());
     }
@@ -312,7 +312,7 @@ class Schedule {
         return has_runs ? 2 : std::min(n, 1);
     }
 
-    // Add the free axes, the longest of them cut to a part. Return false if the part is empty.
+    // Add the free axes, and restrict the longest to the tile's part of it. Return false if the part is empty.
     bool add_free_axes(const ArrayLoop& loop, Axis* axes, int& n, Rows& rows, int64_t part) const {
         if (!loop.num_free) return part == 0;
         int longest = 0;
@@ -328,7 +328,7 @@ class Schedule {
         return begin < end;
     }
 
-    // Merge each two axes whose elements are equally spaced across both.
+    // Merge neighbouring axes that one stride can describe.
     static int merge_axes(Axis* axes, int n) {
         int kept = 0;
         for (int a = 1; a < n; ++a) {

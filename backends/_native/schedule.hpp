@@ -23,7 +23,7 @@ struct KernelPlan {
     Frequencies frequencies() const;
 };
 
-// Items whose number is fixed at construction. Two, such as q and k, need no allocation, which a small call would notice.
+// Items whose number is fixed at construction. Two, such as q and k, need no allocation, which would slow small calls.
 template <class T>
 class Items {
   public:

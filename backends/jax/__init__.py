@@ -1,6 +1,7 @@
-"""JAX: the array-api backend under jax.jit. An eager call is one program; a traced call joins another.
+"""JAX: the array-api backend under jax.jit.
 
-Positions are run-time values of the program, so a new offset compiles nothing. The plan is static.
+An eager call is one program; a traced call is part of the caller's program. Positions are run-time
+values of the program, so a new offset compiles nothing. The plan is static.
 """
 
 from functools import partial
@@ -28,7 +29,7 @@ class Jax(Library):
         return bool(config.jax_enable_x64)
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
-        # NumPy arrays enter a program as they are; JAX would run a program to make each.
+        # Pass NumPy arrays to the program: making each array in JAX would run a program of its own.
         return numpy_library().ops(None)._replace(has_int64=ops.has_int64)
 
     def is_array(self, value: Any) -> bool:

@@ -54,11 +54,11 @@ def _why_declined(source: Any, recorded: bool) -> str | None:
         return unavailable_reason()
     if (reason := _active_interceptor()) is not None:
         return reason
-    for given in source[:2]:  # of Positions the values, of Tables cos and sin
-        if type(given) in PLAIN_TYPES:
-            if given.requires_grad and torch.is_grad_enabled():
+    for read in source[:2]:  # Positions.values, or Tables.cos and .sin
+        if type(read) in PLAIN_TYPES:
+            if read.requires_grad and torch.is_grad_enabled():
                 return "a gradient of positions or tables is recorded"
-            if recorded and given.is_inference():
+            if recorded and read.is_inference():
                 return "positions or tables of inference mode cannot be kept for a backward"
     return None
 
@@ -171,8 +171,8 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         ys = _native.kernel.rotate(xs, source, seq_axis, None, False, transposed)
         if ys is NotImplemented:
             return ys
-        # Saved: autograd then raises if they change before the backward. They are the source's first fields.
-        tensors = [given for given in source if isinstance(given, torch.Tensor)]
+        # Save the source's tensors, its first fields: autograd raises if they change before the backward.
+        tensors = [value for value in source if isinstance(value, torch.Tensor)]
         if tensors and tensors[0].dtype is torch.int32:
             # A copy, as the array-api backend makes: the caller may then change the positions.
             tensors = [tensors[0].to(torch.int64)]
@@ -210,6 +210,7 @@ def _rotate_back(grads: Any, source: Source, seq_axis: int, transposed: bool) ->
 
 
 def _rotate_back_by_array_api(grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+    """Rotate gradients by the adjoint, by operations that autograd can record again."""
     ops = LIBRARY.ops(grads[0])._replace(xp=_XPWithTorchCat())
     if isinstance(source, Tables):
         return rotate_by_tables(grads, _adjoint(source), seq_axis, ops)
@@ -220,6 +221,7 @@ def _rotate_back_by_array_api(grads: Any, source: Source, seq_axis: int, transpo
 
 
 def _adjoint(tables: Tables) -> Tables:
+    """Return the tables of the transposed rotation."""
     return Tables(tables.cos, -tables.sin, tables.layout.transposed(tables.layout.amplitude))
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, describe
+from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe
+from rope_array._spec.plan import Layout
 from rope_array._spec.shape_rule import check_line_up, is_unknown_size
 
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of_dtype
@@ -89,6 +90,8 @@ def _not_of_library(x: Any, lib: Library, name: str) -> RoPEError:
 
 def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) -> None:
     """Check library, device, precision and shapes of tables, and their layout: users can change them."""
+    if not isinstance(tables.layout, Layout):
+        raise SpecError(f"the rotation's layout is {describe(tables.layout)}; take the layout of a rope.")
     tables.layout.check()
     for table in tables.arrays:
         if not lib.is_array(table) or not lib.same_device(table, xs[0]):

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from rope_array._config._conventions import Values
 
-# From the part's values, the number of layers and the index of a layer to its type.
+# A rule: takes the part's values, the number of layers and a layer's index, and returns the layer's type.
 TypeOf = Callable[[Values, int, int], str]
 
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def _every(key: str, default: int, rest: str = _SLIDING, full: str = _FULL, first: int = 1) -> TypeOf:
-    """Return the rule: one in `key` layers is full, the last of each run, or the first if `first` is 0."""
+    """Return the rule of full attention in the last of every `key` layers; in the first if `first` is 0."""
 
     def type_of(values: Values, count: int, index: int) -> str:
         return rest if (index + first) % values.integer(key, default) else full
@@ -23,7 +23,7 @@ def _every(key: str, default: int, rest: str = _SLIDING, full: str = _FULL, firs
 
 
 def _fixed(every: int, rest: str = _SLIDING) -> TypeOf:
-    """Return the rule: one in `every` layers is full, and the last layer is."""
+    """Return the rule of full attention in the last of every `every` layers, and in the last layer."""
     return lambda values, count, index: _FULL if (index + 1) % every == 0 or index == count - 1 else rest
 
 
@@ -89,5 +89,5 @@ LAST_IS_FULL = frozenset(
 
 
 def with_last(key: "str | None", types: Sequence[str]) -> Sequence[str]:
-    """Return the types with the last layer's type of the model's class."""
+    """Return the types; the last layer has full attention if the model's class demands it."""
     return (*types[:-1], _FULL) if key in LAST_IS_FULL and types else types

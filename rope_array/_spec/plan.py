@@ -4,7 +4,7 @@ All records here are hashable plain Python, so tracers (jax.jit, torch.compile) 
 """
 
 from collections.abc import Sequence
-from math import pi
+from math import inf, pi
 from typing import Any, Literal, NamedTuple, get_args
 
 from rope_array._errors import SpecError
@@ -53,7 +53,9 @@ class Layout(NamedTuple):
             or (self.stop - self.start) % (2 * self.blocks)
             or self.pairing not in PAIRINGS
             or self.out_pairing not in PAIRINGS
-            or not (self.amplitude is None or (isinstance(self.amplitude, float) and self.amplitude > 0))
+            or not (
+                self.amplitude is None or (isinstance(self.amplitude, float) and 0 < self.amplitude < inf)
+            )
         ):
             raise SpecError(
                 f"{self} is no layout of a rope: it needs 0 <= start <= stop <= head_dim, a slice of blocks "
@@ -166,8 +168,8 @@ class Plan:
         sizes = {len(c.values) for c in (self.frequencies, self.turns_q64, *self.turns_q96)} | {len(drivers)}
         if sizes != {count} or number > MAX_PAIRS or not all(0 <= driver < number for driver in drivers):
             raise SpecError(
-                f"the plan has {count} pairs, and arrays of {sorted(sizes)}, or a coordinate outside "
-                f"0 to {number - 1}; make the rope anew from its fields."
+                f"the plan has {count} pairs, and arrays of {sorted(sizes)}, or more than {MAX_PAIRS} "
+                f"coordinates, or one outside 0 to {number - 1}; make the rope anew from its fields."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -216,7 +216,7 @@ def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Repo
     Returns
     -------
     Report
-        With a result for every check, also for checks that do not apply.
+        A report with a result for every check, including the checks that do not apply.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def check_backend(
     Returns
     -------
     Report
-        With a result for every check.
+        A report with a result for every check.
 
     Raises
     ------

@@ -18,7 +18,7 @@ inline void for_chunks(int64_t n, const Step& step) {
         for (; i < n; ++i) step.template at<1>(i);
 }
 
-// Call step(K), a constant, for K rows at a time while as many are left, then step(1) for each row.
+// Call step(K), a constant, for K rows at a time while at least K are left, then step(1) for each row.
 template <int K, class Step>
 ROPE_INLINE void for_rows(int64_t count, const Step& step) {
     for (; count >= K; count -= K) step(std::integral_constant<int, K>{});
@@ -60,7 +60,7 @@ ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[
     constexpr Word EIGHTH = Word{1} << (BITS - 3), QUARTER = 2 * EIGHTH, HALF = 2 * QUARTER;
     Reals u[K], z[K], c[K], s[K];
     unroll<K>([&](auto k) ROPE_ALWAYS {
-        // In eighths of a turn from the nearest axis.
+        // u: eighths of a turn from the nearest axis.
         u[k] = to_float(phase[k] << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);
         z[k] = u[k] * u[k];
         c[k] = z[k] * Table::COS[TOP];

@@ -60,7 +60,7 @@ inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize
             const int64_t y_ahead = !rows.next_y ? 0 : run < rows.runs ? rows.y_run : next_y - y;
             if (rows.streamed) {
                 rotate(RowGroup{x, stream.active, rows.x_row, row_bytes, itemsize, r, count, x_ahead, 0, &stream});
-                send_active(stream, y, count * row_bytes);
+                queue_active(stream, y, count * row_bytes);
             } else {
                 rotate(RowGroup{x, y, rows.x_row, rows.y_row, rows.y_feature, r, count, x_ahead, y_ahead, &stream});
             }
@@ -132,7 +132,7 @@ struct FromPositions {
     }
 };
 
-// at<chunk>(i) rotates pairs i to i + chunk of a block of n pairs in all rows of a group, constants in registers.
+// at<chunk>(i) rotates pairs i to i + chunk - 1 of a block of n pairs in all rows of a group, constants in registers.
 template <class T, bool reads_half, bool writes_half, class From>
 struct RotateColumn {
     const From& angles;
@@ -239,7 +239,7 @@ struct RotateRow {
     }
 };
 
-// As rotate_by_column, but row after row: for a few rows, setting up each column costs more than it saves.
+// Rotate row by row. For a few rows this is faster than rotate_by_column, which sets up each column.
 template <class T, bool reads_half, bool writes_half>
 inline void rotate_by_row(const Layout& layout, const RowGroup& group, const FromTables<typename T::Real>& tables) {
     using Number = typename T::Real;

@@ -45,8 +45,8 @@ inline void copy_part(StreamBuffer& stream, int64_t bytes) {
     advance(stream, bytes);
 }
 
-// Send the rows in the active buffer, at least a cache line, to y, and swap the buffers.
-inline void send_active(StreamBuffer& stream, char* y, int64_t bytes) {
+// Store the waiting rows, then queue the rows of the active buffer, at least a cache line, for y, and swap the buffers.
+inline void queue_active(StreamBuffer& stream, char* y, int64_t bytes) {
     stream_all_lines(stream);
     if (y != stream.to + stream.bytes) {
         copy_part(stream, stream.bytes);
