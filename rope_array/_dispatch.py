@@ -5,7 +5,7 @@ from typing import Any
 from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
-from ._array_api.out import new_results, rotate_into
+from ._array_api.out import rotate_into, wrong_number
 from ._array_api.source import Positions, Source, Tables
 from ._errors import ArrayTypeError, describe
 
@@ -23,7 +23,9 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
     chosen = _registry.choose(found, xs, source, backend)
     if out is not None:
         return rotate_into(chosen, call, x, out)
-    ys = new_results(chosen, call)
+    ys = chosen.rotate(call)
+    if len(ys) != len(xs):
+        raise wrong_number(chosen, ys, xs)
     return ys if type(x) is tuple else ys[0]
 
 

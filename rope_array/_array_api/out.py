@@ -21,19 +21,19 @@ def rotate_into(backend: Any, call: Call, x: Any, out: Any) -> Any:
     if getattr(backend, "accepts_outs", False):
         backend.rotate(call, outs)
     else:
-        for o, y in zip(outs, new_results(backend, call), strict=True):
+        ys = backend.rotate(call)
+        if len(ys) != len(outs):
+            raise wrong_number(backend, ys, outs)
+        for o, y in zip(outs, ys, strict=True):
             call.lib.copy_into(o, y)
     return out
 
 
-def new_results(backend: Any, call: Call) -> tuple[Any, ...]:
-    """Rotate the arrays of a call by a backend that makes the results; raise if their number is wrong."""
-    ys: tuple[Any, ...] = backend.rotate(call)
-    if len(ys) != len(call.xs):
-        raise BackendError(
-            f"backend {backend.name!r} returned {len(ys)} arrays for {len(call.xs)}; it needs one for each."
-        )
-    return ys
+def wrong_number(backend: Any, ys: tuple[Any, ...], xs: tuple[Any, ...]) -> BackendError:
+    """Return the error for a backend that returned another number of arrays than it was given."""
+    return BackendError(
+        f"backend {backend.name!r} returned {len(ys)} arrays for {len(xs)}; it needs one for each."
+    )
 
 
 def check_outs(
