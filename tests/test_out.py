@@ -1,6 +1,7 @@
 """out=: results have the bits of the allocating call; a refused call writes nothing."""
 
 import itertools
+from functools import partial
 
 import child
 import numpy as np
@@ -509,9 +510,10 @@ def test_results_whose_elements_share_memory(lib):
             shared.append(memory.as_strided((2, 5, 16), strides))
         else:
             shared.append(as_strided(memory, (2, 5, 16), [4 * stride for stride in strides]))
-    for out in shared:
+    ROPE.apply(x, range(5))  # prepares the plan: the kernel's fast entry declines calls before it
+    for out, pos in itertools.product(shared, POSITIONS):
         for backend in backends_of(lib):
-            call = lambda out=out, b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
+            call = lambda out=out, pos=pos, b=backend: ROPE.apply(x, pos, out=out, backend=b)  # noqa: E731
             refuses(ArrayTypeError, ["out is", "memory", "give an array"], call, memory)
 
 
@@ -519,15 +521,18 @@ def test_results_whose_elements_share_memory(lib):
 def test_read_only_results(lib_numpy):
     x, out, other = (values(5, 16) for _ in range(3))
     out.flags.writeable = False
-    for backend in backends_of(lib_numpy):
-        call = lambda b=backend: ROPE.apply(x, POS, out=out, backend=b)  # noqa: E731
-        refuses(ArrayTypeError, ["read-only", "give"], call, out)
-        call = lambda b=backend: ROPE.apply((x, x), POS, out=(other, out), backend=b)  # noqa: E731
+    rotation = ROPE.rotation(range(5), like=x)
+    ROPE.apply(x, range(5))  # prepares the plan: the kernel's fast entry declines calls before it
+    calls = [partial(ROPE.apply, pos=pos) for pos in POSITIONS] + [rotation.apply]
+    for backend, apply in itertools.product(backends_of(lib_numpy), calls):
+        refuses(ArrayTypeError, ["read-only", "give"], partial(apply, x, out=out, backend=backend), out)
+        call = partial(apply, (x, x), out=(other, out), backend=backend)
         refuses(ArrayTypeError, ["read-only"], call, out, other)
     x.flags.writeable = False
-    refuses(ArrayTypeError, ["read-only"], lambda: ROPE.apply(x, POS, out=x), x)
     frozen = np.frombuffer(bytes(8 * 5 * 16)).reshape(5, 16)
-    refuses(ArrayTypeError, ["read-only"], lambda: ROPE.apply(x, POS, out=frozen), frozen)
+    for apply in calls:
+        refuses(ArrayTypeError, ["read-only"], partial(apply, x, out=x), x)
+        refuses(ArrayTypeError, ["read-only"], partial(apply, frozen, out=frozen), frozen)
 
 
 # Strides, in elements, of two nested arrays of shape (2,) * 11, found by random search: NumPy's solver does
