@@ -156,7 +156,7 @@ def of_tensor(y):
     return (y.float() if str(y.dtype) == "torch.bfloat16" else y).numpy()
 
 
-def while_a_thread_waits(call):
+def while_a_thread_waits(call, tries=500):
     """Return whether another Python thread ran during a call, because the call released the GIL."""
     interval, gate, seen = sys.getswitchinterval(), threading.Lock(), []
 
@@ -166,7 +166,7 @@ def while_a_thread_waits(call):
 
     try:
         sys.setswitchinterval(1000.0)  # the thread runs only if the call releases the GIL
-        for _ in range(50):
+        for _ in range(tries):  # on a busy machine the thread seldom gets a processor during a call
             seen.clear()
             gate.acquire()
             thread = threading.Thread(target=wait)

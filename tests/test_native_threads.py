@@ -164,7 +164,7 @@ def test_other_python_threads_run_during_a_large_call(monkeypatch):
     rope.apply(x, range(len(x)), out=out)
     assert while_a_thread_waits(lambda: rope.apply(x, range(len(x)), out=out))
     if getattr(sys, "_is_gil_enabled", lambda: True)():
-        assert not while_a_thread_waits(nothing)
+        assert not while_a_thread_waits(nothing, tries=50)
 
 
 FORKED = """
