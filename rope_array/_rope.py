@@ -8,7 +8,7 @@ from ._array_api import builders
 from ._array_api.library import numpy_library
 from ._array_api.source import Positions, Tables
 from ._errors import SpecError, short
-from ._rotation import Rotation
+from ._rotation import Rotation, rotation_type
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
 
@@ -145,6 +145,43 @@ class RoPE(Spec):
             self._refuse_scaling()
         source = Positions(pos, require_plan(self), inv_freq)
         return _rotation(_dispatch.make_tables(source, like, backend))
+
+    def rotation_from(self, cos: Any, sin: Any) -> Rotation:
+        """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
+
+        Parameters
+        ----------
+        cos, sin : array of shape (..., rotary_dim/2) or (..., rotary_dim)
+            Tables with the rope's amplitude in them, as `rotation` makes them, for each pair or for each
+            feature (see `Rotation.full_width`). Tables of float16 and bfloat16 are converted to float32, which
+            is exact. Of two numbers for one pair, the first is used.
+
+        Returns
+        -------
+        Rotation
+            The rotation by these tables. The rope sets the pairs; its frequencies are not used.
+
+        Raises
+        ------
+        ArrayTypeError
+            `cos` or `sin` is no floating array, or they differ in library or device.
+        ShapeError
+            Their shapes differ, or their last axis is neither rotary_dim/2 nor rotary_dim.
+        SpecError
+            The scaling needs `at_length` first.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> x = np.ones((3, 4))
+        >>> angle = np.arange(3)[:, None] * np.array([1.0, 0.01])     # (positions, pairs)
+        >>> rotation = ra.RoPE(head_dim=4).rotation_from(np.cos(angle), np.sin(angle))
+        >>> bool(np.allclose(rotation.apply(x), ra.apply(x, range(3))))
+        True
+        """
+        lib = _dispatch.library_of_like(cos)
+        return _rotation(builders.given(cos, sin, require_plan(self).layout, lib))
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""
@@ -288,7 +325,7 @@ class RoPE(Spec):
         """
         lib = _dispatch.library_of_like(like)
         scale = positive("scale_base", scale_base), number("center", center)
-        tables = self.rotation(pos, like=like)[:2]
+        tables = self.rotation(pos, like=like)
         of_q, of_k = builders.xpos(Positions(pos, require_plan(self)), like, tables, *scale, lib)
         return _rotation(of_q), _rotation(of_k)
 
@@ -378,4 +415,5 @@ class RoPE(Spec):
 
 
 def _rotation(tables: Tables) -> Rotation:
-    return Rotation(tables.cos, tables.sin, {tables.layout: ()})
+    rotation: Rotation = rotation_type(*tables.layout)(tables.cos, tables.sin)
+    return rotation

@@ -4,53 +4,64 @@ from typing import Any, NamedTuple
 
 from . import _dispatch
 from ._array_api.source import Tables
-from ._array_api.tables import inverse_tables
-from ._errors import SpecError, describe, short
+from ._array_api.tables import inverse_tables, one_per_feature
+from ._dynamo import traced_memo
+from ._errors import SpecError, describe
 from ._spec.plan import Layout
 
 
-class Rotation(NamedTuple):
-    """Cos and sin of a rope at some positions, made by `RoPE.rotation`.
+class _CosSin(NamedTuple):
+    cos: Any
+    sin: Any
+
+
+class Rotation(_CosSin):
+    """Cos and sin of a rope at some positions, made by `RoPE.rotation` or `RoPE.rotation_from`.
+
+    A named tuple: ``cos, sin = rotation``.
 
     Attributes
     ----------
     cos, sin : array of shape pos.shape + (rotary_dim/2,)
         Amplitude included.
-    static : dict
-        A dict with one key, the layout of the pairs; its value is ().
+    layout : Layout
+        Which features form the pairs, and the amplitude. Part of the type, not of the tuple.
 
     Notes
     -----
-    The tree utilities of JAX and PyTorch flatten a named tuple without registration: cos and sin are its
-    leaves, and the key of the dictionary is structure. So a Rotation passes through jax.jit, jax.vmap,
-    jax.lax.scan, torch.func and torch.export as it is.
+    Each layout has a subclass of its own. The tree utilities of JAX and PyTorch flatten a named tuple without
+    registration, and keep its type: cos and sin are the leaves, and the layout is structure. So a Rotation
+    passes through jax.jit, jax.vmap, jax.lax.scan, torch.func and torch.export as it is.
 
     Examples
     --------
     >>> import numpy as np
     >>> import rope_array as ra
     >>> q = np.ones((2, 3, 4), dtype=np.float32)
-    >>> rot = ra.RoPE(head_dim=4).rotation([0, 1, 2], like=q)
-    >>> bool(np.allclose(rot.inverse().apply(rot.apply(q)), q))
+    >>> rotation = ra.RoPE(head_dim=4).rotation([0, 1, 2], like=q)
+    >>> cos, sin = rotation
+    >>> cos.shape
+    (3, 2)
+    >>> bool(np.allclose(rotation.inverse().apply(rotation.apply(q)), q))
     True
     """
 
-    cos: Any
-    sin: Any
-    static: dict[Layout, tuple[()]]
+    __slots__ = ()
+
+    @property
+    def layout(self) -> Layout:
+        """Which features form the pairs, and the amplitude; a subclass has it as an attribute."""
+        raise SpecError(
+            "a Rotation made by its class has no layout: which features form the pairs? Make it by "
+            "rope.rotation(pos, like=x), or from tables by rope.rotation_from(cos, sin)."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load, (self.layout, *self)
 
     def __repr__(self) -> str:
         layout = ", ".join(f"{k}={v!r}" for k, v in self.layout._asdict().items())
         return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
-
-    @property
-    def layout(self) -> Layout:
-        """Which features form the pairs, and the amplitude: the static part."""
-        try:
-            (layout,) = self.static
-        except (TypeError, ValueError):
-            raise _no_layout(self.static) from None
-        return layout
 
     def apply(self, x: Any, *, seq_axis: int = -2, out: Any = None, backend: str | None = None) -> Any:
         """Rotate x by these tables.
@@ -85,11 +96,45 @@ class Rotation(NamedTuple):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
-        try:
-            cos, sin, (layout,) = self
-        except (TypeError, ValueError):
-            raise _no_layout(self.static) from None
-        return _dispatch.rotate(x, Tables(cos, sin, layout), seq_axis, out, backend)
+        return _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
+
+    def full_width(self, dtype: Any = None) -> tuple[Any, Any]:
+        """Return cos and sin for each feature instead of each pair, as Hugging Face's models take them.
+
+        Parameters
+        ----------
+        dtype : dtype of the tables' library, optional
+            Dtype of the result, such as ``x.dtype``; by default that of the tables.
+
+        Returns
+        -------
+        (array, array)
+            Cos and sin of shape pos.shape + (rotary_dim,). For half pairs, feature i and i + rotary_dim/2 have
+            the number of pair i; for interleaved pairs, features 2i and 2i + 1.
+
+        Raises
+        ------
+        SpecError
+            The rotation has an `out_pairing` that differs from `pairing`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import rope_array as ra
+        >>> rotation = ra.RoPE(4, pairing="half").rotation([0, 1], like=np.ones(4))
+        >>> cos, sin = rotation.full_width()
+        >>> cos.round(4)
+        array([[1.    , 1.    , 1.    , 1.    ],
+               [0.5403, 1.    , 0.5403, 1.    ]])
+        """
+        layout, ops = self.layout, _dispatch.library_of_like(self.cos).ops(self.cos)
+        if layout.pairing != layout.out_pairing:
+            raise SpecError(
+                f"the rotation reads {layout.pairing} pairs and writes {layout.out_pairing} pairs, and a table "
+                "of full width has one pairing; make it with a rope that has no out_pairing."
+            )
+        cos, sin = (one_per_feature(table, layout, ops) for table in self)
+        return (cos, sin) if dtype is None else (ops.cast(cos, dtype), ops.cast(sin, dtype))
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.
@@ -110,14 +155,14 @@ class Rotation(NamedTuple):
         layout = self.layout
         layout.check()
         if layout.amplitude is None:
-            return Rotation(*inverse_tables(self.cos, self.sin), {layout.transposed(None): ()})
+            return rotation_type(*layout.transposed(None))(*inverse_tables(self.cos, self.sin))
         factor = 1.0 / layout.amplitude
         cos, sin = self.cos, -self.sin
         if factor != 1.0:
             # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as
             # the square of the factor may overflow the dtype.
             cos, sin = cos * factor * factor, sin * factor * factor
-        return Rotation(cos, sin, {layout.transposed(factor): ()})
+        return rotation_type(*layout.transposed(factor))(cos, sin)
 
     def adjoint(self) -> "Rotation":
         """Return the transposed rotation, amplitude kept: the map of gradients.
@@ -135,11 +180,24 @@ class Rotation(NamedTuple):
         >>> rope.rotation(0, like=np.ones(2)).adjoint().apply(np.ones(2))
         array([2., 2.])
         """
-        return Rotation(self.cos, -self.sin, {self.layout.transposed(self.layout.amplitude): ()})
+        layout = self.layout.transposed(self.layout.amplitude)
+        return rotation_type(*layout)(self.cos, -self.sin)
 
 
-def _no_layout(static: Any) -> SpecError:
-    return SpecError(
-        f"the rotation's static part is {short(static)}; it needs a dict with one key, the layout. Make the "
-        "rotation with rope.rotation(pos, like=x)."
-    )
+def _make_type(*layout: Any) -> type[Rotation]:
+    names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": Layout(*layout)}
+    return type("Rotation", (Rotation,), names)
+
+
+def _type_key(*layout: Any) -> tuple[Any, ...]:
+    """Return the key of a layout in the memo of types. Types are part of it, as True equals 1."""
+    return (*layout, *map(type, layout))
+
+
+# The type of the rotations of a layout, given field by field: Dynamo passes plain values only.
+rotation_type = traced_memo(_make_type, _type_key)
+
+
+def _load(layout: Layout, cos: Any, sin: Any) -> Rotation:
+    rotation: Rotation = rotation_type(*layout)(cos, sin)
+    return rotation

@@ -7,7 +7,7 @@ import pytest
 from compare import assert_same
 from native_cases import BF16, F16, F32, F64, PAIRINGS, RoPE, apart, in_pairs
 
-import rope_array as ra
+from rope_array._rotation import rotation_type
 from rope_array._spec.plan import Layout
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
@@ -18,7 +18,7 @@ SIXTEEN = [dtype for dtype in (F16, BF16) if dtype is not None]
 def by_tables(x, cos, sin, pairing, out_pairing):
     """Rotate heads, each a row of x, by any numbers as cos and sin."""
     layout = Layout(x.shape[-1], 0, x.shape[-1], pairing, out_pairing, 1.0)
-    return ra.Rotation(cos, sin, {layout: ()}).apply(x)
+    return rotation_type(*layout)(cos, sin).apply(x)
 
 
 @pytest.mark.parametrize("num_pairs", [1, 4, 32], ids="{} pairs".format)

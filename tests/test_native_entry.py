@@ -12,6 +12,7 @@ import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _native
 from rope_array._errors import RoPEError
+from rope_array._rotation import rotation_type
 
 pytestmark = pytest.mark.usefixtures("kernel_settings")
 
@@ -106,7 +107,7 @@ def test_hostile_layouts_are_refused(name, field, value):
     for cos in (COS, np.ones((5, 2**10), F32)):
         for x in (X, X.astype(F16)[::2], np.zeros((3, 5, 6), F32)):
             with pytest.raises(RoPEError):
-                ra.Rotation(cos, cos, {layout: ()}).apply(x, backend=name)
+                rotation_type(*layout)(cos, cos).apply(x, backend=name)
 
 
 @pytest.mark.library("numpy")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compare import array_and_values
 
-from rope_array import ArrayTypeError, RoPE, Rotation, SpecError
+from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 
@@ -226,8 +226,8 @@ def check_float64_tables(lib: Any) -> None:
         assert y.dtype == x.dtype
         assert_contract(lib.to_numpy(y), values, POSITIONS, dtype=dtype, **fields)
         if dtype != "float64":  # rotated in float32, as by float32 tables
-            tables = (lib.xp.astype(t, lib.dtype("float32")) for t in (rotation.cos, rotation.sin))
-            narrow = Rotation(*tables, rotation.static).apply(x)
+            cos, sin = (lib.xp.astype(t, lib.dtype("float32")) for t in rotation)
+            narrow = rotation._replace(cos=cos, sin=sin).apply(x)
             np.testing.assert_array_equal(lib.to_numpy(y), lib.to_numpy(narrow))
         first, second, third = rotation.apply((x, wide, x))
         assert_contract(lib.to_numpy(second), wide64, POSITIONS, dtype="float64", **fields)
@@ -420,6 +420,117 @@ def test_gradients_of_learned_frequencies_in_jax() -> None:
     assert bool((through != 0).all())
 
 
+# ---- tables of full width, and tables that exist ----
+
+SEVERAL_LAYOUTS = {
+    "half": (8, {"pairing": "half"}),
+    "interleaved": (8, {}),
+    "half slice": (12, {"rotary_dim": 8, "rotary_start": 2, "pairing": "half", "attention_factor": 1.5}),
+    "half blocks": (12, {"pairing": "half", "axes": Axes.axial(3, 3)}),
+    "interleaved blocks": (12, {"axes": Axes.axial(3, 3)}),
+    "identity": (4, {"rotary_dim": 0}),
+}
+each_of_several = pytest.mark.parametrize("layout", SEVERAL_LAYOUTS)
+
+
+def case(lib: Any, layout: str, dtype: str = "float32") -> tuple[RoPE, Any, np.ndarray, Any]:
+    width, fields = SEVERAL_LAYOUTS[layout]
+    rope = RoPE(width, **fields)
+    x, values = array_and_values(lib, dtype, 2, 3, width)
+    pos = [[1, 2], [3, 4], [5, 6]] if rope.axes else [1, 2, 3]
+    return rope, x, values, pos
+
+
+@each_of_several
+def test_full_width_is_the_form_of_rotate_half(lib: Any, layout: str) -> None:
+    """x·cos + rotate(x)·sin, where rotate moves each pair (a, b) to (-b, a), is the rotation."""
+    rope, x, values, pos = case(lib, layout)
+    cos, sin = (lib.to_numpy(t).astype(np.float64) for t in rope.rotation(pos, like=x).full_width())
+    assert cos.shape == sin.shape == (3, rope.rotary_dim)
+    rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
+    # The matrix of quarter turns is the definition's, at a frequency of π/2 for each pair.
+    quarter = {**SEVERAL_LAYOUTS[layout][1], "attention_factor": 1.0}
+    quarter["inv_freq"] = (np.pi / 2,) * (rope.rotary_dim // 2)
+    moved = apply_definition(values, np.ones_like(pos), **quarter)
+    want = values.copy()
+    want[..., rotated] = values[..., rotated] * cos + moved[..., rotated] * sin
+    # The tables' float32 errors are in both; the products here are in float64.
+    assert_near(lib.to_numpy(rope.rotation(pos, like=x).apply(x)), want)
+
+
+def assert_near(got: Any, want: Any) -> None:
+    """Assert two forms of one rotation equal within the roundings of float32."""
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=0, atol=4 * eps("float32") * 3)
+
+
+@each_of_several
+def test_rotation_from_has_the_bits_of_rotation(lib: Any, layout: str) -> None:
+    rope, x, _, pos = case(lib, layout)
+    rotation = rope.rotation(pos, like=x)
+    for tables in (rotation, rotation.full_width()):
+        again = rope.rotation_from(*tables)
+        assert again.layout == rotation.layout
+        np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(rotation.apply(x)))
+        back = again.inverse().apply(x)
+        np.testing.assert_array_equal(lib.to_numpy(back), lib.to_numpy(rotation.inverse().apply(x)))
+
+
+def test_narrow_tables_are_converted_exactly(lib: Any, float_dtype: str) -> None:
+    rope, x, _, pos = case(lib, "half", float_dtype)
+    narrow = rope.rotation(pos, like=x).full_width(x.dtype)
+    assert narrow[0].dtype == x.dtype
+    rotation = rope.rotation_from(*narrow)
+    assert rotation.cos.dtype == lib.dtype(compute_dtype(float_dtype))
+    for table, given in zip(rotation, narrow, strict=True):
+        given = lib.to_numpy(given).astype(np.float64)[..., :4]
+        np.testing.assert_array_equal(lib.to_numpy(table).astype(np.float64), given)
+
+
+def test_tables_that_rotation_from_refuses(lib: Any) -> None:
+    rope, x, _, pos = case(lib, "half")
+    cos, sin = rope.rotation(pos, like=x)
+    ints = lib.asarray(np.ones((3, 4)), "int32")
+    with lib.running():
+        for bad, error in [
+            ((cos, sin[:2]), ShapeError),
+            ((cos[:, :3], sin[:, :3]), ShapeError),
+            ((cos, ints), ArrayTypeError),
+            ((cos, 1.0), ArrayTypeError),
+            ((1.0, sin), ArrayTypeError),
+            (([1.0], sin), ArrayTypeError),
+        ]:
+            with pytest.raises(error):
+                rope.rotation_from(*bad)
+
+
+def test_full_width_needs_one_pairing() -> None:
+    rotation = RoPE(4, pairing="half", out_pairing="interleaved").rotation([1], like=np.ones(4))
+    with pytest.raises(SpecError, match="out_pairing"):
+        rotation.full_width()
+
+
+@pytest.mark.library("jax")
+def test_full_width_and_back_in_a_jitted_function() -> None:
+    jax = importlib.import_module("jax")
+    rope, x = RoPE(8, pairing="half"), jax.numpy.ones((3, 8))
+    through = jax.jit(lambda r, x: rope.rotation_from(*r.full_width()).apply(x))
+    rotation = rope.rotation([1, 2, 3], like=x)
+    np.testing.assert_allclose(through(rotation, x), rotation.apply(x), rtol=0, atol=4 * eps("float32"))
+
+
+@pytest.mark.library("torch")
+def test_full_width_and_back_in_a_compiled_function() -> None:
+    torch = importlib.import_module("torch")
+    torch._dynamo.reset()
+    rope, x = RoPE(8, pairing="half"), torch.ones(3, 8)
+    rotation = rope.rotation([1, 2, 3], like=x)
+    through = torch.compile(
+        lambda r, x: rope.rotation_from(*r.full_width()).apply(x), fullgraph=True, backend="eager"
+    )
+    torch.testing.assert_close(through(rotation, x), rotation.apply(x), rtol=0, atol=0)
+    torch._dynamo.reset()
+
+
 # ---- a value: repr, pickle, copy ----
 
 
@@ -456,7 +567,7 @@ def check_copies(lib: Any, make: Any) -> None:
     rotation = RoPE(width, **fields).rotation(POSITIONS, like=x)
     for one in (rotation, rotation.inverse()):
         again = make(one)
-        assert type(again) is Rotation
+        assert isinstance(again, Rotation)
         assert again.layout == one.layout
         np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(one.apply(x)))
 
@@ -481,7 +592,7 @@ def test_tree_of_jax(layout: str) -> None:
     assert leaves[0] is rotation.cos
     assert leaves[1] is rotation.sin
     again = jax.tree.unflatten(structure, leaves)
-    assert type(again) is Rotation
+    assert isinstance(again, Rotation)
     assert again.layout == rotation.layout
     assert again.layout.num_pairs == rotation.cos.shape[-1]
     doubled = jax.tree.map(lambda table: 2 * table, rotation)
@@ -505,7 +616,7 @@ def test_jit_takes_and_gives_rotations() -> None:
         return rotation.apply(x)
 
     made = jax.jit(lambda pos: rope.rotation(pos, like=x))(pos)
-    assert type(made) is Rotation
+    assert isinstance(made, Rotation)
     eager = rope.rotation(pos, like=x)
     assert made.layout == eager.layout
     np.testing.assert_array_equal(made.cos, eager.cos)
@@ -536,7 +647,7 @@ def test_vmap_and_scan_of_jax() -> None:
         return (rotation, rotation.apply(y)), layer.apply(x[0])
 
     (last, y), scanned = jax.lax.scan(step, (one, x[0]), batch)
-    assert type(last) is Rotation
+    assert isinstance(last, Rotation)
     assert last.layout == one.layout
     by_hand = x[0]
     for _ in range(3):
@@ -559,7 +670,7 @@ def test_gradient_through_a_rotation_in_jax() -> None:
     reciprocal = {**fields, "attention_factor": 2.0}
     assert_contract(np.asarray(grad), np.asarray(k), POSITIONS, inverse=True, **reciprocal)
     tables = jax.grad(lambda r: (r.apply(x) * k).sum(), allow_int=True)(rotation)  # by its tables
-    assert type(tables) is Rotation
+    assert isinstance(tables, Rotation)
     assert tables.cos.shape == rotation.cos.shape
 
 
@@ -576,7 +687,7 @@ def test_tree_of_torch(layout: str) -> None:
     assert leaves[0] is rotation.cos
     assert leaves[1] is rotation.sin
     again = pytree.tree_unflatten(leaves, structure)
-    assert type(again) is Rotation
+    assert isinstance(again, Rotation)
     assert again.layout == rotation.layout
     torch.testing.assert_close(again.apply(x), rotation.apply(x), rtol=0, atol=0)
     moved = pytree.tree_map(lambda table: table.to(torch.float64), rotation)
@@ -619,7 +730,7 @@ def test_a_compiled_function_takes_and_gives_rotations() -> None:
         compiled(rotation.adjoint().adjoint(), x)
         assert counted.frame_count == 1
         back = turned(rotation)
-    assert type(back) is Rotation
+    assert isinstance(back, Rotation)
     assert back.layout == rotation.inverse().layout
     torch.testing.assert_close(back.cos, rotation.inverse().cos, rtol=0, atol=0)
     torch._dynamo.reset()
@@ -694,7 +805,7 @@ leaves, structure = pytree.tree_flatten(rotation)
 assert [leaf is table for leaf, table in zip(leaves, (rotation.cos, rotation.sin))] == [True, True]
 assert pytree.tree_unflatten(leaves, structure).layout == rotation.layout
 moved = pytree.tree_map(torch.from_numpy, rotation)
-assert type(moved) is ra.Rotation
+assert isinstance(moved, ra.Rotation)
 t = torch.from_numpy(x)
 compiled = torch.compile(lambda r, x: r.apply(x), backend="eager", fullgraph=True)
 for got in (moved.apply(t), torch.func.vmap(lambda r, x: r.apply(x))(moved, t), compiled(moved, t)):
@@ -723,12 +834,34 @@ def test_tables_of_other_dtypes_are_refused(lib):
                 rotation._replace(**tables).apply(x)
 
 
-@pytest.mark.parametrize("static", [{}, None, (), {5: ()}, {"a": (), "b": ()}], ids=str)
-def test_a_static_part_without_one_layout(lib, static):
+def test_a_rotation_made_by_its_class_has_no_layout():
+    x = np.ones((3, 4))
+    cos, sin = RoPE(4).rotation(range(3), like=x)
+    bare = Rotation(cos, sin)
+    for use in (lambda: bare.apply(x), bare.inverse, bare.adjoint, lambda: repr(bare)):
+        with pytest.raises(SpecError, match="rotation_from"):
+            use()
+
+
+def test_a_rotation_is_two_tables(lib):
     x = lib.asarray(np.ones((3, 4)), "float32")
-    rotation = RoPE(4).rotation(range(3), like=x)._replace(static=static)
-    with lib.running(), pytest.raises(SpecError, match="layout"):
-        rotation.apply(x)
+    rotation = RoPE(4).rotation(range(3), like=x)
+    cos, sin = rotation
+    assert len(rotation) == 2
+    assert cos is rotation.cos
+    assert sin is rotation[1]
+
+
+@pytest.mark.parametrize("count", [300])
+def test_rotations_of_many_layouts(count):
+    """More layouts than the memo of their types holds."""
+    x = np.ones((3, 2 * count), np.float32)
+    first = RoPE(2 * count, rotary_dim=2).rotation(range(3), like=x)
+    others = [RoPE(2 * count, rotary_dim=2 * i).rotation(range(3), like=x) for i in range(2, count)]
+    assert len({type(rotation) for rotation in others}) == len(others)
+    again = pickle.loads(pickle.dumps(first))
+    assert again.layout == first.layout
+    np.testing.assert_array_equal(again.apply(x), first.apply(x))
 
 
 def test_tables_of_two_precisions_are_cast_one_by_one(lib):

@@ -215,10 +215,10 @@ def test_every_backend_raises_the_same_error(name, grad):
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "requires grad"])
 def test_tables_that_do_not_fit_are_refused(grad):
-    x, static = torch.ones(5, 16, requires_grad=grad), ROPE.rotation(POS, like=torch.ones(5, 16)).static
+    x, rotation = torch.ones(5, 16, requires_grad=grad), ROPE.rotation(POS, like=torch.ones(5, 16))
     for cos, sin in [((5, 2), (5, 2)), ((5, 4), (1, 4)), ((4, 4), (4, 4)), ((1, 5, 4), (1, 5, 4)), ((), ())]:
         with pytest.raises(ra.RoPEError):
-            ra.Rotation(torch.ones(cos), torch.ones(sin), static).apply(x)
+            rotation._replace(cos=torch.ones(cos), sin=torch.ones(sin)).apply(x)
 
 
 @pytest.mark.parametrize("axes", [63, 64, 65, 70], ids="{} axes".format)

@@ -1,16 +1,17 @@
-"""Tables of mixed frequencies, and of xPos. Array API only."""
+"""Tables of mixed frequencies, of xPos, and of given arrays. Array API only."""
 
 import math
 from typing import Any
 
-from rope_array._errors import ShapeError, SpecError
-from rope_array._spec.plan import Constants, Plan
+from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
+from rope_array._spec.plan import Constants, Layout, Plan
 
 from .angles import floats, product_cos_sin
-from .checks import check_frequencies
+from .checks import check_arrays, check_frequencies
 from .library import Library, computes_in_float64
 from .position_input import check_positions, read_positions
 from .source import Positions, Tables
+from .tables import one_per_pair
 
 
 def mixed(source: Positions, like: Any, lib: Library) -> Tables:
@@ -59,6 +60,22 @@ def xpos(
     up, down = lib.xp.exp(power), lib.xp.exp(-power)
     layout = plan.layout._replace(amplitude=None)
     return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
+
+
+def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> Tables:
+    """Return tables of given arrays: with one number for each pair, float32 or float64."""
+    check_arrays((cos, sin), lib, "a table")
+    if not lib.same_device(cos, sin):
+        raise ArrayTypeError(f"cos is {lib.describe(cos)} and sin {lib.describe(sin)}; move one of them.")
+    shape, count = tuple(cos.shape), layout.num_pairs
+    if shape != tuple(sin.shape) or shape[-1] not in (count, 2 * count):
+        raise ShapeError(
+            f"cos is {describe(cos)} and sin {describe(sin)}; both need one shape, whose last axis has "
+            f"{count} pairs (rotary_dim/2) or {2 * count} features (rotary_dim)."
+        )
+    ops = lib.ops(cos)
+    tables = (one_per_pair(table, layout, ops) for table in (cos, sin))
+    return Tables(*(t if computes_in_float64(t) else ops.cast(t, ops.xp.float32) for t in tables), layout)
 
 
 def _refuse_axes(plan: Plan, reason: str) -> None:

@@ -46,12 +46,13 @@ def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[An
 def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
     if layout.blocks == 1:
         return _rotate_block(x, cos, sin, layout, ops)
-    x, cos, sin = (_split_blocks(array, layout, ops) for array in (x, cos, sin))
+    x, cos, sin = (split_blocks(array, layout, ops) for array in (x, cos, sin))
     y = _rotate_block(x, cos, sin, layout, ops)
     return ops.reshape(y, (*y.shape[:-2], 2 * layout.num_pairs))
 
 
-def _split_blocks(array: Any, layout: Layout, ops: ArrayOps) -> Any:
+def split_blocks(array: Any, layout: Layout, ops: ArrayOps) -> Any:
+    """Split the last axis into (blocks, rest)."""
     return ops.reshape(array, (*array.shape[:-1], layout.blocks, array.shape[-1] // layout.blocks))
 
 

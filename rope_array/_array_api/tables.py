@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from rope_array._spec.plan import Plan
+from rope_array._spec.plan import Layout, Plan
 
 from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
 from .library import Library, computes_in_float64
 from .ops import ArrayOps
-from .pairs import align_tables_to
+from .pairs import align_tables_to, split_blocks
 from .position_input import read_positions
 from .source import Call, Positions, Tables
 
@@ -58,6 +58,29 @@ def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
         return tables.cos, tables.sin
     cos, sin = (ops.cast(t, ops.xp.float32) if computes_in_float64(t) else t for t in tables.arrays)
     return cos, sin
+
+
+def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
+    """Return a table with the number of each pair at both of its features: shape (..., rotary_dim)."""
+    shape = (*table.shape[:-1], 2 * layout.num_pairs)
+    if layout.pairing == "interleaved":
+        return ops.reshape(ops.xp.concat([table[..., None]] * 2, axis=-1), shape)
+    if layout.blocks == 1:
+        return ops.xp.concat([table, table], axis=-1)
+    table = split_blocks(table, layout, ops)
+    return ops.reshape(ops.xp.concat([table, table], axis=-1), shape)
+
+
+def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
+    """Return a table with one number for each pair, of a table that may have one for each feature."""
+    if table.shape[-1] == layout.num_pairs:
+        return table
+    if layout.pairing == "interleaved":
+        return table[..., ::2]
+    if layout.blocks == 1:
+        return table[..., : layout.num_pairs]
+    first = split_blocks(table, layout, ops)[..., : layout.num_pairs // layout.blocks]
+    return ops.reshape(first, (*table.shape[:-1], layout.num_pairs))
 
 
 def inverse_tables(cos: Any, sin: Any) -> CosSin:
