@@ -153,8 +153,8 @@ class RoPE(Spec):
         ----------
         cos, sin : array of shape (..., rotary_dim/2) or (..., rotary_dim)
             Tables with the rope's amplitude in them, as `rotation` makes them, for each pair or for each
-            feature (see `Rotation.full_width`). Tables of float16 and bfloat16 are converted to float32, which
-            is exact. Of two numbers for one pair, the first is used.
+            feature (see `Rotation.full_width`). float16 and bfloat16 are converted to float32, exactly. Of
+            two numbers for one pair, the first is used.
 
         Returns
         -------

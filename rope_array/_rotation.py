@@ -109,8 +109,8 @@ class Rotation(_CosSin):
         Returns
         -------
         (array, array)
-            Cos and sin of shape pos.shape + (rotary_dim,). For half pairs, feature i and i + rotary_dim/2 have
-            the number of pair i; for interleaved pairs, features 2i and 2i + 1.
+            Cos and sin of shape pos.shape + (rotary_dim,). The number of pair i is at both of its features: i
+            and i + rotary_dim/2 of half pairs, 2i and 2i + 1 of interleaved pairs.
 
         Raises
         ------
@@ -130,8 +130,8 @@ class Rotation(_CosSin):
         layout, ops = self.layout, _dispatch.library_of_like(self.cos).ops(self.cos)
         if layout.pairing != layout.out_pairing:
             raise SpecError(
-                f"the rotation reads {layout.pairing} pairs and writes {layout.out_pairing} pairs, and a table "
-                "of full width has one pairing; make it with a rope that has no out_pairing."
+                f"the rotation reads {layout.pairing} pairs and writes {layout.out_pairing} pairs; tables of "
+                "full width need one pairing. Make the rotation with a rope that has no out_pairing."
             )
         cos, sin = (one_per_feature(table, layout, ops) for table in self)
         return (cos, sin) if dtype is None else (ops.cast(cos, dtype), ops.cast(sin, dtype))

@@ -16,6 +16,7 @@ from compare import array_and_values
 from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
+from rope_array.testing._definition import pairs_of
 
 POSITIONS = [0, 1, -7, 4097, 2**31 - 1, -(2**31)]
 S = len(POSITIONS)
@@ -426,8 +427,8 @@ SEVERAL_LAYOUTS = {
     "half": (8, {"pairing": "half"}),
     "interleaved": (8, {}),
     "half slice": (12, {"rotary_dim": 8, "rotary_start": 2, "pairing": "half", "attention_factor": 1.5}),
-    "half blocks": (12, {"pairing": "half", "axes": Axes.axial(3, 3)}),
-    "interleaved blocks": (12, {"axes": Axes.axial(3, 3)}),
+    "half blocks": (12, {"pairing": "half", "axes": Axes.axial(6, 6, blocks=True)}),
+    "interleaved blocks": (12, {"axes": Axes.axial(6, 6, blocks=True)}),
     "identity": (4, {"rotary_dim": 0}),
 }
 each_of_several = pytest.mark.parametrize("layout", SEVERAL_LAYOUTS)
@@ -448,10 +449,11 @@ def test_full_width_is_the_form_of_rotate_half(lib: Any, layout: str) -> None:
     cos, sin = (lib.to_numpy(t).astype(np.float64) for t in rope.rotation(pos, like=x).full_width())
     assert cos.shape == sin.shape == (3, rope.rotary_dim)
     rotated = slice(rope.rotary_start, rope.rotary_start + rope.rotary_dim)
-    # The matrix of quarter turns is the definition's, at a frequency of π/2 for each pair.
-    quarter = {**SEVERAL_LAYOUTS[layout][1], "attention_factor": 1.0}
-    quarter["inv_freq"] = (np.pi / 2,) * (rope.rotary_dim // 2)
-    moved = apply_definition(values, np.ones_like(pos), **quarter)
+    # The definition's pairs, which know axes as a mapping.
+    fields = SEVERAL_LAYOUTS[layout][1] | ({"axes": vars(rope.axes)} if rope.axes else {})
+    first, second = pairs_of(rope.head_dim, fields).source
+    moved = np.zeros_like(values)
+    moved[..., first], moved[..., second] = -values[..., second], values[..., first]
     want = values.copy()
     want[..., rotated] = values[..., rotated] * cos + moved[..., rotated] * sin
     # The tables' float32 errors are in both; the products here are in float64.
@@ -492,7 +494,7 @@ def test_tables_that_rotation_from_refuses(lib: Any) -> None:
     ints = lib.asarray(np.ones((3, 4)), "int32")
     with lib.running():
         for bad, error in [
-            ((cos, sin[:2]), ShapeError),
+            ((cos, sin[:2, ...]), ShapeError),
             ((cos[:, :3], sin[:, :3]), ShapeError),
             ((cos, ints), ArrayTypeError),
             ((cos, 1.0), ArrayTypeError),

@@ -62,13 +62,14 @@ def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
 
 def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
     """Return a table with the number of each pair at both of its features: shape (..., rotary_dim)."""
+    if not layout.num_pairs:
+        return table
     shape = (*table.shape[:-1], 2 * layout.num_pairs)
     if layout.pairing == "interleaved":
         return ops.reshape(ops.xp.concat([table[..., None]] * 2, axis=-1), shape)
     if layout.blocks == 1:
-        return ops.xp.concat([table, table], axis=-1)
-    table = split_blocks(table, layout, ops)
-    return ops.reshape(ops.xp.concat([table, table], axis=-1), shape)
+        return ops.xp.concat([table] * 2, axis=-1)
+    return ops.reshape(ops.xp.concat([split_blocks(table, layout, ops)] * 2, axis=-1), shape)
 
 
 def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
