@@ -13,6 +13,7 @@ import rope_array as ra
 from rope_array import ArrayTypeError, PositionError, ShapeError, _registry
 from rope_array._array_api.library import Library
 from rope_array._backends import _native
+from rope_array.testing._contract import assert_contract
 
 WRITES = pytest.mark.without("strict", "dask", "jax")
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
@@ -665,7 +666,8 @@ def test_gradients_that_are_recorded(torch, lib_torch):
     inner = recorded * 2
     rotation = ROPE.rotation(POS, like=x)
     both = (recorded, inner)
-    for a, o in (*((a, out) for a in both), *((a, a) for a in both), *((x, o) for o in both)):
+    same = inner.view(5, 16)  # the same numbers, in another tensor
+    for a, o in (*((a, out) for a in both), (recorded, recorded), (inner, same), *((x, o) for o in both)):
         for call in (lambda a=a, o=o: ROPE.apply(a, POS, out=o), lambda a=a, o=o: rotation.apply(a, out=o)):
             refuses(ArrayTypeError, ["requires a gradient", "no_grad"], call, a, o)
     pos = torch.arange(5.0, requires_grad=True)
@@ -673,6 +675,89 @@ def test_gradients_that_are_recorded(torch, lib_torch):
     refuses(ArrayTypeError, ["requires a gradient"], call, out)
     learned = ROPE.rotation(pos, like=x)
     refuses(ArrayTypeError, ["requires a gradient"], lambda: learned.apply(x, out=out), out)
+    refuses(ArrayTypeError, ["requires a gradient"], lambda: learned.apply(inner, out=inner), inner)
+
+
+# Tensors of shape (5, 16) computed from a leaf of shape (5, 3, 16).
+COMPUTED = {
+    "a tensor": lambda leaf: (leaf * 1)[:, 0].clone(),
+    "a view": lambda leaf: (leaf * 1)[:, 1],
+    "a transposed view": lambda leaf: (leaf * 1)[:, 1].mT.contiguous().mT,
+}
+
+
+@TORCH
+@pytest.mark.parametrize("of", ["positions", "tables"])
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_in_place_while_a_gradient_is_recorded(torch, lib_torch, kind, of):
+    """The gradient is the adjoint rotation of the upstream gradient, and zero where x does not reach."""
+    upstream = torch.linspace(-1, 1, 80).reshape(5, 16)
+    rotation = ROPE.rotation(POS, like=upstream)
+    for backend in backends_of(lib_torch):
+        leaf = torch.ones(5, 3, 16, requires_grad=True)
+        x = COMPUTED[kind](leaf)
+        want = ROPE.apply(x.detach(), POS)
+        if of == "tables":
+            y = rotation.apply(x, out=x, backend=backend)
+        else:
+            y = ROPE.apply(x, POS, out=x, backend=backend)
+        assert y is x
+        assert bits(x.detach()) == bits(want)
+        (grad,) = torch.autograd.grad((x * upstream).sum(), leaf)
+        row = grad.sum(dim=1).numpy()
+        # The amplitude is 1, so the adjoint is the inverse.
+        assert_contract(row, upstream.numpy(), POS, inverse=True, pairing="half", base=500_000.0)
+        assert np.count_nonzero(grad.abs().sum(dim=(0, 2)).numpy()) == 1
+
+
+@TORCH
+def test_a_projection_is_rotated_in_place_while_it_trains(torch, lib_torch):
+    """Queries and keys are views of one tensor; the values are not rotated, and keep their gradient."""
+    for backend in backends_of(lib_torch):
+        leaf, grads = torch.randn(5, 3, 16), []
+        for in_place in (False, True):
+            a = leaf.clone().requires_grad_()
+            qkv = a * 2
+            q, k = qk = qkv[:, 0], qkv[:, 1]
+            q, k = ROPE.apply(qk, POS, out=qk if in_place else None, backend=backend)
+            ((q * k).sum() + qkv[:, 2].sum()).backward()
+            grads.append(a.grad)
+        # Recorded in another order, sums of float32 may differ in their last bit.
+        torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=2.0**-20)
+
+
+@TORCH
+def test_part_of_a_tuple_is_recorded(torch, lib_torch):
+    for backend in backends_of(lib_torch):
+        leaf, k = torch.ones(5, 16, requires_grad=True), torch.ones(5, 16)
+        q = leaf * 1
+        out = torch.zeros(5, 16)
+        got = ROPE.apply((q, k), POS, out=(q, out), backend=backend)
+        assert got[0] is q
+        assert got[1] is out
+        assert bits(q.detach()) == bits(out) == bits(ROPE.apply(k, POS))
+        assert not out.requires_grad
+        q.sum().backward()
+        assert leaf.grad is not None
+
+
+UNWRITABLE = {
+    "a leaf": lambda leaf: leaf,
+    "a view of a leaf": lambda leaf: leaf[:, 0],
+    "of unbind": lambda leaf: (leaf * 1).unbind(1)[0],
+    "of split": lambda leaf: (leaf * 1).split(1, 1)[0][:, 0],
+}
+
+
+@TORCH
+@pytest.mark.parametrize("kind", UNWRITABLE)
+def test_tensors_that_autograd_does_not_write_in_place(torch, lib_torch, kind):
+    """Autograd would raise after the kernel has written."""
+    for backend in backends_of(lib_torch):
+        leaf = torch.ones(5, 3, 16, requires_grad=True)
+        x = UNWRITABLE[kind](leaf)
+        call = lambda x=x, b=backend: ROPE.apply(x, POS, seq_axis=0, out=x, backend=b)  # noqa: E731
+        refuses(ArrayTypeError, ["requires a gradient", "no_grad"], call, x)
 
 
 @TORCH

@@ -57,10 +57,11 @@ class Torch(Library):
         if _distributed.is_placed(*xs, *source.arrays):
             _distributed.check(xs, source.arrays[0])
 
-    def check_out(self, out: Any, read: Any) -> None:
-        tensors = [one for one in (out, *read) if isinstance(one, torch.Tensor)]
-        _check_recorded(tensors)
-        for one in tensors:
+    def check_out(self, out: Any, x: Any, others: Any) -> None:
+        _check_not_transformed()
+        tables = [one for one in others if isinstance(one, torch.Tensor)]
+        _check_gradients(out, x, tables)
+        for one in (out, x, *tables):
             if (what := _why_unusable(one, one is out)) is not None:
                 raise ArrayTypeError(
                     f"out is given, and {describe(one)} is {what}; omit out, and use the result."
@@ -77,8 +78,8 @@ class Torch(Library):
         return torch.tensor(numbers.values, dtype=dtype, **creation_kwargs)
 
 
-def _check_recorded(tensors: Any) -> None:
-    """Raise if operations are compiled, transformed, or recorded for a gradient."""
+def _check_not_transformed() -> None:
+    """Raise if operations are compiled or transformed."""
     if torch.compiler.is_compiling():
         raise ArrayTypeError(
             "out is given inside a compiled function, where memory cannot be compared; omit it there: the "
@@ -89,12 +90,39 @@ def _check_recorded(tensors: Any) -> None:
             "out is given inside a functorch transform, or PyTorch does not report them; transforms do not "
             "see writes into memory. Omit out."
         )
-    for x in tensors:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise ArrayTypeError(
-                f"out is given, and {describe(x)} requires a gradient, which writing into arrays would lose; "
-                "omit out, or work under torch.no_grad()."
-            )
+
+
+def _check_gradients(out: Any, x: Any, tables: list[Any]) -> None:
+    """Raise if writing would lose a gradient; x is rotated in place while its gradient is recorded."""
+    recorded = [one for one in (x, out, *tables) if one.requires_grad and torch.is_grad_enabled()]
+    if not recorded:
+        return
+    if out is not x or any(one is not x for one in recorded):
+        raise ArrayTypeError(
+            f"out is given, and {describe(recorded[0])} requires a gradient, which writing into another "
+            "array would lose; omit out, rotate in place (out=x), or work under torch.no_grad()."
+        )
+    if (reason := _why_not_in_place(x)) is not None:
+        raise ArrayTypeError(
+            f"out is x, {describe(x)}, which requires a gradient and is {reason}, which PyTorch does not "
+            "write in place; omit out, or work under torch.no_grad()."
+        )
+
+
+def _why_not_in_place(x: Any) -> str | None:
+    """Return why autograd refuses to write into x, or None. It would raise after the kernel has written."""
+    if x.is_leaf:
+        return "a leaf"
+    if x._is_view():
+        if x._base.is_leaf and x._base.requires_grad:
+            return "a view of a leaf"
+        if _CREATION is None or _CREATION(x) != torch._C._autograd.CreationMeta.DEFAULT:
+            return "a view made under no_grad, or by a function that returns several, such as unbind or split"
+    return None
+
+
+# Returns how a view was made. A private name: None if this PyTorch lacks it.
+_CREATION: Any = getattr(torch._C._autograd, "_get_creation_meta", None)
 
 
 def _why_unusable(x: Any, written: bool) -> str | None:

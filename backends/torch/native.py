@@ -125,7 +125,7 @@ def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
     if recorded:
         if out is not None:
             return NotImplemented
-        ys = _rotate_with_grad(source, seq_axis, False, *xs)
+        ys = _rotate_with_grad(source, seq_axis, False, False, *xs)
         return ys if type(x) is tuple or ys is NotImplemented else ys[0]
     if out is None:
         return _native.kernel.rotate(x, source, seq_axis, None)
@@ -151,9 +151,28 @@ def _contiguous(tensor: Any, dtype: Any) -> Any:
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed: bool = False) -> Any:
     """Rotate tensors of one compute dtype, recording a gradient if need be."""
     if _is_recorded(xs):
-        return _rotate_with_grad(source, seq_axis, transposed, *xs)
+        if outs is None:
+            return _rotate_with_grad(source, seq_axis, transposed, False, *xs)
+        return _rotate_in_place(xs, source, seq_axis, outs, transposed)
     ys = _native.kernel.rotate(xs, source, seq_axis, outs, True, transposed)
     return ys if outs is None else _written(ys, outs)
+
+
+def _rotate_in_place(xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
+    """Rotate tensors, writing into x itself where a gradient is recorded.
+
+    One by one: autograd takes a view that is written in place only as the single result of a function.
+    """
+    ys: list[Any] = []
+    for x, out in zip(xs, outs, strict=True):
+        if x.requires_grad:
+            y = _rotate_with_grad(source, seq_axis, transposed, True, x)
+        else:
+            y = _rotate((x,), source, seq_axis, (out,), transposed)
+        if y is NotImplemented:
+            return y
+        ys += y
+    return tuple(ys)
 
 
 def _written(ys: Any, outs: Any) -> Any:
@@ -167,10 +186,13 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
 
     @staticmethod
-    def forward(ctx: Any, source: Source, seq_axis: int, transposed: bool, *xs: Any) -> Any:
-        ys = _native.kernel.rotate(xs, source, seq_axis, None, False, transposed)
+    def forward(ctx: Any, source: Source, seq_axis: int, transposed: bool, in_place: bool, *xs: Any) -> Any:
+        outs = xs if in_place else None
+        ys = _native.kernel.rotate(xs, source, seq_axis, outs, in_place, transposed)
         if ys is NotImplemented:
             return ys
+        if in_place:
+            ctx.mark_dirty(*xs)
         # Save the source's tensors, its first fields: autograd raises if they change before the backward.
         tensors = [value for value in source if isinstance(value, torch.Tensor)]
         if tensors and tensors[0].dtype is torch.int32:
@@ -190,7 +212,7 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         given = tuple(g for g in grads if g is not None)
         source = ctx.source(*ctx.saved_tensors, *ctx.fields)
         rotated = iter(_rotate_back(given, source, ctx.seq_axis, not ctx.transposed) if given else ())
-        return (None, None, None, *(None if g is None else next(rotated) for g in grads))
+        return (None, None, None, None, *(None if g is None else next(rotated) for g in grads))
 
 
 _rotate_with_grad: Any = _RotateFn.apply

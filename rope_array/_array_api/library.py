@@ -95,8 +95,8 @@ class Library:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
         return ops
 
-    def check_out(self, out: Any, read: tuple[Any, ...]) -> None:
-        """Raise if out cannot be written while the arrays in `read` are read."""
+    def check_out(self, out: Any, x: Any, others: tuple[Any, ...]) -> None:
+        """Raise if out cannot be written while x and `others`, positions or tables, are read."""
 
     def memory(self, array: Any) -> Memory | None:
         """Return the memory of an array; None if the library's arrays cannot be written."""

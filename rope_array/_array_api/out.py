@@ -43,7 +43,7 @@ def check_outs(
     outs = _one_for_each(out, x, xs)
     for o, one in zip(outs, xs, strict=True):
         _check_kind(o, one, lib)
-    memories = [_memory(o, (*xs, *others), lib) for o in outs]
+    memories = [_memory(o, one, others, lib) for o, one in zip(outs, xs, strict=True)]
     for o, memory in zip(outs, memories, strict=True):
         _check_writable(o, memory)
     read = [(f"x[{i}]" if type(x) is tuple else "x", lib.memory(one)) for i, one in enumerate(xs)]
@@ -84,8 +84,8 @@ def _check_kind(out: Any, x: Any, lib: Library) -> None:
         raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
 
 
-def _memory(out: Any, read: tuple[Any, ...], lib: Library) -> Memory:
-    lib.check_out(out, read)
+def _memory(out: Any, x: Any, others: tuple[Any, ...], lib: Library) -> Memory:
+    lib.check_out(out, x, others)
     memory = lib.memory(out)
     if memory is None:
         raise ArrayTypeError(
