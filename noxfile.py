@@ -293,4 +293,5 @@ def types(session: nox.Session) -> None:
     """Check types, strictly, on the installed wheel: the checkout has `backends` in another place."""
     install(session, *GROUPS["types"])
     with session.chdir(session.create_tmp()):
-        session.run("mypy", f"--config-file={ROOT / 'pyproject.toml'}", "-p", "rope_array", *session.posargs)
+        for checked in (("-p", "rope_array"), (str(ROOT / "tests" / "typing_cases.py"),)):
+            session.run("mypy", f"--config-file={ROOT / 'pyproject.toml'}", *checked, *session.posargs)

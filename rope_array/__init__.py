@@ -44,11 +44,13 @@ __all__ = [
     "convert",
     "diagnose",
     "explain",
+    "plots",
     "positions",
+    "testing",
 ]
 
 if TYPE_CHECKING:
-    from . import backend_tools, config, convert, positions
+    from . import backend_tools, config, convert, plots, positions, testing
     from ._diagnose import diagnose
     from ._explain import backends, explain
     from ._spec.scaling import (
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     )
 
 # Names imported on first use, with their modules: most programs need few.
+_MODULES = ("backend_tools", "config", "convert", "plots", "positions", "testing")
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),
@@ -78,9 +81,13 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rope-array")
-    if name in ("backend_tools", "config", "convert", "positions"):
+    if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _LATE:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})

@@ -196,7 +196,8 @@ def _explain(library: str, dtype: str, shape: str, pairing: str, backend: str | 
         with lib.running():
             x = _zeros(lib, dtype, _sizes(shape))
             pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
-            explanation = ra.explain(x, pos, pairing=pairing, backend=backend)
+            spec: Any = {"pairing": pairing}
+            explanation = ra.explain(x, pos, backend=backend, **spec)
     except (ra.RoPEError, ValueError, ImportError, OSError, RuntimeError, MemoryError) as error:
         return _refuse("explain", error)
     _print(str(explanation))

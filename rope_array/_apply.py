@@ -1,19 +1,21 @@
 """The front function `apply`: make a source from positions and a spec, and dispatch it."""
 
 import operator
-from typing import Any
+from typing import Any, Unpack
 
 from . import _dispatch
 from ._array_api.checks import check_arrays
+from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
+from ._dispatch import ArrayOrTuple
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
 from ._spec.shape_rule import is_unknown_size
-from ._spec.spec import Spec, plan_of, require_plan
+from ._spec.spec import Fields, Spec, plan_of, require_plan
 
 
 def apply(
-    x: Any,
+    x: ArrayOrTuple,
     pos: Any,
     rope: Spec | None = None,
     *,
@@ -21,8 +23,8 @@ def apply(
     inverse: bool = False,
     out: Any = None,
     backend: str | None = None,
-    **spec: Any,
-) -> Any:
+    **spec: Unpack[Fields],
+) -> ArrayOrTuple:
     """Rotate the features of x by their positions: rotary position embedding (RoPE).
 
     Each head vector x at position m becomes R(Θ, m)·x, where R is block-diagonal of 2 × 2 rotations by m·θ_i
@@ -96,21 +98,37 @@ def apply(
     plan = rope._plan if isinstance(rope, Spec) and not spec else None
     if plan is None:
         plan = plan_for(x, rope, spec)
-    return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
+    if plan.max_position is not None:
+        check_largest(pos, plan.max_position)
+    source = Positions(pos, plan.inverse if inverse else plan)
+    y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
+    return y
 
 
-def plan_for(x: Any, rope: Spec | None, spec: dict[str, Any]) -> Plan:
+def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
     """Return the plan of a rope, or of spec fields for the width of x, an array or a tuple of arrays."""
     if rope is None:
         head_dim = spec.pop("head_dim") if "head_dim" in spec else _width(x)
         plan: Plan = plan_of(head_dim, **spec)
         return plan
     if not isinstance(rope, Spec):
-        raise SpecError(f"rope is {describe(rope)}; give a RoPE, and all that follows it by keyword.")
+        raise _wrong_rope(rope)
     if spec:
         given = ", ".join(f"{name}=..." for name in spec)
         raise SpecError(f"both rope and {given} are given; give one, or dataclasses.replace(rope, {given}).")
     return require_plan(rope)
+
+
+def _wrong_rope(rope: Any) -> SpecError:
+    """Return the error for a third argument that is no RoPE; often it is pos, after two arrays."""
+    if isinstance(rope, (int, float, range, list, tuple)) or hasattr(rope, "shape"):
+        return SpecError(
+            f"the third argument, rope, is {describe(rope)}. Give several arrays as one tuple: "
+            "ra.apply((q, k), pos)."
+        )
+    return SpecError(
+        f"rope is {describe(rope)}; give a RoPE, and fields by name: ra.apply(x, pos, base=...)."
+    )
 
 
 def _width(x: Any) -> int:

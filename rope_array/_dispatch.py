@@ -1,6 +1,6 @@
 """Check a call once, choose its backend, and run it: for `apply`, `Rotation` and dask's chunks."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
@@ -8,6 +8,8 @@ from ._array_api.library import Library
 from ._array_api.out import rotate_into, wrong_number
 from ._array_api.source import Positions, Source, Tables
 from ._errors import ArrayTypeError, describe
+
+ArrayOrTuple = TypeVar("ArrayOrTuple")  # for the front functions: the result has the type of x
 
 
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:

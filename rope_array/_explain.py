@@ -1,7 +1,7 @@
 """The backend that a call would use and why, and the list of backends. Nothing is computed here."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from . import _dispatch, _registry
 from ._apply import plan_for
@@ -10,6 +10,7 @@ from ._array_api.library import computes_in_float64, dtype_name
 from ._array_api.source import Positions
 from ._errors import printable
 from ._rope import RoPE
+from ._spec.spec import Fields
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
 
@@ -63,7 +64,13 @@ class Backend:
 
 
 def explain(
-    x: Any, pos: Any, rope: RoPE | None = None, *, seq_axis: int = -2, backend: str | None = None, **spec: Any
+    x: Any,
+    pos: Any,
+    rope: RoPE | None = None,
+    *,
+    seq_axis: int = -2,
+    backend: str | None = None,
+    **spec: Unpack[Fields],
 ) -> Explanation:
     """Explain which backend `rope_array.apply` would use for a call, and why. Nothing is rotated.
 

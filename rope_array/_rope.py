@@ -6,7 +6,9 @@ from typing import Any
 from . import _dispatch
 from ._array_api import builders
 from ._array_api.library import numpy_library
+from ._array_api.position_input import check_largest
 from ._array_api.source import Positions, Tables
+from ._dispatch import ArrayOrTuple
 from ._errors import SpecError, short
 from ._rotation import Rotation, rotation_type
 from ._spec.spec import Spec, require_plan
@@ -47,6 +49,9 @@ class RoPE(Spec):
         keeps it.
     angles : {"exact", "float32"}
         "float32" follows the steps of Hugging Face's code; its error grows with the position.
+    max_position : int, optional
+        The largest position, or coordinate, that is allowed. Numbers, ranges, sequences and NumPy arrays are
+        checked; arrays of other libraries are not, as reading them would wait for a device.
 
     Attributes
     ----------
@@ -70,14 +75,14 @@ class RoPE(Spec):
 
     def apply(
         self,
-        x: Any,
+        x: ArrayOrTuple,
         pos: Any,
         *,
         seq_axis: int = -2,
         inverse: bool = False,
         out: Any = None,
         backend: str | None = None,
-    ) -> Any:
+    ) -> ArrayOrTuple:
         """Rotate x by its positions: `rope_array.apply` with this rope.
 
         Parameters
@@ -100,7 +105,11 @@ class RoPE(Spec):
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
         plan = self._plan or require_plan(self)
-        return _dispatch.rotate(x, Positions(pos, plan.inverse if inverse else plan), seq_axis, out, backend)
+        if plan.max_position is not None:
+            check_largest(pos, plan.max_position)
+        source = Positions(pos, plan.inverse if inverse else plan)
+        y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
+        return y
 
     def rotation(self, pos: Any, *, like: Any, inv_freq: Any = None, backend: str | None = None) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass.
@@ -143,6 +152,8 @@ class RoPE(Spec):
         """
         if inv_freq is not None:
             self._refuse_scaling()
+        if self.max_position is not None:
+            check_largest(pos, self.max_position)
         source = Positions(pos, require_plan(self), inv_freq)
         return _rotation(_dispatch.make_tables(source, like, backend))
 
@@ -275,6 +286,8 @@ class RoPE(Spec):
         """
         lib = _dispatch.library_of_like(like)
         self._refuse_scaling()
+        if self.max_position is not None:
+            check_largest(pos, self.max_position)
         return _rotation(builders.mixed(Positions(pos, require_plan(self), inv_freq), like, lib))
 
     def rotation_xpos(
@@ -415,5 +428,4 @@ class RoPE(Spec):
 
 
 def _rotation(tables: Tables) -> Rotation:
-    rotation: Rotation = rotation_type(*tables.layout)(tables.cos, tables.sin)
-    return rotation
+    return rotation_type(*tables.layout)(tables.cos, tables.sin)

@@ -1,10 +1,12 @@
 """Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _dispatch
 from ._array_api.source import Tables
 from ._array_api.tables import inverse_tables, one_per_feature
+from ._dispatch import ArrayOrTuple
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
 from ._spec.plan import Layout
@@ -63,7 +65,9 @@ class Rotation(_CosSin):
         layout = ", ".join(f"{k}={v!r}" for k, v in self.layout._asdict().items())
         return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
 
-    def apply(self, x: Any, *, seq_axis: int = -2, out: Any = None, backend: str | None = None) -> Any:
+    def apply(
+        self, x: ArrayOrTuple, *, seq_axis: int = -2, out: Any = None, backend: str | None = None
+    ) -> ArrayOrTuple:
         """Rotate x by these tables.
 
         Parameters
@@ -96,7 +100,8 @@ class Rotation(_CosSin):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
-        return _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
+        y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
+        return y
 
     def full_width(self, dtype: Any = None) -> tuple[Any, Any]:
         """Return cos and sin for each feature instead of each pair, as Hugging Face's models take them.
@@ -195,9 +200,8 @@ def _type_key(*layout: Any) -> tuple[Any, ...]:
 
 
 # The type of the rotations of a layout, given field by field: Dynamo passes plain values only.
-rotation_type = traced_memo(_make_type, _type_key)
+rotation_type: Callable[..., type[Rotation]] = traced_memo(_make_type, _type_key)
 
 
 def _load(layout: Layout, cos: Any, sin: Any) -> Rotation:
-    rotation: Rotation = rotation_type(*layout)(cos, sin)
-    return rotation
+    return rotation_type(*layout)(cos, sin)

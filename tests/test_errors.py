@@ -18,6 +18,8 @@ from conftest import LIBS
 import rope_array as ra
 from rope_array import ArrayTypeError, BackendError, PositionError, RoPE, ShapeError, SpecError
 from rope_array._errors import short
+from rope_array._spec import spec as _spec
+from rope_array.testing import apply_definition
 
 NAN, INF = float("nan"), float("inf")
 
@@ -175,6 +177,56 @@ def test_spec(fields: dict[str, Any], says: list[str]) -> None:
         refused(SpecError, says, lambda: ra.apply(np.ones((2, fields["head_dim"])), 0, **rest))
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"theta": 5.0}, ["'theta'; give base."]),
+        ({"rope_theta": 5.0}, ["'rope_theta'; give base."]),
+        ({"pairng": "half"}, ["'pairng'; give pairing."]),
+        ({"interleaved": True}, ["pairing='interleaved' or 'half'"]),
+        ({"rope_scaling": {}}, ["scaling", "from_config"]),
+        ({"nonsense": 1}, ["'nonsense'. Its fields are head_dim, base"]),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_names_that_are_no_fields(fields: dict[str, Any], says: list[str]) -> None:
+    refused(SpecError, says, lambda: RoPE(8, **fields))
+    refused(SpecError, says, lambda: RoPE(head_dim=8, **fields))
+
+
+def test_every_hint_names_a_field() -> None:
+    for hint in _spec._OTHER_NAMES.values():
+        assert re.split(r"[ ,=]", hint)[0] in RoPE.__dataclass_fields__
+
+
+def test_fields_given_by_position() -> None:
+    refused(SpecError, ["head_dim by position", "(8, 10000.0)"], lambda: RoPE(8, 10000.0))  # type: ignore[misc]
+
+
+def suggested(call: Callable[[], Any]) -> str:
+    """Return the lines that the error of a call suggests."""
+    with pytest.raises(ShapeError) as caught:
+        call()
+    lines = re.search(r"(?:heads|back): (.*?)(?:, where.*)?\.$", str(caught.value))
+    assert lines
+    return lines[1]
+
+
+def test_the_lines_suggested_for_heads_in_one_axis() -> None:
+    x, rope, pos = np.random.default_rng(0).standard_normal((5, 12)), RoPE(4), range(5)
+    y = eval(suggested(lambda: rope.apply(x, pos)))
+    want = apply_definition(x.reshape(5, 3, 4), [*pos], seq_axis=0).reshape(5, 12)
+    np.testing.assert_allclose(y, want, rtol=0, atol=1e-15)
+
+
+def test_the_lines_suggested_for_features_that_are_not_last() -> None:
+    names = {"x": np.random.default_rng(0).standard_normal((2, 4, 5)), "pos": range(5), "xp": np}
+    names["rope"] = RoPE(4)
+    exec(suggested(lambda: names["rope"].apply(names["x"], names["pos"])), names)
+    want = apply_definition(names["x"].swapaxes(1, 2), [*range(5)]).swapaxes(1, 2)
+    np.testing.assert_allclose(names["y"], want, rtol=0, atol=1e-15)
+
+
 # ---- the calls, on every library ----
 
 
@@ -212,10 +264,20 @@ CALLS[SpecError] = {
     "odd width": (on_ones(0, shape=(2, 5)), ["5", "odd", "even", "rotary_dim=4"]),
     "width 0": (on_ones(0, shape=(2, 0)), ["head_dim is 0", "at least 1"]),
     "rotary_dim of a one-liner": (on_ones(0, rotary_dim=6), ["rotary_dim is 6", "head_dim 4", "at most 4"]),
-    "rope of a wrong type": (on_ones(0, 10000.0), ["10000.0", "float", "RoPE", "keyword"]),
+    "rope of a wrong type": (on_ones(0, "half"), ["'half'", "str", "RoPE", "by name"]),
     "a dict for the rope": (on_ones(0, {"base": 5}), ["dict", "RoPE"]),
     "rope and spec": (on_ones(0, RoPE(4), base=5.0), ["both", "base", "dataclasses.replace"]),
-    "unknown field": (on_ones(0, theta=5.0), ["'theta'", "base", "rotary_dim", "pairing"]),
+    "queries, keys and positions": (
+        lambda lib: ra.apply(ones(lib, 2, 4), ones(lib, 2, 4), arange(lib, 2)),
+        ["third argument", "int32[2]", "ra.apply((q, k), pos)"],
+    ),
+    "queries, keys and a range": (
+        lambda lib: ra.apply(ones(lib, 2, 4), ones(lib, 2, 4), range(2)),
+        ["third argument", "range(0, 2)", "ra.apply((q, k), pos)"],
+    ),
+    "a name of other libraries": (on_ones(0, theta=5.0), ["'theta'; give base.", "rotary_dim", "pairing"]),
+    "a misspelt field": (on_ones(0, pairng="half"), ["'pairng'; give pairing."]),
+    "two unknown fields": (on_ones(0, dim=4, nonsense=1), ["'dim'; give head_dim", "'nonsense'"]),
     "array in the spec": (
         lambda lib: ra.apply(ones(lib, 2, 4), 0, inv_freq=ones(lib, 2)),
         ["float32[2]", "tuple", "rotation(", "inv_freq="],
@@ -233,7 +295,15 @@ CALLS[ShapeError] = {
     ),
     "heads not split": (
         lambda lib: RoPE(4).apply(ones(lib, 2, 3, 8), range(3)),
-        ["float32[2, 3, 8]", "4 features", "Split"],
+        ["float32[2, 3, 8]", "4 features", "Split its 2 heads", "reshape"],
+    ),
+    "features not last": (
+        lambda lib: RoPE(4).apply(ones(lib, 2, 4, 3), range(2)),
+        ["float32[2, 4, 3]", "along axis 1", "moveaxis(x, 1, -1)", "moveaxis(y, -1, 1)"],
+    ),
+    "queries and keys without positions": (
+        lambda lib: RoPE(4).apply(ones(lib, 2, 3, 4), ones(lib, 1, 3, 4)),
+        ["(1, 3, 4)", "(2, 3, 4)", "apply((q, k), pos)"],
     ),
     "head_dim of a one-liner": (on_ones(0, head_dim=8), ["float32[2, 4]", "head_dim=8"]),
     "too many learned frequencies": (lambda lib: learned(lib, ones(lib, 4)), ["(4,)", "rotary_dim", "(2,)"]),

@@ -478,7 +478,12 @@ def test_a_broken_framework_changes_no_error(kind: str) -> None:
 
 MODULES = [rope_array, rope_array.config, rope_array.convert, rope_array.positions, rope_array.testing]
 # Attributes that the package imports on first access.
-LATE = {"rope_array": {"backend_tools", "backends", "config", "convert", "diagnose", "explain", "positions"}}
+LATE = {
+    "rope_array": {
+        *("backend_tools", "backends", "config", "convert", "diagnose", "explain", "plots", "positions"),
+        "testing",
+    }
+}
 
 
 def public_objects(module: Any) -> Iterator[tuple[str, Any]]:
@@ -515,11 +520,26 @@ def test_names_that_users_have() -> None:
     errors += ["ConfigError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
     rules += ["Reversed"]
-    modules = ["backend_tools", "config", "convert", "positions"]
+    modules = ["backend_tools", "config", "convert", "plots", "positions", "testing"]
     others = ["Axes", "RoPE", "Rotation", "apply", "backends", "diagnose", "explain"]
     assert sorted(rope_array.__all__) == sorted([*errors, *rules, *modules, *others])
     with pytest.raises(AttributeError, match=r"rope_array.*nonesuch"):
         _ = rope_array.nonesuch
+
+
+def test_dir_lists_the_public_names() -> None:
+    """Before and after a name is used: in a new interpreter."""
+    child.run(
+        """
+        import rope_array
+        names = {name for name in dir(rope_array) if not name.startswith("_")}
+        assert names == set(rope_array.__all__), names ^ set(rope_array.__all__)
+        for name in names:
+            getattr(rope_array, name)
+        assert {name for name in dir(rope_array) if not name.startswith("_")} == names
+        assert "__version__" in dir(rope_array)
+        """
+    )
 
 
 def section(text: str, title: str) -> str:

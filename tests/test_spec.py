@@ -21,7 +21,7 @@ from compare import words
 import rope_array as ra
 from rope_array import RoPE, SpecError
 from rope_array._spec.plan import Plan
-from rope_array._spec.spec import plan_of
+from rope_array._spec.spec import Fields, plan_of
 from rope_array.testing import rotation_matrix
 from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
 
@@ -39,6 +39,7 @@ FIELDS = [
     "inv_freq",
     "attention_factor",
     "angles",
+    "max_position",
 ]
 
 ROPES = [
@@ -173,7 +174,89 @@ def test_frozen(fields: dict[str, Any]) -> None:
 def test_repr_makes_it_again(fields: dict[str, Any]) -> None:
     rope = RoPE(**fields)
     assert eval(repr(rope), vars(ra)) == rope
-    assert all(f"{name}=" in repr(rope) for name in FIELDS)
+
+
+def test_repr_shows_the_fields_that_differ() -> None:
+    assert repr(RoPE(8)) == "RoPE(head_dim=8)"
+    assert repr(RoPE(8, rotary_dim=6, rotary_start=2)) == "RoPE(head_dim=8, rotary_start=2)"
+    assert repr(RoPE(8, rotary_dim=4)) == "RoPE(head_dim=8, rotary_dim=4)"
+    assert repr(RoPE(8, scaling=ra.Llama3(factor=4.0), base=5e5)) == (
+        "RoPE(head_dim=8, base=500000.0, scaling=Llama3(factor=4.0))"
+    )
+    assert repr(RoPE(8, axes=ra.Axes.chunked(2, 2))).count("rotary_dim") == 0
+
+
+def test_the_fields_of_type_checkers_are_the_fields() -> None:
+    assert [*Fields.__annotations__] == FIELDS == [f.name for f in dataclasses.fields(RoPE) if f.init]
+
+
+# ---- max_position ----
+
+BEYOND = [
+    11,
+    11.0,
+    10.5,
+    range(9, 12),
+    range(11, 8, -1),
+    [8, 9, 11],
+    (8.0, 10.5, 9.0),
+    np.float32(11),
+    np.array([11, 1, 2]),
+]
+
+
+@pytest.mark.parametrize("pos", BEYOND, ids=repr)
+def test_positions_beyond_max_position_are_refused(pos: Any) -> None:
+    x, rope = np.ones((3, 4), np.float32), RoPE(4, max_position=10)
+    calls = (
+        lambda: rope.apply(x, pos),
+        lambda: ra.apply(x, pos, rope),
+        lambda: ra.apply(x, pos, max_position=10),
+        lambda: rope.apply(x, pos, inverse=True),
+        lambda: rope.rotation(pos, like=x),
+    )
+    for call in calls * 2:  # the second time the kernel has prepared the plan
+        with pytest.raises(ra.PositionError, match="max_position=10"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "pos", [10, range(8, 11), [10.0, 1, 2], np.array([1, 2, 10]), -50, range(0)], ids=repr
+)
+def test_positions_up_to_max_position_are_served(pos: Any) -> None:
+    x = np.ones((len(pos), 4) if hasattr(pos, "__len__") else (3, 4))
+    rope = RoPE(4, max_position=10)
+    np.testing.assert_array_equal(rope.apply(x, pos), RoPE(4).apply(x, pos))
+
+
+def test_max_position_checks_each_coordinate() -> None:
+    rope, x = RoPE(8, axes=ra.Axes.chunked(2, 2), max_position=10), np.ones((1, 8))
+    rope.apply(x, [[10, 10]])
+    with pytest.raises(ra.PositionError, match="position 12"):
+        rope.apply(x, [[3, 12]])
+
+
+def test_max_position_of_mixed_and_xpos() -> None:
+    x, rope = np.ones((1, 2, 1, 4)), RoPE(4, max_position=10)
+    with pytest.raises(ra.PositionError):
+        rope.rotation_xpos([11], like=x)
+    with pytest.raises(ra.PositionError):
+        rope.rotation_mixed([[1, 11]], like=x, inv_freq=np.ones((2, 2, 2)))
+
+
+@pytest.mark.library("jax")
+def test_max_position_of_numpy_positions_for_jax() -> None:
+    jax = importlib.import_module("jax")
+    rope, x = RoPE(4, max_position=10), jax.numpy.ones((1, 4))
+    with pytest.raises(ra.PositionError):
+        rope.apply(x, np.array([11]))
+    rope.apply(x, jax.numpy.array([11]))  # on a device: not read
+
+
+def test_ropes_of_other_limits_are_unequal() -> None:
+    assert RoPE(4, max_position=10) != RoPE(4)
+    assert RoPE(4, max_position=10)._plan == RoPE(4)._plan  # one compiled program
+    assert pickle.loads(pickle.dumps(RoPE(4, max_position=10))).max_position == 10
 
 
 COPIES = {

@@ -115,11 +115,39 @@ def test_compiled_over_float_offsets(start, compile_counting):
     assert counter.frame_count <= 2
 
 
-def test_compiled_with_a_range_and_a_list(compile_counting):
-    # Each length is compiled: Dynamo makes a constant of any range and of a list's length.
-    function = lambda x: (HALF.apply(x, range(5, 5 + x.shape[-2])), HALF.apply(x, [0, 2, 0.5]))  # noqa: E731
+def test_compiled_with_a_list(compile_counting):
+    function = lambda x: HALF.apply(x, [0, 2, 0.5])  # noqa: E731
     compiled, _ = compile_counting(function)
     assert same(compiled(normal(2, 3, 16)), function(normal(2, 3, 16)))
+
+
+@pytest.mark.parametrize("fullgraph", [True, False], ids=["fullgraph", "graph breaks"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, pos: HALF.apply(x, range(x.shape[-2])),
+        lambda x, pos: HALF.apply(x, range(5, 5 + x.shape[-2])),
+        lambda x, pos: HALF.apply(x, pos),
+        lambda x, pos: ra.apply((x, x), pos),
+        lambda x, pos: HALF.rotation(pos, like=x).apply(x),
+    ],
+    ids=["length of x", "offset", "argument", "one-liner", "rotation"],
+)
+def test_ranges_are_refused_in_a_compiled_function(fresh_dynamo, of, fullgraph):
+    """Dynamo makes a constant of every range: it would compile each length, and stop at the ninth."""
+    compiled = torch.compile(of, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(Exception, match=r"ArrayTypeError: pos is a range .* give torch\.arange"):
+        compiled(normal(2, 5, 16), range(5))
+    of(normal(2, 5, 16), range(5))  # eager calls take it
+
+
+def test_a_rope_made_inside_a_compiled_function(compile_counting):
+    of = lambda x, pos: ra.RoPE(16, pairing="half", base=500_000.0).apply(x, pos)  # noqa: E731
+    compiled, counter = compile_counting(of)
+    for length in (5, 6, 7, 8):
+        x, pos = normal(2, length, 16), torch.arange(length)
+        assert near(compiled(x, pos), of(x, pos))
+    assert counter.frame_count <= 2
 
 
 def test_compiled_decoding_loop(compile_counting):
@@ -296,12 +324,14 @@ def test_the_first_use_may_be_compiled(name):
     [lambda: ra.Llama3(factor=32.0), lambda: ra.Linear(4.0), lambda: ra.Periods(1.0, 2.0)],
     ids=["Llama3", "Linear", "Periods"],
 )
-def test_rules_made_inside_a_compiled_function_are_refused(rule, fullgraph):
+@pytest.mark.parametrize("field", [True, False], ids=["one-liner", "rope"])
+def test_rules_made_inside_a_compiled_function_are_refused(rule, field, fullgraph):
     """Dynamo makes a rule without its fields, so that the class's defaults would be used."""
     torch._dynamo.reset()
 
     def of(x):
-        return ra.apply(x, torch.arange(5), scaling=rule())
+        pos = torch.arange(5)
+        return ra.apply(x, pos, scaling=rule()) if field else ra.RoPE(16, scaling=rule()).apply(x, pos)
 
     compiled = torch.compile(of, fullgraph=fullgraph, backend="aot_eager")
     with pytest.raises(Exception, match="make it outside"):

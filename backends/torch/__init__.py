@@ -13,6 +13,7 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, Memory
 from rope_array._array_api.source import Call, Positions, Source
+from rope_array._dynamo import traced_constant
 from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import Constants
 
@@ -54,6 +55,8 @@ class Torch(Library):
             )
 
     def check_mix(self, xs: Any, source: Source) -> None:
+        if isinstance(source.arrays[0], range) and torch.compiler.is_dynamo_compiling():
+            _refuse_range()
         if _distributed.is_placed(*xs, *source.arrays):
             _distributed.check(xs, source.arrays[0])
 
@@ -76,6 +79,14 @@ class Torch(Library):
 
     def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
         return torch.tensor(numbers.values, dtype=dtype, **creation_kwargs)
+
+
+@traced_constant  # Dynamo would catch an error that it traces, and run the function without compiling it
+def _refuse_range() -> None:
+    raise ArrayTypeError(
+        "pos is a range inside a compiled function, which torch.compile would compile anew for each length, "
+        "up to its limit of recompilations; give torch.arange(start, stop, device=x.device)."
+    )
 
 
 def _check_not_transformed() -> None:

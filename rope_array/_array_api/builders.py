@@ -74,8 +74,9 @@ def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> Tables:
             f"{count} pairs (rotary_dim/2) or {2 * count} features (rotary_dim)."
         )
     ops = lib.ops(cos)
-    tables = (one_per_pair(table, layout, ops) for table in (cos, sin))
-    return Tables(*(t if computes_in_float64(t) else ops.cast(t, ops.xp.float32) for t in tables), layout)
+    dtype = ops.xp.float64 if computes_in_float64(cos) or computes_in_float64(sin) else ops.xp.float32
+    cos, sin = (ops.cast(one_per_pair(table, layout, ops), dtype) for table in (cos, sin))
+    return Tables(cos, sin, layout)
 
 
 def _refuse_axes(plan: Plan, reason: str) -> None:

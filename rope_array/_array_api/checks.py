@@ -28,10 +28,7 @@ def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
         shape = check_positions(source, xs[0], lib)
     for x in xs:
         if x.shape[-1] != layout.head_dim:
-            raise ShapeError(
-                f"x is {describe(x)}; its last axis must hold the {layout.head_dim} features of one head "
-                f"(head_dim={layout.head_dim}). Split heads off first, or give the rope x's head_dim."
-            )
+            raise _wrong_width(x, layout.head_dim)
         if x is not xs[0] and not lib.same_device(x, xs[0]):
             raise ArrayTypeError(
                 f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
@@ -71,6 +68,25 @@ def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
         if not x.ndim:
             raise _single_number(x, name)
     return names
+
+
+def _wrong_width(x: Any, head_dim: int) -> ShapeError:
+    """Return the error for an x whose last axis is not a head, with the lines that make it one."""
+    text = f"x is {describe(x)}; its last axis must hold the {head_dim} features of one head ({head_dim=})."
+    width, others = x.shape[-1], [axis for axis, size in enumerate(x.shape[:-1]) if size == head_dim]
+    if others:
+        axis = others[-1]
+        return ShapeError(
+            f"{text} If they are along axis {axis}, move them last, and back: y = rope.apply(xp.moveaxis(x, "
+            f"{axis}, -1), pos); y = xp.moveaxis(y, -1, {axis}), where xp is the library."
+        )
+    if not is_unknown_size(width) and width and width % head_dim == 0:
+        heads = width // head_dim
+        return ShapeError(
+            f"{text} Split its {heads} heads: rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, "
+            "seq_axis=-3).reshape(x.shape)."
+        )
+    return ShapeError(f"{text} Split heads off first, or give the rope x's head_dim.")
 
 
 def _single_number(x: Any, name: str) -> ShapeError:

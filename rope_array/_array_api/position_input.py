@@ -48,6 +48,28 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
     return without_coordinates(tuple(pos.shape), source.plan)
 
 
+def check_largest(pos: Any, limit: int) -> None:
+    """Raise PositionError for a position beyond a limit. Positions on a device are never read."""
+    largest = _largest(pos)
+    if largest is not None and largest > limit:
+        raise PositionError(
+            f"position {short(largest)} is beyond max_position={limit}; give positions up to {limit}, or a "
+            "rope with a larger max_position."
+        )
+
+
+def _largest(pos: Any) -> Any:
+    """Return the largest number of positions on the host; None of other positions, and of no numbers."""
+    if isinstance(pos, (list, tuple)):
+        return max((p for p in map(_largest, pos) if p is not None), default=None)
+    if isinstance(pos, range):
+        return max(pos[0], pos[-1]) if pos else None
+    if _is_number(pos):
+        return pos
+    is_checked = not is_host(pos) and is_numpy(pos) and dtype_name(pos) in POSITION_DTYPES
+    return pos.max() if is_checked and pos.size else None
+
+
 def read_positions(
     pos: Any, lib: Library, ops: ArrayOps, use_float64: bool, split: bool = True
 ) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
 
-from .validation import Check
+from .validation import Check, changed
 
 Omegas: TypeAlias = Sequence[float]
 # Turns must be right to half a unit in the last of 96 bits (29 digits), and frequency i is the i-th power of
@@ -33,6 +33,9 @@ def _context(digits: int, Emax: int = 999_999) -> Context:
 
 class Scaling:
     """A rule that changes nothing: the base class, whose methods each rule overrides in part."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({changed(self)})"
 
     @property
     def resolved(self) -> bool:

@@ -102,6 +102,8 @@ class Plan:
         ω in eighths of a turn per position, as float64, for the fraction of a float position.
     inverse
         The plan of the inverse rotation.
+    max_position
+        The largest position that the host lets pass; None for no limit. Not part of equality.
     native
         The C++ kernel's handle for this plan; None until the kernel is first used.
     """
@@ -115,6 +117,7 @@ class Plan:
         "frequencies",
         "inverse",
         "layout",
+        "max_position",
         "native",
         "turns_q64",
         "turns_q96",
@@ -129,8 +132,10 @@ class Plan:
         turns96: Sequence[int],
         inverse: "Plan | None" = None,
         coordinates: Coordinates | None = None,
+        max_position: int | None = None,
     ):
         self.native: Any = None
+        self.max_position = max_position
         self.layout = layout
         self.coordinates = coordinates
         self.exact = exact
@@ -157,7 +162,7 @@ class Plan:
         assert self.layout.amplitude is not None
         layout = self.layout.transposed(1.0 / self.layout.amplitude)
         omegas, back64, back96 = ([-n for n in ns] for ns in (self.frequencies.values, turns64, turns96))
-        return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates)
+        return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
 
     def check(self) -> None:
         """Raise SpecError for a plan that no rope has, such as one with a layout changed by hand."""

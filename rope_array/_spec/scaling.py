@@ -20,7 +20,7 @@ _size = partial(integer, least=1)
 _divisors = partial(sequence, need="a sequence of numbers above 0", check=positive)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Linear(Scaling):
     """Position interpolation: all frequencies divided by one factor, ω/f [1]_.
 
@@ -61,7 +61,7 @@ class Linear(Scaling):
 Variant = Literal["aware", "fixed", "mixed", "base", "every_pair"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NTKAware(Scaling):
     """NTK-aware scaling: low frequencies are stretched, high ones kept, by another base [1]_.
 
@@ -139,7 +139,7 @@ def _ntk_exponent(width: int) -> float:
     return float(width / (width - 2))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DynamicNTK(Scaling):
     """NTK-aware scaling by the length of the sequence: the longer it is, the larger the base [1]_.
 
@@ -199,7 +199,7 @@ class DynamicNTK(Scaling):
         return base if self.length == self.max_position_embeddings else base * growth ** _ntk_exponent(width)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class YaRN(Scaling):
     """YaRN: frequencies with many turns in the trained context are kept, slow ones divided by f [1]_.
 
@@ -292,7 +292,7 @@ class YaRN(Scaling):
         return low, high + 0.001 if low == high else high
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Llama3(Scaling):
     """Llama 3.1's rule: wavelengths short in the trained context are kept, long ones stretched by the factor.
 
@@ -354,7 +354,7 @@ class Llama3(Scaling):
         return (1 - s) * omega / self.factor + s * omega
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LongRoPE(Scaling):
     """LongRoPE (Phi-3's "su"): every frequency has its own divisor, found by search [1]_.
 
@@ -461,7 +461,7 @@ class LongRoPE(Scaling):
         return [omega / divisor for omega, divisor in zip(omegas, divisors, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Proportional(Scaling):
     """Gemma 4's rule ("p-RoPE"): the first share of the frequencies, divided by the factor; the others are 0.
 
@@ -507,7 +507,7 @@ class Proportional(Scaling):
         return [omega / self.factor if i < rotated else 0.0 for i, omega in enumerate(omegas)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Periods(Scaling):
     """DINOv3's frequencies: 2π divided by periods, for coordinates that are normalised to [-1, 1] [1]_.
 
@@ -555,7 +555,7 @@ class Periods(Scaling):
         return [2 * math.pi / (self.min_period * growth ** (j / last)) for j in range(len(omegas))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reversed(Scaling):
     """Rotation in the other direction: the frequencies of another rule, or of none, with the opposite sign.
 

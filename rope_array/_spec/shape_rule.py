@@ -117,6 +117,11 @@ def is_unknown_size(size: Any) -> bool:
 
 def _line_up_error(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, axis: int) -> str:
     ndim = len(shape)
+    if len(pos_shape) == ndim and pos_shape[-1] == shape[-1]:
+        return (
+            f"pos has the shape {_shape(pos_shape)} and x {_shape(shape)}, as if both were queries or keys. "
+            "Give positions, and several arrays as one tuple: apply((q, k), pos)."
+        )
     lead = [f"axis {a} ({shape[a]})" for a in range(ndim - 1) if a != axis]
     sequence = f"the sequence, axis {axis} ({shape[axis]})" if axis >= 0 else "no sequence axis"
     text = (

@@ -1,9 +1,10 @@
 """The fields of a RoPE: a frozen record of plain Python values, checked when it is made."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from rope_array._dynamo import traced_memo
 from rope_array._errors import SpecError, short
@@ -15,6 +16,7 @@ from .plan import Pairing as Pairing
 from .validation import (
     MAX_PAIRS,
     MAX_WIDTH,
+    changed,
     choice,
     complete,
     integer,
@@ -26,6 +28,23 @@ from .validation import (
 )
 
 Angles = Literal["exact", "float32"]
+
+
+class Fields(TypedDict, total=False):
+    """The fields of `RoPE` as keyword arguments, for type checkers."""
+
+    head_dim: int
+    base: float
+    rotary_dim: int | None
+    rotary_start: int
+    pairing: Pairing
+    out_pairing: Pairing | None
+    scaling: Scaling | None
+    axes: Axes | None
+    inv_freq: Sequence[float] | None
+    attention_factor: float | None
+    angles: Angles
+    max_position: int | None
 
 
 @dataclass(frozen=True)
@@ -44,16 +63,31 @@ class Spec:
     inv_freq: tuple[float, ...] | None = None
     attention_factor: float | None = None
     angles: Angles = "exact"
+    max_position: int | None = None
     _plan: ClassVar[Plan | None]  # not a field; None if scaling needs at_length first
 
+    def __new__(cls, *args: Any, **fields: Any) -> "Spec":
+        """Check the names of the fields: a misspelt one is a SpecError, with the field that it may mean."""
+        known = cls.__dataclass_fields__.keys()
+        if not fields.keys() <= known:
+            raise _unknown_fields(fields.keys() - known)
+        if len(args) > 1:
+            raise SpecError(f"RoPE takes head_dim by position, not {short(args)}; give the others by name.")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        for name, value in _checked(self).items():
+        values, plan = _resolve(*[getattr(self, name) for name in _FIELDS])
+        for name, value in zip(_FIELDS, values, strict=True):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_plan", _plan(self))
+        object.__setattr__(self, "_plan", plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The version that loads the spec derives its own plan.
         return _load, (type(self), {name: getattr(self, name) for name in _FIELDS})
+
+    def __repr__(self) -> str:
+        width = 2 * len(self.axes.coordinates) if self.axes else self.head_dim - self.rotary_start
+        return f"{type(self).__name__}({changed(self, rotary_dim=width)})"
 
     @property
     def frequencies(self) -> tuple[float, ...]:
@@ -76,6 +110,26 @@ def require_plan(spec: Spec) -> Plan:
     return spec._plan  # type: ignore[return-value]  # _check_length has raised
 
 
+def _make_resolved(*given: Any) -> tuple[tuple[Any, ...], Plan | None]:
+    """Check the values of all fields; return them with defaults resolved, and the plan."""
+    spec = object.__new__(Spec)
+    vars(spec).update(zip(_FIELDS, given, strict=True))
+    vars(spec).update(_checked(spec))
+    return tuple(getattr(spec, name) for name in _FIELDS), _plan(spec)
+
+
+def _key(*values: Any) -> tuple[Any, ...]:
+    """Return the key of a spec's values in a memo. Types are part of it, as True equals 1."""
+    for value in values:
+        complete(value)
+    types = (tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in values)
+    return (*values, *types)
+
+
+# The checked fields and the plan of a spec. A memo, so that a compiled function may make a spec.
+_resolve = traced_memo(_make_resolved, _key)
+
+
 def _load(cls: type[Spec], values: dict[str, Any]) -> Spec:
     return cls(**values)
 
@@ -91,7 +145,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
     axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
     pairing = choice("pairing", spec.pairing, PAIRINGS)
-    factor = spec.attention_factor
+    factor, limit = spec.attention_factor, spec.max_position
     return {
         "head_dim": head_dim,
         "base": positive("base", spec.base, "a finite number above 0, such as 10000.0"),
@@ -104,6 +158,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
         "attention_factor": None if factor is None else invertible("attention_factor", factor),
         "angles": choice("angles", spec.angles, get_args(Angles)),
+        "max_position": limit if limit is None else integer("max_position", limit, 0),
     }
 
 
@@ -195,7 +250,8 @@ def _plan(spec: Spec) -> Plan | None:
             "values nearer to 1."
         )
     words = turns(omegas, 64), turns(omegas, 96)
-    return Plan(layout, spec.angles == "exact", [*map(float, omegas)], *words, coordinates=_coordinates(spec))
+    exact, values = spec.angles == "exact", [*map(float, omegas)]
+    return Plan(layout, exact, values, *words, None, _coordinates(spec), spec.max_position)
 
 
 def _coordinates(spec: Spec) -> Coordinates | None:
@@ -230,20 +286,37 @@ def _sources(spec: Spec) -> list[tuple[int, int] | None]:
 _FIELDS = tuple(f.name for f in fields(Spec) if f.init)
 
 
+# Names that other implementations have, with the field here.
+_OTHER_NAMES = {
+    **dict.fromkeys(("theta", "rope_theta", "rotary_base", "freq_base", "max_wavelength"), "base"),
+    **dict.fromkeys(("head_size", "d_head", "features"), "head_dim"),
+    "dim": "head_dim, and rotary_dim if part of a head is rotated",
+    **dict.fromkeys(("rotary_ndims", "partial_rotary_factor", "rotary_percent"), "rotary_dim, in features"),
+    **dict.fromkeys(("interleaved", "is_neox_style", "traditional"), "pairing='interleaved' or 'half'"),
+    **dict.fromkeys(("rope_scaling", "rope_type"), "scaling, a rule such as YaRN, or use RoPE.from_config"),
+    **dict.fromkeys(("max_position_embeddings", "max_seq_len"), "max_position, if positions need a limit"),
+    **dict.fromkeys(("mrope_section", "sections"), "axes, such as Axes.chunked(16, 24, 24)"),
+}
+
+
+def _unknown_fields(names: set[str]) -> SpecError:
+    """Return the error for names that are no fields, with the field that each may mean."""
+    from difflib import get_close_matches  # only here
+
+    said = []
+    for name in sorted(names):
+        hint = _OTHER_NAMES.get(name) or "".join(get_close_matches(name, _FIELDS, n=1))
+        said.append(f"{name!r} (give {hint})" if hint else repr(name))
+    return SpecError(f"RoPE has no field {', '.join(said)}; it has {', '.join(_FIELDS)}.")
+
+
 def _make_plan(head_dim: int, **spec: Any) -> Plan:
-    if unknown := set(spec).difference(_FIELDS):
-        raise SpecError(
-            f"RoPE has no field {', '.join(map(repr, sorted(unknown)))}; it has {', '.join(_FIELDS)}."
-        )
     return require_plan(Spec(head_dim, **spec))
 
 
 def _plan_key(head_dim: int, **spec: Any) -> tuple[Any, ...]:
-    """Return the key of a spec in the memo of plans. Types are part of it, as True equals 1."""
-    complete("scaling", spec.get("scaling"))
-    complete("axes", spec.get("axes"))
-    types = (tuple(map(type, v[:MAX_PAIRS])) if type(v) is tuple else type(v) for v in spec.values())
-    return (head_dim, type(head_dim), *spec.items(), *types)
+    """Return the key of a spec in the memo of plans."""
+    return (*spec, *_key(head_dim, *spec.values()))
 
 
 # The plan of a spec given field by field: plan_of(head_dim, **spec). One-liners ask for the same plan again.

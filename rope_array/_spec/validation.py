@@ -80,11 +80,11 @@ def record(name: str, value: Any, kind: type, need: str) -> Any:
         return None
     if not isinstance(value, kind):
         raise SpecError(f"{name} is {describe(value)}; give {need}, or None.")
-    complete(name, value)
+    complete(value)
     return replace(value) if is_dataclass(value) else value  # type: ignore[type-var]
 
 
-def complete(name: str, value: Any) -> None:
+def complete(value: Any) -> None:
     """Raise for a record without its fields, even if the class has defaults for them.
 
     Dynamo passes on a record made inside a compiled function before its fields are set (torch 2.13).
@@ -93,9 +93,16 @@ def complete(name: str, value: Any) -> None:
         return
     if any(field.name not in vars(value) for field in fields(value) if field.init):
         raise SpecError(
-            f"{name} is a {type(value).__name__} without its fields, as made inside a compiled "
-            "function; make it outside, by its class, and use it inside."
+            f"a {type(value).__name__} without its fields is given, as made inside a compiled function; make "
+            "it outside, by its class, and use it inside."
         )
+
+
+def changed(record: Any, **defaults: Any) -> str:
+    """Return "name=value, ..." of the fields that differ from `defaults`, or the class's defaults."""
+    usual = {field.name: field.default for field in fields(record)} | defaults
+    values = {name: getattr(record, name) for name in usual}
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != usual[name])
 
 
 def sequence(name: str, value: Any, need: str, check: Check | None = None) -> tuple[Any, ...]:

@@ -1,0 +1,1 @@
+"""Replaced when the plots are merged."""
