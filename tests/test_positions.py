@@ -268,6 +268,100 @@ def test_rank_of_any_integer_kind():
         assert positions.context_parallel(4, rank, np.int32(2)).tolist() == [2, 3]
 
 
+# ---- context_parallel of packed sequences ----
+
+
+def loop_parallel_packed(lengths, total, rank, size, layout):
+    """Cut each sequence, and the tokens after the last one, on its own."""
+    index, start = [], 0
+    for length in (*lengths, total - sum(lengths)):
+        index += [start + t for t in loop_parallel(length, rank, size, layout)]
+        start += length
+    return index
+
+
+def transformer_engine(cu, rank, size):
+    """The positions of the format "thd" in Transformer Engine: fused_rope.cu, fused_rope_forward_kernel.
+
+    Each rank holds cu/size; a token in the first half of its sequence there is moved by rank half lengths,
+    a token in the second half by the length of the whole sequence less rank + 1 half lengths, less a half.
+    """
+    made = []
+    for start, end in itertools.pairwise(np.array(cu) // size):
+        length = end - start
+        for token in range(length):
+            first = rank * length // 2
+            second = length * size - (rank + 1) * length // 2 - length // 2
+            made.append(token + (first if token < length // 2 else second))
+    return made
+
+
+PARTS = [([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4), ([4, 0, 0, 20, 0, 4], 4, 2), ([6, 3], 3, 1)]
+PARTS += [([16, 48], 16, 8)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
+def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
+    if layout == "zigzag" and size == 1:
+        lengths, padding = [2 * n for n in lengths], 2 * padding
+    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths) + padding
+    x = np.arange(3 * total).reshape(3, total)
+    held, shape = [], (total // size,)
+    for rank in range(size):
+        want = loop_parallel_packed(lengths, total, rank, size, layout)
+        held += want
+        for lengths_given in (cu, integers(lib, cu), integers(lib, cu, "int32")):
+            for rank_given in (rank, integers(lib, rank)):
+                call = {"rank": rank_given, "size": size, "layout": layout, "cu_seqlens": lengths_given}
+                equals(lib, positions.context_parallel(total, like=like, **call), want, shape=shape)
+                part = np.take(x, np.array(want, int), axis=1)
+                equals(lib, positions.context_parallel(integers(lib, x), **call), part)
+                part = positions.context_parallel(integers(lib, x.T), axis=0, **call)
+                assert lib.to_numpy(part).tolist() == x.T[want].tolist()
+    assert sorted(held) == [*range(total)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_packed_zigzag_is_that_of_transformer_engine(lib, like, size, seed):
+    rng = random.Random(seed)
+    lengths = [2 * size * rng.randint(0, 3) for _ in range(rng.randint(1, 5))]
+    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths)
+    pos = positions.packed(integers(lib, cu), total)
+    for rank in range(size):
+        want = transformer_engine(cu, rank, size)
+        call = {"layout": "zigzag", "cu_seqlens": integers(lib, cu)}
+        equals(lib, positions.context_parallel(pos, rank, size, **call), want, shape=(total // size,))
+
+
+def test_packed_zigzag_indices_of_transformer_engine():
+    """The case of Transformer Engine's test of thd_get_partitioned_indices: 16 tokens, two ranks."""
+    cu = [0, 8, 16]
+    got = [positions.context_parallel(16, r, 2, layout="zigzag", cu_seqlens=cu).tolist() for r in (0, 1)]
+    assert got == [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]
+
+
+def test_packed_parts_with_offsets_and_coordinates(lib, like):
+    """Any array is cut: positions after caches, and coordinates on a later axis."""
+    cu = integers(lib, [0, 4, 12])
+    pos = positions.packed(cu, 16, offsets=integers(lib, [100, 7]), pad=-1)
+    call = {"layout": "zigzag", "cu_seqlens": cu}
+    equals(lib, positions.context_parallel(pos, 1, 2, **call), [101, 102, 9, 10, 11, 12, -1, -1])
+    equals(
+        lib,
+        positions.context_parallel(positions.text(pos, 2), 1, 2, axis=0, **call),
+        [[p] * 2 for p in [101, 102, 9, 10, 11, 12, -1, -1]],
+    )
+
+
+def test_lengths_on_a_device_beyond_the_total_are_cut_off(lib, like):
+    if lib.name == "numpy":
+        return  # NumPy's lengths are read, and refused
+    made = positions.context_parallel(8, 0, 2, cu_seqlens=integers(lib, [0, 4, 40]))
+    equals(lib, made, [0, 1, 4, 5])
+
+
 # ---- text ----
 
 
@@ -631,6 +725,12 @@ def calls(length):
         "rank": lambda a: positions.context_parallel(length, a["rank"], 2, layout="zigzag"),
         "cut": lambda a: positions.context_parallel(a["mask"], 1, 2, layout="zigzag"),
         "cut by rank": lambda a: positions.context_parallel(a["cu"][1:], a["rank"], 2),
+        "rank of packed": lambda a: positions.context_parallel(
+            length, a["rank"], 2, layout="zigzag", cu_seqlens=a["parts"]
+        ),
+        "cut of packed": lambda a: positions.context_parallel(
+            a["coords"], 1, 2, axis=-1, cu_seqlens=a["parts"][:2] // 2
+        ),
         "text": lambda a: positions.text(a["offsets"]),
         "grid": lambda a: positions.grid(2, 3, like=a["coords"]),
         "grid of fractions": lambda a: positions.grid(2, 3, step=0.1, like=a["coords"]),
@@ -649,6 +749,7 @@ def arguments(lib):
     return {
         "offsets": integers(lib, [4, 9]),
         "cu": integers(lib, [0, 2, 5]),
+        "parts": integers(lib, [0, 4, 8]),
         "mask": integers(lib, [[0, 1, 1, 0], [1, 1, 1, 1]]),
         "rank": integers(lib, 1),
         "coords": lib.asarray(COORDS),
@@ -688,6 +789,7 @@ def test_under_torch_compile(lib, like, name):
     assert torch.equal(made, want)
     assert counter.frame_count == 1
     other = arguments(lib) | {"offsets": torch.tensor([11, 3]), "cu": torch.tensor([0, 7, 8])}
+    other |= {"parts": torch.tensor([0, 0, 4])}
     assert torch.equal(compiled(other), CALLS[name](other))
     assert counter.frame_count == 1  # other values compile nothing more
 
@@ -902,6 +1004,18 @@ REFUSED = [
         Position,
         "signed integer of 32 bits",
     ),
+    (
+        lambda: positions.context_parallel(8, 0, 2, layout="zigzag", cu_seqlens=[0, 2, 8]),
+        Shape,
+        "sequence 0 of cu_seqlens has 2 tokens, no multiple of 2·size = 4",
+    ),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8, 4]), Position, "falls from 8 to 4"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[2, 8]), Position, "begins with 2"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12])), Position, "beyond total 8"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[[0, 8]]), Shape, "n \\+ 1"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8.0]), Type, "cu_seqlens is 8.0"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=F32), Type, "cu_seqlens is float32"),
+    (lambda: positions.context_parallel(6, 0, 4, cu_seqlens=[0, 4]), Shape, "the sequence has 6 tokens"),
     # text
     (lambda: positions.text([0], 0), Shape, "n is 0"),
     (lambda: positions.text([0], 1.0), Type, "n is 1.0"),
