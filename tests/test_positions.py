@@ -663,6 +663,83 @@ def test_golden_of_qwen3_vl():
         assert delta == 0
 
 
+# The golden tests of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
+OMNI = {"image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(3, 4, 2)], "audio_token_id": 3}
+OMNI |= {"tokens_per_second": 2, "time_rounding": "seconds", "advance": "last"}
+
+
+def test_golden_of_qwen2_5_omni():
+    """get_rope_index of Qwen2_5Omni, transformers 5.23.0: 2 positions per second, chunks of one second."""
+    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+    pos, delta = positions.mrope(tokens, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)
+    assert pos.tolist() == ids(
+        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
+        "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+        "19,19,19"
+    )
+    assert delta == -8
+
+
+def test_golden_of_qwen3_omni(lib, like):
+    """get_rope_index of Qwen3OmniMoe, transformers 5.23.0: times are fractions, 1.5 from frame to frame."""
+    if lib.name == "dask":
+        return  # mrope reads values
+    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+    want = (
+        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
+        "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+        "19,19,19 20,20,20"
+    )
+    want = [[float(x) for x in point.split(",")] for point in want.split()]
+    call = {**OMNI, "second_per_grid_ts": 0.75}
+    pos, delta = positions.mrope(tokens, **call, like=like, dtype="float32")
+    equals(lib, pos, want, dtype="float32")
+    equals(lib, delta, -6, dtype="float32")
+    cut, _ = positions.mrope(tokens, **call)
+    assert cut.tolist() == [[math.floor(x) for x in point] for point in want]
+
+
+def test_golden_of_ernie_4_5_vl():
+    """get_rope_index of Ernie4_5_VLMoeModel, transformers 5.23.0: two frames are one token in time."""
+    tokens = [0, 2, 2, 2, 2, 0, 1, 1, 0]
+    call = {"temporal_merge_size": 2, "advance": "spatial"}
+    pos, delta = positions.mrope(tokens, [(1, 2, 4)], [(4, 2, 4)], **call)
+    assert pos.tolist() == ids("0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6")
+    assert delta == -2
+
+
+def test_fractions_of_times_are_kept_and_rounded_once():
+    pos, delta = positions.mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype="float32")
+    last = np.float32(1 + float(np.float32(1.7)))
+    assert pos.tolist() == [[0] * 3, [1] * 3, [last, 1, 1], [np.float32(2 + float(np.float32(1.7)))] * 3]
+    assert delta == np.float32(3 + float(np.float32(1.7)) - 4)
+
+
+def test_rounding_of_times():
+    """5 frames of 0.08 s at 25 positions a second: float32(0.08) is below 0.08, float32(25 · 0.08) is 2."""
+    frame = {kind: [] for kind in ("interval", "seconds")}
+    for kind, times in frame.items():
+        call = {"tokens_per_second": 25, "second_per_grid_ts": 0.08, "time_rounding": kind}
+        times += positions.mrope([2] * 6, (), [(6, 2, 2)], **call)[0][:, 0].tolist()
+    assert frame["interval"] == [0, 2, 4, 6, 8, 10]
+    f = np.float32
+    assert frame["seconds"] == [int(f(f(k) * f(0.08)) * f(25)) for k in range(6)] == [0, 2, 4, 6, 8, 9]
+
+
+def test_text_after_a_video_with_audio():
+    """The video has 3 rows, the audio 2 tokens: "last" continues after the audio, "max" after the rows."""
+    call = {"tokens": [0, 2, 2, 2, 3, 3, 0], "video_grid_thw": [(1, 6, 2)], "audio_token_id": 3}
+    block = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
+    for advance, after in (("last", " 3,3,3"), ("max", " 4,4,4"), ("spatial", " 4,4,4")):
+        assert positions.mrope(**call, advance=advance)[0].tolist() == ids(block + after)
+
+
+def test_audio_alone_is_text():
+    tokens = [0, 3, 3, 0, 1, 3, 3, 0]
+    with_id, _ = positions.mrope(tokens, [(1, 2, 2)], audio_token_id=3, shared_delimiters=True)
+    assert with_id.tolist() == positions.mrope([0, 0, 0, 0, 1, 0, 0, 0], [(1, 2, 2)])[0].tolist()
+
+
 def test_text_after_a_long_video():
     """Text continues after the last frame, or with "spatial" after the rows and columns alone."""
     call = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
@@ -1111,6 +1188,27 @@ REFUSED = [
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e300), Spec, "tokens_per_second"),
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30), Spec, "takes 2 frames out"),
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype="int32"), Position, "32"),
+    (lambda: positions.mrope([0], audio_token_id=2), Spec, "video_token_id and audio_token_id are both 2"),
+    (lambda: positions.mrope([0], audio_token_id=-3), Spec, "audio_token_id is -3"),
+    (lambda: positions.mrope([2, 3], (), [(1, 2, 4)], audio_token_id=3), Shape, "tokens has 1 from token 0"),
+    (lambda: positions.mrope([2, 3, 2], (), [(1, 2, 4)]), Shape, "audio_token_id for audio among them"),
+    (lambda: positions.mrope([0], shared_delimiters=1), Spec, "shared_delimiters is 1"),
+    (
+        lambda: positions.mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], audio_token_id=3, shared_delimiters=True),
+        Shape,
+        "two text tokens before and after the video with audio at tokens 1 to 3",
+    ),
+    (
+        lambda: positions.mrope(
+            [0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], audio_token_id=3, shared_delimiters=True
+        ),
+        Shape,
+        "two text tokens before and after",
+    ),
+    (lambda: positions.mrope([0], temporal_merge_size=0), Shape, "temporal_merge_size is 0"),
+    (lambda: positions.mrope([2], (), [(3, 2, 2)], temporal_merge_size=2), Shape, "pad the video"),
+    (lambda: positions.mrope([0], time_rounding="frames"), Spec, "time_rounding is 'frames'"),
+    (lambda: positions.mrope([0], dtype="float64"), Type, "dtype is 'float64'"),
     (lambda: positions.mrope([0], pad=HUGE), Position, "pad holds"),
     (lambda: positions.mrope([0], pad=0.5), Type, "pad is 0.5"),
 ]

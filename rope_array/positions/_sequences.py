@@ -403,7 +403,8 @@ def _check_multiple(name: str, length: Any, size: int, pieces: int) -> None:
     if length % (pieces * size):
         times = "2·size" if pieces == 2 else "size"
         raise ShapeError(
-            f"{name} has {length} tokens, no multiple of {times} = {pieces * size}; pad it to a multiple first."
+            f"{name} has {length} tokens, no multiple of {times} = {pieces * size}; pad it to a multiple "
+            "first."
         )
 
 
