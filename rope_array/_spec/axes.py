@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 
 from rope_array._errors import SpecError, short
 
+from .folding import MOST_PIECES, folded
 from .validation import MAX_PAIRS, MAX_WIDTH, choice, integer, sequence, truth
 
 GgmlMode = Literal["mrope", "imrope", "vision"]
-MOST_PIECES = 16  # of a map in a repr
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class Axes:
 
     @classmethod
     def ggml(cls, *sections: int, mode: GgmlMode = "mrope", num_pairs: int | None = None) -> Axes:
-        """Read the four sections of ``ggml_rope_multi``: M-RoPE of llama.cpp, with the coordinates (t, h, w, e).
+        """Read the four sections of ggml: M-RoPE of llama.cpp, with the coordinates (t, h, w, e).
 
         Every mode pairs features by halves, ``pairing="half"``. llama.cpp gives text the coordinates
         (p, p, p, 0).
@@ -310,12 +310,13 @@ class Axes:
             Four numbers of pairs, for the coordinates t, h, w and e; in GGUF files
             "rope.dimension_sections". Pairs beyond their sum begin with the first section again.
         mode : {"mrope", "imrope", "vision"}
-            "mrope" gives each coordinate consecutive pairs of one series (Qwen2-VL). "imrope" gives t, h and w
-            every third pair while their sections last, and all others e (Qwen3-VL). "vision" gives each
-            coordinate consecutive pairs and a series of its own, over half of rotary_dim (vision towers).
+            "mrope" gives each coordinate consecutive pairs of one series (Qwen2-VL). "imrope" gives each of
+            t, h and w every third pair, as many as its section has, and all other pairs to e (Qwen3-VL).
+            "vision" gives each coordinate consecutive pairs and a series of its own, of the width
+            rotary_dim/2 (vision towers).
         num_pairs : int, optional
-            All pairs, rotary_dim/2. By default the sections' sum; half of it for "vision", whose four sections
-            are each a quarter of the head.
+            All pairs, rotary_dim/2. By default the sections' sum. For "vision" by default half of the sum,
+            as each of its four sections is a quarter of the head.
 
         Returns
         -------
@@ -328,7 +329,7 @@ class Axes:
 
         References
         ----------
-        .. [1] ggml, ggml-cpu/ops.cpp, ``ggml_mrope_cache_init``.
+        .. [1] ggml, ``ggml_rope_multi``, and ggml-cpu/ops.cpp, ``ggml_mrope_cache_init``.
 
         Examples
         --------
@@ -459,57 +460,6 @@ def _restarted(coordinates: Sequence[int], sectors: Sequence[int], starts: Seque
             first[starts.index(sector)] = i
         indices.append(i - first[coordinate])
     return tuple(indices)
-
-
-def folded(values: Sequence[int | None]) -> str:
-    """Return an expression of a sequence, repeats and ranges folded; "..." after the first pieces of many.
-
-    Examples
-    --------
-    >>> folded((0, 0, 0, 0, 1, 2, 1, 2))
-    '(*(0,) * 4, *(1, 2) * 2)'
-    """
-    pieces = [*_pieces(values)]
-    if len(pieces) == 1 and pieces[0].startswith("*"):
-        return pieces[0][1:]
-    more = ["..."] if len(pieces) > MOST_PIECES else []
-    text = ", ".join(pieces[: MOST_PIECES // 2 if more else None] + more)
-    return f"({text},)" if len(pieces) == 1 else f"({text})"
-
-
-def _pieces(values: Sequence[int | None]) -> Iterator[str]:
-    start = 0
-    while start < len(values):
-        # max takes the first of equals: a range, then the shortest pattern.
-        length, text = max(_folds(values, start), key=lambda fold: fold[0])
-        start += length
-        yield text
-
-
-def _folds(values: Sequence[int | None], start: int) -> Iterator[tuple[int, str]]:
-    """Yield the ways to fold the values from a start: how many values each takes, and its text."""
-    yield 1, repr(values[start])
-    first, second = (*values[start : start + 2], None)[:2]
-    if first is not None and second is not None and first != second:
-        yield from _range_fold(values, start, first, second - first)
-    for period in range(1, min(8, (len(values) - start) // 2) + 1):
-        end = start + period
-        while end < len(values) and values[end] == values[end - period]:
-            end += 1
-        times = (end - start) // period
-        if times > 1 and times * period > 3:
-            yield times * period, f"*{tuple(values[start : start + period])!r} * {times}"
-
-
-def _range_fold(values: Sequence[int | None], start: int, first: int, step: int) -> Iterator[tuple[int, str]]:
-    """Yield the fold of values that are a range, if there are more than three."""
-    length = 2
-    while start + length < len(values) and values[start + length] == first + step * length:
-        length += 1
-    if length > 3:
-        stop = first + step * length
-        stated = f"{first}, {stop}, {step}" if step != 1 else f"{first}, {stop}" if first else f"{stop}"
-        yield length, f"*range({stated})"
 
 
 def series_lengths(sources: Sequence[tuple[int, int] | None]) -> dict[int, int]:
