@@ -909,6 +909,7 @@ def test_exported_over_lengths(strict):
                 positions.from_mask(mask),
                 positions.grid(n, 2, like=x),
                 positions.context_parallel(2 * n, 1, 2, like=x),
+                positions.context_parallel(4 * n, 1, 2, layout="zigzag", cu_seqlens=4 * cu),
             )
 
     def given(n):

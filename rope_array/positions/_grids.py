@@ -131,8 +131,8 @@ def normalized_grid(
     *sizes : int
         Patches along each axis.
     normalize : {"separate", "min", "max"}
-        The extent that maps to -1 ... 1. "separate" takes each axis's own; "min" takes the shortest for all
-        axes, "max" the longest.
+        The extent that maps to -1 ... 1: each axis's own ("separate"), or for all axes the shortest ("min")
+        or the longest ("max").
     like : array, optional
         An array with the library and device of the result. NumPy by default.
     dtype : {"float32", "float64"}, optional

@@ -98,6 +98,10 @@ def packed(
         `cu_seqlens`, on the host, does not begin at 0, decreases, or ends beyond `total`; or a position is
         out of the range of the dtype.
 
+    See Also
+    --------
+    context_parallel : with `cu_seqlens`, one rank's part of packed sequences.
+
     Notes
     -----
     If `cu_seqlens` is not on the host, tokens beyond `total` are left out, and lengths that decrease or do
