@@ -29,23 +29,23 @@ class Axes:
     Parameters
     ----------
     coordinates : sequence of int or None
-        For each of the rotary_dim/2 pairs the coordinate, from 0, that drives it. None: the pair is not
-        rotated. At most 32,768 pairs.
+        For each of the rotary_dim/2 pairs, the coordinate that drives it, counted from 0. A pair with None is
+        not rotated. At most 32,768 pairs.
     indices : sequence of int, optional
-        For each pair the number of its frequency. By default, if `widths` is None, pair i takes frequency i
-        (one series over all pairs, as in M-RoPE); else each coordinate counts its own: its k-th pair takes
-        frequency k.
+        For each pair, the number of its frequency. Without `widths`, the default is one series over all
+        pairs, as in M-RoPE: pair i takes frequency i. With `widths`, each coordinate counts its own pairs:
+        its k-th pair takes frequency k.
     widths : sequence of int, optional
-        For each coordinate the width that its frequencies count over. By default rotary_dim for all.
+        For each coordinate, the width of its series. By default rotary_dim for all.
     blocks : int
-        The rotated slice is cut into so many equal blocks, and both features of a pair are in one block.
+        Number of equal blocks of the rotated slice. Both features of a pair are in one block.
     count : int, optional
-        How many coordinates a position has, at most 32,768. By default as many as `coordinates` names.
+        Number of coordinates of a position, at most 32,768. By default the largest of `coordinates` plus 1.
 
     Raises
     ------
     SpecError
-        A value that names no map, or series of more than 32,768 frequencies in all.
+        A value is invalid, or the series have more than 32,768 frequencies in all.
 
     See Also
     --------
@@ -182,10 +182,10 @@ class Axes:
             Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2. In configs
             "mrope_section".
         num_pairs : int, optional
-            All pairs, rotary_dim/2, if the sections' sum is less. By default their sum.
+            Number of all pairs, rotary_dim/2. By default the sections' sum.
         rest : int
-            The coordinate of the pairs after the last section. The kernels of Liger and vLLM give them to w,
-            2 [2]_.
+            The coordinate of the pairs after the last section. The kernels of Liger and vLLM use w,
+            ``rest=2`` [2]_.
 
         Returns
         -------
@@ -216,18 +216,19 @@ class Axes:
 
     @classmethod
     def interleaved(cls, *sections: int, num_pairs: int | None = None) -> Axes:
-        """Alternate the coordinates along one series, the rest for the first: M-RoPE of Qwen3-VL.
+        """Alternate the coordinates along one series; coordinate 0 has the other pairs: M-RoPE of Qwen3-VL.
 
-        Of n coordinates, number a > 0 drives the pairs a, a + n, a + 2n, ..., as many as its section gives,
-        and coordinate 0 all others. The interleaved pairing is another thing: it is about features.
+        Of n coordinates, number a > 0 drives the pairs a, a + n, a + 2n, ..., as many as its section has.
+        Coordinate 0 drives all other pairs. The interleaved pairing is unrelated: it defines which two
+        features are a pair.
 
         Parameters
         ----------
         *sections : int
             Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2.
         num_pairs : int, optional
-            All pairs, rotary_dim/2, if the sections' sum is less. By default their sum. The pairs of no
-            section are coordinate 0's too, as in transformers.
+            Number of all pairs, rotary_dim/2. By default the sections' sum. Coordinate 0 drives the pairs
+            that are in no section, as in transformers.
 
         Returns
         -------
@@ -236,8 +237,7 @@ class Axes:
         Raises
         ------
         SpecError
-            A section that does not fit: it would go beyond the last pair. Or `num_pairs` is less than the
-            sections' sum.
+            A section would go beyond the last pair, or `num_pairs` is less than the sections' sum.
 
         References
         ----------
@@ -266,7 +266,7 @@ class Axes:
 
     @classmethod
     def alternating(cls, t: int, h: int, w: int) -> Axes:
-        """Alternate h and w along one series, the rest for t: M-RoPE of ERNIE-4.5-VL.
+        """Alternate h and w along one series; t has the other pairs: M-RoPE of ERNIE-4.5-VL.
 
         Parameters
         ----------
@@ -315,8 +315,8 @@ class Axes:
             "vision" gives each coordinate consecutive pairs and a series of its own, of the width
             rotary_dim/2 (vision towers).
         num_pairs : int, optional
-            All pairs, rotary_dim/2. By default the sections' sum. For "vision" by default half of the sum,
-            as each of its four sections is a quarter of the head.
+            Number of all pairs, rotary_dim/2. By default the sections' sum. For "vision" half of the sum,
+            because each of its four sections is a quarter of the head.
 
         Returns
         -------
@@ -369,8 +369,8 @@ class Axes:
         order : sequence of int, optional
             Coordinates in the order of their pairs: (1, 0) for w before h. By default 0, 1, ...
         blocks : bool
-            Both features of a pair are among its coordinate's features (Gemma 4's vision tower), for equal
-            widths.
+            Whether both features of a pair are among the features of its coordinate (Gemma 4's vision tower).
+            The widths must then be equal.
 
         Returns
         -------

@@ -46,7 +46,7 @@ def mrope(
     after it continues from the largest coordinate plus 1. Tokens of audio are positioned as text, unless
     they are mixed with the tokens of a video (`audio_token_id`).
 
-    This function runs on the host: it reads the values of `tokens`, so it waits for a device, and it does not
+    This function runs on the host. It reads the values of `tokens`, so it waits for a device, and it does not
     work in a tracer. The guide "Positions" has a table of the options of each model.
 
     Parameters
@@ -82,8 +82,8 @@ def mrope(
         second_per_grid_ts, then by tokens_per_second (Qwen-Omni). Each product is rounded to float32. With an
         integer `dtype` the time is then cut to an integer, so the two may differ by 1.
     split_frames : bool
-        Every frame of a video is a vision block, with text between the frames: Qwen3-VL, whose prompts have
-        time stamps there.
+        Whether each frame of a video is a block of its own, with text between the frames (Qwen3-VL, whose
+        prompts have time stamps there).
     advance : {"max", "last", "spatial"}
         The position of the text after a block. "max" is the largest coordinate plus 1 [1]_. "last" is the
         largest coordinate of the block's last token plus 1 (Qwen-Omni); it differs from "max" if a video is

@@ -74,8 +74,8 @@ def packed(
         Cumulative lengths, from 0: sequence i has the tokens cu_seqlens[i] to cu_seqlens[i + 1]. An empty
         sequence repeats a number.
     total : int, optional
-        Tokens on the axis, padding included: the size of the result. By default the last of `cu_seqlens` if
-        it is on the host; for any other array give it, as no values are read.
+        Tokens on the axis, padding included: the size of the result. By default the last of `cu_seqlens`.
+        Required for a `cu_seqlens` on a device, whose values are not read.
     offsets : int, sequence of int, or integer array of shape (n,), optional
         The position of each sequence's first token, 0 by default: the number of tokens in its cache.
     pad : int
@@ -104,8 +104,8 @@ def packed(
 
     Notes
     -----
-    If `cu_seqlens` is not on the host, tokens beyond `total` are left out, and lengths that decrease or do
-    not begin at 0 give meaningless positions.
+    The values of a `cu_seqlens` on a device are not checked: tokens beyond `total` are left out, and the
+    positions are meaningless if the lengths decrease or do not begin at 0.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def packed(
 
 
 def from_mask(mask: Any, *, pad: int = 0, like: Any = None, dtype: Any = None) -> Any:
-    """Return positions that count the tokens of an attention mask: left padding, right padding.
+    """Return positions that count the tokens of an attention mask, with padding on any side.
 
     Parameters
     ----------
@@ -195,25 +195,25 @@ def context_parallel(
     Parameters
     ----------
     sequence : int, or array with an axis of S tokens
-        The length S, for the positions 0 ... S - 1, which are the tokens' indices too; or an array to slice:
-        positions of any kind, token ids, hidden states.
+        The length S: the result is positions, which are the indices of the rank's tokens too. Or an array:
+        the result is the rank's part of it. Positions of any kind, token ids and hidden states all work.
     rank : int, or integer array of shape ()
-        The rank. A tracer's array works, such as ``jax.lax.axis_index``.
+        The rank, which may be traced, such as ``jax.lax.axis_index``.
     size : int
         Number of ranks.
     layout : {"contiguous", "zigzag"}
-        "contiguous" gives each rank S/size consecutive tokens. "zigzag", the layout of Megatron-LM and
-        Transformer Engine, makes 2·size chunks and gives rank r the chunks r and 2·size - 1 - r, in this
-        order, so that every rank does the same work in causal attention.
+        "contiguous" gives each rank S/size consecutive tokens. "zigzag" is the layout of Megatron-LM and
+        Transformer Engine: of 2·size chunks, rank r has the chunks r and 2·size - 1 - r, in this order. Every
+        rank then does the same work in causal attention.
     cu_seqlens : sequence of int, or integer array of shape (n + 1,), optional
-        Cumulative lengths of packed sequences, from 0, as for `packed`. They count the tokens of the whole
-        group, padding included: each length is a multiple of `size`, or of 2·size for zigzag. Rank r gets its
-        chunks of the first sequence, then its chunks of the second. Tokens after the last sequence are cut
-        as one more sequence. [1]_
+        Cumulative lengths of packed sequences, from 0, as for `packed`. They count the tokens of all ranks,
+        padding included. Each length is a multiple of `size`, or of 2·size for zigzag. A rank has its chunks
+        of the first sequence, then its chunks of the second, and so on [1]_. Tokens after the last sequence
+        are cut as one more sequence.
     axis : int
         The axis of the tokens, if `sequence` is an array.
     like, dtype
-        See `offset`, for a length; an array keeps its library and dtype.
+        See `offset`. An array keeps its library and dtype.
 
     Returns
     -------
@@ -234,8 +234,8 @@ def context_parallel(
 
     Notes
     -----
-    No values are read of a `cu_seqlens` that is not on the host. If a length there is not a multiple, the
-    result is meaningless.
+    The values of a `cu_seqlens` on a device are not checked: the result is meaningless if a length is not a
+    multiple.
 
     References
     ----------
