@@ -248,3 +248,18 @@ def test_ernie(seed, merge_frames):
     )
     assert pos.tolist() == ids.movedim(0, -1).tolist()
     assert deltas.tolist() == want[:, 0].tolist()
+
+
+def test_qwen3_omni_sorts_tokens_in_two_ways():
+    """The processor sorts by float64 times, the model by float32 times; the documentation says so."""
+    prompts = Prompts("qwen3_omni", random.Random(0), True)
+    prompts.rate, prompts.images, prompts.videos = 25, [(1, 2, 2)], [(16, 4, 2)]
+    prompts.seconds, prompts.audios = [0.08], [300]
+    sound = audio_length("qwen3_omni", 300)
+    inner = sorted_tokens("qwen3_omni", (16, 4, 2), 0.08, sound, 25, 2)
+    prompts.ids = [[10, VISION_START, IMAGE, VISION_END, VISION_START, *inner, VISION_END, 10]]
+    prompts.mask = [[1] * len(prompts.ids[0])]
+    audio = np.array(prompts.ids[0]) == AUDIO
+    ours, theirs = (call()[0][0][audio] for call in (prompts.ours, prompts.theirs))
+    assert sum(len({*point}) > 1 for point in theirs.tolist()) > 0
+    assert ours.tolist() == [[ours[0, 0] + k] * 3 for k in range(sound)]
