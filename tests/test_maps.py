@@ -340,6 +340,193 @@ def test_pairs_must_fit(rotary_dim: int, axes: Axes) -> None:
         RoPE(128, rotary_dim=rotary_dim, axes=axes)
 
 
+# ---- pairs beyond the sections ----
+
+
+@pytest.mark.parametrize("sections", [(4, 6, 6), (8, 2, 3), (0, 5, 1), (16, 8, 8), (1, 1, 1)])
+def test_leftover_pairs_of_interleaved_are_t(sections: tuple[int, int, int]) -> None:
+    """transformers' apply_interleaved_mrope begins with t, and writes h and w over every third pair."""
+    want = np.zeros(32, dtype=int)
+    for a in (1, 2):
+        want[a : 3 * sections[a] : 3] = a
+    assert Axes.interleaved(*sections, num_pairs=32).coordinates == tuple(want)
+
+
+@pytest.mark.parametrize("sections", [(8, 8, 8), (8, 12, 12), (0, 1, 2), (5, 0, 0)])
+def test_leftover_pairs_of_chunked(sections: tuple[int, int, int]) -> None:
+    """Liger's kernel gives w all pairs from its section on; by default t gets the pairs after it."""
+    t, h, w = sections
+    pairs = np.arange(32)
+    liger = np.where(pairs < t, 0, np.where(pairs < t + h, 1, 2))
+    assert Axes.chunked(*sections, num_pairs=32, rest=2).coordinates == tuple(liger)
+    ours = np.where(pairs < t + h + w, liger, 0)
+    assert Axes.chunked(*sections, num_pairs=32).coordinates == tuple(ours)
+
+
+def test_sections_that_sum_to_num_pairs() -> None:
+    assert Axes.chunked(16, 24, 24, num_pairs=64, rest=1) == Axes.chunked(16, 24, 24)
+    assert Axes.interleaved(24, 20, 20, num_pairs=64) == Axes.interleaved(24, 20, 20)
+    assert RoPE(128, rotary_dim=64, axes=Axes.chunked(8, 8, 8, num_pairs=32)).rotary_dim == 64
+
+
+WRONG_SECTIONS: dict[str, tuple[Any, str]] = {
+    "too few pairs": (
+        lambda: Axes.chunked(8, 8, 8, num_pairs=23),
+        "num_pairs is 23, and the sections' sum is 24",
+    ),
+    "too few interleaved": (lambda: Axes.interleaved(8, 8, num_pairs=2), "give at least the sum"),
+    "rest": (lambda: Axes.chunked(8, 8, rest=2), "rest is 2; give an int of at most 1"),
+    "negative rest": (lambda: Axes.chunked(8, 8, rest=-1), "rest is -1"),
+    "too many pairs": (lambda: Axes.chunked(8, num_pairs=40000), "num_pairs is 40000"),
+    "beyond the last pair": (lambda: Axes.interleaved(4, 6, 6), "or num_pairs if the map has more pairs"),
+    "RoPE": (lambda: RoPE(128, rotary_dim=128, axes=Axes.chunked(8, 8)), "num_pairs=64 of Axes.chunked"),
+    "three sections of ggml": (lambda: Axes.ggml(16, 24, 24), "give four, for t, h, w and e"),
+    "only e": (lambda: Axes.ggml(0, 0, 0, 24), "t, h or w has pairs"),
+    "mode": (lambda: Axes.ggml(8, 8, 8, 0, mode="neox"), "mode is 'neox'"),  # type: ignore[arg-type]
+    "pairs of ggml": (lambda: Axes.ggml(8, 8, 8, 0, num_pairs=-1), "num_pairs is -1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SECTIONS)
+def test_wrong_sections_are_refused(name: str) -> None:
+    make, message = WRONG_SECTIONS[name]
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+# ---- ggml ----
+
+
+def ggml_angles(
+    sections: tuple[int, ...], mode: str, pairs: int, pos: tuple[int, ...], base: float
+) -> list[float]:
+    """Return the angle of each pair as ggml_mrope_cache_init of ggml-cpu/ops.cpp does, in float64.
+
+    ggml keeps one angle for each coordinate and multiplies all four from pair to pair.
+    """
+    angles, scale = [*map(float, pos)], base ** (-2.0 / (pairs if mode == "vision" else 2 * pairs))
+    bounds, made = [0, sections[0], sum(sections[:2]), sum(sections[:3])], []
+    for pair in range(pairs):
+        sector = pair % sum(sections)
+        if mode == "vision":  # each section restarts the angle of its coordinate
+            for a, bound in enumerate(bounds):
+                if sector == bound:
+                    angles[a] = float(pos[a])
+                    break
+        if mode == "imrope":
+            a = next((c for c in (1, 2, 0) if sector % 3 == c and sector < 3 * sections[c]), 3)
+        else:
+            a = 3 if sector >= bounds[3] else 2 if sector >= bounds[2] else int(sector >= bounds[1])
+        made.append(angles[a])
+        angles = [angle * scale for angle in angles]
+    return made
+
+
+SECTIONS = [
+    (16, 24, 24, 0),
+    (24, 20, 20, 0),
+    (11, 11, 10, 0),
+    (8, 8, 8, 8),
+    (3, 0, 2, 1),
+    (0, 4, 4, 0),
+    (2, 5, 1, 7),
+]
+
+
+@pytest.mark.parametrize("pairs", [None, 5, 36])
+@pytest.mark.parametrize("mode", ["mrope", "imrope", "vision"])
+@pytest.mark.parametrize("sections", SECTIONS, ids=str)
+def test_ggml(sections: tuple[int, ...], mode: Any, pairs: int | None) -> None:
+    axes = Axes.ggml(*sections, mode=mode, num_pairs=pairs)
+    count = len(axes.coordinates)
+    assert count == (pairs or sum(sections) // (2 if mode == "vision" else 1))
+    rope = RoPE(2 * count, base=5e6, pairing="half", axes=axes)
+    pos = (3, 50, 7, 11)
+    x = features(2 * count, 1)
+    angle = np.array(ggml_angles(sections, mode, count, pos, 5e6))
+    a, b = x[..., :count], x[..., count:]
+    want = np.concatenate(
+        [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1
+    )
+    np.testing.assert_allclose(rope.apply(x, [pos]), want, atol=1e-11)
+
+
+def test_ggml_and_the_maps_of_transformers() -> None:
+    """llama.cpp's sections of Qwen2-VL, Qwen3.5 and a vision tower give the maps of their models."""
+    assert Axes.ggml(16, 24, 24, 0).coordinates == Axes.chunked(16, 24, 24).coordinates
+    assert Axes.ggml(11, 11, 10, 0, mode="imrope").coordinates == Axes.interleaved(11, 11, 10).coordinates
+    tower = RoPE(80, axes=Axes.ggml(20, 20, 20, 20, mode="vision"))
+    assert tower.axes is not None
+    assert tower.axes.coordinates == Axes.axial(40, 40).coordinates
+    assert tower.frequencies == RoPE(80, axes=Axes.axial(40, 40)).frequencies
+
+
+def test_ggml_gives_two_pairs_of_qwen3_vl_to_e() -> None:
+    """With text, whose e is 0, these pairs are not rotated in llama.cpp; in transformers t drives them."""
+    ours, theirs = (Axes.ggml(24, 20, 20, 0, mode="imrope"), Axes.interleaved(24, 20, 20))
+    differ = [i for i in range(64) if ours.coordinates[i] != theirs.coordinates[i]]
+    assert differ == [61, 62]
+    assert [ours.coordinates[i] for i in differ] == [3, 3]
+
+
+# ---- repr ----
+
+REPR = {
+    "Axes.chunked(16, 24, 24)": Axes.chunked(16, 24, 24),
+    "Axes.chunked(8, 8, 8, num_pairs=32)": Axes.chunked(8, 8, 8, num_pairs=32),
+    "Axes.interleaved(24, 20, 20)": Axes.interleaved(24, 20, 20),
+    "Axes.alternating(20, 22, 22)": Axes.alternating(20, 22, 22),
+    "Axes.axial(16, 56, 56)": Axes.axial(16, 56, 56),
+    "Axes.axial(32, 32, order=(1, 0))": Axes.axial(32, 32, order=(1, 0)),
+    "Axes.axial(4, 0, 2, order=(2, 0, 1))": Axes.axial(4, 0, 2, order=(2, 0, 1)),
+    "Axes.axial(32, 32, blocks=True)": Axes.axial(32, 32, blocks=True),
+    "Axes.even_odd(64)": Axes.even_odd(64),
+    "Axes.chunked(0)": Axes(()),
+    "Axes.chunked(2, 0, 0)": Axes((0, 0), count=3),
+    "Axes((1, 0) * 18, widths=(36, 36))": Axes((1, 0) * 18, widths=(36, 36)),
+    "Axes((0, 1, None, None))": Axes((0, 1, None, None)),
+    "Axes((None,))": Axes((None,)),
+    "Axes((0, None, None, None, 1, 2))": Axes((0, None, None, None, 1, 2)),
+    "Axes((*(0,) * 4, *(None,) * 4), count=2)": Axes((0,) * 4 + (None,) * 4, count=2),
+    "Axes((0,) * 9, indices=range(9))": Axes((0,) * 9, indices=range(9)),
+    "Axes((0,) * 8, indices=(*range(4, 8), *range(9, 1, -2)))": Axes(
+        (0,) * 8, indices=(4, 5, 6, 7, 9, 7, 5, 3)
+    ),
+    "Axes((*(0,) * 18, *(1,) * 18), indices=(*range(18), *range(18)), widths=(36,) * 4, count=4)": Axes.ggml(
+        18, 18, 18, 18, mode="vision"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REPR)
+def test_repr_is_short_and_makes_the_map_again(text: str) -> None:
+    assert repr(REPR[text]) == text
+    assert eval(text) == REPR[text]
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_repr_of_the_maps_in_use(name: str) -> None:
+    axes = MAPS[name].rope.axes
+    text = repr(axes)
+    assert eval(text) == axes
+    assert len(text) < 100
+    assert text in repr(MAPS[name].rope)
+
+
+def test_repr_of_a_map_without_order_is_cut() -> None:
+    random = np.random.default_rng(0).integers(0, 30, 3000).tolist()
+    text = repr(Axes(random, widths=[2] * 30))
+    assert len(text) < 200
+    assert text.startswith(f"Axes(({', '.join(map(str, random[:4]))}")
+    assert "...)" in text
+    assert "\n" not in text
+
+
+def test_repr_of_the_largest_maps() -> None:
+    assert repr(Axes.axial(32768, 32768)) == "Axes.axial(32768, 32768)"
+    assert repr(Axes((0,) * 32767 + (None,), count=32768)) == "Axes((*(0,) * 32767, None), count=32768)"
+
+
 CONFIGS: dict[str, tuple[dict[str, Any], str | None]] = {
     "Qwen2-VL's ViT": (
         {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_heads": 16}},

@@ -268,6 +268,100 @@ def test_rank_of_any_integer_kind():
         assert positions.context_parallel(4, rank, np.int32(2)).tolist() == [2, 3]
 
 
+# ---- context_parallel of packed sequences ----
+
+
+def loop_parallel_packed(lengths, total, rank, size, layout):
+    """Cut each sequence, and the tokens after the last one, on its own."""
+    index, start = [], 0
+    for length in (*lengths, total - sum(lengths)):
+        index += [start + t for t in loop_parallel(length, rank, size, layout)]
+        start += length
+    return index
+
+
+def transformer_engine(cu, rank, size):
+    """The positions of the format "thd" in Transformer Engine: fused_rope.cu, fused_rope_forward_kernel.
+
+    Each rank holds cu/size; a token in the first half of its sequence there is moved by rank half lengths,
+    a token in the second half by the length of the whole sequence less rank + 1 half lengths, less a half.
+    """
+    made = []
+    for start, end in itertools.pairwise(np.array(cu) // size):
+        length = end - start
+        for token in range(length):
+            first = rank * length // 2
+            second = length * size - (rank + 1) * length // 2 - length // 2
+            made.append(token + (first if token < length // 2 else second))
+    return made
+
+
+PARTS = [([8, 16], 0, 2), ([12], 12, 3), ([], 8, 2), ([0], 0, 4), ([4, 0, 0, 20, 0, 4], 4, 2), ([6, 3], 3, 1)]
+PARTS += [([16, 48], 16, 8)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("lengths", "padding", "size"), PARTS, ids=str)
+def test_context_parallel_of_packed_sequences(lib, like, layout, lengths, padding, size):
+    if layout == "zigzag" and size == 1:
+        lengths, padding = [2 * n for n in lengths], 2 * padding
+    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths) + padding
+    x = np.arange(3 * total).reshape(3, total)
+    held, shape = [], (total // size,)
+    for rank in range(size):
+        want = loop_parallel_packed(lengths, total, rank, size, layout)
+        held += want
+        for lengths_given in (cu, integers(lib, cu), integers(lib, cu, "int32")):
+            for rank_given in (rank, integers(lib, rank)):
+                call = {"rank": rank_given, "size": size, "layout": layout, "cu_seqlens": lengths_given}
+                equals(lib, positions.context_parallel(total, like=like, **call), want, shape=shape)
+                part = np.take(x, np.array(want, int), axis=1)
+                equals(lib, positions.context_parallel(integers(lib, x), **call), part)
+                part = positions.context_parallel(integers(lib, x.T), axis=0, **call)
+                assert lib.to_numpy(part).tolist() == x.T[want].tolist()
+    assert sorted(held) == [*range(total)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_packed_zigzag_is_that_of_transformer_engine(lib, like, size, seed):
+    rng = random.Random(seed)
+    lengths = [2 * size * rng.randint(0, 3) for _ in range(rng.randint(1, 5))]
+    cu, total = [0, *itertools.accumulate(lengths)], sum(lengths)
+    pos = positions.packed(integers(lib, cu), total)
+    for rank in range(size):
+        want = transformer_engine(cu, rank, size)
+        call = {"layout": "zigzag", "cu_seqlens": integers(lib, cu)}
+        equals(lib, positions.context_parallel(pos, rank, size, **call), want, shape=(total // size,))
+
+
+def test_packed_zigzag_indices_of_transformer_engine():
+    """The case of Transformer Engine's test of thd_get_partitioned_indices: 16 tokens, two ranks."""
+    cu = [0, 8, 16]
+    got = [positions.context_parallel(16, r, 2, layout="zigzag", cu_seqlens=cu).tolist() for r in (0, 1)]
+    assert got == [[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]
+
+
+def test_packed_parts_with_offsets_and_coordinates(lib, like):
+    """Any array is cut: positions after caches, and coordinates on a later axis."""
+    cu = integers(lib, [0, 4, 12])
+    pos = positions.packed(cu, 16, offsets=integers(lib, [100, 7]), pad=-1)
+    call = {"layout": "zigzag", "cu_seqlens": cu}
+    equals(lib, positions.context_parallel(pos, 1, 2, **call), [101, 102, 9, 10, 11, 12, -1, -1])
+    equals(
+        lib,
+        positions.context_parallel(positions.text(pos, 2), 1, 2, axis=0, **call),
+        [[p] * 2 for p in [101, 102, 9, 10, 11, 12, -1, -1]],
+    )
+
+
+def test_lengths_on_a_device_beyond_the_total_are_cut_off(lib, like):
+    if lib.name == "numpy":
+        return  # NumPy's lengths are read, and refused
+    made = positions.context_parallel(8, 1, 2, cu_seqlens=integers(lib, [0, 4, 40]))
+    equals(lib, made, [2, 3, 6, 7])
+
+
 # ---- text ----
 
 
@@ -569,6 +663,83 @@ def test_golden_of_qwen3_vl():
         assert delta == 0
 
 
+# The golden tests of Qwen-Omni: text, an image, a video with audio sorted among its frames, audio, text.
+OMNI = {"image_grid_thw": [(1, 2, 4)], "video_grid_thw": [(3, 4, 2)], "audio_token_id": 3}
+OMNI |= {"tokens_per_second": 2, "time_rounding": "seconds", "advance": "last"}
+
+
+def test_golden_of_qwen2_5_omni():
+    """get_rope_index of Qwen2_5Omni, transformers 5.23.0: 2 positions per second, chunks of one second."""
+    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+    pos, delta = positions.mrope(tokens, **OMNI, second_per_grid_ts=1.0, shared_delimiters=True)
+    assert pos.tolist() == ids(
+        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 6,6,6 7,7,7 7,8,7 7,7,7 8,8,8 9,7,7 9,8,7 9,9,9 10,10,10 "
+        "11,7,7 11,8,7 11,11,11 12,12,12 13,13,13 14,14,14 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+        "19,19,19"
+    )
+    assert delta == -8
+
+
+def test_golden_of_qwen3_omni(lib, like):
+    """get_rope_index of Qwen3OmniMoe, transformers 5.23.0: times are fractions, 1.5 from frame to frame."""
+    if lib.name == "dask":
+        return  # mrope reads values
+    tokens = [9, 9, 4, 1, 1, 5, 4, 6, 2, 2, 3, 3, 2, 2, 3, 2, 2, 3, 3, 3, 7, 5, 9, 6, 3, 3, 7]
+    want = (
+        "0,0,0 1,1,1 2,2,2 3,3,3 3,3,4 5,5,5 6,6,6 7,7,7 8,8,8 8,9,8 8,8,8 9,9,9 9.5,8,8 9.5,9,8 10,10,10 "
+        "11,8,8 11,9,8 11,11,11 12,12,12 13,13,13 14,14,14 15,15,15 16,16,16 17,17,17 18,18,18 "
+        "19,19,19 20,20,20"
+    )
+    want = [[float(x) for x in point.split(",")] for point in want.split()]
+    call = {**OMNI, "second_per_grid_ts": 0.75}
+    pos, delta = positions.mrope(tokens, **call, like=like, dtype="float32")
+    equals(lib, pos, want, dtype="float32")
+    equals(lib, delta, -6, dtype="float32")
+    cut, _ = positions.mrope(tokens, **call)
+    assert cut.tolist() == [[math.floor(x) for x in point] for point in want]
+
+
+def test_golden_of_ernie_4_5_vl():
+    """get_rope_index of Ernie4_5_VLMoeModel, transformers 5.23.0: two frames are one token in time."""
+    tokens = [0, 2, 2, 2, 2, 0, 1, 1, 0]
+    call = {"temporal_merge_size": 2, "advance": "spatial"}
+    pos, delta = positions.mrope(tokens, [(1, 2, 4)], [(4, 2, 4)], **call)
+    assert pos.tolist() == ids("0,0,0 1,1,1 1,1,2 2,1,1 2,1,2 3,3,3 4,4,4 4,4,5 6,6,6")
+    assert delta == -2
+
+
+def test_fractions_of_times_are_kept_and_rounded_once():
+    pos, delta = positions.mrope([0, 2, 2, 0], (), [(2, 2, 2)], second_per_grid_ts=1.7, dtype="float32")
+    last = np.float32(1 + float(np.float32(1.7)))
+    assert pos.tolist() == [[0] * 3, [1] * 3, [last, 1, 1], [np.float32(2 + float(np.float32(1.7)))] * 3]
+    assert delta == np.float32(3 + float(np.float32(1.7)) - 4)
+
+
+def test_rounding_of_times():
+    """5 frames of 0.08 s at 25 positions a second: float32(0.08) is below 0.08, float32(25 · 0.08) is 2."""
+    frame = {kind: [] for kind in ("interval", "seconds")}
+    for kind, times in frame.items():
+        call = {"tokens_per_second": 25, "second_per_grid_ts": 0.08, "time_rounding": kind}
+        times += positions.mrope([2] * 6, (), [(6, 2, 2)], **call)[0][:, 0].tolist()
+    assert frame["interval"] == [0, 2, 4, 6, 8, 10]
+    f = np.float32
+    assert frame["seconds"] == [int(f(f(k) * f(0.08)) * f(25)) for k in range(6)] == [0, 2, 4, 6, 8, 9]
+
+
+def test_text_after_a_video_with_audio():
+    """The video has 3 rows, the audio 2 tokens: "last" continues after the audio, "max" after the rows."""
+    call = {"tokens": [0, 2, 2, 2, 3, 3, 0], "video_grid_thw": [(1, 6, 2)], "audio_token_id": 3}
+    block = "0,0,0 1,1,1 1,2,1 1,3,1 1,1,1 2,2,2"
+    for advance, after in (("last", " 3,3,3"), ("max", " 4,4,4"), ("spatial", " 4,4,4")):
+        assert positions.mrope(**call, advance=advance)[0].tolist() == ids(block + after)
+
+
+def test_audio_alone_is_text():
+    tokens = [0, 3, 3, 0, 1, 3, 3, 0]
+    with_id, _ = positions.mrope(tokens, [(1, 2, 2)], audio_token_id=3, shared_delimiters=True)
+    assert with_id.tolist() == positions.mrope([0, 0, 0, 0, 1, 0, 0, 0], [(1, 2, 2)])[0].tolist()
+
+
 def test_text_after_a_long_video():
     """Text continues after the last frame, or with "spatial" after the rows and columns alone."""
     call = {"tokens": [0, 2, 2, 2, 0], "video_grid_thw": [(3, 2, 2)]}
@@ -631,6 +802,12 @@ def calls(length):
         "rank": lambda a: positions.context_parallel(length, a["rank"], 2, layout="zigzag"),
         "cut": lambda a: positions.context_parallel(a["mask"], 1, 2, layout="zigzag"),
         "cut by rank": lambda a: positions.context_parallel(a["cu"][1:], a["rank"], 2),
+        "rank of packed": lambda a: positions.context_parallel(
+            length, a["rank"], 2, layout="zigzag", cu_seqlens=a["parts"]
+        ),
+        "cut of packed": lambda a: positions.context_parallel(
+            a["coords"], 1, 2, axis=-1, cu_seqlens=a["parts"][:2] // 2
+        ),
         "text": lambda a: positions.text(a["offsets"]),
         "grid": lambda a: positions.grid(2, 3, like=a["coords"]),
         "grid of fractions": lambda a: positions.grid(2, 3, step=0.1, like=a["coords"]),
@@ -649,6 +826,7 @@ def arguments(lib):
     return {
         "offsets": integers(lib, [4, 9]),
         "cu": integers(lib, [0, 2, 5]),
+        "parts": integers(lib, [0, 4, 8]),
         "mask": integers(lib, [[0, 1, 1, 0], [1, 1, 1, 1]]),
         "rank": integers(lib, 1),
         "coords": lib.asarray(COORDS),
@@ -688,6 +866,7 @@ def test_under_torch_compile(lib, like, name):
     assert torch.equal(made, want)
     assert counter.frame_count == 1
     other = arguments(lib) | {"offsets": torch.tensor([11, 3]), "cu": torch.tensor([0, 7, 8])}
+    other |= {"parts": torch.tensor([0, 0, 4])}
     assert torch.equal(compiled(other), CALLS[name](other))
     assert counter.frame_count == 1  # other values compile nothing more
 
@@ -730,6 +909,7 @@ def test_exported_over_lengths(strict):
                 positions.from_mask(mask),
                 positions.grid(n, 2, like=x),
                 positions.context_parallel(2 * n, 1, 2, like=x),
+                positions.context_parallel(4 * n, 1, 2, layout="zigzag", cu_seqlens=4 * cu),
             )
 
     def given(n):
@@ -902,6 +1082,18 @@ REFUSED = [
         Position,
         "signed integer of 32 bits",
     ),
+    (
+        lambda: positions.context_parallel(8, 0, 2, layout="zigzag", cu_seqlens=[0, 2, 8]),
+        Shape,
+        "sequence 0 of cu_seqlens has 2 tokens, no multiple of 2·size = 4",
+    ),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8, 4]), Position, "falls from 8 to 4"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[2, 8]), Position, "begins with 2"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=np.array([0, 12])), Position, "beyond total 8"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[[0, 8]]), Shape, "n \\+ 1"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=[0, 8.0]), Type, "cu_seqlens is 8.0"),
+    (lambda: positions.context_parallel(8, 0, 2, cu_seqlens=F32), Type, "cu_seqlens is float32"),
+    (lambda: positions.context_parallel(6, 0, 4, cu_seqlens=[0, 4]), Shape, "the sequence has 6 tokens"),
     # text
     (lambda: positions.text([0], 0), Shape, "n is 0"),
     (lambda: positions.text([0], 1.0), Type, "n is 1.0"),
@@ -997,6 +1189,27 @@ REFUSED = [
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e300), Spec, "tokens_per_second"),
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e30), Spec, "takes 2 frames out"),
     (lambda: positions.mrope([2, 2], (), [(2, 2, 2)], tokens_per_second=1e10, dtype="int32"), Position, "32"),
+    (lambda: positions.mrope([0], audio_token_id=2), Spec, "video_token_id and audio_token_id are both 2"),
+    (lambda: positions.mrope([0], audio_token_id=-3), Spec, "audio_token_id is -3"),
+    (lambda: positions.mrope([2, 3], (), [(1, 2, 4)], audio_token_id=3), Shape, "tokens has 1 from token 0"),
+    (lambda: positions.mrope([2, 3, 2], (), [(1, 2, 4)]), Shape, "audio_token_id for audio among them"),
+    (lambda: positions.mrope([0], shared_delimiters=1), Spec, "shared_delimiters is 1"),
+    (
+        lambda: positions.mrope([0, 2, 3, 0, 0], (), [(1, 2, 2)], audio_token_id=3, shared_delimiters=True),
+        Shape,
+        "two text tokens before and after the video with audio at tokens 1 to 3",
+    ),
+    (
+        lambda: positions.mrope(
+            [0, 0, 2, 3, 0, 1], [(1, 2, 2)], [(1, 2, 2)], audio_token_id=3, shared_delimiters=True
+        ),
+        Shape,
+        "two text tokens before and after",
+    ),
+    (lambda: positions.mrope([0], temporal_merge_size=0), Shape, "temporal_merge_size is 0"),
+    (lambda: positions.mrope([2], (), [(3, 2, 2)], temporal_merge_size=2), Shape, "pad the video"),
+    (lambda: positions.mrope([0], time_rounding="frames"), Spec, "time_rounding is 'frames'"),
+    (lambda: positions.mrope([0], dtype="float64"), Type, "dtype is 'float64'"),
     (lambda: positions.mrope([0], pad=HUGE), Position, "pad holds"),
     (lambda: positions.mrope([0], pad=0.5), Type, "pad is 0.5"),
 ]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from itertools import accumulate
 from itertools import count as counter
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rope_array._errors import SpecError, short
 
-from .validation import MAX_PAIRS, MAX_WIDTH, integer, sequence, truth
+from .folding import MOST_PIECES, folded
+from .validation import MAX_PAIRS, MAX_WIDTH, choice, integer, sequence, truth
+
+GgmlMode = Literal["mrope", "imrope", "vision"]
 
 
 @dataclass(frozen=True)
@@ -25,27 +29,27 @@ class Axes:
     Parameters
     ----------
     coordinates : sequence of int or None
-        For each of the rotary_dim/2 pairs the coordinate, from 0, that drives it. None: the pair is not
-        rotated. At most 32,768 pairs.
+        For each of the rotary_dim/2 pairs, the coordinate that drives it, counted from 0. A pair with None is
+        not rotated. At most 32,768 pairs.
     indices : sequence of int, optional
-        For each pair the number of its frequency. By default, if `widths` is None, pair i takes frequency i
-        (one series over all pairs, as in M-RoPE); else each coordinate counts its own: its k-th pair takes
-        frequency k.
+        For each pair, the number of its frequency. Without `widths`, the default is one series over all
+        pairs, as in M-RoPE: pair i takes frequency i. With `widths`, each coordinate counts its own pairs:
+        its k-th pair takes frequency k.
     widths : sequence of int, optional
-        For each coordinate the width that its frequencies count over. By default rotary_dim for all.
+        For each coordinate, the width of its series. By default rotary_dim for all.
     blocks : int
-        The rotated slice is cut into so many equal blocks, and both features of a pair are in one block.
+        Number of equal blocks of the rotated slice. Both features of a pair are in one block.
     count : int, optional
-        How many coordinates a position has, at most 32,768. By default as many as `coordinates` names.
+        Number of coordinates of a position, at most 32,768. By default the largest of `coordinates` plus 1.
 
     Raises
     ------
     SpecError
-        A value that names no map, or series of more than 32,768 frequencies in all.
+        A value is invalid, or the series have more than 32,768 frequencies in all.
 
     See Also
     --------
-    Axes.chunked, Axes.interleaved, Axes.alternating : the maps of M-RoPE.
+    Axes.chunked, Axes.interleaved, Axes.alternating, Axes.ggml : the maps of M-RoPE.
     Axes.axial, Axes.even_odd : the maps of vision and video models.
 
     Examples
@@ -88,6 +92,54 @@ class Axes:
                 f"as far as its last index; give a map that needs at most {MAX_PAIRS}."
             )
 
+    def __repr__(self) -> str:
+        """Return the call of a named constructor that makes this map, else all fields, repeats folded."""
+        return self._named() or f"Axes({', '.join(self._stated())})"
+
+    def _named(self) -> str | None:
+        """Return the call of the first constructor that makes this map; None if none does."""
+        for name, args, options in self._candidates():
+            try:
+                same = getattr(Axes, name)(*args, **options) == self
+            except SpecError:
+                continue
+            if same:
+                stated = [str(arg) for arg in args]
+                return f"Axes.{name}({', '.join(stated + [f'{k}={v}' for k, v in options.items()])})"
+        return None
+
+    def _candidates(self) -> Iterator[tuple[str, Sequence[int], dict[str, Any]]]:
+        """Yield the calls that could make a map with these pairs for each coordinate."""
+        assert self.count is not None
+        if self.count > MOST_PIECES:
+            return
+        counts = Counter(self.coordinates)
+        sections = [counts[a] for a in range(self.count)]
+        yield "chunked", sections, {}
+        yield "interleaved", sections, {}
+        rest = next((i for i, a in enumerate(reversed(self.coordinates)) if a != 0), 0)
+        yield "chunked", [sections[0] - rest, *sections[1:]], {"num_pairs": len(self.coordinates)}
+        if self.count == 3:
+            yield "alternating", sections, {}
+        yield "even_odd", [2 * len(self.coordinates)], {}
+        seen = dict.fromkeys(a for a in self.coordinates if a is not None)
+        order = (*seen, *(a for a in range(self.count) if a not in seen))
+        options = {"order": order} if order != tuple(range(self.count)) else {}
+        blocks = {"blocks": True} if self.blocks > 1 else {}
+        yield "axial", [2 * n for n in sections], options | blocks
+
+    def _stated(self) -> Iterator[str]:
+        """Yield the fields that differ from their defaults, as arguments."""
+        yield folded(self.coordinates)
+        if self.indices is not None:
+            yield f"indices={folded(self.indices)}"
+        if self.widths is not None:
+            yield f"widths={folded(self.widths)}"
+        if self.blocks != 1:
+            yield f"blocks={self.blocks}"
+        if self.count != max((a + 1 for a in self.coordinates if a is not None), default=1):
+            yield f"count={self.count}"
+
     def sources(self, rotary_dim: int) -> list[tuple[int, int] | None]:
         """Return the series and the number of each pair's frequency.
 
@@ -121,7 +173,7 @@ class Axes:
         return [next(counters[a]) for a in self.coordinates]
 
     @classmethod
-    def chunked(cls, *sections: int) -> Axes:
+    def chunked(cls, *sections: int, num_pairs: int | None = None, rest: int = 0) -> Axes:
         """Give each coordinate consecutive pairs of one series: M-RoPE of Qwen2-VL.
 
         Parameters
@@ -129,35 +181,11 @@ class Axes:
         *sections : int
             Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2. In configs
             "mrope_section".
-
-        Returns
-        -------
-        Axes
-
-        References
-        ----------
-        .. [1] Wang et al., "Qwen2-VL", arXiv 2409.12191, section 2.1.
-
-        Examples
-        --------
-        >>> import rope_array as ra
-        >>> ra.Axes.chunked(2, 1, 1).coordinates
-        (0, 0, 1, 2)
-        """
-        sizes = _sections(sections, MAX_PAIRS)
-        return cls(tuple(a for a, n in enumerate(sizes) for _ in range(n)), count=len(sizes))
-
-    @classmethod
-    def interleaved(cls, *sections: int) -> Axes:
-        """Alternate the coordinates along one series, the rest for the first: M-RoPE of Qwen3-VL.
-
-        Of n coordinates, number a > 0 drives the pairs a, a + n, a + 2n, ..., as many as its section gives,
-        and coordinate 0 all others. The interleaved pairing is another thing: it is about features.
-
-        Parameters
-        ----------
-        *sections : int
-            Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2.
+        num_pairs : int, optional
+            Number of all pairs, rotary_dim/2. By default the sections' sum.
+        rest : int
+            The coordinate of the pairs after the last section. The kernels of Liger and vLLM use w,
+            ``rest=2`` [2]_.
 
         Returns
         -------
@@ -166,7 +194,50 @@ class Axes:
         Raises
         ------
         SpecError
-            A section that does not fit: it would go beyond the last pair.
+            `num_pairs` is less than the sections' sum, or `rest` names no coordinate.
+
+        References
+        ----------
+        .. [1] Wang et al., "Qwen2-VL", arXiv 2409.12191, section 2.1.
+        .. [2] Liger-Kernel, ``_triton_qwen2vl_mrope``; vLLM, ``_triton_mrope_forward``.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> ra.Axes.chunked(2, 1, 1).coordinates
+        (0, 0, 1, 2)
+        >>> ra.Axes.chunked(2, 1, 1, num_pairs=6, rest=2).coordinates
+        (0, 0, 1, 2, 2, 2)
+        """
+        sizes = _sections(sections, MAX_PAIRS)
+        last = integer("rest", rest, 0, len(sizes) - 1)
+        coordinates = [a for a, n in enumerate(sizes) for _ in range(n)]
+        return cls((*coordinates, *[last] * (_num_pairs(num_pairs, sizes) - sum(sizes))), count=len(sizes))
+
+    @classmethod
+    def interleaved(cls, *sections: int, num_pairs: int | None = None) -> Axes:
+        """Alternate the coordinates along one series; coordinate 0 has the other pairs: M-RoPE of Qwen3-VL.
+
+        Of n coordinates, number a > 0 drives the pairs a, a + n, a + 2n, ..., as many as its section has.
+        Coordinate 0 drives all other pairs. The interleaved pairing is unrelated: it defines which two
+        features are a pair.
+
+        Parameters
+        ----------
+        *sections : int
+            Pairs of each coordinate, such as (t, h, w); their sum is rotary_dim/2.
+        num_pairs : int, optional
+            Number of all pairs, rotary_dim/2. By default the sections' sum. Coordinate 0 drives the pairs
+            that are in no section, as in transformers.
+
+        Returns
+        -------
+        Axes
+
+        Raises
+        ------
+        SpecError
+            A section would go beyond the last pair, or `num_pairs` is less than the sections' sum.
 
         References
         ----------
@@ -177,22 +248,25 @@ class Axes:
         >>> import rope_array as ra
         >>> ra.Axes.interleaved(4, 2, 2).coordinates
         (0, 1, 2, 0, 1, 2, 0, 0)
+        >>> ra.Axes.interleaved(1, 2, 2, num_pairs=8).coordinates
+        (0, 1, 2, 0, 1, 2, 0, 0)
         """
         sizes = _sections(sections, MAX_PAIRS)
-        n, total = len(sizes), sum(sizes)
+        n, total = len(sizes), _num_pairs(num_pairs, sizes)
         coordinates = [0] * total
         for a, size in enumerate(sizes[1:], 1):
             if size and a + n * (size - 1) >= total:
                 raise SpecError(
                     f"sections are {short(sizes)}: coordinate {a} takes pair {a} and every {n}th after it, "
-                    f"{len(range(a, total, n))} of {total} pairs; give it at most as many."
+                    f"{len(range(a, total, n))} of {total} pairs; give it at most as many, or num_pairs if "
+                    "the map has more pairs than its sections."
                 )
             coordinates[a : n * size : n] = [a] * size
         return cls(tuple(coordinates), count=n)
 
     @classmethod
     def alternating(cls, t: int, h: int, w: int) -> Axes:
-        """Alternate h and w along one series, the rest for t: M-RoPE of ERNIE-4.5-VL.
+        """Alternate h and w along one series; t has the other pairs: M-RoPE of ERNIE-4.5-VL.
 
         Parameters
         ----------
@@ -224,6 +298,67 @@ class Axes:
         return cls((1, 2) * h + (0,) * t, count=3)
 
     @classmethod
+    def ggml(cls, *sections: int, mode: GgmlMode = "mrope", num_pairs: int | None = None) -> Axes:
+        """Read the four sections of ggml: M-RoPE of llama.cpp, with the coordinates (t, h, w, e).
+
+        Every mode pairs features by halves, ``pairing="half"``. llama.cpp gives text the coordinates
+        (p, p, p, 0).
+
+        Parameters
+        ----------
+        *sections : int
+            Four numbers of pairs, for the coordinates t, h, w and e; in GGUF files
+            "rope.dimension_sections". Pairs beyond their sum begin with the first section again.
+        mode : {"mrope", "imrope", "vision"}
+            "mrope" gives each coordinate consecutive pairs of one series (Qwen2-VL). "imrope" gives each of
+            t, h and w every third pair, as many as its section has, and all other pairs to e (Qwen3-VL).
+            "vision" gives each coordinate consecutive pairs and a series of its own, of the width
+            rotary_dim/2 (vision towers).
+        num_pairs : int, optional
+            Number of all pairs, rotary_dim/2. By default the sections' sum. For "vision" half of the sum,
+            because each of its four sections is a quarter of the head.
+
+        Returns
+        -------
+        Axes
+
+        Raises
+        ------
+        SpecError
+            The sections are not four, or those of t, h and w are all 0.
+
+        References
+        ----------
+        .. [1] ggml, ``ggml_rope_multi``, and ggml-cpu/ops.cpp, ``ggml_mrope_cache_init``.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> ra.Axes.ggml(3, 3, 2, 0, mode="imrope").coordinates
+        (0, 1, 2, 0, 1, 2, 0, 1)
+        >>> ra.Axes.ggml(2, 2, 2, 2, mode="vision").sources(8)
+        [(4, 0), (4, 1), (4, 0), (4, 1)]
+        """
+        sizes = _sections(sections, MAX_WIDTH)
+        if len(sizes) != 4 or not any(sizes[:3]):
+            raise SpecError(
+                f"sections are {short(sizes)}; give four, for t, h, w and e, of which t, h or w has pairs."
+            )
+        vision = choice("mode", mode, get_args(GgmlMode)) == "vision"
+        pairs = sum(sizes) // (2 if vision else 1)
+        pairs = integer("num_pairs", pairs if num_pairs is None else num_pairs, 0, MAX_PAIRS)
+        sectors = [i % sum(sizes) for i in range(pairs)]
+        if mode == "imrope":
+            return cls(tuple(s % 3 if s < 3 * sizes[s % 3] else 3 for s in sectors), count=4)
+        starts = [*accumulate(sizes[:3], initial=0)]
+        coordinates = tuple(sum(s >= start for start in starts[1:]) for s in sectors)
+        if not vision:
+            return cls(coordinates, count=4)
+        return cls(
+            coordinates, indices=_restarted(coordinates, sectors, starts), widths=(pairs or 1,) * 4, count=4
+        )
+
+    @classmethod
     def axial(cls, *widths: int, order: Sequence[int] | None = None, blocks: bool = False) -> Axes:
         """Give each coordinate consecutive pairs and a series of its own: axial RoPE of images and video.
 
@@ -234,8 +369,8 @@ class Axes:
         order : sequence of int, optional
             Coordinates in the order of their pairs: (1, 0) for w before h. By default 0, 1, ...
         blocks : bool
-            Both features of a pair are among its coordinate's features (Gemma 4's vision tower), for equal
-            widths.
+            Whether both features of a pair are among the features of its coordinate (Gemma 4's vision tower).
+            The widths must then be equal.
 
         Returns
         -------
@@ -304,6 +439,27 @@ class Axes:
         part = width // 4
         indices = (*range(0, 2 * part, 2), *range(1, 2 * part, 2))
         return cls((0,) * part + (1,) * part, indices=indices, count=2)
+
+
+def _num_pairs(num_pairs: int | None, sizes: tuple[int, ...]) -> int:
+    """Return the number of pairs of a map: the sections' sum, or more."""
+    total = sum(sizes) if num_pairs is None else integer("num_pairs", num_pairs, 0, MAX_PAIRS)
+    if total < sum(sizes):
+        raise SpecError(
+            f"num_pairs is {total}, and the sections' sum is {sum(sizes)}; give at least the sum."
+        )
+    return total
+
+
+def _restarted(coordinates: Sequence[int], sectors: Sequence[int], starts: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of each pair's frequency if a coordinate's series begins with its section."""
+    first, indices = [0] * len(starts), []
+    for i, (coordinate, sector) in enumerate(zip(coordinates, sectors, strict=True)):
+        if sector in starts:
+            # Of sections with one start, all but the last are empty; ggml restarts the first.
+            first[starts.index(sector)] = i
+        indices.append(i - first[coordinate])
+    return tuple(indices)
 
 
 def series_lengths(sources: Sequence[tuple[int, int] | None]) -> dict[int, int]:

@@ -177,9 +177,11 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
     else:
         width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
     if axes is not None and 2 * len(axes.coordinates) != width:
+        more = f" (num_pairs={width // 2} of Axes.chunked and Axes.interleaved adds pairs)"
         raise SpecError(
             f"axes has {len(axes.coordinates)} pairs, and rotary_dim is {width}; give a map of {width // 2} "
-            f"pairs, or rotary_dim={2 * len(axes.coordinates)}."
+            f"pairs{more if 2 * len(axes.coordinates) < width else ''}, or rotary_dim="
+            f"{2 * len(axes.coordinates)}."
         )
     if axes is not None and start + width > head_dim:
         raise SpecError(

@@ -22,9 +22,9 @@ def shift(coords: Any, amount: float, uniform: Any) -> Any:
     amount : float
         The largest shift s.
     uniform : array of shape (..., n), sequence of n floats, or random generator
-        Random numbers u of [0, 1), one for each axis. Leading axes, of images, line up with the axes of
-        `coords` before S. From a ``numpy.random.Generator`` or ``random.Random`` n numbers are drawn on the
-        host: in a tracer they become constants, so give an array there.
+        Random numbers u of [0, 1), one for each axis. For several images, add their axes in front: they line
+        up with the axes of `coords` before S. A ``numpy.random.Generator`` or ``random.Random`` draws n
+        numbers on the host. In a tracer they become constants, so give an array there.
 
     Returns
     -------

@@ -28,6 +28,10 @@ class ArrayFactory(NamedTuple):
     def xp(self) -> Any:
         return self.lib.xp
 
+    @property
+    def has_fractions(self) -> bool:
+        return self.dtype in (getattr(self.xp, name) for name in REAL if hasattr(self.xp, name))
+
     def arange(self, length: Any) -> Any:
         return self.xp.arange(length, dtype=self.dtype, **self.create)
 
@@ -80,8 +84,17 @@ def need_of(boolean: bool) -> str:
 def integers(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
     """Return the factory of a call with an integer result."""
     lib, like = find_library(like, values)
-    name = ("int64" if lib.has_int64() else "int32") if dtype is None else name_of_dtype(dtype)
-    return _new_factory(lib, like, name, ("int32", "int64"))
+    return _new_factory(lib, like, _integer_name(lib, dtype), ("int32", "int64"))
+
+
+def integers_or_float32(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
+    """Return the factory of a call with an integer result, or a float32 result by `dtype`."""
+    lib, like = find_library(like, values)
+    return _new_factory(lib, like, _integer_name(lib, dtype), ("int32", "int64", "float32"))
+
+
+def _integer_name(lib: _library.Library, dtype: Any) -> str:
+    return ("int64" if lib.has_int64() else "int32") if dtype is None else name_of_dtype(dtype)
 
 
 def floats(dtype: Any, like: Any) -> ArrayFactory:

@@ -23,7 +23,7 @@ def grid(*sizes: int, origin: Any = 0, step: Any = 1, like: Any = None, dtype: A
     origin : number, or one for each axis
         The coordinate of the first point.
     step : number, or one for each axis
-        The distance of neighbours.
+        The distance from one point to the next.
     like : array, optional
         An array with the library and device of the result. NumPy by default.
     dtype : {"int64", "int32", "float32", "float64"}, optional
@@ -131,7 +131,8 @@ def normalized_grid(
     *sizes : int
         Patches along each axis.
     normalize : {"separate", "min", "max"}
-        The extent that maps to -1 ... 1: each axis's own, or the shortest or longest for all axes.
+        The extent that maps to -1 ... 1: each axis's own ("separate"), or for all axes the shortest ("min")
+        or the longest ("max").
     like : array, optional
         An array with the library and device of the result. NumPy by default.
     dtype : {"float32", "float64"}, optional

@@ -1,6 +1,7 @@
 """M-RoPE positions of text with images and videos: a walk through tokens, in plain Python."""
 
 from collections.abc import Iterator
+from itertools import combinations, count, groupby
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,7 +12,10 @@ from rope_array._spec.frequencies import float32
 
 from . import _factory
 
-Advance = Literal["max", "spatial"]
+Advance = Literal["max", "last", "spatial"]
+TimeRounding = Literal["interval", "seconds"]
+Number = int | float
+Point = tuple[Number, Number, Number]
 
 
 def mrope(
@@ -22,9 +26,13 @@ def mrope(
     mask: Any = None,
     image_token_id: int = 1,
     video_token_id: int = 2,
+    audio_token_id: int | None = None,
+    shared_delimiters: bool = False,
     spatial_merge_size: int = 2,
+    temporal_merge_size: int = 1,
     tokens_per_second: float = 1,
     second_per_grid_ts: Any = 1,
+    time_rounding: TimeRounding = "interval",
     split_frames: bool = False,
     advance: Advance = "max",
     pad: int = 0,
@@ -35,10 +43,11 @@ def mrope(
 
     A text token repeats its position on all three axes. The tokens of an image or a frame, from the next
     position p, have the coordinates p + (time, row, column), rows and columns counted in tokens. The text
-    after it continues from the largest coordinate plus 1.
+    after it continues from the largest coordinate plus 1. Tokens of audio are positioned as text, unless
+    they are mixed with the tokens of a video (`audio_token_id`).
 
-    This function runs on the host: it reads the values of `tokens`, so it waits for a device, and it does not
-    work in a tracer.
+    This function runs on the host. It reads the values of `tokens`, so it waits for a device, and it does not
+    work in a tracer. The guide "Positions" has a table of the options of each model.
 
     Parameters
     ----------
@@ -51,31 +60,47 @@ def mrope(
         The attention mask, as in `from_mask`: padding is left out.
     image_token_id, video_token_id : int
         The tokens of patches; all others are text.
+    audio_token_id : int, optional
+        The token of audio, for videos with audio (``use_audio_in_video`` of Qwen2.5-Omni and Qwen3-Omni).
+        Audio tokens between or directly after the tokens of a video count from the video's start: the k-th
+        has the position start + k on all three axes. Token ids come from the model's processor, which sorts
+        both kinds by time. By default no token is audio.
+    shared_delimiters : bool
+        The two tokens before a video with audio share one position, and so do the two tokens after it
+        (Qwen2.5-Omni). These tokens mark the begin and the end of the video and of its audio.
     spatial_merge_size : int
         Side of the blocks of patches that are one token.
+    temporal_merge_size : int
+        Frames of a video that are one token in time (ERNIE-4.5-VL: 2). It divides the number of frames.
     tokens_per_second : float
-        Positions per second of video (Qwen2.5-VL).
+        Positions per second of video (Qwen2.5-VL). Qwen-Omni calls it ``position_id_per_seconds``.
     second_per_grid_ts : float, or one for each video
-        Seconds between the frames of a video's grid. Frame k has the time
-        int(k · tokens_per_second · second_per_grid_ts), the product in float32, as in training.
+        Seconds between the frames of a video's grid.
+    time_rounding : {"interval", "seconds"}
+        How the time of frame k is rounded, as in the model's training. "interval" multiplies k by the float32
+        of tokens_per_second · second_per_grid_ts (Qwen2.5-VL). "seconds" multiplies k by the float32 of
+        second_per_grid_ts, then by tokens_per_second (Qwen-Omni). Each product is rounded to float32. With an
+        integer `dtype` the time is then cut to an integer, so the two may differ by 1.
     split_frames : bool
-        Every frame of a video is a vision block, with text between the frames: Qwen3-VL, whose prompts have
-        time stamps there.
-    advance : {"max", "spatial"}
-        The position of the text after a block: the largest coordinate plus 1 [1]_, or the block's start
-        plus the larger of its rows and columns, whatever its time (transformers 5.23). They differ if the
-        time of a video exceeds its rows and columns.
+        Whether each frame of a video is a block of its own, with text between the frames (Qwen3-VL, whose
+        prompts have time stamps there).
+    advance : {"max", "last", "spatial"}
+        The position of the text after a block. "max" is the largest coordinate plus 1 [1]_. "last" is the
+        largest coordinate of the block's last token plus 1 (Qwen-Omni); it differs from "max" if a video is
+        larger than its audio is long. "spatial" is the block's start plus the larger of its rows and columns,
+        whatever its time (transformers 5.23).
     pad : int
         The coordinates of padding.
     like : array, optional
         An array with the library and device of the results. By default they follow `tokens`.
-    dtype : {"int64", "int32"}, optional
-        See `offset`.
+    dtype : {"int64", "int32", "float32"}, optional
+        By default int64, or int32 where the library has no 64-bit integers. "float32" keeps the fractions of
+        times (Qwen3-Omni).
 
     Returns
     -------
     positions : array of shape (S, 3) or (B, S, 3)
-        Coordinates (t, h, w) on the last axis.
+        Coordinates (t, h, w) on the last axis. Floats are rounded once.
     deltas : array of shape () or (B,)
         Largest coordinate plus 1, minus the number of tokens (without padding), for each sequence. In
         decoding, a token with n tokens before it has the position n + delta, on all three axes.
@@ -85,7 +110,8 @@ def mrope(
     ArrayTypeError
         A type, dtype, library or device is not supported, or the values of tokens cannot be read.
     ShapeError
-        Grids do not match the tokens, or are not (t, h, w) in whole blocks; or the mask has another shape.
+        Grids do not match the tokens, or are not (t, h, w) in whole blocks; the mask has another shape; or
+        `shared_delimiters` is true, and a video with audio is not between pairs of text tokens.
     SpecError
         An option is meaningless.
     PositionError
@@ -95,6 +121,7 @@ def mrope(
     ----------
     .. [1] Wang et al., "Qwen2-VL", arXiv 2409.12191, section 2.1.
     .. [2] Bai et al., "Qwen2.5-VL Technical Report", arXiv 2502.13923, section 2.1.2.
+    .. [3] Xu et al., "Qwen2.5-Omni Technical Report", arXiv 2503.20215, section 2.2.
 
     Examples
     --------
@@ -105,37 +132,44 @@ def mrope(
     >>> int(delta)
     0
     """
-    factory = _factory.integers(dtype, like, tokens=tokens)
+    factory = _factory.integers_or_float32(dtype, like, tokens=tokens)
     rows, shape = _rows(tokens)
     kept = _kept(mask, shape)
-    ids = _token_ids(image_token_id, video_token_id)
+    ids = _token_ids(image_token_id, video_token_id, audio_token_id)
     merge = _factory.size_of("spatial_merge_size", spatial_merge_size, 1)
-    spatial = validation.choice("advance", advance, get_args(Advance)) == "spatial"
-    images = _blocks("image_grid_thw", image_grid_thw, merge)
-    videos = _blocks("video_grid_thw", video_grid_thw, merge)
-    videos = _with_intervals(videos, tokens_per_second, second_per_grid_ts)
+    merge_frames = _factory.size_of("temporal_merge_size", temporal_merge_size, 1)
+    rules = Rules(
+        ids["video"],
+        ids.pop("audio", None),
+        validation.truth("shared_delimiters", shared_delimiters),
+        validation.choice("advance", advance, get_args(Advance)),
+    )
+    by_interval = validation.choice("time_rounding", time_rounding, get_args(TimeRounding)) == "interval"
+    images = _blocks("image_grid_thw", image_grid_thw, merge, 1)
+    videos = _blocks("video_grid_thw", video_grid_thw, merge, merge_frames)
+    videos = _with_times(videos, tokens_per_second, second_per_grid_ts, by_interval, factory.has_fractions)
     if validation.truth("split_frames", split_frames):
-        videos = [Block(1, h, w, 1.0) for t, h, w, _ in videos for _ in range(t)]
+        videos = [video._replace(times=(0,)) for video in videos for _ in video.times]
     pad = _factory.pad_of(pad, factory)
-    queues = dict(zip(ids, (Queue("image", iter(images)), Queue("video", iter(videos))), strict=True))
-    sequences = [_walk(row, keep, queues, spatial, pad) for row, keep in zip(rows, kept, strict=True)]
+    queues = {ids[name]: Queue(name, iter(b)) for name, b in (("image", images), ("video", videos))}
+    sequences = [_walk(row, keep, queues, rules, pad) for row, keep in zip(rows, kept, strict=True)]
     _check_empty(queues)
     return _as_arrays(sequences, shape, factory)
 
 
 class Block(NamedTuple):
-    """An image or a video in tokens, and the time from one frame to the next."""
+    """An image or a video in tokens, and the time of each of its frames."""
 
-    frames: int
+    times: tuple[Number, ...]
     rows: int
     columns: int
-    interval: float = 1.0
 
-    def coordinates(self, start: int) -> list[tuple[int, int, int]]:
-        # As in training, round the product to float32 before cutting it to an integer.
-        times = [int(float32(k * self.interval)) for k in range(self.frames)]
+    def size(self) -> int:
+        return len(self.times) * self.rows * self.columns
+
+    def coordinates(self, start: Number) -> Iterator[Point]:
         rows, columns = range(self.rows), range(self.columns)
-        return [(start + t, start + h, start + w) for t in times for h in rows for w in columns]
+        return ((start + t, start + h, start + w) for t in self.times for h in rows for w in columns)
 
 
 class Queue(NamedTuple):
@@ -145,21 +179,33 @@ class Queue(NamedTuple):
     blocks: Iterator[Block]
 
 
+class Rules(NamedTuple):
+    """How the walk reads tokens of video and audio, and continues after a block."""
+
+    video: int
+    audio: int | None
+    shared_delimiters: bool
+    advance: str
+
+
 class _Sequence(NamedTuple):
     """The coordinates of one sequence, and its delta."""
 
-    coordinates: list[tuple[int, int, int]]
-    delta: int
+    coordinates: list[Point]
+    delta: Number
 
 
 # ---- reading ----
 
 
-def _token_ids(image: Any, video: Any) -> list[int]:
-    found = [validation.integer("image_token_id", image, 0), validation.integer("video_token_id", video, 0)]
-    if found[0] == found[1]:
-        raise SpecError(f"image_token_id and video_token_id are both {found[0]}; give two ids.")
-    return found
+def _token_ids(image: Any, video: Any, audio: Any) -> dict[str, int]:
+    """Return the token id of each kind that is in use; check that they differ."""
+    given = {"image": image, "video": video} | ({} if audio is None else {"audio": audio})
+    ids = {kind: validation.integer(f"{kind}_token_id", value, 0) for kind, value in given.items()}
+    for (kind, number), (other, same) in combinations(ids.items(), 2):
+        if number == same:
+            raise SpecError(f"{kind}_token_id and {other}_token_id are both {number}; give two ids.")
+    return ids
 
 
 def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -> tuple[Any, tuple[int, ...]]:
@@ -215,7 +261,7 @@ def _kept(mask: Any, shape: tuple[int, ...]) -> list[Any]:
     return read if len(shape) == 2 else [read]
 
 
-def _blocks(name: str, grids: Any, merge: int) -> list[Block]:
+def _blocks(name: str, grids: Any, merge: int, merge_frames: int) -> list[Block]:
     """Return the blocks of tokens of grids of patches."""
     read, shape = _read(name, () if grids is None else grids)
     if shape != (0,) and (len(shape) != 2 or shape[1] != 3):
@@ -226,11 +272,18 @@ def _blocks(name: str, grids: Any, merge: int) -> list[Block]:
                 f"{name} holds ({t}, {h}, {w}); give numbers of patches (t, h, w) of at least 1, h and w "
                 f"multiples of spatial_merge_size {merge}."
             )
-    return [Block(t, h // merge, w // merge) for t, h, w in read]
+        if t % merge_frames:
+            raise ShapeError(
+                f"{name} holds ({t}, {h}, {w}); give numbers of frames t that are multiples of "
+                f"temporal_merge_size {merge_frames}: pad the video to such a number."
+            )
+    return [Block(tuple(range(t // merge_frames)), h // merge, w // merge) for t, h, w in read]
 
 
-def _with_intervals(videos: list[Block], tokens_per_second: Any, second_per_grid_ts: Any) -> list[Block]:
-    """Return videos with the time from frame to frame."""
+def _with_times(
+    videos: list[Block], tokens_per_second: Any, second_per_grid_ts: Any, by_interval: bool, fractions: bool
+) -> list[Block]:
+    """Return videos with the times of their frames."""
     rate = validation.positive("tokens_per_second", tokens_per_second)
     seconds, shape = _read("second_per_grid_ts", second_per_grid_ts, kind=Real)
     if shape not in ((), (len(videos),)):
@@ -240,59 +293,118 @@ def _with_intervals(videos: list[Block], tokens_per_second: Any, second_per_grid
         )
     checked = [validation.positive("second_per_grid_ts", s) for s in (seconds if shape else [seconds])]
     each = checked if shape else checked * len(videos)
+    timed = []
     for video, s in zip(videos, each, strict=True):
-        if not video.frames * rate * s < 2**62:
+        frames = len(video.times)
+        if not frames * rate * s < 2**62:
             raise SpecError(
-                f"tokens_per_second is {rate} and second_per_grid_ts {s}, which takes {video.frames} frames "
+                f"tokens_per_second is {rate} and second_per_grid_ts {s}, which takes {frames} frames "
                 "out of the range of integers; give smaller ones."
             )
-    return [video._replace(interval=float32(rate * s)) for video, s in zip(videos, each, strict=True)]
+        times = [_time(k, rate, s, by_interval) for k in range(frames)]
+        timed.append(video._replace(times=tuple(times if fractions else map(int, times))))
+    return timed
+
+
+def _time(frame: int, rate: float, seconds: float, by_interval: bool) -> float:
+    """Return the time of a frame in positions, each product rounded to float32 as in training."""
+    if by_interval:
+        return float32(frame * float32(rate * seconds))
+    return float32(float32(frame * float32(seconds)) * float32(rate))
 
 
 # ---- the walk ----
 
 
-def _walk(row: list[int], keep: list[Any], queues: dict[int, Queue], spatial: bool, pad: int) -> _Sequence:
+def _walk(row: list[int], keep: list[Any], queues: dict[int, Queue], rules: Rules, pad: int) -> _Sequence:
     """Return the coordinates of one sequence."""
     tokens = [token for token, kept in zip(row, keep, strict=True) if kept]
-    found: list[tuple[int, int, int]] = []
-    following = largest = 0
-    while len(found) < len(tokens):
-        queue = queues.get(tokens[len(found)])
+    repeats = _repeats(tokens, queues, rules)
+    found: list[Point] = []
+    following: Number = 0
+    largest: Number = 0
+    while (at := len(found)) < len(tokens):
+        if at in repeats:
+            found.append(found[-1])
+            continue
+        queue = queues.get(tokens[at])
         if queue is None:
             found.append((following,) * 3)
             following += 1
             largest = max(largest, following)
             continue
-        block = _next_block(queue, tokens, len(found))
-        added = block.coordinates(following)
+        block = _next_block(queue, at)
+        added = _coordinates(block, following, tokens[at : _block_end(block, queue.name, tokens, at, rules)])
         found += added
         largest = max(largest, 1 + max(map(max, added)))
-        following = following + max(block.rows, block.columns) if spatial else largest
+        following = _text_after(block, following, added, largest, rules)
     rest = iter(found)
     return _Sequence([next(rest) if kept else (pad,) * 3 for kept in keep], largest - len(tokens))
 
 
-def _next_block(queue: Queue, tokens: list[int], at: int) -> Block:
-    """Return the block that begins at a token; check that all of its tokens are there."""
+def _next_block(queue: Queue, at: int) -> Block:
     block = next(queue.blocks, None)
     if block is None:
         raise ShapeError(
             f"tokens has a block of {queue.name} tokens, from token {at} of a sequence, for which there is "
             f"no grid; give {queue.name}_grid_thw one (t, h, w) for each {queue.name}."
         )
-    need = block.frames * block.rows * block.columns
-    have = 0
-    while have < need and at + have < len(tokens) and tokens[at + have] == tokens[at]:
-        have += 1
+    return block
+
+
+def _block_end(block: Block, name: str, tokens: list[int], at: int, rules: Rules) -> int:
+    """Return the end of the block that begins at a token; check that all of its tokens are there."""
+    # Audio belongs to the video whose tokens it follows.
+    audio = rules.audio if tokens[at] == rules.video else None
+    have, end, need = 0, at, block.size()
+    while end < len(tokens) and (tokens[end] == audio or (tokens[end] == tokens[at] and have < need)):
+        have += tokens[end] == tokens[at]
+        end += 1
     if have < need:
         raise ShapeError(
-            f"the grid of {block.frames} by {block.rows} by {block.columns} tokens needs {need} {queue.name} "
+            f"the grid of {len(block.times)} by {block.rows} by {block.columns} tokens needs {need} {name} "
             f"tokens in a row, and tokens has {have} from token {at} of a sequence; give the grids in the "
-            "order of the tokens, the model's spatial_merge_size, and split_frames for a model with text "
-            "between the frames of a video."
+            "order of the tokens, the model's spatial_merge_size and temporal_merge_size, split_frames for "
+            "a model with text between the frames of a video, and audio_token_id for audio among them."
         )
-    return block
+    return end
+
+
+def _coordinates(block: Block, start: Number, tokens: list[int]) -> list[Point]:
+    """Return the coordinates of a block's tokens: of patches, and of audio among them."""
+    patches, sound = block.coordinates(start), count()
+    # A block begins with a patch, so any other token is audio.
+    return [next(patches) if token == tokens[0] else (start + next(sound),) * 3 for token in tokens]
+
+
+def _text_after(block: Block, start: Number, added: list[Point], largest: Number, rules: Rules) -> Number:
+    """Return the position of the token after a block."""
+    if rules.advance == "spatial":
+        return start + max(block.rows, block.columns)
+    return largest if rules.advance == "max" else max(added[-1]) + 1
+
+
+def _repeats(tokens: list[int], queues: dict[int, Queue], rules: Rules) -> set[int]:
+    """Return the tokens that have the position of the token before them, by `shared_delimiters`."""
+    found: set[int] = set()
+    end = 0
+    for mixed, run in groupby(tokens, lambda token: token in (rules.video, rules.audio)):
+        kinds = [*run]
+        start, end = end, end + len(kinds)
+        if rules.shared_delimiters and mixed and {rules.video, rules.audio} <= {*kinds}:
+            _check_delimiters(tokens, start, end, queues)
+            found |= {start - 1, end + 1}
+    return found
+
+
+def _check_delimiters(tokens: list[int], start: int, end: int, queues: dict[int, Queue]) -> None:
+    around = [*tokens[max(start - 2, 0) : start], *tokens[end : end + 2]]
+    if len(around) < 4 or any(token in queues for token in around):
+        raise ShapeError(
+            f"shared_delimiters needs two text tokens before and after the video with audio at tokens "
+            f"{start} to {end} of a sequence; add the model's tokens of begin and end, or leave "
+            "shared_delimiters out."
+        )
 
 
 def _check_empty(queues: dict[int, Queue]) -> None:
@@ -309,8 +421,9 @@ def _as_arrays(
     """Return the coordinates and the deltas of all sequences as arrays."""
     deltas = [sequence.delta for sequence in sequences]
     points = [[list(point) for point in sequence.coordinates] for sequence in sequences]
-    for value in (deltas, points):
-        _factory.check_range("the result", value, factory)
+    if not factory.has_fractions:
+        for value in (deltas, points):
+            _factory.check_range("the result", value, factory)
     return (
         factory.xp.reshape(factory.from_values(points), (*shape, 3)),
         factory.xp.reshape(factory.from_values(deltas), shape[:-1]),

@@ -74,8 +74,8 @@ def packed(
         Cumulative lengths, from 0: sequence i has the tokens cu_seqlens[i] to cu_seqlens[i + 1]. An empty
         sequence repeats a number.
     total : int, optional
-        Tokens on the axis, padding included: the size of the result. By default the last of `cu_seqlens` if
-        it is on the host; for any other array give it, as no values are read.
+        Tokens on the axis, padding included: the size of the result. By default the last of `cu_seqlens`.
+        Required for a `cu_seqlens` on a device, whose values are not read.
     offsets : int, sequence of int, or integer array of shape (n,), optional
         The position of each sequence's first token, 0 by default: the number of tokens in its cache.
     pad : int
@@ -98,10 +98,14 @@ def packed(
         `cu_seqlens`, on the host, does not begin at 0, decreases, or ends beyond `total`; or a position is
         out of the range of the dtype.
 
+    See Also
+    --------
+    context_parallel : with `cu_seqlens`, one rank's part of packed sequences.
+
     Notes
     -----
-    If `cu_seqlens` is not on the host, tokens beyond `total` are left out, and lengths that decrease or do
-    not begin at 0 give meaningless positions.
+    The values of a `cu_seqlens` on a device are not checked: tokens beyond `total` are left out, and the
+    positions are meaningless if the lengths decrease or do not begin at 0.
 
     Examples
     --------
@@ -121,8 +125,7 @@ def packed(
     if not count:
         return token * 0 + pad
     xp = factory.xp
-    # side="right" finds the last sequence with this start; earlier ones are empty.
-    index = factory.cast(xp.searchsorted(ends[1:] + 0, token, side="right"))
+    index = _sequence_of(token, ends, factory)
     inside = token < ends[-1]
     index = xp.where(inside, index, factory.scalar(0))
     position = token - xp.take(ends, index, axis=0)
@@ -133,7 +136,7 @@ def packed(
 
 
 def from_mask(mask: Any, *, pad: int = 0, like: Any = None, dtype: Any = None) -> Any:
-    """Return positions that count the tokens of an attention mask: left padding, right padding.
+    """Return positions that count the tokens of an attention mask, with padding on any side.
 
     Parameters
     ----------
@@ -180,29 +183,37 @@ def context_parallel(
     size: int,
     *,
     layout: ChunkLayout = "contiguous",
+    cu_seqlens: Any = None,
     axis: int = -1,
     like: Any = None,
     dtype: Any = None,
 ) -> Any:
     """Return the part of a sequence that one rank of a context-parallel group holds.
 
+    With `cu_seqlens`, the axis holds packed sequences, and each of them is cut on its own.
+
     Parameters
     ----------
     sequence : int, or array with an axis of S tokens
-        The length S, for the positions 0 ... S - 1, which are the tokens' indices too; or an array to slice:
-        positions of any kind, token ids, hidden states.
+        The length S: the result is positions, which are the indices of the rank's tokens too. Or an array:
+        the result is the rank's part of it. Positions of any kind, token ids and hidden states all work.
     rank : int, or integer array of shape ()
-        The rank. A tracer's array works, such as ``jax.lax.axis_index``.
+        The rank, which may be traced, such as ``jax.lax.axis_index``.
     size : int
         Number of ranks.
     layout : {"contiguous", "zigzag"}
-        "contiguous" gives each rank S/size consecutive tokens. "zigzag", the layout of Megatron-LM and
-        Transformer Engine, makes 2·size chunks and gives rank r the chunks r and 2·size - 1 - r, in this
-        order, so that every rank does the same work in causal attention.
+        "contiguous" gives each rank S/size consecutive tokens. "zigzag" is the layout of Megatron-LM and
+        Transformer Engine: of 2·size chunks, rank r has the chunks r and 2·size - 1 - r, in this order. Every
+        rank then does the same work in causal attention.
+    cu_seqlens : sequence of int, or integer array of shape (n + 1,), optional
+        Cumulative lengths of packed sequences, from 0, as for `packed`. They count the tokens of all ranks,
+        padding included. Each length is a multiple of `size`, or of 2·size for zigzag. A rank has its chunks
+        of the first sequence, then its chunks of the second, and so on [1]_. Tokens after the last sequence
+        are cut as one more sequence.
     axis : int
         The axis of the tokens, if `sequence` is an array.
     like, dtype
-        See `offset`, for a length; an array keeps its library and dtype.
+        See `offset`. An array keeps its library and dtype.
 
     Returns
     -------
@@ -214,9 +225,22 @@ def context_parallel(
     ArrayTypeError
         A type, dtype, library or device is not supported.
     ShapeError
-        S is not a multiple of `size`, or of 2·size for zigzag; or the axis does not exist.
+        S, or the length of a sequence on the host, is not a multiple of `size`, or of 2·size for zigzag;
+        `cu_seqlens` is not of shape (n + 1,); or the axis does not exist.
     SpecError
         `layout` is unknown, `size` is below 1, or `rank` is not below `size`.
+    PositionError
+        `cu_seqlens`, on the host, does not begin at 0, decreases, or ends beyond S.
+
+    Notes
+    -----
+    The values of a `cu_seqlens` on a device are not checked: the result is meaningless if a length is not a
+    multiple.
+
+    References
+    ----------
+    .. [1] Transformer Engine, the format "thd" of ``apply_rotary_pos_emb`` with ``cp_size`` and ``cp_rank``,
+       and ``thd_get_partitioned_indices``.
 
     Examples
     --------
@@ -225,8 +249,12 @@ def context_parallel(
     array([4, 5, 6, 7])
     >>> positions.context_parallel(8, 0, 2, layout="zigzag")
     array([0, 1, 6, 7])
-    >>> positions.context_parallel(positions.packed([0, 5, 8]), 0, 2, layout="zigzag")
-    array([0, 1, 1, 2])
+
+    Two packed sequences, of 8 tokens and 4:
+
+    >>> cu = [0, 8, 12]
+    >>> positions.context_parallel(positions.packed(cu), 0, 2, layout="zigzag", cu_seqlens=cu)
+    array([0, 1, 6, 7, 0, 3])
     """
     size = validation.integer("size", size, 1)
     pieces = 2 if validation.choice("layout", layout, get_args(ChunkLayout)) == "zigzag" else 1
@@ -235,16 +263,21 @@ def context_parallel(
     length = sequence.shape[axis] if is_array else _factory.size_of("sequence", sequence)
     chunk = _chunk(length, size, pieces)
     rank = _rank(rank, size)
-    if is_array and not _factory.is_array(rank):
+    if cu_seqlens is None and is_array and not _factory.is_array(rank):
         return _slices(sequence, _starts(rank, size, pieces, chunk), chunk, axis, like)
-    factory = _factory.integers(dtype, like, sequence=sequence if is_array else None, rank=rank)
+    arrays = {"sequence": sequence if is_array else None, "rank": rank, "cu_seqlens": cu_seqlens}
+    factory = _factory.integers(dtype, like, **arrays)
     if is_array:
         _check_same_device(sequence, factory.lib, factory.like)
     else:
         _factory.check_range("sequence", 0, factory, length)
-    starts = _starts(factory.array("rank", rank), size, pieces, chunk)
-    tokens = factory.arange(chunk)
-    index = factory.xp.concat([tokens + start for start in starts])
+    number = factory.array("rank", rank)
+    if cu_seqlens is None:
+        tokens = factory.arange(chunk)
+        index = factory.xp.concat([tokens + start for start in _starts(number, size, pieces, chunk)])
+    else:
+        _check_lengths(cu_seqlens, length, size, pieces)
+        index = _index_by_sequence(cu_seqlens, length, number, size, pieces, factory)
     return factory.xp.take(sequence, index, axis=axis) if is_array else index
 
 
@@ -334,6 +367,13 @@ def _total(cu_seqlens: Any, total: Any) -> Any:
     return ends[-1] if total is None else total
 
 
+def _sequence_of(token: Any, ends: Any, factory: _factory.ArrayFactory) -> Any:
+    """Return the number of each token's sequence; ends are cumulative lengths, from 0."""
+    # side="right" finds the last sequence with this start; earlier ones are empty. Adding 0 makes strided
+    # ends contiguous: torch.searchsorted warns of strided tensors.
+    return factory.cast(factory.xp.searchsorted(ends[1:] + 0, token, side="right"))
+
+
 def _check_offsets(offsets: Any, count: Any, total: Any, factory: _factory.ArrayFactory) -> None:
     shape = () if offsets is None else _factory.shape_of("offsets", offsets)
     if shape not in ((), (count,)):
@@ -359,13 +399,46 @@ def _chunk(length: Any, size: int, pieces: int) -> Any:
     """Return the number of tokens in one chunk."""
     if is_unknown_size(length):
         raise ShapeError("the sequence is of unknown length; compute its size first.")
+    _check_multiple("the sequence", length, size, pieces)
+    return length // (pieces * size)
+
+
+def _check_multiple(name: str, length: Any, size: int, pieces: int) -> None:
     if length % (pieces * size):
         times = "2·size" if pieces == 2 else "size"
         raise ShapeError(
-            f"the sequence has {length} tokens, no multiple of {times} = {pieces * size}; pad it to a "
-            "multiple first."
+            f"{name} has {length} tokens, no multiple of {times} = {pieces * size}; pad it to a multiple "
+            "first."
         )
-    return length // (pieces * size)
+
+
+def _check_lengths(cu_seqlens: Any, total: Any, size: int, pieces: int) -> None:
+    """Check the shape of cumulative lengths, and their values on the host."""
+    _count_sequences(cu_seqlens)
+    _total(cu_seqlens, total)
+    if not _factory.is_host(cu_seqlens):
+        return
+    for i, (before, end) in enumerate(pairwise(_factory.as_lists(cu_seqlens))):
+        _check_multiple(f"sequence {i} of cu_seqlens", end - before, size, pieces)
+
+
+def _index_by_sequence(
+    cu_seqlens: Any, total: Any, rank: Any, size: int, pieces: int, factory: _factory.ArrayFactory
+) -> Any:
+    """Return the index of each token of a rank, if every packed sequence is cut on its own."""
+    xp, most = factory.xp, factory.scalar(total // size)
+    # On the rank, each sequence has 1/size of its tokens. The tokens after the last one end at total.
+    ends = factory.array("cu_seqlens", cu_seqlens) // size
+    ends = xp.concat([xp.where(ends < most, ends, most), xp.reshape(most, (1,))])
+    token = factory.arange(total // size)
+    sequence = _sequence_of(token, ends, factory)
+    before = xp.take(ends, sequence, axis=0)
+    chunk = (xp.take(ends, sequence + 1, axis=0) - before) // pieces
+    within = token - before
+    starts = _starts(rank, size, pieces, chunk)
+    if pieces == 2:
+        starts = [xp.where(within < chunk, starts[0], starts[1] - chunk)]
+    return before * size + starts[0] + within
 
 
 def _rank(rank: Any, size: int) -> Any:
