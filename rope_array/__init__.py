@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import backend_tools, config, convert, plots, positions, testing
+    from . import backend_tools, config, convert, positions
     from ._diagnose import diagnose
     from ._explain import backends, explain
     from ._spec.scaling import (

@@ -7,10 +7,10 @@ from . import _dispatch
 from ._array_api import builders
 from ._array_api.library import numpy_library
 from ._array_api.position_input import check_largest
-from ._array_api.source import Positions, Tables
+from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple
 from ._errors import SpecError, short
-from ._rotation import Rotation, rotation_type
+from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
 
@@ -154,8 +154,9 @@ class RoPE(Spec):
             self._refuse_scaling()
         if self.max_position is not None:
             check_largest(pos, self.max_position)
-        source = Positions(pos, require_plan(self), inv_freq)
-        return _rotation(_dispatch.make_tables(source, like, backend))
+        plan = require_plan(self)
+        cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)
+        return type_of_plan(plan)(cos, sin)
 
     def rotation_from(self, cos: Any, sin: Any) -> Rotation:
         """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
@@ -192,7 +193,8 @@ class RoPE(Spec):
         True
         """
         lib = _dispatch.library_of_like(cos)
-        return _rotation(builders.given(cos, sin, require_plan(self).layout, lib))
+        plan = require_plan(self)
+        return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib))
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""
@@ -288,7 +290,8 @@ class RoPE(Spec):
         self._refuse_scaling()
         if self.max_position is not None:
             check_largest(pos, self.max_position)
-        return _rotation(builders.mixed(Positions(pos, require_plan(self), inv_freq), like, lib))
+        plan = require_plan(self)
+        return type_of_plan(plan)(*builders.mixed(Positions(pos, plan, inv_freq), like, lib))
 
     def rotation_xpos(
         self, pos: Any, *, like: Any, scale_base: float = 512.0, center: float = 0.0
@@ -340,7 +343,8 @@ class RoPE(Spec):
         scale = positive("scale_base", scale_base), number("center", center)
         tables = self.rotation(pos, like=like)
         of_q, of_k = builders.xpos(Positions(pos, require_plan(self)), like, tables, *scale, lib)
-        return _rotation(of_q), _rotation(of_k)
+        cls = rotation_type(*of_q.layout)
+        return cls(of_q.cos, of_q.sin), cls(of_k.cos, of_k.sin)
 
     @classmethod
     def from_config(
@@ -425,7 +429,3 @@ class RoPE(Spec):
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))
         # Row j is the image of the unit vector j: column j of the matrix.
         return lib.xp.matrix_transpose(rotation.apply(units, seq_axis=-3 if lead else -2))
-
-
-def _rotation(tables: Tables) -> Rotation:
-    return rotation_type(*tables.layout)(tables.cos, tables.sin)

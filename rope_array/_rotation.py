@@ -157,17 +157,16 @@ class Rotation(_CosSin):
         >>> rope.rotation(0, like=np.ones(2)).inverse().apply(np.ones(2))
         array([0.5, 0.5])
         """
-        layout = self.layout
-        layout.check()
-        if layout.amplitude is None:
-            return rotation_type(*layout.transposed(None))(*inverse_tables(self.cos, self.sin))
-        factor = 1.0 / layout.amplitude
-        cos, sin = self.cos, -self.sin
-        if factor != 1.0:
+        self.layout.check()
+        cos, sin, amplitude = self.cos, -self.sin, self.layout.amplitude
+        if amplitude is None:
+            cos, sin = inverse_tables(self.cos, self.sin)
+        elif amplitude != 1.0:
             # One factor undoes the amplitude in the tables, the other the amplitude in x. Two products, as
             # the square of the factor may overflow the dtype.
+            factor = 1.0 / amplitude
             cos, sin = cos * factor * factor, sin * factor * factor
-        return rotation_type(*layout.transposed(factor))(cos, sin)
+        return _inverse_type(type(self))(cos, sin)
 
     def adjoint(self) -> "Rotation":
         """Return the transposed rotation, amplitude kept: the map of gradients.
@@ -185,8 +184,10 @@ class Rotation(_CosSin):
         >>> rope.rotation(0, like=np.ones(2)).adjoint().apply(np.ones(2))
         array([2., 2.])
         """
-        layout = self.layout.transposed(self.layout.amplitude)
-        return rotation_type(*layout)(self.cos, -self.sin)
+        return _adjoint_type(type(self))(self.cos, -self.sin)
+
+
+# ---- the types, by memos that Dynamo can trace: it passes plain values, plans and classes to them ----
 
 
 def _make_type(*layout: Any) -> type[Rotation]:
@@ -199,8 +200,20 @@ def _type_key(*layout: Any) -> tuple[Any, ...]:
     return (*layout, *map(type, layout))
 
 
-# The type of the rotations of a layout, given field by field: Dynamo passes plain values only.
-rotation_type: Callable[..., type[Rotation]] = traced_memo(_make_type, _type_key)
+def _make_inverse(cls: Any) -> type[Rotation]:
+    amplitude = cls.layout.amplitude
+    return rotation_type(*cls.layout.transposed(None if amplitude is None else 1.0 / amplitude))
+
+
+def _make_adjoint(cls: Any) -> type[Rotation]:
+    return rotation_type(*cls.layout.transposed(cls.layout.amplitude))
+
+
+Types = Callable[..., type[Rotation]]
+rotation_type: Types = traced_memo(_make_type, _type_key)  # of a layout, given field by field
+type_of_plan: Types = traced_memo(lambda plan: rotation_type(*plan.layout))
+_inverse_type: Types = traced_memo(_make_inverse)
+_adjoint_type: Types = traced_memo(_make_adjoint)
 
 
 def _load(layout: Layout, cos: Any, sin: Any) -> Rotation:

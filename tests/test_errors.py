@@ -180,12 +180,12 @@ def test_spec(fields: dict[str, Any], says: list[str]) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"theta": 5.0}, ["'theta'; give base."]),
-        ({"rope_theta": 5.0}, ["'rope_theta'; give base."]),
-        ({"pairng": "half"}, ["'pairng'; give pairing."]),
+        ({"theta": 5.0}, ["'theta' (give base)"]),
+        ({"rope_theta": 5.0}, ["'rope_theta' (give base)"]),
+        ({"pairng": "half"}, ["'pairng' (give pairing)"]),
         ({"interleaved": True}, ["pairing='interleaved' or 'half'"]),
         ({"rope_scaling": {}}, ["scaling", "from_config"]),
-        ({"nonsense": 1}, ["'nonsense'. Its fields are head_dim, base"]),
+        ({"nonsense": 1}, ["'nonsense'; it has head_dim, base"]),
     ],
     ids=lambda value: "".join(value) if isinstance(value, dict) else "",
 )
@@ -275,9 +275,9 @@ CALLS[SpecError] = {
         lambda lib: ra.apply(ones(lib, 2, 4), ones(lib, 2, 4), range(2)),
         ["third argument", "range(0, 2)", "ra.apply((q, k), pos)"],
     ),
-    "a name of other libraries": (on_ones(0, theta=5.0), ["'theta'; give base.", "rotary_dim", "pairing"]),
-    "a misspelt field": (on_ones(0, pairng="half"), ["'pairng'; give pairing."]),
-    "two unknown fields": (on_ones(0, dim=4, nonsense=1), ["'dim'; give head_dim", "'nonsense'"]),
+    "a name of other libraries": (on_ones(0, theta=5.0), ["'theta' (give base)", "rotary_dim", "pairing"]),
+    "a misspelt field": (on_ones(0, pairng="half"), ["'pairng' (give pairing)"]),
+    "two unknown fields": (on_ones(0, dim=4, nonsense=1), ["'dim' (give head_dim", "'nonsense'"]),
     "array in the spec": (
         lambda lib: ra.apply(ones(lib, 2, 4), 0, inv_freq=ones(lib, 2)),
         ["float32[2]", "tuple", "rotation(", "inv_freq="],

@@ -143,7 +143,7 @@ MAY_IMPORT = {
     "_apply": ("_errors", "_spec", "_array_api", "_dispatch"),
     "_rotation": ("_errors", "_dynamo", "_spec", "_array_api", "_dispatch"),
     "_rope": ("_errors", "_spec", "_array_api", "_dispatch", "_rotation", "_config"),
-    "_explain": ("_errors", "_array_api", "_registry", "_dispatch", "_apply", "_rope"),
+    "_explain": ("_errors", "_spec", "_array_api", "_registry", "_dispatch", "_apply", "_rope"),
     "backend_tools": ("_array_api", "_spec.plan", "_dispatch"),
     "_backends": (
         "_errors",

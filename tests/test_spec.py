@@ -78,6 +78,7 @@ def test_defaults_are_resolved() -> None:
         "inv_freq": None,
         "attention_factor": None,
         "angles": "exact",
+        "max_position": None,
     }
     assert rope.amplitude == 1.0
     assert RoPE(8, rotary_start=2).rotary_dim == 6
@@ -104,6 +105,7 @@ def test_fields_are_plain_python_values() -> None:
         inv_freq=[np.float32(1), 2],
         attention_factor=np.float16(1.5),
         angles=np.str_("exact"),
+        max_position=np.int32(5),
     )
     for name in set(FIELDS) - {"scaling", "axes"}:  # records: see test_scaling.py and test_maps.py
         value = getattr(rope, name)
@@ -119,6 +121,7 @@ def test_fields_are_plain_python_values() -> None:
         out_pairing="interleaved",
         inv_freq=(1.0, 2.0),
         attention_factor=1.5,
+        max_position=5,
     )
 
 

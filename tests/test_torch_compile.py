@@ -219,7 +219,7 @@ def test_compiled_that_returns_a_rotation(compile_counting):
     x, pos = normal(2, 5, 16), torch.arange(5)
     rotation = compiled(x, pos)
     turned, truth = rotation.apply(x), HALF.apply(x, pos)
-    assert type(rotation) is ra.Rotation
+    assert isinstance(rotation, ra.Rotation)
     assert same(turned, truth)
     judge(rotation.inverse().apply(turned), truth, pos, inverse=True, pairing="half", base=500_000.0)
 
@@ -453,3 +453,17 @@ def test_make_fx_of_positions_on_the_host(mode):
     for pos in (7, 0.5, range(3), [0, 2.5, 9]):
         graph = make_fx(functools.partial(rotate_by, pos), tracing_mode=mode)(x)
         assert same(graph(-x), HALF.apply(-x, pos))
+
+
+def test_inverse_and_adjoint_compiled_with_every_size_dynamic(fresh_dynamo):
+    """Dynamo's numbers, the amplitude too, are symbols then; the types of rotations need none."""
+    rope, x, pos = ra.RoPE(16, pairing="half", attention_factor=1.5), normal(5, 16), torch.arange(5)
+
+    def of(x, pos):
+        rotation = rope.rotation(pos, like=x)
+        return rotation.inverse().adjoint().apply(x), rotation.adjoint()
+
+    y, adjoint = torch.compile(of, fullgraph=True, dynamic=True, backend="eager")(x, pos)
+    want, eager = of(x, pos)
+    assert near(y, want)
+    assert type(adjoint) is type(eager)

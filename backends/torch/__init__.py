@@ -13,7 +13,6 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library, Memory
 from rope_array._array_api.source import Call, Positions, Source
-from rope_array._dynamo import traced_constant
 from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import Constants
 
@@ -81,7 +80,8 @@ class Torch(Library):
         return torch.tensor(numbers.values, dtype=dtype, **creation_kwargs)
 
 
-@traced_constant  # Dynamo would catch an error that it traces, and run the function without compiling it
+# A constant: Dynamo would catch an error that it traces, and run the function without compiling it.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
 def _refuse_range() -> None:
     raise ArrayTypeError(
         "pos is a range inside a compiled function, which torch.compile would compile anew for each length, "

@@ -11,10 +11,10 @@ from .checks import check_arrays, check_frequencies
 from .library import Library, computes_in_float64
 from .position_input import check_positions, read_positions
 from .source import Positions, Tables
-from .tables import one_per_pair
+from .tables import CosSin, one_per_pair
 
 
-def mixed(source: Positions, like: Any, lib: Library) -> Tables:
+def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
     """Return cos and sin of sums over coordinates, each with its own frequencies in every head."""
     plan, inv_freq = source.plan, source.inv_freq
     _refuse_axes(plan, "inv_freq has frequencies for each coordinate")
@@ -40,7 +40,7 @@ def mixed(source: Positions, like: Any, lib: Library) -> Tables:
     # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
     # hardware may round to fewer digits.
     angle = sum(pos[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
-    return Tables(*product_cos_sin(angle, 1.0, plan, dtype, lib.xp), plan.layout)
+    return product_cos_sin(angle, 1.0, plan, dtype, lib.xp)
 
 
 def xpos(
@@ -62,7 +62,7 @@ def xpos(
     return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
 
 
-def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> Tables:
+def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> CosSin:
     """Return tables of given arrays: with one number for each pair, float32 or float64."""
     check_arrays((cos, sin), lib, "a table")
     if not lib.same_device(cos, sin):
@@ -76,7 +76,7 @@ def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> Tables:
     ops = lib.ops(cos)
     dtype = ops.xp.float64 if computes_in_float64(cos) or computes_in_float64(sin) else ops.xp.float32
     cos, sin = (ops.cast(one_per_pair(table, layout, ops), dtype) for table in (cos, sin))
-    return Tables(cos, sin, layout)
+    return cos, sin
 
 
 def _refuse_axes(plan: Plan, reason: str) -> None:
