@@ -4,12 +4,16 @@ Collected only with `--models`, as it needs transformers and PyTorch. The test w
 class of a new version fails until `hf/_text.py` or `hf/_vision.py` has its case.
 """
 
+import json
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from hf import _random, _vision, _walk
+from hf import _float32, _random, _vision, _walk
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rope_array import RoPE
 from rope_array._errors import SpecError
@@ -66,6 +70,47 @@ def test_random_configs_are_equal(form, seed):
         for text in _walk.differences(probe)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# angles="float32"
+
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def float32_cases():
+    """Leave out the widths in which PyTorch's power depends on the processor, unless it has AVX-512."""
+    golden = json.loads(_float32.GOLDEN.read_text(encoding="utf-8"))["cases"]
+    return [case["name"] for case in golden if AVX512 or len(case["inv_freq"]) % 32 == 0]
+
+
+@pytest.mark.parametrize("name", float32_cases())
+def test_float32_tables_have_the_same_bits(name):
+    """Compare cos and sin of the model's own rotary module at 100,000 positions."""
+    _, config, layer_type = _float32.CASES[name]
+    rope = RoPE.from_config(config, layer_type=layer_type).at_length(_float32.LENGTH)
+    made = replace(rope, angles="float32").rotation(range(_float32.LENGTH), like=torch.zeros(1))
+    cos, sin, _, _ = _float32.tables(name)
+    assert torch.equal(made.cos, cos)
+    assert torch.equal(made.sin, sin)
+
+
+@pytest.mark.parametrize("kind", sorted(ROPE_INIT_FUNCTIONS))
+def test_float32_frequencies_of_random_configs_have_the_same_bits(kind):
+    """Draw rules, bases and lengths; the widths are whole blocks of 64 features."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        config, length = _float32.drawn(kind, rng)
+        rope = replace(RoPE.from_config(config).at_length(length), angles="float32")
+        omegas, amplitude = _float32.frequencies(config, length)
+        assert rope.frequencies == tuple(omegas), config
+        assert rope.amplitude == amplitude, config
+
+
+@pytest.mark.skipif(not AVX512, reason="PyTorch's power has other bits without AVX-512")
+def test_the_golden_frequencies_are_current():
+    assert _float32.GOLDEN.read_text(encoding="utf-8") == _float32.golden(), (
+        "write it with PYTHONPATH=tests python -m hf._float32"
+    )
 
 
 def test_the_table_is_current():
