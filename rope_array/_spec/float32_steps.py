@@ -15,14 +15,22 @@ References
 """
 
 import math
+import struct
 from typing import TypeAlias
-
-from .frequencies import float32
 
 # High and low part: their sum has twice the digits of a float32.
 Double: TypeAlias = tuple[float, float]
 
+_FLOAT32 = struct.Struct("f")
 BLOCK = 32  # PyTorch computes two AVX-512 registers at a time
+
+
+def float32(value: float) -> float:
+    """Round a float64 to the nearest float32, to infinity beyond its range."""
+    try:
+        return _FLOAT32.unpack(_FLOAT32.pack(value))[0]  # type: ignore[no-any-return]
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def powers(base: float, width: int, count: int) -> list[float]:

@@ -7,7 +7,6 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 """
 
 import math
-import struct
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
@@ -15,6 +14,8 @@ from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
 
+from .float32_steps import float32 as float32
+from .float32_steps import inverses, powers
 from .validation import Check
 
 Omegas: TypeAlias = Sequence[float]
@@ -57,10 +58,8 @@ class Scaling:
 
         A rule that Hugging Face does not have is applied to float32 frequencies.
         """
-        from . import float32_steps  # imported late: most programs use exact angles
-
-        powers = float32_steps.powers(self._new_base(base, width), width, count)
-        return self._stretched(float32_steps.inverses(powers), base, width)
+        omegas = inverses(powers(self._new_base(base, width), width, count))
+        return self._stretched(omegas, base, width)
 
     def _at_length(self, length: int) -> "Scaling":
         """Return the rule for a sequence of `length` positions."""
@@ -149,17 +148,6 @@ def divided(frequencies: Iterable[Decimal], factor: float) -> tuple[Decimal, ...
         _context(_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
         for omega in frequencies
     )
-
-
-_FLOAT32 = struct.Struct("f")
-
-
-def float32(value: float) -> float:
-    """Round a float64 to the nearest float32, to infinity beyond its range."""
-    try:
-        return _FLOAT32.unpack(_FLOAT32.pack(value))[0]  # type: ignore[no-any-return]
-    except OverflowError:
-        return math.copysign(math.inf, value)
 
 
 def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:

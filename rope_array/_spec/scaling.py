@@ -17,9 +17,9 @@ from typing import Literal, get_args
 
 from rope_array._errors import SpecError, short
 
+from .float32_steps import float32 as f32
 from .float32_steps import inverse, inverses, powers
 from .frequencies import Omegas, Scaling, divided
-from .frequencies import float32 as f32
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
 _size = partial(integer, least=1)
@@ -242,7 +242,9 @@ class YaRN(Scaling):
     attention_factor : float, optional
         The amplitude; above 0.
     mscale, mscale_all_dim : float, optional
-        DeepSeek's: see above. DeepSeek's factor on the softmax scale is not a part of the rotation.
+        DeepSeek's: see above; 0 counts as missing, as in transformers. vLLM's code of DeepSeek's models takes
+        g(mscale)/g(mscale_all_dim), with 1 and 0 for missing values: give that as `attention_factor`.
+        DeepSeek's factor on the softmax scale is not a part of the rotation.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """Configs of released models, and the float32 frequencies and tables of transformers for them.
 
-`python -m hf._float32`, with `tests` on the path, writes tests/golden/transformers/float32.json. Write it on an
-x86-64 CPU with AVX-512: on others PyTorch's float32 power has other bits in a width that is no multiple of 64.
+`python -m hf._float32`, with `tests` on the path, writes tests/golden/transformers/float32.json. Write it on
+an x86-64 CPU with AVX-512: on others PyTorch's float32 power has other bits in a width that is no multiple
+of 64.
 """
 
 import json
