@@ -94,6 +94,30 @@ def test_float32_tables_have_the_same_bits(name):
     assert torch.equal(made.sin, sin)
 
 
+# Models whose code has other steps, by their reason; the frequencies of the first group differ too.
+INV_FREQ = "from_config states the frequencies by inv_freq or 2π/period, in float64"
+COMPLEX = "cos and sin of torch.polar, or an angle of several products"
+OTHER_STEPS = {
+    **dict.fromkeys(("dinov3_vit", "eomt_dinov3", "sapiens2", "glm4_moe", "glm4v_moe", "esmfold2"), INV_FREQ),
+    **dict.fromkeys(("llama4", "deepseek_v2", "musicflamingo"), COMPLEX),
+}
+
+
+@pytest.mark.skipif(not AVX512, reason="PyTorch's power has other bits without AVX-512")
+@pytest.mark.parametrize("case", [c for c in CASES if c.probes], ids=lambda case: case.id)
+def test_float32_angles_of_every_class(case):
+    """Compare the bits of the frequencies, and of cos and sin where the model has tables."""
+    wrong = [text for probe in case.probes() for text in _walk.other_bits(probe)]
+    if case.model not in OTHER_STEPS:
+        assert not wrong, "\n".join([case.id, *wrong])
+
+
+def test_every_model_with_other_steps_differs():
+    """A model whose bits are equal is no exception."""
+    models = {c.model for c in CASES if c.probes and any(t for p in c.probes() for t in _walk.other_bits(p))}
+    assert models == OTHER_STEPS.keys()
+
+
 @pytest.mark.parametrize("kind", sorted(ROPE_INIT_FUNCTIONS))
 def test_float32_frequencies_of_random_configs_have_the_same_bits(kind):
     """Draw rules, bases and lengths; the widths are whole blocks of 64 features."""

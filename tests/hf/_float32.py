@@ -135,8 +135,8 @@ CASES: dict[str, Case] = {
     "glm 4, half of the head": ("Glm4RotaryEmbedding", GLM4, None),
     "phi, half of the head": ("PhiRotaryEmbedding", PHI, None),
     "linear by 3.7": ("LlamaRotaryEmbedding", llama(rope_type="linear", factor=3.7), None),
-    "dynamic by 2": ("LlamaRotaryEmbedding", llama(128, 1e4, 4096, rope_type="dynamic", factor=2.0), None),
-    "dynamic by 3.7": ("LlamaRotaryEmbedding", llama(64, 5e5, 8192, rope_type="dynamic", factor=3.7), None),
+    "dynamic by 4": ("LlamaRotaryEmbedding", llama(128, 1e4, 3000, rope_type="dynamic", factor=4.0), None),
+    "dynamic by 3.7": ("LlamaRotaryEmbedding", llama(64, 5e5, 3000, rope_type="dynamic", factor=3.7), None),
     "dynamic, short": ("LlamaRotaryEmbedding", llama(64, 5e5, LENGTH, rope_type="dynamic", factor=3.7), None),
     "yarn by 3.7, factor 1.3": (
         "LlamaRotaryEmbedding",
