@@ -4,7 +4,6 @@ Collected only with `--models`, as it needs transformers and PyTorch. The test w
 class of a new version fails until `hf/_text.py` or `hf/_vision.py` has its case.
 """
 
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -74,16 +73,14 @@ def test_random_configs_are_equal(form, seed):
 
 # angles="float32"
 
-AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="PyTorch's power has other bits without AVX-512",
+)
 
 
-def float32_cases():
-    """Leave out the widths in which PyTorch's power depends on the processor, unless it has AVX-512."""
-    golden = json.loads(_float32.GOLDEN.read_text(encoding="utf-8"))["cases"]
-    return [case["name"] for case in golden if AVX512 or len(case["inv_freq"]) % 32 == 0]
-
-
-@pytest.mark.parametrize("name", float32_cases())
+@needs_avx512
+@pytest.mark.parametrize("name", _float32.CASES)
 def test_float32_tables_have_the_same_bits(name):
     """Compare cos and sin of the model's own rotary module at 100,000 positions."""
     _, config, layer_type = _float32.CASES[name]
@@ -103,7 +100,7 @@ OTHER_STEPS = {
 }
 
 
-@pytest.mark.skipif(not AVX512, reason="PyTorch's power has other bits without AVX-512")
+@needs_avx512
 @pytest.mark.parametrize("case", [c for c in CASES if c.probes], ids=lambda case: case.id)
 def test_float32_angles_of_every_class(case):
     """Compare the bits of the frequencies, and of cos and sin where the model has tables."""
@@ -112,12 +109,14 @@ def test_float32_angles_of_every_class(case):
         assert not wrong, "\n".join([case.id, *wrong])
 
 
+@needs_avx512
 def test_every_model_with_other_steps_differs():
     """A model whose bits are equal is no exception."""
     models = {c.model for c in CASES if c.probes and any(t for p in c.probes() for t in _walk.other_bits(p))}
     assert models == OTHER_STEPS.keys()
 
 
+@needs_avx512
 @pytest.mark.parametrize("kind", sorted(ROPE_INIT_FUNCTIONS))
 def test_float32_frequencies_of_random_configs_have_the_same_bits(kind):
     """Draw rules, bases and lengths; the widths are whole blocks of 64 features."""
@@ -130,7 +129,7 @@ def test_float32_frequencies_of_random_configs_have_the_same_bits(kind):
         assert rope.amplitude == amplitude, config
 
 
-@pytest.mark.skipif(not AVX512, reason="PyTorch's power has other bits without AVX-512")
+@needs_avx512
 def test_the_golden_frequencies_are_current():
     assert _float32.GOLDEN.read_text(encoding="utf-8") == _float32.golden(), (
         "write it with PYTHONPATH=tests python -m hf._float32"
