@@ -215,6 +215,51 @@ def test_other_names_of_yarn(name: str) -> None:
     assert made.amplitude == pytest.approx((0.1 * math.log(4) + 1) / (0.0707 * math.log(4) + 1))
 
 
+@pytest.mark.parametrize(
+    ("scales", "here", "in_vllm"),
+    [
+        ({"mscale": 0.707}, 1.3688879, 1.2608038),
+        ({"mscale": 0.707, "mscale_all_dim": 0}, 1.3688879, 1.2608038),
+        ({"mscale_all_dim": 0.707}, 1.3688879, 1.0857264),
+        ({"mscale": None, "mscale_all_dim": 0.707}, 1.3688879, 1.0857264),
+        ({"mscale": 0, "mscale_all_dim": 0.707}, 1.3688879, 0.7931448),
+        ({}, 1.3688879, None),
+        ({"mscale": 1.0, "mscale_all_dim": 0}, 1.3688879, None),
+        ({"mscale": 0.707, "mscale_all_dim": 0.707}, 1.0, None),
+        ({"mscale": 0.707, "attention_factor": 1.5}, 1.5, None),
+    ],
+    ids=str,
+)
+def test_yarn_names_the_other_amplitude_of_vllm(
+    scales: dict[str, Any], here: float, in_vllm: float | None
+) -> None:
+    """vLLM reads a missing mscale as 1 and a missing mscale_all_dim as 0; transformers needs both above 0."""
+    scaling = {**YARN, "factor": 40.0, **scales}
+    reading = read({**LLAMA, "rope_scaling": scaling})
+    assert reading.rope.amplitude == pytest.approx(here, rel=1e-7)
+    assert len(reading.notes) == (in_vllm is not None)
+    if in_vllm is not None:
+        assert f"is {here:.6g}; in vLLM's code" in reading.notes[0]
+        assert f"it is {in_vllm:.6g}: for that state" in reading.notes[0]
+        theirs = read({**LLAMA, "rope_scaling": {**scaling, "rope_type": "deepseek_yarn"}})
+        assert theirs.rope.amplitude == pytest.approx(in_vllm, rel=1e-7)
+        assert theirs.notes == ()
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "yarn", "factor": 4.0}, LLAMA3], ids=["yarn", "llama3"])
+def test_a_missing_trained_context_has_a_note(scaling: dict[str, Any]) -> None:
+    """transformers takes max_position_embeddings (RotaryEmbeddingConfigMixin.standardize_rope_params)."""
+    stated = {key: value for key, value in scaling.items() if key != "original_max_position_embeddings"}
+    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 6000}
+    reading = read({**config, "rope_scaling": stated})
+    assert reading.rope.scaling.original_max_position_embeddings == 6000
+    assert reading.inferred["original_max_position_embeddings"] == "max_position_embeddings"
+    (note,) = reading.notes
+    assert note.startswith("original_max_position_embeddings is missing: max_position_embeddings, 6000, is")
+    full = {**stated, "original_max_position_embeddings": 3000}
+    assert read({**config, "rope_scaling": full}).notes == ()
+
+
 def test_vllm_ntk() -> None:
     fixed = {"type": "ntk", "factor": 4.0}
     assert rope({**LLAMA, "rope_scaling": fixed}).scaling == ra.NTKAware(4.0, "fixed")

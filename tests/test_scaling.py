@@ -257,6 +257,52 @@ def test_reversed_checks_the_lists_of_its_rule() -> None:
         RoPE(64, scaling=ra.Reversed(ra.LongRoPE(**LONG)))
 
 
+# ---- ggml, by inv_freq ----
+
+
+def ggml(
+    width: int, base: float, scale: float, trained: int, ext: float, factors: np.ndarray
+) -> tuple[list[float], float]:
+    """Return the angle per position of each pair, and the factor on cos and sin, for attn_factor 1.
+
+    Source: ggml-org/llama.cpp, rope_yarn and ggml_rope_cache_init of ggml/src/ggml-cpu/ops.cpp, and
+    ggml_rope_yarn_corr_dims of ggml/src/ggml.c, in float64.
+    """
+
+    def correction(turns: float) -> float:
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(0, math.floor(correction(32))), min(width - 1, math.ceil(correction(1)))
+    thetas = []
+    for pair in range(width // 2):
+        theta = base ** (-2 * pair / width) / factors[pair]
+        mix = ext * (1 - min(1, max(0, (pair - low) / max(0.001, high - low))))
+        thetas.append(scale * theta * (1 - mix) + theta * mix if ext else scale * theta)
+    return thetas, 1 + 0.1 * math.log(1 / scale) if ext else 1.0
+
+
+@pytest.mark.parametrize("ext", [0.0, 0.25, 1.0, 2.0])
+@pytest.mark.parametrize(("width", "base", "trained"), [(128, 1e4, 4096), (64, 150_000.0, 8192)])
+def test_the_recipe_for_ggml(width: int, base: float, trained: int, ext: float) -> None:
+    """docs/scaling.md: ext_factor weighs the frequencies of Linear and YaRN; freq_factors divide them."""
+    factors = np.linspace(1, 9, width // 2)
+    linear, yarn = (RoPE(width, base=base, scaling=rule) for rule in (ra.Linear(8.0), ra.YaRN(8.0, trained)))
+    mixed = (1 - ext) * np.array(linear.frequencies) + ext * np.array(yarn.frequencies)
+    wanted, amplitude = ggml(width, base, 1 / 8, trained, ext, factors)
+    np.testing.assert_allclose(mixed / factors, wanted, rtol=1e-12)
+    assert amplitude == pytest.approx(yarn.amplitude if ext else 1.0)
+
+
+def test_the_factors_of_a_gguf_file_are_a_rule() -> None:
+    """llama.cpp's converter writes freq_factors that divide plain frequencies into those of a rule."""
+    plain = RoPE(16, base=5e5).frequencies
+    for rule in (ra.Llama3(), ra.LongRoPE(**LONG, length=1)):
+        wanted = RoPE(16, base=5e5, scaling=rule)
+        factors = np.divide(plain, wanted.frequencies)
+        made = RoPE(16, inv_freq=np.divide(plain, factors).tolist(), attention_factor=wanted.amplitude)
+        np.testing.assert_allclose(made.frequencies, wanted.frequencies, rtol=1e-15)
+
+
 # ---- rules that depend on the length ----
 
 WAITING = [ra.DynamicNTK(2.0, 4096), ra.LongRoPE(**LONG), ra.Reversed(ra.DynamicNTK(2.0, 4096))]
@@ -394,7 +440,8 @@ def test_invalid_rules(rule: Any, fields: dict[str, Any], message: str) -> None:
         ({"head_dim": 16, "scaling": ra.DynamicNTK(1e308, 2, length=2**60)}, "range of floats"),
         ({"head_dim": 16, "scaling": ra.Periods(1e-300, 1e300)}, "range of floats"),
         ({"head_dim": 16, "scaling": {"rope_type": "linear"}}, r"Linear\(factor=4.0\)"),
-        ({"head_dim": 16, "scaling": "linear"}, "give a rule"),
+        ({"head_dim": 16, "scaling": "linear"}, r"give ra.Linear\(factor"),
+        ({"head_dim": 16, "scaling": "spiral"}, "give a rule"),
         ({"head_dim": 16, "scaling": ra.Linear}, "give a rule"),
         ({"head_dim": 4, "inv_freq": (1.0, 0.5), "scaling": ra.Linear(2.0)}, "give one"),
     ],

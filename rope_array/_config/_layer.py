@@ -35,7 +35,12 @@ class Layer:
         if own is not None:
             return self.parameters.integer(name)
         self.part.inferred[name] = "max_position_embeddings"
-        return self.values.integer("max_position_embeddings")
+        longest = self.values.integer("max_position_embeddings")
+        self.part.note(
+            f"{name} is missing: max_position_embeddings, {longest}, is taken as the trained context, as in "
+            "transformers; state it if the model was trained on fewer positions"
+        )
+        return longest
 
     def stretch(self) -> float:
         """Return the factor, or else the ratio of the context and the trained context."""

@@ -95,7 +95,7 @@ def _yarn(layer: Layer, width: int) -> YaRN:
         layer.part.note("truncate of one layer type is used here; transformers 5.23 does not read it")
     mscale, all_dim = parameters.optional("mscale"), parameters.optional("mscale_all_dim")
     both = bool(mscale and all_dim)
-    return YaRN(
+    rule = YaRN(
         layer.stretch(),
         layer.original(),
         beta_fast=parameters.optional("beta_fast") or 32.0,
@@ -105,19 +105,35 @@ def _yarn(layer: Layer, width: int) -> YaRN:
         mscale=mscale if both else None,
         mscale_all_dim=all_dim if both else None,
     )
+    if layer.kind == "yarn" and rule.attention_factor is None and not both:
+        _note_amplitude_of_vllm(layer, rule)
+    return rule
+
+
+def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
+    """Note that vLLM has another amplitude, if mscale or mscale_all_dim is missing or 0."""
+    other = _amplitude_of_vllm(layer, rule.factor)
+    if not math.isclose(other, rule.amplitude):
+        layer.part.note(
+            "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
+            f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
+            f"{other:.6g}: for that state rope_type 'deepseek_yarn', or attention_factor"
+        )
+
+
+def _amplitude_of_vllm(layer: Layer, factor: float) -> float:
+    """Return the amplitude of vLLM's DeepseekScalingRotaryEmbedding: missing values are 1 and 0."""
+    log = math.log(factor) if factor > 1 else 0.0
+    mscale, all_dim = (layer.parameters.optional(name) for name in ("mscale", "mscale_all_dim"))
+    over = 0.1 * (all_dim or 0.0) * log + 1
+    return (0.1 * (1.0 if mscale is None else mscale) * log + 1) / over if over else math.inf
 
 
 def _deepseek_yarn(layer: Layer, width: int) -> Scaling:
     """Return YaRN of vLLM and mlx-lm, where mscale is 1 and mscale_all_dim 0 by default."""
-    rule, parameters = _yarn(layer, width), layer.parameters
-    log = math.log(rule.factor) if rule.factor > 1 else 0.0
-    above = 0.1 * parameters.number("mscale", 1.0) * log + 1
-    return replace(
-        rule,
-        attention_factor=above / (0.1 * parameters.number("mscale_all_dim", 0.0) * log + 1),
-        mscale=None,
-        mscale_all_dim=None,
-    )
+    rule = _yarn(layer, width)
+    amplitude = _amplitude_of_vllm(layer, rule.factor)
+    return replace(rule, attention_factor=amplitude, mscale=None, mscale_all_dim=None)
 
 
 def _llama3(layer: Layer, width: int) -> Scaling:

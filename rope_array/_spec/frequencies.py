@@ -7,7 +7,6 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 """
 
 import math
-import struct
 from collections.abc import Iterable, Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
@@ -15,6 +14,8 @@ from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
 
+from .float32_steps import float32 as float32
+from .float32_steps import inverses, powers
 from .validation import Check, changed
 
 Omegas: TypeAlias = Sequence[float]
@@ -55,6 +56,14 @@ class Scaling:
         """Return the frequencies of the rule for a series."""
         return omegas
 
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        """Return the frequencies of the rule for `count` pairs, by the float32 steps of Hugging Face's code.
+
+        A rule that Hugging Face does not have is applied to float32 frequencies.
+        """
+        omegas = inverses(powers(self._new_base(base, width), width, count))
+        return self._stretched(omegas, base, width)
+
     def _at_length(self, length: int) -> "Scaling":
         """Return the rule for a sequence of `length` positions."""
         return self
@@ -93,8 +102,7 @@ def frequencies(
     """Return the frequencies of one series, each an exact number.
 
     With exact angles the default and `Linear` give real numbers; every other rule gives float64 numbers,
-    taken exactly. With float32 angles the rule is applied to float32 frequencies, and its result rounded to
-    float32.
+    taken exactly. With float32 angles they are the float32 numbers of Hugging Face's code.
     """
     used = rule or Scaling()
     try:
@@ -102,8 +110,8 @@ def frequencies(
         if math.isinf(new_base):
             raise OverflowError
         if angles == "float32":
-            narrow = float32_frequencies(new_base, width, count)
-            return tuple(Decimal.from_float(float32(omega)) for omega in used._stretched(narrow, base, width))
+            narrow = used._float32_series(base, width, count)
+            return tuple(Decimal.from_float(float32(omega)) for omega in narrow)
         series = default_frequencies(new_base, width, count)
         exact = series if rule is None else rule._exact(series)
         if exact is not None:
@@ -143,24 +151,6 @@ def divided(frequencies: Iterable[Decimal], factor: float) -> tuple[Decimal, ...
         _context(_DIGITS + max(0, omega.adjusted() - divisor.adjusted() + 1)).divide(omega, divisor)
         for omega in frequencies
     )
-
-
-def float32_frequencies(base: float, width: int, count: int) -> tuple[float, ...]:
-    """Round as Hugging Face's code does: exponent, power and reciprocal each to float32.
-
-    Source: ``1.0 / (base ** (torch.arange(0, dim, 2).float() / dim))``, transformers modeling_rope_utils.
-    """
-    exponents = (float32(2 * i / width) for i in range(count))
-    powers = [float32(float32(base) ** e) for e in exponents]
-    return tuple(float32(1.0 / power) if power else float("inf") for power in powers)
-
-
-def float32(value: float) -> float:
-    """Round a float64 to the nearest float32, to infinity beyond its range."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
 
 
 def turns(frequencies: Iterable[Decimal], bits: int) -> tuple[int, ...]:

@@ -3,6 +3,10 @@
 A rule is a frozen record. It computes one series of frequencies from another: `_new_base` changes the base of
 the series, `_stretched` each of its frequencies, in float64. A rule depends on the base and the width of a
 series (the d of base^(-2i/d)). `amplitude` is the rule's factor on cos and sin.
+
+`_float32_series` has the float32 steps of Hugging Face's function for the rule, in its order: transformers
+5.23, modeling_rope_utils.py, ROPE_INIT_FUNCTIONS. There ``number / tensor`` rounds twice: the reciprocal, and
+its product with the number.
 """
 
 import math
@@ -13,6 +17,8 @@ from typing import Literal, get_args
 
 from rope_array._errors import SpecError, short
 
+from .float32_steps import float32 as f32
+from .float32_steps import inverse, inverses, powers
 from .frequencies import Omegas, Scaling, divided
 from .validation import choice, integer, invertible, number, positive, record, sequence, truth
 
@@ -56,6 +62,9 @@ class Linear(Scaling):
 
     def _exact(self, series: tuple[Decimal, ...]) -> tuple[Decimal, ...]:
         return divided(series, self.factor)
+
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        return [omega / f32(self.factor) for omega in inverses(powers(base, width, count))]
 
 
 Variant = Literal["aware", "fixed", "mixed", "base", "every_pair"]
@@ -198,6 +207,18 @@ class DynamicNTK(Scaling):
         growth = self.factor * self.length / self.max_position_embeddings - (self.factor - 1)
         return base if self.length == self.max_position_embeddings else base * growth ** _ntk_exponent(width)
 
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        return inverses(powers(self._float32_base(base, width), width, count))
+
+    def _float32_base(self, base: float, width: int) -> float:
+        """Return the base, rounded to float32 at each step: the length is a tensor."""
+        assert self.length is not None
+        if self.length == self.max_position_embeddings:
+            return base
+        stretch = f32(f32(f32(self.factor) * f32(self.length)) / f32(self.max_position_embeddings))
+        growth = f32(stretch - f32(self.factor - 1))
+        return f32(base) * f32(growth ** _ntk_exponent(width))
+
 
 @dataclass(frozen=True, repr=False)
 class YaRN(Scaling):
@@ -221,7 +242,9 @@ class YaRN(Scaling):
     attention_factor : float, optional
         The amplitude; above 0.
     mscale, mscale_all_dim : float, optional
-        DeepSeek's: see above. DeepSeek's factor on the softmax scale is not a part of the rotation.
+        DeepSeek's: see above; 0 counts as missing, as in transformers. vLLM's code of DeepSeek's models takes
+        g(mscale)/g(mscale_all_dim), with 1 and 0 for missing values: give that as `attention_factor`.
+        DeepSeek's factor on the softmax scale is not a part of the rotation.
 
     Raises
     ------
@@ -275,6 +298,15 @@ class YaRN(Scaling):
         ramps = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(len(omegas))]
         return [w / self.factor * ramp + w * (1 - ramp) for w, ramp in zip(omegas, ramps, strict=True)]
 
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        low, high = self._ramp(base, width)
+        factor, start, length = f32(self.factor), f32(low), f32(high - low)
+        ramps = [min(max(f32(f32(i - start) / length), 0.0), 1.0) for i in range(count)]
+        return [
+            _mixed(inverse(f32(factor * power)), inverse(power), f32(1 - ramp))
+            for power, ramp in zip(powers(base, width, count), ramps, strict=True)
+        ]
+
     def _ramp(self, base: float, width: int) -> tuple[float, float]:
         """Return where the ramp begins and ends, in frequency numbers."""
         if base == 1:
@@ -290,6 +322,11 @@ class YaRN(Scaling):
         # The upper bound is width - 1, not the last frequency's number, as in the reference code.
         low, high = max(low, 0), min(high, width - 1)
         return low, high + 0.001 if low == high else high
+
+
+def _mixed(slow: float, fast: float, share: float) -> float:
+    """Return slow·(1 - share) + fast·share in float32."""
+    return f32(f32(slow * f32(1 - share)) + f32(fast * share))
 
 
 @dataclass(frozen=True, repr=False)
@@ -352,6 +389,21 @@ class Llama3(Scaling):
             return omega
         s = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return (1 - s) * omega / self.factor + s * omega
+
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        return [self._float32_one(omega) for omega in inverses(powers(base, width, count))]
+
+    def _float32_one(self, omega: float) -> float:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        trained = self.original_max_position_embeddings
+        wavelength = f32(inverse(omega) * f32(2 * math.pi))
+        if wavelength > f32(trained / low):
+            return omega / f32(self.factor)
+        if wavelength < f32(trained / high) or low == high:
+            return omega
+        turns = f32(inverse(wavelength) * f32(trained))
+        s = f32(f32(turns - f32(low)) / f32(high - low))
+        return f32(f32(f32(1 - s) * omega) / f32(self.factor)) + f32(s * omega)
 
 
 @dataclass(frozen=True, repr=False)
@@ -460,6 +512,14 @@ class LongRoPE(Scaling):
         divisors = self.long_factor if self._long else self.short_factor
         return [omega / divisor for omega, divisor in zip(omegas, divisors, strict=True)]
 
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        self._check_series(width, count)
+        divisors = self.long_factor if self._long else self.short_factor
+        return [
+            inverse(f32(f32(divisor) * power))
+            for divisor, power in zip(divisors, powers(base, width, count), strict=True)
+        ]
+
 
 @dataclass(frozen=True, repr=False)
 class Proportional(Scaling):
@@ -505,6 +565,11 @@ class Proportional(Scaling):
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         rotated = int(self.partial_rotary_factor * width // 2)
         return [omega / self.factor if i < rotated else 0.0 for i, omega in enumerate(omegas)]
+
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        rotated = int(self.partial_rotary_factor * width // 2)
+        series = inverses(powers(base, width, rotated))
+        return [omega / f32(self.factor) for omega in series] + [0.0] * (count - rotated)
 
 
 @dataclass(frozen=True, repr=False)
@@ -608,6 +673,9 @@ class Reversed(Scaling):
 
     def _stretched(self, omegas: Omegas, base: float, width: int) -> Omegas:
         return [-omega for omega in self._rule._stretched(omegas, base, width)]
+
+    def _float32_series(self, base: float, width: int, count: int) -> Omegas:
+        return [-omega for omega in self._rule._float32_series(base, width, count)]
 
     def _at_length(self, length: int) -> "Reversed":
         return Reversed(self.rule and self.rule._at_length(length))

@@ -1,16 +1,17 @@
 """The fields of a RoPE: a frozen record of plain Python values, checked when it is made."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, TypedDict, get_args
 
 from rope_array._dynamo import traced_memo
-from rope_array._errors import SpecError, short
+from rope_array._errors import SpecError, describe, short
 
 from .axes import Axes, series_lengths
-from .frequencies import Scaling, float32, frequencies, turns
+from .float32_steps import float32
+from .frequencies import Scaling, frequencies, turns
 from .plan import PAIRINGS, Constants, Coordinates, Layout, Plan
 from .plan import Pairing as Pairing
 from .validation import (
@@ -144,7 +145,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         )
     axes = record("axes", spec.axes, Axes, "an Axes, such as Axes.chunked(16, 24, 24)")
     width = _rotary_dim(spec.rotary_dim, head_dim, start, axes)
-    pairing = choice("pairing", spec.pairing, PAIRINGS)
+    pairing = _pairing("pairing", spec.pairing)
     factor, limit = spec.attention_factor, spec.max_position
     return {
         "head_dim": head_dim,
@@ -153,7 +154,7 @@ def _checked(spec: Spec) -> dict[str, Any]:
         "rotary_start": start,
         "pairing": pairing,
         "out_pairing": _out_pairing(spec.out_pairing, pairing),
-        "scaling": record("scaling", spec.scaling, Scaling, "a rule, such as Linear(factor=4.0)"),
+        "scaling": _scaling(spec.scaling),
         "axes": axes,
         "inv_freq": _inv_freq(spec.inv_freq, width, spec.scaling),
         "attention_factor": None if factor is None else invertible("attention_factor", factor),
@@ -162,9 +163,53 @@ def _checked(spec: Spec) -> dict[str, Any]:
     }
 
 
+def _pairing(name: str, value: Any) -> str:
+    if isinstance(value, str) and (meaning := _OTHER_PAIRINGS.get(value.lower())):
+        raise SpecError(
+            f"{name} is {short(value)}, which here is named {meaning}; give 'interleaved' or 'half'."
+        )
+    return choice(name, value, PAIRINGS)
+
+
+# Names that other libraries give to the two pairings.
+_OTHER_PAIRINGS = {
+    **dict.fromkeys(("neox", "gpt_neox", "gpt-neox", "rotate_half", "hf", "huggingface", "split"), "'half'"),
+    **dict.fromkeys(("gptj", "gpt_j", "gpt-j", "rotate_every_two", "roformer", "adjacent"), "'interleaved'"),
+    "llama": "'half' for Hugging Face's weights and 'interleaved' for Meta's",
+}
+
+
+def _scaling(value: Any) -> Scaling | None:
+    """Check a rule; for the rotary parameters of a config, or their rope_type, name the rule to give."""
+    stated = isinstance(value, Mapping)
+    kind = value.get("rope_type", value.get("type")) if stated else value
+    rule = _RULES.get(kind) if isinstance(kind, str) else None
+    if stated or rule:
+        raise SpecError(
+            f"scaling is {describe(value)}; give {rule or 'a rule, such as ra.Linear(factor=4.0)'}, "
+            "or read the whole config with ra.RoPE.from_config(config)."
+        )
+    return record("scaling", value, Scaling, "a rule, such as Linear(factor=4.0)")  # type: ignore[no-any-return]
+
+
+# The rule of a config's rope_type, with the fields that it needs.
+_RULES = {
+    "default": "None, as it changes nothing",
+    "linear": "ra.Linear(factor=4.0)",
+    "dynamic": "ra.DynamicNTK(factor=2.0, max_position_embeddings=4096)",
+    "yarn": "ra.YaRN(factor=4.0, original_max_position_embeddings=4096)",
+    "llama3": "ra.Llama3(factor=8.0)",
+    **dict.fromkeys(
+        ("longrope", "su"),
+        "ra.LongRoPE(short_factor=..., long_factor=..., original_max_position_embeddings=4096)",
+    ),
+    "proportional": "ra.Proportional(partial_rotary_factor=0.25)",
+}
+
+
 def _out_pairing(value: Any, pairing: str) -> str | None:
     # None if equal to pairing, so that dataclasses.replace(rope, pairing=...) changes both.
-    checked = pairing if value is None else choice("out_pairing", value, PAIRINGS)
+    checked = pairing if value is None else _pairing("out_pairing", value)
     return None if checked == pairing else checked
 
 

@@ -12,7 +12,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -196,6 +196,24 @@ def _compare(probe: Probe, pos: np.ndarray, rope: ra.RoPE) -> list[str]:
             found += _same(name, getattr(rotation, name), want, abs(theirs.factor) * (error + 2 * EPS))
     for name, x, want in zip("qk", (q, k), theirs.rotate((q, k)), strict=True):
         found += _same(name, rotation.apply(x), want, rotation_tolerance(x, error, theirs.factor))
+    return found
+
+
+def other_bits(probe: Probe) -> list[str]:
+    """List the arrays of the model whose bits `angles="float32"` does not have, in PyTorch."""
+    torch = importlib.import_module("torch")
+    rope, found = replace(ours(probe), angles="float32"), []
+    for number, pos in enumerate(probe.positions if rope.rotary_dim else ()):
+        theirs, at_length = probe.theirs(pos), rope.at_length(_length(pos))
+        made = at_length.rotation(torch.tensor(pos), like=torch.zeros(1))
+        arrays = {
+            "inv_freq": np.float32(at_length.frequencies),
+            "cos": made.cos.numpy(),
+            "sin": made.sin.numpy(),
+        }
+        for name, array in arrays.items():
+            if (want := getattr(theirs, name)) is not None and not np.array_equal(array, np.float32(want)):
+                found.append(f"positions {number}: {name} has other bits")
     return found
 
 
