@@ -48,7 +48,8 @@ class RoPE(Spec):
         Factor on cos and sin, above 0, in place of the scaling's. The inverse divides by it; the adjoint
         keeps it.
     angles : {"exact", "float32"}
-        "float32" follows the steps of Hugging Face's code; its error grows with the position.
+        "float32" has the bits of Hugging Face's frequencies for every rule, and in PyTorch on the CPU the
+        bits of its cos and sin. Its error grows with the position.
     max_position : int, optional
         The largest position, or coordinate, that is allowed. Numbers, ranges, sequences and NumPy arrays are
         checked; arrays of other libraries are not, as reading them would wait for a device.
