@@ -6,6 +6,5 @@ No module in here is imported before an array of its library is seen.
 if __name__ != "rope_array._backends":
     raise ImportError(
         f"{__name__!r} is the source folder of 'rope_array._backends'; imported under its own name, it would "
-        "hold second copies of every module. Install the package (python -m pip install .) and import "
-        "'rope_array._backends'."
+        "hold second copies of every module. Import 'rope_array._backends'."
     )

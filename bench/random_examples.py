@@ -32,7 +32,7 @@ def run_tests(name, times):
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "junit.xml"
         options = (f"--libraries={lib.label}", f"--junitxml={report}", "-q", "--hypothesis-show-statistics")
-        # -P: import the installed package, not the checkout, which has no rope_array._backends.
+        # -P: import the installed package, not the checkout's sources, which have no kernel.
         done = subprocess.run(
             [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options, *FILES],
             cwd=ROOT,

@@ -78,9 +78,7 @@ _LATE = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # looked up when asked for: reading metadata takes longer than the rest
-        from importlib.metadata import version
-
-        return version("rope-array")
+        return import_module(f"{__name__}._version").version()
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _LATE:

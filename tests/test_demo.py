@@ -13,6 +13,7 @@ import rope_array as ra
 from rope_array import _demo
 from rope_array.__main__ import main
 from rope_array._demo import _libraries, _measure, _text
+from rope_array._explain import Backend
 from rope_array.testing._contract import eps
 from rope_array.testing._libraries import NumPy, rounded
 
@@ -95,6 +96,18 @@ def test_unused_libraries_are_named(file, only_numpy, capsys):
     assert main(["demo", file]) == 0
     output = capsys.readouterr().out
     assert "   Not installed: jax\n   Installed, but not usable here: torch (OSError)\n" in output
+
+
+@pytest.mark.parametrize("usable", [True, False, None])
+def test_a_missing_kernel_is_named_once(usable, file, only_numpy, monkeypatch, capsys):
+    native = Backend(
+        "native", "numpy:ndarray", usable, "the C++ kernel is not built: reasons" + " and more" * 20
+    )
+    monkeypatch.setattr(ra, "backends", lambda: (native, native))
+    assert main(["demo", file]) == 0
+    output = capsys.readouterr().out
+    assert output.count("Slower here: the C++ kernel is not built: reasons") == (usable is False)
+    assert max(map(len, output.splitlines())) <= 100
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch):

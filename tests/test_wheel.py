@@ -14,6 +14,7 @@ OPTIONAL = [
     *("array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "torch", "transformers", "triton"),
     *("mpmath", "hypothesis", "pytest"),
 ]
+CHECKOUT = ("_backends", "_backends.py")  # a developer's link, and the import of the folder `backends`
 BLOCK = f"""
 import sys
 class Block:
@@ -45,10 +46,10 @@ def python(code):
 
 
 def sources(folder):
-    """List the Python sources and their data, without C++ and without a kernel built in the checkout."""
+    """List the Python sources and their data, without C++ and without the parts for a checkout."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     files = [f for f in files if f.suffix not in {".cpp", ".hpp", ".so", ".pyd"}]
-    return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] != "_backends"}
+    return {f.as_posix() for f in files if "__pycache__" not in f.parts and f.parts[0] not in CHECKOUT}
 
 
 @pytest.fixture(scope="module")

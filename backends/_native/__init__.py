@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 
 from rope_array._array_api.angles import cos_sin
@@ -25,7 +27,7 @@ def _load() -> tuple[Any, str]:
     try:
         _kernel = import_module(f"{__name__}._kernel")
     except ImportError as error:
-        return None, f"the C++ kernel is not built ({error})"
+        return None, _why_missing(error)
     wanted = os.environ.get(_LEVEL)
     if wanted and wanted not in _kernel.level_names():
         raise BackendError(
@@ -35,6 +37,24 @@ def _load() -> tuple[Any, str]:
     if wanted:
         _kernel.use_level(wanted)
     return _kernel, ""
+
+
+def _why_missing(error: ImportError) -> str:
+    """Return why the compiled module cannot be imported, and how to get it."""
+    if error.name != f"{__name__}._kernel":
+        return f"the C++ kernel cannot be loaded ({error})"
+    here = Path(__file__).resolve()
+    try:
+        package = Path(str(distribution("rope-array").locate_file("rope_array"))).resolve()
+    except PackageNotFoundError:
+        return f"the C++ kernel is not built: run python -m pip install -e . in {here.parents[2]}"
+    installed = package / "_backends/_native/__init__.py"
+    if installed.is_file() and installed != here:
+        return (
+            f"the C++ kernel is not built in {here.parents[2]}, whose sources shadow the installed "
+            "rope_array: run python -P, or from another folder"
+        )
+    return "the C++ kernel is not built: no C++17 compiler worked when rope_array was installed"
 
 
 kernel, _reason = _load()

@@ -408,6 +408,7 @@ void use_level(const char* name) {
 }  // namespace
 
 NB_MODULE(_kernel, m) {
+    if (!levels()[0]) throw nb::import_error("it was compiled for another processor: install the package anew");
     import_numpy();
     native_name = PyUnicode_InternFromString("native");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";

@@ -1,24 +1,47 @@
-// Which instruction set levels the processor and the operating system support.
+// Which instruction set levels the processor and the operating system support. CMakeLists.txt compiles all levels, or the
+// best one of the computer that builds the kernel.
+#include <array>
+
 #include "kernel.hpp"
 
 namespace rope {
 
-extern const Level level_baseline;
-#if defined(ROPE_X86_LEVELS)
-extern const Level level_v3, level_v4, level_v4_bf16;
+extern const Level level_baseline, level_v3, level_v4;
+void rotate_bf16(const Layout&, const Rows&);  // of loops_bf16.cpp
+
+namespace {
+
+#if defined(ROPE_HAS_v4)
+Level make_v4_bf16() {
+    Level level = level_v4;
+    level.name = "x86-64-v4+bf16";
+    level.rotate[BF16] = rotate_bf16;
+    return level;
+}
 #endif
 
-const Level* const* levels() {
-#if defined(ROPE_X86_LEVELS)
-    static const Level* const all[] = {&level_v4_bf16, &level_v4, &level_v3, &level_baseline, nullptr};
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("x86-64-v3")) return all + 3;
-    if (!__builtin_cpu_supports("x86-64-v4")) return all + 2;
-    return __builtin_cpu_supports("avx512bf16") ? all : all + 1;
-#else
-    static const Level* const all[] = {&level_baseline, nullptr};
-    return all;
+std::array<const Level*, 5> find_levels() {
+    std::array<const Level*, 5> found{};
+    const Level** next = found.data();
+#if defined(ROPE_HAS_v4)
+    static const Level v4_bf16 = make_v4_bf16();
+    if (__builtin_cpu_supports("avx512bf16")) *next++ = &v4_bf16;
+    if (__builtin_cpu_supports("x86-64-v4")) *next++ = &level_v4;
 #endif
+#if defined(ROPE_HAS_v3)
+    if (__builtin_cpu_supports("x86-64-v3")) *next++ = &level_v3;
+#endif
+#if defined(ROPE_HAS_baseline)
+    *next++ = &level_baseline;
+#endif
+    return found;
+}
+
+}  // namespace
+
+const Level* const* levels() {
+    static const std::array<const Level*, 5> found = find_levels();
+    return found.data();
 }
 
 }  // namespace rope

@@ -84,7 +84,7 @@ struct Level {
     void (*rotate[NUM_DTYPES])(const Layout&, const Rows&);
 };
 
-// Return the levels that this processor has, best first; null-terminated.
+// Return the compiled levels that this processor has, best first; null-terminated.
 const Level* const* levels();
 
 }  // namespace rope

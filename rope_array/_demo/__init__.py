@@ -1,7 +1,7 @@
 """The demo: rotate a text's queries and keys on every library installed, and compare with the definition."""
 
 import sys
-from importlib.metadata import PackageNotFoundError
+import textwrap
 
 import numpy as np
 
@@ -79,19 +79,12 @@ def run(file: str | None) -> int:
 
 def _introduce(file: str | None, words: list[str]) -> None:
     text = {
-        "version": _version(),
+        "version": ra.__version__,
         "title": TITLE if file is None else _printable(file),
         "start": _printable(" ".join(words)[:80]),
         "count": len(words),
     }
     print(_INTRODUCTION.format(**text, most=MOST_TOKENS, heads=HEADS, head_dim=HEAD_DIM))
-
-
-def _version() -> str:
-    try:
-        return str(ra.__version__)
-    except PackageNotFoundError:  # a checkout
-        return "(not installed)"
 
 
 def _printable(text: str) -> str:
@@ -112,7 +105,13 @@ def _show_libraries(q: Floats, k: Floats) -> list[str]:
     for heading, names in (("Not installed", absent), ("Installed, but not usable here", broken)):
         if names:
             print(f"   {heading}: {', '.join(names)}")
+    _show_missing_kernel()
     return failed
+
+
+def _show_missing_kernel() -> None:
+    for reason in {b.description for b in ra.backends() if b.name == "native" and b.usable is False}:
+        print(textwrap.indent(textwrap.fill(_printable(f"Slower here: {reason}"), 97), "   "))
 
 
 def _show_row(library: Library, case: Case) -> bool:

@@ -231,7 +231,7 @@ struct MakeTables64 {
     }
 };
 
-void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
+inline void make_tables32(const Frequencies& frequencies, const Positions& positions, float* cos, float* sin) {
     const int64_t num_pairs = frequencies.num_pairs;
     for (int64_t r = 0; r < positions.count;) {
         const Positions run = evenly_spaced_from(positions, r, positions.count);
@@ -240,7 +240,7 @@ void make_tables32(const Frequencies& frequencies, const Positions& positions, f
     }
 }
 
-void make_tables64(const Frequencies& frequencies, const Positions& positions, double* cos, double* sin) {
+inline void make_tables64(const Frequencies& frequencies, const Positions& positions, double* cos, double* sin) {
     for_chunks<(WIDTH > 1 ? WIDTH / 2 : 1)>(frequencies.num_pairs, MakeTables64{frequencies, positions, cos, sin});
 }
 

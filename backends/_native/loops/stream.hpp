@@ -63,7 +63,7 @@ inline void queue_active(StreamBuffer& stream, char* y, int64_t bytes) {
     if (unaligned) copy_part(stream, unaligned);
 }
 
-void finish_stream(StreamBuffer& stream) {
+inline void finish_stream(StreamBuffer& stream) {
     stream_all_lines(stream);
     copy_part(stream, stream.bytes);
     store_fence();

@@ -1,0 +1,8 @@
+// The loop of bfloat16 with AVX-512's instructions for it. No other loop uses them: cpu_levels.cpp takes level_v4's.
+#include "loops/rotate.hpp"
+
+namespace rope {
+
+void rotate_bf16(const Layout& layout, const Rows& rows) { rotate<BFloat16>(layout, rows); }
+
+}  // namespace rope
