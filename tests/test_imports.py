@@ -162,7 +162,7 @@ OWN = {"jax": {"jax", "jaxlib"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
-COMMANDS = {"__main__", "_demo"}  # run by users, not imported
+COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
 HOST_TOOLS = {"_diagnose"}  # computes on the host, in NumPy; imported late
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
@@ -290,8 +290,12 @@ def _forbidden_to_suite(name: str, root: str, rest: str, at_top: bool) -> str:
 def _forbidden_to_core(name: str, area: str, rest: str, at_top: bool) -> str:
     target = rest.partition(".")[0]
     if area in COMMANDS:
-        return "" if target in {"", "testing", "_registry", "_demo"} else "a command uses what is public"
-    if target in ("testing", "_demo"):
+        return (
+            ""
+            if target in {"", "testing", "_registry", "_demo", "_command"}
+            else "a command uses what is public"
+        )
+    if target in ("testing", "_demo", "_command"):
         return "nothing in the core imports it"
     if target == "_backends" and area != "_backends":
         return "backends are loaded late, by name"
