@@ -23,8 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status.
     """
-    options = vars(_parser().parse_args(arguments))
-    status: int = options.pop("command")(**options)
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    command = options.pop("command", None)
+    if command is None:
+        parser.print_help()
+        return 0
+    status: int = command(**options)
     return status
 
 
@@ -32,12 +37,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rope_array", description="Rotary position embedding (RoPE) for every array library."
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_check(commands)
     add_backends(commands)
     add_explain(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Print the version, which is looked up here: no other command needs it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import rope_array as ra
+
+        print(f"rope_array {ra.__version__}")
+        parser.exit()
 
 
 def _add_demo(commands: Any) -> None:
