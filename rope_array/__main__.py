@@ -8,6 +8,7 @@ from typing import Any
 
 from rope_array._command._backends import add_backends
 from rope_array._command._explain import add_explain
+from rope_array._command._plot import add_plot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,12 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rope_array", description="Rotary position embedding (RoPE) for every array library."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_check(commands)
     add_backends(commands)
     add_explain(commands)
+    add_plot(commands)
     return parser
 
 
@@ -50,9 +54,14 @@ class _Version(argparse.Action):
     """Print the version, which is looked up here: no other command needs it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError
+
         import rope_array as ra
 
-        print(f"rope_array {ra.__version__}")
+        try:
+            print(f"rope_array {ra.__version__}")
+        except PackageNotFoundError:
+            print("rope_array, of no known version: its sources are imported, without an installation")
         parser.exit()
 
 

@@ -164,6 +164,7 @@ COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
 COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
+_PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  # for commands
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late
 JUDGED = {"plots"}  # draws errors, so it needs the definition
 # The suite's definition and tolerances import no other part of the package.
@@ -292,11 +293,7 @@ def _forbidden_to_suite(name: str, root: str, rest: str, at_top: bool) -> str:
 def _forbidden_to_core(name: str, area: str, rest: str, at_top: bool) -> str:
     target = rest.partition(".")[0]
     if area in COMMANDS:
-        return (
-            ""
-            if target in {"", "testing", "_registry", "_demo", "_command"}
-            else "a command uses what is public"
-        )
+        return "" if target in _PUBLIC else "a command uses what is public"
     if target in ("testing", "_demo", "_command") and not (target == "testing" and area in JUDGED):
         return "nothing in the core imports it"
     if target == "_backends" and area != "_backends":

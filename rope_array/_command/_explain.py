@@ -1,50 +1,77 @@
-"""``python -m rope_array explain``: the backend of a call."""
+"""``python -m rope_array explain``: the rotary embedding of a model, or the backend of a call."""
 
 from typing import Any
 
 from rope_array._command._output import refuse, show
 
+# Options of a call, with their defaults; a config has no use for them.
+_CALL = {"library": "numpy", "dtype": "float32", "shape": "1,32,2048,128", "backend": None}
+
 
 def add_explain(commands: Any) -> None:
     """Add the command to the parser's."""
+    from rope_array._command._rope_options import add_config_options, add_field_options, add_length_option
+
     parser = commands.add_parser(
         "explain",
-        help="show the backend that a call would use, and why",
-        description="Make an array of zeros, and print rope_array.explain of its rotation by the positions "
-        "0, 1, 2, ... along its last axis but one.",
-        epilog="exit status: 0; 2 if there is no such array here, or the call is refused",
+        help="describe a model's rotary embedding; or show the backend that a call would use, and why",
+        description="With CONFIG: read a Hugging Face config.json, and describe the model's rotary embedding "
+        "in words and tables, with the values that are stated, inferred and doubtful. Without: make an array "
+        "of zeros, and print rope_array.explain of its rotation by the positions 0, 1, 2 and so on along its "
+        "last axis but one.",
+        epilog="exit status: 0; 2 if CONFIG cannot be read, there is no such array here, or the call is "
+        "refused",
     )
     parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="a name of `check --list`, such as torch:cuda"
+        "config", metavar="CONFIG", nargs="?", help="a config.json, or the folder that holds it"
     )
-    parser.add_argument("--dtype", metavar="NAME", default="float32", help="default: float32")
-    parser.add_argument(
-        "--shape", metavar="SIZES", default="1,32,2048,128", help="default: 1,32,2048,128; features last"
-    )
-    parser.add_argument(
-        "--pairing", metavar="NAME", default="interleaved", help="interleaved (default) or half"
-    )
-    parser.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
+    add_config_options(parser)
+    group = parser.add_argument_group("call")
+    group.add_argument("--library", metavar="NAME", help="a name of `check --list`, such as torch:cuda")
+    group.add_argument("--dtype", metavar="NAME", help="default: float32")
+    group.add_argument("--shape", metavar="SIZES", help="default: 1,32,2048,128; features last")
+    group.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
+    add_field_options(parser)
+    add_length_option(parser)
     parser.set_defaults(command=_run)
 
 
-def _run(library: str, dtype: str, shape: str, pairing: str, backend: str | None) -> int:
+def _run(config: str | None, **options: Any) -> int:
     import rope_array as ra
-    from rope_array.testing._libraries import LIBRARIES
 
     try:
-        if library not in LIBRARIES:
-            raise ValueError(f"unknown library {library!r}; give one of {', '.join(LIBRARIES)}")
-        lib = LIBRARIES[library]
-        lib.check_present()
-        with lib.running():
-            x = _zeros(lib, dtype, _sizes(shape))
-            pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
-            explanation = ra.explain(x, pos, pairing=pairing, backend=backend)
+        text = _explain_call(options) if config is None else _explain_config(config, options)
     except (ra.RoPEError, ValueError, ImportError, OSError, RuntimeError, MemoryError) as error:
         return refuse("explain", error)
-    show(str(explanation))
+    show(text)
     return 0
+
+
+def _explain_config(config: str, options: dict[str, Any]) -> str:
+    from rope_array._command._config_report import report
+    from rope_array._command._rope_options import FIELDS, check_unused, layer_of
+
+    check_unused(options, (*_CALL, *FIELDS), "an explanation of CONFIG does not use")
+    return "\n".join(report(config, options["part"], layer_of(options["layer_type"]), options["length"]))
+
+
+def _explain_call(options: dict[str, Any]) -> str:
+    import rope_array as ra
+    from rope_array._command._rope_options import at_length, check_unused, fields_of
+    from rope_array.testing._libraries import LIBRARIES
+
+    check_unused(options, ("part", "layer_type"), "without CONFIG, there is no use for")
+    fields = fields_of(options)
+    call = {name: default if options[name] is None else options[name] for name, default in _CALL.items()}
+    if call["library"] not in LIBRARIES:
+        raise ValueError(f"unknown library {call['library']!r}; give one of {', '.join(LIBRARIES)}")
+    lib = LIBRARIES[call["library"]]
+    lib.check_present()
+    with lib.running():
+        x = _zeros(lib, call["dtype"], _sizes(call["shape"]))
+        pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
+        rope = at_length(ra.RoPE(x.shape[-1], **fields), options["length"])
+        return str(ra.explain(x, pos, rope, backend=call["backend"]))
 
 
 def _sizes(text: str) -> tuple[int, ...]:

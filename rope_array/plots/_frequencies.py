@@ -119,7 +119,14 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
                 f"the rope {short(rope)} has inv_freq, which no rule changes; give a base and a rule."
             )
     xlabel = "wavelength without the rule (positions)"
-    ax = panel(ax, "What scaling rules do", xlabel=xlabel, ylabel="frequency, with ÷ without the rule")
+    below = len(found) > 3
+    ax = panel(
+        ax,
+        "What scaling rules do",
+        xlabel=xlabel,
+        ylabel="frequency, with ÷ without the rule",
+        rows_below=len(found) + 1 if below else 0,
+    )
     for index, (label, rope) in enumerate(found.items()):
         before, ratios = _effect(rope)
         text = _with_amplitude(label, rope.amplitude)
@@ -128,7 +135,7 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     if size is not None:
         ax.axvline(size, **_context_style(size))
     count_ticks(ax.xaxis)
-    add_legend(ax, loc="best")
+    add_legend(ax, below=below, loc="best")
     return ax
 
 
