@@ -428,16 +428,14 @@ def test_doubts_are_listed(explained):
 def test_layers_that_differ_are_described_apart(explained):
     text, lines = explained({"model_type": "gemma3_text", "num_hidden_layers": 8})
     assert "The layers differ: the model has 2 rotary embeddings." in text
-    assert "Layers 0-4, 6-7 (7 of the model's layers):" in lines
-    assert "Layers 5 (1 of the model's layers):" in lines
+    assert "Layers 0-4, 6-7 (7 of 8):" in lines
+    assert "Layer 5 (1 of 8):" in lines
     assert text.count("The base is 10,000,") == text.count("The base is 1,000,000,") == 1
 
 
 def test_layers_without_rotation_are_described(explained):
     text, _ = explained({"model_type": "llama4_text", "num_hidden_layers": 8})
-    assert (
-        "Layers 3, 7 (2 of the model's layers): No rotation: heads of 128 features stay as they are" in text
-    )
+    assert "Layers 3, 7 (2 of 8): No rotation: heads of 128 features stay as they are" in text
     assert "(no_rope_layers, layer 3)" in text
     assert "Doubtful: nothing" in text
 

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from matplotlib.figure import Figure
 import rope_array as ra
 from rope_array import plots
 from rope_array.__main__ import main
+from rope_array._command._plot import _KINDS
+from rope_array.plots import _angle_error
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._definition import pairs_of
 
@@ -105,6 +108,15 @@ def test_errors_of_float32_and_bfloat16_angles(furthest, precise):
         coarse = (np.float32(pos[i]).astype(bfloat16) * freq.astype(bfloat16)).astype(bfloat16)
         assert lines[1][i] == pytest.approx(worst(map(float, float32), pos[i], omegas), rel=1e-6)
         assert lines[2][i] == pytest.approx(worst(map(float, coarse), pos[i], omegas), rel=1e-6)
+
+
+def test_bfloat16_is_rounded_to_nearest_and_ties_to_even():
+    near = np.arange(0x3F7F_7FFE, 0x3F82_8003, dtype=np.uint32)[:, None] ^ np.array(
+        [0, 0x8000_0000], np.uint32
+    )
+    values = np.append(near.view(np.float32), np.float32([0, 1e-40, 3e38, -257, 16_777_215]))
+    rounded = _angle_error._bfloat16(values)
+    assert (rounded == values.astype(ml_dtypes.bfloat16).astype(np.float32)).all()
 
 
 def plots_of_errors(rope, furthest):
@@ -623,6 +635,19 @@ def test_the_command_refuses(arguments, text, configs, capsys):
     assert output.err.startswith("rope_array plot: ")
     assert output.err.count("\n") == 1
     assert text in output.err
+
+
+def test_the_command_has_every_plot():
+    assert {name.replace("_", "-") for name in plots.__all__} == {*_KINDS, "save"}
+
+
+def test_the_commands_of_the_page_run(configs, drawn):
+    (configs / "llama").rename(configs / "Llama-3.1-8B")
+    lines = re.findall(
+        "^python -m rope_array (plot .*)$", (DOCS / "plots.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert [main(shlex.split(line)) for line in lines] == [0, 0]
+    assert [path for _, path in drawn] == ["wavelengths.svg", "scaling.svg"]
 
 
 def test_the_command_runs_in_a_process_of_its_own(tmp_path):

@@ -32,32 +32,37 @@ def report(config: str, part: str | None, layer_type: str | int | None, length: 
         yield from _wrapped(f"The layers differ: the model has {len(groups)} rotary embeddings.")
     for indices, reading in groups:
         yield ""
-        yield from _of_group(indices, reading, layer_type, length, alone=len(groups) == 1)
+        yield from _layers(indices, sum(len(each) for each, _ in groups), layer_type)
+        yield from _of_rope(reading, length)
     yield from _origins([reading for _, reading in groups])
 
 
-def _of_group(
-    indices: tuple[int, ...], reading: Reading, layer_type: str | int | None, length: int | None, alone: bool
-) -> Iterator[str]:
-    if not alone:
-        yield from _wrapped(f"Layers {_ranges(indices)} ({len(indices)} of the model's layers):")
-    elif indices:
-        yield from _wrapped(f"All {len(indices)} layers share one rotary embedding.")
-    elif layer_type is not None:
-        yield from _wrapped(f"Layer type {layer_type}:")
+def _layers(indices: tuple[int, ...], count: int, layer_type: str | int | None) -> list[str]:
+    """Return the line that names the layers of a rope."""
+    if layer_type is not None:
+        return _wrapped(f"Layer type {layer_type}:")
+    if not indices:
+        return []
+    if len(indices) == count:
+        return _wrapped(f"All {count} layers share one rotary embedding.")
+    return _wrapped(f"Layer{'s' if len(indices) > 1 else ''} {_ranges(indices)} ({len(indices)} of {count}):")
+
+
+def _ranges(indices: Sequence[int]) -> str:
+    """Write indices with ranges: 0-4, 6, 8."""
+    known = set(indices)
+    starts = [i for i in indices if i - 1 not in known]
+    ends = [i for i in indices if i + 1 not in known]
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _of_rope(reading: Reading, length: int | None) -> Iterator[str]:
     rope = reading.rope if length is None else reading.rope.at_length(length)
     yield from _wrapped(" ".join(_sentences(rope, reading)))
     if rope.rotary_dim:
         yield ""
         yield from _aligned(_fields(rope, reading))
         yield from _frequency_table(rope, reading.context)
-
-
-def _ranges(indices: Sequence[int]) -> str:
-    """Write indices with ranges: 0-4, 6, 8."""
-    starts = [i for i in indices if i - 1 not in indices]
-    ends = [i for i in indices if i + 1 not in indices]
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 # Words

@@ -3,6 +3,16 @@
 from typing import Any
 
 from rope_array._command._output import refuse, show
+from rope_array._command._rope_options import (
+    FIELDS,
+    add_config_options,
+    add_field_options,
+    add_length_option,
+    at_length,
+    check_unused,
+    fields_of,
+    layer_of,
+)
 
 # Options of a call, with their defaults; a config has no use for them.
 _CALL = {"library": "numpy", "dtype": "float32", "shape": "1,32,2048,128", "backend": None}
@@ -10,8 +20,6 @@ _CALL = {"library": "numpy", "dtype": "float32", "shape": "1,32,2048,128", "back
 
 def add_explain(commands: Any) -> None:
     """Add the command to the parser's."""
-    from rope_array._command._rope_options import add_config_options, add_field_options, add_length_option
-
     parser = commands.add_parser(
         "explain",
         help="describe a model's rotary embedding; or show the backend that a call would use, and why",
@@ -49,7 +57,6 @@ def _run(config: str | None, **options: Any) -> int:
 
 def _explain_config(config: str, options: dict[str, Any]) -> str:
     from rope_array._command._config_report import report
-    from rope_array._command._rope_options import FIELDS, check_unused, layer_of
 
     check_unused(options, (*_CALL, *FIELDS), "an explanation of CONFIG does not use")
     return "\n".join(report(config, options["part"], layer_of(options["layer_type"]), options["length"]))
@@ -57,7 +64,6 @@ def _explain_config(config: str, options: dict[str, Any]) -> str:
 
 def _explain_call(options: dict[str, Any]) -> str:
     import rope_array as ra
-    from rope_array._command._rope_options import at_length, check_unused, fields_of
     from rope_array.testing._libraries import LIBRARIES
 
     check_unused(options, ("part", "layer_type"), "without CONFIG, there is no use for")

@@ -38,12 +38,6 @@ def labelled(ropes: Ropes) -> dict[str, RoPE]:
     return found
 
 
-def one_rope(rope: Any) -> RoPE:
-    """Return a rope that is checked."""
-    _check("", rope)
-    return rope  # type: ignore[no-any-return]
-
-
 def _check(label: Any, rope: Any) -> None:
     if not isinstance(label, str):
         raise SpecError(f"a label of ropes is {describe(label)}; give a str.")
