@@ -1,5 +1,6 @@
 """The command line, but for `check`, `demo` and `plot`; the example backend of docs/backends.md."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,9 @@ import rope_array as ra
 from rope_array import _explain, _registry
 from rope_array.__main__ import main
 from rope_array._backends import _native
+from rope_array._command._config_report import report
 from rope_array._command._rope_options import parse_rule
+from rope_array._config._model_defaults import MODELS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 LIBRARIES = ("numpy", "torch", "jax", "dask")
@@ -509,6 +512,17 @@ def test_files_that_are_no_config(content, text, tmp_path, capsys):
     assert output.err.startswith("rope_array explain: ")
     assert output.err.count("\n") == 1
     assert text in output.err
+
+
+@pytest.mark.nightly
+def test_every_known_model_is_described_or_refused():
+    described = 0
+    for kind in MODELS:
+        with contextlib.suppress(ra.ConfigError):
+            _, *lines = report({"model_type": kind}, None, None, None)
+            assert max(map(len, lines)) <= 100
+            described += 1
+    assert described > 300
 
 
 def test_explaining_a_config_brings_in_no_library(tmp_path):

@@ -325,6 +325,19 @@ def test_axes_are_labelled_and_figures_new(function):
 
 
 @pytest.mark.parametrize("function", DRAWN, ids=NAMES)
+@pytest.mark.parametrize("name", [*ROPES, "float32", "part"])
+def test_every_plot_takes_every_rope(function, name):
+    float32 = ra.RoPE(16, scaling=ra.Linear(2.0), angles="float32")
+    part = ra.RoPE(16, rotary_dim=8, rotary_start=4, pairing="half", out_pairing="interleaved")
+    rope = {**ROPES, "float32": float32, "part": part}[name]
+    if function is plots.scaling and rope.inv_freq is not None:
+        return  # refused: see below
+    ax = function(rope)
+    points = [data(line) for line in ax.lines] or [(scores_of(ax), [])]
+    assert all(np.isfinite(np.concatenate([np.ravel(x), np.ravel(y)])).all() for x, y in points)
+
+
+@pytest.mark.parametrize("function", DRAWN, ids=NAMES)
 def test_given_axes_are_drawn_on(function):
     ax = Figure().subplots()
     assert function(LLAMA, ax=ax) is ax

@@ -15,8 +15,8 @@ GREY = "#595959"
 
 _SIZE = (5.6, 4.0)  # inches: small, so that text is large on a phone
 _DPI = 100
-# Keep text as text, and make files reproducible.
-_FILE = {"svg.fonttype": "none", "svg.hashsalt": "rope_array"}
+# Keep text as text and every point of a line, and make files reproducible.
+_FILE = {"svg.fonttype": "none", "svg.hashsalt": "rope_array", "path.simplify": False}
 _UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "ps": {"CreationDate": None}}
 
 
