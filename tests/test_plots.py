@@ -654,6 +654,15 @@ def test_the_command_has_every_plot():
     assert {name.replace("_", "-") for name in plots.__all__} == {*_KINDS, "save"}
 
 
+def test_the_help_lists_the_plots_and_the_extra(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["plot", "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert "pip install 'rope-array[plot]'" in text
+    assert all(f"\n  {kind} " in text for kind in _KINDS)
+
+
 def test_the_commands_of_the_page_run(configs, drawn):
     (configs / "llama").rename(configs / "Llama-3.1-8B")
     lines = re.findall(

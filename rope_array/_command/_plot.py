@@ -1,5 +1,6 @@
 """``python -m rope_array plot``: draw a plot of rope_array.plots into a file."""
 
+from argparse import RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,17 @@ _NUMBERS = {
 
 def add_plot(commands: Any) -> None:
     """Add the command to the parser's."""
-    kinds = "; ".join(f"{kind}: {text}" for kind, (text, _) in _KINDS.items())
+    kinds = "\n".join(f"  {kind:<13}{text}" for kind, (text, _) in _KINDS.items())
     parser = commands.add_parser(
         "plot",
         help="draw a plot of a rotary embedding into a file",
-        description="Draw a plot of rope_array.plots into a file, for the rope of a config or for the fields "
-        f"given. KIND is one of: {kinds}. Needs matplotlib: pip install 'rope-array[plot]'.",
+        formatter_class=RawDescriptionHelpFormatter,
+        description="Draw a plot of rope_array.plots into a file, of the ropes of configs or of a rope with the\n"
+        "fields given. It needs matplotlib: pip install 'rope-array[plot]'.\n\n"
+        f"KIND is one of\n{kinds}",
         epilog="exit status: 0; 2 if the rope is refused, matplotlib is missing, or FILE cannot be written",
     )
-    parser.add_argument("kind", metavar="KIND", choices=_KINDS, help=", ".join(_KINDS))
+    parser.add_argument("kind", metavar="KIND", choices=_KINDS, help="the plot to draw, see above")
     parser.add_argument("-o", "--output", metavar="FILE", help="default: KIND.svg; or .png, .pdf")
     parser.add_argument(
         "--config",
