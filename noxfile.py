@@ -272,6 +272,13 @@ def docs(session: nox.Session) -> None:
         )
 
 
+@nox.session(requires=["build"], default=False)
+def pictures(session: nox.Session) -> None:
+    """Draw the pictures of the documentation anew, from the examples of docs/plots.md."""
+    install(session, *GROUPS["numpy"])
+    session.run("python", "docs/_pictures.py", env={"PYTHONSAFEPATH": "1"})
+
+
 @nox.session(requires=["build", "shared"], venv_backend="none", default=False)
 def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included."""

@@ -3,12 +3,12 @@
 import argparse
 import os
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
 
-_WIDTH = 100
+from rope_array._command._backends import add_backends
+from rope_array._command._explain import add_explain
+from rope_array._command._plot import add_plot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,8 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status.
     """
-    options = vars(_parser().parse_args(arguments))
-    status: int = options.pop("command")(**options)
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    command = options.pop("command", None)
+    if command is None:
+        parser.print_help()
+        return 0
+    status: int = command(**options)
     return status
 
 
@@ -33,12 +38,31 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m rope_array", description="Rotary position embedding (RoPE) for every array library."
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_check(commands)
-    _add_backends(commands)
-    _add_explain(commands)
+    add_backends(commands)
+    add_explain(commands)
+    add_plot(commands)
     return parser
+
+
+class _Version(argparse.Action):
+    """Print the version, which is looked up here: no other command needs it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError
+
+        import rope_array as ra
+
+        try:
+            print(f"rope_array {ra.__version__}")
+        except PackageNotFoundError:
+            print("rope_array, of no known version: its sources are imported, without an installation")
+        parser.exit()
 
 
 def _add_demo(commands: Any) -> None:
@@ -104,140 +128,6 @@ def _check(**options: Any) -> int:
     from rope_array.testing._command import run  # imports NumPy, unused by other commands
 
     return run(**options)
-
-
-def _add_backends(commands: Any) -> None:
-    parser = commands.add_parser(
-        "backends",
-        help="list the backends, and which can be used here",
-        description="List the backends of rope_array.backends(), in the order in which apply asks them: the "
-        "name for backend=, the array types, whether the backend can be used here, and its description. A "
-        "backend of a library that is not imported shows '?'.",
-        epilog="exit status: 0; 2 if a setting of the environment is invalid",
-    )
-    parser.add_argument(
-        "--import",
-        dest="importing",
-        action="store_true",
-        help="first import the installed libraries of the backends",
-    )
-    parser.set_defaults(command=_backends)
-
-
-def _backends(importing: bool) -> int:
-    import rope_array as ra
-
-    try:
-        if importing:
-            _import_libraries()
-        listed: Any = ra.backends()
-    except ra.RoPEError as error:
-        return _refuse("backends", error)
-    _print("\n".join(_table(listed)))
-    if not importing and any(backend.usable is None for backend in listed):
-        _print("\n--import imports the libraries that are installed, so that each backend can be described.")
-    return 0
-
-
-def _import_libraries() -> None:
-    from rope_array._registry import records
-
-    for name in dict.fromkeys(each.partition(":")[0] for record in records() for each in record.types):
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name.partition(".")[0]:  # the library is installed, and lacks another module
-                _refuse("backends", f"{name} cannot be imported: {error}")
-        except Exception as error:  # a broken installation may raise any exception
-            _refuse("backends", f"{name} cannot be imported: {type(error).__name__}: {error}")
-
-
-def _table(listed: Sequence[Any]) -> Iterator[str]:
-    usable_text = {True: "yes", False: "no", None: "?"}
-    rows = [("name", "serves", "usable", "about")]
-    rows += [(b.name, b.serves, usable_text[b.usable], b.description) for b in listed]
-    first, second = (min(max(len(row[i]) for row in rows), 32) for i in (0, 1))
-    for name, serves, usable, about in rows:
-        start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "
-        yield from textwrap.wrap(start + about, _WIDTH, subsequent_indent=" " * len(start)) or [start]
-
-
-def _add_explain(commands: Any) -> None:
-    parser = commands.add_parser(
-        "explain",
-        help="show the backend that a call would use, and why",
-        description="Make an array of zeros, and print rope_array.explain of its rotation by the positions "
-        "0, 1, 2, ... along its last axis but one.",
-        epilog="exit status: 0; 2 if there is no such array here, or the call is refused",
-    )
-    parser.add_argument(
-        "--library", metavar="NAME", default="numpy", help="a name of `check --list`, such as torch:cuda"
-    )
-    parser.add_argument("--dtype", metavar="NAME", default="float32", help="default: float32")
-    parser.add_argument(
-        "--shape", metavar="SIZES", default="1,32,2048,128", help="default: 1,32,2048,128; features last"
-    )
-    parser.add_argument(
-        "--pairing", metavar="NAME", default="interleaved", help="interleaved (default) or half"
-    )
-    parser.add_argument("--backend", metavar="NAME", help="the backend to force, as in rope_array.apply")
-    parser.set_defaults(command=_explain)
-
-
-def _explain(library: str, dtype: str, shape: str, pairing: str, backend: str | None) -> int:
-    import rope_array as ra
-    from rope_array.testing._libraries import LIBRARIES
-
-    try:
-        if library not in LIBRARIES:
-            raise ValueError(f"unknown library {library!r}; give one of {', '.join(LIBRARIES)}")
-        lib = LIBRARIES[library]
-        lib.check_present()
-        with lib.running():
-            x = _zeros(lib, dtype, _sizes(shape))
-            pos = range(x.shape[-2]) if len(x.shape) > 1 else 0
-            spec: Any = {"pairing": pairing}
-            explanation = ra.explain(x, pos, backend=backend, **spec)
-    except (ra.RoPEError, ValueError, ImportError, OSError, RuntimeError, MemoryError) as error:
-        return _refuse("explain", error)
-    _print(str(explanation))
-    return 0
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(map(int, text.split(",")))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 0:
-        raise ValueError(f"the shape is {text!r}; give the size of each axis, such as 1,32,2048,128")
-    return sizes
-
-
-def _zeros(lib: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Return zeros, broadcast from one number if the library can: no backend's choice depends on strides."""
-    floats = lib.dtypes
-    if dtype not in floats:
-        reason = f" ({lib.gaps[dtype]})" if dtype in lib.gaps else ""
-        raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(floats)} here{reason}")
-    import numpy as np  # unused by other commands
-
-    return lib.expanded(lib.asarray(np.zeros((1,) * len(shape), np.float32), dtype), shape)
-
-
-def _refuse(command: str, reason: object) -> int:
-    print(f"rope_array {command}: {_escaped(str(reason))}", file=sys.stderr)
-    return 2
-
-
-def _print(text: str) -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print("\n".join(map(_escaped, text.split("\n"))).encode(encoding, "backslashreplace").decode(encoding))
-
-
-def _escaped(text: str) -> str:
-    """Escape control characters: a terminal obeys them, and other packages' messages may hold them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _exit() -> None:

@@ -11,7 +11,7 @@ from . import _config
 from ._errors import ConfigError
 from ._rope import RoPE as _RoPE
 
-__all__ = ["ConfigError", "Reading", "read"]
+__all__ = ["ConfigError", "Reading", "read", "read_layers"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Reading:
         Values that the config does not state: class defaults of the model type, and constants of its code.
     notes : tuple of str
         Keys that are not used, layers that differ, and differences from transformers.
+    context : int or None
+        The positions that the model is made for, `max_position_embeddings`; None if it is not known.
 
     Examples
     --------
@@ -55,6 +57,7 @@ class Reading:
     stated: dict[str, Any]
     inferred: dict[str, Any]
     notes: tuple[str, ...]
+    context: int | None = None
 
 
 def read(config: Any, *, part: str | None = None, layer_type: str | int | None = None) -> Reading:
@@ -94,15 +97,58 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
     >>> reading.inferred["pairing"]
     'half'
     """
+    return _read(config, part, layer_type)
+
+
+def _read(config: Any, part: str | None, layer_type: str | int | None) -> Reading:
+    """Read a config, or a document that is loaded already."""
     with _config.refusals(config):
         fields, found = _config.fields(config, part, layer_type)
-        rope = _RoPE(**fields)
-    return Reading(
-        rope,
-        found.model_type,
-        found.path or None,
-        layer_type,
-        found.stated,
-        found.inferred,
-        tuple(found.notes),
-    )
+        return Reading(
+            _RoPE(**fields),
+            found.model_type,
+            found.path or None,
+            layer_type,
+            found.stated,
+            found.inferred,
+            tuple(found.notes),
+            _config.context(found),
+        )
+
+
+def read_layers(config: Any, *, part: str | None = None) -> tuple[tuple[tuple[int, ...], Reading], ...]:
+    """Read the rotary embedding of every layer of a model, and group the layers that share one.
+
+    Parameters
+    ----------
+    config, part
+        As in `read`.
+
+    Returns
+    -------
+    tuple of (tuple of int, Reading)
+        For each rope of the model: the indices of its layers, and the reading of the first of them. One
+        reading without indices if the number of layers is not known.
+
+    Raises
+    ------
+    ConfigError
+        As in `read`.
+
+    Examples
+    --------
+    >>> from rope_array.config import read_layers
+    >>> gemma = {"model_type": "gemma3_text", "num_hidden_layers": 8}
+    >>> [(layers, reading.rope.base) for layers, reading in read_layers(gemma)]
+    [((0, 1, 2, 3, 4, 6, 7), 10000.0), ((5,), 1000000.0)]
+    """
+    document = _config.load(config)
+    with _config.refusals(document):
+        count = _config.layer_count(_config.find_part(document, part))
+    if not count:
+        return (((), _read(document, part, None)),)
+    readings = [_read(document, part, index) for index in range(count)]
+    groups: dict[_RoPE, list[int]] = {}
+    for index, reading in enumerate(readings):
+        groups.setdefault(reading.rope, []).append(index)
+    return tuple((tuple(indices), readings[indices[0]]) for indices in groups.values())

@@ -9,6 +9,8 @@ A test is deselected, not skipped, unless every library that it needs is chosen:
 * `@pytest.mark.without("dask")` keeps a library from `lib`;
 * a test without these needs NumPy, so that one of the sessions `tests` runs it.
 
+tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
+
 Tests that need two or more libraries get the mark `several`; the session `tests(all)` runs them.
 
 The default run leaves these cases to the session `nightly`, which sets ROPE_ARRAY_NIGHTLY:
@@ -21,6 +23,7 @@ Tests with the mark `slow` run first: started last, a slow test would run while 
 """
 
 import collections
+import importlib.util
 import os
 
 import hypothesis
@@ -83,9 +86,18 @@ def pytest_ignore_collect(collection_path, config):
         return True
     if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
         return True
+    if collection_path.name == "test_plots.py" and not _has_plots(config):
+        return True
     if collection_path.name.startswith("test_hf") and not config.getoption("--models"):
         return True
     return None
+
+
+def _has_plots(config):
+    """Return whether plots are tested: with NumPy if it is asked for, else if matplotlib is installed."""
+    if config.getoption("--libraries") is None:
+        return importlib.util.find_spec("matplotlib") is not None
+    return "numpy" in config.chosen_libraries
 
 
 def _marked(node, mark):

@@ -1,9 +1,12 @@
-"""The commands `backends` and `explain`, and the example package of docs/backends.md with a backend."""
+"""The command line, but for `check`, `demo` and `plot`; the example backend of docs/backends.md."""
 
+import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import child
@@ -14,6 +17,9 @@ import rope_array as ra
 from rope_array import _explain, _registry
 from rope_array.__main__ import main
 from rope_array._backends import _native
+from rope_array._command._config_report import report
+from rope_array._command._rope_options import parse_rule
+from rope_array._config._model_defaults import MODELS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "backends.md"
 LIBRARIES = ("numpy", "torch", "jax", "dask")
@@ -48,6 +54,40 @@ def rows(output):
         else:  # a continuation of the row above
             found[key] = found[key][0], f"{found[key][1]} {about}"
     return found, rest
+
+
+# ---- no command ----
+
+
+def test_the_version():
+    done = command("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"rope_array {ra.__version__}\n", "")
+
+
+def test_the_version_of_sources_without_an_installation(monkeypatch, capsys):
+    def version(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("rope_array, of no known version: its sources are imported")
+
+
+def test_without_a_command_the_help_is_shown():
+    done = command()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == command("--help").stdout
+    for name in ("demo", "check", "backends", "explain", "plot", "--version"):
+        assert f"  {name}" in done.stdout
+
+
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["draw"])
+    assert exit_.value.code == 2
+    assert "invalid choice: 'draw'" in capsys.readouterr().err
 
 
 # ---- backends ----
@@ -169,8 +209,17 @@ def test_takes_every_shape(shape, capsys):
         (["--pairing", "neox"], "pairing is 'neox'; give one of"),
         (["--backend", "cuda"], "backend is 'cuda'; give None or one of"),
         (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
+        (["--base", "0"], "base is 0.0; give a finite number above 0"),
+        (["--rotary-dim", "256"], "rotary_dim is 256 from rotary_start 0, beyond head_dim 128"),
+        (["--scaling", "DynamicNTK(2.0, 512)"], "depends on the length of the sequence; give --length"),
+        (["--scaling", "Linear(2.0)", "--length", "0"], "length is 0"),
+        (["--part", "text"], "without CONFIG, there is no use for --part"),
+        (["--layer-type", "3"], "without CONFIG, there is no use for --layer-type"),
+        (["absent"], "no file or folder here is named 'absent'"),
+        ([".", "--base", "3"], "an explanation of CONFIG does not use --base"),
+        ([".", "--library", "numpy", "--shape", "8"], "CONFIG does not use --library, --shape"),
     ],
-)
+)  # fmt: skip
 def test_explain_refuses_unknown_calls(arguments, text, capsys):
     assert main(["explain", *arguments]) == 2
     output = capsys.readouterr()
@@ -196,7 +245,7 @@ def test_an_unknown_level_is_named(name):
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["backends", "numpy"], ["explain", "numpy"], ["explain", "--shape"]])
+@pytest.mark.parametrize("arguments", [["backends", "numpy"], ["explain", "a", "b"], ["explain", "--shape"]])
 def test_an_invalid_command_line(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
@@ -210,6 +259,281 @@ def test_help(name, capsys):
         main([name, "--help"])
     assert exit_.value.code == 0
     assert "exit status: 0; 2" in capsys.readouterr().out
+
+
+def called(monkeypatch, *arguments):
+    """Return the rope and the backend of the call that the command explains."""
+    calls = []
+    monkeypatch.setattr(
+        ra, "explain", lambda x, pos, rope, backend: calls.append((rope, backend)) or "explained"
+    )
+    assert main(["explain", *arguments]) == 0
+    return calls[0]
+
+
+def test_takes_fields_of_a_rope(monkeypatch):
+    fields = ("--base", "1e6", "--rotary-dim", "64", "--pairing", "half", "--scaling", "Llama3(8.0)")
+    rope, backend = called(monkeypatch, *fields, "--shape", "3,96")
+    assert rope == ra.RoPE(96, base=1e6, rotary_dim=64, pairing="half", scaling=ra.Llama3(8.0))
+    assert backend is None
+
+
+def test_takes_a_length(monkeypatch):
+    rope, _ = called(monkeypatch, "--scaling", "DynamicNTK(2.0, 512)", "--length", "2048")
+    assert rope.scaling == ra.DynamicNTK(2.0, 512, length=2048)
+
+
+LONG = ra.LongRoPE((1.0, 1.5), (2.0, 4.0), 512, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("Linear(2.0)", ra.Linear(2.0)),
+        (" ra.Linear( factor = 2 ) ", ra.Linear(2.0)),
+        ("rope_array.NTKAware(4.0, variant='fixed')", ra.NTKAware(4.0, variant="fixed")),
+        ("YaRN(factor=4.0, original_max_position_embeddings=32768)", ra.YaRN(4.0, 32768)),
+        ("YaRN(4.0, 512, truncate=False, mscale=None)", ra.YaRN(4.0, 512, truncate=False)),
+        ("Reversed(Linear(2.0))", ra.Reversed(ra.Linear(2.0))),
+        ("Reversed(rule=ra.Llama3(factor=8.0))", ra.Reversed(ra.Llama3(8.0))),
+        ("Reversed()", ra.Reversed()),
+        ("Periods", ra.Periods()),
+        (repr(LONG), LONG),
+    ],
+)
+def test_parses_rules(text, rule):
+    assert parse_rule(text) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Linear(",
+        "linear(2.0)",
+        "RoPE(8)",
+        "Linear(2.0).factor",
+        "__import__('os').getcwd()",
+        "Linear(__import__('os').getpid())",
+        "Linear(*[2.0])",
+        "Linear(**{'factor': 2.0})",
+        "Linear(1 + 1)",
+        "Linear(factor)",
+        "Linear(2.0), Linear(2.0)",
+        "lambda: Linear(2.0)",
+        "Linear(2.0)\0",
+        "Reversed(" * 900 + ")" * 900,
+        "Linear(2.0" + " " * 10_000 + ")",
+    ],
+    ids=lambda text: text[:24] or "empty",
+)
+def test_refuses_what_is_no_rule(text):
+    with pytest.raises(
+        ra.SpecError, match=r"^--scaling is .*; give the call of a rule with plain values, such as"
+    ):
+        parse_rule(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("Linear()", "--scaling: Linear missing 1 required positional argument: 'factor'; see help"),
+        ("YaRN(4.0, 512, beta=3)", "--scaling: YaRN got an unexpected keyword argument 'beta'"),
+        ("Linear(-2.0)", "factor is -2.0; give a finite number above 0"),
+        ("Linear('2')", "factor is '2'"),
+    ],
+)
+def test_names_the_value_that_is_no_rule_s(text, error):
+    with pytest.raises(ra.SpecError, match=re.escape(error)):
+        parse_rule(text)
+
+
+# ---- explain CONFIG ----
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+}  # fmt: skip
+
+
+@pytest.fixture
+def explained(tmp_path, capsys):
+    """Explain a config; return the text with single spaces, and the lines."""
+
+    def explain(config, *options):
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config), "utf-8")
+        assert main(["explain", str(file), *options]) == 0
+        output = capsys.readouterr()
+        assert output.err == ""
+        assert max(map(len, output.out.replace(str(file), "").splitlines())) <= 100
+        return " ".join(output.out.split()), output.out.splitlines()
+
+    return explain
+
+
+def test_a_config_is_described_in_words(explained):
+    text, lines = explained(LLAMA)
+    assert lines[0].endswith("config.json: llama")
+    assert "All 32 layers share one rotary embedding." in text
+    assert "All 128 features of a head are rotated, in 64 pairs." in text
+    assert "Pair i is features i and i + 64 (pairing 'half')." in text
+    # λ = 2π·500000^(i/64): below 8192/4 up to pair 28; above 8192 from pair 35 on.
+    kept = sum(2 * np.pi * 5e5 ** (i / 64) < 2048 for i in range(64))
+    divided = sum(2 * np.pi * 5e5 ** (i / 64) > 8192 for i in range(64))
+    assert (
+        f"The base is 500,000. Llama3 keeps the frequency of {kept} pairs, divides the frequency of "
+        f"{divided} pairs by 8, changes the frequency of {64 - kept - divided} pairs by other factors."
+    ) in text
+    assert f"The wavelengths are 6.283 to {16 * np.pi * 5e5 ** (63 / 64):,.0f} positions." in text
+    longer = sum(16 * np.pi * 5e5 ** (i / 64) > 131072 for i in range(64))
+    assert f"{longer} pairs never rotate once in a context of 131,072 positions." in text
+
+
+def test_a_config_is_described_in_tables(explained):
+    text, lines = explained(LLAMA)
+    rows = [line.split() for line in lines]
+    assert ["rotary_dim", "128"] in rows
+    assert ["base", "500,000"] in rows
+    assert ["context", "131,072"] in rows
+    assert ["amplitude", "1"] in rows
+    assert "scaling Llama3(factor=8.0, low_freq_factor=1.0" in text
+    assert "pair wavelength without the rule rotations in the context" in text
+    assert ["0", "6.283", "6.283", f"{131072 / 2 / np.pi:,.0f}"] in rows
+    last = 2 * np.pi * 5e5 ** (63 / 64)
+    assert ["63", f"{8 * last:,.0f}", f"{last:,.0f}", f"{131072 / 8 / last:.4g}"] in rows
+
+
+def test_stated_inferred_and_doubtful_values_are_apart(explained):
+    _, lines = explained(LLAMA)
+    stated, inferred, doubtful = (
+        next(i for i, line in enumerate(lines) if line.startswith(word))
+        for word in ("Stated", "Inferred", "Doubtful")
+    )
+    assert any(line.split() == ["rope_theta", "500000.0"] for line in lines[stated:inferred])
+    assert any(line.split() == ["pairing", "'half'"] for line in lines[inferred:doubtful])
+    assert lines[doubtful:] == ["Doubtful: nothing"]
+
+
+def test_doubts_are_listed(explained):
+    scaling = {"rope_type": "yarn", "factor": 4}
+    config = {"model_type": "mine", "head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 4096}
+    config["rope_scaling"] = scaling
+    text, lines = explained(config)
+    assert "Doubtful: check against the model's code" in lines
+    assert "* model_type 'mine' is unknown: read as most models are, with half pairs" in text
+    assert "* the trained context is not stated: max_position_embeddings is taken for it" in text
+    assert f"cos and sin are multiplied by the amplitude {0.1 * np.log(4) + 1:.4g}." in text
+    assert "* rotary_pct is not used" in explained({**LLAMA, "rotary_pct": 0.5})[0]
+
+
+def test_layers_that_differ_are_described_apart(explained):
+    text, lines = explained({"model_type": "gemma3_text", "num_hidden_layers": 8})
+    assert "The layers differ: the model has 2 rotary embeddings." in text
+    assert "Layers 0-4, 6-7 (7 of 8):" in lines
+    assert "Layer 5 (1 of 8):" in lines
+    assert text.count("The base is 10,000,") == text.count("The base is 1,000,000,") == 1
+
+
+def test_layers_without_rotation_are_described(explained):
+    text, _ = explained({"model_type": "llama4_text", "num_hidden_layers": 8})
+    assert "Layers 3, 7 (2 of 8): No rotation: heads of 128 features stay as they are" in text
+    assert "(no_rope_layers, layer 3)" in text
+    assert "Doubtful: nothing" in text
+
+
+def test_a_layer_and_a_part_are_chosen(explained):
+    gemma = {"model_type": "gemma3_text", "num_hidden_layers": 8}
+    for layer in ("full_attention", "5"):
+        text, _ = explained(gemma, "--layer-type", layer)
+        assert f"Layer type {layer}:" in text
+        assert "The base is 1,000,000," in text
+        assert "10,000," not in text
+    whole = {"model_type": "qwen2_vl", "hidden_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
+             "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+             "vision_config": {"depth": 2, "embed_dim": 1280, "num_heads": 16}}  # fmt: skip
+    text, lines = explained(whole)
+    assert lines[0].endswith(", part text")
+    assert (
+        "A position has 3 coordinates: 16 pairs follow coordinate 0, 24 pairs follow coordinate 1, 24 pairs "
+        "follow coordinate 2."
+    ) in text
+    assert "* the part 'text' was read; --part chooses another" in text
+    assert "head_dim 80" in explained(whole, "--part", "vision")[0]
+
+
+def test_a_rule_without_a_length_says_so(explained):
+    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 2048,
+              "rope_scaling": {"type": "dynamic", "factor": 2.0}}  # fmt: skip
+    text, _ = explained(config)
+    assert "DynamicNTK depends on the length of the sequence: give --length." in text
+    assert "wavelength" not in text
+    text, _ = explained(config, "--length", "8192")
+    assert "divides the frequency of 1 pair by 7" in text  # 2·8192/2048 - 1
+    assert "length=8192" in text
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_type": "glm", "head_dim": 128}, "Of the 128 features of a head, 64 are rotated, 0 to 63,"),
+        ({"model_type": "glm", "head_dim": 128}, "Pair i is features 2i and 2i + 1 (pairing 'interleaved')."),
+        ({"model_type": "glm", "head_dim": 8}, "positions every pair rotates more than once."),
+        ({"model_type": "mine", "head_dim": 8, "rope_theta": 10.0}, "The config states no context length"),
+        (
+            {"model_type": "gemma4_text", "num_hidden_layers": 1, "layer_types": ["full_attention"],
+             "head_dim": 64, "global_head_dim": 64, "rope_parameters": {"full_attention":
+             {"rope_type": "proportional", "partial_rotary_factor": 0.25}}},
+            "stops 24 pairs.",
+        ),
+        ({"model_type": "nanochat", "num_hidden_layers": 1}, "The pairs rotate in the other direction"),
+    ],
+    ids=["partial", "pairing", "short", "no context", "stopped", "reversed"],
+)  # fmt: skip
+def test_sentences_of_other_models(config, sentence, explained):
+    assert sentence in explained(config)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "is no JSON: it is empty; give a config.json."),
+        ("# Llama", "is no JSON that can be read: "),
+        ("[]", "holds a list of length 0; give a config.json"),
+        ('{"model_type": "bert"}', "bert"),
+    ],
+)
+def test_files_that_are_no_config(content, text, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(content, "utf-8")
+    assert main(["explain", str(tmp_path)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("rope_array explain: ")
+    assert output.err.count("\n") == 1
+    assert text in output.err
+
+
+@pytest.mark.nightly
+def test_every_known_model_is_described_or_refused():
+    described = 0
+    for kind in MODELS:
+        with contextlib.suppress(ra.ConfigError):
+            _, *lines = report({"model_type": kind}, None, None, None)
+            assert max(map(len, lines)) <= 100
+            described += 1
+    assert described > 300
+
+
+def test_explaining_a_config_brings_in_no_library(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), "utf-8")
+    script = """
+        import sys
+        from rope_array.__main__ import main
+        assert main(["explain", sys.argv[1]]) == 0
+        print(*sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
+    """
+    assert child.run(script, str(tmp_path), *LIBRARIES, "matplotlib").splitlines()[-1] == ""
 
 
 # ---- the example backend of docs/backends.md ----

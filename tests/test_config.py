@@ -19,7 +19,7 @@ import rope_array as ra
 from rope_array import SpecError
 from rope_array._config import _model_defaults as defaults
 from rope_array._config._document import CONVENTIONS
-from rope_array.config import ConfigError, Reading, read
+from rope_array.config import ConfigError, Reading, read, read_layers
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3["original_max_position_embeddings"] = 8192
@@ -379,14 +379,25 @@ def test_bad_files(tmp_path: Any, content: bytes, text: str) -> None:
 
 
 def test_paths_that_are_not_files(tmp_path: Any) -> None:
-    refuse("is no file", tmp_path)
-    refuse("is no file", tmp_path / "absent")
-    refuse("cannot be read|is no file", "a\0b")
+    refuse("the folder .* has no config.json; give the path of one", tmp_path)
+    refuse("no file or folder here is named", tmp_path / "absent")
+    refuse("cannot be read|no file or folder", "a\0b")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    refuse("is no file|cannot be read", tmp_path / "loop")
+    refuse("no file or folder|cannot be read", tmp_path / "loop")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        refuse("is no file", tmp_path / "pipe")
+        refuse("is no regular file", tmp_path / "pipe")
+    (tmp_path / "config.json").mkdir()
+    refuse("is no regular file", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2", ".", "model/config.json"])
+def test_names_on_a_hub_are_not_fetched(name: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"{re.escape(repr(name))}.*download its config.json first: nothing is fetched"
+    refuse(text, name)
+    with pytest.raises(ConfigError, match=text):
+        ra.RoPE.from_config(name)
 
 
 def test_a_file_too_large(tmp_path: Any) -> None:
@@ -979,3 +990,46 @@ def test_reading_needs_no_array_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) <= {"rope_array"}
+
+
+# ---- the layers ----
+
+
+def test_layers_with_one_rope_are_read_together() -> None:
+    """Gemma 3: five layers with a sliding window, then one with the full context."""
+    gemma = {"model_type": "gemma3_text", "num_hidden_layers": 12, "rope_theta": 2e6}
+    (sliding, near), (full, far) = read_layers(gemma)
+    assert (sliding, full) == ((0, 1, 2, 3, 4, 6, 7, 8, 9, 10), (5, 11))
+    assert (near.rope.base, far.rope.base) == (10000.0, 2e6)
+    assert near.rope == ra.RoPE.from_config(gemma, layer_type="sliding_attention")
+    assert far.rope == ra.RoPE.from_config(gemma, layer_type=11)
+
+
+def test_layers_without_rotation_are_a_group() -> None:
+    llama4 = {"model_type": "llama4_text", "num_hidden_layers": 8}
+    assert [(indices, reading.rope.rotary_dim) for indices, reading in read_layers(llama4)] == [
+        ((0, 1, 2, 4, 5, 6), 128),
+        ((3, 7), 0),
+    ]
+
+
+def test_layers_of_an_unknown_number_are_one_reading() -> None:
+    unknown = {"model_type": "mine", "head_dim": 8, "rope_theta": 100.0}
+    assert read_layers(unknown) == (((), read(unknown)),)
+
+
+def test_layers_of_a_part() -> None:
+    whole = {"model_type": "gemma3", "text_config": {"num_hidden_layers": 6}}
+    assert [indices for indices, _ in read_layers(whole, part="text")] == [(0, 1, 2, 3, 4), (5,)]
+
+
+@pytest.mark.parametrize("value", [None, -1, 0, "long", [4096], 2.5, True, {}])
+def test_a_context_that_is_no_number_of_positions_is_unknown(value: Any) -> None:
+    given = {"model_type": "mine", "head_dim": 8, "rope_theta": 100.0, "max_position_embeddings": value}
+    assert read(given).context is None
+
+
+def test_the_context_is_stated_or_the_default_of_the_class() -> None:
+    assert read({"model_type": "llama", "max_position_embeddings": 8192}).context == 8192
+    assert read({"model_type": "llama"}).context == 2048
+    assert "max_position_embeddings" not in read({"model_type": "llama"}).inferred

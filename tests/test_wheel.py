@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = [
     *("array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "torch", "transformers", "triton"),
-    *("mpmath", "hypothesis", "pytest"),
+    *("matplotlib", "mpmath", "hypothesis", "pytest"),
 ]
 CHECKOUT = ("_backends", "_backends.py")  # a developer's link, and the import of the folder `backends`
 BLOCK = f"""
@@ -104,7 +104,7 @@ def test_pins_no_extra(metadata):
 
 
 def test_offers_the_extras(metadata):
-    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "all"}
+    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "plot", "all"}
 
 
 def test_the_installed_wheel_is_imported():

@@ -14,26 +14,49 @@ The steps of a reading:
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rope_array._config._document import ConfigPart, Document, load, locate, plain
 from rope_array._config._reader import Reader
+from rope_array._config._values import MOST_LAYERS, PartValues
 from rope_array._errors import ConfigError, SpecError
 
-__all__ = ["fields", "refusals"]
+__all__ = ["context", "fields", "find_part", "layer_count", "load", "refusals"]
 
 
 def fields(
     config: Any, path: str | None = None, layer_type: str | int | None = None
 ) -> tuple[dict[str, Any], ConfigPart]:
     """Return the fields of the rope that a config states, and the part with the record of the reading."""
-    document = load(config)
+    document = config if type(config) is Document else load(config)
     with refusals(document):
-        part = locate(document.content, document.class_name, plain(path))
+        part = find_part(document, path)
         convention = part.convention()
         if convention.refusal:
             raise ConfigError(f"{part.name}: {convention.refusal}. RoPE cannot state it.")
         return Reader(part, convention, plain(layer_type)).fields(), part
+
+
+def find_part(document: Document, path: str | None) -> ConfigPart:
+    """Return a part of a document; by default the text part, or the whole."""
+    return locate(document.content, document.class_name, plain(path))
+
+
+def context(part: ConfigPart) -> int | None:
+    """Return the number of positions that a model is made for, None if its config and class state none."""
+    return _known_count(part, "max_position_embeddings")
+
+
+def layer_count(part: ConfigPart) -> int:
+    """Return the number of layers, 0 if it is unknown; at most as many as a reading looks at."""
+    return min(_known_count(part, "num_hidden_layers") or 0, MOST_LAYERS)
+
+
+def _known_count(part: ConfigPart, name: str) -> int | None:
+    """Return a stated number or the class's default, without a record; None for all but integers above 0."""
+    value = PartValues(replace(part, stated={}, inferred={}, notes=[])).get(name)
+    return value if type(value) is int and value > 0 else None
 
 
 @contextmanager

@@ -167,12 +167,9 @@ class Copy:
 def _load_file(path: str) -> dict[str, Any]:
     name = short(path)
     try:
-        file = Path(path)
-        file = file / "config.json" if file.is_dir() else file
-        if not file.is_file():  # a device or a pipe may have no end
-            raise ConfigError(f"{name} is no file; give a config.json, or the folder that holds it.")
+        file = _find_file(Path(path), name)
         if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
-            raise ConfigError(f"{name} is no JSON: it is empty.")
+            raise ConfigError(f"{name} is no JSON: it is empty; give a config.json.")
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
     except ConfigError:
@@ -185,6 +182,25 @@ def _load_file(path: str) -> dict[str, Any]:
     return _parse(content, name)
 
 
+_NOT_FETCHED = "To read a model of a hub, download its config.json first: nothing is fetched."
+
+
+def _find_file(path: Path, name: str) -> Path:
+    """Return the path of the config.json; a missing one may be the name of a model on a hub."""
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.exists():
+            raise ConfigError(f"the folder {name} has no config.json; give the path of one. {_NOT_FETCHED}")
+    if not path.exists():
+        raise ConfigError(
+            f"no file or folder here is named {name}; give the path of a config.json, or of the folder that "
+            f"holds it. {_NOT_FETCHED}"
+        )
+    if not path.is_file():  # a device or a pipe may have no end
+        raise ConfigError(f"{name} is no regular file; give a config.json, or the folder that holds it.")
+    return path
+
+
 def _parse(content: bytes, name: str) -> dict[str, Any]:
     try:
         document = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
@@ -195,7 +211,7 @@ def _parse(content: bytes, name: str) -> dict[str, Any]:
     except ValueError as problem:
         digits = "set_int_max_str_digits" in str(problem)
         why = "a number has too many digits" if digits else problem
-        raise ConfigError(f"{name} is no JSON that can be read: {why}.") from None
+        raise ConfigError(f"{name} is no JSON that can be read: {why}; give a config.json.") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{name} holds {quoted(document)}; give a config.json, which holds an object.")
     return document

@@ -1,0 +1,163 @@
+"""Plots of frequencies: wavelengths against the context, and the effect of scaling rules."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rope_array._errors import SpecError, short
+from rope_array._rope import RoPE
+
+from ._drawing import GREY, add_legend, count_ticks, line_style, panel
+from ._ropes import Floats, Ropes, labelled, position_count
+
+_MARKERS = ("o", "s", "^", "D", "v", "x")
+
+
+def wavelengths(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
+    """Draw the wavelength of each pair: the number of positions in which it rotates once, 2π/ω.
+
+    Parameters
+    ----------
+    ropes : RoPE, sequence of RoPE or dict of str to RoPE
+        The rotary embeddings.
+    context : int, optional
+        A number of positions to compare with, such as the trained context: pairs above it never rotate once.
+    ax : matplotlib.axes.Axes, optional
+        The Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        One line for each rope, of positions by pair, and a line at the context. Pairs that do not rotate
+        have no point.
+
+    Raises
+    ------
+    SpecError
+        `ropes` holds no rope or one that rotates nothing, a rule needs a length first (``rope.at_length``),
+        or `context` is out of range.
+    ImportError
+        matplotlib is missing.
+
+    Notes
+    -----
+    RoFormer, arXiv 2104.09864, section 3.4.3, compares the wavelengths with sinusoidal ones: 2π·base^(2i/d).
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from rope_array import plots
+    >>> ax = plots.wavelengths(ra.RoPE(head_dim=8), context=2048)
+    >>> [round(float(length), 1) for length in ax.lines[0].get_ydata()]
+    [6.3, 62.8, 628.3, 6283.2]
+    """
+    found = labelled(ropes)
+    size = None if context is None else position_count("context", context)
+    ax = panel(ax, "Wavelength of each pair", xlabel="pair", ylabel="wavelength 2π/ω (positions)")
+    for index, (label, rope) in enumerate(found.items()):
+        marker = {"marker": _MARKERS[index % len(_MARKERS)], "markersize": 4, "linewidth": 1}
+        lengths = wavelengths_of(rope)
+        ax.plot(np.arange(len(lengths)), lengths, label=label or None, **line_style(index), **marker)
+    ax.set_yscale("log")
+    if size is not None:
+        ax.axhline(size, **_context_style(size))
+    count_ticks(ax.yaxis)
+    add_legend(ax, loc="upper left")
+    return ax
+
+
+def wavelengths_of(rope: RoPE) -> Floats:
+    """Return the wavelength of each pair in positions, NaN for pairs that do not rotate."""
+    omegas = np.abs(np.array(rope.frequencies))
+    return 2 * np.pi / np.where(omegas > 0, omegas, np.nan)
+
+
+def _context_style(size: int) -> dict[str, Any]:
+    style = {"color": GREY, "linewidth": 1.5, "linestyle": (0, (6, 2))}
+    return {"label": f"context: {size:,} positions", **style}
+
+
+def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
+    """Draw what scaling rules do: each frequency with the rule, divided by the frequency without it.
+
+    Parameters
+    ----------
+    ropes : RoPE, sequence of RoPE or dict of str to RoPE
+        Rotary embeddings with a rule. The label names an amplitude other than 1.
+    context : int, optional
+        The trained context in positions, drawn as a vertical line.
+    ax : matplotlib.axes.Axes, optional
+        The Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        One line for each rope: ratios by the wavelength, in positions, without the rule.
+
+    Raises
+    ------
+    SpecError
+        `ropes` holds no rope or one that rotates nothing, a rule needs a length first (``rope.at_length``),
+        a rope has `inv_freq`, which no rule changes, or `context` is out of range.
+    ImportError
+        matplotlib is missing.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from rope_array import plots
+    >>> ax = plots.scaling(ra.RoPE(head_dim=8, scaling=ra.Linear(factor=4.0)))
+    >>> ax.lines[0].get_ydata().tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    found = labelled(ropes)
+    size = None if context is None else position_count("context", context)
+    for rope in found.values():
+        if rope.inv_freq is not None:
+            raise SpecError(
+                f"the rope {short(rope)} has inv_freq, which no rule changes; give a base and a rule."
+            )
+    xlabel = "wavelength without the rule (positions)"
+    below = len(found) > 3
+    ax = panel(
+        ax,
+        "What scaling rules do",
+        xlabel=xlabel,
+        ylabel="frequency, with ÷ without the rule",
+        rows_below=len(found) + 1 if below else 0,
+    )
+    for index, (label, rope) in enumerate(found.items()):
+        before, ratios = _effect(rope)
+        text = _with_amplitude(label, rope.amplitude)
+        ax.plot(before, ratios, label=text or None, linewidth=2, **line_style(index))
+    _scale_ratios(ax)
+    if size is not None:
+        ax.axvline(size, **_context_style(size))
+    count_ticks(ax.xaxis)
+    add_legend(ax, below=below, loc="best")
+    return ax
+
+
+def _effect(rope: RoPE) -> tuple[Floats, Floats]:
+    """Return wavelengths without the rule in ascending order, and the ratios of the frequencies."""
+    plain = replace(rope, scaling=None)
+    lengths, before = wavelengths_of(plain), np.array(plain.frequencies)
+    ratios = np.array(rope.frequencies) / np.where(before != 0, before, np.nan)
+    order = np.argsort(lengths, kind="stable")
+    return lengths[order], ratios[order]
+
+
+def _with_amplitude(label: str, amplitude: float) -> str:
+    if amplitude == 1.0:
+        return label
+    return f"{label}{', ' if label else ''}cos and sin × {amplitude:.4g}"
+
+
+def _scale_ratios(ax: Any) -> None:
+    """Use a logarithmic axis for ratios above 0; zero and negative ratios need a linear one."""
+    ax.set_xscale("log")
+    ratios = np.concatenate([line.get_ydata() for line in ax.lines])
+    if (ratios[np.isfinite(ratios)] > 0).all():
+        ax.set_yscale("log", base=2)
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}")
