@@ -1,7 +1,7 @@
 """Labels of citations as docstrings have them: [1], not [R6ff8cf9c48f4-1].
 
-numpydoc makes the labels of a page unique by a prefix. It removes the prefix only from docstrings whose sections
-it finds by its own mark, which it does not find in pages of MyST.
+numpydoc makes the labels of a page unique by a prefix. It removes the prefix only from docstrings whose
+sections it finds by its own mark, which it does not find in pages of MyST.
 """
 
 import re
