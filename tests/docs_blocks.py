@@ -1,8 +1,8 @@
 """The Python programs of a page of the documentation: extracted, and run as a reader pastes them.
 
-A program is all ```python blocks of one second-level section, in order and in one namespace. A ```text block after
-a ```python block is that block's output. A block that begins with a file's name, `# mylib/backend.py`, is a
-file and no part of a program.
+A program is all ```python blocks of one second-level section, in order and in one namespace. A ```text block
+after a ```python block is that block's output. A block that begins with a file's name, `# mylib/backend.py`, is
+a file and no part of a program.
 """
 
 import contextlib
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-BLOCK = re.compile(r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LIBRARIES = {"numpy", "dask", "jax", "torch"}
 

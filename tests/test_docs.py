@@ -6,15 +6,13 @@ tests/test_hf_docs.py.
 
 import re
 import tomllib
-from urllib.parse import unquote
 
 import docs_blocks
 import pytest
 
 OTHERS = {"flax", "transformers"}  # packages of the session `models`
 PROGRAMS = [program for program in docs_blocks.programs() if not program.imports & OTHERS]
-PAGES = sorted(docs_blocks.DOCS.rglob("*.md"))
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PYPROJECT = tomllib.loads((docs_blocks.DOCS.parent / "pyproject.toml").read_text("utf-8"))
 
 
 def case(program):
@@ -39,3 +37,9 @@ def test_a_block_with_another_output_fails():
     program = docs_blocks.Program("page", "section", (("print(1)\n", "2\n"),))
     with pytest.raises(AssertionError):
         program.run()
+
+
+def test_the_page_on_installing_lists_every_extra():
+    page = (docs_blocks.DOCS / "install.md").read_text("utf-8")
+    listed = re.findall(r"^\| `python -m pip install \"\.\[(\w+)\]\"`", page, re.MULTILINE)
+    assert listed == list(PYPROJECT["project"]["optional-dependencies"])
