@@ -1,4 +1,4 @@
-"""Tables of a result of `bench/speed.py`, for README.md, docs/speed.md, docs/speed/tables.md and the terminal."""
+"""Tables of a result of `bench/speed.py`, for README.md, the documentation and the terminal."""
 
 from _record import ROOT
 from _speed_turns import ALLOCATING, INTO
@@ -19,32 +19,44 @@ GROUPS = {
     "threads": "All threads",
 }
 INTRODUCTION = """\
-The time of one rotation by this library and by other implementations, on the same arrays. A rotation reads and
-writes as many bytes as a copy, so the time of a copy is the lower bound for large arrays. *Copies* is the time
-divided by the time of a copy of the same bytes into existing memory."""
+The time of one rotation by this library and by other implementations, on the same arrays. A rotation
+reads and writes as many bytes as a copy, so the time of a copy is the lower bound for large arrays.
+*Copies* is the time divided by the time of a copy of the same bytes into existing memory."""
 SUMMARY = """\
-Medians on one thread, for arrays of (1, 32, tokens, 128): one token of float32, then 2,048 tokens. Pairs are
-half pairs unless the row says interleaved.
+Medians on one thread, for arrays of (1, 32, tokens, 128): one token of float32, then 2,048 tokens. Pairs
+are half pairs unless the row says interleaved.
 
-Rows of this library compute exact angles in every call, except *Rotation*, whose cos and sin exist before. Other
-implementations that need cos and sin once for all layers have them before the timing. `out=` writes into existing
-memory. Other rows allocate the result: for float32 these are 32 MiB, whose pages the system maps and zeroes in
-each call."""
+Rows of this library compute exact angles in every call, except *Rotation*, whose cos and sin exist
+before. Other implementations that need cos and sin once for all layers have them before the timing.
+`out=` writes into existing memory. Other rows allocate the result: for float32 these are 32 MiB, whose
+pages the system maps and zeroes in each call."""
 METHOD = """\
-* **Rounds.** One process times all implementations once in each round, in random order. The tables show the
-  median of the rounds. *Copies* is the median of the quotients, each with the time of a copy in the same round.
-* **Warm.** An untimed call comes before each timing, so caches and the heap are as after a call of the same
-  implementation. Calls of more than 0.1 s have none.
-* **Not timed.** Work that a model does once for a forward pass is done before: cos and sin if an implementation
-  takes them, sessions, compiling. The list below has the details. Inputs and outputs of ONNX Runtime are bound to
-  existing memory.
-* **Arrays** are contiguous, (B, H, S, D) or (B, S, H, D) as in each implementation's models. x is standard normal.
+* **Rounds.** One process times all implementations once in each round, in random order. The tables show
+  the median of the rounds. *Copies* is the median of the quotients, each with the time of a copy in the
+  same round.
+* **Warm.** An untimed call comes before each timing, so caches and the heap are as after a call of the
+  same implementation. Calls of more than 0.1 s have none.
+* **Not timed.** Work that a model does once for a forward pass is done before: cos and sin if an
+  implementation takes them, sessions, compiling. The list below has the details. Inputs and outputs of
+  ONNX Runtime are bound to existing memory.
+* **Arrays** are contiguous, (B, H, S, D) or (B, S, H, D) as in each implementation's models. x is
+  standard normal.
 * **Wrong results.** A result whose error exceeds 5 % of the length of x is not timed, and called wrong.
 * **Threads.** One thread on one processor, except in tables whose title says all threads."""
 TABLES = """\
-All cases of the page [Speed](../speed.md), which explains how they were measured. *Quartiles* are the lower and
-the upper quartile of the rounds. The file of `bench/results` has the minimum too, and the time divided by the
-time of a copy into new memory."""
+All cases of the page [Speed](../speed.md), which explains how they were measured. *Quartiles* are the
+lower and the upper quartile of the rounds. The file of `bench/results` has the minimum too, and the time
+divided by the time of a copy into new memory."""
+ALL_TABLES = """\
+## All tables
+
+[Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
+
+```{toctree}
+:hidden:
+
+speed/tables
+```"""
 README = """\
 Medians on one thread, (1, 32, S, 128), half pairs by default: one token of float32, then S = 2,048.
 *Copies* is the time in copies of the same bytes into existing memory, timed in the same rounds. Our rows
@@ -150,20 +162,7 @@ def page(result):
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
     yield from ("## How it is measured", "", METHOD, "", made(result), "")
     yield from ("## Work done before the timing", "", *ready(result), "")
-    yield from (
-        "## All tables",
-        "",
-        "[Every case](speed/tables.md) has a table of its own: other shapes, widths,",
-    )
-    yield from (
-        "dtypes, pairings and numbers of threads.",
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-        "speed/tables",
-    )
-    yield from ("```", "")
+    yield from (ALL_TABLES, "")
 
 
 def page_of_tables(result):

@@ -39,8 +39,8 @@ LEGEND = """\
 numbers in their own dtype; the others rotate them in float32."""
 ERRORS = """\
 Errors are the largest of float32 results, in lengths of the rotated pair. A column has the positions up to
-its heading, beyond the column before it. A field is empty for positions that an implementation does not claim.
-At 2 a pair points in the opposite direction."""
+its heading, beyond the column before it. A field is empty for positions that an implementation does not
+claim. At 2 a pair points in the opposite direction."""
 REASONS = """\
 The names are [checks](conformance.md). Each reason is our reading of the code of that version. A reason
 that begins with "found" is the message of the suite."""
