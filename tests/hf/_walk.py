@@ -245,7 +245,7 @@ def _ropes(case: Case) -> str:
 
 
 def _row(case: Case) -> str:
-    return f"| {case.model} | `{case.cls}` | {_ropes(case)} |"
+    return f"| `{case.model}` | `{case.cls}` | {_ropes(case)} |"
 
 
 def _exception(case: Case) -> str:
