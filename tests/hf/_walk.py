@@ -255,12 +255,13 @@ def _exception(case: Case) -> str:
 
 PAGE = """# Models
 
-`RoPE.from_config` is compared with every rotary class of transformers {version}: {count} classes. The test takes the
-default config of each model, or the nearest config that runs. For {equal} classes the result is equal:
+`RoPE.from_config` is compared with every rotary class of transformers {version}: {count} classes. The test
+takes the default config of each model, or the nearest config that runs. For {equal} classes the result is
+equal:
 
 * `from_config` gives the frequencies, the attention factor and the axes of the class.
-* The rope rotates q and k as the model does. Differences are within the rounding of float32 angles, which transformers
-  uses.
+* The rope rotates q and k as the model does. Differences are within the rounding of float32 angles, which
+  transformers uses.
 
 `tests/test_hf.py` makes the comparison. The other {others} classes are:
 
@@ -269,9 +270,9 @@ default config of each model, or the nearest config that runs. For {equal} class
 ## Equal classes
 
 The third column describes the rope that `from_config` returns: the [pairing](glossary.md#pairing), the
-[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the rotated part of a head ("64 of 128"), and the
-number of pairs of each [coordinate](glossary.md#coordinate). A class has several ropes if parts, layer types or settings
-of the model's code differ. *none* means layers that do not rotate.
+[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the rotated part of a head ("64 of
+128"), and the number of pairs of each [coordinate](glossary.md#coordinate). A class has several ropes if
+parts, layer types or settings of the model's code differ. *none* means layers that do not rotate.
 
 | model | class | RoPE |
 | --- | --- | --- |
