@@ -2,7 +2,7 @@
 
 import matplotlib
 from _record import ROOT
-from _speed_table import BFLOAT16, FLOAT32, duration, labelled, names, row_of
+from _speed_table import BFLOAT16, FLOAT32, duration, labelled, names, row_of, shown
 from _speed_turns import ALLOCATING, INTO
 
 matplotlib.use("svg")
@@ -40,19 +40,19 @@ def save(figure, path):
 
 def prefill(cases):
     """Plot the median and the quartiles of each implementation in copies, for float32 and bfloat16."""
-    shown = [name for name in names(cases) if name != INTO and row_of(cases, FLOAT32 + BFLOAT16, name)]
-    size = (10, 1.3 + 0.24 * len(shown))
+    kept = [name for name in names(cases) if name != INTO and row_of(cases, FLOAT32 + BFLOAT16, name)]
+    size = (10, 1.3 + 0.24 * len(kept))
     figure, axes = pyplot.subplots(1, 2, figsize=size, sharex=True, sharey=True, layout="constrained")
     for axis, places, dtype in zip(axes, (FLOAT32, BFLOAT16), ("float32", "bfloat16"), strict=True):
-        for place, name in enumerate(reversed(shown)):
+        for place, name in enumerate(reversed(kept)):
             dot(axis, place, row_of(cases, places, name), colour(name))
         axis.axvline(1, color=COPIES, linestyle=":", linewidth=1)
         axis.set(
             title=f"{dtype}, 2,048 tokens × 32 heads × 128", xlabel="time in copies into existing memory"
         )
         in_copies(axis)
-    labels = [labelled(cases, FLOAT32 + BFLOAT16, name) for name in reversed(shown)]
-    axes[0].set_yticks(range(len(shown)), labels=labels)
+    labels = [shown(labelled(cases, FLOAT32 + BFLOAT16, name)) for name in reversed(kept)]
+    axes[0].set_yticks(range(len(kept)), labels=labels)
     return figure
 
 
@@ -93,7 +93,7 @@ def growth(cases):
         points = [(tokens, row["seconds"][1]) for tokens, row in rows if "seconds" in row]
         if points:
             style = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4, "linewidth": 1.3}
-            axis.plot(*zip(*points, strict=True), label=name, **style)
+            axis.plot(*zip(*points, strict=True), label=shown(name), **style)
     axis.set(yscale="log", xlabel="tokens", title="One head of 64, float32, one thread")
     axis.set_xscale("log", base=4)
     axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))

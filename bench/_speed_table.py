@@ -1,11 +1,12 @@
-"""Tables of a result of `bench/speed.py`, for README.md, docs/speed.md and the terminal."""
+"""Tables of a result of `bench/speed.py`, for README.md, the documentation and the terminal."""
 
 from _record import ROOT
 from _speed_turns import ALLOCATING, INTO
 from scoreboard import between_markers, table
 
 MARKERS = ("<!-- speed: begin -->", "<!-- speed: end -->")
-HEAD = ("row", "median", "quartiles", "least", "copies", "allocating copies")
+HEAD = ("implementation", "median", "quartiles", "copies")
+GROWTH = (1, 64, 1024, 16384, 262144, 1048576)  # the tokens shown in the table of growth
 GROUPS = {
     "latency": "Calls on a tiny array",
     "decode": "Decoding: one token of each sequence",
@@ -18,23 +19,44 @@ GROUPS = {
     "threads": "All threads",
 }
 INTRODUCTION = """\
-The time of one rotation by this library and by other implementations, on the same arrays in one process.
-Each round times all of them once, in random order; the table has the median of the rounds, the quartiles
-and the minimum. *Copies* is the median, over rounds, of the time divided by the time of a copy of x's bytes
-into existing memory in the same round; *allocating copies* is the same for a copy into new memory. A
-rotation reads and writes as many bytes as a copy, so a copy is its lower bound if memory is the limit. An
-untimed call precedes each timing, so that caches and the heap are in the state after a call of the same
-row; calls of more than 0.1 s need none.
+The time of one rotation by this library and by other implementations, on the same arrays. A rotation
+reads and writes as many bytes as a copy, so the time of a copy is the lower bound for large arrays.
+*Copies* is the time divided by the time of a copy of the same bytes into existing memory."""
+SUMMARY = """\
+Medians on one thread, for arrays of (1, 32, tokens, 128): one token of float32, then 2,048 tokens. Pairs
+are half pairs unless the row says interleaved.
 
-Work that a model does once for a forward pass is done before the timing: a peer's cos and sin if its
-interface takes them, sessions, and compiling. Our rows compute exact angles from the positions in every
-call, except *Rotation* rows, whose cos and sin are ready. *core* is the array-api backend, *backend=numpy*
-NumPy's backend without compiled code; `out=` writes into existing memory. ONNX Runtime's inputs and outputs
-are bound to existing memory.
+Rows of this library compute exact angles in every call, except *Rotation*, whose cos and sin exist
+before. Other implementations that need cos and sin once for all layers have them before the timing.
+`out=` writes into existing memory. Other rows allocate the result: for float32 these are 32 MiB, whose
+pages the system maps and zeroes in each call."""
+METHOD = """\
+* **Rounds.** One process times all implementations once in each round, in random order. The tables show
+  the median of the rounds. *Copies* is the median of the quotients, each with the time of a copy in the
+  same round.
+* **Warm.** An untimed call comes before each timing, so caches and the heap are as after a call of the
+  same implementation. Calls of more than 0.1 s have none.
+* **Not timed.** Work that a model does once for a forward pass is done before: cos and sin if an
+  implementation takes them, sessions, compiling. The list below has the details. Inputs and outputs of
+  ONNX Runtime are bound to existing memory.
+* **Arrays** are contiguous, (B, H, S, D) or (B, S, H, D) as in each implementation's models. x is
+  standard normal.
+* **Wrong results.** A result whose error exceeds 5 % of the length of x is not timed, and called wrong.
+* **Threads.** One thread on one processor, except in tables whose title says all threads."""
+TABLES = """\
+All cases of the page [Speed](../speed.md), which explains how they were measured. *Quartiles* are the
+lower and the upper quartile of the rounds. The file of `bench/results` has the minimum too, and the time
+divided by the time of a copy into new memory."""
+ALL_TABLES = """\
+## All tables
 
-One thread on one processor, except in the last section. x is standard normal. A result that is off by more
-than 5 % of the length of x is not timed but called wrong. Arrays are contiguous, (B, H, S, D) or (B, S, H,
-D) as in each implementation's models."""
+[Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
+
+```{toctree}
+:hidden:
+
+speed/tables
+```"""
 README = """\
 Medians on one thread, (1, 32, S, 128), half pairs by default: one token of float32, then S = 2,048.
 *Copies* is the time in copies of the same bytes into existing memory, timed in the same rounds. Our rows
@@ -55,15 +77,20 @@ def lines(case):
     """Yield a case's rows as cells."""
     for name, row in case["rows"].items():
         if "seconds" in row:
-            yield name, *cells_of(row)
+            yield shown(name), *cells_of(row)
         else:
-            yield name, why_not(row), *[""] * (len(HEAD) - 2)
+            yield shown(name), why_not(row), *[""] * (len(HEAD) - 2)
+
+
+def shown(name):
+    """Return the name of a row as readers know the backend."""
+    return name.replace(", core", ', backend="array-api"').replace("backend=numpy", 'backend="numpy"')
 
 
 def cells_of(row):
     lower, median, upper = row["seconds"]
-    ratios = (f"{row[key][1]:.2f}" if key in row else "" for key in HEAD[4:])
-    return duration(median), f"{duration(lower)} – {duration(upper)}", duration(row["min"]), *ratios
+    ratio = f"{row['copies'][1]:.2f}" if "copies" in row else ""
+    return duration(median), f"{duration(lower)} – {duration(upper)}", ratio
 
 
 def why_not(row):
@@ -83,11 +110,16 @@ def duration(seconds):
 
 
 def short_table(result):
+    return [*summary(result), "", f"{README} {machine(result)}."]
+
+
+def summary(result):
+    """Return the table of one token, and of 2,048 tokens in two dtypes."""
     cases = result["numbers"]
     head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")
-    shown = (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
-    found = [row for name in shown if any((row := short_row(cases, name))[1:])]
-    return [*table(head, found, head[1:]), "", f"{README} {machine(result)}."]
+    kept = (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
+    found = [row for name in kept if any((row := short_row(cases, name))[1:])]
+    return table(head, found, head[1:])
 
 
 def short_row(cases, name):
@@ -121,19 +153,25 @@ def names(cases):
     )
 
 
-# ---- docs/speed.md ----
+# ---- docs/speed.md and docs/speed/tables.md ----
 
 
 def page(result):
-    yield from ("# Speed", "", INTRODUCTION, "", made(result), "")
+    yield from ("# Speed", "", INTRODUCTION, "", *summary(result), "", SUMMARY, "")
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
+    yield from ("## How it is measured", "", METHOD, "", made(result), "")
+    yield from ("## Work done before the timing", "", *ready(result), "")
+    yield from (ALL_TABLES, "")
+
+
+def page_of_tables(result):
+    yield from ("# Speed: all tables", "", TABLES, "")
     for group, title in GROUPS.items():
         found = {name: case for name, case in result["numbers"].items() if case["group"] == group}
         if found:
             yield from ("", f"## {title}", "")
             yield from growth(found) if group == "growth" else tables(found)
-    yield from ("", "## Work done before the timing", "", *ready(result), "")
 
 
 def tables(found):
@@ -150,7 +188,7 @@ def timed_and_not(case):
     for name in case["rows"].keys() - timed.keys():
         reasons.setdefault(why_not(case["rows"][name]), []).append(name)
     for reason, others in sorted(reasons.items()):
-        yield f"* {'; '.join(sorted(others))}: {reason.rstrip('.')}."
+        yield f"* {'; '.join(shown(name) for name in sorted(others))}: {reason.rstrip('.')}."
     yield from [""] * bool(reasons)
 
 
@@ -160,15 +198,15 @@ def about(case):
 
 
 def growth(found):
-    """Return one table with a row for each number of tokens and a column for each name."""
-    across = [name for name in names(found) if any(name in case["rows"] for case in found.values())]
-    down = []
-    for case in found.values():
-        rows = (case["rows"].get(name, {}) for name in across)
-        times = (duration(row["seconds"][1]) if "seconds" in row else "" for row in rows)
-        down.append((f"{case['shape'][2]:,}", *times))
-    head = ("tokens", *across)
-    return table(head, down, head)
+    """Return one table with a row for each name and a column for each number of tokens."""
+    cases = {case["shape"][2]: case["rows"] for case in found.values() if case["shape"][2] in GROWTH}
+    head = ("tokens", *(f"{tokens:,}" for tokens in cases))
+    lines = []
+    for name in names(found):
+        rows = (case.get(name, {}) for case in cases.values())
+        times = [duration(row["seconds"][1]) if "seconds" in row else "" for row in rows]
+        lines += [(shown(name), *times)] if any(times) else []
+    return table(head, lines, head[1:])
 
 
 def ready(result):
@@ -191,5 +229,6 @@ def machine(result):
 
 def write(result, root=ROOT):
     (root / "docs" / "speed.md").write_text("\n".join(page(result)), "utf-8")
+    (root / "docs" / "speed" / "tables.md").write_text("\n".join(page_of_tables(result)), "utf-8")
     readme = root / "README.md"
     readme.write_text(between_markers(readme.read_text("utf-8"), short_table(result), MARKERS), "utf-8")

@@ -3,6 +3,7 @@
 Every group of bench/peers runs in a separate process with its own environment, so that a failed import or a
 crash costs the group's rows only. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the
 table between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes nothing.
+`--tables PATH` writes the page and README's table of an earlier result.
 """
 
 import argparse
@@ -29,19 +30,20 @@ MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
 NOTE = "the conformance suite on rope_array and on other implementations, each judged by its own claims"
 
 INTRODUCTION = """\
-Results of the [suite](conformance.md) for other implementations, each called as documented and judged by its
-own claims: its angles, arithmetic, positions and layout. Checks of capabilities that a peer does not claim do
-not apply, so the counts of two peers do not compare."""
+The [conformance suite](conformance.md) judges this library and other implementations, each called as its
+documentation says. An implementation is judged by its own [claims](glossary.md#claim): its angles,
+arithmetic, positions and layout. A check of a capability that it does not claim does not apply. So compare
+failures with their reasons, and not the counts of two implementations."""
+LEGEND = """\
+*Angles* says how the claimed angles are computed, which sets the tolerance. *Own arithmetic* rotates 16-bit
+numbers in their own dtype; the others rotate them in float32."""
 ERRORS = """\
-Errors are the largest of float32 results, in lengths of the rotated pair, by range of positions; empty for
-ranges that a peer does not claim. At 2 a pair points in the opposite direction."""
-LEGEND = f"""\
-{ERRORS} *Judged by* is the
-[class](conformance.md) of its angles and arithmetic: how angles are computed, and whether 16-bit numbers are
-rotated in their own dtype."""
+Errors are the largest of float32 results, in lengths of the rotated pair. A column has the positions up to
+its heading, beyond the column before it. A field is empty for positions that an implementation does not
+claim. At 2 a pair points in the opposite direction."""
 REASONS = """\
-The names are names of [checks](conformance.md). A reason is our reading of the code of that version; a reason
-that begins with "found" is the suite's own message."""
+The names are [checks](conformance.md). Each reason is our reading of the code of that version. A reason
+that begins with "found" is the message of the suite."""
 
 
 # ---- one group, in its process ----
@@ -152,16 +154,21 @@ def table(head, lines, numbers=("passed", "failed", "not applicable", *RANGES)):
     return [cells(head), cells("---:" if name in numbers else "---" for name in head), *map(cells, lines)]
 
 
-def full_table(rows):
-    head = ("peer", "version", "judged by", "passed", "failed", "not applicable", *RANGES)
-    lines = []
-    for name, row in rows.items():
-        if "missing" in row:
-            lines.append((name, f"not run: {row['missing']}", *[""] * (len(head) - 2)))
-            continue
-        counts = [str(count) for count in row["counts"].values()]
-        lines.append((name, row["version"], class_of(row), *counts, *(error(row, r) for r in RANGES)))
-    return table(head, lines)
+def counts_table(rows):
+    head = ("implementation", "angles", "passed", "failed", "not applicable")
+    return table(head, [(name, *counts(row, len(head) - 2)) for name, row in rows.items()])
+
+
+def counts(row, empty):
+    if "missing" in row:
+        return f"not run: {row['missing']}", *[""] * empty
+    return class_of(row), *(str(count) for count in row["counts"].values())
+
+
+def errors_table(rows):
+    found = {name: row for name, row in rows.items() if "missing" not in row}
+    lines = [(name, *(error(row, r) for r in RANGES)) for name, row in found.items()]
+    return table(("implementation", "4,096", *RANGES[1:]), lines, ("4,096", *RANGES))
 
 
 def short_table(rows):
@@ -203,7 +210,8 @@ def failures(rows):
 def calls(rows):
     for name, row in rows.items():
         if "how" in row:
-            yield f"* **{name}**: {row['how']}."
+            version = f" ({row['version']})" if "version" in row else ""
+            yield f"* **{name}**{version}: {row['how']}."
 
 
 def page(rows, result):
@@ -214,10 +222,11 @@ def page(rows, result):
         f"cores, {machine['system'].split()[0]}."
     )
     parts = (
-        ("# Scoreboard", "", INTRODUCTION, ""),
-        (*full_table(rows), "", LEGEND, "", made, ""),
+        ("# Scoreboard", "", INTRODUCTION, "", made, ""),
+        ("## Checks", "", *counts_table(rows), "", LEGEND, ""),
+        ("## Largest errors", "", *errors_table(rows), "", ERRORS, ""),
         ("## Failed checks", "", REASONS, *failures(rows), ""),
-        ("## How each is called", "", *calls(rows), ""),
+        ("## Versions and calls", "", *calls(rows), ""),
     )
     return "\n".join(line for part in parts for line in part)
 
@@ -233,6 +242,11 @@ def write(rows):
     result = record("scoreboard", rows, NOTE)
     results = RESULTS / f"{datetime.date.today()}-scoreboard.json"
     results.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write_tables(result)
+
+
+def write_tables(result):
+    rows = result["numbers"]
     (ROOT / "docs" / "scoreboard.md").write_text(page(rows, result), "utf-8")
     readme = ROOT / "README.md"
     readme.write_text(between_markers(readme.read_text("utf-8"), short_table(rows)), "utf-8")
@@ -241,13 +255,17 @@ def write(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="run only these, print, write nothing")
+    parser.add_argument("--tables", metavar="PATH", type=Path, help="write the tables of an earlier result")
     parser.add_argument("--judge", nargs=2, metavar=("GROUP", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.judge:
         judge(options.judge[0], Path(options.judge[1]))
         return
+    if options.tables:
+        write_tables(json.loads(options.tables.read_text("utf-8")))
+        return
     rows = rows_of(group for group in GROUPS if not options.only or group.module in options.only)
-    print("\n".join([*full_table(rows), *failures(rows)]))
+    print("\n".join([*counts_table(rows), "", *errors_table(rows), *failures(rows)]))
     if not options.only:
         write(rows)
 

@@ -4,10 +4,10 @@
     python bench/speed.py --tables PATH
 
 One process times all cases of one thread, another process the cases of all threads; a crash costs the current
-case only. A whole run writes bench/results/<date>-speed.json, docs/speed.md, its plots, and the table between
-the markers in README.md. A run with `--quick` (arrays of few tokens, few rounds), `--only` (cases whose name
-or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables` writes tables
-and plots of an earlier result. `nox -s bench` installs the packages.
+case only. A whole run writes bench/results/<date>-speed.json, docs/speed.md, docs/speed/, and the table
+between the markers in README.md. A run with `--quick` (arrays of few tokens, few rounds), `--only` (cases
+whose name or group has every word) or `--rows` prints, and writes only the file of `--json`. `--tables`
+writes tables and plots of an earlier result. `nox -s bench` installs the packages.
 """
 
 import argparse

@@ -4,23 +4,37 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for _tables
+sys.path.insert(0, str(Path(__file__).parent))  # for _tables and _labels
 
 project = "rope_array"
 author = "rope_array contributors"
 copyright = author
 version = release = version_of("rope-array")
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.doctest", "_tables"]
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx_copybutton",
+    "_tables",
+    "_labels",
+]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 html_theme = "furo"
+html_title = f"rope_array {version}"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 exclude_patterns = ["_build"]
 nitpicky = False
 numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
 # Docstrings describe the types; the annotations of arrays are Any.
 autodoc_typehints = "none"
+# The copy button of an example copies its code: no prompts, no output.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 doctest_global_setup = """
 import numpy as np
 import rope_array as ra

@@ -20,9 +20,11 @@ from ._spec.axes import Axes
 __all__ = [
     "ArrayTypeError",
     "Axes",
+    "Backend",
     "BackendError",
     "ConfigError",
     "DynamicNTK",
+    "Explanation",
     "Linear",
     "Llama3",
     "LongRoPE",
@@ -52,7 +54,7 @@ __all__ = [
 if TYPE_CHECKING:
     from . import backend_tools, config, convert, positions
     from ._diagnose import diagnose
-    from ._explain import backends, explain
+    from ._explain import Backend, Explanation, backends, explain
     from ._spec.scaling import (
         DynamicNTK,
         Linear,
@@ -70,6 +72,8 @@ _MODULES = ("backend_tools", "config", "convert", "plots", "positions", "testing
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),
+    "Backend": "_explain",
+    "Explanation": "_explain",
     "backends": "_explain",
     "diagnose": "_diagnose",
     "explain": "_explain",

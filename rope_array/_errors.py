@@ -41,6 +41,10 @@ class BackendError(RoPEError, ValueError):
     """The `backend=` does not exist, or does not support the array."""
 
 
+for _name in __all__:
+    globals()[_name].__module__ = "rope_array"  # the public name, in tracebacks and in pickles
+
+
 def describe(value: Any) -> str:
     """Describe a value for a message, an array in the notation of shapes: ``float32[2, 8, 64] (numpy)``."""
     if isinstance(value, type):

@@ -27,7 +27,16 @@ class Explanation:
         Backends of x's type that are asked first and decline, each with its reason.
     notes : tuple of str
         The backend's description, the precision of the arithmetic, and how angles are made.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import rope_array as ra
+    >>> ra.explain(np.ones((3, 4)), range(3)).notes[-1]
+    'angles: exact, in fixed point'
     """
+
+    __module__ = "rope_array"  # the public name, in the reference and in pickles
 
     backend: str
     declined: dict[str, str]
@@ -55,7 +64,16 @@ class Backend:
         Whether it can be used here; None if its library is not imported yet.
     description : str
         Its own description (the instruction set that runs, say), or why it cannot be used.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> last = ra.backends()[-1]
+    >>> last.name, last.usable
+    ('array-api', True)
     """
+
+    __module__ = "rope_array"  # the public name, in the reference and in pickles
 
     name: str
     serves: str

@@ -247,10 +247,29 @@ def test_compiled_gradient_has_the_bits_of_the_eager_one():
         assert same(*grads)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+NEEDS_COMPILER = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
 )
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_inductor_with_few_pairs_and_positions_made_inside(fresh_dynamo):
+    """Inductor writes arrays of up to 8 numbers into its code, where the C++ compiler knows both factors."""
+    ropes = [ra.RoPE(2 * num_pairs, pairing="half") for num_pairs in (1, 4, 8)]
+    dtypes = torch.float32, torch.float64
+    xs = [normal(2, 40, rope.head_dim, dtype=dtype) for rope in ropes for dtype in dtypes]
+
+    @torch.compile(fullgraph=True)
+    def function(*xs):
+        return [rope.apply(x, torch.arange(40)) for rope in ropes for x in xs if x.shape[-1] == rope.head_dim]
+
+    for y, x in zip(function(*xs), xs, strict=True):
+        judge(y, x, range(40), pairing="half")
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
 def test_inductor_keeps_the_contract():
     torch._dynamo.reset()
 

@@ -25,6 +25,13 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tenso
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 
 
+# Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the
+# same graph, the C++ compiler then knows both factors of a fixed-point product. The product wraps, which
+# C++ leaves undefined for signed integers: GCC assumed that it does not, and angles were wrong. Longer
+# arrays stay in memory.
+INLINED = 8
+
+
 class Torch(Library):
     """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
@@ -77,7 +84,11 @@ class Torch(Library):
         out.copy_(y)
 
     def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
-        return torch.tensor(numbers.values, dtype=dtype, **creation_kwargs)
+        values = numbers.values
+        if len(values) <= INLINED and torch.compiler.is_compiling():
+            padded = (*values, *(0,) * INLINED)
+            return torch.tensor(padded, dtype=dtype, **creation_kwargs)[: len(values)]
+        return torch.tensor(values, dtype=dtype, **creation_kwargs)
 
 
 # A constant: Dynamo would catch an error that it traces, and run the function without compiling it.

@@ -257,29 +257,60 @@ def _short(value: Any) -> str:
     return type(value).__name__ + ("" if factor is None else f"({factor:g})")
 
 
-def _row(case: Case) -> str:
+def _ropes(case: Case) -> str:
     probes = case.probes() if case.probes is not None else ()
-    uses = "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
-    return f"| {case.model} | {case.cls} | {uses or '–'} | {case.status} |"
+    return "; ".join(dict.fromkeys(describe(ours(probe)) for probe in probes if probe.shown))
+
+
+def _row(case: Case) -> str:
+    return f"| `{case.model}` | `{case.cls}` | {_ropes(case)} |"
+
+
+def _exception(case: Case) -> str:
+    ropes = _ropes(case)
+    return f"* **{case.model}**, `{case.cls}`: {case.status}." + (f" RoPE: {ropes}." if ropes else "")
+
+
+PAGE = """# Models
+
+`RoPE.from_config` is compared with every rotary class of transformers {version}: {count} classes. The test
+takes the default config of each model, or the nearest config that runs. For {equal} classes the result is
+equal:
+
+* `from_config` gives the frequencies, the attention factor and the axes of the class.
+* The rope rotates q and k as the model does. Differences are within the rounding of float32 angles, which
+  transformers uses.
+
+`tests/test_hf.py` makes the comparison. The other {others} classes are:
+
+{exceptions}
+
+## Equal classes
+
+The third column describes the rope that `from_config` returns: the [pairing](glossary.md#pairing), the
+[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the rotated part of a head ("64 of
+128"), and the number of pairs of each [coordinate](glossary.md#coordinate). A class has several ropes if
+parts, layer types or settings of the model's code differ. *none* means layers that do not rotate.
+
+| model | class | RoPE |
+| --- | --- | --- |
+{rows}
+"""
 
 
 def table() -> str:
     """Return docs/models.md."""
-    transformers = importlib.import_module("transformers")
     listed = cases()
-    equal = sum(case.status == EQUAL for case in listed)
-    head = f"""# Models
-
-The rotary classes of transformers {transformers.__version__}, each with the default config of its model, or
-with the nearest config that runs. *equal*: `RoPE.from_config` has the class's frequencies, attention factor
-and axes, and rotates q and k as the model does, within the rounding of float32 angles, as `tests/test_hf.py`
-checks. Otherwise the status is the reason. A class has several ropes for several parts, layer types or
-settings of the model's code; *none* is for layers that do not rotate. {equal} of {len(listed)} are equal.
-
-| model | class | RoPE | status |
-| --- | --- | --- | --- |
-"""
-    return head + "\n".join(_row(case) for case in listed) + "\n"
+    equal = [case for case in listed if case.status == EQUAL]
+    others = [case for case in listed if case.status != EQUAL]
+    return PAGE.format(
+        version=importlib.import_module("transformers").__version__,
+        count=len(listed),
+        equal=len(equal),
+        others=len(others),
+        exceptions="\n".join(map(_exception, others)),
+        rows="\n".join(map(_row, equal)),
+    )
 
 
 def write_table(path: pathlib.Path = TABLE) -> None:

@@ -1,0 +1,68 @@
+"""The Python programs of a page of the documentation: extracted, and run as a reader pastes them.
+
+A program is all ```python blocks of one second-level section, in order and in one namespace. A ```text block
+after a ```python block is its output. A block that begins with a file name, such as `# mylib/backend.py`, is a
+file and no part of a program.
+"""
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+BLOCK = re.compile(
+    r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
+IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+LIBRARIES = {"numpy", "dask", "jax", "torch"}
+
+
+@dataclass(frozen=True)
+class Program:
+    """The code of a section, block by block, each with its output or None."""
+
+    page: str
+    section: str
+    blocks: tuple[tuple[str, str | None], ...]
+
+    @property
+    def imports(self) -> set[str]:
+        return {name for code, _ in self.blocks for name in IMPORT.findall(code)}
+
+    @property
+    def libraries(self) -> set[str]:
+        """The array libraries that it imports, as the mark `library` names them."""
+        found = self.imports & LIBRARIES
+        return found - {"numpy"} or {"numpy"}  # NumPy is there with every library
+
+    @property
+    def id(self) -> str:
+        return f"{self.page}: {self.section}"
+
+    def run(self) -> None:
+        """Run the blocks; fail if a block prints other text than the page shows."""
+        names = {"__name__": "program"}
+        for code, output in self.blocks:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, self.id, "exec"), names)
+            if output is not None and printed.getvalue().strip() != output.strip():
+                raise AssertionError(f"{self.id} prints\n{printed.getvalue()}\nand shows\n{output}")
+
+
+def programs() -> list[Program]:
+    """Return the programs of all pages."""
+    pages = sorted(DOCS.rglob("*.md"))
+    return [program for page in pages for program in _programs(page.relative_to(DOCS).as_posix(), page)]
+
+
+def _programs(name: str, path: Path) -> list[Program]:
+    sections = re.split(r"^## +", path.read_text("utf-8"), flags=re.MULTILINE)
+    found = []
+    for section in sections:
+        blocks = tuple((code, output or None) for code, output in BLOCK.findall(section))
+        if blocks:
+            found.append(Program(name, section.partition("\n")[0].strip(), blocks))
+    return found
