@@ -50,8 +50,8 @@ def apply(
         Undo the rotation, and divide by the amplitude.
     out : array or tuple of arrays, optional
         Array for the result, of x's shape and dtype: x itself, to rotate in place, or memory that no array of
-        the call shares. For NumPy, PyTorch and CuPy; not while a gradient is recorded. If x is a tuple, so is
-        `out`, and ``out[i]`` may be ``x[i]``.
+        the call shares. For NumPy, PyTorch and CuPy. If x is a tuple, so is `out`, and ``out[i]`` may be
+        ``x[i]``. While PyTorch records a gradient of x, out must be x, and no leaf.
     backend : str, optional
         Name of the backend to use; raise if it does not serve the call. "array-api" serves every library;
         `rope_array.backends` lists the others. By default the type of x decides.
