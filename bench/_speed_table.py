@@ -58,11 +58,13 @@ ALL_TABLES = """\
 speed/tables
 ```"""
 README = """\
-Medians on one thread, (1, 32, S, 128), half pairs by default: one token of float32, then S = 2,048.
-*Copies* is the time in copies of the same bytes into existing memory, timed in the same rounds. Our rows
-compute exact angles in every call, except Rotation; work that other implementations do once for all layers
-is not timed. The system maps and zeroes the memory of new float32 arrays, 32 MiB, at each
-call."""
+Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time in copies of the
+same bytes into existing memory; the system zeroes the pages of new float32 arrays, 32 MiB, in each call.
+rope_array computes exact angles in every call, transformers and Llama have cos and sin ready."""
+IN_README = (
+    *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
+    *("transformers Llama", "Llama, complex form"),
+)
 # The cases of README's columns: half pairs, or interleaved pairs for peers without half pairs.
 DECODE = ("decode 1 float32", "decode 1 float32 interleaved")
 FLOAT32 = ("prefill 2048 float32 half", "prefill 2048 float32 interleaved")
@@ -110,14 +112,14 @@ def duration(seconds):
 
 
 def short_table(result):
-    return [*summary(result), "", f"{README} {machine(result)}."]
+    return [*summary(result, IN_README), "", f"{README} {machine(result)}."]
 
 
-def summary(result):
+def summary(result, kept=None):
     """Return the table of one token, and of 2,048 tokens in two dtypes."""
     cases = result["numbers"]
     head = ("one thread", "1 token", "float32", "copies", "bfloat16", "copies")
-    kept = (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
+    kept = kept or (name for name in names(cases) if not any(word in name for word in LEFT_OUT))
     found = [row for name in kept if any((row := short_row(cases, name))[1:])]
     return table(head, found, head[1:])
 

@@ -1,8 +1,8 @@
 """The Python programs of a page of the documentation: extracted, and run as a reader pastes them.
 
 A program is all ```python blocks of one second-level section, in order and in one namespace. A ```text block
-after a ```python block is its output. A block that begins with a file name, such as `# mylib/backend.py`, is a
-file and no part of a program.
+after a ```python block is its output. A block that begins with a file name, such as `# mylib/backend.py`,
+is a file and no part of a program.
 """
 
 import contextlib
@@ -56,6 +56,12 @@ def programs() -> list[Program]:
     """Return the programs of all pages."""
     pages = sorted(DOCS.rglob("*.md"))
     return [program for page in pages for program in _programs(page.relative_to(DOCS).as_posix(), page)]
+
+
+def program_of(path: Path) -> Program:
+    """Return a page as one program."""
+    blocks = tuple((code, output or None) for code, output in BLOCK.findall(path.read_text("utf-8")))
+    return Program(path.name, "page", blocks)
 
 
 def _programs(name: str, path: Path) -> list[Program]:

@@ -1,48 +1,26 @@
-"""The README's Python blocks run in order on every library; the first prints the README's output."""
+"""README.md: its programs print the output shown, and it names the two commands of a clone."""
 
-import re
-from pathlib import Path
+import docs_blocks
+import pytest
 
-import numpy as np
-
-from rope_array.testing import check_backend
-
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = docs_blocks.DOCS.parent / "README.md"
+PROGRAM = docs_blocks.program_of(README)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def test_the_first_example():
+    first = docs_blocks.Program("README.md", "first", PROGRAM.blocks[:1])
+    assert first.blocks[0][1]
+    first.run()
 
 
-def test_the_first_example_prints_the_output_in_the_readme(capsys):
-    exec(blocks("python")[0], {})
-    assert capsys.readouterr().out.strip() == blocks("text")[0].strip()
+@pytest.mark.library("numpy", "torch", "jax")
+def test_the_blocks_run_in_order():
+    assert PROGRAM.libraries == {"torch", "jax"}
+    assert all(output for _, output in PROGRAM.blocks)
+    PROGRAM.run()
 
 
-def test_examples_run_on_every_library(lib):
-    """Run all blocks but the last in one namespace; blocks after the first use the library's arrays."""
-    names = {"own": lambda shape: lib.asarray(np.ones(shape, np.float32))}
-    first, *others, _ = blocks("python")
-    exec(first, names)
-    for block in others:
-        exec(re.sub(r"np\.ones\((\([^)]*\)), np\.float32\)", r"own(\1)", block), names)
-    assert type(names["x"]) is type(names["z"]) is type(names["q"]) is type(names["y"])
-    assert type(names["q"]) is type(names["own"]((1,)))
-
-
-def test_examples_run_unchanged():
-    names = {}
-    for block in blocks("python"):
-        exec(block, names)
-
-
-def test_the_readme_s_own_embedding_conforms():
-    names = {}
-    exec(blocks("python")[-1], names)
-    report = check_backend(names["rotate"])
-    assert len(report.of("passed")) > 60
-
-
-def test_readme_names_both_commands():
-    assert "python dev.py demo" in README.read_text("utf-8")
-    assert "python dev.py test" in README.read_text("utf-8")
+def test_both_commands_are_named():
+    text = README.read_text("utf-8")
+    assert "python dev.py demo" in text
+    assert "python dev.py test" in text
