@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
@@ -18,6 +19,7 @@ from ._checks import checks
 from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._names import resolve
+from ._own import Declined, calls_of
 from ._target import Target
 
 PASSED, FAILED = "passed", "failed"
@@ -69,6 +71,10 @@ class Report:
         Largest error of a result, in lengths of its pair, by range of positions.
     seconds
         Duration of the run.
+    served
+        For a library: the number of calls that each backend served, by its name.
+    declined
+        For a forced backend: the number of calls that it declined, by the reason.
 
     Examples
     --------
@@ -76,12 +82,16 @@ class Report:
     >>> report = run_checks("numpy")
     >>> report.ok, report.target.angles, len(report.of("failed"))
     (True, 'exact', 0)
+    >>> list(run_checks("numpy", backend="array-api").served)
+    ['array-api']
     """
 
     target: Target
     results: tuple[Result, ...]
     worst: Mapping[str, float]
     seconds: float
+    served: Mapping[str, int] = field(default_factory=dict)
+    declined: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
@@ -139,6 +149,8 @@ class Report:
             # JSON has no infinity: null where a result is NaN or infinite.
             "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},
             "declines": dict(target.declines),
+            "served": dict(self.served),
+            "declined": dict(self.declined),
             "results": [vars(result) for result in self.results],
         }
 
@@ -177,7 +189,8 @@ def iter_checks(
     -------
     iterator of (Check, callable)
         The check has a name, a requirement and needs; the callable raises AssertionError if the
-        requirement is not met, or the target's own exception.
+        requirement is not met, or the target's own exception; NotImplementedError if a forced backend
+        declines the calls of the check.
 
     Raises
     ------
@@ -198,11 +211,19 @@ def iter_checks(
 
 def _runner(check: Check, judge: Judge) -> Callable[[], None]:
     def run() -> None:
+        calls = calls_of(judge.target)
+        served, declined = len(calls.served), len(calls.declined)
         # Floating-point warnings are ignored: the checks judge the values.
         with judge.lib.running(), np.errstate(all="ignore"):
             check(judge)
+        if len(calls.served) == served and (reasons := calls.declined[declined:]):
+            raise Declined(_most_common(reasons))
 
     return run
+
+
+def _most_common(reasons: Sequence[str]) -> str:
+    return Counter(reasons).most_common(1)[0][0]
 
 
 def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Report:
@@ -287,7 +308,9 @@ def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
     started = time.perf_counter()
     judge = Judge(target)
     results = tuple(_result(check, judge, expected) for check in checks())
-    return Report(target, results, dict(judge.worst), time.perf_counter() - started)
+    seconds, calls = time.perf_counter() - started, calls_of(target)
+    served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
+    return Report(target, results, dict(judge.worst), seconds, served, declined)
 
 
 def check_expected(expected: Mapping[str, str]) -> None:
@@ -320,6 +343,8 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
         _runner(check, judge)()
     except AssertionError as error:
         return FAILED, shorten(str(error) or _where(error))
+    except Declined as error:
+        return INAPPLICABLE, f"the backend declines it: {error}"
     except NotImplementedError as error:
         return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
     except (Exception, SystemExit) as error:  # any exception of the target fails the check
