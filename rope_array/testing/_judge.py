@@ -81,7 +81,7 @@ class Judge:
     def array(self, values: NDArray[Any], dtype: str | None = None) -> Input:
         """Make an array of these numbers, rounded to its dtype."""
         dtype = dtype or self.dtype
-        numbers = rounded(np.asarray(values, np.float64), dtype)
+        numbers = rounded(np.asarray(values, np.float64, order="C"), dtype)
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
     def pos(self, values: Any, kind: str | None = None) -> Any:

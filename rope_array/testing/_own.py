@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -176,15 +176,27 @@ _MODES = {"jit": _jitted, "compile": _compiled}
 
 @dataclass(frozen=True)
 class BackendTarget(Target):
-    """A backend of rope_array that is forced: judged by what it serves.
+    """A library, served by any backend of rope_array, or by one that is forced and judged by what it serves.
 
     Attributes
     ----------
+    backend
+        The forced backend, or None.
+    backends
+        The backends of the library's arrays, in the order in which they are asked; each with the reason why
+        it cannot be used, or "".
     head_dims
-        The head_dims to use, in rising order, if it declines the suite's own; else empty.
+        The head_dims to use, in rising order, if a forced backend declines the suite's own; else empty.
     """
 
+    backend: str | None = None
+    backends: Mapping[str, str] = field(default_factory=dict)
     head_dims: tuple[int, ...] = ()
+
+    def claims(self) -> dict[str, Any]:
+        """Return the claims of a `Target`."""
+        own = ("backend", "backends", "head_dims")
+        return {name: value for name, value in super().claims().items() if name not in own}
 
     def _least_width(self, width: int) -> int:
         least = super()._least_width(width)
@@ -205,6 +217,7 @@ def library_target(library: str, mode: str, backend: str | None) -> Target:
     lib.check_present()
     with lib.running():
         served = _Served() if backend is None else _find_served(lib, backend)
+        backends = _backends_of(lib)
     name = f"{library}:{mode}" if mode else library
     target = BackendTarget(
         _uncounted(backend, served.fields) if mode == "compile" else OwnApply(backend, *served[:2]),
@@ -219,6 +232,8 @@ def library_target(library: str, mode: str, backend: str | None) -> Target:
         declared=True,
         furthest=2**62,
         lacks={**(NOT_COMPILED if mode else {}), **served.lacks},
+        backend=backend,
+        backends=backends,
         head_dims=served.head_dims,
     )
     if backend is not None and mode:
@@ -341,8 +356,14 @@ def _find_served(lib: Library, backend: str) -> _Served:
 
 def _check_known(lib: Library, backend: str) -> None:
     """Raise BackendError if the backend is unknown, cannot be used, or is not of this library."""
+    if {"array-api": "", **_backends_of(lib)}.get(backend, "unknown"):
+        x = lib.asarray(np.zeros((1, 2), np.float32))
+        import_module("rope_array").explain(x, 0, backend=backend)
+
+
+def _backends_of(lib: Library) -> dict[str, str]:
+    """Return the backends of a library's arrays, each with the reason why it cannot be used, or ""."""
     rope_array, x = import_module("rope_array"), lib.asarray(np.zeros((1, 2), np.float32))
     explained = rope_array.explain(x, 0, backend="array-api")
-    usable = {each.name for each in rope_array.backends() if each.usable is not False}
-    if backend not in {*explained.declined, explained.backend, "array-api"} & {*usable, "array-api"}:
-        rope_array.explain(x, 0, backend=backend)
+    unusable = {each.name: each.description for each in rope_array.backends() if each.usable is False}
+    return {name: unusable.get(name, "") for name in (*explained.declined, explained.backend)}

@@ -15,7 +15,8 @@ import pytest
 from ._checks import checks
 from ._command import reasons_of, target_of_options
 from ._judge import Check, Judge
-from ._run import FAILED, INAPPLICABLE, check_expected, outcome_of
+from ._outcome import FAILED, INAPPLICABLE, outcome_of
+from ._run import check_expected
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
