@@ -130,9 +130,29 @@ def _refined(guess: Guess, failures: Sequence[Check]) -> Cause | None:
         if better is None:
             break
         guess, left = better
-    if not guess.texts:
+    guess = _pruned(guess, failures, len(left))
+    texts = [*guess.texts, *_class_texts(guess.claims)]
+    if not texts:
         return None
-    return Cause(", ".join(guess.texts), guess.claims, len(failures) - len(left), len(failures))
+    return Cause(", ".join(texts), guess.claims, len(failures) - len(left), len(failures))
+
+
+def _pruned(guess: Guess, failures: Sequence[Check], left: int) -> Guess:
+    """Return the guess without the classes of accuracy that a later claim made needless."""
+    for name in _CLASS_TEXTS:
+        if name in guess.claims and len(guess.claims) > 1:
+            other = guess.without(name)
+            guess = other if len(other.failing(failures)) <= left else guess
+    return guess
+
+
+def _class_texts(claims: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a class of accuracy; float32 angles are known to have an end."""
+    return [
+        text.format(claims[name])
+        for name, text in _CLASS_TEXTS.items()
+        if name in claims and not (name == "furthest" and "angles" in claims)
+    ]
 
 
 def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | None:
@@ -173,8 +193,7 @@ def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess
     if any(check.name.startswith("accuracy_") for check in left):
         classes += [{**each, **end} for each in (*classes, {}) for end in ends]
     for claims in classes:
-        texts = [_CLASS_TEXTS[name].format(value) for name, value in claims.items()]
-        yield partial(guess.adding, ", ".join(texts[:2] if "arithmetic" in claims else texts[:1]), **claims)
+        yield partial(guess.adding, "", **claims)
 
 
 _WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": ()}

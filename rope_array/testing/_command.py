@@ -181,9 +181,9 @@ def _advice(report: Report, command: Sequence[str]) -> Iterator[str]:
     cause = report.cause
     if cause is None or not cause.claims:
         return
-    gone = "all failures go away" if cause.explained == cause.failed else f"{cause.explained} go away"
+    gone = "All failures" if cause.explained == cause.failed else f"{cause.explained} failures"
     if command:
-        yield f"With these claims {gone}; claim them if they are meant:\n"
+        yield f"{gone} go away with these claims; claim what is meant, and mend the rest:\n"
         yield f"  {shlex.join(['python', '-m', 'rope_array', *_repeated(command, cause.claims)])}"
 
 
@@ -257,14 +257,17 @@ def _reasons(declined: Mapping[str, int]) -> str:
 
 def _failures(report: Report, verbose: bool) -> Iterator[str]:
     requirements = {check.name: check.requirement for check in checks()}
-    failures = report.of(FAILED, UNEXPECTED)
-    if failures:
-        yield f"\nFailed ({len(failures)}):"
-    for name, results in _group_by_name(failures).items():
+    groups = _group_by_name(report.of(FAILED, UNEXPECTED))
+    in_full = len(groups) if verbose else _MOST_FAILURES
+    if groups:
+        yield f"\nFailed ({len(report.of(FAILED, UNEXPECTED))}):"
+    for name, results in itertools.islice(groups.items(), in_full):
         yield from _wrap(f"  {_with_dtypes(name, results)}", 6)
         yield from _wrap(f"    required: {requirements[results[0].name]}", 14)
         for result in results if verbose else results[:1]:
             yield from _wrap(f"    found:    {result.detail}", 14)
+    if rest := [_with_dtypes(*group) for group in itertools.islice(groups.items(), in_full, None)]:
+        yield from _wrap(f"  and, shown by --verbose: {', '.join(rest)}", 6)
     if report.of(EXPECTED):
         yield f"\nFailed as expected ({len(report.of(EXPECTED))}):"
     for result in report.of(EXPECTED):
@@ -295,6 +298,8 @@ def _with_dtypes(name: str, results: Sequence[Result]) -> str:
     return f"{name}[{', '.join(dtypes)}]" if dtypes[0] else name
 
 
+# Shown without --verbose.
+_MOST_FAILURES = 6
 _MOST_REASONS = 6
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from ._judge import Check, Floats, Input, Judge
 from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._target import Target
+
+_USUAL: dict[str, Any] = {each.name: each.default for each in fields(Target)}
 
 
 class Change(NamedTuple):
@@ -41,7 +43,14 @@ class Guess(NamedTuple):
                 claims[name] = {**getattr(self.target, name), **claims[name]}
         target = replace(self.target, **claims)
         shown = {} if isinstance(target.rotate, OwnApply) else merged  # a library has all claims
-        return self._replace(target=target, texts=(*self.texts, text), claims=shown)
+        return self._replace(target=target, texts=(*self.texts, *filter(None, [text])), claims=shown)
+
+    def without(self, name: str) -> Guess:
+        """Return the guess without one claim: a class of accuracy, or an end."""
+        claims = {key: value for key, value in self.claims.items() if key != name}
+        return self._replace(
+            target=replace(self.target, **{name: _USUAL[name]}), claims=MappingProxyType(claims)
+        )
 
     def failing(self, some: Sequence[Check]) -> list[Check]:
         """Return the checks that fail still."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._claims import one_line
+from ._claims import WIDTH, one_line
 from ._contract import Accuracy, assert_contract
 from ._guess import Change, Guess
 from ._judge import Floats, Input, Judge
@@ -96,35 +96,39 @@ def _rotations(target: Target) -> list[tuple[tuple[str, str, bool], str, Change]
 
 
 def _observe(
-    target: Target, place: tuple[str, str, bool], width: int = 16, pos: Any = None
+    target: Target, place: tuple[str, str, bool], width: int = WIDTH, pos: Any = None
 ) -> Seen | Exception:
     """Call the target in a library and a layout; return the exception if it raises.
 
     If the place says rows, call with positions 0, 1, 2, ..., which the target has to ignore.
     """
-    library, layout, rows = place
-    try:
-        dtype = (target.dtypes or ["float32"])[0]
-        head_dim = target.only_width or (width if width != 16 else None)
-        judge = Judge(
-            replace(
-                target, library=library, layout=layout, declared=True, head_dim=head_dim,
-                furthest=max(31, min(target.reach, 2**31 - 1)), dtypes=(dtype,),
-            )
-        )  # fmt: skip
-        x = judge.x()
-        pos = np.arange(5) if rows else judge.positions() if pos is None else pos
-        with judge.lib.running(), np.errstate(all="ignore"):
+    judge = _judge_of(target, place, width)
+    x = judge.x()
+    pos = np.arange(5) if place[2] else judge.positions() if pos is None else pos
+    with judge.lib.running(), np.errstate(all="ignore"):
+        try:
             y = judge.run(x, pos)
             if not hasattr(y, "dtype"):
                 return NotAnArray(f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array")
-            if rows and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
+            if place[2] and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
                 return ValueError("it uses pos")
             return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
-    except Exception as error:
-        return error
-    except SystemExit as error:
-        return RuntimeError(f"SystemExit: {error}")
+        except Exception as error:
+            return error
+        except SystemExit as error:
+            return RuntimeError(f"SystemExit: {error}")
+
+
+def _judge_of(target: Target, place: tuple[str, str, bool], width: int) -> Judge:
+    """Return a judge that calls the target in a library and a layout, in a dtype that it takes."""
+    moved = replace(target, library=place[0], layout=place[1])
+    head_dim = moved.only_width or (width if width != WIDTH else None)
+    dtypes = target.claimed if place[0] == target.library else target.dtypes or ()
+    dtype = next(
+        (name for name in ("float32", "float64", "float16", "bfloat16") if name in dtypes), "float32"
+    )
+    furthest = max(31, min(target.reach, 2**31 - 1))
+    return Judge(replace(moved, declared=True, head_dim=head_dim, furthest=furthest, dtypes=(dtype,)))
 
 
 def _of_any_width(target: Target, place: tuple[str, str, bool], fields: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def calls_of(target: Target) -> Calls:
     return Calls([], [])
 
 
-def _reason_in(error: Exception) -> str:
+def _reason_in(error: BaseException) -> str:
     """Return the reason in the message of a BackendError, without the array and the advice."""
     found = re.search(r"does not serve .*?\): (.*)\. Give backend=", str(error), re.DOTALL)
     return one_line(error) if found is None else shorten(found[1], 160)
@@ -264,7 +264,7 @@ def _check_compiled(target: Target, backend: str) -> None:
             target.call(target.arrays.asarray(x, dtype), target.arrays.asarray(np.arange(5, dtype=np.int32)))
     except Exception as error:  # Dynamo wraps the exception of a traced function
         cause = error.__cause__ or error
-        raise ValueError(f"backend {backend!r} serves no compiled call: {one_line(cause, 400)}") from None
+        raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(cause)}") from None
 
 
 # ---- what a forced backend serves ----
