@@ -46,7 +46,7 @@ _ANOTHER = {"half": "interleaved", "interleaved": "half"}
 
 
 def find_rotation(target: Target) -> Guess | str | None:
-    """Return claims and changes with which results are rotations; a text if every call raises; or None."""
+    """Return claims and changes with which results are rotations; else the fault of the call, or None."""
     seen: dict[Any, Seen | Exception] = {}
     for place, pairing, change in _rotations(target):
         if place not in seen:
@@ -58,16 +58,13 @@ def find_rotation(target: Target) -> Guess | str | None:
         found = _observe(target, place, pos=np.arange(5))
         if isinstance(found, Seen) and (fields := _measured_fields(found)) is not None:
             return _guess_of(target, place, found, _of_any_width(target, place, fields), Change())
-    return _without_rotation(target, [*seen.values()])
+    return _fault_of(next(iter(seen.values())))
 
 
-def _without_rotation(target: Target, seen: list[Seen | Exception]) -> str | None:
-    """Return the fault of results that are no rotation of any kind, or None."""
-    first = seen[0]
+def _fault_of(first: Seen | Exception) -> str | None:
+    """Return the fault of a plain call that is no rotation of any kind, or None."""
     if isinstance(first, Seen):
         return "it returns x as it is" if np.array_equal(first.y, first.x.values) else None
-    if not all(isinstance(each, Exception) for each in seen):
-        return None
     if isinstance(first, NotAnArray):
         return str(first)
     return f"rotate(x, pos) raises {one_line(first)}"
