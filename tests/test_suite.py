@@ -3,8 +3,10 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +97,20 @@ def test_json_is_the_report(elsewhere):
     assert report["counts"]["failed"] == sum(r["outcome"] == "failed" for r in report["results"])
     assert [result["name"] for result in report["results"]] == [each.name for each in checks()]
     assert report["declines"]["inv_freq"] == "its signature does not name it"
+
+
+def test_the_example_of_the_documentation_prints_as_shown(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "conformance.md").read_text("utf-8")
+    (module,) = re.findall(r"^```python\n# mine\.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n\$ python (.*? mine:rotate .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.py").write_text(module, "utf-8")
+    first, *lines = shown.splitlines()
+    printed = command(tmp_path, *first.split()).stdout.splitlines()
+    assert printed[:4] == lines[:4]
+    assert "Failed (40):" in printed and "Failed (40):" in lines
+    pasted = command(tmp_path, *printed[4].split()[1:])
+    assert pasted.returncode == 0
+    assert pasted.stdout.startswith("PASSED: ")
 
 
 def test_the_wrong_pairing_is_named(elsewhere):
