@@ -107,7 +107,8 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path):
     first, *lines = shown.splitlines()
     printed = command(tmp_path, *first.split()).stdout.splitlines()
     assert printed[:4] == lines[:4]
-    assert "Failed (40):" in printed and "Failed (40):" in lines
+    assert "Failed (40):" in printed
+    assert "Failed (40):" in lines
     pasted = command(tmp_path, *printed[4].split()[1:])
     assert pasted.returncode == 0
     assert pasted.stdout.startswith("PASSED: ")

@@ -105,7 +105,7 @@ def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
         if isinstance(found, str):
             return Cause(found, failed=len(failures))
         guess = found or guess
-    return _refined(guess, failures)
+    return _refined(target, guess, failures)
 
 
 def _signature_fault(rotate: Callable[..., Any]) -> str:
@@ -122,7 +122,7 @@ def _signature_fault(rotate: Callable[..., Any]) -> str:
     return ""
 
 
-def _refined(guess: Guess, failures: Sequence[Check]) -> Cause | None:
+def _refined(target: Target, guess: Guess, failures: Sequence[Check]) -> Cause | None:
     """Add claims to a guess as long as more failures go away."""
     left = guess.failing(failures) if guess.texts else list(failures)
     for _ in range(3):
@@ -130,18 +130,18 @@ def _refined(guess: Guess, failures: Sequence[Check]) -> Cause | None:
         if better is None:
             break
         guess, left = better
-    guess = _pruned(guess, failures, len(left))
+    guess = _pruned(target, guess, failures, len(left))
     texts = [*guess.texts, *_class_texts(guess.claims)]
     if not texts:
         return None
     return Cause(", ".join(texts), guess.claims, len(failures) - len(left), len(failures))
 
 
-def _pruned(guess: Guess, failures: Sequence[Check], left: int) -> Guess:
+def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) -> Guess:
     """Return the guess without the classes of accuracy that a later claim made needless."""
     for name in _CLASS_TEXTS:
-        if name in guess.claims and len(guess.claims) > 1:
-            other = guess.without(name)
+        if name in guess.claims and (guess.texts or len(guess.claims) > 1):
+            other = guess.without(name, target)
             guess = other if len(other.failing(failures)) <= left else guess
     return guess
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,8 +14,6 @@ from ._judge import Check, Floats, Input, Judge
 from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._target import Target
-
-_USUAL: dict[str, Any] = {each.name: each.default for each in fields(Target)}
 
 
 class Change(NamedTuple):
@@ -45,11 +43,11 @@ class Guess(NamedTuple):
         shown = {} if isinstance(target.rotate, OwnApply) else merged  # a library has all claims
         return self._replace(target=target, texts=(*self.texts, *filter(None, [text])), claims=shown)
 
-    def without(self, name: str) -> Guess:
-        """Return the guess without one claim: a class of accuracy, or an end."""
+    def without(self, name: str, original: Target) -> Guess:
+        """Return the guess without one claim, which is as in the original target."""
         claims = {key: value for key, value in self.claims.items() if key != name}
         return self._replace(
-            target=replace(self.target, **{name: _USUAL[name]}), claims=MappingProxyType(claims)
+            target=replace(self.target, **{name: getattr(original, name)}), claims=MappingProxyType(claims)
         )
 
     def failing(self, some: Sequence[Check]) -> list[Check]:
