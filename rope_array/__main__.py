@@ -90,7 +90,8 @@ def _add_check(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="run the conformance suite on a library, or on any rotary embedding",
-        description="Run every check of rope_array.testing on TARGET and print a table fit for a bug report. "
+        description="Run every check of rope_array.testing on TARGET and print a report: the verdict and the "
+        "likely cause of failures first. "
         "TARGET is a library that rope_array supports, such as numpy, jax:jit or torch:cuda, or "
         "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target. The "
         "package is imported and run, from the current folder too.",
@@ -98,9 +99,12 @@ def _add_check(commands: Any) -> None:
         "2 TARGET cannot be judged",
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help="the target to judge; see --list")
-    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--verbose", action="store_true", help="list every check, and every failure's detail")
     parser.add_argument("--list", dest="listing", action="store_true", help="list targets and checks")
-    parser.add_argument("--backend", metavar="NAME", help="force a backend of rope_array, such as array-api")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="judge one backend of rope_array by the calls that it serves"
+    )
     parser.add_argument(
         "--library", metavar="NAME", help="the library of a callable's arrays (default: numpy)"
     )

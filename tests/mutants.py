@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 import rope_array as ra
-from rope_array.testing import Target, _names
+from rope_array.testing import Target
 from rope_array.testing._claims import FIELDS
+from rope_array.testing._own import as_records
 
 
 class Mutant(NamedTuple):
@@ -49,7 +50,7 @@ def with_records(rotate):
 
     @functools.wraps(rotate)
     def call(x, pos, **spec):
-        return rotate(x, pos, **_names.as_records(spec))
+        return rotate(x, pos, **as_records(spec))
 
     return call
 

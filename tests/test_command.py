@@ -578,13 +578,98 @@ def test_the_example_backend_conforms(installed):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def edited(tmp_path, before, after):
+    """Change a line of the example backend."""
+    path = tmp_path / "mylib" / "backend.py"
+    text = path.read_text("utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), "utf-8")
+
+
+LAST_DECLINE = "    return None if 2 * layout.num_pairs"
+# Further calls that the example declines.
+DECLINES = {
+    "nothing more": "",
+    "all but two widths": "    if layout.head_dim not in (64, 128): return 'a head_dim of 64 or 128'\n",
+    "small arrays": "    if any(x.size < 65536 for x in xs): return '65,536 elements or more'\n",
+    "strided arrays": "    if not all(x.flags.c_contiguous for x in xs): return 'contiguous arrays'\n",
+    "positions": "    if hasattr(source, 'values'): return 'tables of cos and sin'\n",
+}
+# An error of 1e-4 in the sine.
+ERROR = ("a, b = np.split(x, 2, axis=-1)", "sin = sin + np.float32(1e-4)\n    a, b = np.split(x, 2, axis=-1)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("declines", DECLINES)
+def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, declines):
+    """It serves float32 and pairs in halves only; the suite's own calls are interleaved."""
+    edited(tmp_path, LAST_DECLINE, DECLINES[declines] + LAST_DECLINE)
+    done = command("check", "numpy", "--backend", "mylib", "--json", **installed)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout[:1000] + done.stderr
+    outcomes = {result["name"]: result["outcome"] for result in report["results"]}
+    assert {outcomes[f"accuracy_{far}[float32]"] for far in ("small", "2e16", "int32")} == {"passed"}
+    assert outcomes["accuracy_small[float64]"] == "not applicable"
+    if declines != "small arrays":  # of one or two rows, a few heads, and a head_dim of 16
+        assert {outcomes[name] for name in ("rotations_add", "scaling_yarn", "size_one_axes")} == {"passed"}
+    assert report["served"]["mylib"] >= 10
+    assert report["served"].keys() == {"mylib"}
+    assert report["declined"]["it serves pairs in halves"] > 10
+
+    edited(tmp_path, *ERROR)
+    done = command("check", "numpy", "--backend", "mylib", "--json", **installed)
+    failed = {r["name"] for r in json.loads(done.stdout)["results"] if r["outcome"] == "failed"}
+    assert done.returncode == 1
+    assert {f"accuracy_{far}[float32]" for far in ("small", "2e16", "int32")} <= failed
+
+
+def test_a_fault_at_one_width_of_two_is_found(installed, tmp_path):
+    edited(tmp_path, LAST_DECLINE, DECLINES["all but two widths"] + LAST_DECLINE)
+    edited(tmp_path, ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " + ERROR[0])
+    done = command("check", "numpy", "--backend", "mylib", **installed)
+    assert done.returncode == 1
+    assert "\n  widths\n" in done.stdout
+
+
+def test_calls_are_counted_by_backend(installed):
+    forced = command("check", "numpy", "--backend", "mylib", **installed).stdout
+    assert re.search(r"Calls: mylib served \d{3}, and declined \d{3}: it serves pairs in halves \(", forced)
+    assert "every call that names no pairing has pairing=half" in forced
+    every = command("check", "numpy", **installed).stdout
+    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", every, re.DOTALL)
+
+
+def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
+    edited(tmp_path, LAST_DECLINE, "    return 'it is asleep'\n" + LAST_DECLINE)
+    done = command("check", "numpy", "--backend", "mylib", **installed)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "backend 'mylib' serves no call" in done.stderr
+    assert "it is asleep" in done.stderr
+    assert " mylib 0, " in command("check", "numpy", **installed).stdout
+
+
+def test_a_backend_that_raises_fails(installed, tmp_path):
+    """Only its decline_reason declines: an error of rotate is a failure."""
+    edited(tmp_path, ERROR[0], "raise NotImplementedError('later')")
+    done = command("check", "numpy", "--backend", "mylib", **installed)
+    assert done.returncode == 1
+    assert done.stdout.startswith("FAILED: ")
+    assert "NotImplementedError: later" in done.stdout
+
+
+@pytest.mark.library("torch")
+def test_a_backend_without_compiled_calls_is_refused():
+    done = command("check", "torch:compile", "--backend", "native")
+    assert done.returncode == 2
+    assert "serves no compiled call" in done.stderr or "is not built" in done.stderr
+
+
 def test_the_suite_finds_a_fault_in_the_example_backend(installed, tmp_path):
     """The suite would pass too if it never called the backend."""
-    path = tmp_path / "mylib" / "backend.py"
-    path.write_text(path.read_text("utf-8").replace("b * cos + a * sin", "b * cos - a * sin"), "utf-8")
+    edited(tmp_path, "b * cos + a * sin", "b * cos - a * sin")
     done = command("check", "numpy", **installed)
     assert done.returncode == 1
-    assert "direction" in done.stdout
+    assert "\n  pairing\n" in done.stdout
 
 
 def test_the_example_backend_writes_into_results(installed):

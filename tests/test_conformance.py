@@ -11,8 +11,9 @@ from rope_array.testing._checks import checks
 from rope_array.testing._claims import FIELDS
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
-from rope_array.testing._names import as_records, names, resolve
-from rope_array.testing._run import FAILED, INAPPLICABLE, outcome_of
+from rope_array.testing._names import names, resolve
+from rope_array.testing._outcome import FAILED, INAPPLICABLE, outcome_of
+from rope_array.testing._own import as_records
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]

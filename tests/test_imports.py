@@ -174,8 +174,8 @@ JUDGE = {
     "testing._contract": {"testing._definition"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
-LATE_LIBRARIES = {"testing._libraries", "testing._names"}
-LATE_PACKAGE = {"testing._names"}
+LATE_LIBRARIES = {"testing._libraries", "testing._own"}
+LATE_PACKAGE = {"testing._own"}
 OF_PYTEST = {"testing.plugin"}
 
 
@@ -356,7 +356,7 @@ def test_the_rules_see_the_whole_package() -> None:
     assert ("numpy", False) in graph["_array_api.library"]
     assert ("rope_array._config", False) in graph["_rope"]
     assert ("rope_array._config._reader", True) in graph["_config"]
-    assert ("rope_array", False) in graph["testing._names"]
+    assert ("rope_array", False) in graph["testing._own"]
     assert ("rope_array.testing._judge", True) in graph["testing._checks._bits"]
 
 
@@ -398,8 +398,8 @@ PLANTED = [
     ("testing/_run.py", "import pytest", "late, where"),
     ("testing/_libraries.py", "import torch", "late, where"),
     ("testing/_libraries.py", "def f():\n    import rope_array", "shares nothing"),
-    ("testing/_names.py", "import rope_array", "shares nothing"),
-    ("testing/_names.py", "def f():\n    from rope_array._array_api.rotate import apply", "shares nothing"),
+    ("testing/_own.py", "import rope_array", "shares nothing"),
+    ("testing/_own.py", "def f():\n    from rope_array._array_api.rotate import apply", "shares nothing"),
     ("testing/_target.py", "def f():\n    import rope_array", "shares nothing"),
     ("testing/_definition.py", "from ._libraries import rounded", "may import"),
     ("testing/_contract.py", "from rope_array.testing import Target", "may import"),

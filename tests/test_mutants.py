@@ -10,7 +10,7 @@ import rope_array as ra
 from rope_array.testing import check_backend
 from rope_array.testing._checks import checks
 from rope_array.testing._judge import Judge
-from rope_array.testing._run import FAILED, PASSED, outcome_of
+from rope_array.testing._outcome import FAILED, PASSED, outcome_of
 
 
 def base_name(check):

@@ -15,7 +15,7 @@ from test_errors import faults_of
 import rope_array as ra
 from rope_array import RoPE, SpecError
 from rope_array.testing import frequencies, rotation_matrix
-from rope_array.testing._names import as_records
+from rope_array.testing._own import as_records
 
 LONG = {
     "short_factor": tuple(1 + 0.1 * i for i in range(8)),

@@ -3,8 +3,10 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,14 +78,14 @@ def rotate(x, pos, base=10000.0, pairing="interleaved"):
 def test_a_user_s_module_is_checked_from_its_folder(elsewhere):
     done = check(elsewhere, "mylib:rotate", "--claim", "pairing=half")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "conformance of mylib:rotate" in done.stdout
-    assert "0 failed" in done.stdout
+    assert done.stdout.startswith("PASSED: ")
+    assert "Checked: mylib:rotate" in done.stdout
 
 
 def test_a_fault_is_shown_with_its_requirement(elsewhere):
     done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half")
     assert done.returncode == 1
-    assert "direction                     FAILED" in done.stdout
+    assert "\n  direction\n" in done.stdout
     assert "required: A pair (1, 0) becomes" in done.stdout
 
 
@@ -97,10 +99,25 @@ def test_json_is_the_report(elsewhere):
     assert report["declines"]["inv_freq"] == "its signature does not name it"
 
 
+def test_the_example_of_the_documentation_prints_as_shown(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "conformance.md").read_text("utf-8")
+    (module,) = re.findall(r"^```python\n# mine\.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n\$ python (.*? mine:rotate .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.py").write_text(module, "utf-8")
+    first, *lines = shown.splitlines()
+    printed = command(tmp_path, *first.split()).stdout.splitlines()
+    assert printed[:4] == lines[:4]
+    assert "Failed (40):" in printed
+    assert "Failed (40):" in lines
+    pasted = command(tmp_path, *printed[4].split()[1:])
+    assert pasted.returncode == 0
+    assert pasted.stdout.startswith("PASSED: ")
+
+
 def test_the_wrong_pairing_is_named(elsewhere):
     done = check(elsewhere, "mylib:rotate")
     assert done.returncode == 1
-    assert "pairing='half'" in done.stdout
+    assert "Likely cause: half pairing; try --claim pairing=half" in done.stdout.splitlines()[0]
 
 
 def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
@@ -183,6 +200,12 @@ def test_plugin_reports_failures_by_name(elsewhere):
     assert done.returncode == 1
     assert "mylib:backwards::direction" in done.stdout
     assert "required: A pair (1, 0)" in done.stdout
+
+
+def test_plugin_names_the_likely_cause(elsewhere):
+    done = plugin(elsewhere, "--rope-backend", "mylib:rotate", "-k", "definition or norm")
+    assert done.returncode == 1
+    assert "mylib:rotate: Likely cause: half pairing; try --claim pairing=half" in done.stdout
 
 
 def test_plugin_is_strict_about_expected_failures(elsewhere):
@@ -506,8 +529,9 @@ def test_a_wrong_layout_is_named():
         assert x.shape[1] == len(pos), "positions are those of axis 1"
         return ra.apply(x, pos, seq_axis=-3)
 
-    (detail,) = (result.detail for result in run_checks(rotate).of("failed") if result.name == "definition")
-    assert "it is right with the claim layout=bshd" in detail
+    cause = run_checks(rotate).cause
+    assert cause.text == "the layout of x is (b, s, h, d)"
+    assert cause.options == "--claim layout=bshd"
 
 
 @pytest.mark.parametrize(

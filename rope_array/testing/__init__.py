@@ -1,11 +1,13 @@
 """The definition of rotary position embedding, and a suite that checks any implementation against it."""
 
+from ._causes import Cause
 from ._definition import apply_definition, cos_sin, frequencies, rotation_matrix
 from ._libraries import MissingLibrary
 from ._run import ConformanceError, Report, Result, check_backend, iter_checks, run_checks
 from ._target import Target
 
 __all__ = [
+    "Cause",
     "ConformanceError",
     "MissingLibrary",
     "Report",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ._claims import DTYPES, REACH, SIZES, WIDTH
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._libraries import rounded
+from ._own import Declined
 from ._target import Target
 
 Floats = NDArray[np.float64]
@@ -79,7 +81,7 @@ class Judge:
     def array(self, values: NDArray[Any], dtype: str | None = None) -> Input:
         """Make an array of these numbers, rounded to its dtype."""
         dtype = dtype or self.dtype
-        numbers = rounded(np.asarray(values, np.float64), dtype)
+        numbers = rounded(np.asarray(values, np.float64, order="C"), dtype)
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
     def pos(self, values: Any, kind: str | None = None) -> Any:
@@ -131,9 +133,11 @@ class Judge:
             return self.target.call(x, pos, **spec)
 
     def try_call(self, x: Any, pos: Any, **spec: Any) -> Any:
-        """Call the target; return None if it raises and has not declared its claims."""
+        """Call the target; return None if it declines, or raises and has not declared its claims."""
         try:
             return self.call(x, pos, **spec)
+        except Declined:
+            return None
         except Exception:
             if self.target.declared:
                 raise
@@ -181,6 +185,15 @@ class Judge:
             y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
             **self.fields(spec), **more,
         )  # fmt: skip
+
+    def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
+        """Rotate x and check the result, unless a forced backend declines the call."""
+        with self.if_served():
+            self.rotated(x, pos, **spec)
+
+    def if_served(self) -> AbstractContextManager[None]:
+        """Return a context that ends where a forced backend declines a call, so that a check can go on."""
+        return suppress(Declined)
 
     def rotated(self, x: Input, pos: Any, **spec: Any) -> Floats:
         """Rotate x, check the result, and return its values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
@@ -11,89 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from ._claims import FIELDS, one_line
-from ._libraries import LIBRARIES, NOT_COMPILED, Jax, Torch
+from ._claims import one_line
+from ._libraries import LIBRARIES, Jax, Torch
+from ._own import library_target
 from ._target import Target
-
-
-def _own_apply(backend: str | None) -> Callable[..., Any]:
-    apply = import_module("rope_array").apply
-
-    def rotate(x: Any, pos: Any, **spec: Any) -> Any:
-        return apply(x, pos, backend=backend, **as_records(spec))
-
-    return rotate
-
-
-def as_records(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a call's fields with `scaling` and `axes` mappings converted to rope_array's classes."""
-    records = dict(spec)
-    if isinstance(spec.get("axes"), Mapping):
-        records["axes"] = import_module("rope_array").Axes(**spec["axes"])
-    if isinstance(spec.get("scaling"), Mapping):
-        rule = dict(spec["scaling"])
-        records["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
-    return records
-
-
-_RULES = {
-    "linear": "Linear",
-    "ntk": "NTKAware",
-    "dynamic": "DynamicNTK",
-    "yarn": "YaRN",
-    "llama3": "Llama3",
-    "longrope": "LongRoPE",
-    "proportional": "Proportional",
-    "periods": "Periods",
-}
-
-
-def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with jax.jit: arrays are traced, other arguments are static."""
-    jax = import_module("jax")
-    compiled: dict[Any, Callable[..., Any]] = {}
-
-    def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec, traced = as_records(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
-        key = repr(spec), repr(pos) if len(traced) == 1 else None
-        if key not in compiled:
-            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
-        return compiled[key](*traced)
-
-    return call
-
-
-def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
-    compile_ = import_module("torch").compile
-    compiled: dict[Any, Callable[..., Any]] = {}
-
-    def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec = as_records(spec)  # before tracing
-        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
-        if key not in compiled:
-
-            def rotated(x: Any, pos: Any) -> Any:
-                return rotate(x, pos, **spec)
-
-            # A new code object: Dynamo stops compiling a code object after a handful of compilations.
-            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(compiled)}")
-            compiled[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
-        return compiled[key](x, pos)
-
-    return call
-
-
-def _kind(value: Any) -> str:
-    """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
-    if not hasattr(value, "dtype"):
-        return repr(value)
-    return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
-
-
-_MODES = {"jit": _jitted, "compile": _compiled}
 
 
 def names() -> list[str]:
@@ -125,11 +46,14 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
     Raises
     ------
     ValueError
-        The name or a claim is unknown, or the name is of neither a callable nor a `Target`.
+        The name or a claim is unknown, the name is of neither a callable nor a `Target`, or the backend
+        declines every call that is tried.
     ImportError
         The named module cannot be imported.
     MissingLibrary
         The target's library or device is missing.
+    BackendError
+        The backend is unknown, or not of the library.
     RuntimeError
         Python runs with -O, which removes the checks' assertions.
     """
@@ -140,7 +64,9 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
             raise ValueError(
                 f"{target} has all claims of rope_array; {', '.join(claims)}: claim it for a callable only"
             )
-        return _built_in(target, backend)
+        library, _, mode = target.rpartition(":")
+        library, mode = (library, mode) if mode in ("jit", "compile") else (target, "")
+        return library_target(library, mode, backend)
     if backend is not None:
         raise ValueError(
             f"backend={backend!r} forces a backend of rope_array; leave it out, as {target} is other code"
@@ -162,29 +88,6 @@ def _target_of(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
     if unknown := sorted(set(claims) - set(known)):
         raise ValueError(f"unknown claim {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
     return Target(rotate, **claims)
-
-
-def _built_in(name: str, backend: str | None) -> Target:
-    library, _, mode = name.rpartition(":")
-    if mode not in ("jit", "compile"):
-        library, mode = name, ""
-    lib = LIBRARIES[library]
-    lib.check_present()
-    with lib.running():  # raises if the backend is unknown, not installed, or not for these arrays
-        _own_apply(backend)(lib.asarray(np.zeros((1, 2), np.float32)), 0)
-    return Target(
-        _own_apply(backend),
-        name=name if backend is None else f"{name} [{backend}]",
-        version=f"{lib.module.partition('.')[0]} {lib.version}",
-        library=library,
-        fields=tuple(FIELDS),
-        dtypes=lib.floats if isinstance(lib, Jax) else lib.dtypes,
-        angles="exact",
-        wraps=_MODES[mode] if mode else None,
-        declared=True,
-        furthest=2**62,
-        lacks=NOT_COMPILED if mode else {},
-    )
 
 
 def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import platform
 import time
-import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from ._causes import Cause, find_cause
 from ._checks import checks
-from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._names import resolve
+from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
+from ._own import calls_of
 from ._target import Target
-
-PASSED, FAILED = "passed", "failed"
-INAPPLICABLE = "not applicable"
-EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 
 class ConformanceError(AssertionError):
@@ -69,6 +68,10 @@ class Report:
         Largest error of a result, in lengths of its pair, by range of positions.
     seconds
         Duration of the run.
+    served
+        For a library: the number of calls that each backend served, by its name.
+    declined
+        For a forced backend: the number of calls that it declined, by the reason.
 
     Examples
     --------
@@ -76,12 +79,16 @@ class Report:
     >>> report = run_checks("numpy")
     >>> report.ok, report.target.angles, len(report.of("failed"))
     (True, 'exact', 0)
+    >>> list(run_checks("numpy", backend="array-api").served)
+    ['array-api']
     """
 
     target: Target
     results: tuple[Result, ...]
     worst: Mapping[str, float]
     seconds: float
+    served: Mapping[str, int] = field(default_factory=dict)
+    declined: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
@@ -110,6 +117,14 @@ class Report:
         """Whether no check failed, and no expected failure passed."""
         return not self.of(FAILED, UNEXPECTED)
 
+    @cached_property
+    def cause(self) -> Cause | None:
+        """The likely cause of the failures: a claim, or a change of the code, with which they go away.
+
+        None if no check failed, or no cause is found. It is looked for once, by calling the target again.
+        """
+        return find_cause(self.target, [result.name for result in self.of(FAILED)])
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``python -m rope_array check --json`` prints them.
 
@@ -135,10 +150,13 @@ class Report:
             "machine": machine(),
             "seconds": round(self.seconds, 2),
             "ok": self.ok,
+            "cause": None if self.cause is None else str(self.cause),
             "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
             # JSON has no infinity: null where a result is NaN or infinite.
             "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},
             "declines": dict(target.declines),
+            "served": dict(self.served),
+            "declined": dict(self.declined),
             "results": [vars(result) for result in self.results],
         }
 
@@ -177,7 +195,8 @@ def iter_checks(
     -------
     iterator of (Check, callable)
         The check has a name, a requirement and needs; the callable raises AssertionError if the
-        requirement is not met, or the target's own exception.
+        requirement is not met, or the target's own exception; NotImplementedError if a forced backend
+        declines the calls of the check.
 
     Raises
     ------
@@ -193,16 +212,7 @@ def iter_checks(
     """
     resolved = resolve(target, **claims)  # raise now, not in the first `next`
     judge = Judge(resolved)
-    return ((check, _runner(check, judge)) for check in checks() if check.inapplicable(resolved) is None)
-
-
-def _runner(check: Check, judge: Judge) -> Callable[[], None]:
-    def run() -> None:
-        # Floating-point warnings are ignored: the checks judge the values.
-        with judge.lib.running(), np.errstate(all="ignore"):
-            check(judge)
-
-    return run
+    return ((check, runner(check, judge)) for check in checks() if check.inapplicable(resolved) is None)
 
 
 def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Report:
@@ -273,7 +283,9 @@ def check_backend(
     resolved = resolve(target, **claims)
     report = _run(resolved, expected_failures)
     if not report.ok:
-        raise ConformanceError("\n".join([f"{resolved.name}:", *map(_line, report.of(FAILED, UNEXPECTED))]))
+        cause = [f"  {report.cause}"] if report.cause else []
+        failures = map(_line, report.of(FAILED, UNEXPECTED))
+        raise ConformanceError("\n".join([f"{resolved.name}:", *cause, *failures]))
     return report
 
 
@@ -287,7 +299,9 @@ def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
     started = time.perf_counter()
     judge = Judge(target)
     results = tuple(_result(check, judge, expected) for check in checks())
-    return Report(target, results, dict(judge.worst), time.perf_counter() - started)
+    seconds, calls = time.perf_counter() - started, calls_of(target)
+    served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
+    return Report(target, results, dict(judge.worst), seconds, served, declined)
 
 
 def check_expected(expected: Mapping[str, str]) -> None:
@@ -310,23 +324,3 @@ def _result(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
     if reason is not None:
         return Result(check.name, UNEXPECTED, f"expected to fail ({reason}), and {outcome}")
     return Result(check.name, outcome, detail)
-
-
-def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
-    """Run a check; return its outcome and detail."""
-    if (reason := check.inapplicable(judge.target)) is not None:
-        return INAPPLICABLE, reason
-    try:
-        _runner(check, judge)()
-    except AssertionError as error:
-        return FAILED, shorten(str(error) or _where(error))
-    except NotImplementedError as error:
-        return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
-    except (Exception, SystemExit) as error:  # any exception of the target fails the check
-        return FAILED, f"{one_line(error, 400)} {_where(error)}"
-    return PASSED, ""
-
-
-def _where(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"(in {frame.name}, {frame.filename.rpartition('/')[2]}:{frame.lineno})"

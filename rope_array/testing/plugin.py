@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from ._causes import find_cause
 from ._checks import checks
 from ._command import reasons_of, target_of_options
 from ._judge import Check, Judge
-from ._run import FAILED, INAPPLICABLE, check_expected, outcome_of
+from ._outcome import FAILED, INAPPLICABLE, outcome_of
+from ._run import check_expected
+from ._target import Target
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +48,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# The failed checks of each target, by its name.
+_FAILED = pytest.StashKey[dict[str, tuple[Target, list[str]]]]()
+
+
 class CheckFailed(Exception):
     """A check failed; the message is its detail."""
 
@@ -72,6 +79,9 @@ class RopeCheck(pytest.Item):
         if outcome == INAPPLICABLE:
             pytest.skip(detail)
         if outcome == FAILED:
+            if self.expected is None:
+                failed = self.config.stash.setdefault(_FAILED, {})
+                failed.setdefault(self.judge.target.name, (self.judge.target, []))[1].append(self.check.name)
             raise CheckFailed(detail)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
@@ -124,3 +134,10 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the checks to the collected tests."""
     for name in config.getoption("--rope-backend"):
         items.extend(RopeTarget.from_parent(session, name=name, target=name, nodeid=name).collect())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show the likely cause of each target's failures."""
+    for name, (target, failed) in config.stash.get(_FAILED, {}).items():
+        if cause := find_cause(target, failed):
+            terminalreporter.write_line(f"{name}: {cause}")

@@ -20,7 +20,8 @@ def kind_of_identity(j: Judge, dtype: str) -> None:
     """The result has x's library, shape, dtype and device for a partial rotation and for rotary_dim=0."""
     x = j.x(dtype=dtype)
     for width in (0, 4, 2 * len(j.pairs()[0][0])):
-        j.check_kind(j.run(x, j.positions(), rotary_dim=width), x)
+        with j.if_served():
+            j.check_kind(j.run(x, j.positions(), rotary_dim=width), x)
 
 
 @check("zero_size", values=False)
@@ -30,7 +31,8 @@ def zero_size(j: Judge) -> None:
         if any(n == 0 and axis in j.target.looped for n, axis in zip(shape, "bhsd", strict=True)):
             continue  # `adapt_layout` would make no call
         x = j.x(*shape)
-        j.check_kind(j.run(x, j.row(0, count)), x)
+        with j.if_served():
+            j.check_kind(j.run(x, j.row(0, count)), x)
 
 
 @check("ranks", values=False)
@@ -39,10 +41,11 @@ def ranks(j: Judge) -> None:
     for lead in RANKS:
         x = j.x(*lead, j.width)
         pos = j.positions(lead[-1]) if lead else np.asarray(3)
-        y = j.run(x, pos)
-        j.check_kind(y, x)
-        if j.claims("values"):
-            j.check(y, x, pos)
+        with j.if_served():
+            y = j.run(x, pos)
+            j.check_kind(y, x)
+            if j.claims("values"):
+                j.check(y, x, pos)
 
 
 @check("tuple", values=False)
@@ -56,10 +59,11 @@ def tuples_of_any_length(j: Judge) -> None:
     """A tuple of one array, of three, of two alike, or of one array twice gives a tuple of results."""
     q, k = j.x(2, 4, 5, 16), j.x(2, 4, 5, 16, seed=1)
     for xs in ((q,), (q, k), (q, q), (q, j.x(2, 2, 5, 16, seed=2), k)):
-        ys = _tuple(j, xs)
-        if len(xs) == 2:
-            assert ys[0] is not ys[1], "two results are one array"
-            assert not j.lib.shares_memory(ys[0], ys[1]), "two results share memory"
+        with j.if_served():
+            ys = _tuple(j, xs)
+            if len(xs) == 2:
+                assert ys[0] is not ys[1], "two results are one array"
+                assert not j.lib.shares_memory(ys[0], ys[1]), "two results share memory"
 
 
 def _tuple(j: Judge, xs: tuple[Input, ...]) -> Any:

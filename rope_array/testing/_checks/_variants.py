@@ -17,7 +17,7 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
 def _check_rules(j: Judge, *rules: dict[str, Any], base: float | None = None) -> None:
     more = {} if base is None or not j.claims("base") else {"base": base}
     for rule in rules:
-        j.rotated(j.x(), j.positions(), scaling=rule, **more)
+        j.check_call(j.x(), j.positions(), scaling=rule, **more)
 
 
 @check("scaling")
@@ -70,14 +70,14 @@ def scaling_amplitude(j: Judge) -> None:
 @check("scaling", "attention_factor")
 def scaling_and_attention_factor(j: Judge) -> None:
     """An attention_factor of the call replaces the rule's amplitude."""
-    j.rotated(j.x(), j.positions(), scaling=_YARN, attention_factor=1.75)
+    j.check_call(j.x(), j.positions(), scaling=_YARN, attention_factor=1.75)
 
 
 @check("scaling", "rotary_dim")
 def scaling_of_a_part(j: Judge) -> None:
     """A rule uses rotary_dim, not head_dim."""
     for rule in (_YARN, {"rope_type": "ntk", "factor": 4.0}):
-        j.rotated(j.x(), j.positions(), scaling=rule, rotary_dim=8)
+        j.check_call(j.x(), j.positions(), scaling=rule, rotary_dim=8)
 
 
 @check("scaling")
@@ -128,13 +128,13 @@ def scaling_in_turn(j: Judge) -> None:
     x, pos = j.x(), j.positions()
     linear = {"rope_type": "linear", "factor": 2.0}
     for rule in (linear, None, {**linear, "factor": 4.0}, {**_YARN, "factor": 2.0}, linear, None):
-        j.rotated(x, pos, **({} if rule is None else {"scaling": rule}))
+        j.check_call(x, pos, **({} if rule is None else {"scaling": rule}))
 
 
 @check("scaling", "inverse")
 def scaling_inverse(j: Judge) -> None:
     """The inverse rotates by the negated scaled frequencies, and divides by the rule's amplitude."""
-    j.rotated(j.x(), j.positions(), scaling=_YARN, inverse=True)
+    j.check_call(j.x(), j.positions(), scaling=_YARN, inverse=True)
 
 
 # ---- coordinates ----
@@ -147,7 +147,7 @@ def _coordinates(j: Judge, count: int, rows: int = 5) -> NDArray[np.int64]:
 
 
 def _check_axes(j: Judge, axes: dict[str, Any], count: int, **spec: Any) -> None:
-    j.rotated(j.x(), _coordinates(j, count), axes=axes, **spec)
+    j.check_call(j.x(), _coordinates(j, count), axes=axes, **spec)
 
 
 def _sections(j: Judge) -> tuple[int, int, int]:
@@ -233,7 +233,8 @@ def axes_of_text(j: Judge) -> None:
     x, pos = j.x(), j.positions()
     same = np.stack([pos] * 3, axis=-1)
     for axes in (_chunked(j), _interleaved(j)):
-        j.check(j.run(x, same, axes=axes), x, pos)
+        with j.if_served():
+            j.check(j.run(x, same, axes=axes), x, pos)
 
 
 @check("axes", "any_positions", "rotary_start", "rotary_dim")
@@ -258,19 +259,19 @@ def axes_of_a_batch(j: Judge) -> None:
     for rows in (5, 3):
         pos = np.stack([_coordinates(j, 3, rows), _coordinates(j, 3, rows)[::-1] + 1])
         pos = np.minimum(pos, j.target.reach)
-        j.rotated(j.x(2, 3, rows, 16), pos, axes=_chunked(j))
+        j.check_call(j.x(2, 3, rows, 16), pos, axes=_chunked(j))
 
 
 @check("axes", "any_positions", "broadcast_positions")
 def axes_of_one_position(j: Judge) -> None:
     """Coordinates of shape (n,), one position, rotate all rows."""
-    j.rotated(j.x(), _coordinates(j, 3)[3], axes=_chunked(j))
+    j.check_call(j.x(), _coordinates(j, 3)[3], axes=_chunked(j))
 
 
 @check("axes", "any_positions", "seq_axis")
 def axes_and_seq_axis(j: Judge) -> None:
     """The axis seq_axis counts axes of x, whatever axes positions have."""
-    j.rotated(j.x(2, 5, 3, 16), _coordinates(j, 3), axes=_chunked(j), seq_axis=-3)
+    j.check_call(j.x(2, 5, 3, 16), _coordinates(j, 3), axes=_chunked(j), seq_axis=-3)
 
 
 @check("axes", "any_positions", "inverse")

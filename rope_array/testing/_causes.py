@@ -1,0 +1,228 @@
+"""Find the likely cause of failed checks: a claim, or a change of the code, with which they fail no more.
+
+Nothing is guessed from messages: each cause is tried, and counts the failures that go away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ._checks import checks
+from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
+from ._guess import Change, Guess
+from ._judge import Check
+from ._likeness import find_rotation
+from ._own import OwnApply
+from ._target import Target
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The likely cause of failures.
+
+    Attributes
+    ----------
+    text
+        The cause, in a few words.
+    claims
+        Fields of `Target` with which the failures go away; empty if the code has to change.
+    explained, failed
+        The number of failures that go away, of all.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from rope_array.testing import run_checks
+    >>> def rotate(x, pos):
+    ...     return ra.apply(x, pos, pairing="half")
+    >>> run_checks(rotate).cause.options
+    '--claim pairing=half'
+    """
+
+    text: str
+    claims: Mapping[str, Any] = field(default_factory=dict)
+    explained: int = 0
+    failed: int = 0
+
+    @property
+    def options(self) -> str:
+        """The claims as options of the command ``python -m rope_array check``."""
+        return " ".join(shlex.join(option) for option in options_of(self.claims))
+
+    def __str__(self) -> str:
+        advice = f"; try {self.options}" if self.claims else ""
+        return f"Likely cause{self.share}: {self.text}{advice}"
+
+    @property
+    def share(self) -> str:
+        """The share of the failures that go away, if not all do: " of 3 of 17"."""
+        return f" of {self.explained} of {self.failed}" if 0 < self.explained < self.failed else ""
+
+
+def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the command-line options of claims, as (option, value)."""
+    for name, value in claims.items():
+        if name == "library":
+            yield "--library", value
+        elif name in ("fixed", "lacks"):
+            yield from (("--claim", f"{key}={_text_of(one)}") for key, one in value.items())
+        else:
+            yield "--claim", f"{name}={_text_of(value)}"
+
+
+def _text_of(value: Any) -> str:
+    """Return a claim's value as the command reads it, with double quotes, which a shell's quotes can hold."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return json.dumps(value) if isinstance(value, Mapping) else str(value)
+
+
+def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
+    """Return the likely cause of the failure of these checks, or None if no cause explains several of them.
+
+    Parameters
+    ----------
+    target
+        The target that failed.
+    failed
+        Names of the checks.
+    """
+    names = set(failed)
+    failures = [check for check in checks() if check.name in names]
+    if not failures:
+        return None
+    if fault := _signature_fault(target.rotate):
+        return Cause(fault, failed=len(failures))
+    guess = Guess(target)
+    if "definition" in names:
+        found = find_rotation(target)
+        if isinstance(found, str):
+            return Cause(found, failed=len(failures))
+        guess = found or guess
+    return _refined(target, guess, failures)
+
+
+def _signature_fault(rotate: Callable[..., Any]) -> str:
+    try:
+        signature = inspect.signature(rotate)
+        signature.bind(None, None)
+    except TypeError:
+        return (
+            f"the suite calls rotate(x, pos), and its parameters are {signature}; wrap it in a function of x "
+            "and pos"
+        )
+    except ValueError:  # a builtin without a signature
+        pass
+    return ""
+
+
+def _refined(target: Target, guess: Guess, failures: Sequence[Check]) -> Cause | None:
+    """Add claims to a guess as long as more failures go away."""
+    left = guess.failing(failures) if guess.texts else list(failures)
+    for _ in range(3):
+        better = _best(guess, left)
+        if better is None:
+            break
+        guess, left = better
+    guess = _pruned(target, guess, failures, len(left))
+    texts = [*guess.texts, *_class_texts(guess.claims)]
+    if not texts:
+        return None
+    return Cause(", ".join(texts), guess.claims, len(failures) - len(left), len(failures))
+
+
+def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) -> Guess:
+    """Return the guess without the classes of accuracy that a later claim made needless."""
+    for name in _CLASS_TEXTS:
+        if name in guess.claims and (guess.texts or len(guess.claims) > 1):
+            other = guess.without(name, target)
+            guess = other if len(other.failing(failures)) <= left else guess
+    return guess
+
+
+def _class_texts(claims: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a class of accuracy; float32 angles are known to have an end."""
+    return [
+        text.format(claims[name])
+        for name, text in _CLASS_TEXTS.items()
+        if name in claims and not (name == "furthest" and "angles" in claims)
+    ]
+
+
+def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | None:
+    """Return the guess with one more claim that leaves the fewest failures; None if none leaves fewer."""
+    # A claim has to mend the definition first, if it fails. Some failures show whether a claim mends any.
+    some = [check for check in left if check.name == "definition"] or left[:: max(1, len(left) // 8)]
+    best: tuple[Guess, list[Check]] | None = None
+    for make in _more_claims(guess, left) if left else ():
+        try:
+            tried = make()
+        except ValueError:  # contradictory claims
+            continue
+        if len(tried.failing(some)) == len(some):
+            continue
+        rest = tried.failing(left)
+        if not rest:
+            return tried, rest
+        if len(rest) < len(left if best is None else best[1]):
+            best = tried, rest
+    return best
+
+
+def _more_claims(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
+    """Yield functions that add a claim, the likely ones first."""
+    if not isinstance(guess.target.rotate, OwnApply):
+        yield from _classes(guess, left)
+    if guess.change == Change() and "definition" not in {check.name for check in left}:
+        yield from _withdrawals(guess, left)
+
+
+def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
+    """Yield weaker classes of accuracy, alone, together, and with fewer positions."""
+    target = guess.target
+    angles: list[dict[str, Any]] = [{"angles": name} for name in _WEAKER[target.angles]]
+    own: list[dict[str, Any]] = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
+    classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
+    ends = [{"furthest": end} for end in _ENDS if end < target.reach]
+    if any(check.name.startswith("accuracy_") for check in left):
+        classes += [{**each, **end} for each in (*classes, {}) for end in ends]
+    for claims in classes:
+        yield partial(guess.adding, "", **claims)
+
+
+_WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": ()}
+# The last positions that a claim may leave, the furthest first.
+_ENDS = (2**24, 2**20, 65535, 32767, 4095)
+_CLASS_TEXTS = {
+    "angles": "{} angles",
+    "arithmetic": "16-bit numbers rotated in their own dtype",
+    "furthest": "wrong results beyond position {:,}",
+}
+
+
+def _withdrawals(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
+    """Yield claims to withdraw: dtypes, fields and capabilities of the checks that fail."""
+    names = {name for check in left for name in (*check.needs, *check.arguments)}
+    claimed = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
+    right = tuple(name for name in DTYPES if name in guess.target.claimed - names)
+    if right and claimed & set(DTYPES):
+        wrong = " and ".join(name for name in DTYPES if name in claimed)
+        yield partial(guess.adding, f"wrong results in {wrong}", dtypes=right)
+    for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
+        if name in FIELDS:
+            fields = tuple(each for each in FIELDS if each in guess.target.claimed and each != name)
+            yield partial(guess.adding, f"wrong results with {name}", fields=fields)
+        else:
+            yield partial(guess.adding, _fault_of(name), lacks={name: "wrong results"})
+
+
+def _fault_of(capability: str) -> str:
+    meaning = CAPABILITIES[capability]
+    verb, _, rest = meaning.partition(" ")
+    return f"wrong results with {rest}" if verb == "takes" else f'not true of it: "{meaning}"'

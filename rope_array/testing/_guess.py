@@ -1,0 +1,80 @@
+"""A guess at the cause of failures: claims, and changes of the code, that can be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._contract import Accuracy
+from ._judge import Check, Floats, Input, Judge
+from ._outcome import FAILED, outcome_of
+from ._own import OwnApply
+from ._target import Target
+
+
+class Change(NamedTuple):
+    """A change of the code, which no claim can replace."""
+
+    inverse: bool = False
+    shift: int = 0
+    cast: bool = False
+
+
+class Guess(NamedTuple):
+    """Claims and changes of the code that may explain failures."""
+
+    target: Target
+    texts: tuple[str, ...] = ()
+    claims: Mapping[str, Any] = MappingProxyType({})
+    change: Change = Change()
+
+    def adding(self, text: str, **claims: Any) -> Guess:
+        """Return the guess with one more cause; raise ValueError if the claims contradict each other."""
+        merged = {**self.claims, **claims}
+        for name in ("fixed", "lacks"):
+            if name in claims:
+                merged[name] = {**self.claims.get(name, {}), **claims[name]}
+                claims[name] = {**getattr(self.target, name), **claims[name]}
+        target = replace(self.target, **claims)
+        shown = {} if isinstance(target.rotate, OwnApply) else merged  # a library has all claims
+        return self._replace(target=target, texts=(*self.texts, *filter(None, [text])), claims=shown)
+
+    def without(self, name: str, original: Target) -> Guess:
+        """Return the guess without one claim, which is as in the original target."""
+        claims = {key: value for key, value in self.claims.items() if key != name}
+        return self._replace(
+            target=replace(self.target, **{name: getattr(original, name)}), claims=MappingProxyType(claims)
+        )
+
+    def failing(self, some: Sequence[Check]) -> list[Check]:
+        """Return the checks that fail still."""
+        try:
+            judge = ChangedJudge(self.target, self.change)
+        except Exception:  # the target's own, in a trial call
+            return list(some)
+        return [check for check in some if outcome_of(check, judge)[0] == FAILED]
+
+
+class ChangedJudge(Judge):
+    """Judges results as if the code had a change: by the inverse, by shifted positions, of any dtype."""
+
+    def __init__(self, target: Target, change: Change):
+        super().__init__(target)
+        self.change = change
+
+    def check_kind(self, y: Any, x: Input) -> None:
+        if self.change.cast and self.lib.owns(y):
+            x = x._replace(dtype=self.lib.dtype_of(y))
+        super().check_kind(y, x)
+
+    def check_values(
+        self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
+    ) -> None:
+        if self.change.inverse:
+            spec["inverse"] = not spec.get("inverse", False)
+        pos = np.asarray(pos) + self.change.shift if self.change.shift else pos
+        super().check_values(y, x, pos, accuracy, **spec)

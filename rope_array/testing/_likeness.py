@@ -1,0 +1,215 @@
+"""Find the rotation that results are: in another layout, pairing or direction, or with another base."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._claims import WIDTH, one_line
+from ._contract import Accuracy, assert_contract
+from ._guess import Change, Guess
+from ._judge import Floats, Input, Judge
+from ._own import OwnApply
+from ._target import Target
+
+
+class Seen(NamedTuple):
+    """A call of the target, and its result."""
+
+    y: Floats
+    x: Input
+    pos: NDArray[np.int64]
+    fields: dict[str, Any]
+    dtype: str
+
+    def is_rotated(self, fields: Mapping[str, Any], change: Change) -> bool:
+        """Return whether y is x rotated with these fields, in the weakest class of accuracy."""
+        accuracy = Accuracy("float32", "float32" if self.x.dtype in ("float32", "float64") else "own")
+        try:
+            assert_contract(
+                self.y, self.x.values, self.pos + change.shift, dtype=self.x.dtype, flushes=True,
+                accuracy=accuracy, inverse=change.inverse, **{**self.fields, **fields},
+            )  # fmt: skip
+        except (AssertionError, ValueError, TypeError):
+            return False
+        return True
+
+
+_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd")
+_ANOTHER = {"half": "interleaved", "interleaved": "half"}
+
+
+def find_rotation(target: Target) -> Guess | str | None:
+    """Return claims and changes with which results are rotations; else the fault of the call, or None."""
+    seen: dict[Any, Seen | Exception] = {}
+    for place, pairing, change in _rotations(target):
+        if place not in seen:
+            seen[place] = _observe(target, place)
+        found = seen[place]
+        if isinstance(found, Seen) and found.is_rotated({"pairing": pairing} if pairing else {}, change):
+            return _guess_of(target, place, found, {"pairing": pairing} if pairing else {}, change)
+    for place in (place for place, found in seen.items() if isinstance(found, Seen) and not place[2]):
+        found = _observe(target, place, pos=np.arange(5))
+        if isinstance(found, Seen) and (fields := _measured_fields(found)) is not None:
+            return _guess_of(target, place, found, _of_any_width(target, place, fields), Change())
+    return _fault_of(next(iter(seen.values())))
+
+
+def _fault_of(first: Seen | Exception) -> str | None:
+    """Return the fault of a plain call that is no rotation of any kind, or None."""
+    if isinstance(first, Seen):
+        return "it returns x as it is" if np.array_equal(first.y, first.x.values) else None
+    if isinstance(first, NotAnArray):
+        return str(first)
+    return f"rotate(x, pos) raises {one_line(first)}"
+
+
+class NotAnArray(Exception):
+    """A call returned something else than an array; the message is the fault."""
+
+
+def _rotations(target: Target) -> list[tuple[tuple[str, str, bool], str, Change]]:
+    """Return what to try, the least changes first: library, layout and rows; pairing; changes of the code."""
+    own = isinstance(target.rotate, OwnApply)
+    loaded = [name for name in ("numpy", "torch", "jax") if name in sys.modules]
+    libraries = [target.library, *(() if own else (n for n in loaded if n != target.library))]
+    layouts = [target.layout, *(() if own else (each for each in _LAYOUTS if each != target.layout))]
+    pairings = ["", *(() if own else (_ANOTHER[target.defaults.get("pairing") or "interleaved"],))]
+    changes = [Change(), Change(inverse=True), Change(shift=1), Change(shift=-1)]
+    tried = itertools.product(
+        enumerate(libraries), enumerate(layouts), (False, True), enumerate(pairings), enumerate(changes)
+    )
+    ranked = [
+        (bool(i) + bool(k) + rows + bool(p) + 1.5 * bool(c), ((library, layout, rows), pairing, change))
+        for (i, library), (k, layout), rows, (p, pairing), (c, change) in tried
+    ]
+    return [each for cost, each in sorted(ranked, key=lambda each: each[0]) if cost <= 3]
+
+
+def _observe(
+    target: Target, place: tuple[str, str, bool], width: int = WIDTH, pos: Any = None
+) -> Seen | Exception:
+    """Call the target in a library and a layout; return the exception if it raises.
+
+    If the place says rows, call with positions 0, 1, 2, ..., which the target has to ignore.
+    """
+    judge = _judge_of(target, place, width)
+    x = judge.x()
+    pos = np.arange(5) if place[2] else judge.positions() if pos is None else pos
+    with judge.lib.running(), np.errstate(all="ignore"):
+        try:
+            y = judge.run(x, pos)
+            if not hasattr(y, "dtype"):
+                return NotAnArray(f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array")
+            if place[2] and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
+                return ValueError("it uses pos")
+            return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
+        except Exception as error:
+            return error
+        except SystemExit as error:
+            return RuntimeError(f"SystemExit: {error}")
+
+
+def _judge_of(target: Target, place: tuple[str, str, bool], width: int) -> Judge:
+    """Return a judge that calls the target in a library and a layout, in a dtype that it takes."""
+    moved = replace(target, library=place[0], layout=place[1])
+    head_dim = moved.only_width or (width if width != WIDTH else None)
+    dtypes = target.claimed if place[0] == target.library else target.dtypes or ()
+    dtype = next(
+        (name for name in ("float32", "float64", "float16", "bfloat16") if name in dtypes), "float32"
+    )
+    furthest = max(31, min(target.reach, 2**31 - 1))
+    return Judge(replace(moved, declared=True, head_dim=head_dim, furthest=furthest, dtypes=(dtype,)))
+
+
+def _of_any_width(target: Target, place: tuple[str, str, bool], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with the head_dim that their rotary_dim is for, if it is a share of the head_dim."""
+    wide = _observe(target, place, pos=np.arange(5), width=64) if "rotary_dim" in fields else None
+    if not isinstance(wide, Seen) or wide.is_rotated(fields, Change()):
+        return fields
+    measured = _measured_fields(wide)
+    return fields if measured is None else {**measured, "head_dim": 64}
+
+
+def _measured_fields(seen: Seen) -> dict[str, Any] | None:
+    return next((fields for fields in _measured(seen) if seen.is_rotated(fields, Change())), None)
+
+
+def _measured(seen: Seen) -> Iterator[dict[str, Any]]:
+    """Yield fields measured in a result: rotary_dim, and the base and amplitude of either pairing."""
+    y, x = seen.y, seen.x.values
+    if y.shape != x.shape:
+        return
+    rotated = np.flatnonzero((y != x).any(axis=tuple(range(x.ndim - 1))))
+    if not len(rotated):
+        return
+    width = int(rotated[-1]) + 1
+    part = {"rotary_dim": width} if width < x.shape[-1] else {}
+    for pairing in ("interleaved", "half"):
+        fields = {**part, **({"pairing": pairing} if pairing != seen.fields.get("pairing") else {})}
+        yield fields
+        yield from ({**fields, **more} for more in _measured_series(seen, width, pairing))
+
+
+def _measured_series(seen: Seen, width: int, pairing: str) -> Iterator[dict[str, Any]]:
+    """Yield the base, the amplitude, or a linear scaling that the first two pairs show."""
+    if width % 2 or width < 4:
+        return
+    a = np.arange(0, width, 2) if pairing == "interleaved" else np.arange(width // 2)
+    b = a + (1 if pairing == "interleaved" else width // 2)
+    with np.errstate(all="ignore"):
+        ratio = (seen.y[..., a] + 1j * seen.y[..., b]) / (seen.x.values[..., a] + 1j * seen.x.values[..., b])
+        steps = np.angle(ratio[..., 1:, :] / ratio[..., :-1, :]) / np.diff(seen.pos)[:, None]
+        first, second = (float(np.median(each)) for each in (steps[..., 0], steps[..., 1]))
+        base = float((first / second) ** (width / 2)) if first > 0 < second else 0.0
+    if not np.isfinite([first, base]).all() or not 1 < base < 1e12:
+        return
+    gain = float(np.median(np.abs(ratio)))
+    fields: dict[str, Any] = {}
+    if abs(base / seen.fields["base"] - 1) > 1e-3:
+        fields["base"] = float(f"{base:.3g}")
+    if abs(gain - 1) > 1e-5:
+        fields["attention_factor"] = float(f"{gain:.8g}")
+    if abs(first - 1) > 1e-5:
+        fields["scaling"] = {"rope_type": "linear", "factor": float(f"{1 / first:.4g}")}
+    yield fields
+
+
+def _guess_of(
+    target: Target, place: tuple[str, str, bool], seen: Seen, fields: dict[str, Any], change: Change
+) -> Guess:
+    guess, (library, layout, rows) = Guess(target), place
+    if library != target.library:
+        guess = guess.adding(f"it takes arrays of {library}", library=library)
+    if layout != target.layout:
+        guess = guess.adding(f"the layout of x is ({', '.join(layout)})", layout=layout)
+    if rows:
+        guess = guess.adding("it does not use pos: rows count from 0", positions="arange")
+    for name, value in fields.items():
+        claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
+        guess = guess.adding(_TEXTS[name].format(value), **claims)
+    if change.inverse:
+        guess = guess._replace(texts=(*guess.texts, "it rotates by -pos, the inverse; negate sin"))
+    if change.shift:
+        text = f"it rotates by pos {'+' if change.shift > 0 else '-'} 1"
+        guess = guess._replace(texts=(*guess.texts, text))
+    if seen.dtype != seen.x.dtype:
+        text = f"the result for {seen.x.dtype} is {seen.dtype}; convert it to x's dtype"
+        guess, change = guess._replace(texts=(*guess.texts, text)), change._replace(cast=True)
+    return guess._replace(change=change)
+
+
+_TEXTS = {
+    "pairing": "{} pairing",
+    "base": "the base is {:g}",
+    "rotary_dim": "it rotates the first {} features",
+    "head_dim": "of a head_dim of {}",
+    "attention_factor": "results are {:.7g} times as long",
+    "scaling": "frequencies are divided by {[factor]:g}",
+}

@@ -1,0 +1,56 @@
+"""Run one check on a target, and tell its outcome."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ._claims import one_line, shorten
+from ._judge import Check, Judge
+from ._own import Declined, calls_of
+
+PASSED, FAILED = "passed", "failed"
+INAPPLICABLE = "not applicable"
+EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
+
+
+def runner(check: Check, judge: Judge) -> Callable[[], None]:
+    def run() -> None:
+        calls = calls_of(judge.target)
+        served, declined = len(calls.served), len(calls.declined)
+        # Floating-point warnings are ignored: the checks judge the values.
+        with judge.lib.running(), np.errstate(all="ignore"):
+            check(judge)
+        if len(calls.served) == served and (reasons := calls.declined[declined:]):
+            raise Declined(_most_common(reasons))
+
+    return run
+
+
+def _most_common(reasons: Sequence[str]) -> str:
+    return Counter(reasons).most_common(1)[0][0]
+
+
+def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
+    """Run a check; return its outcome and detail."""
+    if (reason := check.inapplicable(judge.target)) is not None:
+        return INAPPLICABLE, reason
+    try:
+        runner(check, judge)()
+    except AssertionError as error:
+        return FAILED, shorten(str(error) or _where(error))
+    except Declined as error:
+        return INAPPLICABLE, f"the backend declines it: {error}"
+    except NotImplementedError as error:
+        return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
+    except (Exception, SystemExit) as error:  # any exception of the target fails the check
+        return FAILED, f"{one_line(error, 400)} {_where(error)}"
+    return PASSED, ""
+
+
+def _where(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"(in {frame.name}, {frame.filename.rpartition('/')[2]}:{frame.lineno})"

@@ -1,0 +1,369 @@
+"""Targets of rope_array itself: a library, served by any backend or by one that is forced.
+
+A backend may decline calls. A forced backend is judged by the calls that it serves; `OwnApply` counts them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._claims import FIELDS, SIZES, WIDTH, one_line, shorten
+from ._libraries import LIBRARIES, NOT_COMPILED, Jax, Library
+from ._target import Target
+
+
+class Declined(NotImplementedError):
+    """A forced backend declines a call; the message is its reason."""
+
+
+class OwnApply:
+    """`rope_array.apply` with a backend, or with any: counts its calls by the backend that serves them.
+
+    Parameters
+    ----------
+    backend
+        The backend to force, or None.
+    fields
+        Fields of every call that does not have them.
+    by_tables
+        Whether to rotate by tables of cos and sin, for a backend that declines positions.
+    """
+
+    def __init__(self, backend: str | None, fields: Mapping[str, Any] | None = None, by_tables: bool = False):
+        self.backend, self.fields, self.by_tables = backend, dict(fields or {}), by_tables
+        self.calls = Calls([], [])  # several threads append to these
+
+    def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
+        spec = as_records({**self.fields, **spec})
+        rotate = self._by_tables if self.by_tables else self._by_positions
+        return rotate(x, pos, spec)
+
+    def _by_positions(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
+        if reason := self.decline_reason(x, pos, spec):
+            self.calls.declined.append(reason)
+            raise Declined(reason)
+        return import_module("rope_array").apply(x, pos, backend=self.backend, **spec)
+
+    def _by_tables(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
+        try:
+            y = _rotate_by_tables(x, pos, self.backend, **spec)
+        except import_module("rope_array").BackendError as error:
+            self.calls.declined.append(_reason_in(error))
+            raise Declined(self.calls.declined[-1]) from None
+        self.calls.served.append(str(self.backend))
+        return y
+
+    def decline_reason(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
+        """Return why the forced backend declines a call; if it serves the call, count it and return ""."""
+        rope_array = import_module("rope_array")
+        fields = {name: value for name, value in spec.items() if name != "inverse"}
+        try:
+            self.calls.served.append(rope_array.explain(x, pos, backend=self.backend, **fields).backend)
+        except rope_array.BackendError as error:
+            return _reason_in(error)
+        return ""
+
+
+class Calls(NamedTuple):
+    """The backend that served each call, and the reason for which each other call was declined."""
+
+    served: list[str]
+    declined: list[str]
+
+
+def calls_of(target: Target) -> Calls:
+    """Return the calls that were counted for a target; none for code that is not rope_array's."""
+    if isinstance(target.rotate, OwnApply):
+        return target.rotate.calls
+    return Calls([], [])
+
+
+def _reason_in(error: BaseException) -> str:
+    """Return the reason in the message of a BackendError, without the array and the advice."""
+    found = re.search(r"does not serve .*?\): (.*)\. Give backend=", str(error), re.DOTALL)
+    return one_line(error) if found is None else shorten(found[1], 160)
+
+
+def _rotate_by_tables(
+    x: Any, pos: Any, backend: str | None, seq_axis: int = -2, inverse: bool = False, **spec: Any
+) -> Any:
+    """Rotate by a `Rotation`; the arrays of a tuple by tables of their own dtype."""
+    if isinstance(x, tuple):
+        return tuple(_rotate_by_tables(one, pos, backend, seq_axis, inverse, **spec) for one in x)
+    rotation = import_module("rope_array").RoPE(x.shape[-1], **spec).rotation(pos, like=x)
+    return (rotation.inverse() if inverse else rotation).apply(x, seq_axis=seq_axis, backend=backend)
+
+
+def as_records(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's fields with `scaling` and `axes` mappings converted to rope_array's classes."""
+    records = dict(spec)
+    if isinstance(spec.get("axes"), Mapping):
+        records["axes"] = import_module("rope_array").Axes(**spec["axes"])
+    if isinstance(spec.get("scaling"), Mapping):
+        rule = dict(spec["scaling"])
+        records["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
+    return records
+
+
+_RULES = {
+    "linear": "Linear",
+    "ntk": "NTKAware",
+    "dynamic": "DynamicNTK",
+    "yarn": "YaRN",
+    "llama3": "Llama3",
+    "longrope": "LongRoPE",
+    "proportional": "Proportional",
+    "periods": "Periods",
+}
+
+
+def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile with jax.jit: arrays are traced, other arguments are static."""
+    jax = import_module("jax")
+    compiled: dict[Any, Callable[..., Any]] = {}
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        spec, traced = as_records(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
+        key = repr(spec), repr(pos) if len(traced) == 1 else None
+        if key not in compiled:
+            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
+        return compiled[key](*traced)
+
+    return call
+
+
+def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
+    compile_ = import_module("torch").compile
+    compiled: dict[Any, Callable[..., Any]] = {}
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        spec = as_records(spec)  # before tracing
+        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
+        if key not in compiled:
+
+            def rotated(x: Any, pos: Any) -> Any:
+                return rotate(x, pos, **spec)
+
+            # A new code object: Dynamo stops compiling a code object after a handful of compilations.
+            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(compiled)}")
+            compiled[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
+        return compiled[key](x, pos)
+
+    return call
+
+
+def _kind(value: Any) -> str:
+    """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
+    if not hasattr(value, "dtype"):
+        return repr(value)
+    return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
+
+
+_MODES = {"jit": _jitted, "compile": _compiled}
+
+
+# ---- targets ----
+
+
+@dataclass(frozen=True)
+class BackendTarget(Target):
+    """A library, served by any backend of rope_array, or by one that is forced and judged by what it serves.
+
+    Attributes
+    ----------
+    backend
+        The forced backend, or None.
+    backends
+        The backends of the library's arrays, in the order in which they are asked; each with the reason why
+        it cannot be used, or "".
+    head_dims
+        The head_dims to use, in rising order, if a forced backend declines the suite's own; else empty.
+    """
+
+    backend: str | None = None
+    backends: Mapping[str, str] = field(default_factory=dict)
+    head_dims: tuple[int, ...] = ()
+
+    def claims(self) -> dict[str, Any]:
+        """Return the claims of a `Target`."""
+        own = ("backend", "backends", "head_dims")
+        return {name: value for name, value in super().claims().items() if name not in own}
+
+    def _least_width(self, width: int) -> int:
+        least = super()._least_width(width)
+        return next((each for each in self.head_dims if each >= least), max(self.head_dims, default=least))
+
+
+def library_target(library: str, mode: str, backend: str | None) -> Target:
+    """Return the target of a library, by the best backend of each call or by the one that is forced.
+
+    Raises
+    ------
+    BackendError
+        The backend is unknown, or not of this library.
+    ValueError
+        It declines every call that is tried.
+    """
+    lib = LIBRARIES[library]
+    lib.check_present()
+    with lib.running():
+        served = _Served() if backend is None else _find_served(lib, backend)
+        backends = _backends_of(lib)
+    name = f"{library}:{mode}" if mode else library
+    target = BackendTarget(
+        _uncounted(backend, served.fields) if mode == "compile" else OwnApply(backend, *served[:2]),
+        name=name if backend is None else f"{name} [{backend}]",
+        version=f"{lib.module.partition('.')[0]} {lib.version}",
+        library=library,
+        fields=tuple(FIELDS),
+        fixed=served.fields,
+        dtypes=_dtypes(lib),
+        angles="exact",
+        wraps=_MODES[mode] if mode else None,
+        declared=True,
+        furthest=2**62,
+        lacks={**(NOT_COMPILED if mode else {}), **served.lacks},
+        backend=backend,
+        backends=backends,
+        head_dims=served.head_dims,
+    )
+    if backend is not None and mode:
+        _check_compiled(target, backend)
+    return target
+
+
+def _dtypes(lib: Library) -> Sequence[str]:
+    return lib.floats if isinstance(lib, Jax) else lib.dtypes
+
+
+def _uncounted(backend: str | None, fields: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return `apply` with a backend, for Dynamo, which cannot trace the counting of calls."""
+    apply = import_module("rope_array").apply
+
+    def rotate(x: Any, pos: Any, **spec: Any) -> Any:
+        return apply(x, pos, backend=backend, **as_records({**fields, **spec}))
+
+    return rotate
+
+
+def _check_compiled(target: Target, backend: str) -> None:
+    """Raise if a forced backend declines compiled calls."""
+    x = np.zeros((*SIZES, target.width_of(WIDTH)), np.float32)
+    dtype = next(d for d in target.dtypes or () if d not in target.lacks)
+    try:
+        with target.arrays.running():
+            target.call(target.arrays.asarray(x, dtype), target.arrays.asarray(np.arange(5, dtype=np.int32)))
+    except Exception as error:  # Dynamo wraps the exception of a traced function
+        cause = error.__cause__ or error
+        raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(cause)}") from None
+
+
+# ---- what a forced backend serves ----
+
+_PAIRINGS: tuple[dict[str, str], ...] = (
+    {},
+    {"pairing": "half"},
+    {"pairing": "interleaved", "out_pairing": "half"},
+    {"pairing": "half", "out_pairing": "interleaved"},
+)
+_HEAD_DIMS = (16, 64, 128, 256, 80, 96, 192, 32, 512)
+# Sizes of x without the features: of most checks, of the checks of accuracy, and of these with many heads.
+_LEADS = (SIZES, (1, 2, 150), (1, 512, 150))
+_WIDE = (512, 576, 2048)
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class _Served(NamedTuple):
+    """The calls that a backend serves: fields that every call needs, and capabilities that it lacks."""
+
+    fields: Mapping[str, str] = _NONE
+    by_tables: bool = False
+    head_dims: tuple[int, ...] = ()
+    lacks: Mapping[str, str] = _NONE
+
+
+class _Probe:
+    """Trial calls of a backend: most only ask for its reason to decline, without a rotation."""
+
+    def __init__(self, lib: Library, backend: str):
+        self.lib, self.backend, self.reasons = lib, backend, dict[str, None]()
+        self._arrays: dict[Any, Any] = {}
+
+    def reason(self, lead: tuple[int, ...], width: int, dtype: str, rotate: OwnApply) -> str:
+        """Return why the backend declines a call, or ""."""
+        pos = self.lib.asarray(np.arange(lead[-1], dtype=self.lib.integers[0]))
+        try:
+            if rotate.by_tables:
+                rotate(self._x(lead, width, dtype), pos)
+                return ""
+            found = rotate.decline_reason(self._x(lead, width, dtype), pos, rotate.fields)
+        except Declined as error:
+            found = str(error)
+        if found:
+            self.reasons[found] = None
+        return found
+
+    def _x(self, lead: tuple[int, ...], width: int, dtype: str) -> Any:
+        key = lead, width, dtype
+        if key not in self._arrays:
+            self._arrays = {key: self.lib.asarray(np.zeros((*lead, width), np.float32), dtype)}
+        return self._arrays[key]
+
+    def calls(self) -> Iterator[tuple[tuple[int, ...], int, str, OwnApply]]:
+        """Yield calls to try, the usual first: two checks' sizes, and many heads for one head_dim."""
+        floats = sorted(_dtypes(self.lib), key=lambda name: name != "float32")
+        for by_tables, lead in itertools.product((False, True), _LEADS):
+            for width, dtype in itertools.product(_HEAD_DIMS if lead == SIZES else (64, 128), floats):
+                for fields in _PAIRINGS:
+                    yield lead, width, dtype, OwnApply(self.backend, fields, by_tables)
+
+
+def _find_served(lib: Library, backend: str) -> _Served:
+    """Find a call that a backend serves, then the dtypes and head_dims that it serves like it."""
+    probe = _Probe(lib, backend)
+    _check_known(lib, backend)
+    for lead, width, dtype, rotate in probe.calls():
+        if not probe.reason(lead, width, dtype, rotate):
+            break
+    else:
+        raise ValueError(
+            f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
+            f"{'; '.join([*probe.reasons][:4])}"
+        )
+    reasons = {name: probe.reason(lead, width, name, rotate) for name in _dtypes(lib)}
+    lacks = {name: f"the backend declines it: {why}" for name, why in reasons.items() if why}
+    if width == WIDTH or lead != SIZES:  # a backend for large arrays: only checks with many rows apply
+        return _Served(rotate.fields, rotate.by_tables, (), lacks)
+    served = [w for w in (*_HEAD_DIMS, *_WIDE) if not probe.reason(lead, w, dtype, rotate)]
+    widths = ", ".join(map(str, sorted({*served})))
+    few = f"the backend declines it: it serves a head_dim of {widths} here"
+    lacks |= dict.fromkeys(("narrow_heads", "odd_width"), few)
+    if not set(served) & set(_WIDE):
+        lacks["wide_heads"] = few
+    return _Served(rotate.fields, rotate.by_tables, tuple(sorted({*served})), lacks)
+
+
+def _check_known(lib: Library, backend: str) -> None:
+    """Raise BackendError if the backend is unknown, cannot be used, or is not of this library."""
+    if {"array-api": "", **_backends_of(lib)}.get(backend, "unknown"):
+        x = lib.asarray(np.zeros((1, 2), np.float32))
+        import_module("rope_array").explain(x, 0, backend=backend)
+
+
+def _backends_of(lib: Library) -> dict[str, str]:
+    """Return the backends of a library's arrays, each with the reason why it cannot be used, or ""."""
+    rope_array, x = import_module("rope_array"), lib.asarray(np.zeros((1, 2), np.float32))
+    explained = rope_array.explain(x, 0, backend="array-api")
+    unusable = {each.name: each.description for each in rope_array.backends() if each.usable is False}
+    return {name: unusable.get(name, "") for name in (*explained.declined, explained.backend)}

@@ -1,0 +1,297 @@
+"""The likely cause that a report names: tried on code as users have it, and confirmed by its claims."""
+
+import numpy as np
+import pytest
+
+from rope_array.testing import Target, check_backend, run_checks
+from rope_array.testing._checks import checks
+from rope_array.testing._command import lines_of
+
+
+def angles(x, pos, base=10000.0, dtype=np.float64):
+    """Return angles; positions of shape (B, S) apply to all heads."""
+    width = x.shape[-1]
+    omega = dtype(base) ** (-np.arange(0, width, 2, dtype=dtype) / dtype(width))
+    angle = np.asarray(pos).astype(dtype)[..., None] * omega
+    return angle[:, None] if angle.ndim == 3 and x.ndim == 4 else angle
+
+
+def by_pairs(x, angle, sign=1):
+    y, (cos, sin) = np.empty(x.shape, np.result_type(x, angle)), (np.cos(angle), sign * np.sin(angle))
+    y[..., ::2] = x[..., ::2] * cos - x[..., 1::2] * sin
+    y[..., 1::2] = x[..., 1::2] * cos + x[..., ::2] * sin
+    return y
+
+
+def by_halves(x, angle):
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1)
+
+
+def float32_angles(x, pos):
+    return by_pairs(x, angles(x, pos, dtype=np.float32)).astype(x.dtype)
+
+
+def float32_halves(x, pos):
+    return by_halves(x, angles(x, pos, dtype=np.float32)).astype(x.dtype)
+
+
+def rows_before_heads(x, pos):
+    angle = angles(x[:, :, 0], pos)
+    return by_pairs(x, angle[..., :, None, :]).astype(x.dtype)
+
+
+def rows_before_heads_in_halves(x, pos):
+    angle = angles(x[:, :, 0], pos, dtype=np.float32)
+    return by_halves(x, angle[..., :, None, :]).astype(x.dtype)
+
+
+def another_base(x, pos):
+    return by_pairs(x, angles(x, pos, 500_000.0)).astype(x.dtype)
+
+
+def a_quarter(x, pos):
+    rotated, rest = np.split(x, [x.shape[-1] // 4], axis=-1)
+    return np.concatenate([by_pairs(rotated, angles(rotated, pos)).astype(x.dtype), rest], axis=-1)
+
+
+def interpolated(x, pos):
+    return by_pairs(x, angles(x, np.asarray(pos) / 4)).astype(x.dtype)
+
+
+def rows_from_0(x, pos):
+    return by_pairs(x, angles(x, np.arange(x.shape[-2]))).astype(x.dtype)
+
+
+def only_the_first_batch(x, pos):
+    angle = angles(x, pos)
+    return by_pairs(x, angle[0] if np.ndim(pos) == 2 else angle).astype(x.dtype)
+
+
+def tables_of_16_bits(x, pos):
+    angle = angles(x, pos)
+    return by_pairs(x, angle) if x.dtype != np.float16 else _rounded_often(x, angle)
+
+
+def _rounded_often(x, angle):
+    cos, sin, y = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype), np.empty_like(x)
+    y[..., ::2] = x[..., ::2] * cos - x[..., 1::2] * sin
+    y[..., 1::2] = x[..., 1::2] * cos + x[..., ::2] * sin
+    return y
+
+
+def by_complex64(x, pos):
+    pairs = np.ascontiguousarray(x, np.float32).view(np.complex64)
+    return (pairs * np.exp(1j * angles(x, pos)).astype(np.complex64)).view(np.float32).astype(x.dtype)
+
+
+def short_positions(x, pos):
+    return by_pairs(x, angles(x, np.asarray(pos).astype(np.int16))).astype(x.dtype)
+
+
+class TablesInHalves:
+    """Tables of 2,048 rows for a head_dim of 64; a negative position is a row from the end."""
+
+    def __init__(self):
+        self.angle = angles(np.zeros((2048, 64)), np.arange(2048), dtype=np.float32)
+
+    def __call__(self, x, pos):
+        angle = self.angle[pos]
+        return by_halves(x, angle[:, None] if angle.ndim == 3 else angle).astype(x.dtype)
+
+
+FLOAT32 = "--claim angles=float32 --claim furthest=65535"
+CLAIMED = {
+    float32_angles: f"float32 angles: {FLOAT32}",
+    float32_halves: f"half pairing, float32 angles: --claim pairing=half {FLOAT32}",
+    rows_before_heads: "the layout of x is (b, s, h, d): --claim layout=bshd",
+    rows_before_heads_in_halves: "the layout of x is (b, s, h, d), half pairing, float32 angles: "
+    f"--claim layout=bshd --claim pairing=half {FLOAT32}",
+    another_base: "the base is 500000: --claim base=500000.0",
+    a_quarter: "it rotates the first 16 features, of a head_dim of 64: "
+    "--claim rotary_dim=16 --claim head_dim=64",
+    interpolated: "frequencies are divided by 4: "
+    "--claim 'scaling={\"rope_type\": \"linear\", \"factor\": 4.0}'",
+    rows_from_0: "it does not use pos: rows count from 0: --claim positions=arange",
+    only_the_first_batch: "wrong results with positions of shape (B, S): "
+    "--claim 'batch_positions=wrong results'",
+    by_complex64: "wrong results in float64: --claim dtypes=float16,float32",
+    short_positions: "wrong results with float positions, wrong results beyond position 32,767: "
+    "--claim furthest=32767 --claim 'float_positions=wrong results'",
+    TablesInHalves(): "half pairing, wrong results with negative positions, float32 angles: "
+    "--claim pairing=half --claim angles=float32 --claim 'negative_positions=wrong results'",
+}  # fmt: skip
+
+
+def name_of(rotate):
+    return getattr(rotate, "__name__", type(rotate).__name__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rotate", CLAIMED, ids=name_of)
+def test_the_claims_of_a_cause_end_its_failures(rotate):
+    report = run_checks(rotate)
+    cause = report.cause
+    assert f"{cause.text}: {cause.options}" == CLAIMED[rotate]
+    assert cause.explained == cause.failed == len(report.of("failed"))
+    assert check_backend(rotate, **cause.claims).ok
+
+
+def test_the_16_bit_class_is_told():
+    rotate = lambda x, pos: tables_of_16_bits(x, pos).astype(x.dtype)  # noqa: E731
+    cause = run_checks(rotate).cause
+    assert (cause.text, cause.options) == (
+        "16-bit numbers rotated in their own dtype", "--claim arithmetic=own"
+    )  # fmt: skip
+
+
+def clockwise(x, pos):
+    return by_pairs(x, angles(x, pos), sign=-1).astype(x.dtype)
+
+
+def from_1(x, pos):
+    return by_pairs(x, angles(x, np.asarray(pos) + 1)).astype(x.dtype)
+
+
+def float64_results(x, pos):
+    return by_pairs(x, angles(x, pos))
+
+
+def unrotated(x, pos):
+    return x.copy()
+
+
+def two_results(x, pos):
+    return x, x
+
+
+def four_arguments(q, k, cos, sin, position_ids=None):
+    return q, k
+
+
+def without_a_device(x, pos):
+    raise RuntimeError("no device")
+
+
+FAULTS = {
+    clockwise: "it rotates by -pos, the inverse; negate sin",
+    from_1: "it rotates by pos + 1",
+    float64_results: "the result for float32 is float64; convert it to x's dtype",
+    unrotated: "it returns x as it is",
+    two_results: "rotate(x, pos) returns a tuple; return x rotated, one array",
+    four_arguments: "the suite calls rotate(x, pos), and its parameters are "
+    "(q, k, cos, sin, position_ids=None); wrap it in a function of x and pos",
+    without_a_device: "rotate(x, pos) raises RuntimeError: no device",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rotate", FAULTS, ids=name_of)
+def test_faults_that_no_claim_replaces(rotate):
+    report = run_checks(rotate)
+    assert report.cause.text == FAULTS[rotate]
+    assert not report.cause.claims
+    (first, *_) = " ".join(lines_of(report)).split("\n")
+    assert first.startswith(f"FAILED: {len(report.of('failed'))} of ")
+
+
+def test_a_fault_of_every_result_has_no_cause():
+    """An error of 1e-4 in sin is no rounding of any class."""
+
+    def rotate(x, pos):
+        angle = angles(x, pos)
+        a, b = np.split(x, 2, axis=-1)
+        cos, sin = np.cos(angle), np.sin(angle) + 1e-4
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+    report = run_checks(rotate, fixed={"pairing": "half"})
+    assert report.cause is None
+    assert "No single cause was found." in next(lines_of(report))
+    assert {"accuracy_small[float32]", "definition"} <= {result.name for result in report.of("failed")}
+
+
+def test_correct_code_has_no_cause():
+    report = run_checks(lambda x, pos: by_pairs(x, angles(x, pos)).astype(x.dtype))
+    assert report.ok
+    assert report.cause is None
+    assert next(lines_of(report)).startswith("PASSED: ")
+
+
+def test_code_that_needs_contiguous_arrays_passes():
+    def rotate(x, pos):
+        if not x.flags.c_contiguous:
+            raise ValueError("x has to be contiguous")
+        return by_pairs(x, angles(x, pos)).astype(x.dtype)
+
+    assert check_backend(rotate).ok
+
+
+@pytest.mark.library("torch")
+def test_a_module_of_another_library_is_told_all_its_claims():
+    """A rotary class as in transformers: PyTorch only, one head_dim, halves, float32 angles."""
+    torch = pytest.importorskip("torch")
+    omega = 1.0 / 10000.0 ** (torch.arange(0, 64, 2).float() / 64)
+
+    def rotate(x, pos):
+        angle = pos.float()[..., None] * omega
+        angle = torch.cat([angle, angle], dim=-1)
+        cos, sin = (table[:, None] if table.ndim == 3 else table for table in (angle.cos(), angle.sin()))
+        a, b = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat([-b, a], dim=-1) * sin).to(x.dtype)
+
+    cause = run_checks(rotate).cause
+    assert cause.text == "it takes arrays of torch, half pairing, float32 angles"
+    assert cause.options == f"--library torch --claim pairing=half {FLOAT32}"
+    assert check_backend(rotate, **cause.claims).ok
+
+
+# ---- the lines of a report ----
+
+
+@pytest.fixture(scope="module")
+def failed():
+    return run_checks(float32_halves, angles="float32")
+
+
+def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
+    command = ["check", "mylib:rotate", "--claim", "angles=float32", "--expect", "norm=a reason"]
+    lines = list(lines_of(failed, command))
+    failures = len(failed.of("failed"))
+    assert lines[0].startswith(f"FAILED: {failures} of ")
+    assert "half pairing, wrong results beyond position 65,535; try --claim" in " ".join(lines[:3])
+    (pasted,) = (line for line in lines if line.startswith("  python -m rope_array"))
+    assert pasted == (
+        "  python -m rope_array check mylib:rotate --claim angles=float32 --expect 'norm=a reason' "
+        "--claim pairing=half --claim furthest=65535"
+    )
+
+
+def test_claims_of_the_command_are_replaced():
+    report = run_checks(float32_angles, furthest=2**24)
+    lines = lines_of(report, ["check", "mylib:rotate", "--claim", "furthest=16777216"])
+    (pasted,) = (line for line in lines if line.startswith("  python -m rope_array"))
+    assert pasted.count("furthest=") == 1
+    assert "--claim furthest=65535" in pasted
+
+
+def test_every_check_is_in_the_lines_of_verbose(failed):
+    text = "\n".join(lines_of(failed, verbose=True))
+    for name in {check.name.partition("[")[0] for check in checks()}:
+        assert name in text
+    short = list(lines_of(failed))
+    assert len(short) < 70
+    assert max(map(len, short)) <= 110
+
+
+def test_what_does_not_apply_is_last_and_folded(failed):
+    lines = list(lines_of(failed))
+    starts = [next(i for i, line in enumerate(lines) if line.startswith(f"\n{word} (")) for word in
+              ("Failed", "Passed", "Not applicable")]  # fmt: skip
+    assert starts == sorted(starts)
+    folded = lines[starts[-1] + 1 :]
+    assert "its signature does not name it" in " ".join(" ".join(folded).split())
+    assert len(folded) < 15
+
+
+def test_a_cause_is_found_by_declared_targets():
+    target = Target(float32_angles, declared=True, fields=(), lacks={"tuple": "takes one array"})
+    assert run_checks(target).cause.options.endswith(FLOAT32)
