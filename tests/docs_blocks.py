@@ -1,7 +1,7 @@
 """The Python programs of a page of the documentation: extracted, and run as a reader pastes them.
 
 A program is all ```python blocks of one second-level section, in order and in one namespace. A ```text block
-after a ```python block is its output. A block that begins with a file name, such as `# mylib/backend.py`, is a
+after a ```python block is its output. A block that begins with a file name, as in `# mylib/backend.py`, is a
 file and no part of a program.
 """
 
