@@ -184,6 +184,7 @@ class Rotation(_CosSin):
         >>> rope.rotation(0, like=np.ones(2)).adjoint().apply(np.ones(2))
         array([2., 2.])
         """
+        self.layout.check()
         return _adjoint_type(type(self))(self.cos, -self.sin)
 
 

@@ -336,7 +336,7 @@ def test_rotation_is_a_tree(narrow):
     assert tree != jax.tree.flatten(ROPE.rotation(pos, like=x))[1]
     assert hash(tree) == hash(jax.tree.flatten(OTHER.rotation(pos, like=x))[1])
     through = jax.jit(lambda r: r)(rotation)
-    assert type(through) is ra.Rotation
+    assert isinstance(through, ra.Rotation)
     fields = {"base": 77.0, "rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25}
     judge(through.apply(x), x, pos, **fields)
     judge(jax.jit(lambda r, x: r.inverse().apply(x))(rotation, x), x, pos, inverse=True, **fields)
@@ -462,7 +462,7 @@ def test_eval_shape(dtype, x64):
     pos = jax.ShapeDtypeStruct((5,), "int32")
     y, rotation = jax.eval_shape(lambda x, pos: (ROPE.apply(x, pos), ROPE.rotation(pos, like=x)), x, pos)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
-    assert type(rotation) is ra.Rotation
+    assert isinstance(rotation, ra.Rotation)
     assert (rotation.cos.shape, rotation.cos.dtype) == ((5, 8), "float32")
 
 

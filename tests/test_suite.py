@@ -114,6 +114,14 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path):
     assert pasted.stdout.startswith("PASSED: ")
 
 
+def test_the_test_of_the_documentation_passes(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "conformance.md").read_text("utf-8")
+    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(code, "utf-8")
+    subprocess.run([sys.executable, "-c", "import test_mine; test_mine.test_rotate_conforms()"],
+                   cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": ""}, check=True)  # fmt: skip
+
+
 def test_the_wrong_pairing_is_named(elsewhere):
     done = check(elsewhere, "mylib:rotate")
     assert done.returncode == 1
