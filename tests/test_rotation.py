@@ -14,6 +14,7 @@ import pytest
 from compare import array_and_values
 
 from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
+from rope_array._rotation import rotation_type
 from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 from rope_array.testing._definition import pairs_of
@@ -864,6 +865,14 @@ def test_rotations_of_many_layouts(count):
     again = pickle.loads(pickle.dumps(first))
     assert again.layout == first.layout
     np.testing.assert_array_equal(again.apply(x), first.apply(x))
+
+
+def test_each_layout_has_one_type():
+    x = np.ones((3, 4))
+    layout = RoPE(4).rotation(range(3), like=x).layout
+    assert rotation_type(*layout) is rotation_type(*layout) is type(RoPE(4).rotation(3, like=x))
+    # Equal numbers of another type are no layout of a rope; nor may they be taken for one.
+    assert rotation_type(*layout._replace(start=0.0)) is not rotation_type(*layout)
 
 
 def test_tables_of_two_precisions_are_cast_one_by_one(lib):
