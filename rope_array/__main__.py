@@ -54,14 +54,9 @@ class _Version(argparse.Action):
     """Print the version, which is looked up here: no other command needs it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import PackageNotFoundError
-
         import rope_array as ra
 
-        try:
-            print(f"rope_array {ra.__version__}")
-        except PackageNotFoundError:
-            print("rope_array, of no known version: its sources are imported, without an installation")
+        print(f"rope_array {ra.__version__}")
         parser.exit()
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import child
@@ -62,17 +61,6 @@ def rows(output):
 def test_the_version():
     done = command("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"rope_array {ra.__version__}\n", "")
-
-
-def test_the_version_of_sources_without_an_installation(monkeypatch, capsys):
-    def version(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    with pytest.raises(SystemExit) as exit_:
-        main(["--version"])
-    assert exit_.value.code == 0
-    assert capsys.readouterr().out.startswith("rope_array, of no known version: its sources are imported")
 
 
 def test_without_a_command_the_help_is_shown():
@@ -206,7 +194,7 @@ def test_takes_every_shape(shape, capsys):
         (["--shape", "3,"], "the shape is '3,'"),
         (["--shape=-3,8"], "the shape is '-3,8'"),
         (["--shape", "3,7"], "head_dim is 7, odd"),
-        (["--pairing", "neox"], "pairing is 'neox'; give one of"),
+        (["--pairing", "neox"], "pairing is 'neox', which here is named 'half'"),
         (["--backend", "cuda"], "backend is 'cuda'; give None or one of"),
         (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
         (["--base", "0"], "base is 0.0; give a finite number above 0"),

@@ -200,7 +200,7 @@ def test_help(arguments, capsys):
     assert "rotate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "a", "b"]])
+@pytest.mark.parametrize("arguments", [["dance"], ["demo", "a", "b"]])
 def test_an_invalid_command_line(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(arguments)

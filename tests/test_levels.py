@@ -28,17 +28,14 @@ def check(target, level, *arguments, **environment):
 @pytest.mark.library("numpy")
 @pytest.mark.parametrize("level", LEVELS)
 def test_numpy_conforms(level):
-    assert " 0 failed" in check("numpy", level)
+    assert check("numpy", level).startswith("PASSED: ")
 
 
 @pytest.mark.slow
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("level", LEVELS)
 def test_torch_conforms(level):
-    assert " 0 failed" in check("torch", level)
-
-
-OTHER_BYTE_ORDER = "numbers of the other byte order are the array-api backend's"
+    assert check("torch", level).startswith("PASSED: ")
 
 
 @pytest.mark.slow
@@ -47,6 +44,7 @@ OTHER_BYTE_ORDER = "numbers of the other byte order are the array-api backend's"
 def test_each_backend_conforms_by_name(backend):
     if backend == "native" and _native.kernel is None:
         pytest.skip(_native.unavailable_reason())
-    expected = [f"strides[{dtype}]={OTHER_BYTE_ORDER}" for dtype in ("float16", "float32", "float64")]
-    expected = [] if backend == "array-api" else [part for one in expected for part in ("--expect", one)]
-    assert " 0 failed" in check("numpy", LEVELS[0], "--backend", backend, *expected)
+    printed = check("numpy", LEVELS[0], "--backend", backend)
+    assert printed.startswith("PASSED: ")
+    declined = "declined 3: its numbers are of the other byte order (3)"
+    assert (declined in " ".join(printed.split())) == (backend != "array-api")

@@ -184,7 +184,8 @@ def test_repr_shows_the_fields_that_differ() -> None:
     assert repr(RoPE(8, rotary_dim=6, rotary_start=2)) == "RoPE(head_dim=8, rotary_start=2)"
     assert repr(RoPE(8, rotary_dim=4)) == "RoPE(head_dim=8, rotary_dim=4)"
     assert repr(RoPE(8, scaling=ra.Llama3(factor=4.0), base=5e5)) == (
-        "RoPE(head_dim=8, base=500000.0, scaling=Llama3(factor=4.0))"
+        "RoPE(head_dim=8, base=500000.0, scaling=Llama3(factor=4.0, low_freq_factor=1.0, "
+        "high_freq_factor=4.0, original_max_position_embeddings=8192.0))"
     )
     assert repr(RoPE(8, axes=ra.Axes.chunked(2, 2))).count("rotary_dim") == 0
 

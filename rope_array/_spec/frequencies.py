@@ -8,6 +8,7 @@ longer contexts computes another series from it. `Scaling` is the base class of 
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import cache
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from rope_array._errors import SpecError, short
 
 from .float32_steps import float32 as float32
 from .float32_steps import inverses, powers
-from .validation import Check, changed
+from .validation import Check
 
 Omegas: TypeAlias = Sequence[float]
 # Turns must be right to half a unit in the last of 96 bits (29 digits), and frequency i is the i-th power of
@@ -36,7 +37,9 @@ class Scaling:
     """A rule that changes nothing: the base class, whose methods each rule overrides in part."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({changed(self)})"
+        stated = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        text = ", ".join(f"{name}={value!r}" for name, value in stated.items() if value is not None)
+        return f"{type(self).__name__}({text})"
 
     @property
     def resolved(self) -> bool:

@@ -17,7 +17,6 @@ from .plan import Pairing as Pairing
 from .validation import (
     MAX_PAIRS,
     MAX_WIDTH,
-    changed,
     choice,
     complete,
     integer,
@@ -87,8 +86,12 @@ class Spec:
         return _load, (type(self), {name: getattr(self, name) for name in _FIELDS})
 
     def __repr__(self) -> str:
+        """Return the fields that differ from their defaults."""
         width = 2 * len(self.axes.coordinates) if self.axes else self.head_dim - self.rotary_start
-        return f"{type(self).__name__}({changed(self, rotary_dim=width)})"
+        usual = {field.name: field.default for field in fields(self)} | {"rotary_dim": width}
+        values = {name: getattr(self, name) for name in usual}
+        text = ", ".join(f"{name}={value!r}" for name, value in values.items() if value != usual[name])
+        return f"{type(self).__name__}({text})"
 
     @property
     def frequencies(self) -> tuple[float, ...]:

@@ -98,13 +98,6 @@ def complete(value: Any) -> None:
         )
 
 
-def changed(record: Any, **defaults: Any) -> str:
-    """Return "name=value, ..." of the fields that differ from `defaults`, or the class's defaults."""
-    usual = {field.name: field.default for field in fields(record)} | defaults
-    values = {name: getattr(record, name) for name in usual}
-    return ", ".join(f"{name}={value!r}" for name, value in values.items() if value != usual[name])
-
-
 def sequence(name: str, value: Any, need: str, check: Check | None = None) -> tuple[Any, ...]:
     """Return the items of a sequence that is no string, each checked, at most `MAX_PAIRS`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):

@@ -173,6 +173,8 @@ def _verdict(report: Report) -> Iterator[str]:
         yield f"PASSED: {len(report.of(PASSED))} of {judged} checks ({known}{rest})."
         return
     cause = report.cause or "No single cause was found."
+    if len(report.of(UNEXPECTED)) == len(failures):
+        cause = "They passed, and were expected to fail: remove their --expect."
     yield from _wrap(f"FAILED: {len(failures)} of {judged}. {cause}", 2)
 
 
