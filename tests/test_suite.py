@@ -122,6 +122,14 @@ def test_the_test_of_the_documentation_passes(tmp_path):
                    cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": ""}, check=True)  # fmt: skip
 
 
+def test_the_verdict_names_passes_that_were_expected_to_fail(elsewhere):
+    done = check(elsewhere, "mylib:rotate", "--claim", "pairing=half", "--expect", "norm=why")
+    assert done.returncode == 1
+    verdict = " ".join(done.stdout.splitlines()[:2])
+    assert verdict.startswith("FAILED: 1 of ")
+    assert "remove their --expect" in verdict
+
+
 def test_the_wrong_pairing_is_named(elsewhere):
     done = check(elsewhere, "mylib:rotate")
     assert done.returncode == 1
