@@ -26,12 +26,11 @@ class Rotation(_CosSin):
     ----------
     cos, sin : array of shape pos.shape + (rotary_dim/2,)
         Amplitude included.
-    layout : Layout
-        Which features form the pairs, and the amplitude. Part of the type, not of the tuple.
 
     Notes
     -----
-    Each layout has a subclass of its own. The tree utilities of JAX and PyTorch flatten a named tuple without
+    The property `layout`, which features form the pairs, is part of the type and not of the tuple: each
+    layout has a subclass of its own. The tree utilities of JAX and PyTorch flatten a named tuple without
     registration, and keep its type: cos and sin are the leaves, and the layout is structure. So a Rotation
     passes through jax.jit, jax.vmap, jax.lax.scan, torch.func and torch.export as it is.
 

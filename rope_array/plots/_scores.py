@@ -64,11 +64,12 @@ def decay(
     -----
     A score is q·k after q was rotated at position 0 and k at the distance. The lines are
 
-    * "bound": the mean of |S_n|, n = 1 .. d/2, where S_n sums exp(i·distance·ω_j) over the first n pairs.
-      RoFormer, arXiv 2104.09864, section 3.4.3 and figure 2, bounds |q·k| by it, times a factor of q and k;
-    * "equal": the mean of |q·k| for random normal q, and k = q before the rotations;
-    * "independent": the mean of |q·k| for independent random normal q and k. It does not decay: rotations
-      leave the distribution of such k as it is [1]_.
+    * "bound": the mean of ``|S_n|``, n = 1 .. d/2, where S_n sums exp(i·distance·ω_j) over the first n
+      pairs. RoFormer, arXiv 2104.09864, section 3.4.3 and figure 2, bounds ``|q·k|`` by it, times a factor of
+      q and k;
+    * "equal": the mean of ``|q·k|`` for random normal q, and k = q before the rotations;
+    * "independent": the mean of ``|q·k|`` for independent random normal q and k. It does not decay:
+      rotations leave the distribution of such k as it is [1]_.
 
     A bound that falls does not make scores fall: they do where q and k resemble each other. The random
     numbers are the same at every call. Beyond 512 positions, 512 distances are drawn, evenly spaced.
