@@ -1,7 +1,9 @@
 """The arguments of `diagnose` on the host: the two arrays in float64, and the positions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +15,7 @@ from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecEr
 from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.shape_rule import check_line_up
-from rope_array._spec.validation import positive, sequence
+from rope_array._spec.validation import positive
 
 Floats: TypeAlias = NDArray[np.float64]
 Complex: TypeAlias = NDArray[np.complex128]
@@ -35,27 +37,33 @@ class Case:
     pos: NDArray[Any]
     on_host: bool  # whether pos is a Python value, without array arithmetic
     seq_axis: int
-    eps: float
-    tolerance: float | None
+    eps: float  # of the narrower dtype
+    after_eps: float
+    tolerance: float | None  # limits the report; the search does not depend on it
 
     @property
     def tol(self) -> float:
-        return self.tolerance or _ROUNDINGS * self.eps
+        """The error of the dtypes, relative to a pair."""
+        return _ROUNDINGS * self.eps
 
-    @property
-    def angle_tol(self) -> float:
-        """The error of a rounded angle per radian: in float32, or float64 for float64 or a `tolerance`."""
-        double = self.tolerance is not None or self.eps < EPS32
-        return 8 * _EPS["float64"] if double else 2 * EPS32
+    def angle_tol(self, noise: float = 0.0) -> float:
+        """Return the error of a rounded angle per radian; float32 angles are noisier than float64."""
+        return 2 * EPS32 if max(self.eps, 8 * noise) >= EPS32 else 8 * _EPS["float64"]
 
-    def allowed(self, angles: Floats) -> Floats:
-        """Return the accepted error, relative to a pair, at these angles."""
-        return self.tol + np.minimum(self.angle_tol * abs(angles), LOOSEST)
+    def angle_errors(self, angles: Floats, noise: float = 0.0) -> Floats:
+        """Return the error that rounded angles may have."""
+        return np.minimum(self.angle_tol(noise) * abs(angles), LOOSEST)
+
+    @cached_property
+    def num_positions(self) -> int:
+        """The number of different positions."""
+        axes = self.pos.shape[-1:] if self.pos.ndim == self.before.ndim else ()
+        return len(np.unique(self.pos.reshape(-1, *axes), axis=0))
 
     @property
     def decidable_reach(self) -> float:
         """The position up to which rounded angles distinguish ropes."""
-        return LOOSEST / self.angle_tol
+        return LOOSEST / self.angle_tol()
 
     @property
     def beyond_float64(self) -> bool:
@@ -122,8 +130,8 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     host_pos, on_host = _positions(pos)
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
-    eps = max(_EPS[dtype_name(before)], _EPS[dtype_name(after)])
-    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, eps, tolerance)
+    eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
+    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance)
     if not case.x.size:
         raise ShapeError(
             f"before is {describe(before)}, and no row is finite before and after; give finite rows."
@@ -195,11 +203,10 @@ def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
 def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
     if candidates is None:
         return ()
-    if isinstance(candidates, (RoPE, Scaling)):
+    if not isinstance(candidates, (list, tuple)):
         candidates = (candidates,)
-    for value in sequence("candidates", candidates, "a sequence of RoPEs or rules"):
-        if not isinstance(value, (RoPE, Scaling)):
-            raise SpecError(f"a candidate is {describe(value)}; give RoPEs, or rules such as Linear(4.0).")
+    candidates = tuple(_read_candidate(value) for value in candidates)
+    for value in candidates:
         if isinstance(value, RoPE) and value.head_dim != head_dim:
             raise ShapeError(
                 f"a candidate has head_dim={value.head_dim} and the last axis of before holds {head_dim} "
@@ -208,4 +215,15 @@ def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
         rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
             raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
-    return tuple(candidates)
+    return candidates
+
+
+def _read_candidate(value: Any) -> Any:
+    if isinstance(value, (RoPE, Scaling)):
+        return value
+    if isinstance(value, (str, PathLike, Mapping)) or hasattr(value, "to_dict"):
+        return RoPE.from_config(value)
+    raise SpecError(
+        f"a candidate is {describe(value)}; give RoPEs, configs as for RoPE.from_config, or rules such as "
+        "Linear(4.0)."
+    )

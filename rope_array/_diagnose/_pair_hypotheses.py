@@ -39,6 +39,14 @@ class PairHypothesis:
             y[:, out] = x[:, f] * cos + sign * x[:, s] * sin
         return y
 
+    def sizes(self, x: Floats) -> Floats:
+        """Return the size of each feature's pair in rows x."""
+        sizes = abs(x)
+        norm = np.hypot(*(x[:, f] for f in features_of_pairs(self.pairing, self.start, self.width)))
+        for feature in features_of_pairs(self.out_pairing, self.start, self.width):
+            sizes[:, feature] = norm
+        return sizes
+
     def fields(self, head_dim: int) -> dict[str, Any]:
         """Return the fields of a RoPE with these pairs."""
         found: dict[str, Any] = {}

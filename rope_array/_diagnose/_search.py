@@ -25,35 +25,46 @@ from rope_array._diagnose._pair_hypotheses import (
     PAIRINGS,
     PairHypothesis,
     PhaseEstimates,
-    features_of_pairs,
     mistaken_hypotheses,
     pair_hypotheses,
 )
-from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, notes_of, reason_of
+from rope_array._diagnose._report import (
+    CANDIDATE,
+    ESTIMATE,
+    KNOWN,
+    ONE_NUMBER,
+    Diagnosis,
+    Explanation,
+    Trial,
+    fields_of,
+    notes_of,
+    reason_of,
+)
 from rope_array._diagnose._tried_positions import (
     Positions,
     intended_positions,
     mistaken_positions,
     moved_positions,
 )
-from rope_array._diagnose._verdict import judge
+from rope_array._diagnose._verdict import equally_good, judge, measure, reversed_rope
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import Linear, Periods
+from rope_array._spec.scaling import Linear, Periods, Reversed
+
+_JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
 
 
 class Search:
-    """Tries all explanations of one case, and keeps the fitting and the other explanations in two lists."""
+    """Tries all explanations of one case. Only the report depends on the caller's tolerance."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
         self.case = case
         self.ropes = [c for c in candidates if isinstance(c, RoPE)]
         self.rules = [c for c in candidates if isinstance(c, Scaling)]
-        self.bases = [*dict.fromkeys([*BASES, *(r.base for r in self.ropes)])]
-        self.kept: list[Explanation] = []
-        self.others: list[Explanation] = []
+        self.bases = tuple(dict.fromkeys([*BASES, *(r.base for r in self.ropes)]))
+        self.trials: list[Trial] = []
         self._phase_cache: dict[Any, PhaseEstimates] = {}
 
     def run(self) -> Diagnosis:
@@ -64,39 +75,53 @@ class Search:
         for positions in intended:
             self._candidates(positions)
         factor = self._factor()
-        if factor > 0 and not self.kept:
+        if factor > 0 and not self._fitting():
             return self._unrotated(factor)
         for positions in intended:
             self._rotations(positions)
             if self.case.beyond_float64 and not positions.coordinates:
                 self._whole_ropes(positions)
         for positions in mistaken_positions(self.case):
-            if any(_is_plain(e) for e in self.kept):
+            if any(_is_plain(t) for t in self._fitting()):
                 self._retry(positions)
             else:
                 self._rotations(positions)
-        if not self.kept:
+        if not self._fitting():
             self._mistakes(intended)
-        if not self.kept and not math.isnan(factor):
+        if not self._fitting() and not math.isnan(factor):
             return self._unrotated(factor)
+        if not self._chosen():
+            self._narrow_dtypes(intended)
         return self._report()
+
+    def _fitting(self) -> list[Trial]:
+        return [t for t in self.trials if t.fits]
 
     # Rotations
 
     def _candidates(self, positions: Positions) -> None:
         for rope in self.ropes:
-            for inverse in (False, True):
-                self._judge(rope, positions, inverse, candidate=True)
+            for tried in (rope, reversed_rope(rope)):
+                self._judge(tried, positions, kind=CANDIDATE)
 
     def _rotations(self, positions: Positions) -> None:
+        """Rank the fits of all pairings and slices, and judge the best."""
+        ranked = []
         for pairs in pair_hypotheses(self.case, positions.coordinates):
             phases = self._phases(pairs)
             if not phases.plausible or not (pairs.num_pairs and phases.products.any()):
                 continue
             if positions.coordinates:
                 self._by_coordinates(pairs, phases, positions)
-            else:
-                self._by_position(pairs, phases, positions)
+                continue
+            series, size = self._series(phases, positions.rows)
+            fits = self._fitter(pairs, series).find(positions.free)
+            ranked += [(f.misfit, n, f, pairs, size) for n, f in enumerate(fits)]
+        ranked.sort(key=lambda r: r[:2])
+        limit = 3 * ranked[0][0] + self.case.tol if ranked else 0.0
+        for misfit, _, found, pairs, size in ranked[:_JUDGED]:
+            if misfit <= limit + self.case.angle_errors(self.case.reach, 1.0):
+                self._keep(found, pairs, size, positions)
 
     def _whole_ropes(self, positions: Positions) -> None:
         """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
@@ -107,8 +132,8 @@ class Search:
                     rope = RoPE(head_dim, base=base, pairing=pairing, scaling=rule)
                 except SpecError:  # the rule has a table of another length
                     continue
-                for inverse in (False, True):
-                    self._judge(rope, positions, inverse)
+                for tried in (rope, reversed_rope(rope)):
+                    self._judge(tried, positions)
 
     def _phases(self, pairs: PairHypothesis) -> PhaseEstimates:
         key = (pairs.pairing, pairs.out_pairing, pairs.start, pairs.width, pairs.blocks, pairs.mistake)
@@ -119,21 +144,15 @@ class Search:
     def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, float]:
         at, inverse = np.unique(rows, return_inverse=True)
         phasors, weight = phases.at(inverse.ravel(), len(at))
-        size = amplitude_of(phasors, weight, self.case.tol)
+        size = amplitude_of(phasors, weight)
         return Series(at, phasors / size, weight), size
-
-    def _by_position(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
-        series, size = self._series(phases, positions.rows)
-        fitter = self._fitter(pairs, series)
-        for found in fitter.find(positions.free):
-            self._keep(found, pairs, size, positions)
 
     def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
         tails = "half" in (pairs.pairing, pairs.out_pairing)
         return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
 
     def _keep(self, found: FrequencyFit, pairs: PairHypothesis, size: float, positions: Positions) -> None:
-        if found.estimate and self.case.beyond_float64:
+        if found.kind == ESTIMATE and self.case.beyond_float64:
             return  # float64 merges several positions
         fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
         rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
@@ -142,18 +161,18 @@ class Search:
             positions = moved_positions(positions, found.offset, self.case.on_host)
         if found.mistake:
             positions = positions._replace(mistake=found.mistake)
-        self._judge(rope, positions, found.sign < 0, notes, estimate=found.estimate)
+        self._judge(rope, positions, notes, kind=found.kind, uncertainty=found.uncertainty)
 
     def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
-        size = amplitude_of(*phases.at(inverse.ravel(), len(every)), self.case.tol)
+        size = amplitude_of(*phases.at(inverse.ravel(), len(every)))
         coordinates, omegas = axis_map(phases, positions.rows, size, self.case)
-        kept = len(self.kept)
+        kept = len(self._fitting())
         for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
             drivers = np.array([-1 if a is None else a for a in axes.coordinates])
             if len(drivers) == len(coordinates) and ((coordinates < 0) | (coordinates == drivers)).all():
                 self._on_axes(axes, text, pairs, size, omegas, coordinates, positions)
-        if len(self.kept) == kept and pairs.blocks == 1:
+        if len(self._fitting()) == kept and pairs.blocks == 1:
             axes = Axes(tuple(filled_map(coordinates)), count=positions.coordinates)
             self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
 
@@ -171,45 +190,42 @@ class Search:
         slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
         fields = {**pairs.fields(head_dim), "axes": axes}
         for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
-            for base in self._bases_near(sign * omegas / unit, exponents, known):
+            for base, kind in self._bases_near(sign * omegas / unit, exponents, known):
                 wanted = unit * base**-exponents
                 if np.allclose(sign * omegas[known], wanted[known], rtol=0.02, atol=slack):
-                    rope = RoPE(head_dim, base=base, scaling=rule, **fields)
-                    if self._judge(_with_amplitude(rope, size), positions, sign < 0, axes_text=text):
+                    rule_signed = rule if sign > 0 else Reversed(rule)
+                    rope = RoPE(head_dim, base=base, scaling=rule_signed, **fields)
+                    if self._judge(_with_amplitude(rope, size), positions, axes_text=text, kind=kind):
                         return
         if last and (coordinates >= 0).any():
             rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **fields)
-            self._judge(_with_amplitude(rope, size), positions, False, (NO_RULE,), text, estimate=True)
+            self._judge(_with_amplitude(rope, size), positions, (NO_RULE,), text, ESTIMATE)
 
-    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[float]:
+    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[tuple[float, int]]:
         """Return the bases of models, then the estimate and its rounded forms."""
+        found = dict.fromkeys(self.bases, KNOWN)
         fast = known & (omegas > 0)
-        if not fast.any():
-            return self.bases
-        own = fit_line(omegas[fast], exponents[fast], False)[0]
-        rounded = [float(f"{own:.{n}g}") for n in (2, 3, 5, 9)] if 1e-30 < own < 1e30 else []
-        return [*dict.fromkeys([*self.bases, *rounded])]
+        own = fit_line(omegas[fast], exponents[fast], False)[0] if fast.any() else 0.0
+        for digits in (2, 3, 5, 9) if 1e-30 < own < 1e30 else ():
+            found.setdefault(float(f"{own:.{digits}g}"), ONE_NUMBER)
+        return [*found.items()]
 
     def _retry(self, positions: Positions) -> None:
-        """Try the kept explanations at other positions, which the data may not distinguish."""
+        """Try the fitting explanations at other positions, which the data may not distinguish."""
         if positions.code == "0" or positions.free:
             return
-        for found in [e for e in self.kept if _is_plain(e) and e.rope]:
-            assert found.rope is not None
-            if found.rope.axes is None:
-                self._judge(found.rope, positions, found.inverse, found.notes, candidate=True)
+        for trial in [t for t in self._fitting() if _is_plain(t)]:
+            found = trial.explanation
+            if found.rope and found.rope.axes is None:
+                self._judge(found.rope, positions, found.notes, "", trial.kind, trial.uncertainty)
 
-    def _judge(
-        self, rope: RoPE, positions: Positions, inverse: bool, notes: tuple[str, ...] = (),
-        axes_text: str = "", **flags: bool,
-    ) -> bool:  # fmt: skip
-        """Keep the explanation, in `kept` or `others`; return whether it fits."""
-        verdict = judge(self.case, rope, positions, inverse, notes, axes_text, **flags)
-        if verdict is None:
+    def _judge(self, rope: RoPE, positions: Positions, *args: Any, **kwargs: Any) -> bool:
+        """Try a rope; return whether it fits."""
+        trial = judge(self.case, rope, positions, *args, **kwargs)
+        if trial is None:
             return False
-        explanation, fits = verdict
-        (self.kept if fits else self.others).append(explanation)
-        return fits
+        self.trials.append(trial)
+        return trial.fits
 
     # Mistakes
 
@@ -218,12 +234,10 @@ class Search:
             if not positions.coordinates:
                 for tried in self._by_short_table(positions):
                     self._rotations(tried)
-        if self.kept:
-            return
-        for positions in intended:
-            if not positions.coordinates:
-                self._no_rotation(positions)
-                self._narrow_dtypes(positions)
+        if not self._fitting():
+            for positions in intended:
+                if not positions.coordinates:
+                    self._no_rotation(positions)
 
     def _by_short_table(self, positions: Positions) -> Iterator[Positions]:
         """Yield positions of a table that is too short: past it no rotation, or its last row."""
@@ -264,54 +278,34 @@ class Search:
             phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
             for found in self._fitter(pairs, series).find(False)[:1]:
-                angles = positions.rows[:, None] * found.omegas * found.sign
-                self._judge_tables(pairs, found, size, positions, np.cos(angles), np.sin(angles))
+                angles = positions.rows[:, None] * found.omegas
+                self._judge_tables(pairs, found.fields, size, positions, np.cos(angles), np.sin(angles))
 
     def _judge_tables(
-        self,
-        pairs: PairHypothesis,
-        found: FrequencyFit,
-        size: float,
-        positions: Positions,
-        cos: Floats,
+        self, pairs: PairHypothesis, fields: dict[str, Any], size: float, positions: Positions, cos: Floats,
         sin: Floats,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        """Try the formula of a mistake, which no rope computes."""
         rows = pairs.forward(self.case.x, size * cos, size * sin)
-        # Errors are relative to the pair before: without a rotation the pair after may be small.
-        norm = size * np.hypot(
-            *(self.case.x[:, f] for f in features_of_pairs(pairs.pairing, pairs.start, pairs.width))
-        )
-        size_of = np.maximum(abs(self.case.x), 1e-150)
-        for feature in features_of_pairs(pairs.out_pairing, pairs.start, pairs.width):
-            size_of[:, feature] = np.maximum(norm, 1e-150)
-        angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
-        allowed = self.case.allowed(angles)
-        relative = abs(rows - self.case.y) / size_of
         head_dim = self.case.x.shape[1]
-        rope = _with_amplitude(RoPE(head_dim, **found.fields, **pairs.fields(head_dim)), size)
+        rope = _with_amplitude(RoPE(head_dim, **fields, **pairs.fields(head_dim)), size)
         code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
-        explanation = Explanation(
-            rope, code, float(relative.max()), pairs.mistake, found.sign < 0, self.case.seq_axis,
-            found.notes, float(np.sqrt((relative**2).mean())),
-        )  # fmt: skip
-        (self.kept if (relative <= allowed).all() else self.others).append(explanation)
+        found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
+        # Without a rotation the pair after may be small: errors are relative to the pair before.
+        least = size * pairs.sizes(self.case.x)
+        self.trials.append(measure(self.case, found, rows, positions, KNOWN, least=least))
 
-    def _narrow_dtypes(self, positions: Positions) -> None:
+    def _narrow_dtypes(self, intended: list[Positions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
-        if self.kept:
-            return
-        some = np.unique(np.linspace(0, len(self.case.x) - 1, 64).round().astype(int))
-        for pairs in pair_hypotheses(self.case, 0):
-            if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
-                continue
-            for base in self.bases:
-                for sign in (1, -1):
-                    self._narrow_base(pairs, base, sign, positions, some)
+        for positions in intended:
+            for pairs in pair_hypotheses(self.case, 0) if not positions.coordinates else ():
+                if pairs.pairing == pairs.out_pairing and self._phases(pairs).plausible:
+                    for base, sign in product(self.bases, (1, -1)):
+                        self._narrow_base(pairs, base, sign, positions)
 
-    def _narrow_base(
-        self, pairs: PairHypothesis, base: float, sign: int, positions: Positions, some: Indices
-    ) -> None:
+    def _narrow_base(self, pairs: PairHypothesis, base: float, sign: int, positions: Positions) -> None:
         case = self.case
+        some = np.unique(np.linspace(0, len(case.x) - 1, 64).round().astype(int))
         omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
         for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
             off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
@@ -319,8 +313,8 @@ class Search:
                 continue
             full = dict(narrow_tables(positions.rows[:, None], omegas))[text]
             wrong = replace(pairs, mistake=text, formula=text)
-            self._judge_tables(wrong, FrequencyFit({"base": base}, 0 * omegas, sign), 1.0, positions, full[0],
-                            sign * full[1])  # fmt: skip
+            fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
+            self._judge_tables(wrong, fields, 1.0, positions, full[0], sign * full[1])
 
     # The result
 
@@ -345,77 +339,87 @@ class Search:
             return Diagnosis((replace(nothing, notes=notes),))
         why = "all positions are 0, where no RoPE rotates" if self.case.x.any() else "all of x is 0"
         for positions in intended_positions(self.case):
-            if not positions.coordinates:
-                for pairing in PAIRINGS:
-                    if not head_dim % 2 and times > 0:
-                        self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), times), positions, False)
+            if not positions.coordinates and times > 0:
+                for pairing in PAIRINGS if not head_dim % 2 else ():
+                    self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), times), positions)
         return Diagnosis(
-            (nothing, *self.kept),
+            (nothing, *_distinct([t.explanation for t in self._fitting()])),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
             "positions with a step of 1 that reach far",
         )
 
+    def _chosen(self) -> list[Trial]:
+        """Return the explanations to report: the best, if all of them are within the tolerance."""
+        best = equally_good(self.trials, self.case)
+        limit = self.case.tolerance
+        best = [t for t in best if t.fits] or ([] if limit is None else best)
+        if limit is not None and any(t.explanation.residual > limit for t in best):
+            return []
+        return _preferred(best)
+
     def _report(self) -> Diagnosis:
-        kept = _distinct(
-            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._candidate, e._rms))
-        )
-        if kept:
-            # Estimates also fit the rounding of the frequencies.
-            least = min(e._rms for e in [e for e in kept if not e._estimate] or kept)
-            kept = [e for e in kept if e._rms <= 2 * least + self.case.tol / 20]
-        kept = [e for e in kept if not e._estimate] or _narrowest(kept)
-        if not all(e.mistake for e in kept):  # drop a mistake combined with a factor
-            kept = [e for e in kept if not (e.mistake and e.rope and isinstance(e.rope.scaling, Linear))]
-        self._rule_out(kept)
-        if not kept:
+        chosen = self._chosen()
+        kept = _distinct([t.explanation for t in chosen])
+        if len(kept) == 1 and not kept[0].mistake:
+            self._rule_out(kept[0])
+        elif not kept:
             self._judge_defaults()
-        nearest = _distinct(sorted(self.others, key=lambda e: e._rms))[: 4 if kept else 3]
-        reason, notes = reason_of(kept, self.case), tuple(notes_of(kept, self.case))
-        return Diagnosis(tuple(kept), tuple(nearest), reason, notes)
+        others = [t for t in sorted(self.trials, key=lambda t: t.mean) if t.explanation not in kept]
+        nearest = _distinct([t.explanation for t in others])[: 4 if kept else 3]
+        reason = reason_of(chosen, kept, nearest, self.case)
+        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.case)))
 
     def _judge_defaults(self) -> None:
         """Judge default ropes, for `nearest`."""
         head_dim = self.case.x.shape[1]
         for positions in intended_positions(self.case):
             for pairing in PAIRINGS if not head_dim % 2 else ():
-                self._judge(RoPE(head_dim, pairing=pairing), positions, False)
+                self._judge(RoPE(head_dim, pairing=pairing), positions)
 
-    def _rule_out(self, kept: list[Explanation]) -> None:
+    def _rule_out(self, found: Explanation) -> None:
         """Judge the explanation with one field changed at a time, for `nearest`."""
-        if len(kept) != 1 or kept[0].mistake or not kept[0].rope:
-            return
-        [found] = kept
         rope = found.rope
-        assert rope is not None
-        self.others.clear()
+        if rope is None:
+            return
+        self.trials.clear()
         intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
         other = PAIRINGS[rope.pairing == "interleaved"]
-        more: dict[str, Any] = {"candidate": True, "axes_text": found._axes}
         for positions in intended[:1]:
-            self._judge(replace(rope, pairing=other, out_pairing=None), positions, found.inverse, **more)
-            self._judge(rope, positions, not found.inverse, **more)
+            self._judge(replace(rope, pairing=other, out_pairing=None), positions, (), found._axes)
+            self._judge(reversed_rope(rope), positions, (), found._axes)
             if rope.inv_freq is None and rope.base != 10000.0:
-                self._judge(replace(rope, base=10000.0), positions, found.inverse, **more)
+                self._judge(replace(rope, base=10000.0), positions, (), found._axes)
 
 
-def _is_plain(found: Explanation) -> bool:
+def _is_plain(trial: Trial) -> bool:
     """Return whether an explanation has no mistake, estimate or factor."""
-    return not (found.mistake or found._estimate or (found.rope and isinstance(found.rope.scaling, Linear)))
+    rope = trial.explanation.rope
+    factor = rope is not None and isinstance(rope.scaling, Linear)
+    return not (trial.explanation.mistake or trial.kind == ESTIMATE or factor)
+
+
+def _preferred(best: list[Trial]) -> list[Trial]:
+    """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
+    best = sorted(best, key=lambda t: (bool(t.explanation.mistake), t.kind, t.mean))
+    if any(not t.explanation.mistake for t in best):  # drop a mistake combined with a fit
+        best = [t for t in best if t.kind <= KNOWN or not t.explanation.mistake]
+    least = min((t.kind for t in best), default=KNOWN)
+    best = [t for t in best if t.kind <= least]
+    return _narrowest(best) if least == ESTIMATE else best
 
 
 def _distinct(found: list[Explanation]) -> list[Explanation]:
     """Return the first explanation of each effect."""
     first: dict[Any, Explanation] = {}
     for e in found:
-        key = (_effect(e.rope), e.inverse, e.seq_axis, e.mistake, e.code if e.mistake else "")
-        first.setdefault(key, e)
+        first.setdefault((_effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else ""), e)
     return [*first.values()]
 
 
-def _narrowest(found: list[Explanation]) -> list[Explanation]:
+def _narrowest(found: list[Trial]) -> list[Trial]:
     """Keep estimates of the narrowest slice: a wider slice only adds pairs of frequency 0."""
-    least = min((e.rope.rotary_dim for e in found if e.rope), default=0)
-    return [e for e in found if e.rope is None or e.rope.rotary_dim == least]
+    widths = [t.explanation.rope.rotary_dim if t.explanation.rope else 0 for t in found]
+    return [t for t, width in zip(found, widths, strict=True) if width == min(widths)]
 
 
 def _effect(rope: RoPE | None) -> Any:
