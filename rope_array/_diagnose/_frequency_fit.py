@@ -180,9 +180,9 @@ class FrequencyFitter:
         """Return the fits that a closer look may find to be the best, with their misfit."""
         if not found:
             return []
-        rough = np.array([*self._misfits(found, 8)])
-        chosen = [found[i] for i in np.argsort(rough, kind="stable")[:_LOOKED_AT]]
-        fits = [f._replace(misfit=m) for f, m in zip(chosen, self._misfits(chosen, 96), strict=True)]
+        order = np.argsort(self._misfits(found, 8), kind="stable")
+        chosen = [found[i] for i in order[:_LOOKED_AT]]
+        fits = [f._replace(misfit=float(m)) for f, m in zip(chosen, self._misfits(chosen, 96), strict=True)]
         least = min(f.misfit for f in fits)
         near = [f for f in fits if f.misfit <= 3 * least + self._slack(f.omegas)]
         return sorted(near, key=lambda f: f.misfit)
@@ -192,23 +192,34 @@ class FrequencyFitter:
         angles = abs(self.series.at).max() * abs(omegas).max()
         return float(self.case.tol + self.case.angle_errors(angles, 1.0))
 
-    def _misfits(self, fits: list[FrequencyFit], count: int) -> Iterator[float]:
-        """Yield the distance of the phases from those of each fit, at some of the positions."""
+    def _misfits(self, fits: list[FrequencyFit], count: int) -> Floats:
+        """Return the distance of the phases from those of each fit, at some of the positions."""
         chosen = np.unique(np.linspace(0, len(self.series.at) - 1, count).round().astype(int))
         at, phasors, weight = self.series.at[chosen], self.series.phasors[chosen], self.weight[chosen]
         total = max(float(weight.sum()), 1e-300)
-        for fit in fits:
-            angles = [np.multiply.outer(at + fit.offset, fit.omegas)]
-            if self.case.float32_differs:
-                near = np.float32(1) * (at + fit.offset).astype(np.float32)
-                angles.append(np.multiply.outer(near, fit.omegas.astype(np.float32)).astype(np.float64))
-                angles += [np.multiply.outer(at + fit.offset, w) for w in self._float32_frequencies(fit)]
-            off = [weight * abs(phasors - np.exp(1j * a)) ** 2 for a in angles]
-            yield math.sqrt(min(o.sum() for o in off) / total)
 
-    def _float32_frequencies(self, fit: FrequencyFit) -> Iterator[Floats]:
-        if "base" in fit.fields and not fit.mistake:
-            yield np.array(RoPE(self.width, **fit.fields, angles="float32").frequencies)
+        def distance(angles: Floats) -> Floats:
+            off = abs(phasors - np.exp(1j * angles)) ** 2
+            return np.sqrt((weight * off).sum((1, 2)) / total)
+
+        found = []
+        for n in range(0, len(fits), 64):
+            omegas = np.array([f.omegas for f in fits[n : n + 64]])[:, None]
+            moved = at[:, None] + np.array([f.offset for f in fits[n : n + 64]])[:, None, None]
+            misfit = distance(moved * omegas)
+            if self.case.float32_differs:
+                for tried in (omegas, self._float32_frequencies(fits[n : n + 64], omegas, len(fits))):
+                    misfit = np.minimum(misfit, distance(_float32(_float32(moved) * _float32(tried))))
+            found.append(misfit)
+        return np.concatenate(found)
+
+    def _float32_frequencies(self, fits: list[FrequencyFit], omegas: Floats, among: int) -> Floats:
+        """Return frequencies as Hugging Face's code rounds them; of a rule only if it is among few."""
+        rounded = omegas.copy()
+        for n, fit in enumerate(fits):
+            if fit.kind == KNOWN and (among <= _LOOKED_AT or "scaling" not in fit.fields):
+                rounded[n] = _float32_omegas(self.width, fit.fields["base"], fit.fields.get("scaling"))
+        return rounded
 
     def _known(self) -> Iterator[FrequencyFit]:
         """Yield the bases of models, without a rule, with the caller's rules, and in 16 bits."""
@@ -238,7 +249,7 @@ class FrequencyFitter:
             for fit in _both_signs({"base": base}, base**-self.exponents):
                 offset = self._offset(fit.omegas)
                 if offset and (fit.omegas[0] > 0 or len(self.series.at) > 1):
-                    yield fit._replace(offset=offset)
+                    yield fit._replace(offset=offset, kind=ONE_NUMBER)
 
     def _plausible_bases(self) -> Iterator[float]:
         yield from self.bases
@@ -275,13 +286,14 @@ class FrequencyFitter:
 
     def _deviation(self, omegas: Floats) -> float:
         """Return four standard deviations of an estimated frequency, and the error of rounded angles."""
-        [misfit] = self._misfits([FrequencyFit({}, omegas)], len(self.series.at))
+        misfit = float(self._misfits([FrequencyFit({}, omegas)], len(self.series.at))[0])
         reach = math.sqrt((self.series.at**2).sum())
         return 4 * misfit / max(reach, 1e-300)
 
     def _fitted(self, estimate: Floats, step: float) -> Iterator[FrequencyFit]:
         """Yield fits of a base, of a factor, and of both; and with a tail of zeros."""
         deviation = self._deviation(estimate)
+        rounding = 2 * self.case.angle_tol() + 1e-14
         for sign in self._signs(estimate, step):
             omegas = _unwrapped(sign * estimate, step) if step > 2 else sign * estimate
             known = omegas > 2 * deviation
@@ -290,7 +302,7 @@ class FrequencyFitter:
             last = int(np.flatnonzero(known)[-1]) + 1
             # A zero tail of interleaved pairs is a narrower slice, another hypothesis.
             for end in (None, last) if self.tails and last < len(omegas) else (None,):
-                yield from self._geometric(omegas, known, sign, deviation, end)
+                yield from self._geometric(omegas, known, sign, deviation, rounding, end)
 
     def _signs(self, omegas: Floats, step: float) -> list[int]:
         if step > 2:  # aliasing may flip the sign of fast pairs
@@ -298,14 +310,14 @@ class FrequencyFitter:
         return [1 if omegas.sum() >= 0 else -1]
 
     def _geometric(
-        self, omegas: Floats, known: Any, sign: int, deviation: float, last: int | None
+        self, omegas: Floats, known: Any, sign: int, deviation: float, rounding: float, last: int | None
     ) -> Iterator[FrequencyFit]:
         """Yield ω = s · base^(-exponent), fitted to the known pairs; numbers have the fewest digits."""
         w, e = omegas[known], self.exponents[known]
         for base in self.bases:
             wanted = base**-e
             scale = float((wanted * w).sum() / (wanted**2).sum())
-            error = deviation / math.sqrt((wanted**2).sum()) / scale + self.case.angle_tol()
+            error = deviation / math.sqrt((wanted**2).sum()) / scale + rounding
             factor = shortest(1 / scale, error)
             yield self._written(base, 1.0 if last and abs(factor - 1) <= error else factor, sign, last, error)
         for free in (False, True):
@@ -315,7 +327,7 @@ class FrequencyFitter:
             if not 1e-300 < base < 1e300:
                 continue
             spread = e - (e * w**2).sum() / (w**2).sum() if free else e
-            error = deviation / math.sqrt((w**2 * spread**2).sum()) + self.case.angle_tol()
+            error = deviation / math.sqrt((w**2 * spread**2).sum()) + rounding
             unsure = error + (error + deviation / math.sqrt((w**2).sum())) * free
             yield self._written(
                 shortest(base, error), shortest(1 / scale, error), sign, last, unsure, 1 + free
@@ -344,16 +356,15 @@ class FrequencyFitter:
         return fit._replace(mistake=mistake, notes=notes)
 
     def _stretched(self, estimate: Floats, step: float) -> Iterator[FrequencyFit]:
-        """Yield Llama 3's rule and YaRN, with usual contexts, and with usual factors or those of slow pairs."""
+        """Yield Llama 3's rule and YaRN with usual contexts; factors are usual, or read off slow pairs."""
         well = estimate[abs(estimate) > 8 * self._deviation(estimate)] if step else estimate[:0]
         signs = self._signs(estimate, step) if step else (1, -1)
         for base in self.bases:
             ratios = base ** -self.exponents[: len(well)] / abs(well)
             factors = {round(2 * float(r)) / 2 for r in ratios[-3:] if 1.25 < r < 256}
             for factor in sorted({*_FACTORS, *factors}):
-                for rule, omegas in _usual_rules(base, self.width, factor):
-                    for sign in signs:
-                        yield FrequencyFit(_signed({"base": base, "scaling": rule}, sign), sign * omegas)
+                for sign in signs:
+                    yield from _usual_rules(base, self.width, factor, sign)
 
 
 def _both_signs(fields: dict[str, Any], omegas: Floats) -> Iterator[FrequencyFit]:
@@ -365,12 +376,24 @@ def _signed(fields: dict[str, Any], sign: int) -> dict[str, Any]:
     return fields if sign > 0 else {**fields, "scaling": Reversed(fields.get("scaling"))}
 
 
+def _float32(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.clip(x.astype(np.float32), -3e38, 3e38).astype(np.float64)
+
+
 @lru_cache(maxsize=4096)
-def _usual_rules(base: float, width: int, factor: float) -> tuple[tuple[Scaling, Floats], ...]:
-    """Return rules with usual contexts, and their frequencies."""
+def _float32_omegas(width: int, base: float, rule: Scaling | None) -> Floats:
+    return np.array(RoPE(width, base=base, scaling=rule, angles="float32").frequencies)
+
+
+@lru_cache(maxsize=4096)
+def _usual_rules(base: float, width: int, factor: float, sign: int) -> tuple[FrequencyFit, ...]:
+    """Return fits by rules with usual contexts."""
     series = (base ** -(2 * np.arange(width // 2) / width)).tolist()
     rules: list[Scaling] = []
     for context in _CONTEXTS:
         rules += [Llama3(factor=factor, original_max_position_embeddings=context)]
         rules += [YaRN(factor, context), YaRN(factor, context, truncate=False)]
-    return tuple((rule, np.array(rule._stretched(series, base, width))) for rule in rules)
+    omegas = [sign * np.array(rule._stretched(series, base, width)) for rule in rules]
+    fields = [_signed({"base": base, "scaling": rule}, sign) for rule in rules]
+    return tuple(FrequencyFit(f, w) for f, w in zip(fields, omegas, strict=True))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rope_array._diagnose._case import EPS32, LOOSEST, Case, Floats
 from rope_array._diagnose._tried_positions import Positions
 from rope_array._rope import RoPE
+from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Reversed
 
 _SHOWN = 8
@@ -179,8 +180,8 @@ def _remedy(case: Case) -> str:
     """Return data that would decide."""
     wider = ", in float32" if case.eps > EPS32 else ""
     return (
-        f"Give random features of several rows at more and later positions with a step of 1{wider}, different "
-        "on every axis and in every coordinate; or give the ropes or configs that are possible as `candidates`"
+        f"Give random features of several rows at more and later positions with a step of 1{wider}, "
+        "different on every axis and in every coordinate; or give possible ropes or configs as `candidates`"
     )
 
 
@@ -210,6 +211,8 @@ def _causes(kept: list[Explanation]) -> list[str]:
         found.append("+φ and -φ give the same (multiples of a half turn, or too few positions)")
     if len({r.base for r in ropes}) > 1:
         found.append("the pairs that rotate by more than the rounding do not distinguish bases")
+    if len({r.scaling for r in ropes if r.base == ropes[0].base}) > 1:
+        found.append("the slow pairs rotate too little to distinguish rules")
     if len({(r.rotary_dim, r.rotary_start) for r in ropes}) > 1:
         found.append("the last pairs rotate by less than the rounding, so that the slice does not show")
     if len({r.axes for r in ropes}) > 1:
@@ -243,17 +246,26 @@ def code_of(rope: RoPE, positions: Positions, axes_text: str) -> str:
 def fields_of(rope: RoPE, axes_text: str = "") -> list[str]:
     """Write the fields that differ from the defaults."""
     words = []
-    usual = RoPE(rope.head_dim)
     rest = rope.head_dim - rope.rotary_start
-    for name in (f.name for f in fields(rope) if f.name != "head_dim"):
-        value = getattr(rope, name)
-        if value == (rest if name == "rotary_dim" else getattr(usual, name)):
+    for field in fields(rope)[1:]:
+        name, value = field.name, getattr(rope, field.name)
+        if value == (rest if name == "rotary_dim" else field.default):
             continue
-        text = f"ra.{value!r}" if name in ("scaling", "axes") else repr(value)
-        if isinstance(value, Reversed):
-            text = f"ra.Reversed(ra.{value.rule!r})" if value.rule else "ra.Reversed()"
+        text = f"ra.{value!r}" if name == "axes" else repr(value)
+        if isinstance(value, Scaling):
+            text = rule_name(value)
         words.append(f"{name}={axes_text if name == 'axes' and axes_text else text}")
     return words
+
+
+def rule_name(rule: Scaling) -> str:
+    """Write a rule with the fields that differ from its defaults."""
+    if isinstance(rule, Reversed):
+        return f"ra.Reversed({rule_name(rule.rule) if rule.rule else ''})"
+    words = [
+        f"{f.name}={getattr(rule, f.name)!r}" for f in fields(rule) if getattr(rule, f.name) != f.default
+    ]
+    return f"ra.{type(rule).__name__}({', '.join(words)})"
 
 
 def _labelled(found: Explanation) -> str:

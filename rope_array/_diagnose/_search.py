@@ -39,6 +39,7 @@ from rope_array._diagnose._report import (
     fields_of,
     notes_of,
     reason_of,
+    rule_name,
 )
 from rope_array._diagnose._tried_positions import (
     Positions,
@@ -82,7 +83,7 @@ class Search:
             if self.case.beyond_float64 and not positions.coordinates:
                 self._whole_ropes(positions)
         for positions in mistaken_positions(self.case):
-            if any(_is_plain(t) for t in self._fitting()):
+            if any(self._is_plain(t) for t in self._fitting()):
                 self._retry(positions)
             else:
                 self._rotations(positions)
@@ -90,12 +91,18 @@ class Search:
             self._mistakes(intended)
         if not self._fitting() and not math.isnan(factor):
             return self._unrotated(factor)
-        if not self._chosen():
+        if not self._fitting() and not self._chosen():
             self._narrow_dtypes(intended)
         return self._report()
 
     def _fitting(self) -> list[Trial]:
         return [t for t in self.trials if t.fits]
+
+    def _is_plain(self, trial: Trial) -> bool:
+        """Return whether an explanation has no mistake, and no number that replaces a mistake."""
+        rope = trial.explanation.rope
+        factor = rope is not None and isinstance(rope.scaling, Linear) and self.case.num_positions == 1
+        return not (trial.explanation.mistake or trial.kind == ESTIMATE or factor)
 
     # Rotations
 
@@ -155,7 +162,10 @@ class Search:
         if found.kind == ESTIMATE and self.case.beyond_float64:
             return  # float64 merges several positions
         fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
-        rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+        try:
+            rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+        except SpecError:  # a base beyond the range of floats
+            return
         notes = (*found.notes, *_other_names(rope))
         if found.offset:
             positions = moved_positions(positions, found.offset, self.case.on_host)
@@ -214,7 +224,7 @@ class Search:
         """Try the fitting explanations at other positions, which the data may not distinguish."""
         if positions.code == "0" or positions.free:
             return
-        for trial in [t for t in self._fitting() if _is_plain(t)]:
+        for trial in _preferred(equally_good([t for t in self._fitting() if self._is_plain(t)], self.case)):
             found = trial.explanation
             if found.rope and found.rope.axes is None:
                 self._judge(found.rope, positions, found.notes, "", trial.kind, trial.uncertainty)
@@ -277,13 +287,15 @@ class Search:
         for pairs in mistaken_hypotheses(self.case):
             phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
-            for found in self._fitter(pairs, series).find(False)[:1]:
+            for found in self._fitter(pairs, series).find(False)[:8]:
                 angles = positions.rows[:, None] * found.omegas
-                self._judge_tables(pairs, found.fields, size, positions, np.cos(angles), np.sin(angles))
+                self._judge_tables(
+                    pairs, found.fields, size, positions, np.cos(angles), np.sin(angles), found.kind
+                )
 
     def _judge_tables(
         self, pairs: PairHypothesis, fields: dict[str, Any], size: float, positions: Positions, cos: Floats,
-        sin: Floats,
+        sin: Floats, kind: int = KNOWN,
     ) -> None:  # fmt: skip
         """Try the formula of a mistake, which no rope computes."""
         rows = pairs.forward(self.case.x, size * cos, size * sin)
@@ -293,28 +305,28 @@ class Search:
         found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
         # Without a rotation the pair after may be small: errors are relative to the pair before.
         least = size * pairs.sizes(self.case.x)
-        self.trials.append(measure(self.case, found, rows, positions, KNOWN, least=least))
+        self.trials.append(measure(self.case, found, rows, positions, kind, least=least))
 
     def _narrow_dtypes(self, intended: list[Positions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
-        for positions in intended:
-            for pairs in pair_hypotheses(self.case, 0) if not positions.coordinates else ():
-                if pairs.pairing == pairs.out_pairing and self._phases(pairs).plausible:
-                    for base, sign in product(self.bases, (1, -1)):
-                        self._narrow_base(pairs, base, sign, positions)
-
-    def _narrow_base(self, pairs: PairHypothesis, base: float, sign: int, positions: Positions) -> None:
         case = self.case
         some = np.unique(np.linspace(0, len(case.x) - 1, 64).round().astype(int))
-        omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
-        for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
-            off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
-            if np.median(off) > 8 * case.tol * np.median(abs(case.y[some])):
-                continue
-            full = dict(narrow_tables(positions.rows[:, None], omegas))[text]
+        ranked = []
+        for positions in intended:
+            for pairs in pair_hypotheses(case, 0) if not positions.coordinates else ():
+                if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
+                    continue
+                for base, sign in product(self.bases, (1, -1)):
+                    omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
+                    for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
+                        off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
+                        ranked.append((float(off.mean()), len(ranked), text, pairs, base, sign, positions))
+        for _, _, text, pairs, base, sign, positions in sorted(ranked, key=lambda r: r[:2])[:8]:
+            omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
+            cos, sin = dict(narrow_tables(positions.rows[:, None], omegas))[text]
             wrong = replace(pairs, mistake=text, formula=text)
             fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
-            self._judge_tables(wrong, fields, 1.0, positions, full[0], sign * full[1])
+            self._judge_tables(wrong, fields, 1.0, positions, cos, sign * sin)
 
     # The result
 
@@ -358,13 +370,13 @@ class Search:
         return _preferred(best)
 
     def _report(self) -> Diagnosis:
-        chosen = self._chosen()
+        chosen, good = self._chosen(), {id(t) for t in equally_good(self.trials, self.case)}
         kept = _distinct([t.explanation for t in chosen])
         if len(kept) == 1 and not kept[0].mistake:
             self._rule_out(kept[0])
         elif not kept:
             self._judge_defaults()
-        others = [t for t in sorted(self.trials, key=lambda t: t.mean) if t.explanation not in kept]
+        others = [t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and id(t) in good)]
         nearest = _distinct([t.explanation for t in others])[: 4 if kept else 3]
         reason = reason_of(chosen, kept, nearest, self.case)
         return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.case)))
@@ -391,29 +403,30 @@ class Search:
                 self._judge(replace(rope, base=10000.0), positions, (), found._axes)
 
 
-def _is_plain(trial: Trial) -> bool:
-    """Return whether an explanation has no mistake, estimate or factor."""
-    rope = trial.explanation.rope
-    factor = rope is not None and isinstance(rope.scaling, Linear)
-    return not (trial.explanation.mistake or trial.kind == ESTIMATE or factor)
-
-
 def _preferred(best: list[Trial]) -> list[Trial]:
     """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
     best = sorted(best, key=lambda t: (bool(t.explanation.mistake), t.kind, t.mean))
-    if any(not t.explanation.mistake for t in best):  # drop a mistake combined with a fit
-        best = [t for t in best if t.kind <= KNOWN or not t.explanation.mistake]
     least = min((t.kind for t in best), default=KNOWN)
     best = [t for t in best if t.kind <= least]
+    if least > KNOWN and not all(t.explanation.mistake for t in best):  # a number can fit a mistake's noise
+        best = [t for t in best if not t.explanation.mistake]
     return _narrowest(best) if least == ESTIMATE else best
 
 
 def _distinct(found: list[Explanation]) -> list[Explanation]:
-    """Return the first explanation of each effect."""
-    first: dict[Any, Explanation] = {}
+    """Return the first explanation of each effect, with a note on other names of its rule."""
+    groups: dict[Any, list[Explanation]] = {}
     for e in found:
-        first.setdefault((_effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else ""), e)
-    return [*first.values()]
+        key = (_effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else "")
+        groups.setdefault(key, []).append(e)
+    return [_with_names(first, rest) for first, *rest in groups.values()]
+
+
+def _with_names(found: Explanation, others: list[Explanation]) -> Explanation:
+    rules = dict.fromkeys(e.rope.scaling for e in others if e.rope and found.rope)
+    names = [rule_name(rule) for rule in rules if rule and found.rope and rule != found.rope.scaling]
+    note = (f"other rules give the same frequencies: {', '.join(names)}",) if names else ()
+    return replace(found, notes=found.notes + note)
 
 
 def _narrowest(found: list[Trial]) -> list[Trial]:
