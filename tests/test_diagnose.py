@@ -274,11 +274,11 @@ def test_two_names_of_the_same_frequencies_are_one_explanation():
 def test_candidates_can_be_configs():
     config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 77777.0}
     rope = ra.RoPE.from_config(config)
-    x = features(2, 8, 32).astype("float16")
-    y = rope.apply(x, range(8))
-    assert diagnose(x, y, range(8)).rope is None
+    x = features(1, 2, 32).astype("float16")
+    y = rope.apply(x, range(2))
+    assert diagnose(x, y, range(2)).rope is None
     for candidates in (config, [{**config, "rope_theta": 88888.0}, config]):
-        assert diagnose(x, y, range(8), candidates=candidates).rope == rope
+        assert diagnose(x, y, range(2), candidates=candidates).rope == rope
 
 
 def test_a_candidate_that_fits_much_worse_is_not_returned():
@@ -667,9 +667,9 @@ def test_symmetric_features():
 
 def test_one_position_leaves_offset_or_factor_open():
     x = features(1, 4, 1, 64)
-    found = diagnose(x, ra.apply(x, [6]), [5])
+    found = diagnose(x, ra.apply(x, [4]), [5])
     assert found.ambiguous
-    assert any("off by 1" in e.mistake for e in found.explanations)
+    assert any("off by -1" in e.mistake for e in found.explanations)
     assert any(isinstance(e.rope.scaling, ra.Linear) for e in found.explanations)
     assert "positions" in found.reason
 

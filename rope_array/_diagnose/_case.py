@@ -50,7 +50,7 @@ class Case:
         """Return the error of a rounded angle per radian; float32 angles are noisier than float64."""
         return 2 * EPS32 if max(self.eps, 8 * noise) >= EPS32 else 8 * _EPS["float64"]
 
-    def angle_errors(self, angles: Floats, noise: float = 0.0) -> Floats:
+    def angle_errors(self, angles: Any, noise: float = 0.0) -> Any:
         """Return the error that rounded angles may have."""
         return np.minimum(self.angle_tol(noise) * abs(angles), LOOSEST)
 
@@ -203,10 +203,9 @@ def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
 def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
     if candidates is None:
         return ()
-    if not isinstance(candidates, (list, tuple)):
-        candidates = (candidates,)
-    candidates = tuple(_read_candidate(value) for value in candidates)
-    for value in candidates:
+    given = candidates if isinstance(candidates, (list, tuple)) else (candidates,)
+    found = tuple(_read_candidate(value) for value in given)
+    for value in found:
         if isinstance(value, RoPE) and value.head_dim != head_dim:
             raise ShapeError(
                 f"a candidate has head_dim={value.head_dim} and the last axis of before holds {head_dim} "
@@ -215,7 +214,7 @@ def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
         rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
             raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
-    return candidates
+    return found
 
 
 def _read_candidate(value: Any) -> Any:

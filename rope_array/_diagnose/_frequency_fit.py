@@ -45,15 +45,23 @@ class FrequencyFit(NamedTuple):
     misfit: float = math.inf
 
 
-def amplitude_of(phasors: Complex, weight: Floats) -> float:
-    """Return the factor on cos and sin, with the fewest digits within the noise."""
+class Amplitude(NamedTuple):
+    """The factor on cos and sin, and its relative error."""
+
+    value: float
+    error: float = 0.0
+
+
+def amplitude_of(phasors: Complex, weight: Floats) -> Amplitude:
+    """Return the factor with the fewest digits within the noise."""
     sizes = abs(phasors[weight > 0])
-    if not len(sizes):
-        return 1.0
-    middle = float(np.median(sizes))
-    near = sizes[abs(sizes - middle) <= 0.2 * middle]
-    size, noise = (float(near.mean()), float(near.std())) if len(near) else (middle, middle)
-    return shortest(size, 4 * noise / size / math.sqrt(max(len(near), 1))) if size > 0 else 1.0
+    middle = float(np.median(sizes)) if len(sizes) else 0.0
+    if not middle:
+        return Amplitude(1.0)
+    near = sizes[abs(sizes - middle) <= 0.2 * middle]  # not empty, or the median is between two groups
+    size = float(near.mean()) if len(near) else middle
+    error = float(4 * near.std() / size / math.sqrt(len(near))) if len(near) else 0.1
+    return Amplitude(shortest(size, error), error)
 
 
 def shortest(size: float, close: float) -> float:
@@ -200,7 +208,7 @@ class FrequencyFitter:
 
         def distance(angles: Floats) -> Floats:
             off = abs(phasors - np.exp(1j * angles)) ** 2
-            return np.sqrt((weight * off).sum((1, 2)) / total)
+            return np.asarray(np.sqrt((weight * off).sum((1, 2)) / total))
 
         found = []
         for n in range(0, len(fits), 64):
@@ -217,7 +225,11 @@ class FrequencyFitter:
         """Return frequencies as Hugging Face's code rounds them; of a rule only if it is among few."""
         rounded = omegas.copy()
         for n, fit in enumerate(fits):
-            if fit.kind == KNOWN and (among <= _LOOKED_AT or "scaling" not in fit.fields):
+            if (
+                fit.kind == KNOWN
+                and "base" in fit.fields
+                and (among <= _LOOKED_AT or "scaling" not in fit.fields)
+            ):
                 rounded[n] = _float32_omegas(self.width, fit.fields["base"], fit.fields.get("scaling"))
         return rounded
 
@@ -234,7 +246,7 @@ class FrequencyFitter:
                 text = f"frequencies are {name}: base {base:g}, rounded"
                 for sign in (1, -1):
                     fields = {"inv_freq": tuple(map(float, sign * narrow))}
-                    yield FrequencyFit(fields, sign * narrow, ONE_NUMBER, mistake=text)
+                    yield FrequencyFit(fields, sign * narrow, TWO_NUMBERS, mistake=text)
 
     def _by_rule(self, base: float, rule: Scaling) -> Iterator[FrequencyFit]:
         try:
@@ -342,12 +354,15 @@ class FrequencyFitter:
         notes: tuple[str, ...] = ()
         mistake = ""
         if last is not None:
+            if omegas[last] * abs(self.series.at).max() < self.case.tol:
+                error = 1.0  # rounding hides whether the tail is zero
             omegas = np.where(np.arange(len(omegas)) < last, omegas, 0.0)
             fields["scaling"] = Proportional(2 * last / self.width, factor=factor)
             numbers += 1
         elif factor == 0.5:
             fields["scaling"] = Linear(0.5)
             mistake = "rotated twice: every angle is doubled"
+            numbers += 1
         elif factor != 1.0:
             fields["scaling"] = Linear(factor)
             notes = (f"every frequency, or every position, is divided by {factor:g}",)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rope_array._diagnose._case import EPS32, LOOSEST, Case, Floats
 from rope_array._diagnose._tried_positions import Positions
@@ -258,7 +258,7 @@ def fields_of(rope: RoPE, axes_text: str = "") -> list[str]:
     return words
 
 
-def rule_name(rule: Scaling) -> str:
+def rule_name(rule: Any) -> str:
     """Write a rule with the fields that differ from its defaults."""
     if isinstance(rule, Reversed):
         return f"ra.Reversed({rule_name(rule.rule) if rule.rule else ''})"

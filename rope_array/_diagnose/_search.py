@@ -13,6 +13,7 @@ from rope_array._diagnose._case import Case, Floats, Indices
 from rope_array._diagnose._frequency_fit import (
     BASES,
     NO_RULE,
+    Amplitude,
     FrequencyFit,
     FrequencyFitter,
     Series,
@@ -33,6 +34,7 @@ from rope_array._diagnose._report import (
     ESTIMATE,
     KNOWN,
     ONE_NUMBER,
+    TWO_NUMBERS,
     Diagnosis,
     Explanation,
     Trial,
@@ -54,6 +56,7 @@ from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Periods, Reversed
 
+_SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
 _JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
 
 
@@ -83,11 +86,11 @@ class Search:
             if self.case.beyond_float64 and not positions.coordinates:
                 self._whole_ropes(positions)
         for positions in mistaken_positions(self.case):
-            if any(self._is_plain(t) for t in self._fitting()):
+            if any(self._is_plain(t) for t in self._explained()):
                 self._retry(positions)
             else:
                 self._rotations(positions)
-        if not self._fitting():
+        if not self._explained():
             self._mistakes(intended)
         if not self._fitting() and not math.isnan(factor):
             return self._unrotated(factor)
@@ -97,6 +100,11 @@ class Search:
 
     def _fitting(self) -> list[Trial]:
         return [t for t in self.trials if t.fits]
+
+    def _explained(self) -> list[Trial]:
+        """Return the best explanations, if all that they leave is small: no mistake would leave less."""
+        best = equally_good(self.trials, self.case)
+        return [t for t in best if t.fits or (t.kind < ESTIMATE and t.mean < _SMALL**2)]
 
     def _is_plain(self, trial: Trial) -> bool:
         """Return whether an explanation has no mistake, and no number that replaces a mistake."""
@@ -148,17 +156,19 @@ class Search:
             self._phase_cache[key] = PhaseEstimates(self.case, pairs)
         return self._phase_cache[key]
 
-    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, float]:
+    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, Amplitude]:
         at, inverse = np.unique(rows, return_inverse=True)
         phasors, weight = phases.at(inverse.ravel(), len(at))
         size = amplitude_of(phasors, weight)
-        return Series(at, phasors / size, weight), size
+        return Series(at, phasors / size.value, weight), size
 
     def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
         tails = "half" in (pairs.pairing, pairs.out_pairing)
         return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
 
-    def _keep(self, found: FrequencyFit, pairs: PairHypothesis, size: float, positions: Positions) -> None:
+    def _keep(
+        self, found: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: Positions
+    ) -> None:
         if found.kind == ESTIMATE and self.case.beyond_float64:
             return  # float64 merges several positions
         fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
@@ -169,14 +179,17 @@ class Search:
         notes = (*found.notes, *_other_names(rope))
         if found.offset:
             positions = moved_positions(positions, found.offset, self.case.on_host)
+        kind = found.kind
+        if positions.mistake and not found.offset and kind == ONE_NUMBER:
+            kind = TWO_NUMBERS  # the positions are one
         if found.mistake:
             positions = positions._replace(mistake=found.mistake)
-        self._judge(rope, positions, notes, kind=found.kind, uncertainty=found.uncertainty)
+        self._judge(rope, positions, notes, kind=kind, uncertainty=found.uncertainty)
 
     def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
         size = amplitude_of(*phases.at(inverse.ravel(), len(every)))
-        coordinates, omegas = axis_map(phases, positions.rows, size, self.case)
+        coordinates, omegas = axis_map(phases, positions.rows, size.value, self.case)
         kept = len(self._fitting())
         for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
             drivers = np.array([-1 if a is None else a for a in axes.coordinates])
@@ -187,7 +200,7 @@ class Search:
             self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
 
     def _on_axes(
-        self, axes: Axes, text: str, pairs: PairHypothesis, size: float, by_each: Floats,
+        self, axes: Axes, text: str, pairs: PairHypothesis, size: Amplitude, by_each: Floats,
         coordinates: Indices, positions: Positions, last: bool = False,
     ) -> None:  # fmt: skip
         head_dim = self.case.x.shape[1]
@@ -224,7 +237,7 @@ class Search:
         """Try the fitting explanations at other positions, which the data may not distinguish."""
         if positions.code == "0" or positions.free:
             return
-        for trial in _preferred(equally_good([t for t in self._fitting() if self._is_plain(t)], self.case)):
+        for trial in _preferred([t for t in self._explained() if self._is_plain(t)]):
             found = trial.explanation
             if found.rope and found.rope.axes is None:
                 self._judge(found.rope, positions, found.notes, "", trial.kind, trial.uncertainty)
@@ -294,24 +307,24 @@ class Search:
                 )
 
     def _judge_tables(
-        self, pairs: PairHypothesis, fields: dict[str, Any], size: float, positions: Positions, cos: Floats,
-        sin: Floats, kind: int = KNOWN,
+        self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: Positions,
+        cos: Floats, sin: Floats, kind: int = KNOWN,
     ) -> None:  # fmt: skip
         """Try the formula of a mistake, which no rope computes."""
-        rows = pairs.forward(self.case.x, size * cos, size * sin)
+        rows = pairs.forward(self.case.x, size.value * cos, size.value * sin)
         head_dim = self.case.x.shape[1]
         rope = _with_amplitude(RoPE(head_dim, **fields, **pairs.fields(head_dim)), size)
         code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
         found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
         # Without a rotation the pair after may be small: errors are relative to the pair before.
-        least = size * pairs.sizes(self.case.x)
+        least = size.value * pairs.sizes(self.case.x)
         self.trials.append(measure(self.case, found, rows, positions, kind, least=least))
 
     def _narrow_dtypes(self, intended: list[Positions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
         case = self.case
         some = np.unique(np.linspace(0, len(case.x) - 1, 64).round().astype(int))
-        ranked = []
+        ranked: list[Any] = []
         for positions in intended:
             for pairs in pair_hypotheses(case, 0) if not positions.coordinates else ():
                 if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
@@ -326,7 +339,7 @@ class Search:
             cos, sin = dict(narrow_tables(positions.rows[:, None], omegas))[text]
             wrong = replace(pairs, mistake=text, formula=text)
             fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
-            self._judge_tables(wrong, fields, 1.0, positions, cos, sign * sin)
+            self._judge_tables(wrong, fields, Amplitude(1.0), positions, cos, sign * sin)
 
     # The result
 
@@ -353,7 +366,7 @@ class Search:
         for positions in intended_positions(self.case):
             if not positions.coordinates and times > 0:
                 for pairing in PAIRINGS if not head_dim % 2 else ():
-                    self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), times), positions)
+                    self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), Amplitude(times)), positions)
         return Diagnosis(
             (nothing, *_distinct([t.explanation for t in self._fitting()])),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
@@ -370,13 +383,15 @@ class Search:
         return _preferred(best)
 
     def _report(self) -> Diagnosis:
-        chosen, good = self._chosen(), {id(t) for t in equally_good(self.trials, self.case)}
+        chosen, good = self._chosen(), equally_good(self.trials, self.case)
         kept = _distinct([t.explanation for t in chosen])
         if len(kept) == 1 and not kept[0].mistake:
             self._rule_out(kept[0])
         elif not kept:
             self._judge_defaults()
-        others = [t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and id(t) in good)]
+        others = [
+            t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and any(t is g for g in good))
+        ]
         nearest = _distinct([t.explanation for t in others])[: 4 if kept else 3]
         reason = reason_of(chosen, kept, nearest, self.case)
         return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.case)))
@@ -405,12 +420,14 @@ class Search:
 
 def _preferred(best: list[Trial]) -> list[Trial]:
     """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
-    best = sorted(best, key=lambda t: (bool(t.explanation.mistake), t.kind, t.mean))
     least = min((t.kind for t in best), default=KNOWN)
-    best = [t for t in best if t.kind <= least]
-    if least > KNOWN and not all(t.explanation.mistake for t in best):  # a number can fit a mistake's noise
-        best = [t for t in best if not t.explanation.mistake]
+    best = sorted((t for t in best if t.kind <= least), key=_order)
     return _narrowest(best) if least == ESTIMATE else best
+
+
+def _order(trial: Trial) -> tuple[bool, bool, float]:
+    found = trial.explanation
+    return bool(found.mistake), bool(found.rope and found.rope.scaling), trial.mean
 
 
 def _distinct(found: list[Explanation]) -> list[Explanation]:
@@ -459,5 +476,7 @@ def _other_names(rope: RoPE) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _with_amplitude(rope: RoPE, size: float) -> RoPE:
-    return rope if math.isclose(rope.amplitude, size, rel_tol=1e-6) else replace(rope, attention_factor=size)
+def _with_amplitude(rope: RoPE, size: Amplitude) -> RoPE:
+    """Set attention_factor, unless the factor of the rule is as near."""
+    near = math.isclose(rope.amplitude, size.value, rel_tol=max(1e-6, 2 * size.error))
+    return rope if near else replace(rope, attention_factor=size.value)

@@ -1,6 +1,7 @@
 """Judge a candidate: compare the output of `RoPE.apply` in float64 with `after`; and choose the best."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from rope_array._spec.scaling import Reversed
 def reversed_rope(rope: RoPE) -> RoPE:
     """Return the rope that rotates by -φ and undoes the amplitude: the inverse, written as a rotation."""
     factor = None if rope.amplitude == 1.0 else 1 / rope.amplitude
-    fields = {"pairing": rope.out_pairing or rope.pairing, "out_pairing": rope.pairing}
+    fields: dict[str, Any] = {"pairing": rope.out_pairing or rope.pairing, "out_pairing": rope.pairing}
     if rope.inv_freq is not None:
         omegas = tuple(-omega for omega in rope.inv_freq)
         return replace(rope, inv_freq=omegas, attention_factor=factor, **fields)
@@ -61,8 +62,8 @@ def measure(
     out = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
     size = np.maximum(abs(rows), abs(case.y))
     norm = np.maximum(*(np.hypot(y[:, out[0]], y[:, out[1]]) for y in (rows, case.y)))
-    axes = rope.axes and [a or 0 for a in rope.axes.coordinates]
-    at = positions.rows[:, None] if axes is None else positions.rows[:, axes]
+    rows_at = positions.rows
+    at = rows_at[:, [a or 0 for a in rope.axes.coordinates]] if rope.axes else rows_at[:, None]
     slack = case.angle_errors(at * np.array(rope.frequencies))
     allowed = np.zeros(rows.shape)
     for feature in out:
