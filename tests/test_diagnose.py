@@ -373,6 +373,21 @@ def test_64_tokens_in_bfloat16_are_enough(name):
     assert found.base == rope.base
 
 
+def test_many_rows_do_not_make_rounding_visible():
+    """Errors of float32 arithmetic are alike in all heads, so that their mean does not vanish."""
+    x = features(1, 32, 128, 64)
+    assert diagnose(x, ROPES["llama3"].apply(x, range(128)), range(128)).rope == ROPES["llama3"]
+
+
+def test_an_inverse_undoes_an_amplitude_in_place_of_the_rules():
+    rope = ra.RoPE(32, scaling=ra.YaRN(4.0, 8192), attention_factor=1.0)
+    x = features(2, 4, 64, 32)
+    y = rope.apply(x, range(64), inverse=True)
+    found = diagnose(x, y, range(64), candidates=[rope]).rope
+    assert found.amplitude == 1.0
+    assert abs(found.apply(x, range(64)) - y).max() < 1e-5
+
+
 def test_rounded_tables_in_bfloat16_are_noise():
     """Hugging Face's models in bfloat16 round cos, sin, both products and their sum."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
