@@ -96,7 +96,11 @@ class Case:
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
         """The mask of features that changed in any row."""
-        return np.asarray((abs(self.y - self.x) > self.tol / 4 * abs(self.x) + 1e-300).any(0))
+        return self.changed(self.tol / 4)
+
+    def changed(self, limit: float) -> NDArray[np.bool_]:
+        """Return the mask of features that changed by more than a limit, relative, in any row."""
+        return np.asarray((abs(self.y - self.x) > limit * abs(self.x) + 1e-300).any(0))
 
     def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> Floats | None:
         """Return the position of each row, or None if positions do not line up."""

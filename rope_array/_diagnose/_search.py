@@ -54,7 +54,7 @@ from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import Linear, Periods, Reversed
+from rope_array._spec.scaling import Linear, Periods, Reversed, YaRN
 
 _SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
 _JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
@@ -177,6 +177,12 @@ class Search:
         except SpecError:  # a base beyond the range of floats
             return
         notes = (*found.notes, *_other_names(rope))
+        if isinstance(rope.scaling, YaRN) and rope.attention_factor not in (
+            None,
+            1.0,
+            rope.scaling.amplitude,
+        ):
+            found = found._replace(uncertainty=1.0)  # another factor has this amplitude
         if found.offset:
             positions = moved_positions(positions, found.offset, self.case.on_host)
         kind = found.kind
