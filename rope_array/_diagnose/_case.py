@@ -1,7 +1,7 @@
-"""The arguments of `diagnose` on the host: the two arrays in float64, and the positions."""
+"""The arguments of `diagnose` on the host: the two arrays in float64, the positions, and rows of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 EPS32 = _EPS["float32"]
 LOOSEST = 2.0**-7  # the largest error of rounded angles; a larger error is another rotation
 COORDINATES = 8  # more than any model has
+_ROWS, _ROWS_OF_AXIS = 2048, 256  # of the search, which is slower than the final check
 _ROUNDINGS = 4  # of a model in the narrower dtype: cos, two products, their sum
 
 
@@ -40,6 +41,7 @@ class Case:
     eps: float  # of the narrower dtype
     after_eps: float
     tolerance: float | None  # limits the report; the search does not depend on it
+    chosen: Indices | None = None  # flat indices of the rows of a sample; None for all rows
 
     @property
     def tol(self) -> float:
@@ -57,8 +59,9 @@ class Case:
     @cached_property
     def num_positions(self) -> int:
         """The number of different positions."""
-        axes = self.pos.shape[-1:] if self.pos.ndim == self.before.ndim else ()
-        return len(np.unique(self.pos.reshape(-1, *axes), axis=0))
+        plain = self.spread(self.pos, self.seq_axis)
+        rows = self.spread(self.pos, self.seq_axis, True) if plain is None else plain
+        return len(np.unique(rows, axis=0))
 
     @property
     def decidable_reach(self) -> float:
@@ -80,18 +83,53 @@ class Case:
         return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
     @cached_property
-    def finite(self) -> NDArray[np.bool_]:
-        width = self.before.shape[-1]
-        both = np.isfinite(self.before) & np.isfinite(self.after)
-        return np.asarray(both.reshape(-1, width).all(-1))
+    def rows(self) -> Any:
+        """The index of the rows: those of a sample, or all that are finite."""
+        if self.chosen is not None:
+            return self.chosen
+        finite = np.isfinite(self.before).all(-1) & np.isfinite(self.after).all(-1)
+        return slice(None) if finite.all() else np.flatnonzero(finite)
+
+    def rows_of(self, array: Any) -> Any:
+        """Return the rows of an array of features."""
+        return array.reshape(-1, array.shape[-1])[self.rows]
 
     @cached_property
     def x(self) -> Floats:
-        return np.asarray(self.before.reshape(-1, self.before.shape[-1])[self.finite])
+        return np.asarray(self.rows_of(self.before))
 
     @cached_property
     def y(self) -> Floats:
-        return np.asarray(self.after.reshape(-1, self.after.shape[-1])[self.finite])
+        return np.asarray(self.rows_of(self.after))
+
+    def sample(self) -> "Case":
+        """Return the case with at most some thousand rows: successive rows of every axis, and far rows."""
+        sizes, axis = np.array(self.before.shape[:-1]), self.seq_axis % self.before.ndim
+        counts, weight = np.minimum(sizes, _ROWS_OF_AXIS), np.ones(len(sizes))
+        weight[axis] = 1 / 8  # more positions than heads
+        while counts.prod() > _ROWS:
+            counts[(counts * weight).argmax()] //= 2
+        if (counts == sizes).all():
+            return self
+        kept = [_spread_indices(*both) for both in zip(sizes, counts, strict=True)]
+        if self.pos.shape == (sizes[axis],):  # successive positions, in any order of the rows
+            kept[axis] = np.argsort(self.pos, kind="stable")[kept[axis]]
+        rows = np.ravel_multi_index(np.ix_(*kept), sizes).ravel()
+        every = np.arange(sizes.prod())[self.rows]
+        finite = np.intersect1d(rows, every)
+        return self.part(finite if len(finite) else every[:: -(-len(every) // _ROWS)])
+
+    def part(self, rows: Indices) -> "Case":
+        """Return the case with some of the rows."""
+        return replace(self, chosen=rows)
+
+    def rotated(self, rope: RoPE, pos: NDArray[Any], seq_axis: int, coordinates: bool) -> Floats:
+        """Return the rows of `rope.apply`."""
+        if self.chosen is None:
+            return np.asarray(self.rows_of(rope.apply(self.before, pos, seq_axis=seq_axis)))
+        at = self.spread(pos, seq_axis, coordinates)
+        assert at is not None
+        return np.asarray(rope.apply(self.x[:, None], at[:, None])[:, 0])
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
@@ -102,7 +140,7 @@ class Case:
         """Return the mask of features that changed by more than a limit, relative, in any row."""
         return np.asarray((abs(self.y - self.x) > limit * abs(self.x) + 1e-300).any(0))
 
-    def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> Floats | None:
+    def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> NDArray[Any] | None:
         """Return the position of each row, or None if positions do not line up."""
         shape = pos.shape[:-1] if coordinates else pos.shape
         try:
@@ -115,7 +153,7 @@ class Case:
         if shape:
             pos = pos.reshape(*shape[:-1], *(1,) * (len(sizes) - len(shape)), shape[-1], *rest)
         full = np.moveaxis(np.broadcast_to(pos, (*sizes, *rest)), len(sizes) - 1, axis)
-        return np.asarray(full.reshape(-1, *rest)[self.finite], np.float64)
+        return np.asarray(full.reshape(-1, *rest)[self.rows])
 
 
 def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None) -> Case:
@@ -144,6 +182,12 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     if not coordinates or host_pos.shape[-1] > COORDINATES:
         check_line_up(x.shape, host_pos.shape, seq_axis)
     return case
+
+
+def _spread_indices(size: int, count: int) -> Indices:
+    """Return successive indices from 0, and indices up to the last."""
+    near = count - count // 2
+    return np.unique([*range(near), *np.linspace(0, size - 1, count - near).round().astype(int)])
 
 
 def _numpy(array: Any, name: str) -> Floats:

@@ -1,6 +1,7 @@
 """The report: explanations, their code, and the reason if there is not exactly one."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ class Trial(NamedTuple):
     worst: float  # the largest error, in units of the error of the dtypes
     kind: int = KNOWN
     uncertainty: float = 0.0  # relative, of the numbers that were read off the data
+    again: Callable[[], Any] | None = None  # measures the explanation on all rows
 
     @property
     def mean(self) -> float:
@@ -224,7 +226,7 @@ def _causes(kept: list[Explanation]) -> list[str]:
 
 def notes_of(chosen: list[Trial], kept: list[Explanation], case: Case) -> Iterator[str]:
     """Yield remarks on the data."""
-    dropped = int((~case.finite).sum())
+    dropped = math.prod(case.before.shape[:-1]) - len(case.x)
     if dropped:
         yield f"{dropped} rows hold NaN or infinities and were left out"
     if len(kept) == 1 and kept[0].rope and kept[0].rope.frequencies:

@@ -1,8 +1,9 @@
 """The search: try all explanations of one case, in order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -57,6 +58,7 @@ from rope_array._spec.frequencies import Scaling
 from rope_array._spec.scaling import Linear, Periods, Reversed, YaRN
 
 _SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
+_VERIFIED = 16  # explanations of a sample, by all rows
 _JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
 
 
@@ -64,7 +66,7 @@ class Search:
     """Tries all explanations of one case. Only the report depends on the caller's tolerance."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
-        self.case = case
+        self.whole, self.case = case, case.sample()
         self.ropes = [c for c in candidates if isinstance(c, RoPE)]
         self.rules = [c for c in candidates if isinstance(c, Scaling)]
         self.bases = tuple(dict.fromkeys([*BASES, *(r.base for r in self.ropes)]))
@@ -73,7 +75,7 @@ class Search:
 
     def run(self) -> Diagnosis:
         """Run the search and return the report."""
-        if not self.case.touched.any():
+        if not self.case.touched.any() and not self.whole.touched.any():
             return self._unrotated(1.0)
         intended = [*intended_positions(self.case)]
         for positions in intended:
@@ -253,8 +255,19 @@ class Search:
         trial = judge(self.case, rope, positions, *args, **kwargs)
         if trial is None:
             return False
-        self.trials.append(trial)
+        again = partial(self._judge_all, trial.explanation.rope, positions, *args, **kwargs)
+        self.trials.append(trial._replace(again=again))
         return trial.fits
+
+    def _judge_all(self, *args: Any, **kwargs: Any) -> Trial | None:
+        return judge(self.whole, *args, **kwargs, chosen=True)
+
+    def _verified(self, trials: list[Trial]) -> list[Trial]:
+        """Judge explanations of a sample by all rows."""
+        if self.whole is self.case:
+            return trials
+        found = [trial.again() for trial in trials if trial.again]
+        return [trial for trial in found if trial]
 
     # Mistakes
 
@@ -270,19 +283,15 @@ class Search:
 
     def _by_short_table(self, positions: Positions) -> Iterator[Positions]:
         """Yield positions of a table that is too short: past it no rotation, or its last row."""
-        case, pos = self.case, positions.pos
-        code = "np.asarray(pos)" if case.on_host else "pos"
-        moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
-        still = ~moved & (positions.rows != 0)
-        if still.any():
-            end = float(positions.rows[still].min())
-            if (still == (positions.rows >= end)).all():
-                text = f"positions from {end:g} on are not rotated, as after the end of a table"
-                yield positions._replace(
-                    rows=np.where(still, 0.0, positions.rows), pos=np.where(pos < end, pos, 0),
-                    code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
-                )  # fmt: skip
-        for pairs in pair_hypotheses(case, 0):
+        pos, code = positions.pos, "np.asarray(pos)" if self.case.on_host else "pos"
+        end = self._first_unrotated(positions)
+        if end is not None:
+            text = f"positions from {end:g} on are not rotated, as after the end of a table"
+            yield positions._replace(
+                rows=np.where(positions.rows < end, positions.rows, 0.0), pos=np.where(pos < end, pos, 0),
+                code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
+            )  # fmt: skip
+        for pairs in pair_hypotheses(self.case, 0):
             last = self._last_row(pairs, positions)
             if last is not None:
                 text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
@@ -292,39 +301,75 @@ class Search:
                 )  # fmt: skip
                 return
 
+    def _first_unrotated(self, positions: Positions) -> float | None:
+        """Return the position from which on no row has changed."""
+        case, at = self.whole, self._at(positions)
+        moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
+        still = ~moved & (at != 0)
+        end = float(at[still].min()) if still.any() else 0.0
+        return end if still.any() and (still == (at >= end)).all() else None
+
+    def _at(self, positions: Positions) -> Floats:
+        """Return the positions of all rows."""
+        at = self.whole.spread(positions.pos, positions.seq_axis)
+        assert at is not None
+        return at.astype(float)
+
     def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
-        phases = self._phases(pairs)
+        """Return the position from which on all rotate alike; look closer between those of the sample."""
+        phases, rows = self._phases(pairs), positions.rows
         if not phases.plausible:
             return None
-        (at, phasors, weight), _ = self._series(phases, positions.rows)
+        ends = self._change(phases, rows)
+        if self.whole is self.case or ends is None:
+            return ends and ends[1]
+        at, every = self._at(positions), np.arange(self.whole.before[..., 0].size)[self.whole.rows]
+        for _ in range(4):  # each time at 64 of the positions between
+            between = np.unique(at[(at >= ends[0]) & (at <= ends[1])])
+            if len(between) == 2:
+                return ends[1]
+            looked_at = [*between[:: -(-len(between) // 64)], ends[1], at.max()]
+            near = np.flatnonzero(np.isin(at, looked_at))
+            ends = self._change(PhaseEstimates(self.whole.part(every[near]), pairs), at[near])
+            if ends is None:
+                break
+        return None
+
+    def _change(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
+        """Return the last position whose phases differ from those of the last, and the next position."""
+        (at, phasors, weight), _ = self._series(phases, rows)
         off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
         differ = np.flatnonzero(off > 4 * self.case.tol)
         first = int(differ[-1]) + 1 if len(differ) else len(at)
-        return float(at[first]) if first < len(at) - 1 else None
+        return (float(at[first - 1]), float(at[first])) if first < len(at) - 1 else None
 
     def _no_rotation(self, positions: Positions) -> None:
         for pairs in mistaken_hypotheses(self.case):
             phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
             for found in self._fitter(pairs, series).find(False)[:8]:
-                angles = positions.rows[:, None] * found.omegas
-                self._judge_tables(
-                    pairs, found.fields, size, positions, np.cos(angles), np.sin(angles), found.kind
-                )
+                tables = partial(_tables, found.omegas)
+                self._judge_tables(pairs, found.fields, size, positions, tables, found.kind)
 
     def _judge_tables(
         self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: Positions,
-        cos: Floats, sin: Floats, kind: int = KNOWN,
+        tables: Callable[[Floats], tuple[Floats, Floats]], kind: int = KNOWN,
     ) -> None:  # fmt: skip
-        """Try the formula of a mistake, which no rope computes."""
-        rows = pairs.forward(self.case.x, size.value * cos, size.value * sin)
+        """Try the formula of a mistake, which no rope computes; `tables` returns cos and sin at positions."""
         head_dim = self.case.x.shape[1]
         rope = _with_amplitude(RoPE(head_dim, **fields, **pairs.fields(head_dim)), size)
         code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
         found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
-        # Without a rotation the pair after may be small: errors are relative to the pair before.
-        least = size.value * pairs.sizes(self.case.x)
-        self.trials.append(measure(self.case, found, rows, positions, kind, least=least))
+
+        def measured(case: Case) -> Trial:
+            at = case.spread(positions.pos, positions.seq_axis)
+            assert at is not None
+            cos, sin = tables(at[:, None].astype(float))
+            rows = pairs.forward(case.x, size.value * cos, size.value * sin)
+            # Without a rotation the pair after may be small: errors are relative to the pair before.
+            return measure(case, found, rows, positions, kind, least=size.value * pairs.sizes(case.x))
+
+        self.trials.append(measured(self.case)._replace(again=lambda: measured(self.whole)))
 
     def _narrow_dtypes(self, intended: list[Positions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
@@ -342,16 +387,16 @@ class Search:
                         ranked.append((float(off.mean()), len(ranked), text, pairs, base, sign, positions))
         for _, _, text, pairs, base, sign, positions in sorted(ranked, key=lambda r: r[:2])[:8]:
             omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
-            cos, sin = dict(narrow_tables(positions.rows[:, None], omegas))[text]
+            tables = partial(_narrow_tables, text, sign, omegas)
             wrong = replace(pairs, mistake=text, formula=text)
             fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
-            self._judge_tables(wrong, fields, Amplitude(1.0), positions, cos, sign * sin)
+            self._judge_tables(wrong, fields, Amplitude(1.0), positions, tables)
 
     # The result
 
     def _factor(self) -> float:
         """Return the factor if after is a multiple of before; else NaN."""
-        x, y, tol = self.case.x, self.case.y, self.case.tol
+        x, y, tol = self.whole.x, self.whole.y, self.case.tol
         size = float((x * y).sum() / max((x * x).sum(), 1e-300))
         near = shortest(abs(size), tol / 8)
         found = near if size >= 0 else -near
@@ -362,7 +407,8 @@ class Search:
         nothing = Explanation(RoPE(head_dim, rotary_dim=0), "x", 0.0, "nothing was rotated")
         notes = ("rotary_dim=0: a layer without position embedding",)
         if times != 1.0:
-            off = abs(self.case.y - times * self.case.x) / np.maximum(abs(times * self.case.x), 1e-300)
+            x, y = self.whole.x, self.whole.y
+            off = abs(y - times * x) / np.maximum(abs(times * x), 1e-300)
             text = f"not rotated, scaled by {times:g}"
             nothing = Explanation(None, f"{times!r} * x", float(off.max()), text)
             notes = ("only a factor: no feature rotates with the position",)
@@ -382,6 +428,9 @@ class Search:
     def _chosen(self) -> list[Trial]:
         """Return the explanations to report: the best, if all of them are within the tolerance."""
         best = equally_good(self.trials, self.case)
+        if self.whole is not self.case:
+            first = sorted(best, key=lambda t: (t.kind, *_order(t)))[:_VERIFIED]
+            best = equally_good(self._verified(first), self.whole)
         limit = self.case.tolerance
         best = [t for t in best if t.fits] or ([] if limit is None else best)
         if limit is not None and any(t.explanation.residual > limit for t in best):
@@ -398,9 +447,10 @@ class Search:
         others = [
             t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and any(t is g for g in good))
         ]
-        nearest = _distinct([t.explanation for t in others])[: 4 if kept else 3]
-        reason = reason_of(chosen, kept, nearest, self.case)
-        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.case)))
+        others = self._verified(_first_of_each(others)[: 4 if kept else 3])
+        nearest = _distinct([t.explanation for t in others])
+        reason = reason_of(chosen, kept, nearest, self.whole)
+        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.whole)))
 
     def _judge_defaults(self) -> None:
         """Judge default ropes, for `nearest`."""
@@ -424,6 +474,15 @@ class Search:
                 self._judge(replace(rope, base=10000.0), positions, (), found._axes)
 
 
+def _tables(omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
+    return np.cos(at * omegas), np.sin(at * omegas)
+
+
+def _narrow_tables(text: str, sign: int, omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
+    cos, sin = dict(narrow_tables(at, omegas))[text]
+    return cos, sign * sin
+
+
 def _preferred(best: list[Trial]) -> list[Trial]:
     """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
     least = min((t.kind for t in best), default=KNOWN)
@@ -440,9 +499,19 @@ def _distinct(found: list[Explanation]) -> list[Explanation]:
     """Return the first explanation of each effect, with a note on other names of its rule."""
     groups: dict[Any, list[Explanation]] = {}
     for e in found:
-        key = (_effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else "")
-        groups.setdefault(key, []).append(e)
+        groups.setdefault(_identity(e), []).append(e)
     return [_with_names(first, rest) for first, *rest in groups.values()]
+
+
+def _first_of_each(trials: list[Trial]) -> list[Trial]:
+    found: dict[Any, Trial] = {}
+    for t in trials:
+        found.setdefault(_identity(t.explanation), t)
+    return list(found.values())
+
+
+def _identity(e: Explanation) -> Any:
+    return _effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else ""
 
 
 def _with_names(found: Explanation, others: list[Explanation]) -> Explanation:

@@ -14,6 +14,9 @@ from rope_array._rope import RoPE
 from rope_array._spec.scaling import Reversed
 
 
+_BLOCK = 2048  # rows; their arrays fit into a cache
+
+
 def reversed_rope(rope: RoPE) -> RoPE:
     """Return the rope that rotates by -φ and undoes the amplitude: the inverse, written as a rotation."""
     plain = rope.amplitude == 1.0 and (rope.scaling is None or rope.scaling.amplitude == 1.0)
@@ -28,21 +31,23 @@ def reversed_rope(rope: RoPE) -> RoPE:
 
 def judge(
     case: Case, rope: RoPE, positions: Positions, notes: tuple[str, ...] = (), axes_text: str = "",
-    kind: int = KNOWN, uncertainty: float = 0.0,
+    kind: int = KNOWN, uncertainty: float = 0.0, chosen: bool = False,
 ) -> Trial | None:  # fmt: skip
-    """Rebuild the output by `rope.apply`; return the errors, or None if `apply` refuses the positions."""
+    """Rebuild the output by `rope.apply`; return the errors, or None if `apply` refuses the positions.
+
+    Tries exact and float32 angles, unless they are `chosen`.
+    """
     if bool(positions.coordinates) != bool(rope.axes):
         return None
     best: Trial | None = None
-    for angles in dict.fromkeys((rope.angles, "exact", "float32")):
+    for angles in (rope.angles,) if chosen else dict.fromkeys((rope.angles, "exact", "float32")):
         tried = replace(rope, angles=angles)
         try:
-            y = tried.apply(case.before, positions.pos, seq_axis=positions.seq_axis)
+            rows = case.rotated(tried, positions.pos, positions.seq_axis, bool(positions.coordinates))
         except (ShapeError, SpecError):
             return best
         code = code_of(tried, positions, axes_text)
         found = Explanation(tried, code, 0.0, positions.mistake, positions.seq_axis, notes, axes_text)
-        rows = y.reshape(-1, y.shape[-1])[case.finite]
         trial = measure(case, found, rows, positions, kind, uncertainty)
         if best is None or trial.mean < best.mean / 2:
             best = trial
@@ -53,28 +58,43 @@ def judge(
 
 def measure(
     case: Case, found: Explanation, rows: Floats, positions: Positions, kind: int, uncertainty: float = 0.0,
-    least: Floats | float = 1e-150,
+    least: Floats | None = None,
 ) -> Trial:  # fmt: skip
     """Compare the rows of an explanation with `after`: exact for the report, rounded for the choice."""
-    rope = found.rope
+    at = case.spread(positions.pos, positions.seq_axis, bool(positions.coordinates))
+    assert at is not None
+    count = len(rows)
+    sums = np.zeros((2, rows.shape[1]))
+    worst = np.zeros(2)
+    floor = 1e-150 + 1e-7 * abs(case.y).max()
+    for n in range(0, count, _BLOCK):
+        part = slice(n, n + _BLOCK)
+        lower = floor if least is None else np.maximum(floor, least[part])
+        squares, largest = _errors(case, found.rope, rows[part], case.y[part], at[part], lower)
+        sums, worst = sums + squares, np.maximum(worst, largest)
+    found = replace(found, residual=float(worst[0]))
+    return Trial(found, sums[0] / count, 4 * sums[1] / count, float(worst[1]), kind, uncertainty)
+
+
+def _errors(
+    case: Case, rope: RoPE | None, rows: Floats, y: Floats, at: Any, floor: Floats | float
+) -> tuple[Floats, Floats]:
+    """Return the sums of squares of the errors and of errors of angles, and the two largest errors."""
     assert rope is not None
-    blocks = rope.axes.blocks if rope.axes else 1
-    layout = rope.out_pairing or rope.pairing
+    layout, blocks = rope.out_pairing or rope.pairing, rope.axes.blocks if rope.axes else 1
     out = features_of_pairs(layout, rope.rotary_start, rope.rotary_dim, blocks)
-    size = np.maximum(abs(rows), abs(case.y))
-    norm = np.maximum(*(np.hypot(y[:, out[0]], y[:, out[1]]) for y in (rows, case.y)))
-    rows_at = positions.rows
-    at = rows_at[:, [a or 0 for a in rope.axes.coordinates]] if rope.axes else rows_at[:, None]
+    size = np.maximum(abs(rows), abs(y))
+    norm = np.sqrt(np.maximum(*((z[:, out[0]] ** 2 + z[:, out[1]] ** 2) for z in (rows, y))))
+    at = at[:, [a or 0 for a in rope.axes.coordinates]] if rope.axes else at[:, None]
     slack = case.angle_errors(at * np.array(rope.frequencies))
     allowed = np.zeros(rows.shape)
     for feature in out:
         size[:, feature], allowed[:, feature] = norm, slack
-    size = np.maximum(size, np.maximum(least, 1e-150 + 1e-7 * abs(case.y).max()))
-    off = abs(rows - case.y) / size
-    rounded = (abs(_rounded(rows, case.after_eps) - case.y) / size) ** 2
-    worst = float((off / (case.tol + allowed)).max())
-    found = replace(found, residual=float(off.max()))
-    return Trial(found, rounded.mean(0), 4 * (allowed**2).mean(0), worst, kind, uncertainty)
+    size = np.maximum(size, floor)
+    off = abs(rows - y) / size
+    rounded = (_rounded(rows, case.after_eps) - y) / size
+    squares = np.array([(rounded**2).sum(0), (allowed**2).sum(0)])
+    return squares, np.array([off.max(), (off / (case.tol + allowed)).max()])
 
 
 def _rounded(y: Floats, eps: float) -> Floats:
