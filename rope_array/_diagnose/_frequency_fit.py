@@ -9,6 +9,7 @@ import numpy as np
 
 from rope_array._diagnose._case import Case, Complex, Floats
 from rope_array._diagnose._narrow_dtypes import ROUNDERS
+from rope_array._diagnose._pair_hypotheses import PairHypothesis
 from rope_array._diagnose._report import ESTIMATE, KNOWN, ONE_NUMBER, TWO_NUMBERS
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
@@ -83,9 +84,10 @@ def with_origin(series: Series) -> Series:
     )
 
 
-def estimate_frequencies(series: Series) -> tuple[Floats, float]:
-    """Estimate each pair's frequency, modulo 2π over the step of the positions; return the step too.
+def estimate_frequencies(series: Series) -> tuple[Floats, float, float]:
+    """Estimate each pair's frequency, modulo 2π over the step of the positions.
 
+    Returns the step too, and the largest ratio of successive differences of positions.
     Short differences of positions give a rough, unambiguous estimate; long differences refine it.
     """
     at, phasors, weight = series
@@ -93,7 +95,7 @@ def estimate_frequencies(series: Series) -> tuple[Floats, float]:
     lags = [2**n for n in range(count.bit_length()) if 2**n < count]
     ends = np.array([(j, j + lag) for lag in lags for j in range(count - lag)]).reshape(-1, 2)
     if not len(ends):
-        return np.zeros(phasors.shape[1]), 0.0
+        return np.zeros(phasors.shape[1]), 0.0, 1.0
     gaps = at[ends[:, 1]] - at[ends[:, 0]]
     order = np.argsort(gaps, kind="stable")
     ends, gaps = ends[order], gaps[order]
@@ -110,7 +112,7 @@ def estimate_frequencies(series: Series) -> tuple[Floats, float]:
         coherence = abs((weight * phasors * np.exp(-1j * np.multiply.outer(at, tried))).sum(0))
         better = coherence > score * (1 + 1e-9)
         best, score = np.where(better, tried, best), np.where(better, coherence, score)
-    return best, step
+    return best, step, float((gaps[1:] / gaps[:-1]).max(initial=1.0))
 
 
 def _refined(omegas: Floats, gaps: Floats, between: Complex, weights: Floats) -> Floats:
@@ -161,10 +163,13 @@ class FrequencyFitter:
     """
 
     def __init__(
-        self, series: Series, width: int, case: Case, bases: tuple[float, ...], rules: Any, tails: bool
+        self, series: Series, pairs: PairHypothesis, case: Case, bases: tuple[float, ...], rules: Any
     ):
-        self.series, self.width, self.case = series, width, case
-        self.bases, self.rules, self.tails = bases, rules, tails
+        self.series, self.case, self.bases, self.rules = series, case, bases, rules
+        self.width = width = pairs.width
+        # Interleaved pairs show no width: the same frequencies begin a wider slice with another base.
+        self.shows_width = "half" in (pairs.pairing, pairs.out_pairing)
+        self.ends_inside = pairs.start + width < case.x.shape[1]
         self.exponents = 2 * np.arange(width // 2) / width
         # Rounding errors are relative, so a large feature is not more precise than another.
         positive = series.weight[series.weight > 0]
@@ -182,7 +187,25 @@ class FrequencyFitter:
         ranked = self._best(found)
         if self.width > 2 and (not ranked or ranked[0].misfit < _COHERENT):
             ranked = self._best([*found, *self._stretched(estimate, step)])
-        return ranked
+        deviation = self._deviation(estimate)
+        return [f._replace(uncertainty=1.0) if self._is_open(f, deviation) else f for f in ranked]
+
+    def _is_open(self, fit: FrequencyFit, deviation: float) -> bool:
+        """Return whether the pairs that tell a fit from other numbers rotate by less than the noise."""
+        omegas, rule = abs(fit.omegas), fit.fields.get("scaling")
+        rule = rule.rule if isinstance(rule, Reversed) else rule
+        if isinstance(rule, (Llama3, YaRN)) and rule not in self.rules:  # a guess of its numbers
+            ratio = fit.fields["base"] ** -self.exponents / np.maximum(omegas, 1e-300)
+            slow = omegas[ratio > 0.999 * rule.factor]
+            return deviation > 0.2 * slow.max(initial=0.0)
+        if self.shows_width or fit.kind == ESTIMATE or (fit.kind == KNOWN and not self.ends_inside):
+            return False
+        return self._next(omegas) < 2 * deviation
+
+    def _next(self, omegas: Floats) -> float:
+        """Return the frequency of the last pair; for a slice that ends inside the head, of the pair after."""
+        step = omegas[-1] / max(omegas[-2], 1e-300) if self.ends_inside and len(omegas) > 1 else 1.0
+        return float(omegas[-1] * step)
 
     def _best(self, found: list[FrequencyFit]) -> list[FrequencyFit]:
         """Return the fits that a closer look may find to be the best, with their misfit."""
@@ -265,7 +288,7 @@ class FrequencyFitter:
 
     def _plausible_bases(self) -> Iterator[float]:
         yield from self.bases
-        omegas, _ = estimate_frequencies(self.series)
+        omegas = estimate_frequencies(self.series)[0]
         known = abs(omegas) > 1e-6
         if known.sum() > 1 and np.ptp(self.series.at) > 0:
             yield float(f"{fit_line(abs(omegas[known]), self.exponents[known], False)[0]:.5g}")
@@ -281,7 +304,7 @@ class FrequencyFitter:
 
     def _estimate(self) -> tuple[Floats, float]:
         """Return the least-squares frequency of each pair, and the step of the positions."""
-        omegas, step = estimate_frequencies(with_origin(self.series))
+        omegas, step, self.jump = estimate_frequencies(with_origin(self.series))
         at = self.series.at[:, None]
         norm = np.maximum((self.weight * at**2).sum(0), 1e-300)
         for _ in range(4):
@@ -294,13 +317,17 @@ class FrequencyFitter:
         if step > 1:
             notes += (f"positions have a step of {step:g}, so that frequencies are known modulo 2π/{step:g}",)
         unsure = float((self._deviation(omegas) / np.maximum(abs(omegas), 1e-300)).max())
+        if 4 * math.sqrt(2) * self._misfit(omegas) * self.jump > np.pi:
+            unsure = 1.0  # pairs may make another full turn within the jump
         return FrequencyFit({"inv_freq": tuple(map(float, omegas))}, omegas, ESTIMATE, unsure, notes=notes)
 
     def _deviation(self, omegas: Floats) -> float:
         """Return four standard deviations of an estimated frequency, and the error of rounded angles."""
-        misfit = float(self._misfits([FrequencyFit({}, omegas)], len(self.series.at))[0])
         reach = math.sqrt((self.series.at**2).sum())
-        return 4 * misfit / max(reach, 1e-300)
+        return 4 * self._misfit(omegas) / max(reach, 1e-300)
+
+    def _misfit(self, omegas: Floats) -> float:
+        return float(self._misfits([FrequencyFit({}, omegas)], len(self.series.at))[0])
 
     def _fitted(self, estimate: Floats, step: float) -> Iterator[FrequencyFit]:
         """Yield fits of a base, of a factor, and of both; and with a tail of zeros."""
@@ -313,7 +340,7 @@ class FrequencyFitter:
                 continue
             last = int(np.flatnonzero(known)[-1]) + 1
             # A zero tail of interleaved pairs is a narrower slice, another hypothesis.
-            for end in (None, last) if self.tails and last < len(omegas) else (None,):
+            for end in (None, last) if self.shows_width and last < len(omegas) else (None,):
                 yield from self._geometric(omegas, known, sign, deviation, rounding, end)
 
     def _signs(self, omegas: Floats, step: float) -> list[int]:

@@ -158,6 +158,9 @@ def reason_of(chosen: list[Trial], kept: list[Explanation], nearest: list[Explan
         return f"{_too_far(case)}{'; '.join(_causes(kept))}. {_remedy(case)}"
     unsure = chosen[0].uncertainty
     if unsure > _SURE and not kept[0].mistake:
+        if unsure >= 1 and chosen[0].kind != ESTIMATE:
+            text = "the pairs that would show the numbers of the rule, or the slice, rotate by less than the"
+            return f"{text} noise. {_remedy(case)}"
         text = "the slowest frequencies are" if chosen[0].kind == ESTIMATE else "the numbers of the rule are"
         return f"{text} known to ±{min(unsure, 1):.1%} only, at these positions. {_remedy(case)}"
     return ""

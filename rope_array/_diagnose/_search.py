@@ -165,8 +165,7 @@ class Search:
         return Series(at, phasors / size.value, weight), size
 
     def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
-        tails = "half" in (pairs.pairing, pairs.out_pairing)
-        return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
+        return FrequencyFitter(series, pairs, self.case, self.bases, self.rules)
 
     def _keep(
         self, found: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: Positions

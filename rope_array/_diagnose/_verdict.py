@@ -13,7 +13,6 @@ from rope_array._errors import ShapeError, SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.scaling import Reversed
 
-
 _BLOCK = 2048  # rows; their arrays fit into a cache
 
 
