@@ -197,7 +197,7 @@ class FrequencyFitter:
         if isinstance(rule, (Llama3, YaRN)) and rule not in self.rules:  # a guess of its numbers
             ratio = fit.fields["base"] ** -self.exponents / np.maximum(omegas, 1e-300)
             slow = omegas[ratio > 0.999 * rule.factor]
-            return deviation > 0.2 * slow.max(initial=0.0)
+            return deviation > 0.5 * slow.max(initial=0.0)
         if self.shows_width or fit.kind == ESTIMATE or (fit.kind == KNOWN and not self.ends_inside):
             return False
         return self._next(omegas) < 2 * deviation
@@ -438,4 +438,5 @@ def _usual_rules(base: float, width: int, factor: float, sign: int) -> tuple[Fre
         rules += [YaRN(factor, context), YaRN(factor, context, truncate=False)]
     omegas = [sign * np.array(rule._stretched(series, base, width)) for rule in rules]
     fields = [_signed({"base": base, "scaling": rule}, sign) for rule in rules]
-    return tuple(FrequencyFit(f, w) for f, w in zip(fields, omegas, strict=True))
+    stretched = (abs(w[-1]) < 0.999 * series[-1] for w in omegas)  # else it is no other rope
+    return tuple(FrequencyFit(f, w) for f, w, s in zip(fields, omegas, stretched, strict=True) if s)

@@ -120,9 +120,12 @@ def equally_good(trials: list[Trial], case: Case) -> list[Trial]:
     # Float64 arrays may hold float32 results.
     wider = (case.angle_tol(float(np.sqrt(best))) / case.angle_tol()) ** 2
 
-    def good(t: Trial) -> bool:
-        angles = wider * t.angles
-        together = t.mean <= least.mean() * (1 + spread) + angles.mean() + 3 * bits / width
-        return bool(together and (t.errors <= least * (1 + 25 / count) + angles + bits).all())
+    def together(t: Trial) -> bool:
+        return bool(t.mean <= least.mean() * (1 + spread) + wider * t.angles.mean() + 3 * bits / width)
 
-    return [t for t in trials if good(t)]
+    def each(t: Trial) -> bool:
+        return bool((t.errors <= least * (1 + 25 / count) + wider * t.angles + bits).all())
+
+    kept = [t for t in trials if together(t) and each(t)]
+    # Errors of features do not compare if two slices pair them with others.
+    return kept or [t for t in trials if together(t)] or [t for t in trials if t.mean == best]
