@@ -893,6 +893,48 @@ def test_arguments_are_not_written():
         assert (array == before).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_arrays_are_quick(dtype):
+    pytest.importorskip("ml_dtypes")
+    x = features(1, 16, 2048, 128).astype(dtype)
+    rope = ra.RoPE(128, base=500000.0, pairing="half", scaling=ra.Llama3())
+    y = rope.apply(x, range(2048))
+    start = time.process_time()
+    assert diagnose(x, y, range(2048)).rope == rope
+    assert time.process_time() - start < 10  # seconds of a core; otherwise about 2
+
+
+def test_every_row_of_a_large_array_is_checked():
+    x = features(1, 8, 2048, 32)
+    y = ra.apply(x, range(2048), pairing="half")
+    for head, row in ((3, 1111), (5, 777), (7, 2046)):
+        wrong = y.copy()
+        wrong[0, head, row] = x[0, head, row]
+        found = diagnose(x, wrong, range(2048))
+        assert not found.explanations
+        assert found.nearest[0].residual > 0.1
+
+
+@pytest.mark.parametrize("end", [1000, 1531, 2040])
+def test_the_end_of_a_table_is_found_in_a_large_array(end):
+    x = features(1, 8, 2048, 32)
+    [found] = diagnose(x, ra.apply(x, np.minimum(range(2048), end)), range(2048)).explanations
+    assert f"positions past {end} are rotated as {end}" in found.mistake
+    kept = np.where(np.arange(2048) < end, np.arange(2048), 0)
+    [found] = diagnose(x, ra.apply(x, kept), range(2048)).explanations
+    assert f"positions from {end} on are not rotated" in found.mistake
+
+
+def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
+    """The pairs that rotate by more than the noise fit a wider slice with a larger base too."""
+    pytest.importorskip("ml_dtypes")
+    for seed in range(4):
+        x = features(1, 16, 32, seed=seed)
+        y = ra.apply(x, range(100, 116), rotary_dim=24, base=500000.0).astype("bfloat16").astype("float32")
+        rope = diagnose(x, y, range(100, 116), tolerance=0.03).rope
+        assert rope is None or (rope.rotary_dim, rope.base) == (24, 500000.0)
+
+
 def test_results_are_deterministic_and_quick():
     x = features(1, 8, 128, 128)
     outputs = [ra.apply(x, range(128), base=500000.0, pairing="half"), x[..., ::-1].copy()]

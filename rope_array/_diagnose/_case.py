@@ -185,9 +185,10 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
 
 
 def _spread_indices(size: int, count: int) -> Indices:
-    """Return successive indices from 0, and indices up to the last."""
-    near = count - count // 2
-    return np.unique([*range(near), *np.linspace(0, size - 1, count - near).round().astype(int)])
+    """Return successive indices at both ends, and indices between."""
+    near, end = count - count // 2, count // 8
+    between = np.linspace(near, size - 1 - end, count - near - end).round().astype(int)
+    return np.unique([*range(near), *between, *range(size - end, size)])
 
 
 def _numpy(array: Any, name: str) -> Floats:

@@ -198,6 +198,11 @@ class FrequencyFitter:
             ratio = fit.fields["base"] ** -self.exponents / np.maximum(omegas, 1e-300)
             slow = omegas[ratio > 0.999 * rule.factor]
             return deviation > 0.5 * slow.max(initial=0.0)
+        numbers = fit.kind - KNOWN if fit.kind < ESTIMATE else 0
+        if isinstance(rule, Linear) and numbers:
+            numbers = 2  # the factor depends on the base
+        if numbers and (omegas > 100 * deviation).sum() < min(numbers + 1, len(omegas)):
+            return True  # no pair confirms the numbers
         if self.shows_width or fit.kind == ESTIMATE or (fit.kind == KNOWN and not self.ends_inside):
             return False
         return self._next(omegas) < 2 * deviation
