@@ -61,6 +61,7 @@ class Case:
         """The number of different positions."""
         plain = self.spread(self.pos, self.seq_axis)
         rows = self.spread(self.pos, self.seq_axis, True) if plain is None else plain
+        assert rows is not None
         return len(np.unique(rows, axis=0))
 
     @property

@@ -197,7 +197,7 @@ class FrequencyFitter:
         if isinstance(rule, (Llama3, YaRN)) and rule not in self.rules:  # a guess of its numbers
             ratio = fit.fields["base"] ** -self.exponents / np.maximum(omegas, 1e-300)
             slow = omegas[ratio > 0.999 * rule.factor]
-            return deviation > 0.5 * slow.max(initial=0.0)
+            return bool(deviation > 0.5 * slow.max(initial=0.0))
         numbers = fit.kind - KNOWN if fit.kind < ESTIMATE else 0
         if isinstance(rule, Linear) and numbers:
             numbers = 2  # the factor depends on the base

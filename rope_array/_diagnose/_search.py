@@ -259,7 +259,7 @@ class Search:
         return trial.fits
 
     def _judge_all(self, *args: Any, **kwargs: Any) -> Trial | None:
-        return judge(self.whole, *args, **kwargs, chosen=True)
+        return judge(self.whole, *args, **{**kwargs, "chosen": True})
 
     def _verified(self, trials: list[Trial]) -> list[Trial]:
         """Judge explanations of a sample by all rows."""
