@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 import pytest
@@ -84,8 +83,10 @@ def test_random_ropes(base, pairing, out_pairing, start, width, factor, inverse,
     assert found.direction == (-1 if inverse else 1)
     assert math.isclose(rope.base, base, rel_tol=1e-6)
     assert (rope.rotary_start, rope.rotary_dim) == (start, width)
-    assert (rope.pairing, rope.out_pairing or rope.pairing) == (pairing, out_pairing)
-    assert math.isclose(rope.amplitude, factor, rel_tol=1e-6)
+    # The inverse reads the pairing that the rotation writes, and divides by its factor.
+    read, written = (out_pairing, pairing) if inverse else (pairing, out_pairing)
+    assert (rope.pairing, rope.out_pairing or rope.pairing) == (read, written)
+    assert math.isclose(rope.amplitude, 1 / factor if inverse else factor, rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
@@ -139,7 +140,7 @@ def test_float32_angles_are_distinguished_from_exact_angles():
 
 def test_slices_whose_slow_pairs_are_below_rounding():
     """Half pairs show the width by the distance of their members; interleaved pairs hide it and the base."""
-    x = features(4, 8, 64).astype("float16")
+    x = features(16, 8, 64).astype("float16")
     y = ra.apply(x, range(8), pairing="half", rotary_dim=32, base=1e11)
     assert diagnose(x, y, range(8)).rope == ra.RoPE(64, pairing="half", rotary_dim=32, base=1e11)
     assert "less than the rounding" in str(diagnose(x, y, range(8)))
@@ -152,13 +153,15 @@ def test_narrow_interleaved_slices_have_one_explanation(width):
     assert diagnose(x, y, range(ROWS)).rope == ra.RoPE(32, rotary_dim=width)
 
 
-def test_a_width_below_rounding_has_several_explanations():
+def test_rules_of_pairs_below_rounding_have_several_explanations():
     x = features(2, 5, 64).astype("float16")
     pos = 3 * np.arange(5)
     found = diagnose(x, ra.apply(x, pos, rotary_dim=32, base=500000.0), pos)
     assert ra.RoPE(64, rotary_dim=32, base=500000.0) in [e.rope for e in found.explanations]
     assert found.rope is None
-    assert "slice does not show" in found.reason
+    assert "too little to distinguish rules" in found.reason
+    assert "more and later positions" in found.reason
+    assert "candidates" in found.reason
 
 
 def test_exponents_over_the_head_are_named():
@@ -223,7 +226,7 @@ def test_estimates_of_float64_outputs(seed):
     y = rope.apply(x, range(64))
     found = only(diagnose(x, y, range(64)), x, y, range(64), 1e-14)
     assert np.allclose(found.rope.frequencies, omegas, rtol=0.0, atol=1e-15)
-    assert "twice the tolerance" in found.notes[0]
+    assert "no rule" in found.notes[0]
 
 
 def test_other_frequencies_are_reported_or_recognized():
@@ -248,14 +251,14 @@ def test_candidates_are_tried():
 
 
 def test_a_much_worse_fit_is_no_explanation():
-    """All three ropes fit within the tolerance, but one has a much larger error."""
+    """All three ropes fit within the tolerance, but two have much larger errors."""
     x, tolerance = features(2, 64, 32, dtype="float64"), 1e-2
     y = apply_definition(x, range(64))
     right, close, loose = (ra.RoPE(32, base=base) for base in (10000.0, 10000.01, 10040.0))
     size = np.repeat(np.hypot(y[..., ::2], y[..., 1::2]), 2, -1)
     assert (abs(loose.apply(x, range(64)) - y) < tolerance * size).all()
     found = diagnose(x, y, range(64), candidates=[loose, close], tolerance=tolerance)
-    assert {e.rope for e in found.explanations} == {right, close}
+    assert found.rope == right
 
 
 def test_two_names_of_the_same_frequencies_are_one_explanation():
@@ -265,6 +268,176 @@ def test_two_names_of_the_same_frequencies_are_one_explanation():
     assert diagnose(x, y, range(64)).rope.scaling == ra.Linear(7.0)
     for candidate in (rule, ra.RoPE(32, scaling=rule)):
         assert diagnose(x, y, range(64), candidates=[candidate]).rope.scaling == rule
+
+
+def test_candidates_can_be_configs():
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 77777.0}
+    rope = ra.RoPE.from_config(config)
+    x = features(1, 2, 32).astype("float16")
+    y = rope.apply(x, range(2))
+    assert diagnose(x, y, range(2)).rope is None
+    for candidates in (config, [{**config, "rope_theta": 88888.0}, config]):
+        assert diagnose(x, y, range(2), candidates=candidates).rope == rope
+
+
+def test_a_candidate_that_fits_much_worse_is_not_returned():
+    x = features(2, 64, 32)
+    y = apply_definition(x, range(64)).astype("float32")
+    close = ra.RoPE(32, base=10010.0)
+    assert diagnose(x, y, range(64), candidates=[close], tolerance=0.1).rope == ra.RoPE(32)
+
+
+# ---- a rope that is given reproduces the output ----
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"base": 500000.0},
+        {"scaling": ra.Llama3()},
+        {"scaling": ra.YaRN(4.0, 8192), "pairing": "half"},
+        {"pairing": "half", "out_pairing": "interleaved", "attention_factor": 1.25},
+        {"inv_freq": tuple(np.linspace(1, 0.01, 16).tolist())},
+    ],
+)
+def test_the_rope_of_an_inverse_rotation_rotates_backwards(fields):
+    """-φ: features (a, b) become (a cos φ + b sin φ, b cos φ - a sin φ)."""
+    rope = ra.RoPE(32, **fields)
+    x = features(2, 4, 64, 32, dtype="float64")
+    y = apply_definition(x, range(64), inverse=True, **definition_fields(rope))
+    found = diagnose(x, y, range(64))
+    assert abs(found.rope.apply(x, range(64)) - y).max() < 1e-11
+    assert max(found.rope.frequencies) < 0
+    assert "rotates by -φ" in str(found)
+
+
+def definition_fields(rope):
+    """Return fields of the suite's definition, which knows no rules."""
+    layout = {"pairing": rope.pairing, "out_pairing": rope.out_pairing or rope.pairing}
+    slices = {"rotary_dim": rope.rotary_dim, "rotary_start": rope.rotary_start}
+    return {"inv_freq": rope.frequencies, "attention_factor": rope.amplitude, **layout, **slices}
+
+
+ROPES = {
+    "default": ra.RoPE(64),
+    "base": ra.RoPE(64, base=34567.0, pairing="half"),
+    "partial": ra.RoPE(64, base=500000.0, rotary_dim=32, pairing="half"),
+    "slice": ra.RoPE(64, rotary_dim=32, rotary_start=16),
+    "out pairing": ra.RoPE(64, base=500000.0, pairing="half", out_pairing="interleaved"),
+    "linear": ra.RoPE(64, scaling=ra.Linear(4.0)),
+    "ntk": ra.RoPE(64, scaling=ra.NTKAware(4.0)),
+    "dynamic": ra.RoPE(64, pairing="half", scaling=ra.DynamicNTK(2.0, 4096, length=8192)),
+    "llama3": ra.RoPE(64, base=500000.0, pairing="half", scaling=ra.Llama3()),
+    "llama3 reversed": ra.RoPE(64, base=500000.0, pairing="half", scaling=ra.Reversed(ra.Llama3())),
+    "yarn": ra.RoPE(64, base=1000000.0, pairing="half", scaling=ra.YaRN(4.0, 32768)),
+    "proportional": ra.RoPE(64, base=1000000.0, pairing="half", scaling=ra.Proportional(0.25)),
+    "amplitude": ra.RoPE(64, base=1000000.0, attention_factor=1.25),
+}
+_UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def close_to(found, rope):
+    """Return whether frequencies agree to 0.1 %, and all else is equal."""
+    same = [(r.pairing, r.out_pairing, r.rotary_dim, r.rotary_start) for r in (found, rope)]
+    amplitudes = math.isclose(found.amplitude, rope.amplitude, rel_tol=1e-3)
+    return same[0] == same[1] and amplitudes and np.allclose(found.frequencies, rope.frequencies, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype):
+    pytest.importorskip("ml_dtypes")
+    rope, pos = ROPES[name], range(3, 67)
+    x = features(2, 4, 64, 64, dtype="float64").astype(dtype)
+    y = apply_definition(x.astype("float64"), pos, **definition_fields(rope)).astype(dtype)
+    found = None
+    for tolerance in (_UNIT[dtype] / 4, 2 * _UNIT[dtype], 64 * _UNIT[dtype], 0.25):
+        diagnosis = diagnose(x, y, pos, tolerance=tolerance)
+        assert all(e.residual <= tolerance for e in diagnosis.explanations)
+        assert found is None or diagnosis.rope == found
+        found = diagnosis.rope
+    assert found is not None or (diagnosis.reason and dtype in ("float16", "bfloat16")), diagnosis
+    assert found is None or close_to(found, rope), (found, rope)
+
+
+@pytest.mark.parametrize("name", ["default", "llama3", "partial", "yarn", "amplitude", "llama3 reversed"])
+def test_64_tokens_in_bfloat16_are_enough(name):
+    pytest.importorskip("ml_dtypes")
+    rope = ROPES[name]
+    x = features(1, 8, 64, 64).astype("bfloat16")
+    y = apply_definition(x.astype("float64"), range(64), **definition_fields(rope)).astype("bfloat16")
+    found = diagnose(x, y, range(64)).rope
+    assert close_to(found, rope)
+    assert found.base == rope.base
+
+
+def test_many_rows_do_not_make_rounding_visible():
+    """Errors of float32 arithmetic are alike in all heads, so that their mean does not vanish."""
+    x = features(1, 32, 128, 64)
+    assert diagnose(x, ROPES["llama3"].apply(x, range(128)), range(128)).rope == ROPES["llama3"]
+
+
+def test_an_inverse_undoes_an_amplitude_in_place_of_the_rules():
+    rope = ra.RoPE(32, scaling=ra.YaRN(4.0, 8192), attention_factor=1.0)
+    x = features(2, 4, 64, 32)
+    y = rope.apply(x, range(64), inverse=True)
+    found = diagnose(x, y, range(64), candidates=[rope]).rope
+    assert found.amplitude == 1.0
+    assert abs(found.apply(x, range(64)) - y).max() < 1e-5
+
+
+def test_rounded_tables_in_bfloat16_are_noise():
+    """Hugging Face's models in bfloat16 round cos, sin, both products and their sum."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+
+    def cut(array):
+        return array.astype(ml_dtypes.bfloat16).astype("float64")
+
+    x = cut(features(1, 8, 64, 128, dtype="float64"))
+    omegas = np.array(ra.RoPE(128, base=500000.0, scaling=ra.Llama3()).frequencies)
+    angles = np.arange(64)[:, None] * omegas
+    cos, sin = cut(np.cos(angles)), cut(np.sin(angles))
+    a, b = np.split(x, 2, -1)
+    y = np.concatenate([cut(a * cos) - cut(b * sin), cut(b * cos) + cut(a * sin)], -1)
+    rope = ra.RoPE(128, base=500000.0, pairing="half", scaling=ra.Llama3())
+    given = x.astype(ml_dtypes.bfloat16), y.astype(ml_dtypes.bfloat16)
+    assert diagnose(*given, range(64)).rope == rope
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.1])
+def test_an_output_of_a_narrower_precision_needs_a_tolerance(tolerance):
+    pytest.importorskip("ml_dtypes")
+    x = features(1, 8, 64, 64)
+    rope = ROPES["llama3"]
+    y = rope.apply(x, range(64)).astype("bfloat16").astype("float32")
+    assert diagnose(x, y, range(64), tolerance=tolerance).rope == rope
+    found = diagnose(x, y, range(64))
+    assert not found.explanations
+    assert "give tolerance=" in found.reason
+    assert "Llama3" in found.nearest[0].code
+
+
+@pytest.mark.parametrize("tokens", [2, 4])
+@pytest.mark.parametrize("name", ROPES)
+def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
+    pytest.importorskip("ml_dtypes")
+    rope = ROPES[name]
+    x = features(1, 1, tokens, 64).astype("bfloat16")
+    y = apply_definition(x.astype("float64"), range(tokens), **definition_fields(rope)).astype("bfloat16")
+    found = diagnose(x, y, range(tokens))
+    assert found.rope is None or close_to(found.rope, rope)
+    assert found.rope is not None or "candidates" in found.reason
+    assert diagnose(x, y, range(tokens), candidates=[rope]).rope == rope
+
+
+def test_an_imprecise_base_is_not_given():
+    pytest.importorskip("ml_dtypes")
+    x = features(1, 1, 16, 8).astype("bfloat16")
+    y = apply_definition(x.astype("float64"), range(16), base=12345.0).astype("bfloat16")
+    found = diagnose(x, y, range(16))
+    assert found.rope is None
+    assert "float32" in found.reason
 
 
 # ---- coordinates ----
@@ -508,9 +681,9 @@ def test_symmetric_features():
 
 def test_one_position_leaves_offset_or_factor_open():
     x = features(1, 4, 1, 64)
-    found = diagnose(x, ra.apply(x, [6]), [5])
+    found = diagnose(x, ra.apply(x, [4]), [5])
     assert found.ambiguous
-    assert any("off by 1" in e.mistake for e in found.explanations)
+    assert any("off by -1" in e.mistake for e in found.explanations)
     assert any(isinstance(e.rope.scaling, ra.Linear) for e in found.explanations)
     assert "positions" in found.reason
 
@@ -551,7 +724,7 @@ def test_rejected_hypotheses_are_listed():
     codes = {e.code for e in found.nearest}
     assert "ra.apply(x, pos, base=500000.0)" in codes
     assert "ra.apply(x, pos, pairing='half')" in codes
-    assert "ra.apply(x, pos, base=500000.0, pairing='half', inverse=True)" in codes
+    assert "ra.apply(x, pos, base=500000.0, pairing='half', scaling=ra.Reversed())" in codes
     assert all(e.residual > 0.1 for e in found.nearest)
 
 
@@ -574,7 +747,7 @@ def test_float32_angles_of_far_positions(base, inverse):
     x = features(2, 64, 32)
     rope = ra.RoPE(32, base=base, angles="float32")
     found = diagnose(x, rope.apply(x, FAR, inverse=inverse), FAR)
-    assert found.rope == rope
+    assert found.rope == (dataclasses.replace(rope, scaling=ra.Reversed()) if inverse else rope)
     assert found.explanations[0].inverse == inverse
 
 
@@ -695,7 +868,8 @@ X = np.ones((4, 8), "float32")
         ((X, X, [math.nan] * 4), {}, PositionError, "finite"),
         ((X * math.nan, X, range(4)), {}, ShapeError, "finite"),
         ((X, X, range(4)), {"tolerance": -1.0}, SpecError, "tolerance"),
-        ((X, X, range(4)), {"candidates": ["half"]}, SpecError, "candidate"),
+        ((X, X, range(4)), {"candidates": ["half"]}, ra.ConfigError, "no file"),
+        ((X, X, range(4)), {"candidates": [8]}, SpecError, "a candidate is"),
         ((X[:, :0], X[:, :0], range(4)), {}, ShapeError, "holds no features"),
         ((X[:0], X[:0], []), {}, ShapeError, "holds no features"),
         ((X, X, range(4)), {"candidates": [ra.RoPE(4)]}, ShapeError, "head_dim=4"),
@@ -718,13 +892,50 @@ def test_arguments_are_not_written():
         assert (array == before).all()
 
 
-def test_results_are_deterministic_and_quick():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_arrays(dtype):
+    pytest.importorskip("ml_dtypes")
+    x = features(1, 16, 2048, 128).astype(dtype)
+    rope = ra.RoPE(128, base=500000.0, pairing="half", scaling=ra.Llama3())
+    y = rope.apply(x, range(2048))
+    assert diagnose(x, y, range(2048)).rope == rope
+
+
+def test_every_row_of_a_large_array_is_checked():
+    x = features(1, 8, 2048, 32)
+    y = ra.apply(x, range(2048), pairing="half")
+    for head, row in ((3, 1111), (5, 777), (7, 2046)):
+        wrong = y.copy()
+        wrong[0, head, row] = x[0, head, row]
+        found = diagnose(x, wrong, range(2048))
+        assert not found.explanations
+        assert found.nearest[0].residual > 0.1
+
+
+@pytest.mark.parametrize("end", [1000, 1531, 2040])
+def test_the_end_of_a_table_is_found_in_a_large_array(end):
+    x = features(1, 8, 2048, 32)
+    [found] = diagnose(x, ra.apply(x, np.minimum(range(2048), end)), range(2048)).explanations
+    assert f"positions past {end} are rotated as {end}" in found.mistake
+    kept = np.where(np.arange(2048) < end, np.arange(2048), 0)
+    [found] = diagnose(x, ra.apply(x, kept), range(2048)).explanations
+    assert f"positions from {end} on are not rotated" in found.mistake
+
+
+def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
+    """The pairs that rotate by more than the noise fit a wider slice with a larger base too."""
+    pytest.importorskip("ml_dtypes")
+    for seed in range(4):
+        x = features(1, 16, 32, seed=seed)
+        y = ra.apply(x, range(100, 116), rotary_dim=24, base=500000.0).astype("bfloat16").astype("float32")
+        rope = diagnose(x, y, range(100, 116), tolerance=0.03).rope
+        assert rope is None or (rope.rotary_dim, rope.base) == (24, 500000.0)
+
+
+def test_results_are_deterministic():
     x = features(1, 8, 128, 128)
     outputs = [ra.apply(x, range(128), base=500000.0, pairing="half"), x[..., ::-1].copy()]
     for y in outputs:
-        start = time.perf_counter()
         first = diagnose(x, y, range(128))
-        taken = time.perf_counter() - start
         assert first == diagnose(x, y, range(128))
-        assert taken < 5  # seconds on a busy machine; otherwise about 0.3
     assert not first.explanations

@@ -5,12 +5,14 @@
 1. `_pair_hypotheses.pair_hypotheses` yields pairings and slices; the changed features limit the slices.
 2. `_pair_hypotheses.PhaseEstimates` computes, for each hypothesis, position and pair, the cos and sin of the
    least-squares map from `before` to `after`, as one complex number.
-3. `_frequency_fit.FrequencyFitter` finds the frequencies of these numbers, first by the bases of published
-   models, then by estimate.
-4. `_verdict.judge` rebuilds the output of each candidate by `RoPE.apply` in float64 and compares it.
+3. `_frequency_fit.FrequencyFitter` ranks frequencies by their distance from these numbers: the bases of
+   published models, their rules, fits of one or two numbers, and an estimate of each pair.
+4. `_verdict.judge` rebuilds the output of the best by `RoPE.apply` in float64 and measures the errors.
+5. `_verdict.equally_good` keeps the best, and the explanations that the measured noise does not tell from it.
+
+The caller's tolerance enters only the report: it refuses explanations, and steers nothing.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from rope_array._diagnose._case import checked_candidates, read_case
@@ -25,7 +27,7 @@ def diagnose(
     after: Any,
     pos: Any,
     *,
-    candidates: Sequence[Any] | None = None,
+    candidates: Any = None,
     seq_axis: int = -2,
     tolerance: float | None = None,
 ) -> Diagnosis:
@@ -39,19 +41,22 @@ def diagnose(
         The query or key after its rotation.
     pos : int, float, range, sequence of numbers, or array
         The intended positions, as in `rope_array.apply`. With one more, last, axis they may be coordinates.
-    candidates : sequence of RoPE or of scaling rules, optional
-        More ropes, or rules such as ``Llama3(factor=8.0)``, to try. A rule is tried with the bases of
-        published models.
+    candidates : sequence of RoPE, of configs or of scaling rules, optional
+        Ropes to try first; they are preferred to all other explanations that fit equally well. A config is
+        read by `RoPE.from_config`; a rule such as ``Llama3(factor=8.0)`` is tried with the bases of published
+        models.
     seq_axis : int
         The intended axis of the positions in `before`.
     tolerance : float, optional
         The largest accepted error, relative to the size of a pair. By default four units of the narrower
-        dtype of the two, plus the error of float32 angles at these positions, 2^-7 at most.
+        dtype of the two, plus the error of float32 angles at these positions, 2^-7 at most. A rope that is
+        found at one tolerance is found at every larger one.
 
     Returns
     -------
     Diagnosis
-        With `explanations`, `rope` (if exactly one fits), `ambiguous` and `reason`; printed, a report.
+        With `explanations`, `rope` (if exactly one fits, and the data determine its numbers), `ambiguous`
+        and `reason`; printed, a report. ``rope.apply(before, pos, seq_axis=seq_axis)`` reproduces `after`.
 
     Raises
     ------
@@ -60,7 +65,9 @@ def diagnose(
     ShapeError
         The shapes differ, hold nothing, or positions or a candidate's head_dim do not line up with them.
     SpecError
-        A candidate is neither a RoPE nor a rule, or needs a length.
+        A candidate is no RoPE, config or rule, or needs a length.
+    ConfigError
+        A candidate is a config that cannot be read.
 
     Notes
     -----

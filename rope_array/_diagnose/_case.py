@@ -1,7 +1,9 @@
-"""The arguments of `diagnose` on the host: the two arrays in float64, and the positions."""
+"""The arguments of `diagnose` on the host: the two arrays in float64, the positions, and rows of them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +15,7 @@ from rope_array._errors import ArrayTypeError, PositionError, ShapeError, SpecEr
 from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
 from rope_array._spec.shape_rule import check_line_up
-from rope_array._spec.validation import positive, sequence
+from rope_array._spec.validation import positive
 
 Floats: TypeAlias = NDArray[np.float64]
 Complex: TypeAlias = NDArray[np.complex128]
@@ -23,6 +25,7 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 EPS32 = _EPS["float32"]
 LOOSEST = 2.0**-7  # the largest error of rounded angles; a larger error is another rotation
 COORDINATES = 8  # more than any model has
+_ROWS, _ROWS_OF_AXIS = 2048, 256  # of the search, which is slower than the final check
 _ROUNDINGS = 4  # of a model in the narrower dtype: cos, two products, their sum
 
 
@@ -35,27 +38,36 @@ class Case:
     pos: NDArray[Any]
     on_host: bool  # whether pos is a Python value, without array arithmetic
     seq_axis: int
-    eps: float
-    tolerance: float | None
+    eps: float  # of the narrower dtype
+    after_eps: float
+    tolerance: float | None  # limits the report; the search does not depend on it
+    chosen: Indices | None = None  # flat indices of the rows of a sample; None for all rows
 
     @property
     def tol(self) -> float:
-        return self.tolerance or _ROUNDINGS * self.eps
+        """The error of the dtypes, relative to a pair."""
+        return _ROUNDINGS * self.eps
 
-    @property
-    def angle_tol(self) -> float:
-        """The error of a rounded angle per radian: in float32, or float64 for float64 or a `tolerance`."""
-        double = self.tolerance is not None or self.eps < EPS32
-        return 8 * _EPS["float64"] if double else 2 * EPS32
+    def angle_tol(self, noise: float = 0.0) -> float:
+        """Return the error of a rounded angle per radian; float32 angles are noisier than float64."""
+        return 2 * EPS32 if max(self.eps, 8 * noise) >= EPS32 else 8 * _EPS["float64"]
 
-    def allowed(self, angles: Floats) -> Floats:
-        """Return the accepted error, relative to a pair, at these angles."""
-        return self.tol + np.minimum(self.angle_tol * abs(angles), LOOSEST)
+    def angle_errors(self, angles: Any, noise: float = 0.0) -> Any:
+        """Return the error that rounded angles may have."""
+        return np.minimum(self.angle_tol(noise) * abs(angles), LOOSEST)
+
+    @cached_property
+    def num_positions(self) -> int:
+        """The number of different positions."""
+        plain = self.spread(self.pos, self.seq_axis)
+        rows = self.spread(self.pos, self.seq_axis, True) if plain is None else plain
+        assert rows is not None
+        return len(np.unique(rows, axis=0))
 
     @property
     def decidable_reach(self) -> float:
         """The position up to which rounded angles distinguish ropes."""
-        return LOOSEST / self.angle_tol
+        return LOOSEST / self.angle_tol()
 
     @property
     def beyond_float64(self) -> bool:
@@ -72,25 +84,64 @@ class Case:
         return float(abs(np.asarray(self.pos, np.float64)).max(initial=0.0))
 
     @cached_property
-    def finite(self) -> NDArray[np.bool_]:
-        width = self.before.shape[-1]
-        both = np.isfinite(self.before) & np.isfinite(self.after)
-        return np.asarray(both.reshape(-1, width).all(-1))
+    def rows(self) -> Any:
+        """The index of the rows: those of a sample, or all that are finite."""
+        if self.chosen is not None:
+            return self.chosen
+        finite = np.isfinite(self.before).all(-1) & np.isfinite(self.after).all(-1)
+        return slice(None) if finite.all() else np.flatnonzero(finite)
+
+    def rows_of(self, array: Any) -> Any:
+        """Return the rows of an array of features."""
+        return array.reshape(-1, array.shape[-1])[self.rows]
 
     @cached_property
     def x(self) -> Floats:
-        return np.asarray(self.before.reshape(-1, self.before.shape[-1])[self.finite])
+        return np.asarray(self.rows_of(self.before))
 
     @cached_property
     def y(self) -> Floats:
-        return np.asarray(self.after.reshape(-1, self.after.shape[-1])[self.finite])
+        return np.asarray(self.rows_of(self.after))
+
+    def sample(self) -> "Case":
+        """Return the case with at most some thousand rows: successive rows of every axis, and far rows."""
+        sizes, axis = np.array(self.before.shape[:-1]), self.seq_axis % self.before.ndim
+        counts, weight = np.minimum(sizes, _ROWS_OF_AXIS), np.ones(len(sizes))
+        weight[axis] = 1 / 8  # more positions than heads
+        while counts.prod() > _ROWS:
+            counts[(counts * weight).argmax()] //= 2
+        if (counts == sizes).all():
+            return self
+        kept = [_spread_indices(*both) for both in zip(sizes, counts, strict=True)]
+        if self.pos.shape == (sizes[axis],):  # successive positions, in any order of the rows
+            kept[axis] = np.argsort(self.pos, kind="stable")[kept[axis]]
+        rows = np.ravel_multi_index(np.ix_(*kept), sizes).ravel()
+        every = np.arange(sizes.prod())[self.rows]
+        finite = np.intersect1d(rows, every)
+        return self.part(finite if len(finite) else every[:: -(-len(every) // _ROWS)])
+
+    def part(self, rows: Indices) -> "Case":
+        """Return the case with some of the rows."""
+        return replace(self, chosen=rows)
+
+    def rotated(self, rope: RoPE, pos: NDArray[Any], seq_axis: int, coordinates: bool) -> Floats:
+        """Return the rows of `rope.apply`."""
+        if self.chosen is None:
+            return np.asarray(self.rows_of(rope.apply(self.before, pos, seq_axis=seq_axis)))
+        at = self.spread(pos, seq_axis, coordinates)
+        assert at is not None
+        return np.asarray(rope.apply(self.x[:, None], at[:, None])[:, 0])
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
         """The mask of features that changed in any row."""
-        return np.asarray((abs(self.y - self.x) > self.tol / 4 * abs(self.x) + 1e-300).any(0))
+        return self.changed(self.tol / 4)
 
-    def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> Floats | None:
+    def changed(self, limit: float) -> NDArray[np.bool_]:
+        """Return the mask of features that changed by more than a limit, relative, in any row."""
+        return np.asarray((abs(self.y - self.x) > limit * abs(self.x) + 1e-300).any(0))
+
+    def spread(self, pos: NDArray[Any], seq_axis: int, coordinates: bool = False) -> NDArray[Any] | None:
         """Return the position of each row, or None if positions do not line up."""
         shape = pos.shape[:-1] if coordinates else pos.shape
         try:
@@ -103,7 +154,7 @@ class Case:
         if shape:
             pos = pos.reshape(*shape[:-1], *(1,) * (len(sizes) - len(shape)), shape[-1], *rest)
         full = np.moveaxis(np.broadcast_to(pos, (*sizes, *rest)), len(sizes) - 1, axis)
-        return np.asarray(full.reshape(-1, *rest)[self.finite], np.float64)
+        return np.asarray(full.reshape(-1, *rest)[self.rows])
 
 
 def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float | None) -> Case:
@@ -122,8 +173,8 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     host_pos, on_host = _positions(pos)
     if tolerance is not None:
         tolerance = positive("tolerance", tolerance)
-    eps = max(_EPS[dtype_name(before)], _EPS[dtype_name(after)])
-    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, eps, tolerance)
+    eps, after_eps = _EPS[dtype_name(before)], _EPS[dtype_name(after)]
+    case = Case(*_scaled(x, y), host_pos, on_host, seq_axis, max(eps, after_eps), after_eps, tolerance)
     if not case.x.size:
         raise ShapeError(
             f"before is {describe(before)}, and no row is finite before and after; give finite rows."
@@ -132,6 +183,13 @@ def read_case(before: Any, after: Any, pos: Any, seq_axis: int, tolerance: float
     if not coordinates or host_pos.shape[-1] > COORDINATES:
         check_line_up(x.shape, host_pos.shape, seq_axis)
     return case
+
+
+def _spread_indices(size: int, count: int) -> Indices:
+    """Return successive indices at both ends, and indices between."""
+    near, end = count - count // 2, count // 8
+    between = np.linspace(near, size - 1 - end, count - near - end).round().astype(int)
+    return np.unique([*range(near), *between, *range(size - end, size)])
 
 
 def _numpy(array: Any, name: str) -> Floats:
@@ -195,11 +253,9 @@ def _in_range(pos: NDArray[Any]) -> NDArray[Any]:
 def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
     if candidates is None:
         return ()
-    if isinstance(candidates, (RoPE, Scaling)):
-        candidates = (candidates,)
-    for value in sequence("candidates", candidates, "a sequence of RoPEs or rules"):
-        if not isinstance(value, (RoPE, Scaling)):
-            raise SpecError(f"a candidate is {describe(value)}; give RoPEs, or rules such as Linear(4.0).")
+    given = candidates if isinstance(candidates, (list, tuple)) else (candidates,)
+    found = tuple(_read_candidate(value) for value in given)
+    for value in found:
         if isinstance(value, RoPE) and value.head_dim != head_dim:
             raise ShapeError(
                 f"a candidate has head_dim={value.head_dim} and the last axis of before holds {head_dim} "
@@ -208,4 +264,15 @@ def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
         rule = value.scaling if isinstance(value, RoPE) else value
         if rule is not None and not rule.resolved:
             raise SpecError(f"a candidate has {rule!r}, which needs a length; give it: at_length(n).")
-    return tuple(candidates)
+    return found
+
+
+def _read_candidate(value: Any) -> Any:
+    if isinstance(value, (RoPE, Scaling)):
+        return value
+    if isinstance(value, (str, PathLike, Mapping)) or hasattr(value, "to_dict"):
+        return RoPE.from_config(value)
+    raise SpecError(
+        f"a candidate is {describe(value)}; give RoPEs, configs as for RoPE.from_config, or rules such as "
+        "Linear(4.0)."
+    )

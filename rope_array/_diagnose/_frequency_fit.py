@@ -1,25 +1,28 @@
 """Find the frequencies of estimated phases: by the bases of published models, then by estimate and rule."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rope_array._diagnose._case import Case, Complex, Floats
 from rope_array._diagnose._narrow_dtypes import ROUNDERS
+from rope_array._diagnose._pair_hypotheses import PairHypothesis
+from rope_array._diagnose._report import ESTIMATE, KNOWN, ONE_NUMBER, TWO_NUMBERS
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import Linear, Llama3, Proportional, YaRN
+from rope_array._spec.scaling import Linear, Llama3, Proportional, Reversed, YaRN
 
 # Bases of published models, the commonest first.
 BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 100.0, 1e3, 2.5e4, 5e4, 2e6, 5e6, 8e6, 1e7, 1e8, 1e9, 1e11)
 _CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-NO_RULE = (
-    "the frequencies follow no rule that was tried: `rope.frequencies` has estimates, with an error of up to "
-    "twice the tolerance in the output"
-)
+_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0, 64.0)
+_COHERENT = 0.5  # a larger misfit is another rotation
+_LOOKED_AT = 64  # hypotheses of a series
+NO_RULE = "the frequencies follow no rule that was tried: `rope.frequencies` has least-squares estimates"
 
 
 class Series(NamedTuple):
@@ -34,40 +37,32 @@ class FrequencyFit(NamedTuple):
     """Fields of a RoPE that may explain a series."""
 
     fields: dict[str, Any]
-    omegas: Floats
-    sign: int = 1
+    omegas: Floats  # with their sign
+    kind: int = KNOWN
+    uncertainty: float = 0.0
     offset: float = 0.0
     mistake: str = ""
     notes: tuple[str, ...] = ()
-    estimate: bool = False  # the frequencies follow no known rule
+    misfit: float = math.inf
 
 
-def _misfit(series: Series, omegas: Floats, case: Case, offset: float = 0.0) -> float:
-    """Return the distance of the phases from these frequencies, in units of the tolerance."""
-    chosen = np.unique(np.linspace(0, len(series.at) - 1, 96).round().astype(int))
-    at, phasors, weight = series.at[chosen] + offset, series.phasors[chosen], series.weight[chosen]
-    total = weight.sum()
-    if not total:
-        return 0.0
+class Amplitude(NamedTuple):
+    """The factor on cos and sin, and its relative error."""
 
-    def misfit(angles: Floats) -> float:
-        off = abs(phasors - np.exp(1j * angles)) / case.allowed(angles)
-        return float(np.sqrt((weight * off**2).sum() / total))
-
-    found = misfit(np.multiply.outer(at, omegas))
-    if found > 1.0 and case.float32_differs:
-        rounded = np.multiply.outer(at.astype(np.float32), omegas.astype(np.float32))
-        return min(found, misfit(rounded.astype(np.float64)))
-    return found
+    value: float
+    error: float = 0.0
 
 
-def amplitude_of(phasors: Complex, weight: Floats, tol: float) -> float:
-    """Return the factor on cos and sin, with the fewest digits within the tolerance."""
+def amplitude_of(phasors: Complex, weight: Floats) -> Amplitude:
+    """Return the factor with the fewest digits within the noise."""
     sizes = abs(phasors[weight > 0])
-    if not len(sizes):
-        return 1.0
-    size = float(np.median(sizes))
-    return shortest(size, tol / 8) if size > 0 else 1.0
+    middle = float(np.median(sizes)) if len(sizes) else 0.0
+    if not middle:
+        return Amplitude(1.0)
+    near = sizes[abs(sizes - middle) <= 0.2 * middle]  # not empty, or the median is between two groups
+    size = float(near.mean()) if len(near) else middle
+    error = float(4 * near.std() / size / math.sqrt(len(near))) if len(near) else 0.1
+    return Amplitude(shortest(size, error), error)
 
 
 def shortest(size: float, close: float) -> float:
@@ -89,9 +84,10 @@ def with_origin(series: Series) -> Series:
     )
 
 
-def estimate_frequencies(series: Series) -> tuple[Floats, float]:
-    """Estimate each pair's frequency, modulo 2π over the step of the positions; return the step too.
+def estimate_frequencies(series: Series) -> tuple[Floats, float, float]:
+    """Estimate each pair's frequency, modulo 2π over the step of the positions.
 
+    Returns the step too, and the largest ratio of successive differences of positions.
     Short differences of positions give a rough, unambiguous estimate; long differences refine it.
     """
     at, phasors, weight = series
@@ -99,7 +95,7 @@ def estimate_frequencies(series: Series) -> tuple[Floats, float]:
     lags = [2**n for n in range(count.bit_length()) if 2**n < count]
     ends = np.array([(j, j + lag) for lag in lags for j in range(count - lag)]).reshape(-1, 2)
     if not len(ends):
-        return np.zeros(phasors.shape[1]), 0.0
+        return np.zeros(phasors.shape[1]), 0.0, 1.0
     gaps = at[ends[:, 1]] - at[ends[:, 0]]
     order = np.argsort(gaps, kind="stable")
     ends, gaps = ends[order], gaps[order]
@@ -116,7 +112,7 @@ def estimate_frequencies(series: Series) -> tuple[Floats, float]:
         coherence = abs((weight * phasors * np.exp(-1j * np.multiply.outer(at, tried))).sum(0))
         better = coherence > score * (1 + 1e-9)
         best, score = np.where(better, tried, best), np.where(better, coherence, score)
-    return best, step
+    return best, step, float((gaps[1:] / gaps[:-1]).max(initial=1.0))
 
 
 def _refined(omegas: Floats, gaps: Floats, between: Complex, weights: Floats) -> Floats:
@@ -150,15 +146,6 @@ def fit_line(omegas: Floats, exponents: Floats, free: bool) -> tuple[float, floa
     return float(np.exp(np.clip(-slope, -700, 700))), 1.0
 
 
-def _simplest(value: float, fits: Any) -> float | None:
-    """Return the number with the fewest digits near a value that fits."""
-    for digits in range(1, 17):
-        near = float(f"{value:.{digits}g}")
-        if abs(near - value) < 0.1 * value and fits(near):
-            return near
-    return None
-
-
 def _unwrapped(omegas: Floats, step: float) -> Floats:
     """Resolve frequencies known modulo 2π over the step: from slow to fast, as a geometric series."""
     unwrapped, period = omegas.copy(), 2 * np.pi / step
@@ -170,84 +157,143 @@ def _unwrapped(omegas: Floats, step: float) -> Floats:
 
 
 class FrequencyFitter:
-    """Finds the frequencies of one series over a width: bases of models, then estimates."""
+    """Finds the frequencies of one series over a width: known ropes, fits of one or two numbers, an estimate.
+
+    Every hypothesis is ranked by its misfit; no tolerance decides.
+    """
 
     def __init__(
-        self, series: Series, width: int, case: Case, bases: Iterable[float], rules: Any, tails: bool
+        self, series: Series, pairs: PairHypothesis, case: Case, bases: tuple[float, ...], rules: Any
     ):
-        self.series, self.width, self.case = series, width, case
-        self.bases, self.rules = tuple(bases), tuple(rules)
+        self.series, self.case, self.bases, self.rules = series, case, bases, rules
+        self.width = width = pairs.width
+        # Interleaved pairs show no width: the same frequencies begin a wider slice with another base.
+        self.shows_width = "half" in (pairs.pairing, pairs.out_pairing)
+        self.ends_inside = pairs.start + width < case.x.shape[1]
         self.exponents = 2 * np.arange(width // 2) / width
-        self.tails = tails
+        # Rounding errors are relative, so a large feature is not more precise than another.
+        positive = series.weight[series.weight > 0]
+        self.weight = np.minimum(series.weight, np.median(positive) if len(positive) else 0.0)
 
     def find(self, free: bool) -> list[FrequencyFit]:
-        """Return the fits; with `free`, positions may differ by a constant."""
+        """Return the best fits, with their misfit; with `free`, positions may differ by a constant."""
         if free:
-            return [*self._by_shifted_positions()]
-        known = [*self._by_known_base()]
-        if not known:
-            return [*self._by_candidate_rule(), *self._by_16_bit_base()] or [*self._by_estimate()][:3]
-        near = min(_misfit(self.series, f.sign * f.omegas, self.case) for f in known)
-        # An unpublished base may fit better than a published base near it.
-        closer = self._by_estimate() if near > 0.05 else ()
-        better = [f for f in closer if _misfit(self.series, f.sign * f.omegas, self.case) < 0.8 * near]
-        return known + [f for f in better if not f.estimate]
+            return self._best([*self._by_shifted_positions()])
+        found = [*self._known()]
+        estimate, step = self._estimate()
+        if step:
+            found += self._fitted(estimate, step)
+            found.append(self._as_estimate(estimate, step))
+        ranked = self._best(found)
+        if self.width > 2 and (not ranked or ranked[0].misfit < _COHERENT):
+            ranked = self._best([*found, *self._stretched(estimate, step)])
+        deviation = self._deviation(estimate)
+        return [f._replace(uncertainty=1.0) if self._is_open(f, deviation) else f for f in ranked]
 
-    def fits(self, omegas: Floats, offset: float = 0.0) -> bool:
-        return _misfit(self.series, omegas, self.case, offset) <= 1.0
+    def _is_open(self, fit: FrequencyFit, deviation: float) -> bool:
+        """Return whether the pairs that tell a fit from other numbers rotate by less than the noise."""
+        omegas, rule = abs(fit.omegas), fit.fields.get("scaling")
+        rule = rule.rule if isinstance(rule, Reversed) else rule
+        if isinstance(rule, (Llama3, YaRN)) and rule not in self.rules:  # a guess of its numbers
+            ratio = fit.fields["base"] ** -self.exponents / np.maximum(omegas, 1e-300)
+            slow = omegas[ratio > 0.999 * rule.factor]
+            return bool(deviation > 0.5 * slow.max(initial=0.0))
+        numbers = fit.kind - KNOWN if fit.kind < ESTIMATE else 0
+        if isinstance(rule, Linear) and numbers:
+            numbers = 2  # the factor depends on the base
+        if numbers and (omegas > 100 * deviation).sum() < min(numbers + 1, len(omegas)):
+            return True  # no pair confirms the numbers
+        if self.shows_width or fit.kind == ESTIMATE or (fit.kind == KNOWN and not self.ends_inside):
+            return False
+        return self._next(omegas) < 2 * deviation
 
-    def _by_known_base(self) -> Iterator[FrequencyFit]:
+    def _next(self, omegas: Floats) -> float:
+        """Return the frequency of the last pair; for a slice that ends inside the head, of the pair after."""
+        step = omegas[-1] / max(omegas[-2], 1e-300) if self.ends_inside and len(omegas) > 1 else 1.0
+        return float(omegas[-1] * step)
+
+    def _best(self, found: list[FrequencyFit]) -> list[FrequencyFit]:
+        """Return the fits that a closer look may find to be the best, with their misfit."""
+        if not found:
+            return []
+        order = np.argsort(self._misfits(found, 8), kind="stable")
+        chosen = [found[i] for i in order[:_LOOKED_AT]]
+        fits = [f._replace(misfit=float(m)) for f, m in zip(chosen, self._misfits(chosen, 96), strict=True)]
+        least = min(f.misfit for f in fits)
+        near = [f for f in fits if f.misfit <= 3 * least + self._slack(f.omegas)]
+        return sorted(near, key=lambda f: f.misfit)
+
+    def _slack(self, omegas: Floats) -> float:
+        """Return a misfit that rounding may cause."""
+        angles = abs(self.series.at).max() * abs(omegas).max()
+        return float(self.case.tol + self.case.angle_errors(angles, 1.0))
+
+    def _misfits(self, fits: list[FrequencyFit], count: int) -> Floats:
+        """Return the distance of the phases from those of each fit, at some of the positions."""
+        chosen = np.unique(np.linspace(0, len(self.series.at) - 1, count).round().astype(int))
+        at, phasors, weight = self.series.at[chosen], self.series.phasors[chosen], self.weight[chosen]
+        total = max(float(weight.sum()), 1e-300)
+
+        def distance(angles: Floats) -> Floats:
+            off = abs(phasors - np.exp(1j * angles)) ** 2
+            return np.asarray(np.sqrt((weight * off).sum((1, 2)) / total))
+
+        found = []
+        for n in range(0, len(fits), 64):
+            omegas = np.array([f.omegas for f in fits[n : n + 64]])[:, None]
+            moved = at[:, None] + np.array([f.offset for f in fits[n : n + 64]])[:, None, None]
+            misfit = distance(moved * omegas)
+            if self.case.float32_differs:
+                for tried in (omegas, self._float32_frequencies(fits[n : n + 64], omegas, len(fits))):
+                    misfit = np.minimum(misfit, distance(_float32(_float32(moved) * _float32(tried))))
+            found.append(misfit)
+        return np.concatenate(found)
+
+    def _float32_frequencies(self, fits: list[FrequencyFit], omegas: Floats, among: int) -> Floats:
+        """Return frequencies as Hugging Face's code rounds them; of a rule only if it is among few."""
+        rounded = omegas.copy()
+        for n, fit in enumerate(fits):
+            if (
+                fit.kind == KNOWN
+                and "base" in fit.fields
+                and (among <= _LOOKED_AT or "scaling" not in fit.fields)
+            ):
+                rounded[n] = _float32_omegas(self.width, fit.fields["base"], fit.fields.get("scaling"))
+        return rounded
+
+    def _known(self) -> Iterator[FrequencyFit]:
+        """Yield the bases of models, without a rule, with the caller's rules, and in 16 bits."""
         # The frequency of one pair is 1 in any base.
         for base in self.bases if self.width > 2 else self.bases[:1]:
             omegas = base**-self.exponents
-            for sign in (1, -1):
-                if self.fits(sign * omegas) or self._fits_rounded(sign, base, None):
-                    yield FrequencyFit({"base": base}, omegas, sign)
-
-    def _by_candidate_rule(self) -> Iterator[FrequencyFit]:
-        for rule in self.rules:
-            for base in self.bases:
+            yield from _both_signs({"base": base}, omegas)
+            for rule in self.rules:
                 yield from self._by_rule(base, rule)
-
-    def _by_16_bit_base(self) -> Iterator[FrequencyFit]:
-        """Yield 16-bit frequencies, of a module that was cast with its buffers."""
-        for base in self.bases:
             for name, rounded in ROUNDERS:
-                omegas = rounded(base**-self.exponents)
+                narrow = rounded(omegas)
+                text = f"frequencies are {name}: base {base:g}, rounded"
                 for sign in (1, -1):
-                    if self.fits(sign * omegas):
-                        fields = {"inv_freq": tuple(map(float, omegas))}
-                        text = f"frequencies are {name}: base {base:g}, rounded"
-                        yield FrequencyFit(fields, omegas, sign, mistake=text)
+                    fields = {"inv_freq": tuple(map(float, sign * narrow))}
+                    yield FrequencyFit(fields, sign * narrow, TWO_NUMBERS, mistake=text)
 
     def _by_rule(self, base: float, rule: Scaling) -> Iterator[FrequencyFit]:
         try:
             omegas = np.array(RoPE(self.width, base=base, scaling=rule).frequencies)
         except SpecError:
             return
-        for sign in (1, -1):
-            if self.fits(sign * omegas) or self._fits_rounded(sign, base, rule):
-                yield FrequencyFit({"base": base, "scaling": rule}, omegas, sign)
-
-    def _fits_rounded(self, sign: int, base: float, rule: Scaling | None) -> bool:
-        """Return whether float32 frequencies fit, at positions where their rounding changes angles."""
-        if not self.case.float32_differs:
-            return False
-        rope = RoPE(self.width, base=base, scaling=rule, angles="float32")
-        return self.fits(sign * np.array(rope.frequencies))
+        yield from _both_signs({"base": base, "scaling": rule}, omegas)
 
     def _by_shifted_positions(self) -> Iterator[FrequencyFit]:
         """Yield fits with a constant added to positions: the phase at 0 is the constant times ω."""
         for base in self._plausible_bases():
-            omegas = base**-self.exponents
-            for sign in (1, -1) if len(self.series.at) > 1 else (1,):
-                offset = self._offset(sign * omegas)
-                if offset and self.fits(sign * omegas, offset):
-                    yield FrequencyFit({"base": base}, omegas, sign, offset)
+            for fit in _both_signs({"base": base}, base**-self.exponents):
+                offset = self._offset(fit.omegas)
+                if offset and (fit.omegas[0] > 0 or len(self.series.at) > 1):
+                    yield fit._replace(offset=offset, kind=ONE_NUMBER)
 
     def _plausible_bases(self) -> Iterator[float]:
         yield from self.bases
-        omegas, _ = estimate_frequencies(self.series)
+        omegas = estimate_frequencies(self.series)[0]
         known = abs(omegas) > 1e-6
         if known.sum() > 1 and np.ptp(self.series.at) > 0:
             yield float(f"{fit_line(abs(omegas[known]), self.exponents[known], False)[0]:.5g}")
@@ -261,111 +307,141 @@ class FrequencyFitter:
         match = (np.exp(-1j * np.multiply.outer(tried, omegas)) * phases).sum(1).real
         return float(tried[int(np.argmax(match))])
 
-    def _by_estimate(self) -> Iterator[FrequencyFit]:
-        omegas, step = estimate_frequencies(with_origin(self.series))
-        if not step or not self.fits(omegas):
-            return
-        span = max(abs(self.series.at).max(), np.ptp(self.series.at))
-        known = abs(omegas) * span > self.case.tol
-        for sign in self._signs(omegas, known, step):
-            unwrapped = _unwrapped(sign * omegas, step) if step > 2 else sign * omegas
-            yield from self._named(unwrapped, known & (unwrapped > 0), sign)
+    def _estimate(self) -> tuple[Floats, float]:
+        """Return the least-squares frequency of each pair, and the step of the positions."""
+        omegas, step, self.jump = estimate_frequencies(with_origin(self.series))
+        at = self.series.at[:, None]
+        norm = np.maximum((self.weight * at**2).sum(0), 1e-300)
+        for _ in range(4):
+            left = self.series.phasors * np.exp(-1j * at * omegas)
+            omegas = omegas + (self.weight * at * left.imag).sum(0) / norm
+        return omegas, step
+
+    def _as_estimate(self, omegas: Floats, step: float) -> FrequencyFit:
         notes: tuple[str, ...] = (NO_RULE,)
         if step > 1:
             notes += (f"positions have a step of {step:g}, so that frequencies are known modulo 2π/{step:g}",)
-        yield FrequencyFit({"inv_freq": tuple(map(float, omegas))}, omegas, notes=notes, estimate=True)
+        unsure = float((self._deviation(omegas) / np.maximum(abs(omegas), 1e-300)).max())
+        if 4 * math.sqrt(2) * self._misfit(omegas) * self.jump > np.pi:
+            unsure = 1.0  # pairs may make another full turn within the jump
+        return FrequencyFit({"inv_freq": tuple(map(float, omegas))}, omegas, ESTIMATE, unsure, notes=notes)
 
-    def _signs(self, omegas: Floats, known: Any, step: float) -> list[int]:
+    def _deviation(self, omegas: Floats) -> float:
+        """Return four standard deviations of an estimated frequency, and the error of rounded angles."""
+        reach = math.sqrt((self.series.at**2).sum())
+        return 4 * self._misfit(omegas) / max(reach, 1e-300)
+
+    def _misfit(self, omegas: Floats) -> float:
+        return float(self._misfits([FrequencyFit({}, omegas)], len(self.series.at))[0])
+
+    def _fitted(self, estimate: Floats, step: float) -> Iterator[FrequencyFit]:
+        """Yield fits of a base, of a factor, and of both; and with a tail of zeros."""
+        deviation = self._deviation(estimate)
+        rounding = 2 * self.case.angle_tol() + 1e-14
+        for sign in self._signs(estimate, step):
+            omegas = _unwrapped(sign * estimate, step) if step > 2 else sign * estimate
+            known = omegas > 2 * deviation
+            if not known.any():
+                continue
+            last = int(np.flatnonzero(known)[-1]) + 1
+            # A zero tail of interleaved pairs is a narrower slice, another hypothesis.
+            for end in (None, last) if self.shows_width and last < len(omegas) else (None,):
+                yield from self._geometric(omegas, known, sign, deviation, rounding, end)
+
+    def _signs(self, omegas: Floats, step: float) -> list[int]:
         if step > 2:  # aliasing may flip the sign of fast pairs
             return [1, -1]
-        return [1 if omegas[known].sum() >= 0 else -1]
+        return [1 if omegas.sum() >= 0 else -1]
 
-    def _named(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
-        """Yield fits by rule: default, a zero tail, a factor, then Llama 3 and YaRN."""
-        if not known.any():
-            return
-        last = int(np.flatnonzero(known)[-1]) + 1
-        for zero in (False, True):
-            for free in (False, True):
-                # A zero tail of interleaved pairs is a narrower slice, another hypothesis.
-                if zero and (last == len(omegas) or not self.tails):
-                    continue
-                fit = self._geometric(omegas, known, sign, free, last if zero else None)
-                if fit:
-                    yield fit
-                    return
-        yield from self._stretched(omegas, known, sign)
+    def _geometric(
+        self, omegas: Floats, known: Any, sign: int, deviation: float, rounding: float, last: int | None
+    ) -> Iterator[FrequencyFit]:
+        """Yield ω = s · base^(-exponent), fitted to the known pairs; numbers have the fewest digits."""
+        w, e = omegas[known], self.exponents[known]
+        for base in self.bases:
+            wanted = base**-e
+            scale = float((wanted * w).sum() / (wanted**2).sum())
+            error = deviation / math.sqrt((wanted**2).sum()) / scale + rounding
+            factor = shortest(1 / scale, error)
+            yield self._written(base, 1.0 if last and abs(factor - 1) <= error else factor, sign, last, error)
+        for free in (False, True):
+            if len(w) < 1 + free or not (e > 0).any():
+                continue
+            base, scale = fit_line(w, e, free)
+            if not 1e-300 < base < 1e300:
+                continue
+            spread = e - (e * w**2).sum() / (w**2).sum() if free else e
+            error = deviation / math.sqrt((w**2 * spread**2).sum()) + rounding
+            unsure = error + (error + deviation / math.sqrt((w**2).sum())) * free
+            yield self._written(
+                shortest(base, error), shortest(1 / scale, error), sign, last, unsure, 1 + free
+            )
 
-    def _geometric(self, omegas: Floats, known: Any, sign: int, free: bool, last: int | None) -> Any:
-        if known.sum() < 1 + free:
-            return None
-        base, factor = fit_line(omegas[known], self.exponents[known], free)
-
-        def series(base: float, factor: float) -> Floats:
-            full = factor * base**-self.exponents
-            return full if last is None else np.where(np.arange(len(full)) < last, full, 0.0)
-
-        def good(base: float, factor: float) -> bool:
-            limit = 0.01 + 1.2 * _misfit(self.series, sign * series(*raw), self.case)
-            return bool(_misfit(self.series, sign * series(base, factor), self.case) <= min(limit, 1.0))
-
-        raw = base, factor
-        if not (1e-300 < base < 1e300) or _misfit(self.series, sign * series(*raw), self.case) > 1.0:
-            return None
-        if free:
-            factor = 1 / (_simplest(1 / factor, lambda f: good(base, 1 / f)) or 1 / factor)
-        base = _simplest(base, lambda b: good(b, factor)) or base
-        return self._written(base, factor, series(base, factor), sign, last)
-
-    def _written(self, base: float, factor: float, omegas: Floats, sign: int, last: int | None) -> Any:
+    def _written(
+        self, base: float, factor: float, sign: int, last: int | None, error: float, numbers: int = 1
+    ) -> FrequencyFit:
+        """Write a fit as the fields of a rope."""
+        omegas = base**-self.exponents / factor
         fields: dict[str, Any] = {"base": base}
         notes: tuple[str, ...] = ()
         mistake = ""
         if last is not None:
-            fields["scaling"] = Proportional(2 * last / self.width, factor=1 / factor)
-        elif factor == 2.0:
+            if omegas[last] * abs(self.series.at).max() < self.case.tol:
+                error = 1.0  # rounding hides whether the tail is zero
+            omegas = np.where(np.arange(len(omegas)) < last, omegas, 0.0)
+            fields["scaling"] = Proportional(2 * last / self.width, factor=factor)
+            numbers += 1
+        elif factor == 0.5:
             fields["scaling"] = Linear(0.5)
             mistake = "rotated twice: every angle is doubled"
+            numbers += 1
         elif factor != 1.0:
-            fields["scaling"] = Linear(1 / factor)
-            notes = (f"every frequency, or every position, is divided by {1 / factor:g}",)
-        return FrequencyFit(fields, omegas, sign, 0.0, mistake, notes)
+            fields["scaling"] = Linear(factor)
+            notes = (f"every frequency, or every position, is divided by {factor:g}",)
+        kind = ONE_NUMBER if numbers == 1 else TWO_NUMBERS
+        fit = FrequencyFit(_signed(fields, sign), sign * omegas, kind, error)
+        return fit._replace(mistake=mistake, notes=notes)
 
-    def _stretched(self, omegas: Floats, known: Any, sign: int) -> Iterator[FrequencyFit]:
-        """Yield fits of Llama 3's rule and YaRN, with factors from the slow pairs and usual contexts."""
-        # Pairs with a precise frequency. Without the first pair the base is unknown, as others may be scaled.
-        at = abs(self.series.at).max()
-        well = np.flatnonzero(known & (abs(omegas) * at > 64 * self.case.tol))
-        if not len(well) or well[0]:
-            return
+    def _stretched(self, estimate: Floats, step: float) -> Iterator[FrequencyFit]:
+        """Yield Llama 3's rule and YaRN with usual contexts; factors are usual, or read off slow pairs."""
+        well = estimate[abs(estimate) > 8 * self._deviation(estimate)] if step else estimate[:0]
+        signs = self._signs(estimate, step) if step else (1, -1)
         for base in self.bases:
-            ratios = base ** -self.exponents[well] / omegas[well]
-            if abs(ratios[0] - 1) > 2e-2 or (np.diff(ratios) < -2e-2 * ratios[1:]).any():
-                continue
-            factors = {round(2 * float(r)) / 2 for r in ratios[-3:]} | {8.0, 32.0}
-            for factor in sorted(f for f in factors if f > 1 and f > 0.95 * ratios[-1]):
-                fits = [f for rule in _usual_rules(factor) for f in self._by_rule(base, rule)]
-                yield from _merged([f for f in fits if f.sign == sign])
+            ratios = base ** -self.exponents[: len(well)] / abs(well)
+            factors = {round(2 * float(r)) / 2 for r in ratios[-3:] if 1.25 < r < 256}
+            for factor in sorted({*_FACTORS, *factors}):
+                for sign in signs:
+                    yield from _usual_rules(base, self.width, factor, sign)
 
 
-def _merged(found: list[FrequencyFit]) -> Iterator[FrequencyFit]:
-    """Merge fits with the same frequencies: the first, with the other rules in its notes."""
-    while found:
-        first = found[0]
-        same = [f for f in found if np.allclose(f.omegas, first.omegas, rtol=1e-12, atol=0.0)]
-        found = [f for f in found if not any(f is s for s in same)]
-        names = ", ".join(_rule_name(f.fields["scaling"]) for f in same[1:])
-        notes = (f"other rules give the same frequencies: {names}",) if names else ()
-        yield first._replace(notes=notes)
+def _both_signs(fields: dict[str, Any], omegas: Floats) -> Iterator[FrequencyFit]:
+    for sign in (1, -1):
+        yield FrequencyFit(_signed(fields, sign), sign * omegas)
 
 
-def _rule_name(rule: Any) -> str:
-    exact = ", truncate=False" if isinstance(rule, YaRN) and not rule.truncate else ""
-    return f"{type(rule).__name__}({rule.factor:g}, {rule.original_max_position_embeddings:g}{exact})"
+def _signed(fields: dict[str, Any], sign: int) -> dict[str, Any]:
+    return fields if sign > 0 else {**fields, "scaling": Reversed(fields.get("scaling"))}
 
 
-def _usual_rules(factor: float) -> Iterator[Scaling]:
+def _float32(x: Floats) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.clip(x.astype(np.float32), -3e38, 3e38).astype(np.float64)
+
+
+@lru_cache(maxsize=4096)
+def _float32_omegas(width: int, base: float, rule: Scaling | None) -> Floats:
+    return np.array(RoPE(width, base=base, scaling=rule, angles="float32").frequencies)
+
+
+@lru_cache(maxsize=4096)
+def _usual_rules(base: float, width: int, factor: float, sign: int) -> tuple[FrequencyFit, ...]:
+    """Return fits by rules with usual contexts."""
+    series = (base ** -(2 * np.arange(width // 2) / width)).tolist()
+    rules: list[Scaling] = []
     for context in _CONTEXTS:
-        yield Llama3(factor=factor, original_max_position_embeddings=context)
-        yield YaRN(factor, context)
-        yield YaRN(factor, context, truncate=False)
+        rules += [Llama3(factor=factor, original_max_position_embeddings=context)]
+        rules += [YaRN(factor, context), YaRN(factor, context, truncate=False)]
+    omegas = [sign * np.array(rule._stretched(series, base, width)) for rule in rules]
+    fields = [_signed({"base": base, "scaling": rule}, sign) for rule in rules]
+    stretched = (abs(w[-1]) < 0.999 * series[-1] for w in omegas)  # else it is no other rope
+    return tuple(FrequencyFit(f, w) for f, w, s in zip(fields, omegas, stretched, strict=True) if s)

@@ -39,6 +39,14 @@ class PairHypothesis:
             y[:, out] = x[:, f] * cos + sign * x[:, s] * sin
         return y
 
+    def sizes(self, x: Floats) -> Floats:
+        """Return the size of each feature's pair in rows x."""
+        sizes = abs(x)
+        norm = np.hypot(*(x[:, f] for f in features_of_pairs(self.pairing, self.start, self.width)))
+        for feature in features_of_pairs(self.out_pairing, self.start, self.width):
+            sizes[:, feature] = norm
+        return sizes
+
     def fields(self, head_dim: int) -> dict[str, Any]:
         """Return the fields of a RoPE with these pairs."""
         found: dict[str, Any] = {}
@@ -98,8 +106,11 @@ def _slices(case: Case) -> list[tuple[int, int]]:
     """Return possible slices, (start, width), from the features that changed."""
     head_dim = case.x.shape[1]
     found = [(0, head_dim - head_dim % 2)]
-    changed = np.flatnonzero(case.touched)
-    if len(changed):
+    # Rounding to a narrower dtype changes features that do not rotate: look past it too.
+    for mask in (case.touched, case.changed(2.0**-7)):
+        changed = np.flatnonzero(mask)
+        if not len(changed):
+            continue
         low, high = int(changed[0]), int(changed[-1]) + 1
         gaps = np.flatnonzero(np.diff(changed) > 1)
         for start in (low, low - 1, low - low % 2):

@@ -1,15 +1,20 @@
 """The report: explanations, their code, and the reason if there is not exactly one."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from rope_array._diagnose._case import EPS32, LOOSEST, Case
+from rope_array._diagnose._case import EPS32, LOOSEST, Case, Floats
 from rope_array._diagnose._tried_positions import Positions
 from rope_array._rope import RoPE
+from rope_array._spec.frequencies import Scaling
+from rope_array._spec.scaling import Reversed
 
 _SHOWN = 8
+_SURE = 1e-3  # relative; a rope with less certain numbers is not given
+# Kinds of explanation. Among equally good explanations the lowest kind is preferred.
+CANDIDATE, KNOWN, ONE_NUMBER, TWO_NUMBERS, ESTIMATE = range(5)
 
 
 @dataclass(frozen=True)
@@ -19,15 +24,14 @@ class Explanation:
     Attributes
     ----------
     rope : RoPE or None
-        The rotary embedding; None if nothing was rotated.
+        The rotary embedding; None if nothing was rotated. ``rope.apply(x, pos)`` reproduces the output, at
+        the positions and the axis in `code`. If it rotates by -φ, its frequencies are negative.
     code : str
         The call that reproduces the output, with x for `before`; for a mistake, its formula.
     residual : float
         The largest difference from `after`, relative to the size of its pair.
     mistake : str
         The mistake; empty for a plain rotation by the intended positions.
-    inverse : bool
-        Whether it rotates by -φ.
     seq_axis : int
         The axis of the positions in x.
     notes : tuple of str
@@ -47,18 +51,40 @@ class Explanation:
     code: str
     residual: float
     mistake: str = ""
-    inverse: bool = False
     seq_axis: int = -2
     notes: tuple[str, ...] = ()
-    _rms: float = 0.0
-    _estimate: bool = False
-    _candidate: bool = False
     _axes: str = ""
+
+    @property
+    def inverse(self) -> bool:
+        """Whether it rotates by -φ: the inverse rotation, or a wrong sign of the sine."""
+        return self.rope is not None and sum(self.rope.frequencies) < 0
 
     @property
     def direction(self) -> int:
         """The sign of the angles: 1 or -1."""
         return -1 if self.inverse else 1
+
+
+class Trial(NamedTuple):
+    """An explanation that was tried, and its errors."""
+
+    explanation: Explanation
+    errors: Floats  # (head_dim,): the mean square of each feature's error, relative to its pair
+    angles: Floats  # (head_dim,): the mean square of the error that rounded angles may have
+    worst: float  # the largest error, in units of the error of the dtypes
+    kind: int = KNOWN
+    uncertainty: float = 0.0  # relative, of the numbers that were read off the data
+    again: Callable[[], Any] | None = None  # measures the explanation on all rows
+
+    @property
+    def mean(self) -> float:
+        return float(self.errors.mean())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the rounding of the dtypes explains every error."""
+        return self.worst <= 1.0
 
 
 @dataclass(frozen=True)
@@ -97,8 +123,12 @@ class Diagnosis:
 
     @property
     def rope(self) -> RoPE | None:
-        """The rope if exactly one explanation fits and it is no mistake; None otherwise, see `reason`."""
-        if len(self.explanations) == 1 and not self.explanations[0].mistake:
+        """The rope for which ``rope.apply(before, pos, seq_axis=seq_axis)`` reproduces `after`.
+
+        None if several explanations fit or none does, if the explanation is a mistake, or if the data leave
+        its numbers open: see `reason`.
+        """
+        if len(self.explanations) == 1 and not self.explanations[0].mistake and not self.reason:
             return self.explanations[0].rope
         return None
 
@@ -120,20 +150,43 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def reason_of(kept: list[Explanation], case: Case) -> str:
-    """Return the reason that there is not exactly one explanation, and a remedy; empty if there is."""
+def reason_of(chosen: list[Trial], kept: list[Explanation], nearest: list[Explanation], case: Case) -> str:
+    """Return the reason that there is no rope to rely on, and a remedy; empty if there is one."""
     if not kept:
-        return _too_far(case) + (
-            "frequencies may follow a rule to be given in `candidates`, features may pair in another "
-            "order, or `after` may contain more than a rotation, such as a norm; if it was computed in "
-            "another precision than its dtype, give a `tolerance`"
-        )
-    if len(kept) == 1:
-        return ""
-    causes = "; ".join(_causes(kept))
+        return _too_far(case) + _no_fit(nearest, case)
+    if len(kept) > 1:
+        return f"{_too_far(case)}{'; '.join(_causes(kept))}. {_remedy(case)}"
+    unsure = chosen[0].uncertainty
+    if unsure > _SURE and not kept[0].mistake:
+        if unsure >= 1 and chosen[0].kind != ESTIMATE:
+            text = "the pairs that would show the numbers of the rule, or the slice, rotate by less than the"
+            return f"{text} noise. {_remedy(case)}"
+        text = "the slowest frequencies are" if chosen[0].kind == ESTIMATE else "the numbers of the rule are"
+        return f"{text} known to ±{min(unsure, 1):.1%} only, at these positions. {_remedy(case)}"
+    return ""
+
+
+def _no_fit(nearest: list[Explanation], case: Case) -> str:
+    text = (
+        "frequencies may follow a rule to be given in `candidates`, features may pair in another order, or "
+        "`after` may contain more than a rotation, such as a norm"
+    )
+    least = min((e.residual for e in nearest), default=1.0)
+    if least >= 0.1:
+        return text
+    limit = f"the tolerance {case.tolerance:g}" if case.tolerance else "the rounding of the dtypes"
     return (
-        f"{_too_far(case)}{causes}. Give random features of several rows at positions with a step of 1 that "
-        "reach far, different on every axis and in every coordinate"
+        f"the nearest explanation has an error of {least:.1e}, above {limit}: if `after` was computed in a "
+        f"narrower precision than its dtype, give tolerance={float(f'{1.5 * least:.1g}'):g}; else {text}"
+    )
+
+
+def _remedy(case: Case) -> str:
+    """Return data that would decide."""
+    wider = ", in float32" if case.eps > EPS32 else ""
+    return (
+        f"Give random features of several rows at more and later positions with a step of 1{wider}, "
+        "different on every axis and in every coordinate; or give possible ropes or configs as `candidates`"
     )
 
 
@@ -141,7 +194,7 @@ def _too_far(case: Case) -> str:
     """Return the reason that positions are too far for rounded angles; empty if they are not."""
     if case.reach <= case.decidable_reach:
         return ""
-    dtype = "float32" if case.angle_tol >= EPS32 else "float64"
+    dtype = "float32" if case.angle_tol() >= EPS32 else "float64"
     return (
         f"positions reach {case.reach:.3g}, where angles rounded to {dtype} have errors above {LOOSEST:g}, "
         "so that the output does not determine the rope: give nearer positions, below "
@@ -163,6 +216,8 @@ def _causes(kept: list[Explanation]) -> list[str]:
         found.append("+φ and -φ give the same (multiples of a half turn, or too few positions)")
     if len({r.base for r in ropes}) > 1:
         found.append("the pairs that rotate by more than the rounding do not distinguish bases")
+    if len({r.scaling for r in ropes if r.base == ropes[0].base}) > 1:
+        found.append("the slow pairs rotate too little to distinguish rules")
     if len({(r.rotary_dim, r.rotary_start) for r in ropes}) > 1:
         found.append("the last pairs rotate by less than the rounding, so that the slice does not show")
     if len({r.axes for r in ropes}) > 1:
@@ -172,47 +227,50 @@ def _causes(kept: list[Explanation]) -> list[str]:
     return found or ["several fit"]
 
 
-def _unsure(rope: RoPE, reach: float, tol: float) -> float:
-    """Return the smallest change of ln(base) that moves a pair by the tolerance."""
-    exponents = 2 * np.arange(len(rope.frequencies)) / max(rope.rotary_dim, 1)
-    return float(tol / max((abs(np.array(rope.frequencies)) * reach * exponents).max(), 1e-30))
-
-
-def notes_of(kept: list[Explanation], case: Case) -> Iterator[str]:
+def notes_of(chosen: list[Trial], kept: list[Explanation], case: Case) -> Iterator[str]:
     """Yield remarks on the data."""
-    dropped = int((~case.finite).sum())
+    dropped = math.prod(case.before.shape[:-1]) - len(case.x)
     if dropped:
         yield f"{dropped} rows hold NaN or infinities and were left out"
     if len(kept) == 1 and kept[0].rope and kept[0].rope.frequencies:
         rope = kept[0].rope
-        hidden = sum(0 < abs(w) * case.reach < case.tol for w in rope.frequencies)
-        unsure = _unsure(rope, case.reach, case.tol)
-        if rope.inv_freq is None and len(rope.frequencies) > 1 and unsure > 0.01:
-            yield f"the base shows to about ±{min(unsure, 1):.0%} only"
+        # A mean over many elements shows less than one unit of the dtype.
+        shown = max(case.eps, chosen[0].mean ** 0.5) / len(case.x) ** 0.5
+        hidden = sum(0 < abs(w) * case.reach < shown for w in rope.frequencies)
         if hidden:
             yield f"{hidden} of {len(rope.frequencies)} pairs rotate by less than the rounding here"
 
 
-def code_of(rope: RoPE, positions: Positions, inverse: bool, axes_text: str) -> str:
+def code_of(rope: RoPE, positions: Positions, axes_text: str) -> str:
     """Write the call that reproduces an output."""
     words = ["x", positions.code, *fields_of(rope, axes_text)]
     words += [f"seq_axis={positions.seq_axis}"] if positions.seq_axis != -2 else []
-    words += ["inverse=True"] if inverse else []
     return f"ra.apply({', '.join(words)})"
 
 
 def fields_of(rope: RoPE, axes_text: str = "") -> list[str]:
     """Write the fields that differ from the defaults."""
     words = []
-    usual = RoPE(rope.head_dim)
     rest = rope.head_dim - rope.rotary_start
-    for name in (f.name for f in fields(rope) if f.name != "head_dim"):
-        value = getattr(rope, name)
-        if value == (rest if name == "rotary_dim" else getattr(usual, name)):
+    for field in fields(rope)[1:]:
+        name, value = field.name, getattr(rope, field.name)
+        if value == (rest if name == "rotary_dim" else field.default):
             continue
-        text = f"ra.{value!r}" if name in ("scaling", "axes") else repr(value)
+        text = f"ra.{value!r}" if name == "axes" else repr(value)
+        if isinstance(value, Scaling):
+            text = rule_name(value)
         words.append(f"{name}={axes_text if name == 'axes' and axes_text else text}")
     return words
+
+
+def rule_name(rule: Any) -> str:
+    """Write a rule with the fields that differ from its defaults."""
+    if isinstance(rule, Reversed):
+        return f"ra.Reversed({rule_name(rule.rule) if rule.rule else ''})"
+    words = [
+        f"{f.name}={getattr(rule, f.name)!r}" for f in fields(rule) if getattr(rule, f.name) != f.default
+    ]
+    return f"ra.{type(rule).__name__}({', '.join(words)})"
 
 
 def _labelled(found: Explanation) -> str:
@@ -223,6 +281,6 @@ def _labelled(found: Explanation) -> str:
 def _lines_of(found: Explanation) -> list[str]:
     lines = [f"  {found.code}", *([f"    {found.mistake}"] if found.mistake else [])]
     if found.inverse:
-        lines.append("    rotates by -φ")
+        lines.append("    rotates by -φ: the inverse rotation, or a wrong sign of the sine")
     lines.append(f"    largest error, relative to a pair: {found.residual:.1e}")
     return lines + [f"    {note}" for note in found.notes]

@@ -1,8 +1,9 @@
 """The search: try all explanations of one case, in order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from rope_array._diagnose._case import Case, Floats, Indices
 from rope_array._diagnose._frequency_fit import (
     BASES,
     NO_RULE,
+    Amplitude,
     FrequencyFit,
     FrequencyFitter,
     Series,
@@ -25,78 +27,118 @@ from rope_array._diagnose._pair_hypotheses import (
     PAIRINGS,
     PairHypothesis,
     PhaseEstimates,
-    features_of_pairs,
     mistaken_hypotheses,
     pair_hypotheses,
 )
-from rope_array._diagnose._report import Diagnosis, Explanation, fields_of, notes_of, reason_of
+from rope_array._diagnose._report import (
+    CANDIDATE,
+    ESTIMATE,
+    KNOWN,
+    ONE_NUMBER,
+    TWO_NUMBERS,
+    Diagnosis,
+    Explanation,
+    Trial,
+    fields_of,
+    notes_of,
+    reason_of,
+    rule_name,
+)
 from rope_array._diagnose._tried_positions import (
     Positions,
     intended_positions,
     mistaken_positions,
     moved_positions,
 )
-from rope_array._diagnose._verdict import judge
+from rope_array._diagnose._verdict import equally_good, judge, measure, reversed_rope
 from rope_array._errors import SpecError
 from rope_array._rope import RoPE
 from rope_array._spec.axes import Axes
 from rope_array._spec.frequencies import Scaling
-from rope_array._spec.scaling import Linear, Periods
+from rope_array._spec.scaling import Linear, Periods, Reversed, YaRN
+
+_SMALL = 2.0**-6  # of noise, relative to a pair: arithmetic in bfloat16 has less
+_VERIFIED = 16  # explanations of a sample, by all rows
+_JUDGED = 40  # hypotheses of the pairs and frequencies at some positions
 
 
 class Search:
-    """Tries all explanations of one case, and keeps the fitting and the other explanations in two lists."""
+    """Tries all explanations of one case. Only the report depends on the caller's tolerance."""
 
     def __init__(self, case: Case, candidates: tuple[Any, ...]):
-        self.case = case
+        self.whole, self.case = case, case.sample()
         self.ropes = [c for c in candidates if isinstance(c, RoPE)]
         self.rules = [c for c in candidates if isinstance(c, Scaling)]
-        self.bases = [*dict.fromkeys([*BASES, *(r.base for r in self.ropes)])]
-        self.kept: list[Explanation] = []
-        self.others: list[Explanation] = []
+        self.bases = tuple(dict.fromkeys([*BASES, *(r.base for r in self.ropes)]))
+        self.trials: list[Trial] = []
         self._phase_cache: dict[Any, PhaseEstimates] = {}
 
     def run(self) -> Diagnosis:
         """Run the search and return the report."""
-        if not self.case.touched.any():
+        if not self.case.touched.any() and not self.whole.touched.any():
             return self._unrotated(1.0)
         intended = [*intended_positions(self.case)]
         for positions in intended:
             self._candidates(positions)
         factor = self._factor()
-        if factor > 0 and not self.kept:
+        if factor > 0 and not self._fitting():
             return self._unrotated(factor)
         for positions in intended:
             self._rotations(positions)
             if self.case.beyond_float64 and not positions.coordinates:
                 self._whole_ropes(positions)
         for positions in mistaken_positions(self.case):
-            if any(_is_plain(e) for e in self.kept):
+            if any(self._is_plain(t) for t in self._explained()):
                 self._retry(positions)
             else:
                 self._rotations(positions)
-        if not self.kept:
+        if not self._explained():
             self._mistakes(intended)
-        if not self.kept and not math.isnan(factor):
+        if not self._fitting() and not math.isnan(factor):
             return self._unrotated(factor)
+        if not self._fitting() and not self._chosen():
+            self._narrow_dtypes(intended)
         return self._report()
+
+    def _fitting(self) -> list[Trial]:
+        return [t for t in self.trials if t.fits]
+
+    def _explained(self) -> list[Trial]:
+        """Return the best explanations, if all that they leave is small: no mistake would leave less."""
+        best = equally_good(self.trials, self.case)
+        return [t for t in best if t.fits or (t.kind < ESTIMATE and t.mean < _SMALL**2)]
+
+    def _is_plain(self, trial: Trial) -> bool:
+        """Return whether an explanation has no mistake, and no number that replaces a mistake."""
+        rope = trial.explanation.rope
+        factor = rope is not None and isinstance(rope.scaling, Linear) and self.case.num_positions == 1
+        return not (trial.explanation.mistake or trial.kind == ESTIMATE or factor)
 
     # Rotations
 
     def _candidates(self, positions: Positions) -> None:
         for rope in self.ropes:
-            for inverse in (False, True):
-                self._judge(rope, positions, inverse, candidate=True)
+            for tried in (rope, reversed_rope(rope)):
+                self._judge(tried, positions, kind=CANDIDATE)
 
     def _rotations(self, positions: Positions) -> None:
+        """Rank the fits of all pairings and slices, and judge the best."""
+        ranked = []
         for pairs in pair_hypotheses(self.case, positions.coordinates):
             phases = self._phases(pairs)
             if not phases.plausible or not (pairs.num_pairs and phases.products.any()):
                 continue
             if positions.coordinates:
                 self._by_coordinates(pairs, phases, positions)
-            else:
-                self._by_position(pairs, phases, positions)
+                continue
+            series, size = self._series(phases, positions.rows)
+            fits = self._fitter(pairs, series).find(positions.free)
+            ranked += [(f.misfit, n, f, pairs, size) for n, f in enumerate(fits)]
+        ranked.sort(key=lambda r: r[:2])
+        limit = 3 * ranked[0][0] + self.case.tol if ranked else 0.0
+        for misfit, _, found, pairs, size in ranked[:_JUDGED]:
+            if misfit <= limit + self.case.angle_errors(self.case.reach, 1.0):
+                self._keep(found, pairs, size, positions)
 
     def _whole_ropes(self, positions: Positions) -> None:
         """Try the ropes of models without estimates: float64 does not distinguish such far positions."""
@@ -107,8 +149,8 @@ class Search:
                     rope = RoPE(head_dim, base=base, pairing=pairing, scaling=rule)
                 except SpecError:  # the rule has a table of another length
                     continue
-                for inverse in (False, True):
-                    self._judge(rope, positions, inverse)
+                for tried in (rope, reversed_rope(rope)):
+                    self._judge(tried, positions)
 
     def _phases(self, pairs: PairHypothesis) -> PhaseEstimates:
         key = (pairs.pairing, pairs.out_pairing, pairs.start, pairs.width, pairs.blocks, pairs.mistake)
@@ -116,49 +158,56 @@ class Search:
             self._phase_cache[key] = PhaseEstimates(self.case, pairs)
         return self._phase_cache[key]
 
-    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, float]:
+    def _series(self, phases: PhaseEstimates, rows: Floats) -> tuple[Series, Amplitude]:
         at, inverse = np.unique(rows, return_inverse=True)
         phasors, weight = phases.at(inverse.ravel(), len(at))
-        size = amplitude_of(phasors, weight, self.case.tol)
-        return Series(at, phasors / size, weight), size
-
-    def _by_position(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
-        series, size = self._series(phases, positions.rows)
-        fitter = self._fitter(pairs, series)
-        for found in fitter.find(positions.free):
-            self._keep(found, pairs, size, positions)
+        size = amplitude_of(phasors, weight)
+        return Series(at, phasors / size.value, weight), size
 
     def _fitter(self, pairs: PairHypothesis, series: Series) -> FrequencyFitter:
-        tails = "half" in (pairs.pairing, pairs.out_pairing)
-        return FrequencyFitter(series, pairs.width, self.case, self.bases, self.rules, tails)
+        return FrequencyFitter(series, pairs, self.case, self.bases, self.rules)
 
-    def _keep(self, found: FrequencyFit, pairs: PairHypothesis, size: float, positions: Positions) -> None:
-        if found.estimate and self.case.beyond_float64:
+    def _keep(
+        self, found: FrequencyFit, pairs: PairHypothesis, size: Amplitude, positions: Positions
+    ) -> None:
+        if found.kind == ESTIMATE and self.case.beyond_float64:
             return  # float64 merges several positions
         fields = {**found.fields, **pairs.fields(self.case.x.shape[1])}
-        rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+        try:
+            rope = _with_amplitude(RoPE(self.case.x.shape[1], **fields), size)
+        except SpecError:  # a base beyond the range of floats
+            return
         notes = (*found.notes, *_other_names(rope))
+        if isinstance(rope.scaling, YaRN) and rope.attention_factor not in (
+            None,
+            1.0,
+            rope.scaling.amplitude,
+        ):
+            found = found._replace(uncertainty=1.0)  # another factor has this amplitude
         if found.offset:
             positions = moved_positions(positions, found.offset, self.case.on_host)
+        kind = found.kind
+        if positions.mistake and not found.offset and kind == ONE_NUMBER:
+            kind = TWO_NUMBERS  # the positions are one
         if found.mistake:
             positions = positions._replace(mistake=found.mistake)
-        self._judge(rope, positions, found.sign < 0, notes, estimate=found.estimate)
+        self._judge(rope, positions, notes, kind=kind, uncertainty=found.uncertainty)
 
     def _by_coordinates(self, pairs: PairHypothesis, phases: PhaseEstimates, positions: Positions) -> None:
         every, inverse = np.unique(positions.rows, axis=0, return_inverse=True)
-        size = amplitude_of(*phases.at(inverse.ravel(), len(every)), self.case.tol)
-        coordinates, omegas = axis_map(phases, positions.rows, size, self.case)
-        kept = len(self.kept)
+        size = amplitude_of(*phases.at(inverse.ravel(), len(every)))
+        coordinates, omegas = axis_map(phases, positions.rows, size.value, self.case)
+        kept = len(self._fitting())
         for axes, text in axes_guesses(coordinates, positions.coordinates, pairs.blocks):
             drivers = np.array([-1 if a is None else a for a in axes.coordinates])
             if len(drivers) == len(coordinates) and ((coordinates < 0) | (coordinates == drivers)).all():
                 self._on_axes(axes, text, pairs, size, omegas, coordinates, positions)
-        if len(self.kept) == kept and pairs.blocks == 1:
+        if len(self._fitting()) == kept and pairs.blocks == 1:
             axes = Axes(tuple(filled_map(coordinates)), count=positions.coordinates)
             self._on_axes(axes, f"ra.{axes!r}", pairs, size, omegas, coordinates, positions, last=True)
 
     def _on_axes(
-        self, axes: Axes, text: str, pairs: PairHypothesis, size: float, by_each: Floats,
+        self, axes: Axes, text: str, pairs: PairHypothesis, size: Amplitude, by_each: Floats,
         coordinates: Indices, positions: Positions, last: bool = False,
     ) -> None:  # fmt: skip
         head_dim = self.case.x.shape[1]
@@ -171,45 +220,53 @@ class Search:
         slack = self.case.tol / max(abs(positions.rows).max(), 1e-9)
         fields = {**pairs.fields(head_dim), "axes": axes}
         for rule, unit in ((None, 1.0), (Periods(), 2 * np.pi)):
-            for base in self._bases_near(sign * omegas / unit, exponents, known):
+            for base, kind in self._bases_near(sign * omegas / unit, exponents, known):
                 wanted = unit * base**-exponents
                 if np.allclose(sign * omegas[known], wanted[known], rtol=0.02, atol=slack):
-                    rope = RoPE(head_dim, base=base, scaling=rule, **fields)
-                    if self._judge(_with_amplitude(rope, size), positions, sign < 0, axes_text=text):
+                    rule_signed = rule if sign > 0 else Reversed(rule)
+                    rope = RoPE(head_dim, base=base, scaling=rule_signed, **fields)
+                    if self._judge(_with_amplitude(rope, size), positions, axes_text=text, kind=kind):
                         return
         if last and (coordinates >= 0).any():
             rope = RoPE(head_dim, inv_freq=tuple(map(float, omegas)), **fields)
-            self._judge(_with_amplitude(rope, size), positions, False, (NO_RULE,), text, estimate=True)
+            self._judge(_with_amplitude(rope, size), positions, (NO_RULE,), text, ESTIMATE)
 
-    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[float]:
+    def _bases_near(self, omegas: Floats, exponents: Floats, known: Any) -> list[tuple[float, int]]:
         """Return the bases of models, then the estimate and its rounded forms."""
+        found = dict.fromkeys(self.bases, KNOWN)
         fast = known & (omegas > 0)
-        if not fast.any():
-            return self.bases
-        own = fit_line(omegas[fast], exponents[fast], False)[0]
-        rounded = [float(f"{own:.{n}g}") for n in (2, 3, 5, 9)] if 1e-30 < own < 1e30 else []
-        return [*dict.fromkeys([*self.bases, *rounded])]
+        own = fit_line(omegas[fast], exponents[fast], False)[0] if fast.any() else 0.0
+        for digits in (2, 3, 5, 9) if 1e-30 < own < 1e30 else ():
+            found.setdefault(float(f"{own:.{digits}g}"), ONE_NUMBER)
+        return [*found.items()]
 
     def _retry(self, positions: Positions) -> None:
-        """Try the kept explanations at other positions, which the data may not distinguish."""
+        """Try the fitting explanations at other positions, which the data may not distinguish."""
         if positions.code == "0" or positions.free:
             return
-        for found in [e for e in self.kept if _is_plain(e) and e.rope]:
-            assert found.rope is not None
-            if found.rope.axes is None:
-                self._judge(found.rope, positions, found.inverse, found.notes, candidate=True)
+        for trial in _preferred([t for t in self._explained() if self._is_plain(t)]):
+            found = trial.explanation
+            if found.rope and found.rope.axes is None:
+                self._judge(found.rope, positions, found.notes, "", trial.kind, trial.uncertainty)
 
-    def _judge(
-        self, rope: RoPE, positions: Positions, inverse: bool, notes: tuple[str, ...] = (),
-        axes_text: str = "", **flags: bool,
-    ) -> bool:  # fmt: skip
-        """Keep the explanation, in `kept` or `others`; return whether it fits."""
-        verdict = judge(self.case, rope, positions, inverse, notes, axes_text, **flags)
-        if verdict is None:
+    def _judge(self, rope: RoPE, positions: Positions, *args: Any, **kwargs: Any) -> bool:
+        """Try a rope; return whether it fits."""
+        trial = judge(self.case, rope, positions, *args, **kwargs)
+        if trial is None:
             return False
-        explanation, fits = verdict
-        (self.kept if fits else self.others).append(explanation)
-        return fits
+        again = partial(self._judge_all, trial.explanation.rope, positions, *args, **kwargs)
+        self.trials.append(trial._replace(again=again))
+        return trial.fits
+
+    def _judge_all(self, *args: Any, **kwargs: Any) -> Trial | None:
+        return judge(self.whole, *args, **{**kwargs, "chosen": True})
+
+    def _verified(self, trials: list[Trial]) -> list[Trial]:
+        """Judge explanations of a sample by all rows."""
+        if self.whole is self.case:
+            return trials
+        found = [trial.again() for trial in trials if trial.again]
+        return [trial for trial in found if trial]
 
     # Mistakes
 
@@ -218,28 +275,22 @@ class Search:
             if not positions.coordinates:
                 for tried in self._by_short_table(positions):
                     self._rotations(tried)
-        if self.kept:
-            return
-        for positions in intended:
-            if not positions.coordinates:
-                self._no_rotation(positions)
-                self._narrow_dtypes(positions)
+        if not self._fitting():
+            for positions in intended:
+                if not positions.coordinates:
+                    self._no_rotation(positions)
 
     def _by_short_table(self, positions: Positions) -> Iterator[Positions]:
         """Yield positions of a table that is too short: past it no rotation, or its last row."""
-        case, pos = self.case, positions.pos
-        code = "np.asarray(pos)" if case.on_host else "pos"
-        moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
-        still = ~moved & (positions.rows != 0)
-        if still.any():
-            end = float(positions.rows[still].min())
-            if (still == (positions.rows >= end)).all():
-                text = f"positions from {end:g} on are not rotated, as after the end of a table"
-                yield positions._replace(
-                    rows=np.where(still, 0.0, positions.rows), pos=np.where(pos < end, pos, 0),
-                    code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
-                )  # fmt: skip
-        for pairs in pair_hypotheses(case, 0):
+        pos, code = positions.pos, "np.asarray(pos)" if self.case.on_host else "pos"
+        end = self._first_unrotated(positions)
+        if end is not None:
+            text = f"positions from {end:g} on are not rotated, as after the end of a table"
+            yield positions._replace(
+                rows=np.where(positions.rows < end, positions.rows, 0.0), pos=np.where(pos < end, pos, 0),
+                code=f"np.where({code} < {end:g}, {code}, 0)", mistake=text,
+            )  # fmt: skip
+        for pairs in pair_hypotheses(self.case, 0):
             last = self._last_row(pairs, positions)
             if last is not None:
                 text = f"positions past {last:g} are rotated as {last:g}, as by the last row of a table"
@@ -249,84 +300,102 @@ class Search:
                 )  # fmt: skip
                 return
 
+    def _first_unrotated(self, positions: Positions) -> float | None:
+        """Return the position from which on no row has changed."""
+        case, at = self.whole, self._at(positions)
+        moved = (abs(case.y - case.x) > case.tol / 4 * abs(case.x) + 1e-300).any(1)
+        still = ~moved & (at != 0)
+        end = float(at[still].min()) if still.any() else 0.0
+        return end if still.any() and (still == (at >= end)).all() else None
+
+    def _at(self, positions: Positions) -> Floats:
+        """Return the positions of all rows."""
+        at = self.whole.spread(positions.pos, positions.seq_axis)
+        assert at is not None
+        return at.astype(float)
+
     def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
-        phases = self._phases(pairs)
+        """Return the position from which on all rotate alike; look closer between those of the sample."""
+        phases, rows = self._phases(pairs), positions.rows
         if not phases.plausible:
             return None
-        (at, phasors, weight), _ = self._series(phases, positions.rows)
+        ends = self._change(phases, rows)
+        if self.whole is self.case or ends is None:
+            return ends and ends[1]
+        at, every = self._at(positions), np.arange(self.whole.before[..., 0].size)[self.whole.rows]
+        for _ in range(4):  # each time at 64 of the positions between
+            between = np.unique(at[(at >= ends[0]) & (at <= ends[1])])
+            if len(between) == 2:
+                return ends[1]
+            looked_at = [*between[:: -(-len(between) // 64)], ends[1], at.max()]
+            near = np.flatnonzero(np.isin(at, looked_at))
+            ends = self._change(PhaseEstimates(self.whole.part(every[near]), pairs), at[near])
+            if ends is None:
+                break
+        return None
+
+    def _change(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
+        """Return the last position whose phases differ from those of the last, and the next position."""
+        (at, phasors, weight), _ = self._series(phases, rows)
         off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
         differ = np.flatnonzero(off > 4 * self.case.tol)
         first = int(differ[-1]) + 1 if len(differ) else len(at)
-        return float(at[first]) if first < len(at) - 1 else None
+        return (float(at[first - 1]), float(at[first])) if first < len(at) - 1 else None
 
     def _no_rotation(self, positions: Positions) -> None:
         for pairs in mistaken_hypotheses(self.case):
             phases = self._phases(pairs)
             series, size = self._series(phases, positions.rows)
-            for found in self._fitter(pairs, series).find(False)[:1]:
-                angles = positions.rows[:, None] * found.omegas * found.sign
-                self._judge_tables(pairs, found, size, positions, np.cos(angles), np.sin(angles))
+            for found in self._fitter(pairs, series).find(False)[:8]:
+                tables = partial(_tables, found.omegas)
+                self._judge_tables(pairs, found.fields, size, positions, tables, found.kind)
 
     def _judge_tables(
-        self,
-        pairs: PairHypothesis,
-        found: FrequencyFit,
-        size: float,
-        positions: Positions,
-        cos: Floats,
-        sin: Floats,
-    ) -> None:
-        rows = pairs.forward(self.case.x, size * cos, size * sin)
-        # Errors are relative to the pair before: without a rotation the pair after may be small.
-        norm = size * np.hypot(
-            *(self.case.x[:, f] for f in features_of_pairs(pairs.pairing, pairs.start, pairs.width))
-        )
-        size_of = np.maximum(abs(self.case.x), 1e-150)
-        for feature in features_of_pairs(pairs.out_pairing, pairs.start, pairs.width):
-            size_of[:, feature] = np.maximum(norm, 1e-150)
-        angles = abs(positions.rows[:, None] * found.omegas).max(1, keepdims=True)
-        allowed = self.case.allowed(angles)
-        relative = abs(rows - self.case.y) / size_of
+        self, pairs: PairHypothesis, fields: dict[str, Any], size: Amplitude, positions: Positions,
+        tables: Callable[[Floats], tuple[Floats, Floats]], kind: int = KNOWN,
+    ) -> None:  # fmt: skip
+        """Try the formula of a mistake, which no rope computes; `tables` returns cos and sin at positions."""
         head_dim = self.case.x.shape[1]
-        rope = _with_amplitude(RoPE(head_dim, **found.fields, **pairs.fields(head_dim)), size)
+        rope = _with_amplitude(RoPE(head_dim, **fields, **pairs.fields(head_dim)), size)
         code = f"{pairs.formula}; φ of ra.RoPE({', '.join([str(head_dim), *fields_of(rope)])})"
-        explanation = Explanation(
-            rope, code, float(relative.max()), pairs.mistake, found.sign < 0, self.case.seq_axis,
-            found.notes, float(np.sqrt((relative**2).mean())),
-        )  # fmt: skip
-        (self.kept if (relative <= allowed).all() else self.others).append(explanation)
+        found = Explanation(rope, code, 0.0, pairs.mistake, self.case.seq_axis)
 
-    def _narrow_dtypes(self, positions: Positions) -> None:
+        def measured(case: Case) -> Trial:
+            at = case.spread(positions.pos, positions.seq_axis)
+            assert at is not None
+            cos, sin = tables(at[:, None].astype(float))
+            rows = pairs.forward(case.x, size.value * cos, size.value * sin)
+            # Without a rotation the pair after may be small: errors are relative to the pair before.
+            return measure(case, found, rows, positions, kind, least=size.value * pairs.sizes(case.x))
+
+        self.trials.append(measured(self.case)._replace(again=lambda: measured(self.whole)))
+
+    def _narrow_dtypes(self, intended: list[Positions]) -> None:
         """Try angles, positions and tables in 16 bits, whose errors grow with the position."""
-        if self.kept:
-            return
-        some = np.unique(np.linspace(0, len(self.case.x) - 1, 64).round().astype(int))
-        for pairs in pair_hypotheses(self.case, 0):
-            if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
-                continue
-            for base in self.bases:
-                for sign in (1, -1):
-                    self._narrow_base(pairs, base, sign, positions, some)
-
-    def _narrow_base(
-        self, pairs: PairHypothesis, base: float, sign: int, positions: Positions, some: Indices
-    ) -> None:
         case = self.case
-        omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
-        for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
-            off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
-            if np.median(off) > 8 * case.tol * np.median(abs(case.y[some])):
-                continue
-            full = dict(narrow_tables(positions.rows[:, None], omegas))[text]
+        some = np.unique(np.linspace(0, len(case.x) - 1, 64).round().astype(int))
+        ranked: list[Any] = []
+        for positions in intended:
+            for pairs in pair_hypotheses(case, 0) if not positions.coordinates else ():
+                if pairs.pairing != pairs.out_pairing or not self._phases(pairs).plausible:
+                    continue
+                for base, sign in product(self.bases, (1, -1)):
+                    omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
+                    for text, (cos, sin) in narrow_tables(positions.rows[some, None], omegas):
+                        off = abs(pairs.forward(case.x[some], cos, sign * sin) - case.y[some])
+                        ranked.append((float(off.mean()), len(ranked), text, pairs, base, sign, positions))
+        for _, _, text, pairs, base, sign, positions in sorted(ranked, key=lambda r: r[:2])[:8]:
+            omegas = base ** -(2 * np.arange(pairs.num_pairs) / pairs.width)
+            tables = partial(_narrow_tables, text, sign, omegas)
             wrong = replace(pairs, mistake=text, formula=text)
-            self._judge_tables(wrong, FrequencyFit({"base": base}, 0 * omegas, sign), 1.0, positions, full[0],
-                            sign * full[1])  # fmt: skip
+            fields: dict[str, Any] = {"base": base} if sign > 0 else {"base": base, "scaling": Reversed()}
+            self._judge_tables(wrong, fields, Amplitude(1.0), positions, tables)
 
     # The result
 
     def _factor(self) -> float:
         """Return the factor if after is a multiple of before; else NaN."""
-        x, y, tol = self.case.x, self.case.y, self.case.tol
+        x, y, tol = self.whole.x, self.whole.y, self.case.tol
         size = float((x * y).sum() / max((x * x).sum(), 1e-300))
         near = shortest(abs(size), tol / 8)
         found = near if size >= 0 else -near
@@ -337,7 +406,8 @@ class Search:
         nothing = Explanation(RoPE(head_dim, rotary_dim=0), "x", 0.0, "nothing was rotated")
         notes = ("rotary_dim=0: a layer without position embedding",)
         if times != 1.0:
-            off = abs(self.case.y - times * self.case.x) / np.maximum(abs(times * self.case.x), 1e-300)
+            x, y = self.whole.x, self.whole.y
+            off = abs(y - times * x) / np.maximum(abs(times * x), 1e-300)
             text = f"not rotated, scaled by {times:g}"
             nothing = Explanation(None, f"{times!r} * x", float(off.max()), text)
             notes = ("only a factor: no feature rotates with the position",)
@@ -345,77 +415,115 @@ class Search:
             return Diagnosis((replace(nothing, notes=notes),))
         why = "all positions are 0, where no RoPE rotates" if self.case.x.any() else "all of x is 0"
         for positions in intended_positions(self.case):
-            if not positions.coordinates:
-                for pairing in PAIRINGS:
-                    if not head_dim % 2 and times > 0:
-                        self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), times), positions, False)
+            if not positions.coordinates and times > 0:
+                for pairing in PAIRINGS if not head_dim % 2 else ():
+                    self._judge(_with_amplitude(RoPE(head_dim, pairing=pairing), Amplitude(times)), positions)
         return Diagnosis(
-            (nothing, *self.kept),
+            (nothing, *_distinct([t.explanation for t in self._fitting()])),
             reason=f"{why}: any base, slice and pairing explains the output; give random features at "
             "positions with a step of 1 that reach far",
         )
 
+    def _chosen(self) -> list[Trial]:
+        """Return the explanations to report: the best, if all of them are within the tolerance."""
+        best = equally_good(self.trials, self.case)
+        if self.whole is not self.case:
+            first = sorted(best, key=lambda t: (t.kind, *_order(t)))[:_VERIFIED]
+            best = equally_good(self._verified(first), self.whole)
+        limit = self.case.tolerance
+        best = [t for t in best if t.fits] or ([] if limit is None else best)
+        if limit is not None and any(t.explanation.residual > limit for t in best):
+            return []
+        return _preferred(best)
+
     def _report(self) -> Diagnosis:
-        kept = _distinct(
-            sorted(self.kept, key=lambda e: (bool(e.mistake), e._estimate, not e._candidate, e._rms))
-        )
-        if kept:
-            # Estimates also fit the rounding of the frequencies.
-            least = min(e._rms for e in [e for e in kept if not e._estimate] or kept)
-            kept = [e for e in kept if e._rms <= 2 * least + self.case.tol / 20]
-        kept = [e for e in kept if not e._estimate] or _narrowest(kept)
-        if not all(e.mistake for e in kept):  # drop a mistake combined with a factor
-            kept = [e for e in kept if not (e.mistake and e.rope and isinstance(e.rope.scaling, Linear))]
-        self._rule_out(kept)
-        if not kept:
+        chosen, good = self._chosen(), equally_good(self.trials, self.case)
+        kept = _distinct([t.explanation for t in chosen])
+        if len(kept) == 1 and not kept[0].mistake:
+            self._rule_out(kept[0])
+        elif not kept:
             self._judge_defaults()
-        nearest = _distinct(sorted(self.others, key=lambda e: e._rms))[: 4 if kept else 3]
-        reason, notes = reason_of(kept, self.case), tuple(notes_of(kept, self.case))
-        return Diagnosis(tuple(kept), tuple(nearest), reason, notes)
+        others = [
+            t for t in sorted(self.trials, key=lambda t: t.mean) if not (kept and any(t is g for g in good))
+        ]
+        others = self._verified(_first_of_each(others)[: 4 if kept else 3])
+        nearest = _distinct([t.explanation for t in others])
+        reason = reason_of(chosen, kept, nearest, self.whole)
+        return Diagnosis(tuple(kept), tuple(nearest), reason, tuple(notes_of(chosen, kept, self.whole)))
 
     def _judge_defaults(self) -> None:
         """Judge default ropes, for `nearest`."""
         head_dim = self.case.x.shape[1]
         for positions in intended_positions(self.case):
             for pairing in PAIRINGS if not head_dim % 2 else ():
-                self._judge(RoPE(head_dim, pairing=pairing), positions, False)
+                self._judge(RoPE(head_dim, pairing=pairing), positions)
 
-    def _rule_out(self, kept: list[Explanation]) -> None:
+    def _rule_out(self, found: Explanation) -> None:
         """Judge the explanation with one field changed at a time, for `nearest`."""
-        if len(kept) != 1 or kept[0].mistake or not kept[0].rope:
-            return
-        [found] = kept
         rope = found.rope
-        assert rope is not None
-        self.others.clear()
+        if rope is None:
+            return
+        self.trials.clear()
         intended = [p for p in intended_positions(self.case) if bool(p.coordinates) == bool(rope.axes)]
         other = PAIRINGS[rope.pairing == "interleaved"]
-        more: dict[str, Any] = {"candidate": True, "axes_text": found._axes}
         for positions in intended[:1]:
-            self._judge(replace(rope, pairing=other, out_pairing=None), positions, found.inverse, **more)
-            self._judge(rope, positions, not found.inverse, **more)
+            self._judge(replace(rope, pairing=other, out_pairing=None), positions, (), found._axes)
+            self._judge(reversed_rope(rope), positions, (), found._axes)
             if rope.inv_freq is None and rope.base != 10000.0:
-                self._judge(replace(rope, base=10000.0), positions, found.inverse, **more)
+                self._judge(replace(rope, base=10000.0), positions, (), found._axes)
 
 
-def _is_plain(found: Explanation) -> bool:
-    """Return whether an explanation has no mistake, estimate or factor."""
-    return not (found.mistake or found._estimate or (found.rope and isinstance(found.rope.scaling, Linear)))
+def _tables(omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
+    return np.cos(at * omegas), np.sin(at * omegas)
+
+
+def _narrow_tables(text: str, sign: int, omegas: Floats, at: Floats) -> tuple[Floats, Floats]:
+    cos, sin = dict(narrow_tables(at, omegas))[text]
+    return cos, sign * sin
+
+
+def _preferred(best: list[Trial]) -> list[Trial]:
+    """Return the simplest of equally good explanations: candidates, ropes of models, fits, estimates."""
+    least = min((t.kind for t in best), default=KNOWN)
+    best = sorted((t for t in best if t.kind <= least), key=_order)
+    return _narrowest(best) if least == ESTIMATE else best
+
+
+def _order(trial: Trial) -> tuple[bool, bool, float]:
+    found = trial.explanation
+    return bool(found.mistake), bool(found.rope and found.rope.scaling), trial.mean
 
 
 def _distinct(found: list[Explanation]) -> list[Explanation]:
-    """Return the first explanation of each effect."""
-    first: dict[Any, Explanation] = {}
+    """Return the first explanation of each effect, with a note on other names of its rule."""
+    groups: dict[Any, list[Explanation]] = {}
     for e in found:
-        key = (_effect(e.rope), e.inverse, e.seq_axis, e.mistake, e.code if e.mistake else "")
-        first.setdefault(key, e)
-    return [*first.values()]
+        groups.setdefault(_identity(e), []).append(e)
+    return [_with_names(first, rest) for first, *rest in groups.values()]
 
 
-def _narrowest(found: list[Explanation]) -> list[Explanation]:
+def _first_of_each(trials: list[Trial]) -> list[Trial]:
+    found: dict[Any, Trial] = {}
+    for t in trials:
+        found.setdefault(_identity(t.explanation), t)
+    return list(found.values())
+
+
+def _identity(e: Explanation) -> Any:
+    return _effect(e.rope), e.seq_axis, e.mistake, e.code if e.mistake else ""
+
+
+def _with_names(found: Explanation, others: list[Explanation]) -> Explanation:
+    rules = dict.fromkeys(e.rope.scaling for e in others if e.rope and found.rope)
+    names = [rule_name(rule) for rule in rules if rule and found.rope and rule != found.rope.scaling]
+    note = (f"other rules give the same frequencies: {', '.join(names)}",) if names else ()
+    return replace(found, notes=found.notes + note)
+
+
+def _narrowest(found: list[Trial]) -> list[Trial]:
     """Keep estimates of the narrowest slice: a wider slice only adds pairs of frequency 0."""
-    least = min((e.rope.rotary_dim for e in found if e.rope), default=0)
-    return [e for e in found if e.rope is None or e.rope.rotary_dim == least]
+    widths = [t.explanation.rope.rotary_dim if t.explanation.rope else 0 for t in found]
+    return [t for t, width in zip(found, widths, strict=True) if width == min(widths)]
 
 
 def _effect(rope: RoPE | None) -> Any:
@@ -442,5 +550,7 @@ def _other_names(rope: RoPE) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _with_amplitude(rope: RoPE, size: float) -> RoPE:
-    return rope if math.isclose(rope.amplitude, size, rel_tol=1e-6) else replace(rope, attention_factor=size)
+def _with_amplitude(rope: RoPE, size: Amplitude) -> RoPE:
+    """Set attention_factor, unless the factor of the rule is as near."""
+    near = math.isclose(rope.amplitude, size.value, rel_tol=max(1e-6, 2 * size.error))
+    return rope if near else replace(rope, attention_factor=size.value)

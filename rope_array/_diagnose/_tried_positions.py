@@ -11,7 +11,7 @@ from rope_array._diagnose._case import COORDINATES, Case, Floats
 class Positions(NamedTuple):
     """Positions to try: the value for each row, and the code that writes them."""
 
-    rows: Floats  # (N,) or (N, coordinates)
+    rows: Floats  # (N,) or (N, coordinates), of the rows of the search
     pos: Any  # the argument of apply
     code: str
     seq_axis: int
@@ -27,11 +27,11 @@ def intended_positions(case: Case) -> Iterator[Positions]:
     """Yield the intended positions: as numbers, as coordinates, or both if both line up."""
     plain = case.spread(case.pos, case.seq_axis)
     if plain is not None:
-        yield Positions(plain, case.pos, "pos", case.seq_axis)
+        yield Positions(plain.astype(float), case.pos, "pos", case.seq_axis)
     if case.pos.ndim > 1:
         several = case.spread(case.pos, case.seq_axis, True)
         if several is not None and 0 < several.shape[1] <= COORDINATES:
-            yield Positions(several, case.pos, "pos", case.seq_axis)
+            yield Positions(several.astype(float), case.pos, "pos", case.seq_axis)
 
 
 def mistaken_positions(case: Case) -> Iterator[Positions]:
@@ -50,12 +50,12 @@ def mistaken_positions(case: Case) -> Iterator[Positions]:
         counted = np.arange(size)
         rows = case.spread(case.pos, name) if case.pos.ndim and not own else None
         if rows is not None and not any(np.array_equal(rows, p.rows) for p in intended):
-            yield Positions(rows, case.pos, "pos", name, where)
+            yield Positions(rows.astype(float), case.pos, "pos", name, where)
         rows = case.spread(counted, name)
         assert rows is not None
         text = where or "the intended positions are not used: tokens are counted from 0"
         if not any(np.array_equal(rows, p.rows) for p in intended):
-            yield Positions(rows, counted, f"range({size})", name, text)
+            yield Positions(rows.astype(float), counted, f"range({size})", name, text)
     constant = np.zeros(len(case.x))
     text = "the intended positions are not used: all tokens rotate by the same angles"
     yield Positions(constant, np.array(0), "0", case.seq_axis, text, free=True)
@@ -66,7 +66,9 @@ def moved_positions(positions: Positions, offset: float, on_host: bool) -> Posit
     whole = int(offset)
     if positions.code == "0":
         text = f"{positions.mistake}, the angles of position {whole}"
-        return positions._replace(rows=positions.rows + offset, pos=whole, code=f"{whole}", mistake=text)
+        return positions._replace(
+            rows=positions.rows + offset, pos=np.array(whole), code=f"{whole}", mistake=text
+        )
     code = f"[p + {whole} for p in pos]" if on_host else f"pos + {whole}"
     return positions._replace(
         rows=positions.rows + offset,
