@@ -19,8 +19,11 @@ GROUPS = {
     "threads": "All threads",
 }
 IMPLEMENTATIONS = {  # names for readers of modules of bench/peers
-    **{"own": "rope_array", "huggingface": "transformers Llama", "meta": "Llama, complex form"},
-    **{"naive": "naive NumPy", "onnx_runtime": "ONNX Runtime"},
+    "own": "rope_array",
+    "huggingface": "transformers Llama",
+    "meta": "Llama, complex form",
+    "naive": "naive NumPy",
+    "onnx_runtime": "ONNX Runtime",
 }
 INTRODUCTION = """\
 The table has the time of one rotation by this library and by other implementations, on the same arrays. A
@@ -34,8 +37,8 @@ interleaved.
 
 Rows of this library compute [exact angles](glossary.md#angle) in every call, except *Rotation*, whose cos
 and sin are made before the timing. If another implementation takes cos and sin, they too are made before the
-timing. `out=` writes into existing memory. All other rotations allocate the result, which has 32 MiB for float32;
-the system maps and zeroes the pages of this memory in each call."""
+timing. `out=` writes into existing memory. All other rotations allocate the result, which has 32 MiB for
+float32; the system maps and zeroes the pages of this memory in each call."""
 METHOD = """\
 * **Rounds.** One process times all implementations once in each round, in random order. The tables show
   the median of the rounds. *Copies* is the median of the quotients, each with the time of a copy in the
