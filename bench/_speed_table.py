@@ -68,8 +68,8 @@ ALL_TABLES = """\
 speed/tables
 ```"""
 README = """\
-Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies*: the time divided by that of
-copying the bytes into existing memory. New float32 arrays have 32 MiB, which the system zeroes in each call.
+Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time divided by
+the time of a copy into existing memory. New float32 arrays have 32 MiB, which the system zeroes in each call.
 rope_array computes exact angles in every call; transformers and Llama have cos and sin ready."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
