@@ -26,6 +26,10 @@ IMPLEMENTATIONS = {  # names for readers of modules of bench/peers
     "onnx_runtime": "ONNX Runtime",
 }
 INTRODUCTION = """\
+```text
+python dev.py test -s bench      # the same tables for your machine
+```
+
 The table has the time of one rotation by this library and by other implementations, on the same arrays. A
 rotation reads and writes as many bytes as a copy, so a copy is the measure for large arrays. *Copies* is the
 time divided by the time of a copy of the same bytes into existing memory. It can be a little below 1, as the
