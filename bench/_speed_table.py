@@ -176,7 +176,7 @@ def page(result):
     yield from ("# Speed", "", INTRODUCTION, "", *summary(result), "", SUMMARY, "")
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
-    yield from ("## How it is measured", "", METHOD, "", made(result), "")
+    yield from ("## Method", "", METHOD, "", made(result), "")
     yield from ("## Work done before the timing", "", *ready(result), "")
     yield from (ALL_TABLES, "")
 
