@@ -18,35 +18,49 @@ GROUPS = {
     "growth": "From 1 token to 1,048,576, one head of 64",
     "threads": "All threads",
 }
+IMPLEMENTATIONS = {  # names for readers of modules of bench/peers
+    "own": "rope_array",
+    "huggingface": "transformers Llama",
+    "meta": "Llama, complex form",
+    "naive": "naive NumPy",
+    "onnx_runtime": "ONNX Runtime",
+}
 INTRODUCTION = """\
-The time of one rotation by this library and by other implementations, on the same arrays. A rotation
-reads and writes as many bytes as a copy, so the time of a copy is the lower bound for large arrays.
-*Copies* is the time divided by the time of a copy of the same bytes into existing memory."""
-SUMMARY = """\
-Medians on one thread, for arrays of (1, 32, tokens, 128): one token of float32, then 2,048 tokens. Pairs
-are half pairs unless the row says interleaved.
+```text
+python dev.py test -s bench      # the same tables for your machine
+```
 
-Rows of this library compute exact angles in every call, except *Rotation*, whose cos and sin exist
-before. Other implementations that need cos and sin once for all layers have them before the timing.
-`out=` writes into existing memory. Other rows allocate the result: for float32 these are 32 MiB, whose
-pages the system maps and zeroes in each call."""
+The table has the time of one rotation by this library and by other implementations, on the same arrays. A
+rotation reads and writes as many bytes as a copy, so a copy is the measure for large arrays. *Copies* is the
+time divided by the time of a copy of the same bytes into existing memory. It can be a little below 1, as the
+[kernel](glossary.md#kernel) writes large results [past the caches](backends.md#the-kernel)."""
+SUMMARY = """\
+The times are medians on one thread, for arrays of (1, 32, tokens, 128): first one token of float32, then
+2,048 tokens of float32 and of bfloat16. The [pairing](glossary.md#pairing) is half unless the row says
+interleaved.
+
+Rows of this library compute [exact angles](glossary.md#angle) in every call, except *Rotation*, whose cos
+and sin are made before the timing. If another implementation takes cos and sin, they too are made before the
+timing. `out=` writes into existing memory. All other rotations allocate the result, which has 32 MiB for
+float32; the system maps and zeroes the pages of this memory in each call."""
 METHOD = """\
 * **Rounds.** One process times all implementations once in each round, in random order. The tables show
   the median of the rounds. *Copies* is the median of the quotients, each with the time of a copy in the
   same round.
-* **Warm.** An untimed call comes before each timing, so caches and the heap are as after a call of the
-  same implementation. Calls of more than 0.1 s have none.
-* **Not timed.** Work that a model does once for a forward pass is done before: cos and sin if an
-  implementation takes them, sessions, compiling. The list below has the details. Inputs and outputs of
-  ONNX Runtime are bound to existing memory.
+* **Warm.** An untimed call of the same implementation comes before each timing, and fills the caches. Calls
+  that take more than 0.1 s are timed without it.
+* **Not timed.** Work that a model does once for a forward pass is done before the timing: making cos and sin,
+  making a session, compiling. The list below has the details. Inputs and outputs of ONNX Runtime are bound
+  to existing memory.
 * **Arrays** are contiguous, (B, H, S, D) or (B, S, H, D) as in each implementation's models. x is
   standard normal.
-* **Wrong results.** A result whose error exceeds 5 % of the length of x is not timed, and called wrong.
+* **Wrong results.** If the error of a result exceeds 5 % of the length of x, its row says "wrong" and has no
+  time.
 * **Threads.** One thread on one processor, except in tables whose title says all threads."""
 TABLES = """\
-All cases of the page [Speed](../speed.md), which explains how they were measured. *Quartiles* are the
-lower and the upper quartile of the rounds. The file of `bench/results` has the minimum too, and the time
-divided by the time of a copy into new memory."""
+This page has a table for each case; the page [Speed](../speed.md) explains how they were measured.
+*Quartiles* are the lower and the upper quartile of the rounds. The files in `bench/results` also have the
+minimum, and the time divided by the time of a copy into new memory."""
 ALL_TABLES = """\
 ## All tables
 
@@ -58,9 +72,9 @@ ALL_TABLES = """\
 speed/tables
 ```"""
 README = """\
-Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time in copies of the
-same bytes into existing memory; the system zeroes the pages of new float32 arrays, 32 MiB, in each call.
-rope_array computes exact angles in every call, transformers and Llama have cos and sin ready."""
+Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time divided by
+the time of a copy into existing memory. New float32 arrays have 32 MiB, which the system zeroes in each call.
+rope_array computes exact angles in every call; transformers and Llama have cos and sin ready."""
 IN_README = (
     *("rope_array NumPy", "rope_array PyTorch", "rope_array JAX, jax.jit"),
     *("transformers Llama", "Llama, complex form"),
@@ -162,7 +176,7 @@ def page(result):
     yield from ("# Speed", "", INTRODUCTION, "", *summary(result), "", SUMMARY, "")
     yield from ("![A rotation's time in copies, by implementation](speed/prefill.svg)", "")
     yield from ("![Time by the number of tokens](speed/growth.svg)", "")
-    yield from ("## How it is measured", "", METHOD, "", made(result), "")
+    yield from ("## Method", "", METHOD, "", made(result), "")
     yield from ("## Work done before the timing", "", *ready(result), "")
     yield from (ALL_TABLES, "")
 
@@ -213,7 +227,7 @@ def growth(found):
 
 def ready(result):
     for module, text in result["ready"].items():
-        yield f"* **{module}**: {text}"
+        yield f"* **{IMPLEMENTATIONS.get(module, module.replace('_', '-'))}**: {text}"
 
 
 def made(result):

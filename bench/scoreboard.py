@@ -30,27 +30,35 @@ MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
 NOTE = "the conformance suite on rope_array and on other implementations, each judged by its own claims"
 
 INTRODUCTION = """\
+```text
+python -m rope_array check torch            # a row of this library
+python -m rope_array check mine:rotate      # your own code
+```
+
 The [conformance suite](conformance.md) judges this library and other implementations, each called as its
-documentation says. An implementation is judged by its own [claims](glossary.md#claim): its angles,
-arithmetic, positions and layout. A check of a capability that it does not claim does not apply. So compare
-failures with their reasons, and not the counts of two implementations."""
+documentation says. An implementation is judged by its own [claims](glossary.md#claim): its
+[angles](glossary.md#angle), arithmetic, [positions](glossary.md#position) and layout. A
+[check](glossary.md#check) does not apply if it needs a [capability](glossary.md#capability) that the
+implementation does not claim. So the counts of two implementations cannot be compared; read the failures
+and their reasons."""
 LEGEND = """\
-*Angles* says how the claimed angles are computed, which sets the tolerance. *Own arithmetic* rotates 16-bit
-numbers in their own dtype; the others rotate them in float32."""
+The column *angles* has the claim on the angles, which sets the tolerance. With *own arithmetic* 16-bit
+numbers are rotated in their own dtype, otherwise in float32."""
 ERRORS = """\
-Errors are the largest of float32 results, in lengths of the rotated pair. A column has the positions up to
-its heading, beyond the column before it. A field is empty for positions that an implementation does not
-claim. At 2 a pair points in the opposite direction."""
+Each number is the largest error of float32 results, divided by the length of the rotated
+[pair](glossary.md#pair). A column covers the positions from the heading before it to its own heading. A
+field is empty if the implementation does not claim these positions. At 2 a pair points in the opposite
+direction."""
 README = """\
-Errors are the largest of float32 results, in lengths of the rotated pair, up to the position of the heading.
-At 2 a pair points in the opposite direction."""
+The last columns: the largest error of float32 results up to this position, divided by the pair's length. At
+2 a pair points in the opposite direction."""
 IN_README = (
     *("rope_array, PyTorch", "transformers Llama", "Llama, complex form", "x-transformers"),
     "flash-attn, Triton kernel",
 )
 REASONS = """\
-The names are [checks](conformance.md). Each reason is our reading of the code of that version. A reason
-that begins with "found" is the message of the suite."""
+The [conformance page](conformance.md#checks) lists the checks by name. Each reason is our reading of the
+code of that version. A reason that begins with "found" is the suite's own message."""
 
 
 # ---- one group, in its process ----

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import NamedTuple
 
 FLOAT32_ANGLES = (
-    "angles are a float32 product, whose rounding is up to 0.03 radians below 2^20, 0.5 below 2^24 and 64 "
-    "below 2^31"
+    "angles are rounded to float32; this rounding alone is up to 0.03 radians at positions below 2^20, 0.5 "
+    "below 2^24 and 64 below 2^31"
 )
 # Checks at positions where float32 angles are wrong; narrow dtypes reach 2^31 - 1 too.
 FAR = dict.fromkeys(
@@ -19,7 +19,7 @@ FAR = dict.fromkeys(
 # A fault of rotary-embedding-torch and x-transformers, by one author.
 WIDTH_2 = dict.fromkeys(
     ("narrow_heads", "rotary_dim", "partial_*"),
-    "a rotated width of 2 divides by zero: the base is rescaled by 1 ** (dim / (dim - 2))",
+    "the base is rescaled by 1 ** (dim / (dim - 2)), which divides by zero for a rotated width of 2",
 )
 
 

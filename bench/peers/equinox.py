@@ -6,13 +6,14 @@ from ._note import FAR, Note, release
 from ._timed import NotServedError, jitted
 
 _TABLE = (
-    "[the table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py) is kept by "
-    "(d, dtype) for the whole process, without theta: a second theta gets the angles of the first"
+    "the whole process keeps [one "
+    "table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py) for each (d, "
+    "dtype), whatever theta is; so a second theta gets the angles of the first"
 )
 NOTES = {
     "Equinox": Note(
-        "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), once for each batch "
-        "and head; it has no positions",
+        "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), called for each "
+        "batch and head; it takes no positions",
         {**FAR, "base": _TABLE, "base_of_any_size": _TABLE, "combinations": _TABLE},
     )
 }
@@ -40,7 +41,7 @@ def targets() -> list[Target]:
 
 
 def timed(arrays):
-    """Its table is a constant of the jitted function."""
+    """The table is a constant of the jitted function."""
     return {"Equinox, jax.jit": lambda: _timed(arrays)}
 
 

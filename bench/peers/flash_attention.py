@@ -9,13 +9,14 @@ from ._note import FAR, Note, first, release, without_init
 
 NOTES = {
     "flash-attn, Triton kernel": Note(
-        "`flash_attn.layers.rotary.RotaryEmbedding(dim, base, interleaved)(q, kv, seqlen_offset=start)`, q "
-        "a copy as it is rotated in place; imported without the package's `__init__`, which needs its CUDA "
-        "code; Triton's interpreter on the CPU",
+        "`flash_attn.layers.rotary.RotaryEmbedding(dim, base, interleaved)(q, kv, seqlen_offset=start)`, in "
+        "Triton's interpreter on the CPU. q is a copy, as the module rotates in place. The module is "
+        "imported without the package's `__init__`, which needs its CUDA code",
         {
             **FAR,
-            "gradient*": "the module's backward rotates the incoming gradient in place: it writes to it, and "
-            "misreads the broadcast gradient of a sum",
+            "gradient*": "the module's backward rotates the incoming gradient in place; so it overwrites "
+            "this gradient, and misreads the gradient of a sum, whose elements share one "
+            "address",
         },
     )
 }

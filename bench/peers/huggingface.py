@@ -9,21 +9,21 @@ from ._timed import Timed, compiled
 
 NOTES = {
     "transformers Llama": Note(
-        "`LlamaRotaryEmbedding(config)(x, position_ids)`, then `apply_rotary_pos_emb(q, k, cos, sin)`; the "
-        "base by `config.rope_parameters`",
+        "`LlamaRotaryEmbedding(config)(x, position_ids)`, then `apply_rotary_pos_emb(q, k, cos, sin)`; "
+        "`config.rope_parameters` has the base",
         FAR,
     ),
     "transformers RoFormer": Note(
-        "`RoFormerSinusoidalPositionalEmbedding` with as many rows as the positions need, in x's dtype as in "
-        "its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`"
+        "`RoFormerSinusoidalPositionalEmbedding` with as many rows as the positions need, in x's dtype as "
+        "in its model, then `RoFormerSelfAttention.apply_rotary_position_embeddings`"
     ),
     "transformers V-JEPA 2": Note(
         "`rotate_queries_or_keys(x, pos)`, which the model calls for each of its three axes",
         {
-            "*": "cos and sin are tiled (half layout) while x is rotated by interleaved pairs, so a pair's "
-            "two members have different angles: no rotation ([vjepa2 "
-            "#15](https://github.com/facebookresearch/vjepa2/pull/15)); and in 16 bits angles are computed "
-            "in x's dtype"
+            "*": "cos and sin are arranged for half pairs, and x is rotated in interleaved pairs; so the "
+            "two features of a pair have different angles, which is no rotation ([vjepa2 "
+            "#15](https://github.com/facebookresearch/vjepa2/pull/15)). 16-bit angles are computed in "
+            "x's dtype"
         },
     ),
 }
@@ -106,7 +106,7 @@ def _vjepa2() -> Target:
 
 
 def timed(arrays):
-    """Llama: cos and sin are ready, as the model computes them once for all layers."""
+    """cos and sin are made before, as the model makes them once for all layers."""
     return {
         "transformers Llama": lambda: _timed(arrays),
         "transformers Llama, torch.compile": lambda: compiled(_one_of_two(), *_inputs(arrays)),

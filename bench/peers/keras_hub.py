@@ -8,11 +8,12 @@ from ._note import FAR, Note, release
 from ._timed import NotServedError, jitted
 
 _CAST = (
-    "Keras casts the float inputs of a layer to its dtype, and positions with them: bfloat16 has 8 bits, "
+    "Keras casts float positions to the dtype of the layer; bfloat16 has every integer up to 256 only, and "
     "float16 ends at 65,504"
 )
 _NOTE = Note(
-    "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, x as (B, S, H, D)",
+    "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, with x of (B, S, "
+    "H, D)",
     {**FAR, "accuracy_float*": _CAST, "combinations": _CAST},
 )
 _NAMES = {"jax": "keras-hub on JAX", "torch": "keras-hub on PyTorch"}
@@ -46,7 +47,7 @@ def targets() -> list[Target]:
 
 
 def timed(arrays):
-    """The layer makes cos and sin in each call, jitted as Keras compiles a model."""
+    """Each call computes cos and sin, in a jitted layer, as Keras compiles a model."""
     return {"keras-hub, jax.jit": lambda: _timed(arrays)}
 
 

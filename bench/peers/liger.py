@@ -6,13 +6,15 @@ from ._note import FAR, Note, release
 
 NOTES = {
     "Liger, Triton kernel": Note(
-        "`LigerRopeFunction.apply(q, k, cos, sin)`, cos and sin of transformers' `LlamaRotaryEmbedding`, "
-        "into whose models it is patched; q a copy, as it is rotated in place, with the strides of (B, S, H, "
-        "D) as there (a contiguous (B, H, 1, D) is misread); Triton's interpreter on the CPU",
+        "`LigerRopeFunction.apply(q, k, cos, sin)`, in Triton's interpreter on the CPU, with cos and sin of "
+        "transformers' `LlamaRotaryEmbedding`, as in the models that Liger patches. q is a copy, as the "
+        "function rotates in place; it has the strides of (B, S, H, D), as in these models (a contiguous "
+        "(B, H, 1, D) is misread)",
         {
             **FAR,
-            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence, which "
-            "is arbitrary for one row: a cotangent contiguous as (B, H, 1, D) is misread",
+            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence axis; "
+            "with one row this stride is arbitrary, so an incoming gradient that is "
+            "contiguous as (B, H, 1, D) is misread",
         },
     )
 }

@@ -8,8 +8,8 @@ from ._timed import Timed
 NOTES = {
     "Llama, complex form": Note(
         "the formula of [llama/model.py](https://github.com/meta-llama/llama/blob/main/llama/model.py) "
-        "written out: `torch.polar(1, outer(t, freqs))`, rows start to start + S of it times "
-        "`view_as_complex(x)`",
+        "written out: `view_as_complex(x)` times the rows of the positions in `torch.polar(1, outer(t, "
+        "freqs))`",
         FAR,
     )
 }
@@ -51,7 +51,7 @@ def _apply(x, table):
 
 
 def timed(arrays):
-    """The model has its table ready."""
+    """The table is made before, as in the model."""
     return {"Llama, complex form": lambda: _timed(arrays)}
 
 

@@ -14,7 +14,7 @@ NOTES = {
 
 
 def timed(arrays):
-    """Its tables are ready."""
+    """The tables are made before."""
     return {"naive NumPy": lambda: _timed(arrays)}
 
 

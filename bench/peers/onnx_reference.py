@@ -9,8 +9,8 @@ from ._onnx import caches
 
 NOTES = {
     "ONNX reference evaluator": Note(
-        "`ReferenceEvaluator(node).run(None, feeds)`; cos and sin are inputs of the node: computed for the "
-        "positions, angles in float64, rounded to x's dtype by its type constraint"
+        "`ReferenceEvaluator(node).run(None, feeds)`. cos and sin are inputs of the node; they are computed "
+        "in float64 and rounded to x's dtype, which the node's type constraint requires"
     )
 }
 

@@ -9,8 +9,8 @@ from ._onnx import caches
 from ._timed import NotServedError, Timed
 
 _HOW = (
-    "an `InferenceSession` of one node; cos and sin are inputs of the node: computed for the positions, "
-    "angles in float64, rounded to x's dtype by its type constraint"
+    "an `InferenceSession` of one node. cos and sin are inputs of the node; they are computed in float64 "
+    "and rounded to x's dtype, which the node's type constraint requires"
 )
 # The domain, and the order of the inputs, which differs.
 _DOMAINS = {
@@ -88,7 +88,7 @@ def _session(domain, inputs, dtype, interleaved, width, heads, threads=1):
 
 
 def timed(arrays):
-    """The session is ready, with inputs and outputs bound."""
+    """The session is made before, with its inputs and outputs bound."""
     return {name: lambda of=of: _timed(arrays, *of) for name, of in _DOMAINS.items()}
 
 

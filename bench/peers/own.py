@@ -12,7 +12,7 @@ def targets() -> list[str]:
 
 
 def timed(arrays):
-    """Angles from positions in every call, or ready in a Rotation; the default backend, or a named one."""
+    """Each call computes the angles, except in rows with *Rotation*, whose tables are made before."""
     rows = {}
     for label, inputs in (("rope_array NumPy", _numpy), ("rope_array PyTorch", _torch)):
         for call, make in _CALLS.items():

@@ -8,12 +8,12 @@ from ._note import FAR, WIDTH_2, Note, first, release
 from ._timed import Timed
 
 _POSITIONS = (
-    "positions are made in the dtype of x: bfloat16 counts to 256, float16 to 2048 (and to 65,504 at all)"
+    "positions are made in the dtype of x; bfloat16 has every integer up to 256 only, float16 up to 2,048"
 )
 NOTES = {
     "rotary-embedding-torch": Note(
-        "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, a module for each "
-        "dtype as a model has",
+        "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, with one module for "
+        "each dtype, as a model has",
         {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, "combinations": _POSITIONS, **FAR, **WIDTH_2},
     )
 }
@@ -45,7 +45,7 @@ def targets() -> list[Target]:
 
 
 def timed(arrays):
-    """The module keeps the angles of up to 8,192 positions from 0; each call makes cos and sin."""
+    """The module keeps the angles of up to 8,192 positions from 0; each call computes cos and sin."""
     return {"rotary-embedding-torch": lambda: _timed(arrays)}
 
 

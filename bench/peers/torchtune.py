@@ -8,9 +8,9 @@ from ._note import FAR, Note, release, without_init
 
 NOTES = {
     "torchtune": Note(
-        "`RotaryPositionalEmbeddings(dim, max_seq_len, base)(x, input_pos=pos)`, max_seq_len the power of "
-        "two beyond the positions; its module is imported without the package's `__init__`, which needs "
-        "datasets and old torchao",
+        "`RotaryPositionalEmbeddings(dim, max_seq_len, base)(x, input_pos=pos)`, where max_seq_len is the "
+        "power of two above the positions. Its module is imported without the package's `__init__`, which "
+        "needs datasets and an old torchao",
         FAR,
     )
 }

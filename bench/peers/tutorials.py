@@ -5,26 +5,25 @@ from rope_array.testing import Target
 from ._note import FAR, Note, release
 
 _CAST = (
-    "`model.to(dtype)` casts the frequencies, and positions are made in their dtype ([gpt-neox "
-    "#1003](https://github.com/EleutherAI/gpt-neox/issues/1003))"
+    "`model.to(dtype)` casts the frequencies, and positions are made in the dtype of the frequencies "
+    "([gpt-neox #1003](https://github.com/EleutherAI/gpt-neox/issues/1003))"
 )
 NOTES = {
     "tutorial: rotate_half": Note(
-        "a module with a buffer inv_freq, `cat(freqs, freqs)`, `x * cos + rotate_half(x) * sin` on (S, B, "
-        "H, D), as in [EleutherAI's blog](https://blog.eleuther.ai/rotary-embeddings/); cast to x's dtype, "
-        "as with its model",
+        "a module with a buffer inv_freq, `cat(freqs, freqs)` and `x * cos + rotate_half(x) * sin` on (S, "
+        "B, H, D), as in [EleutherAI's blog](https://blog.eleuther.ai/rotary-embeddings/). The module is "
+        "cast to x's dtype, as a model casts it",
         {"* bfloat16": _CAST, "* float16": _CAST, **FAR},
     ),
     "tutorial: table": Note(
-        "a module that keeps cos and sin of the longest x so far, on (S, B, H, D), the rest of the features "
-        "passed on, as in [labml's annotated papers](https://nn.labml.ai/transformers/rope/index.html); "
-        "float32 as there",
+        "a module that keeps cos and sin of the longest x so far, on (S, B, H, D), and copies the features "
+        "that do not rotate, as in [labml's annotated "
+        "papers](https://nn.labml.ai/transformers/rope/index.html); float32, as there",
         FAR,
     ),
     "tutorial: matrix": Note(
-        "a rotation matrix for each position, `x @ R[:S]`, as in "
-        "[Llama from scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, float32 "
-        "as there",
+        "a rotation matrix for each position and `x @ R[:S]`, as in [Llama from "
+        "scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, in float32, as there",
         {
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
             "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction"

@@ -379,7 +379,7 @@ def _sam_attention(model: str, name: str, kind: str, *forwards: Callable[..., An
             call = partial(_memory_attention, model, cls, table, forward, config)
             yield Probe(config, call, _memory_width(config), (GRID,))
 
-    return Case(model, cls, probes, status=f"an attention, which rotates by `{table}`")
+    return Case(model, cls, probes, status=f"an attention layer, which takes its tables from `{table}`")
 
 
 def _sam3_attention(config: Any, pos: np.ndarray) -> Theirs:
@@ -759,7 +759,7 @@ _TOWERS = [
         "sam3",
         "Sam3ViTRoPEAttention",
         _sam3_attention_probes,
-        status="an attention, which rotates by `Sam3ViTRotaryEmbedding`",
+        status="an attention layer, which takes its tables from `Sam3ViTRotaryEmbedding`",
     ),
     _dino_case("dinov3_vit", "DINOv3ViTRopePositionEmbedding", "DINOv3ViTConfig", {"rope_theta": 30.0}),
     _dino_case("sapiens2", "Sapiens2RopePositionEmbedding", "Sapiens2Config", {"rope_theta": 30.0}),
@@ -774,13 +774,13 @@ _TOWERS = [
     Case(
         "hunyuan_vl",
         "HunYuanVLRotaryEmbedding",
-        status="no rotation: the two features of a pair follow different coordinates, and norms change",
+        status="no rotation, as the two features of a pair have different coordinates, and norms change",
         refused=_hunyuan_refused,
     ),
     Case(
         "vjepa2",
         "VJEPA2RopeAttention",
-        status="no rotation: the two features of a pair have different frequencies, and norms change",
+        status="no rotation, as the two features of a pair have different frequencies, and norms change",
         refused=_vjepa2_refused,
     ),
     _plain("deepseek_ocr2", "DeepseekOcr2Vision", "DeepseekOcr2", ["vision.encoder"]),

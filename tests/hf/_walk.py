@@ -273,24 +273,31 @@ def _exception(case: Case) -> str:
 
 PAGE = """# Models
 
-`RoPE.from_config` is compared with every rotary class of transformers {version}: {count} classes. The test
-takes the default config of each model, or the nearest config that runs. For {equal} classes the result is
-equal:
+```{{doctest}}
+>>> ra.RoPE.from_config({{"model_type": "cohere", "head_dim": 128}}).pairing
+'interleaved'
+```
 
-* `from_config` gives the frequencies, the attention factor and the axes of the class.
-* The rope rotates q and k as the model does. Differences are within the rounding of float32 angles, which
-  transformers uses.
+`RoPE.from_config` knows the rotary classes of transformers {version}: {count} classes. `tests/test_hf.py`
+compares each class with the rope that `from_config` returns, for the default config of the model or the
+nearest config that runs. For {equal} classes they agree:
 
-`tests/test_hf.py` makes the comparison. The other {others} classes are:
+* The [frequencies](glossary.md#frequency), the [amplitude](glossary.md#amplitude) and the
+  [axes](glossary.md#axes) are equal.
+* The rope rotates q and k as the model does. The difference is at most the rounding of
+  [float32 angles](glossary.md#angle), which transformers uses.
+
+The other {others} classes are:
 
 {exceptions}
 
 ## Equal classes
 
 The third column describes the rope that `from_config` returns: the [pairing](glossary.md#pairing), the
-[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the rotated part of a head ("64 of
-128"), and the number of pairs of each [coordinate](glossary.md#coordinate). A class has several ropes if
-parts, layer types or settings of the model's code differ. *none* means layers that do not rotate.
+[base](glossary.md#base), the [scaling rule](glossary.md#scaling-rule), the number of rotated features ("64
+of 128"), and the number of pairs of each [coordinate](glossary.md#coordinate). "Interleaved to half" means
+that the model reads interleaved pairs and writes half pairs. A class has several ropes if the parts or
+layers of the model differ. *none* means layers that do not rotate.
 
 | model | class | RoPE |
 | --- | --- | --- |
