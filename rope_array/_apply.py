@@ -121,6 +121,8 @@ def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
 
 def _wrong_rope(rope: Any) -> SpecError:
     """Return the error for a third argument that is no RoPE; often it is pos, after two arrays."""
+    if hasattr(rope, "full_width"):
+        return SpecError("the third argument is a Rotation, which has its positions; call rotation.apply(x).")
     if isinstance(rope, (int, float, range, list, tuple)) or hasattr(rope, "shape"):
         return SpecError(
             f"the third argument, rope, is {describe(rope)}. Give several arrays as one tuple: "

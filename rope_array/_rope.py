@@ -193,7 +193,7 @@ class RoPE(Spec):
         >>> bool(np.allclose(rotation.apply(x), ra.apply(x, range(3))))
         True
         """
-        lib = _dispatch.library_of_like(cos)
+        lib = _dispatch.library_of_like(cos, "cos")
         plan = require_plan(self)
         return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib))
 

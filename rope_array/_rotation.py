@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from . import _dispatch
 from ._array_api.source import Tables
-from ._array_api.tables import inverse_tables, one_per_feature
+from ._array_api.tables import cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
@@ -119,6 +119,8 @@ class Rotation(_CosSin):
 
         Raises
         ------
+        ArrayTypeError
+            `dtype` is no real floating dtype of the tables' library.
         SpecError
             The rotation has an `out_pairing` that differs from `pairing`.
 
@@ -139,7 +141,7 @@ class Rotation(_CosSin):
                 "full width need one pairing. Make the rotation with a rope that has no out_pairing."
             )
         cos, sin = (one_per_feature(table, layout, ops) for table in self)
-        return (cos, sin) if dtype is None else (ops.cast(cos, dtype), ops.cast(sin, dtype))
+        return (cos, sin) if dtype is None else (cast_table(cos, dtype, ops), cast_table(sin, dtype, ops))
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.

@@ -511,6 +511,14 @@ def test_full_width_needs_one_pairing() -> None:
         rotation.full_width()
 
 
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "a word"])
+def test_dtypes_that_full_width_refuses(lib: Any, dtype: str) -> None:
+    rope, x, _, pos = case(lib, "half")
+    given = dtype if dtype == "a word" else getattr(lib.xp, dtype)
+    with lib.running(), pytest.raises(ArrayTypeError, match="dtype is"):
+        rope.rotation(pos, like=x).full_width(given)
+
+
 @pytest.mark.library("jax")
 def test_full_width_and_back_in_a_jitted_function() -> None:
     jax = importlib.import_module("jax")

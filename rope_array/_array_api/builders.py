@@ -64,7 +64,7 @@ def xpos(
 
 def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> CosSin:
     """Return tables of given arrays: with one number for each pair, float32 or float64."""
-    check_arrays((cos, sin), lib, "a table")
+    check_arrays((sin,), lib, "sin")
     if not lib.same_device(cos, sin):
         raise ArrayTypeError(f"cos is {lib.describe(cos)} and sin {lib.describe(sin)}; move one of them.")
     shape, count = tuple(cos.shape), layout.num_pairs

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import Layout, Plan
 
 from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
-from .library import Library, computes_in_float64
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_tables_to, split_blocks
 from .position_input import read_positions
@@ -70,6 +71,19 @@ def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
     if layout.blocks == 1:
         return ops.xp.concat([table] * 2, axis=-1)
     return ops.reshape(ops.xp.concat([split_blocks(table, layout, ops)] * 2, axis=-1), shape)
+
+
+def cast_table(table: Any, dtype: Any, ops: ArrayOps) -> Any:
+    """Cast a table to a floating dtype that the caller gave."""
+    try:
+        cast = ops.cast(table, dtype)
+    except TypeError:
+        raise ArrayTypeError(f"dtype is {describe(dtype)}; give a dtype of the tables' library.") from None
+    if dtype_name(cast) not in X_DTYPES:
+        raise ArrayTypeError(
+            f"dtype is {describe(dtype)}; cos and sin need real floating point: {', '.join(X_DTYPES)}."
+        )
+    return cast
 
 
 def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:
