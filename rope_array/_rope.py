@@ -11,6 +11,7 @@ from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple
 from ._errors import SpecError, short
 from ._rotation import Rotation, rotation_type, type_of_plan
+from ._spec.plan import Pairing
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
 
@@ -159,7 +160,7 @@ class RoPE(Spec):
         cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)
         return type_of_plan(plan)(cos, sin)
 
-    def rotation_from(self, cos: Any, sin: Any) -> Rotation:
+    def rotation_from(self, cos: Any, sin: Any, *, pairing: Pairing | None = None) -> Rotation:
         """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
 
         Parameters
@@ -168,6 +169,9 @@ class RoPE(Spec):
             Tables with the rope's amplitude in them, as `rotation` makes them, for each pair or for each
             feature (see `Rotation.full_width`). float16 and bfloat16 are converted to float32, exactly. Of
             two numbers for one pair, the first is used.
+        pairing : {"interleaved", "half"}, optional
+            Pairing for which tables of full width are arranged; by default the rope's. Tables made by
+            ``concatenate([cos, cos])`` are arranged for half pairs, whichever pairs the model rotates.
 
         Returns
         -------
@@ -181,7 +185,7 @@ class RoPE(Spec):
         ShapeError
             Their shapes differ, or their last axis is neither rotary_dim/2 nor rotary_dim.
         SpecError
-            The scaling needs `at_length` first.
+            `pairing` is no pairing, or the scaling needs `at_length` first.
 
         Examples
         --------
@@ -195,7 +199,7 @@ class RoPE(Spec):
         """
         lib = _dispatch.library_of_like(cos, "cos")
         plan = require_plan(self)
-        return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib))
+        return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib, pairing))
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from . import _dispatch
 from ._array_api.source import Tables
-from ._array_api.tables import cast_table, inverse_tables, one_per_feature
+from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
-from ._spec.plan import Layout
+from ._spec.plan import Layout, Pairing
 
 
 class _CosSin(NamedTuple):
@@ -103,26 +103,29 @@ class Rotation(_CosSin):
         y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
         return y
 
-    def full_width(self, dtype: Any = None) -> tuple[Any, Any]:
+    def full_width(self, dtype: Any = None, *, pairing: Pairing | None = None) -> tuple[Any, Any]:
         """Return cos and sin for each feature instead of each pair, as Hugging Face's models take them.
 
         Parameters
         ----------
         dtype : dtype of the tables' library, optional
             Dtype of the result, such as ``x.dtype``; by default that of the tables.
+        pairing : {"interleaved", "half"}, optional
+            Pairing for which the result is arranged; by default the rotation's. Some models rotate
+            interleaved pairs, and take tables arranged for half pairs: GLM, Helium, DeepSeek-V3.
 
         Returns
         -------
         (array, array)
-            Cos and sin of shape pos.shape + (rotary_dim,). The number of pair i is at both of its features: i
-            and i + rotary_dim/2 of half pairs, 2i and 2i + 1 of interleaved pairs.
+            Cos and sin of shape pos.shape + (rotary_dim,). The number of pair i is at two features: i and
+            i + rotary_dim/2 for half pairs, 2i and 2i + 1 for interleaved pairs.
 
         Raises
         ------
         ArrayTypeError
             `dtype` is no real floating dtype of the tables' library.
         SpecError
-            The rotation has an `out_pairing` that differs from `pairing`.
+            `pairing` is no pairing, or it is not given and the rotation has an `out_pairing`.
 
         Examples
         --------
@@ -135,11 +138,12 @@ class Rotation(_CosSin):
                [0.5403, 1.    , 0.5403, 1.    ]])
         """
         layout, ops = self.layout, _dispatch.library_of_like(self.cos).ops(self.cos)
-        if layout.pairing != layout.out_pairing:
+        if pairing is None and layout.pairing != layout.out_pairing:
             raise SpecError(
-                f"the rotation reads {layout.pairing} pairs and writes {layout.out_pairing} pairs; tables of "
-                "full width need one pairing. Make the rotation with a rope that has no out_pairing."
+                f"the rotation has the pairing {layout.pairing!r} and the out_pairing "
+                f"{layout.out_pairing!r}; give the pairing that the tables are arranged for: full_width(pairing='half'), say."
             )
+        layout = arranged(layout, pairing)
         cos, sin = (one_per_feature(table, layout, ops) for table in self)
         return (cos, sin) if dtype is None else (cast_table(cos, dtype, ops), cast_table(sin, dtype, ops))
 

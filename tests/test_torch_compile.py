@@ -150,13 +150,14 @@ def test_a_rope_made_inside_a_compiled_function(compile_counting):
     assert counter.frame_count <= 2
 
 
-def test_axes_made_inside_a_compiled_function(fresh_dynamo):
+@pytest.mark.parametrize("fullgraph", [True, False], ids=["fullgraph", "graph breaks"])
+def test_axes_made_inside_a_compiled_function_are_refused(fresh_dynamo, fullgraph):
     def of(x, pos):
         return ra.RoPE(16, axes=ra.Axes.chunked(5, 3)).apply(x, torch.stack([pos, pos + 1], -1))
 
-    compiled = torch.compile(of, fullgraph=True, backend="aot_eager")
-    x, pos = normal(2, 5, 16), torch.arange(5)
-    assert near(compiled(x, pos), of(x, pos))
+    compiled = torch.compile(of, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(Exception, match=r"SpecError: .* Axes .* make it outside"):
+        compiled(normal(2, 5, 16), torch.arange(5))
 
 
 @pytest.mark.filterwarnings("error")
