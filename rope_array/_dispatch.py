@@ -31,6 +31,14 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
     return ys if type(x) is tuple else ys[0]
 
 
+def refuse_more(call: str, more: tuple[Any, ...]) -> None:
+    """Raise for arguments beyond those of a call: several arrays, given one by one."""
+    raise ArrayTypeError(
+        f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as one "
+        f"tuple, and options by name: {call}."
+    )
+
+
 def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:
     """Make cos and sin in the compute dtype of `like`; see `RoPE.rotation`."""
     lib = library_of_like(like)

@@ -1,7 +1,7 @@
 """The class RoPE: a model's rotary embedding, and its methods that take arrays."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 from . import _dispatch
 from ._array_api import builders
@@ -79,7 +79,7 @@ class RoPE(Spec):
         self,
         x: ArrayOrTuple,
         pos: Any,
-        *,
+        *more: Never,
         seq_axis: int = -2,
         inverse: bool = False,
         out: Any = None,
@@ -91,6 +91,8 @@ class RoPE(Spec):
         ----------
         x, pos, seq_axis, inverse, out, backend
             As in `rope_array.apply`, with the same exceptions.
+        *more
+            Nothing: several arrays are one tuple.
 
         Returns
         -------
@@ -106,6 +108,8 @@ class RoPE(Spec):
         >>> q.shape, k.shape
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
+        if more:
+            _dispatch.refuse_more("rope.apply((q, k), pos)", more)
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
             check_largest(pos, plan.max_position)

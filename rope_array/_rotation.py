@@ -1,7 +1,7 @@
 """Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 from . import _dispatch
 from ._array_api.source import Tables
@@ -66,7 +66,7 @@ class Rotation(_CosSin):
         return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
 
     def apply(
-        self, x: ArrayOrTuple, *, seq_axis: int = -2, out: Any = None, backend: str | None = None
+        self, x: ArrayOrTuple, *more: Never, seq_axis: int = -2, out: Any = None, backend: str | None = None
     ) -> ArrayOrTuple:
         """Rotate x by these tables.
 
@@ -74,6 +74,8 @@ class Rotation(_CosSin):
         ----------
         x : array of shape (..., S, head_dim), or a tuple of such arrays
             Arrays of the tables' library and device. A float64 x needs float64 tables.
+        *more
+            Nothing: several arrays are one tuple, and the rotation has its positions.
         seq_axis, out, backend
             As in `rope_array.apply`; the positions of the tables line up with x in the same way.
 
@@ -100,6 +102,8 @@ class Rotation(_CosSin):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
+        if more:
+            _dispatch.refuse_more("rotation.apply((q, k))", more)
         y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
         return y
 
@@ -141,7 +145,8 @@ class Rotation(_CosSin):
         if pairing is None and layout.pairing != layout.out_pairing:
             raise SpecError(
                 f"the rotation has the pairing {layout.pairing!r} and the out_pairing "
-                f"{layout.out_pairing!r}; give the pairing that the tables are arranged for: full_width(pairing='half'), say."
+                f"{layout.out_pairing!r}; give the pairing that the tables are arranged for: "
+                "full_width(pairing='half'), say."
             )
         layout = arranged(layout, pairing)
         cos, sin = (one_per_feature(table, layout, ops) for table in self)

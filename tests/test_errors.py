@@ -953,6 +953,20 @@ def test_errors_name_the_table(place: int, bad: Any) -> None:
     assert "like" not in text
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ra.apply(x, x, [0, 1], RoPE(4)),
+        lambda x: RoPE(4).apply(x, x, [0, 1]),
+        lambda x: RoPE(4).rotation([0, 1], like=x).apply(x, x),
+        lambda x: RoPE(4).rotation([0, 1], like=x).apply(x, [0, 1]),
+    ],
+    ids=["one-liner", "rope", "rotation", "rotation and positions"],
+)
+def test_arrays_given_one_by_one(call: Callable[[Any], Any]) -> None:
+    refused(ArrayTypeError, ["too many", "apply((q, k)"], lambda: call(np.ones((2, 4))))
+
+
 class BrokenRepr:
     def __repr__(self) -> str:
         raise RuntimeError
