@@ -34,8 +34,8 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
 def refuse_more(call: str, more: tuple[Any, ...]) -> None:
     """Raise for arguments beyond those of a call: several arrays, given one by one."""
     raise ArrayTypeError(
-        f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as one "
-        f"tuple, and options by name: {call}."
+        f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as "
+        f"one tuple, and options by name: {call}."
     )
 
 
