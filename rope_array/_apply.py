@@ -1,7 +1,7 @@
 """The front function `apply`: make a source from positions and a spec, and dispatch it."""
 
 import operator
-from typing import Any, Unpack
+from typing import Any, Never, Unpack
 
 from . import _dispatch
 from ._array_api.checks import check_arrays
@@ -18,7 +18,7 @@ def apply(
     x: ArrayOrTuple,
     pos: Any,
     rope: Spec | None = None,
-    *,
+    *more: Never,
     seq_axis: int = -2,
     inverse: bool = False,
     out: Any = None,
@@ -44,6 +44,8 @@ def apply(
         library; JAX and dask accept NumPy arrays too.
     rope : RoPE, optional
         The model's rotary embedding. By default it is made from x's width and the fields in `spec`.
+    *more
+        Nothing: several arrays are one tuple.
     seq_axis : int
         The axis of x along which positions run: -2 for (B, H, S, D), -3 for (B, S, H, D).
     inverse : bool
@@ -95,6 +97,8 @@ def apply(
     array([[ 1.    ,  1.    ,  1.    ,  1.    ],
            [-0.3012,  1.3818,  0.99  ,  1.0099]], dtype=float32)
     """
+    if more:
+        _dispatch.refuse_more("ra.apply((q, k), pos, rope)", more)
     plan = rope._plan if isinstance(rope, Spec) and not spec else None
     if plan is None:
         plan = plan_for(x, rope, spec)
@@ -121,6 +125,8 @@ def plan_for(x: Any, rope: Spec | None, spec: Any) -> Plan:
 
 def _wrong_rope(rope: Any) -> SpecError:
     """Return the error for a third argument that is no RoPE; often it is pos, after two arrays."""
+    if hasattr(rope, "full_width"):
+        return SpecError("the third argument is a Rotation, which has its positions; call rotation.apply(x).")
     if isinstance(rope, (int, float, range, list, tuple)) or hasattr(rope, "shape"):
         return SpecError(
             f"the third argument, rope, is {describe(rope)}. Give several arrays as one tuple: "

@@ -31,6 +31,14 @@ def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str 
     return ys if type(x) is tuple else ys[0]
 
 
+def refuse_more(call: str, more: tuple[Any, ...]) -> None:
+    """Raise for arguments beyond those of a call: several arrays, given one by one."""
+    raise ArrayTypeError(
+        f"{len(more)} of the arguments are too many, the first {describe(more[0])}. Give several arrays as "
+        f"one tuple, and options by name: {call}."
+    )
+
+
 def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:
     """Make cos and sin in the compute dtype of `like`; see `RoPE.rotation`."""
     lib = library_of_like(like)
@@ -42,12 +50,13 @@ def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tab
     return Tables(cos, sin, source.layout)
 
 
-def library_of_like(like: Any) -> Library:
+def library_of_like(like: Any, name: str = "like") -> Library:
     """Return the library of an array that tables are made for, its kind and dtype checked."""
-    if not hasattr(like, "dtype"):
-        raise ArrayTypeError(f"like is {describe(like)}; give one array, as it will be rotated.")
+    if not hasattr(like, "dtype") or isinstance(like, type):
+        use = ", as it will be rotated" if name == "like" else " of a library, not a sequence or a number"
+        raise ArrayTypeError(f"{name} is {describe(like)}; give one array{use}.")
     lib = _registry.library_of(like)
-    check_arrays((like,), lib, "like")
+    check_arrays((like,), lib, name)
     return lib
 
 

@@ -1,7 +1,7 @@
 """The class RoPE: a model's rotary embedding, and its methods that take arrays."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 from . import _dispatch
 from ._array_api import builders
@@ -11,6 +11,7 @@ from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple
 from ._errors import SpecError, short
 from ._rotation import Rotation, rotation_type, type_of_plan
+from ._spec.plan import Pairing
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
 
@@ -78,7 +79,7 @@ class RoPE(Spec):
         self,
         x: ArrayOrTuple,
         pos: Any,
-        *,
+        *more: Never,
         seq_axis: int = -2,
         inverse: bool = False,
         out: Any = None,
@@ -90,6 +91,8 @@ class RoPE(Spec):
         ----------
         x, pos, seq_axis, inverse, out, backend
             As in `rope_array.apply`, with the same exceptions.
+        *more
+            Nothing: several arrays are one tuple.
 
         Returns
         -------
@@ -105,6 +108,8 @@ class RoPE(Spec):
         >>> q.shape, k.shape
         ((1, 3, 2, 4), (1, 3, 1, 4))
         """
+        if more:
+            _dispatch.refuse_more("rope.apply((q, k), pos)", more)
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
             check_largest(pos, plan.max_position)
@@ -159,7 +164,7 @@ class RoPE(Spec):
         cos, sin, _ = _dispatch.make_tables(Positions(pos, plan, inv_freq), like, backend)
         return type_of_plan(plan)(cos, sin)
 
-    def rotation_from(self, cos: Any, sin: Any) -> Rotation:
+    def rotation_from(self, cos: Any, sin: Any, *, pairing: Pairing | None = None) -> Rotation:
         """Make a rotation of tables that exist: a model's cache, or the output of another implementation.
 
         Parameters
@@ -168,6 +173,9 @@ class RoPE(Spec):
             Tables with the rope's amplitude in them, as `rotation` makes them, for each pair or for each
             feature (see `Rotation.full_width`). float16 and bfloat16 are converted to float32, exactly. Of
             two numbers for one pair, the first is used.
+        pairing : {"interleaved", "half"}, optional
+            Pairing for which tables of full width are arranged; by default the rope's. Tables made by
+            ``concatenate([cos, cos])`` are arranged for half pairs, whichever pairs the model rotates.
 
         Returns
         -------
@@ -181,7 +189,7 @@ class RoPE(Spec):
         ShapeError
             Their shapes differ, or their last axis is neither rotary_dim/2 nor rotary_dim.
         SpecError
-            The scaling needs `at_length` first.
+            `pairing` is no pairing, or the scaling needs `at_length` first.
 
         Examples
         --------
@@ -193,9 +201,9 @@ class RoPE(Spec):
         >>> bool(np.allclose(rotation.apply(x), ra.apply(x, range(3))))
         True
         """
-        lib = _dispatch.library_of_like(cos)
+        lib = _dispatch.library_of_like(cos, "cos")
         plan = require_plan(self)
-        return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib))
+        return type_of_plan(plan)(*builders.given(cos, sin, plan.layout, lib, pairing))
 
     def _refuse_scaling(self) -> None:
         """Raise SpecError if the rope has a rule: learned frequencies replace it."""

@@ -1,15 +1,15 @@
 """Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 from . import _dispatch
 from ._array_api.source import Tables
-from ._array_api.tables import inverse_tables, one_per_feature
+from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
-from ._spec.plan import Layout
+from ._spec.plan import Layout, Pairing
 
 
 class _CosSin(NamedTuple):
@@ -65,7 +65,7 @@ class Rotation(_CosSin):
         return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
 
     def apply(
-        self, x: ArrayOrTuple, *, seq_axis: int = -2, out: Any = None, backend: str | None = None
+        self, x: ArrayOrTuple, *more: Never, seq_axis: int = -2, out: Any = None, backend: str | None = None
     ) -> ArrayOrTuple:
         """Rotate x by these tables.
 
@@ -73,6 +73,8 @@ class Rotation(_CosSin):
         ----------
         x : array of shape (..., S, head_dim), or a tuple of such arrays
             Arrays of the tables' library and device. A float64 x needs float64 tables.
+        *more
+            Nothing: several arrays are one tuple, and the rotation has its positions.
         seq_axis, out, backend
             As in `rope_array.apply`; the positions of the tables line up with x in the same way.
 
@@ -99,27 +101,34 @@ class Rotation(_CosSin):
         >>> q.shape, k.shape
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
+        if more:
+            _dispatch.refuse_more("rotation.apply((q, k))", more)
         y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
         return y
 
-    def full_width(self, dtype: Any = None) -> tuple[Any, Any]:
+    def full_width(self, dtype: Any = None, *, pairing: Pairing | None = None) -> tuple[Any, Any]:
         """Return cos and sin for each feature instead of each pair, as Hugging Face's models take them.
 
         Parameters
         ----------
         dtype : dtype of the tables' library, optional
             Dtype of the result, such as ``x.dtype``; by default that of the tables.
+        pairing : {"interleaved", "half"}, optional
+            Pairing for which the result is arranged; by default the rotation's. Some models rotate
+            interleaved pairs, and take tables arranged for half pairs: GLM, Helium, DeepSeek-V3.
 
         Returns
         -------
         (array, array)
-            Cos and sin of shape pos.shape + (rotary_dim,). The number of pair i is at both of its features: i
-            and i + rotary_dim/2 of half pairs, 2i and 2i + 1 of interleaved pairs.
+            Cos and sin of shape pos.shape + (rotary_dim,). The number of pair i is at two features: i and
+            i + rotary_dim/2 for half pairs, 2i and 2i + 1 for interleaved pairs.
 
         Raises
         ------
+        ArrayTypeError
+            `dtype` is no real floating dtype of the tables' library.
         SpecError
-            The rotation has an `out_pairing` that differs from `pairing`.
+            `pairing` is no pairing, or it is not given and the rotation has an `out_pairing`.
 
         Examples
         --------
@@ -132,13 +141,15 @@ class Rotation(_CosSin):
                [0.5403, 1.    , 0.5403, 1.    ]])
         """
         layout, ops = self.layout, _dispatch.library_of_like(self.cos).ops(self.cos)
-        if layout.pairing != layout.out_pairing:
+        if pairing is None and layout.pairing != layout.out_pairing:
             raise SpecError(
-                f"the rotation reads {layout.pairing} pairs and writes {layout.out_pairing} pairs; tables of "
-                "full width need one pairing. Make the rotation with a rope that has no out_pairing."
+                f"the rotation has the pairing {layout.pairing!r} and the out_pairing "
+                f"{layout.out_pairing!r}; give the pairing that the tables are arranged for: "
+                "full_width(pairing='half'), say."
             )
+        layout = arranged(layout, pairing)
         cos, sin = (one_per_feature(table, layout, ops) for table in self)
-        return (cos, sin) if dtype is None else (ops.cast(cos, dtype), ops.cast(sin, dtype))
+        return (cos, sin) if dtype is None else (cast_table(cos, dtype, ops), cast_table(sin, dtype, ops))
 
     def inverse(self) -> "Rotation":
         """Return the rotation that undoes this one: angles, the order of features, and the amplitude.

@@ -208,6 +208,9 @@ def test_spec(fields: dict[str, Any], says: list[str]) -> None:
         ({"pairng": "half"}, ["'pairng' (give pairing)"]),
         ({"interleaved": True}, ["pairing='interleaved' or 'half'"]),
         ({"rope_scaling": {}}, ["scaling", "from_config"]),
+        ({"seq_dim": 1}, ["'seq_dim' (give seq_axis, an argument of apply)"]),
+        ({"inplace": True}, ["give out=x, an argument of apply"]),
+        ({"position_ids": 1}, ["give pos, an argument of apply"]),
         ({"nonsense": 1}, ["'nonsense'; it has head_dim, base"]),
     ],
     ids=lambda value: "".join(value) if isinstance(value, dict) else "",
@@ -218,8 +221,9 @@ def test_names_that_are_no_fields(fields: dict[str, Any], says: list[str]) -> No
 
 
 def test_every_hint_names_a_field() -> None:
+    names = {*RoPE.__dataclass_fields__, *inspect.signature(ra.apply).parameters}
     for hint in _spec._OTHER_NAMES.values():
-        assert re.split(r"[ ,=]", hint)[0] in RoPE.__dataclass_fields__
+        assert re.split(r"[ ,=]", hint)[0] in names
 
 
 def test_fields_given_by_position() -> None:
@@ -288,6 +292,10 @@ CALLS[SpecError] = {
     "width 0": (on_ones(0, shape=(2, 0)), ["head_dim is 0", "at least 1"]),
     "rotary_dim of a one-liner": (on_ones(0, rotary_dim=6), ["rotary_dim is 6", "head_dim 4", "at most 4"]),
     "rope of a wrong type": (on_ones(0, "half"), ["'half'", "str", "RoPE", "by name"]),
+    "a rotation for the rope": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, RoPE(4).rotation(0, like=ones(lib, 2, 4))),
+        ["Rotation", "rotation.apply(x)"],
+    ),
     "a dict for the rope": (on_ones(0, {"base": 5}), ["dict", "RoPE"]),
     "rope and spec": (on_ones(0, RoPE(4), base=5.0), ["both", "base", "dataclasses.replace"]),
     "queries, keys and positions": (
@@ -930,10 +938,33 @@ def test_errors_do_not_call_other_objects_arrays(lib: Any, pos: Any) -> None:
     assert "two libraries" not in text
 
 
-@pytest.mark.parametrize("like", [None, (np.ones(4),)], ids=["None", "tuple"])
+@pytest.mark.parametrize("like", [None, (np.ones(4),), np.float32], ids=["None", "tuple", "class"])
 def test_errors_name_the_argument_like(like: Any) -> None:
     text = refused(ArrayTypeError, ["like"], lambda: RoPE(4).rotation(0, like=like), none_given=like is None)
     assert "or a tuple" not in text
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["cos", "sin"])
+@pytest.mark.parametrize("bad", [[1.0, 1.0], 1.0, np.ones((3, 2), int)], ids=["list", "number", "integers"])
+def test_errors_name_the_table(place: int, bad: Any) -> None:
+    tables = [np.ones((3, 2)), np.ones((3, 2))]
+    tables[place] = bad
+    text = refused(ArrayTypeError, [("cos", "sin")[place]], lambda: RoPE(4).rotation_from(*tables))
+    assert "like" not in text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: ra.apply(x, x, [0, 1], RoPE(4)),
+        lambda x: RoPE(4).apply(x, x, [0, 1]),
+        lambda x: RoPE(4).rotation([0, 1], like=x).apply(x, x),
+        lambda x: RoPE(4).rotation([0, 1], like=x).apply(x, [0, 1]),
+    ],
+    ids=["one-liner", "rope", "rotation", "rotation and positions"],
+)
+def test_arrays_given_one_by_one(call: Callable[[Any], Any]) -> None:
+    refused(ArrayTypeError, ["too many", "apply((q, k)"], lambda: call(np.ones((2, 4))))
 
 
 class BrokenRepr:

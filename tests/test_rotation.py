@@ -506,10 +506,47 @@ def test_tables_that_rotation_from_refuses(lib: Any) -> None:
                 rope.rotation_from(*bad)
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved", "half slice"])
+def test_full_width_for_either_pairing_and_back(lib: Any, layout: str) -> None:
+    rope, x, _, pos = case(lib, layout)
+    rotation = rope.rotation(pos, like=x)
+    pairs = [lib.to_numpy(table) for table in rotation]
+    expected = {
+        "half": [np.concatenate([table, table], -1) for table in pairs],
+        "interleaved": [np.repeat(table, 2, -1) for table in pairs],
+    }
+    for pairing, tables in expected.items():
+        wide = rotation.full_width(pairing=pairing)
+        for got, want in zip(wide, tables, strict=True):
+            np.testing.assert_array_equal(lib.to_numpy(got), want)
+        again = rope.rotation_from(*wide, pairing=pairing)
+        assert type(again) is type(rotation)
+        np.testing.assert_array_equal(lib.to_numpy(again.apply(x)), lib.to_numpy(rotation.apply(x)))
+    with pytest.raises(SpecError, match="pairing is 'neox'"):
+        rotation.full_width(pairing="neox")
+    with pytest.raises(SpecError, match="pairing is 'neox'"):
+        rope.rotation_from(*rotation, pairing="neox")
+
+
+def test_full_width_of_two_pairings_takes_either() -> None:
+    rope = RoPE(4, pairing="interleaved", out_pairing="half")
+    cos, sin = rope.rotation([1], like=np.ones(4)).full_width(pairing="half")
+    np.testing.assert_array_equal(cos[:, :2], cos[:, 2:])
+    np.testing.assert_array_equal(sin[:, :2], sin[:, 2:])
+
+
 def test_full_width_needs_one_pairing() -> None:
     rotation = RoPE(4, pairing="half", out_pairing="interleaved").rotation([1], like=np.ones(4))
     with pytest.raises(SpecError, match="out_pairing"):
         rotation.full_width()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64", "a word"])
+def test_dtypes_that_full_width_refuses(lib: Any, dtype: str) -> None:
+    rope, x, _, pos = case(lib, "half")
+    given = dtype if dtype == "a word" else getattr(lib.xp, dtype)
+    with lib.running(), pytest.raises(ArrayTypeError, match="dtype is"):
+        rope.rotation(pos, like=x).full_width(given)
 
 
 @pytest.mark.library("jax")

@@ -257,6 +257,19 @@ def test_max_position_of_numpy_positions_for_jax() -> None:
     rope.apply(x, jax.numpy.array([11]))  # on a device: not read
 
 
+def test_positions_that_are_not_a_number_hide_no_larger_ones() -> None:
+    x, rope = np.ones((3, 4)), RoPE(4, max_position=10)
+    with pytest.raises(ra.PositionError, match=r"position 11\.0 is beyond"):
+        rope.apply(x, np.array([np.nan, 11.0, 1.0]))
+
+
+def test_max_position_of_a_list_that_holds_itself() -> None:
+    pos: list[Any] = [1, 2]
+    pos.append(pos)
+    with pytest.raises(ra.ShapeError, match=r"holds itself|ragged"):
+        RoPE(4, max_position=10).apply(np.ones((3, 4)), pos)
+
+
 def test_ropes_of_other_limits_are_unequal() -> None:
     assert RoPE(4, max_position=10) != RoPE(4)
     assert RoPE(4, max_position=10)._plan == RoPE(4)._plan  # one compiled program
@@ -302,6 +315,29 @@ def test_another_process_loads_a_rope(fields: dict[str, Any]) -> None:
     """
     printed = child.run(script, pickle.dumps(rope).hex()).strip()
     assert printed == f"{rope} {[omega.hex() for omega in rope.frequencies]}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Labelled(RoPE):
+    label: str = "none"
+
+
+class OfConfig(RoPE):
+    def __init__(self, config: dict[str, Any], theta: float) -> None:
+        super().__init__(config["head_dim"], base=theta)
+
+
+@pytest.mark.parametrize("method", COPIES)
+def test_copies_of_a_subclass_have_its_fields(method: str) -> None:
+    copied = COPIES[method](Labelled(8, base=5.0, label="text"))
+    assert (type(copied), copied.label, copied.base) == (Labelled, "text", 5.0)
+
+
+def test_a_subclass_may_have_parameters_of_its_own() -> None:
+    for rope in (OfConfig({"head_dim": 8}, 5.0), OfConfig(config={"head_dim": 8}, theta=5.0)):
+        assert (rope.head_dim, rope.base) == (8, 5.0)
+    with pytest.raises(SpecError, match="lable"):
+        Labelled(8, lable="text")  # type: ignore[call-arg]
 
 
 def test_replace_changes_one_field() -> None:

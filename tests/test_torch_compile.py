@@ -150,6 +150,25 @@ def test_a_rope_made_inside_a_compiled_function(compile_counting):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("fullgraph", [True, False], ids=["fullgraph", "graph breaks"])
+def test_axes_made_inside_a_compiled_function_are_refused(fresh_dynamo, fullgraph):
+    def of(x, pos):
+        return ra.RoPE(16, axes=ra.Axes.chunked(5, 3)).apply(x, torch.stack([pos, pos + 1], -1))
+
+    compiled = torch.compile(of, fullgraph=fullgraph, backend="aot_eager")
+    with pytest.raises(Exception, match=r"SpecError: .* Axes .* make it outside"):
+        compiled(normal(2, 5, 16), torch.arange(5))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pos", [torch.arange(5), [0, 1, 2, 3, 10]], ids=["tensor", "list"])
+def test_max_position_in_a_compiled_function(fresh_dynamo, pos):
+    rope = ra.RoPE(16, max_position=10)
+    compiled = torch.compile(rope.apply, fullgraph=True, backend="aot_eager")
+    x = normal(2, 5, 16)
+    assert near(compiled(x, pos), rope.apply(x, pos))
+
+
 def test_compiled_decoding_loop(compile_counting):
     # A prompt, then one token at a time: a length and an offset that both change.
     compiled, counter = compile_counting(lambda q, k, pos: HALF.apply((q, k), pos, seq_axis=1))

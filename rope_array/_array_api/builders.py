@@ -11,7 +11,7 @@ from .checks import check_arrays, check_frequencies
 from .library import Library, computes_in_float64
 from .position_input import check_positions, read_positions
 from .source import Positions, Tables
-from .tables import CosSin, one_per_pair
+from .tables import CosSin, arranged, one_per_pair
 
 
 def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
@@ -62,9 +62,10 @@ def xpos(
     return Tables(cos * up, sin * up, layout), Tables(cos * down, sin * down, layout)
 
 
-def given(cos: Any, sin: Any, layout: Layout, lib: Library) -> CosSin:
+def given(cos: Any, sin: Any, layout: Layout, lib: Library, pairing: Any = None) -> CosSin:
     """Return tables of given arrays: with one number for each pair, float32 or float64."""
-    check_arrays((cos, sin), lib, "a table")
+    layout = arranged(layout, pairing)
+    check_arrays((sin,), lib, "sin")
     if not lib.same_device(cos, sin):
         raise ArrayTypeError(f"cos is {lib.describe(cos)} and sin {lib.describe(sin)}; move one of them.")
     shape, count = tuple(cos.shape), layout.num_pairs

@@ -61,13 +61,20 @@ def check_largest(pos: Any, limit: int) -> None:
 def _largest(pos: Any) -> Any:
     """Return the largest number of positions on the host; None of other positions, and of no numbers."""
     if isinstance(pos, (list, tuple)):
-        return max((p for p in map(_largest, pos) if p is not None), default=None)
+        python_shape(pos)  # refuses a list that holds itself, say
+        found = [p for p in map(_largest, pos) if p is not None]
+        return max(found) if found else None
     if isinstance(pos, range):
         return max(pos[0], pos[-1]) if pos else None
     if _is_number(pos):
         return pos
-    is_checked = not is_host(pos) and is_numpy(pos) and dtype_name(pos) in POSITION_DTYPES
-    return pos.max() if is_checked and pos.size else None
+    # Dynamo warns in is_numpy, so tensors never get there.
+    if is_host(pos) or not hasattr(pos, "__array_interface__") or not is_numpy(pos):
+        return None
+    if dtype_name(pos) not in POSITION_DTYPES:
+        return None
+    known = pos[pos == pos]  # without NaN, which is no maximum
+    return known.max().item() if known.size else None
 
 
 def read_positions(

@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from rope_array._spec.plan import Layout, Plan
+from rope_array._errors import ArrayTypeError, describe
+from rope_array._spec.plan import PAIRINGS, Layout, Plan
+from rope_array._spec.validation import choice
 
 from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
-from .library import Library, computes_in_float64
+from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
 from .pairs import align_tables_to, split_blocks
 from .position_input import read_positions
@@ -60,6 +62,11 @@ def cast_tables(tables: Tables, use_float64: bool, ops: ArrayOps) -> CosSin:
     return cos, sin
 
 
+def arranged(layout: Layout, pairing: Any) -> Layout:
+    """Return the layout for tables of full width that are arranged for a pairing; None is the layout's."""
+    return layout if pairing is None else layout._replace(pairing=choice("pairing", pairing, PAIRINGS))
+
+
 def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
     """Return a table with the number of each pair at both of its features: shape (..., rotary_dim)."""
     if not layout.num_pairs:
@@ -70,6 +77,19 @@ def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
     if layout.blocks == 1:
         return ops.xp.concat([table] * 2, axis=-1)
     return ops.reshape(ops.xp.concat([split_blocks(table, layout, ops)] * 2, axis=-1), shape)
+
+
+def cast_table(table: Any, dtype: Any, ops: ArrayOps) -> Any:
+    """Cast a table to a floating dtype that the caller gave."""
+    try:
+        cast = ops.cast(table, dtype)
+    except (AttributeError, TypeError):  # array-api-strict raises the first
+        raise ArrayTypeError(f"dtype is {describe(dtype)}; give a dtype of the tables' library.") from None
+    if dtype_name(cast) not in X_DTYPES:
+        raise ArrayTypeError(
+            f"dtype is {describe(dtype)}; cos and sin need real floating point: {', '.join(X_DTYPES)}."
+        )
+    return cast
 
 
 def one_per_pair(table: Any, layout: Layout, ops: ArrayOps) -> Any:

@@ -71,7 +71,7 @@ class Axes:
 
     def __post_init__(self) -> None:
         coordinates = sequence("coordinates", self.coordinates, "a sequence of ints or None", _coordinate)
-        pairs, named = len(coordinates), max((a + 1 for a in coordinates if a is not None), default=1)
+        pairs, named = len(coordinates), max((1, *(a + 1 for a in coordinates if a is not None)))
         count = integer("count", named if self.count is None else self.count, 1, MAX_PAIRS)
         if count < named:
             raise SpecError(f"count is {count}, and coordinates names {named - 1}; give at least {named}.")

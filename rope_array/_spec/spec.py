@@ -68,6 +68,8 @@ class Spec:
 
     def __new__(cls, *args: Any, **fields: Any) -> "Spec":
         """Check the names of the fields: a misspelt one is a SpecError, with the field that it may mean."""
+        if _has_own_init(cls):
+            return super().__new__(cls)
         known = cls.__dataclass_fields__.keys()
         if not fields.keys() <= known:
             raise _unknown_fields(fields.keys() - known)
@@ -83,7 +85,7 @@ class Spec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The version that loads the spec derives its own plan.
-        return _load, (type(self), {name: getattr(self, name) for name in _FIELDS})
+        return _load, (type(self), {f.name: getattr(self, f.name) for f in fields(self) if f.init})
 
     def __repr__(self) -> str:
         """Return the fields that differ from their defaults."""
@@ -104,6 +106,12 @@ class Spec:
         factor = require_plan(self).layout.amplitude
         assert factor is not None
         return factor
+
+
+def _has_own_init(cls: type[Spec]) -> bool:
+    """Return whether a subclass has an __init__ of its own, with its own parameters."""
+    owner = next(c for c in cls.__mro__ if "__init__" in vars(c))
+    return "__dataclass_params__" not in vars(owner)
 
 
 def require_plan(spec: Spec) -> Plan:
@@ -341,6 +349,9 @@ _OTHER_NAMES = {
     **dict.fromkeys(("theta", "rope_theta", "rotary_base", "freq_base", "max_wavelength"), "base"),
     **dict.fromkeys(("head_size", "d_head", "features"), "head_dim"),
     "dim": "head_dim, and rotary_dim if part of a head is rotated",
+    **dict.fromkeys(("axis", "seq_dim", "unsqueeze_dim"), "seq_axis, an argument of apply"),
+    **dict.fromkeys(("in_place", "inplace"), "out=x, an argument of apply"),
+    **dict.fromkeys(("position", "positions", "position_ids", "offset"), "pos, an argument of apply"),
     **dict.fromkeys(("rotary_ndims", "partial_rotary_factor", "rotary_percent"), "rotary_dim, in features"),
     **dict.fromkeys(("interleaved", "is_neox_style", "traditional"), "pairing='interleaved' or 'half'"),
     **dict.fromkeys(("rope_scaling", "rope_type"), "scaling, a rule such as YaRN, or use RoPE.from_config"),

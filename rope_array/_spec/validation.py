@@ -93,7 +93,7 @@ def complete(value: Any) -> None:
         return
     if any(field.name not in vars(value) for field in fields(value) if field.init):
         raise SpecError(
-            f"a {type(value).__name__} without its fields is given, as made inside a compiled function; make "
+            f"the {type(value).__name__} is without its fields, as made inside a compiled function; make "
             "it outside, by its class, and use it inside."
         )
 
