@@ -35,6 +35,12 @@ x = np.arange(12.0).reshape(3, 4)
 for backend in (None, "array-api"):
     print(*ra.apply(x, [0, 1, 2_000_000_000], backend=backend).ravel())
 """
+NO_DEPENDENCIES = """
+import sys
+sys.path[:] = [p for p in sys.path if "-packages" not in p]
+sys.path.insert(0, "")
+import rope_array
+"""
 NATIVE = """
 import numpy, rope_array as ra
 print(next(f"{b.usable} {b.description}" for b in ra.backends() if b.name == "native"))
@@ -84,6 +90,12 @@ def assert_rotated_by(folder, printed):
 
 def test_rotates_without_an_installation(checkout):
     assert_rotated_by(checkout, uninstalled(checkout, ROTATE))
+
+
+def test_without_dependencies_the_error_names_the_command(checkout):
+    done = python(checkout, "-c", NO_DEPENDENCIES, PYTHONPATH="")
+    assert done.returncode == 1
+    assert "needs array-api-compat: run python -m pip install ." in done.stderr.splitlines()[-1]
 
 
 def test_rotates_in_place_of_the_installed_package(checkout):

@@ -6,7 +6,13 @@ library before an array of it appears.
 
 from typing import Any, NamedTuple
 
-import array_api_compat as compat
+try:
+    import array_api_compat as compat
+except ModuleNotFoundError:  # a checkout without an installation
+    raise ModuleNotFoundError(
+        "rope_array needs array-api-compat: run python -m pip install . in the folder of the clone",
+        name="array_api_compat",
+    ) from None
 
 from rope_array import _dynamo
 from rope_array._errors import ArrayTypeError, describe, library_name
