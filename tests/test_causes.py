@@ -173,7 +173,13 @@ def without_a_device(x, pos):
     raise RuntimeError("no device")
 
 
+def in_place(x, pos):
+    x[...] = by_pairs(x, angles(x, pos))
+    return x
+
+
 FAULTS = {
+    in_place: "it writes into x; return a new array",
     clockwise: "it rotates by -pos, the inverse; negate sin",
     from_1: "it rotates by pos + 1",
     float64_results: "the result for float32 is float64; convert it to x's dtype",

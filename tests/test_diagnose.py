@@ -932,6 +932,15 @@ def test_an_interleaved_slice_with_hidden_pairs_is_not_certain():
         assert rope is None or (rope.rotary_dim, rope.base) == (24, 500000.0)
 
 
+def test_a_candidate_s_limit_of_positions_does_not_matter():
+    x = features(1, 8, 64, 64)
+    candidate = ra.RoPE(64, base=1234.5, pairing="half", max_position=10)
+    found = diagnose(
+        x, ra.apply(x, range(64), base=1234.5, pairing="half"), range(64), candidates=[candidate]
+    )
+    assert found.rope == ra.RoPE(64, base=1234.5, pairing="half")
+
+
 def test_results_are_deterministic():
     x = features(1, 8, 128, 128)
     outputs = [ra.apply(x, range(128), base=500000.0, pairing="half"), x[..., ::-1].copy()]

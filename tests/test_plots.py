@@ -604,7 +604,7 @@ def test_the_command_reads_fields(drawn):
 
 
 def test_the_command_reads_configs(configs, drawn):
-    assert run("wavelengths", "--config", "llama", "--config", "gemma/config.json") == 0
+    assert run("wavelengths", "llama", "gemma/config.json") == 0
     ax, _ = drawn[0]
     assert texts(ax) == ["llama", "gemma, layer 0", "gemma, layer 5", "context: 4,096 positions"]
     assert data(ax.lines[0])[1][0] == pytest.approx(4 * np.pi)
@@ -612,10 +612,10 @@ def test_the_command_reads_configs(configs, drawn):
 
 
 def test_the_command_chooses_layers_and_lengths(configs, drawn):
-    assert run("wavelengths", "--config", "gemma", "--layer-type", "full_attention") == 0
-    assert run("wavelengths", "--config", "gemma", "--layer-type", "5", "--context", 100) == 0
-    assert run("wavelengths", "--config", "dynamic", "--length", 8192) == 0
-    assert run("wavelengths", "--config", "llama4") == 0
+    assert run("wavelengths", "gemma", "--layer-type", "full_attention") == 0
+    assert run("wavelengths", "gemma", "--layer-type", "5", "--context", 100) == 0
+    assert run("wavelengths", "dynamic", "--length", 8192) == 0
+    assert run("wavelengths", "llama4") == 0
     full, fifth, dynamic, _ = (data(ax.lines[0])[1] for ax, _ in drawn)
     assert full[-1] == fifth[-1] == pytest.approx(2 * np.pi * 1e6 ** (254 / 256))
     assert set(drawn[1][0].lines[1].get_ydata()) == {100}
@@ -627,12 +627,12 @@ def test_the_command_chooses_layers_and_lengths(configs, drawn):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["scaling"], "a plot of scaling needs a rule; give --config, or --scaling"),
+        (["scaling"], "a plot of scaling needs a rule; give a CONFIG, or --scaling"),
         (["decay", "--context", 5], "the plot decay has no use for --context"),
-        (["decay", "--part", "text"], "without --config, there is no use for --part"),
-        (["decay", "--config", "llama", "--base", "3"], "a plot of --config does not use --base"),
-        (["decay", "--config", "absent"], "no file or folder here is named 'absent'"),
-        (["decay", "--config", "dynamic"], "DynamicNTK depends on the length of the sequence; give --length"),
+        (["decay", "--part", "text"], "without a CONFIG, there is no use for --part"),
+        (["decay", "llama", "--base", "3"], "a plot of a CONFIG does not use --base"),
+        (["decay", "absent"], "no file or folder here is named 'absent'"),
+        (["decay", "dynamic"], "DynamicNTK depends on the length of the sequence; give --length"),
         (["decay", "--scaling", "exit()"], "--scaling is 'exit()'; give the call of a rule"),
         (["decay", "--head-dim", 7], "head_dim is 7, odd"),
         (["decay", "-o", "picture"], "'picture' has no suffix, which names the format; give picture.svg"),

@@ -127,7 +127,7 @@ def _check_gradients(out: Any, x: Any, tables: list[Any]) -> None:
     if (reason := _why_not_in_place(x)) is not None:
         raise ArrayTypeError(
             f"out is x, {describe(x)}, which requires a gradient and is {reason}, which PyTorch does not "
-            "write in place; omit out, or work under torch.no_grad()."
+            "write in place; omit out, take views by indexing, or work under torch.no_grad()."
         )
 
 

@@ -47,15 +47,13 @@ def add_plot(commands: Any) -> None:
         epilog="exit status: 0; 2 if the rope is refused, matplotlib is missing, or FILE cannot be written",
     )
     parser.add_argument("kind", metavar="KIND", choices=_KINDS, help="the plot to draw, see above")
-    parser.add_argument("-o", "--output", metavar="FILE", help="default: KIND.svg; or .png, .pdf")
     parser.add_argument(
-        "--config",
-        dest="configs",
+        "configs",
         metavar="CONFIG",
-        action="append",
-        default=[],
+        nargs="*",
         help="a config.json, or the folder that holds it; several are drawn together",
     )
+    parser.add_argument("-o", "--output", metavar="FILE", help="default: KIND.svg; or .png, .pdf")
     add_config_options(parser)
     parser.add_argument("--head-dim", type=int, metavar="N", help="features of a head (default: 128)")
     add_field_options(parser)
@@ -96,7 +94,7 @@ def _draw(kind: str, path: str, options: dict[str, Any]) -> None:
 
 def _ropes(options: dict[str, Any]) -> tuple[Any, int | None]:
     """Return the ropes of configs by name, of several types of layer too, and the first known context."""
-    check_unused(options, ("head_dim", *FIELDS), "a plot of --config does not use")
+    check_unused(options, ("head_dim", *FIELDS), "a plot of a CONFIG does not use")
     from rope_array.config import Reading
 
     found: dict[str, Any] = {}
@@ -127,11 +125,11 @@ def _rope_of_fields(kind: str, options: dict[str, Any]) -> tuple[Any, int | None
     """Return the rope of the fields, and the trained context of its rule; without fields, an example."""
     import rope_array as ra
 
-    check_unused(options, ("part", "layer_type"), "without --config, there is no use for")
+    check_unused(options, ("part", "layer_type"), "without a CONFIG, there is no use for")
     fields, head_dim = fields_of(options), options["head_dim"]
     if kind == "scaling" and "scaling" not in fields:
         raise ValueError(
-            "a plot of scaling needs a rule; give --config, or --scaling, such as --scaling "
+            "a plot of scaling needs a rule; give a CONFIG, or --scaling, such as --scaling "
             "'Llama3(factor=8.0)'"
         )
     rope = at_length(ra.RoPE(128 if head_dim is None else head_dim, **fields), options["length"])

@@ -268,7 +268,9 @@ def checked_candidates(candidates: Any, head_dim: int) -> tuple[Any, ...]:
 
 
 def _read_candidate(value: Any) -> Any:
-    if isinstance(value, (RoPE, Scaling)):
+    if isinstance(value, RoPE):  # the data may be beyond its limit of positions
+        return replace(value, max_position=None)
+    if isinstance(value, Scaling):
         return value
     if isinstance(value, (str, PathLike, Mapping)) or hasattr(value, "to_dict"):
         return RoPE.from_config(value)

@@ -105,6 +105,8 @@ def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
         if isinstance(found, str):
             return Cause(found, failed=len(failures))
         guess = found or guess
+    elif any(check.name.startswith("inputs_unchanged") for check in failures):
+        return Cause("it writes into x; return a new array", failed=len(failures))
     return _refined(target, guess, failures)
 
 
