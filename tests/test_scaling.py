@@ -494,7 +494,7 @@ def test_records_without_fields_are_refused(name: str) -> None:
     """`object.__new__` makes them, even where the class has defaults; so does tracing by Dynamo."""
     rule = object.__new__(getattr(ra, name))
     for make in (lambda: RoPE(8, scaling=rule), lambda: ra.apply(np.ones(8), 1, scaling=rule)):
-        with pytest.raises(SpecError, match=f"{name} without its fields") as caught:
+        with pytest.raises(SpecError, match=f"{name} is without its fields") as caught:
             make()
         assert faults_of(str(caught.value)) == []
 
