@@ -123,12 +123,20 @@ CLAIMED = {
 }  # fmt: skip
 
 
+DEFAULT_RUN = {float32_halves, rows_before_heads, another_base, only_the_first_batch, short_positions}
+
+
 def name_of(rotate):
     return getattr(rotate, "__name__", type(rotate).__name__)
 
 
+def claimed(rotate):
+    marks = () if rotate in DEFAULT_RUN else pytest.mark.nightly
+    return pytest.param(rotate, id=name_of(rotate), marks=marks)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rotate", CLAIMED, ids=name_of)
+@pytest.mark.parametrize("rotate", map(claimed, CLAIMED))
 def test_the_claims_of_a_cause_end_its_failures(rotate):
     report = run_checks(rotate)
     cause = report.cause

@@ -587,8 +587,14 @@ DECLINES = {
 ERROR = ("a, b = np.split(x, 2, axis=-1)", "sin = sin + np.float32(1e-4)\n    a, b = np.split(x, 2, axis=-1)")
 
 
+def declining(name):
+    """A case of DECLINES; the default run has the two that restrict most."""
+    marks = () if name in ("nothing more", "all but two widths") else pytest.mark.nightly
+    return pytest.param(name, marks=marks)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("declines", DECLINES)
+@pytest.mark.parametrize("declines", map(declining, DECLINES))
 def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, declines):
     """It serves float32 and pairs in halves only; the suite's own calls are interleaved."""
     edited(tmp_path, LAST_DECLINE, DECLINES[declines] + LAST_DECLINE)

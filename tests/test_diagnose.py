@@ -345,7 +345,14 @@ def close_to(found, rope):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROPES)
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("float64", "float16")),
+        "float32",
+        "bfloat16",
+    ],
+)
 def test_what_is_found_at_a_tolerance_is_found_at_larger_tolerances(name, dtype):
     pytest.importorskip("ml_dtypes")
     rope, pos = ROPES[name], range(3, 67)
