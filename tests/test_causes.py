@@ -136,7 +136,7 @@ def claimed(rotate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rotate", map(claimed, CLAIMED))
+@pytest.mark.parametrize("rotate", [*map(claimed, CLAIMED)])
 def test_the_claims_of_a_cause_end_its_failures(rotate):
     report = run_checks(rotate)
     cause = report.cause

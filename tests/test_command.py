@@ -594,7 +594,7 @@ def declining(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("declines", map(declining, DECLINES))
+@pytest.mark.parametrize("declines", [*map(declining, DECLINES)])
 def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, declines):
     """It serves float32 and pairs in halves only; the suite's own calls are interleaved."""
     edited(tmp_path, LAST_DECLINE, DECLINES[declines] + LAST_DECLINE)
