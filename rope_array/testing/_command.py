@@ -185,7 +185,7 @@ def _advice(report: Report, command: Sequence[str]) -> Iterator[str]:
         return
     gone = "All failures" if cause.explained == cause.failed else f"{cause.explained} failures"
     if command:
-        yield f"{gone} go away with these claims; claim what is meant, and mend the rest:\n"
+        yield f"{gone} go away with these claims. Claim what you mean, and correct the other faults:\n"
         yield f"  {shlex.join(['python', '-m', 'rope_array', *_repeated(command, cause.claims)])}"
 
 
