@@ -49,7 +49,10 @@ def check_positions(source: Positions, x: Any, lib: Library) -> tuple[Any, ...]:
 
 
 def check_largest(pos: Any, limit: int) -> None:
-    """Raise PositionError for a position beyond a limit. Positions on a device are never read."""
+    """Raise PositionError for a position beyond a limit. Positions on a device are never read.
+
+    Called before the dispatch: the kernel's fast entry serves calls without the other checks.
+    """
     largest = _largest(pos)
     if largest is not None and largest > limit:
         raise PositionError(

@@ -20,7 +20,7 @@ from rope_array._command._rope_options import (
 # The kinds, with their help and the options of the function that each takes.
 _KINDS = {
     "angle-error": ("error of exact, float32 and bfloat16 angles by position", ("furthest",)),
-    "wavelengths": ("wavelength of each pair, beside the context", ("context",)),
+    "wavelengths": ("wavelength of each pair, and the context", ("context",)),
     "scaling": ("effect of scaling rules on the frequencies", ("context",)),
     "decay": ("long-term decay of scores with the distance", ("furthest",)),
     "rotation": ("rotation of one pair, in its plane", ("pair",)),

@@ -85,7 +85,7 @@ class Case:
 
     @cached_property
     def rows(self) -> Any:
-        """The index of the rows: those of a sample, or all that are finite."""
+        """The index of the rows: the rows of a sample, or all finite rows."""
         if self.chosen is not None:
             return self.chosen
         finite = np.isfinite(self.before).all(-1) & np.isfinite(self.after).all(-1)

@@ -229,7 +229,7 @@ class FrequencyFitter:
         return float(self.case.tol + self.case.angle_errors(angles, 1.0))
 
     def _misfits(self, fits: list[FrequencyFit], count: int) -> Floats:
-        """Return the distance of the phases from those of each fit, at some of the positions."""
+        """Return the distance between the measured phases and the phases of each fit, at some positions."""
         chosen = np.unique(np.linspace(0, len(self.series.at) - 1, count).round().astype(int))
         at, phasors, weight = self.series.at[chosen], self.series.phasors[chosen], self.weight[chosen]
         total = max(float(weight.sum()), 1e-300)

@@ -315,7 +315,7 @@ class Search:
         return at.astype(float)
 
     def _last_row(self, pairs: PairHypothesis, positions: Positions) -> float | None:
-        """Return the position from which on all rotate alike; look closer between those of the sample."""
+        """Return the first position of the tail that rotates alike; search between sampled positions too."""
         phases, rows = self._phases(pairs), positions.rows
         if not phases.plausible:
             return None
@@ -335,7 +335,7 @@ class Search:
         return None
 
     def _change(self, phases: PhaseEstimates, rows: Floats) -> tuple[float, float] | None:
-        """Return the last position whose phases differ from those of the last, and the next position."""
+        """Return the last position whose phases differ from the final phases, and the position after it."""
         (at, phasors, weight), _ = self._series(phases, rows)
         off = np.where(weight > 0, abs(phasors - phasors[-1]), 0.0).max(1) if len(at) > 2 else np.ones(1)
         differ = np.flatnonzero(off > 4 * self.case.tol)

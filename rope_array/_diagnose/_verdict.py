@@ -97,7 +97,7 @@ def _errors(
 
 
 def _rounded(y: Floats, eps: float) -> Floats:
-    """Round to the digits of a dtype: a wrong rope is more visible beside a rounded output."""
+    """Round to the digits of a dtype: then a wrong rope differs more clearly from a rounded output."""
     mantissa, exponent = np.frexp(y)
     return np.ldexp(np.rint(mantissa * (2 / eps)) * (eps / 2), exponent)
 

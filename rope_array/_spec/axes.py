@@ -325,7 +325,7 @@ class Axes:
         Raises
         ------
         SpecError
-            The sections are not four, or those of t, h and w are all 0.
+            The sections are not four, or the sections of t, h and w are all 0.
 
         References
         ----------

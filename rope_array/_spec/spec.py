@@ -299,7 +299,7 @@ def _plan(spec: Spec) -> Plan | None:
         factor if spec.attention_factor is None else spec.attention_factor,
         spec.axes.blocks if spec.axes else 1,
     )
-    omegas = _frequencies(spec)
+    omegas = exact_frequencies(spec)
     if not all(math.isfinite(float(omega)) for omega in omegas):
         source = f"base {spec.base}" if spec.inv_freq is None else "inv_freq"
         rule = "" if spec.scaling is None else f", scaling {short(spec.scaling)}"
@@ -321,8 +321,8 @@ def _coordinates(spec: Spec) -> Coordinates | None:
     return Coordinates(spec.axes.count, Constants([a or 0 for a in drivers]), mask)
 
 
-def _frequencies(spec: Spec) -> tuple[Decimal, ...]:
-    """Return the frequency of each pair."""
+def exact_frequencies(spec: Spec) -> tuple[Decimal, ...]:
+    """Return the frequency of each pair as the number that the contract defines, to 60 digits."""
     if spec.inv_freq is not None:
         given = spec.inv_freq if spec.angles == "exact" else map(float32, spec.inv_freq)
         driven = spec.axes.coordinates if spec.axes else spec.inv_freq

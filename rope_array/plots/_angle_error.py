@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rope_array._rope import RoPE
+from rope_array._spec.spec import exact_frequencies
 from rope_array.testing import cos_sin
 
 from ._drawing import COLOURS, DASHES, GREY, add_legend, count_ticks, panel
-from ._ropes import Floats, Ropes, exact_frequencies, labelled, position_count, tables
+from ._ropes import Floats, Ropes, labelled, position_count, tables
 
 _COUNT = 160  # positions on a line; each costs the definition some milliseconds
 
@@ -26,7 +27,7 @@ def angle_error(ropes: Ropes, *, furthest: int = 2**20, ax: Any = None) -> Any:
     furthest : int
         The last position, from 1 to 2^31 - 1.
     ax : matplotlib.axes.Axes, optional
-        The Axes to draw on; by default those of a new figure.
+        The Axes to draw on; by default the Axes of a new figure.
 
     Returns
     -------

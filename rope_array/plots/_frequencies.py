@@ -24,7 +24,7 @@ def wavelengths(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> 
     context : int, optional
         A number of positions to compare with, such as the trained context: pairs above it never rotate once.
     ax : matplotlib.axes.Axes, optional
-        The Axes to draw on; by default those of a new figure.
+        The Axes to draw on; by default the Axes of a new figure.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     context : int, optional
         The trained context in positions, drawn as a vertical line.
     ax : matplotlib.axes.Axes, optional
-        The Axes to draw on; by default those of a new figure.
+        The Axes to draw on; by default the Axes of a new figure.
 
     Returns
     -------

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +9,6 @@ from numpy.typing import NDArray
 
 from rope_array._errors import SpecError, describe, short
 from rope_array._rope import RoPE
-from rope_array._spec.spec import _frequencies
 from rope_array._spec.validation import integer
 
 Ropes: TypeAlias = RoPE | Sequence[RoPE] | Mapping[str, RoPE]
@@ -60,11 +58,6 @@ def _labels(ropes: Sequence[Any]) -> list[str]:
 def title_of(text: str, label: str) -> str:
     """Return a title, with the label of the rope if it has one."""
     return f"{text}\n{label}" if label else text
-
-
-def exact_frequencies(rope: RoPE) -> tuple[Decimal, ...]:
-    """Return the frequency of each pair as the number that the contract defines, to 60 digits."""
-    return _frequencies(rope)
 
 
 def for_coordinates(rope: RoPE, pos: Any) -> Any:

@@ -29,7 +29,7 @@ def rotation(ropes: Ropes, *, pair: int = 0, positions: Sequence[int] | None = N
     positions : sequence of int, optional
         The positions; by default six from 0 on, an eighth of the first rope's wavelength apart.
     ax : matplotlib.axes.Axes, optional
-        The Axes to draw on; by default those of a new figure.
+        The Axes to draw on; by default the Axes of a new figure.
 
     Returns
     -------

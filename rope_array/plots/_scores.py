@@ -45,7 +45,7 @@ def decay(
     lines : sequence of {"bound", "equal", "independent"}
         The lines to draw for each rope; see the notes.
     ax : matplotlib.axes.Axes, optional
-        The Axes to draw on; by default those of a new figure.
+        The Axes to draw on; by default the Axes of a new figure.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def scores(ropes: Ropes, *, positions: int | range = 64, q: Any = None, k: Any =
         The query and the key before the rotation, the same at all positions or one for each. By default all
         ones: then a score shows the distance alone.
     ax : matplotlib.axes.Axes or sequence of them, optional
-        The Axes to draw on, one for each rope; by default those of a new figure.
+        The Axes to draw on, one for each rope; by default the Axes of a new figure.
 
     Returns
     -------
