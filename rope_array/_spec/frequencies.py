@@ -15,8 +15,7 @@ from typing import Any, TypeAlias
 
 from rope_array._errors import SpecError, short
 
-from .float32_steps import float32 as float32
-from .float32_steps import inverses, powers
+from .float32_steps import float32, inverses, powers
 from .validation import Check
 
 Omegas: TypeAlias = Sequence[float]

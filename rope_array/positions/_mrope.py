@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from rope_array._array_api import library as _library
 from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
 from rope_array._spec import validation
-from rope_array._spec.frequencies import float32
+from rope_array._spec.float32_steps import float32
 
 from . import _factory
 

@@ -1,0 +1,52 @@
+"""``python -m rope_array check``: run the conformance suite on a target."""
+
+from typing import Any
+
+
+def add_check(commands: Any) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "check",
+        help="run the conformance suite on a library, or on any rotary embedding",
+        description="Run every check of rope_array.testing on TARGET and print a report: the verdict and the "
+        "likely cause of failures first. "
+        "TARGET is a library that rope_array supports, such as numpy, jax:jit or torch:cuda, or "
+        "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target. The "
+        "package is imported and run, from the current folder too.",
+        epilog="exit status: 0 no surprise; 1 a check failed, or passed that was expected to fail; "
+        "2 TARGET cannot be judged",
+    )
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="the target to judge; see --list")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--verbose", action="store_true", help="list every check, and every failure's detail")
+    parser.add_argument("--list", dest="listing", action="store_true", help="list targets and checks")
+    parser.add_argument(
+        "--backend", metavar="NAME", help="judge one backend of rope_array by the calls that it serves"
+    )
+    parser.add_argument(
+        "--library", metavar="NAME", help="the library of a callable's arrays (default: numpy)"
+    )
+    parser.add_argument(
+        "--claim",
+        dest="claims",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a claim of a callable: a field that is built in (pairing=half), a field of Target "
+        "(angles=float32, layout=bshd, dtypes=float32,bfloat16), or a capability it lacks, with the reason",
+    )
+    parser.add_argument(
+        "--expect",
+        dest="expected",
+        metavar="CHECK=REASON",
+        action="append",
+        default=[],
+        help="a check known to fail, with the reason and a link; a pass is then reported",
+    )
+    parser.set_defaults(command=_run)
+
+
+def _run(**options: Any) -> int:
+    from rope_array.testing._command import run  # imports NumPy, unused by other commands
+
+    return run(**options)
