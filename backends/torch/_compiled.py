@@ -111,7 +111,8 @@ def _rotate(how: _How, first: Any, second: Any, xs: Any) -> Any:
     if how.transposed:
         second, layout = -second, layout.transposed(layout.amplitude)
     if how.by_kernel:
-        return _operator.rotate_by(xs, first, second, _operator.text_of_layout(*layout), how.seq_axis)
+        _, start, stop, pairing, out_pairing, _, blocks = layout
+        return _operator.rotate_by(xs, first, second, start, stop, pairing, out_pairing, blocks, how.seq_axis)
     return rotate_by_tables(xs, Tables(first, second, layout), how.seq_axis, LIBRARY.ops(xs[0]))
 
 

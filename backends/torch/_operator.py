@@ -15,10 +15,10 @@ from rope_array._dynamo import lock, traced_constant
 from rope_array._errors import BackendError
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
-_LIMIT = 256  # texts that are remembered
+_LIMIT = 256  # plans that are remembered
 
 
-# ---- plans and layouts as text ----
+# ---- plans as text ----
 
 
 @traced_constant
@@ -30,12 +30,6 @@ def write_text(plan: Plan) -> None:
         plan.text = json.dumps([plan.layout, plan.frequencies.values, plan.turns_q64.values, turns96, coordinates])
 
 
-@traced_constant
-def text_of_layout(*layout: Any) -> str:
-    """Return a layout, given field by field, as text."""
-    return json.dumps(layout)
-
-
 def _read_plan(text: str) -> Plan:
     layout, frequencies, turns64, turns96, coordinates = json.loads(text)
     if coordinates is not None:
@@ -45,23 +39,19 @@ def _read_plan(text: str) -> Plan:
     return plan
 
 
-def _read_layout(text: str) -> Layout:
-    return Layout(*json.loads(text))
+_plans: dict[str, Plan] = {}
 
 
-_known: dict[str, Any] = {}
-
-
-def _from_text(text: str, read: Any) -> Any:
-    """Return the plan or layout of a text, which is read once."""
-    found = _known.get(text)
-    if found is None:
-        found = read(text)
+def _plan_of(text: str) -> Plan:
+    """Return the plan of a text, which is read once."""
+    plan = _plans.get(text)
+    if plan is None:
+        plan = _read_plan(text)
         with lock:
-            if len(_known) >= _LIMIT:
-                _known.clear()
-            _known[text] = found
-    return found
+            if len(_plans) >= _LIMIT:
+                _plans.clear()
+            _plans[text] = plan
+    return plan
 
 
 # ---- the operators ----
@@ -69,12 +59,15 @@ def _from_text(text: str, read: Any) -> Any:
 
 def _rotate_at(xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int) -> list[Any]:
     """Rotate by integer positions and a plan of exact angles, or by the plan's transpose."""
-    return _rotate(xs, Positions(pos, _from_text(plan, _read_plan)), seq_axis, transposed)
+    return _rotate(xs, Positions(pos, _plan_of(plan)), seq_axis, transposed)
 
 
-def _rotate_by(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
+def _rotate_by(
+    xs: Any, cos: Any, sin: Any, start: int, stop: int, pairing: str, out_pairing: str, blocks: int, seq_axis: int
+) -> list[Any]:
     """Rotate by tables of the compute dtype."""
-    return _rotate(xs, Tables(cos, sin, _from_text(layout, _read_layout)), seq_axis, False)
+    layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
+    return _rotate(xs, Tables(cos, sin, layout), seq_axis, False)
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, transposed: bool) -> list[Any]:
@@ -95,12 +88,13 @@ def _empty_like(xs: Any, *others: Any) -> list[Any]:
     return [torch.empty_like(x) for x in xs]
 
 
+_LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
 _LIBRARY = torch.library.Library("rope_array", "DEF")
 # Each array as it is in memory: the result has its strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 for _name, _source, _function in (
     ("rotate_at", "Tensor pos, str plan, bool transposed", _rotate_at),
-    ("rotate_by", "Tensor cos, Tensor sin, str layout", _rotate_by),
+    ("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _rotate_by),
 ):
     _LIBRARY.define(f"{_name}(Tensor[] xs, {_source}, int seq_axis) -> Tensor[]", tags=_TAGS)
     _LIBRARY.impl(_name, _function, "CPU")
