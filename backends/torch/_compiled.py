@@ -1,7 +1,7 @@
 """The rotation in code that torch.compile traces: by the kernel's operator, or by PyTorch's operations.
 
-Either way the gradient has a rule of its own, the adjoint rotation by the same positions or tables. It keeps no
-x for the backward, and the compiler need not differentiate operation by operation, which makes several loops.
+Either way the gradient has a rule of its own, the adjoint rotation by the same positions or tables. It keeps
+no x for the backward. Without the rule the compiler would differentiate each operation, in several loops.
 """
 
 from typing import Any, NamedTuple
@@ -79,9 +79,18 @@ def _rotate_recorded(how: _How, first: Any, second: Any, xs: Any) -> Any:
         return _rotate(how, first, second, xs)
     recorded = [x for x in xs if x.requires_grad]
     others = [x for x in xs if not x.requires_grad]
-    ys = iter(_RotateFn.apply(how, first, second, *recorded) if recorded else ())
+    ys = iter(_RotateFn.apply(how, *_distinct(first, second, *recorded)) if recorded else ())
     zs = iter(_rotate(how, first, second, others) if others else ())
     return [next(ys) if x.requires_grad else next(zs) for x in xs]
+
+
+def _distinct(*tensors: Any) -> list[Any]:
+    """Return tensors, each repeated one as a view: Dynamo refuses a tensor twice in a Function's call."""
+    found: list[Any] = []
+    for tensor in tensors:
+        repeated = tensor is not None and any(tensor is other for other in found)
+        found.append(tensor.view_as(tensor) if repeated else tensor)
+    return found
 
 
 class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]

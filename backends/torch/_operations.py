@@ -15,7 +15,11 @@ from ._library import LIBRARY
 
 
 def rotate_by_operations(
-    xs: Any, source: Source, seq_axis: int, transposed: bool, stored: Callable[[Any], Any] = lambda table: table
+    xs: Any,
+    source: Source,
+    seq_axis: int,
+    transposed: bool,
+    stored: Callable[[Any], Any] = lambda table: table,
 ) -> tuple[Any, ...]:
     """Rotate arrays of one compute dtype by integer positions, or by tables of that dtype.
 

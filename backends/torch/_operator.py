@@ -8,11 +8,12 @@ import json
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from rope_array import _dynamo
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends import _native
-from rope_array import _dynamo
-from rope_array._errors import BackendError
+from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
 from ._operations import adjoint, rotate_by_operations
@@ -28,8 +29,12 @@ def write_text(plan: Plan) -> None:
     """Set `plan.text`. Dynamo reads the attribute afterwards, so it compiles anew for another plan."""
     if plan.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
-        turns96 = [high << 32 | low for high, low in zip(*(words.values for words in plan.turns_q96), strict=True)]
-        plan.text = json.dumps([plan.layout, plan.frequencies.values, plan.turns_q64.values, turns96, coordinates])
+        turns96 = [
+            high << 32 | low for high, low in zip(*(words.values for words in plan.turns_q96), strict=True)
+        ]
+        plan.text = json.dumps(
+            [plan.layout, plan.frequencies.values, plan.turns_q64.values, turns96, coordinates]
+        )
 
 
 def _read_plan(text: str) -> Plan:
@@ -66,7 +71,9 @@ def rotate(xs: Any, source: Source, seq_axis: int, transposed: bool, recorded: b
     """
     at, by = _RECORDED if recorded else _PLAIN
     if isinstance(source, Tables):
-        cos, sin, (_, start, stop, pairing, out_pairing, _, blocks) = adjoint(source) if transposed else source
+        cos, sin, (_, start, stop, pairing, out_pairing, _, blocks) = (
+            adjoint(source) if transposed else source
+        )
         return by(xs, cos, sin, start, stop, pairing, out_pairing, blocks, seq_axis)
     write_text(source.plan)
     return at(xs, source.values, source.plan.text, transposed, seq_axis)
@@ -77,13 +84,22 @@ def _read_at(xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int) -> t
 
 
 def _read_by(
-    xs: Any, cos: Any, sin: Any, start: int, stop: int, pairing: str, out_pairing: str, blocks: int, seq_axis: int
+    xs: Any,
+    cos: Any,
+    sin: Any,
+    start: int,
+    stop: int,
+    pairing: str,
+    out_pairing: str,
+    blocks: int,
+    seq_axis: int,
 ) -> tuple[Any, Source, int, bool]:
     layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
     return xs, Tables(cos, sin, layout), seq_axis, False
 
 
 def _rotate_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> list[Any]:
+    _refuse_tangents((*xs, *source.arrays))
     ys = _native.kernel.rotate(tuple(xs), source, seq_axis, None, True, transposed)
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
@@ -91,10 +107,22 @@ def _rotate_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) 
         ys = _native.kernel.rotate(tuple(xs), source, seq_axis, None, True, transposed)
     if ys is NotImplemented:
         raise BackendError(
-            "the C++ kernel declines a call of a compiled program: the memory of an array was freed meanwhile, "
-            "or another version of rope_array compiled the program. Compile it anew."
+            "the C++ kernel declines a call of a compiled program: the memory of an array was freed "
+            "meanwhile, or another version of rope_array compiled the program. Compile it anew."
         )
     return list(ys)
+
+
+def _refuse_tangents(values: Any) -> None:
+    """Raise for dual numbers of forward-mode differentiation, whose tangents the operator would lose."""
+    if getattr(forward_ad, "_current_level", -1) < 0:
+        return
+    for value in values:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise ArrayTypeError(
+                f"{describe(value)} is a dual number of forward-mode differentiation, and the function was "
+                "compiled without; enter dual_level() inside the compiled function, or call it uncompiled."
+            )
 
 
 def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
@@ -116,7 +144,9 @@ def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
         back = rotate(grads, source, seq_axis, not transposed, recorded=True)
         return back, *[None] * (len(ctx.saved_tensors) + len(ctx.others))
 
-    torch.library.register_autograd(f"rope_array::{name}_recorded", rotate_back, setup_context=keep, lib=_LIBRARY)
+    torch.library.register_autograd(
+        f"rope_array::{name}_recorded", rotate_back, setup_context=keep, lib=_LIBRARY
+    )
     of_name = torch.ops.rope_array
     return getattr(of_name, name).default, getattr(of_name, f"{name}_recorded").default
 
