@@ -6,6 +6,7 @@ transform of the other, and must not be 0. The definition is compared with `rota
 array library.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,9 @@ from rope_array.testing import frequencies, rotation_matrix
 
 torch = pytest.importorskip("torch")
 from torch import func  # noqa: E402
-from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten  # noqa: E402
 
 pytestmark = [
     pytest.mark.library("torch"),
@@ -55,7 +58,7 @@ def omegas_of(fields):
 
 
 def constant_matrices(fields):
-    """Return the matrices, of shape (pairs, d, d), that cos and sin multiply, and the rest of the identity."""
+    """Return the matrices that cos and sin multiply, of shape (pairs, d, d), and the rest of the identity."""
     (a, b), (out_a, out_b) = pairs_of(fields)
     each = torch.arange(len(a))
     of_cos, of_sin = torch.zeros(2, len(a), WIDTH, WIDTH, dtype=torch.float64)
@@ -517,7 +520,7 @@ def assert_equal_to_definition(got, want, dtype):
 
 
 def rope_for(source, transform):
-    """Return a rope's name: each source and each transform meets every rope, though not every pair of them."""
+    """Return a rope's name: each source and each transform meets every rope."""
     return list(FIELDS)[(list(SOURCES).index(source) + list(TRANSFORMS).index(transform)) % len(FIELDS)]
 
 
@@ -540,3 +543,171 @@ def test_transform_of_every_source(source, transform):
     got = TRANSFORMS[transform](case.call, *case.arguments)
     want = TRANSFORMS[transform](case.define, *widened(case.arguments))
     assert_equal_to_definition(got, want, torch.float32)
+
+
+# Dynamo refuses these in a graph, of any function; autograd's with its default configuration.
+REFUSED = {"linearize", "functionalize", "grad of functionalize", "autograd", "batched gradients"}
+
+
+def compiled_cell(source, transform):
+    """Mark seven of eight cells for the nightly run; each source and each transform keeps some."""
+    diagonal = 3 * list(SOURCES).index(source) + list(TRANSFORMS).index(transform)
+    return pytest.param(source, transform, marks=() if diagonal % 8 == 0 else pytest.mark.nightly)
+
+
+COMPILED = [compiled_cell(*cell) for cell in CELLS if cell[1] not in REFUSED]
+
+
+@pytest.mark.parametrize(("source", "transform"), COMPILED)
+def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
+    """The transform is inside the compiled function."""
+    name = rope_for(source, transform)
+    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
+    of = TRANSFORMS[transform]
+    got = torch.compile(lambda *arguments: of(case.call, *arguments), backend="aot_eager", fullgraph=True)(
+        *case.arguments
+    )
+    assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
+
+
+# ---- transforms of a compiled function ----
+
+
+def compiled(of):
+    return torch.compile(of, backend="aot_eager", fullgraph=True)
+
+
+# Every transform of a compiled function is refused by PyTorch, or right.
+REFUSALS = "Unsupported functorch tracing|not currently support double backward|view functorch tensor"
+
+
+SERVED = ["dual numbers", "batched gradients"]
+OUTSIDE = [pytest.param(name, marks=() if name in SERVED else pytest.mark.nightly) for name in TRANSFORMS]
+
+
+@pytest.mark.parametrize("source", ["int64", "tuple", "rotation argument"])
+@pytest.mark.parametrize("transform", OUTSIDE)
+def test_transform_of_a_compiled_function(source, transform, fresh_dynamo):
+    name, of = rope_for(source, transform), TRANSFORMS[transform]
+    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
+    try:
+        got = of(compiled(case.call), *case.arguments)
+    except Exception as error:
+        if not re.search(REFUSALS, str(error)):
+            raise
+    else:
+        assert_equal_to_definition(got, of(case.define, *widened(case.arguments)), torch.float32)
+
+
+def test_gradcheck_of_a_compiled_function(fresh_dynamo):
+    case = by_tuple(ROPES["mixed"], FIELDS["mixed"], torch.float64)
+    of, floats = split(compiled(case.call), case.arguments)
+    leaves = [x.requires_grad_() for x in floats]
+    checks = {"check_forward_ad": True, "check_batched_grad": True, "check_undefined_grad": True}
+    assert torch.autograd.gradcheck(of, leaves, **checks)
+    assert torch.autograd.gradcheck(of, leaves, fast_mode=True)
+
+
+# ---- numerical derivatives, with every check that gradcheck has ----
+
+
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["fast", "slow"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_gradcheck_with_every_check(source, fast):
+    name = list(FIELDS)[list(SOURCES).index(source) % len(FIELDS)]
+    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float64)
+    of, floats = split(case.call, case.arguments)
+    leaves, tree = tree_flatten(tree_map(lambda leaf: leaf.clone().requires_grad_(), floats))
+
+    def of_leaves(*leaves):
+        return tuple(tree_leaves(of(*tree_unflatten(leaves, tree))))
+
+    batched = {"check_batched_grad": True}
+    both = {"check_forward_ad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(of_leaves, leaves, fast_mode=fast, **both, **batched)
+    second = {"check_fwd_over_rev": True, "check_rev_over_rev": True}
+    assert torch.autograd.gradgradcheck(of_leaves, leaves, fast_mode=fast, **second, **batched)
+
+
+# ---- graphs of operations ----
+
+
+GRAPHS = {"value": lambda of, *arguments: of(*arguments), "grad": by_grad, "vmap": vmap_all, "jvp": by_jvp}
+
+
+GRAPH_CELLS = [
+    pytest.param(transform, mode, marks=() if transform == "value" or mode == "fake" else pytest.mark.nightly)
+    for transform in GRAPHS
+    for mode in ("real", "fake", "symbolic")
+]
+
+
+@pytest.mark.parametrize(("transform", "mode"), GRAPH_CELLS)
+@pytest.mark.parametrize(
+    "source", ["int64", "floats", "tuple", "rotation", "rotation argument", "coordinates"]
+)
+def test_make_fx_of_a_transform(source, transform, mode):
+    name, of = rope_for(source, "grad"), GRAPHS[transform]
+    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
+    graph = make_fx(lambda *arguments: of(case.call, *arguments), tracing_mode=mode)(*case.arguments)
+    others = tree_map(lambda leaf: leaf + 1 if leaf.is_floating_point() else leaf + 7, case.arguments)
+    assert_equal_to_definition(graph(*others), of(case.define, *widened(others)), torch.float32)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_fake_tensors(source):
+    """A fake call has the shapes, dtypes and strides of a real one, and its gradient too."""
+    name = rope_for(source, "grad")
+    case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = tree_map(mode.from_tensor, case.arguments)
+        outputs = tree_leaves((case.call(*fakes), by_grad(case.call, *fakes)))
+    reals = tree_leaves((case.call(*case.arguments), by_grad(case.call, *case.arguments)))
+    for fake, real in zip(outputs, reals, strict=True):
+        assert isinstance(fake, FakeTensor)
+        assert (fake.shape, fake.dtype, fake.device) == (real.shape, real.dtype, real.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("transform", ["vjp", "jvp", "vmap of grad", "vmap of jvp"])
+@pytest.mark.parametrize("source", ["int64", "tuple", "captured rotation"])
+def test_transforms_of_other_dtypes(source, transform, dtype):
+    name, of = rope_for(source, transform), TRANSFORMS[transform]
+    case = SOURCES[source](ROPES[name], FIELDS[name], dtype)
+    assert_equal_to_definition(
+        of(case.call, *case.arguments), of(case.define, *widened(case.arguments)), dtype
+    )
+
+
+# ---- modules ----
+
+
+class Layer(torch.nn.Module):
+    """A projection, rotated by positions and scaled; the parameters are differentiated."""
+
+    def __init__(self, rotate):
+        super().__init__()
+        self.rotate = rotate
+        self.linear = torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x, pos):
+        return self.rotate(self.linear(x), pos)
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_functional_call_over_an_ensemble(way, fresh_dynamo):
+    """Gradients of each of three layers by vmap over stacked parameters, for each example."""
+    definition, pos = Definition(FIELDS["mixed"]), torch.tensor(POSITIONS)
+    layer = Layer(ROPES["mixed"].apply)
+    parameters = batch({name: tensor.detach() for name, tensor in layer.named_parameters()})
+    truth = Layer(lambda x, pos: definition.rotate(x, definition.angles(pos)))
+    xs = normal(4, 3, WIDTH, dtype=torch.float64)
+
+    def per_example(layer):
+        def of(parameters, x):
+            return func.functional_call(layer, parameters, (x, pos)).sin().sum()
+
+        return func.vmap(func.vmap(func.grad(of), in_dims=(None, 0)), in_dims=(0, None))
+
+    of = compiled(per_example(layer)) if way == "compiled" else per_example(layer)
+    assert_equal_to_definition(of(parameters, xs), per_example(truth)(parameters, xs), torch.float64)
