@@ -545,8 +545,8 @@ def test_transform_of_every_source(source, transform):
     assert_equal_to_definition(got, want, torch.float32)
 
 
-# Dynamo refuses these in a graph, of any function; autograd's with its default configuration.
-REFUSED = {"linearize", "functionalize", "grad of functionalize", "autograd", "batched gradients"}
+# Dynamo refuses these in a graph, of any function.
+REFUSED = {"linearize", "functionalize", "grad of functionalize", "batched gradients"}
 
 
 def compiled_cell(source, transform):
@@ -559,8 +559,9 @@ COMPILED = [compiled_cell(*cell) for cell in CELLS if cell[1] not in REFUSED]
 
 
 @pytest.mark.parametrize(("source", "transform"), COMPILED)
-def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
+def test_compiled_transform_of_every_source(source, transform, fresh_dynamo, monkeypatch):
     """The transform is inside the compiled function."""
+    monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
     name = rope_for(source, transform)
     case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
     of = TRANSFORMS[transform]
