@@ -559,9 +559,9 @@ COMPILED = [compiled_cell(*cell) for cell in CELLS if cell[1] not in REFUSED]
 
 
 @pytest.mark.parametrize(("source", "transform"), COMPILED)
-def test_compiled_transform_of_every_source(source, transform, fresh_dynamo, monkeypatch):
+@torch._dynamo.config.patch(trace_autograd_ops=True)
+def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
     """The transform is inside the compiled function."""
-    monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
     name = rope_for(source, transform)
     case = SOURCES[source](ROPES[name], FIELDS[name], torch.float32)
     of = TRANSFORMS[transform]
