@@ -5,6 +5,7 @@ import functools
 import io
 import logging
 import math
+import re
 import shutil
 
 import child
@@ -22,6 +23,7 @@ from torch_cases import (
     POS,
     ROPE,
     Attention,
+    forward_ad,
     judge_gradient,
     near,
     normal,
@@ -786,12 +788,33 @@ def test_double_backward_of_a_compiled_call(name, fresh_dynamo):
     assert want.abs().max() > 0.1
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("eager", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["apply", "rotation of a tuple"])
+def test_forward_mode_over_a_compiled_backward(name, backend, fresh_dynamo):
+    """The backward of a compiled call meets dual numbers: it is right or refused, and loses no tangent."""
+    compiled = torch.compile(BY[name], backend=backend, fullgraph=True)
+    x, weight, moved = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1), normal(2, 5, 16, seed=2)
+    y = compiled(x)
+    with forward_ad.dual_level():
+        try:
+            (gradient,) = torch.autograd.grad(y, x, forward_ad.make_dual(weight, moved))
+        except (RuntimeError, NotImplementedError) as error:
+            assert re.search("forward.mode", str(error), re.IGNORECASE)  # noqa: PT017
+            return
+        value, tangent = forward_ad.unpack_dual(gradient)
+    judge_gradient(value, weight)
+    assert tangent is not None
+    judge_gradient(tangent, moved)
+
+
 def test_double_backward_by_aot_autograd_is_refused(fresh_dynamo):
     """As for every function: by its own error, or because the saved results are no part of the graph."""
     compiled = torch.compile(lambda x: BY["apply"](x).sin(), backend="aot_eager", fullgraph=True)
     x = normal(2, 5, 16).requires_grad_()
     (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"double backward|donated buffers|not have been used in the graph"):
+    with pytest.raises(
+        RuntimeError, match=r"double backward|donated buffers|not have been used in the graph"
+    ):
         torch.autograd.grad(first.sum(), x)
 
 
@@ -996,7 +1019,7 @@ def test_threads_compile_and_call(fresh_dynamo):
             judge_half(y, x, pos)
             judge_gradient(gradient, weight, pos, "half")
 
-    in_threads(work)
+    in_threads(work, 2)
 
 
 def test_a_compiled_function_in_a_compiled_function(fresh_dynamo):
@@ -1103,14 +1126,16 @@ def test_a_saved_program_in_another_process(first, tmp_path):
     judge_half(torch.tensor(np.load(result)), torch.ones(2, 7, 16), torch.arange(7))
 
 
+# The type of a Rotation exists once its rope has made one.
 ROTATION_LOAD = """
     import sys
     import torch
     import rope_array as ra
-    program = torch.export.load(sys.argv[1])
+
     rope = ra.RoPE(16, pairing="half", base=500_000.0)
     x, pos = torch.ones(2, 5, 16), torch.arange(5) + 7
     rotation = rope.rotation(pos, like=x)
+    program = torch.export.load(sys.argv[1])
     ys, inverse = program.module()(x, x[0], rotation)
     assert torch.allclose(ys[0], rope.apply(x, pos), atol=1e-6)
     assert torch.allclose(inverse.apply(ys[0]), x, atol=1e-5)
