@@ -812,9 +812,7 @@ def test_double_backward_by_aot_autograd_is_refused(fresh_dynamo):
     compiled = torch.compile(lambda x: BY["apply"](x).sin(), backend="aot_eager", fullgraph=True)
     x = normal(2, 5, 16).requires_grad_()
     (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
-    with pytest.raises(
-        RuntimeError, match=r"double backward|donated buffers|not have been used in the graph"
-    ):
+    with pytest.raises(RuntimeError, match=r"double backward|donated buffers|not have been used"):
         torch.autograd.grad(first.sum(), x)
 
 
