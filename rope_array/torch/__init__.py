@@ -6,6 +6,14 @@ A module is called in two ways: ``module(q, k, positions)`` returns q and k rota
 would hide PyTorch's own.
 """
 
+try:
+    import torch as _torch  # noqa: F401  # first, so that its absence has one message
+except ImportError as _error:
+    raise ImportError(
+        f"rope_array.torch needs PyTorch, which cannot be imported ({_error}): "
+        "python -m pip install 'rope-array[torch]', or install PyTorch for your hardware first."
+    ) from _error
+
 from ._learned import LearnedRotaryEmbedding, MixedRotaryEmbedding
 from ._rotary import RotaryEmbedding
 

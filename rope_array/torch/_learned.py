@@ -79,7 +79,23 @@ class LearnedRotaryEmbedding(LearnedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the frequencies to those of the rope."""
+        """Set the frequencies to those of the rope, as after initialisation on the device "meta".
+
+        Returns
+        -------
+        None
+            `log_scale` is 0.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import rope_array as ra
+        >>> with torch.device("meta"):
+        ...     rotary = ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=4))
+        >>> rotary.to_empty(device="cpu").reset_parameters()
+        >>> rotary.frequencies.tolist() == [1.0, torch.tensor(0.01).item()]
+        True
+        """
         torch.nn.init.zeros_(self.log_scale)
 
     @property
@@ -202,7 +218,21 @@ class MixedRotaryEmbedding(LearnedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw a random direction for each head and pair, with the rope's frequency as its length."""
+        """Draw a random direction for each head and pair, with the rope's frequency as its length.
+
+        Returns
+        -------
+        None
+            `inv_freq` has new values.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rotary = ra.torch.MixedRotaryEmbedding(ra.RoPE(head_dim=4), heads=3)
+        >>> rotary.reset_parameters()
+        >>> [round(length, 4) for length in rotary.inv_freq.norm(dim=1)[0].tolist()]
+        [1.0, 0.01]
+        """
         torch.nn.init.normal_(self.inv_freq)
         with torch.no_grad():
             # Fully sharded training splits heads, so each rank has whole vectors of its heads.
