@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ class LearnedModule(RotaryModule):
     """A module whose parameters never become float16 or bfloat16 by a cast of the model."""
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        return super()._apply(lambda tensor: _without_narrowing(fn, tensor), recurse)
+        keep = partial(_without_narrowing, fn)
+        return super()._apply(keep, recurse)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class LearnedRotaryEmbedding(LearnedModule):
@@ -43,6 +45,8 @@ class LearnedRotaryEmbedding(LearnedModule):
     log_scale : torch.nn.Parameter
         Shape (rotary_dim/2,), float32. A cast of the model to 16 bits leaves it float32; ``.double()`` does
         not.
+    frequencies : Tensor
+        The frequency of each pair as it is now, radians per position.
 
     Raises
     ------
@@ -105,7 +109,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         return self._start(log_scale) * log_scale.exp()
 
     def to_rope(self) -> RoPE:
-        """Return a rope with the frequencies as they are now: exact angles, on every array library.
+        """Return a rope with the frequencies as they are now, for use on every array library.
 
         Returns
         -------
@@ -120,9 +124,8 @@ class LearnedRotaryEmbedding(LearnedModule):
         (1.0, 0.01)
         """
         scales = _checked("log_scale", self.log_scale).detach().double().exp().tolist()
-        pairs = zip(self.rope.frequencies, scales, strict=True)
-        fields = {"inv_freq": tuple(omega * scale for omega, scale in pairs), "scaling": None}
-        return replace(self.rope, attention_factor=self.rope.amplitude, **fields)
+        omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
+        return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass, with gradients.
