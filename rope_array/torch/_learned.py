@@ -264,7 +264,7 @@ class MixedRotaryEmbedding(LearnedModule):
         >>> rotary.rotation([[0, 0], [0, 1]], like=torch.randn(1, 3, 2, 8)).cos.shape
         torch.Size([1, 3, 2, 4])
         """
-        inv_freq = _checked("inv_freq", self.inv_freq)
+        inv_freq = _checked("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
 
 
@@ -275,12 +275,19 @@ def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
     return tensor.to(result.device) if narrowed else result
 
 
-def _checked(name: str, parameter: Any) -> Any:
-    """Return a parameter; raise if it has 16 bits, whose rounding a position multiplies."""
+def _checked(name: str, parameter: Any, like: Any = None) -> Any:
+    """Return a parameter; raise if it has 16 bits, or is sharded while `like` is a plain tensor."""
     if parameter.dtype.itemsize < 4:
         raise ArrayTypeError(
             f"{name} is {describe(parameter)}; learned frequencies have to stay float32, as each position "
             "multiplies their rounding. With fully_shard, shard this module first, on its own and without "
             "param_dtype; with load_state_dict(assign=True), cast the loaded tensor to float32."
+        )
+    if hasattr(parameter, "to_local") and not hasattr(like, "to_local"):
+        raise ArrayTypeError(
+            f"{name} is a DTensor: fully_shard gathers it for module(q, k, positions) and module(x, "
+            "position_ids). To call module.rotation too, call "
+            'torch.distributed.fsdp.register_fsdp_forward_method(module, "rotation") after fully_shard. '
+            "Anywhere else call module.unshard() before, and module.reshard() after."
         )
     return parameter
