@@ -55,8 +55,8 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     Notes
     -----
-    The rope's own angle is exact. The learned change of an angle is a product in float32, whose error is below
-    2^-21 of the change; in float64 for tensors of float64.
+    The rope's own angle is exact. The learned change of an angle is a product in float32, whose error is
+    below 2^-21 of the change; in float64 for tensors of float64.
 
     References
     ----------
