@@ -46,7 +46,7 @@ def make_tables(source: Positions, like: Any, lib: Library) -> Any:
     pos, plan = source.values, source.plan
     lead = without_coordinates(tuple(getattr(pos, "shape", ())), plan)
     places = pos.placements if is_placed(pos) else _everywhere(mesh)
-    if any(p.is_shard() and p.dim >= len(lead) for p in places):
+    if any(_dim(p) is not None and _dim(p) >= len(lead) for p in places):
         raise ShapeError(f"pos is placed as {places}, its coordinates split; redistribute it first.")
     local = _to_local(pos, mesh, places, places)
     inv_freq = _to_local(source.inv_freq, mesh, _everywhere(mesh), places)
@@ -60,7 +60,7 @@ def check(xs: Any, pos: Any) -> None:
     for x in xs:
         if not is_placed(x):
             raise ArrayTypeError(f"x is a plain {describe(x)} among DTensors; give all of them as DTensors.")
-        if any(p.is_shard(x.ndim - 1) or p.is_partial() for p in x.placements):
+        if any(_dim(p) == x.ndim - 1 or p.is_partial() for p in x.placements):
             raise ShapeError(
                 f"x is placed as {x.placements}; the members of a pair must be in one shard, and whole. "
                 "Shard heads, sequence or batch, or redistribute x before the rotation."
@@ -113,9 +113,17 @@ def _source_places(source: Source, x: Any, seq_axis: int) -> Any:
 
 def _place(place: Any, x: Any, axes: tuple[int, ...], lead: tuple[Any, ...]) -> Any:
     """Place positions on a mesh axis as x is placed; replicate them if one position serves many rows."""
-    if place.is_shard() and place.dim in axes and lead[axes.index(place.dim)] == x.shape[place.dim]:
-        return sys.modules[_MODULE].Shard(axes.index(place.dim))
-    return sys.modules[_MODULE].Replicate()
+    dim = _dim(place)
+    if dim not in axes or lead[axes.index(dim)] != x.shape[dim]:
+        return sys.modules[_MODULE].Replicate()
+    if place.is_shard():
+        return sys.modules[_MODULE].Shard(axes.index(dim))
+    return type(place)(axes.index(dim), split_factor=place.split_factor)  # of two sharded axes, flattened
+
+
+def _dim(place: Any) -> Any:
+    """Return the axis that a placement shards, or None. A _StridedShard says False to is_shard()."""
+    return getattr(place, "dim", None)
 
 
 def _local_source(source: Source, x: Any, places: Any) -> Source:
@@ -142,7 +150,7 @@ def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
     if array.requires_grad or array.placements != tuple(places):
         array = array.redistribute(mesh, places)
     pairs = zip(places, used, strict=True)
-    sums = [module.Partial() if own.is_replicate() and other.is_shard() else own for own, other in pairs]
+    sums = [module.Partial() if own.is_replicate() and not other.is_replicate() else own for own, other in pairs]
     return array.to_local(grad_placements=sums)
 
 
