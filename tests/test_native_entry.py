@@ -28,7 +28,7 @@ class Sub(np.ndarray):
 
 def prepared(plan):
     """Create the kernel's handle of a plan; return the plan."""
-    _native._prepare(plan)
+    _native.prepare(plan)
     return plan
 
 

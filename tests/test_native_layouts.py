@@ -154,7 +154,7 @@ def test_more_than_2_to_the_31_elements(monkeypatch):
     heads, length, width = 2**12, 2**13 + 1, 64
     assert heads * length * width > 2**31
     x, y, plan = normal(width, F16), np.zeros(width, F16), RoPE(width)._plan
-    _native._prepare(plan)
+    _native.prepare(plan)
     repeated = (np.lib.stride_tricks.as_strided(a, (heads, length, width), (0, 0, 2)) for a in (x, y))
     source = Positions(range(5, 5 + 3 * length, 3), plan)
     assert kernel.rotate(next(repeated), source, -2, next(repeated), checked=True) is not NotImplemented

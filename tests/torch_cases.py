@@ -20,6 +20,8 @@ IGNORED = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
+    # Dynamo makes an instance for every autograd.Function that it traces.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
 FIELDS = {
@@ -141,6 +143,14 @@ def compiled(of, x):
     return y
 
 
+def exported(of, x):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return of(x)
+
+    return torch.export.export(Module(), (x,)).module()(x)
+
+
 def make_fx(of, x):
     from torch.fx.experimental import proxy_tensor
 
@@ -158,6 +168,7 @@ def dual(of, x):
 # Situations that the kernel serves, with its bits.
 SERVED = {
     "plain": lambda of, x: of(x),
+    "torch.compile": compiled,
     "a parameter": lambda of, x: of(torch.nn.Parameter(x)),
     "a gradient is recorded": lambda of, x: of(x.clone().requires_grad_()),
     "under no_grad": lambda of, x: within(torch.no_grad)(of, x.clone().requires_grad_()),
@@ -193,7 +204,7 @@ DECLINED = {
     "functionalize": (lambda of, x: torch.func.functionalize(of)(x), "functorch"),
     "make_fx": (make_fx, None),
     "torch.jit.trace": (lambda of, x: torch.jit.trace(of, (2 * x,), check_trace=False)(x), None),
-    "torch.compile": (compiled, None),
+    "torch.export": (exported, None),
 }
 
 

@@ -72,7 +72,7 @@ def description(library_threads: int = 0) -> str:
     return f"{kernel.level_name()} instructions, up to {kernel.threads_of(library_threads)} threads"
 
 
-def _prepare(plan: Plan) -> None:
+def prepare(plan: Plan) -> None:
     """Create the kernel's handle for an exact-angle plan, and cache it on `plan.native`."""
     if plan.native is None:
         plan.check()
@@ -119,7 +119,7 @@ def _kernel_sources(call: Call, contiguous: Any) -> Callable[[bool], Source]:
         return partial(tables, source.cos, source.sin)
     whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
     if source.plan.exact and fraction is None:
-        _prepare(source.plan)
+        prepare(source.plan)
         positions = Positions(contiguous(whole, ops.xp.int64), source.plan)
         return lambda use_float64: positions
     return lambda use_float64: tables(*cos_sin(whole, fraction, source.plan, use_float64, ops), use_float64)

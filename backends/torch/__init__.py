@@ -6,161 +6,18 @@ Dynamo traces this code: plain attribute and type tests only, neither caches nor
 from contextlib import nullcontext
 from typing import Any
 
-import array_api_compat.torch as xp
 import torch
 
 from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
-from rope_array._array_api.library import Library, Memory
-from rope_array._array_api.source import Call, Positions, Source
-from rope_array._errors import ArrayTypeError, describe
-from rope_array._spec.plan import Constants
+from rope_array._array_api.library import Library
+from rope_array._array_api.source import Call, Positions
 
-from . import _distributed
+from . import _compiled, _distributed
+from ._library import LIBRARY
 
 name = "torch"
 is_array_api = True
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tensor that a module owns
-# Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
-TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
-
-
-# Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the
-# same graph, the C++ compiler then knows both factors of a fixed-point product. The product wraps, which
-# C++ leaves undefined for signed integers: GCC assumed that it does not, and angles were wrong. Longer
-# arrays stay in memory.
-INLINED = 8
-
-
-class Torch(Library):
-    """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
-
-    def has_int64(self) -> bool:
-        return True
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
-
-    def device(self, x: Any) -> Any:
-        return x.device
-
-    def check_supported(self, value: Any) -> None:
-        if value.is_nested:
-            raise ArrayTypeError(
-                f"a nested tensor of {value.dtype} has no one shape; "
-                "give its values(), and a position for each row."
-            )
-        if value.layout is not torch.strided:
-            raise ArrayTypeError(
-                f"{describe(value)} has the layout {value.layout}; give a dense tensor: its to_dense()."
-            )
-        if type(value).__name__ == "MaskedTensor":
-            raise ArrayTypeError(
-                f"{describe(value)} is a masked tensor; a rotation mixes the members of a pair, so a mask "
-                "has no one meaning after it. Give its get_data(), and keep the mask separately."
-            )
-
-    def check_mix(self, xs: Any, source: Source) -> None:
-        if isinstance(source.arrays[0], range) and torch.compiler.is_dynamo_compiling():
-            _refuse_range()
-        if _distributed.is_placed(*xs, *source.arrays):
-            _distributed.check(xs, source.arrays[0])
-
-    def check_out(self, out: Any, x: Any, others: Any) -> None:
-        _check_not_transformed()
-        tables = [one for one in others if isinstance(one, torch.Tensor)]
-        _check_gradients(out, x, tables)
-        for one in (out, x, *tables):
-            if (what := _why_unusable(one, one is out)) is not None:
-                raise ArrayTypeError(
-                    f"out is given, and {describe(one)} is {what}; omit out, and use the result."
-                )
-
-    def memory(self, array: Any) -> Memory | None:
-        strides = tuple(stride * array.itemsize for stride in array.stride())
-        return Memory(array.data_ptr(), tuple(array.shape), strides, array.itemsize, True)
-
-    def copy_into(self, out: Any, y: Any) -> None:
-        out.copy_(y)
-
-    def constants(self, numbers: Constants, dtype: Any, creation_kwargs: dict[str, Any]) -> Any:
-        values = numbers.values
-        if len(values) <= INLINED and torch.compiler.is_compiling():
-            padded = (*values, *(0,) * INLINED)
-            return torch.tensor(padded, dtype=dtype, **creation_kwargs)[: len(values)]
-        return torch.tensor(values, dtype=dtype, **creation_kwargs)
-
-
-# A constant: Dynamo would catch an error that it traces, and run the function without compiling it.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
-def _refuse_range() -> None:
-    raise ArrayTypeError(
-        "pos is a range inside a compiled function, which torch.compile would compile anew for each length, "
-        "up to its limit of recompilations; give torch.arange(start, stop, device=x.device)."
-    )
-
-
-def _check_not_transformed() -> None:
-    """Raise if operations are compiled or transformed."""
-    if torch.compiler.is_compiling():
-        raise ArrayTypeError(
-            "out is given inside a compiled function, where memory cannot be compared; omit it there: the "
-            "compiler decides where results are stored."
-        )
-    if TRANSFORMED is None or TRANSFORMED():
-        raise ArrayTypeError(
-            "out is given inside a functorch transform, or PyTorch does not report them; transforms do not "
-            "see writes into memory. Omit out."
-        )
-
-
-def _check_gradients(out: Any, x: Any, tables: list[Any]) -> None:
-    """Raise if writing would lose a gradient; x is rotated in place while its gradient is recorded."""
-    recorded = [one for one in (x, out, *tables) if one.requires_grad and torch.is_grad_enabled()]
-    if not recorded:
-        return
-    if out is not x or any(one is not x for one in recorded):
-        raise ArrayTypeError(
-            f"out is given, and {describe(recorded[0])} requires a gradient, which writing into another "
-            "array would lose; omit out, rotate in place (out=x), or work under torch.no_grad()."
-        )
-    if (reason := _why_not_in_place(x)) is not None:
-        raise ArrayTypeError(
-            f"out is x, {describe(x)}, which requires a gradient and is {reason}, which PyTorch does not "
-            "write in place; omit out, take views by indexing, or work under torch.no_grad()."
-        )
-
-
-def _why_not_in_place(x: Any) -> str | None:
-    """Return why autograd refuses to write into x, or None. It would raise after the kernel has written."""
-    if x.is_leaf:
-        return "a leaf"
-    if x._is_view():
-        if x._base.is_leaf and x._base.requires_grad:
-            return "a view of a leaf"
-        if _CREATION is None or _CREATION(x) != torch._C._autograd.CreationMeta.DEFAULT:
-            return "a view made under no_grad, or by a function that returns several, such as unbind or split"
-    return None
-
-
-# Returns how a view was made. A private name: None if this PyTorch lacks it.
-_CREATION: Any = getattr(torch._C._autograd, "_get_creation_meta", None)
-
-
-def _why_unusable(x: Any, written: bool) -> str | None:
-    """Return why a call with out= cannot compare, read or write the memory of a tensor, or None."""
-    if type(x) not in PLAIN_TYPES or x.device.type == "meta":
-        return f"a {type(x).__name__} on {x.device}, whose memory cannot be compared"
-    if not x.data_ptr() and x.numel():  # fully sharded training frees the memory of a tensor
-        return "a tensor whose memory has been freed"
-    if written and (x.is_neg() or x._is_zerotensor()):
-        return "a lazily negated or zero tensor, whose memory differs from its values"
-    if written and x.is_inference() and not torch.is_inference_mode_enabled():
-        return "of torch.inference_mode(), and can be written only inside it"
-    return None
-
-
-LIBRARY = Torch("torch", xp)
 
 
 def library(x: Any) -> Library:
@@ -173,6 +30,8 @@ def rotate(call: Call) -> Any:
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
         if _distributed.is_placed(*call.xs, *call.source.arrays):
             return _distributed.rotate(call)
+        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_traced(call.xs, call.source) is None:
+            return _compiled.rotate(call, by_kernel=False)
         return _rotate.rotate(call)
 
 

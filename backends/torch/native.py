@@ -17,7 +17,10 @@ from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.rotate import rotate_by_tables
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._backends import _native
-from rope_array._backends.torch import LIBRARY, PLAIN_TYPES, TRANSFORMED, no_autocast
+from rope_array._backends.torch import no_autocast
+
+from . import _compiled
+from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED
 
 name = "native"
 accepts_outs = True
@@ -29,6 +32,7 @@ _TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
 _CAN_DETECT_MODES = None not in (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING) and hasattr(
     forward_ad, "_current_level"
 )
+_MAX_AXES = 0 if _native.kernel is None else _native.kernel.MAX_AXES
 if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
 
@@ -49,7 +53,7 @@ def _why_declined(source: Any, recorded: bool) -> str | None:
     `recorded`: a gradient of the arrays to rotate is recorded.
     """
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
-        return "the call is compiled: the compiler joins the array-api backend's operations into one loop"
+        return "the call is compiled"
     if _native.kernel is None:
         return unavailable_reason()
     if (reason := _active_interceptor()) is not None:
@@ -89,6 +93,8 @@ def _is_recorded(xs: Any) -> bool:
 
 def decline_reason(xs: Any, source: Source) -> str | None:
     """Return why tensors are declined, or None."""
+    if torch.compiler.is_compiling():
+        return _why_not_compiled(xs, source)
     if (reason := _why_declined(source, _is_recorded(xs))) is not None:
         return reason
     for x in (*xs, *source.arrays):
@@ -97,19 +103,38 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     return None
 
 
+def _why_not_compiled(xs: Any, source: Source) -> str | None:
+    """Return why a compiled program does not call the kernel, or None."""
+    if _native.kernel is None:
+        return unavailable_reason()
+    if (reason := _compiled.why_not_traced(xs, source)) is not None:
+        return reason
+    for x in (*xs, *source.arrays):
+        if isinstance(x, torch.Tensor) and (reason := _why_not_served(x)) is not None:
+            return reason
+    return None
+
+
 def _why_unreadable(x: Any) -> str | None:
     """Return why the kernel cannot read the memory of a tensor, or None."""
     if type(x) not in PLAIN_TYPES:
         return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"
-    if not x.is_cpu:
-        return f"a tensor is on {x.device}; the kernel runs on the CPU"
-    if x.ndim > _native.kernel.MAX_AXES:
-        return f"a tensor has {x.ndim} axes, and the kernel takes {_native.kernel.MAX_AXES}"
+    if (reason := _why_not_served(x)) is not None:
+        return reason
     if not _native.kernel.has_memory(x):
         return (
             "a tensor's numbers are not in memory as they are: the memory has been freed, say, or it is a "
             "lazily negated view or a batch of vmap"
         )
+    return None
+
+
+def _why_not_served(x: Any) -> str | None:
+    """Return why the kernel does not serve a tensor's device or number of axes, or None."""
+    if not x.is_cpu:
+        return f"a tensor is on {x.device}; the kernel runs on the CPU"
+    if x.ndim > _MAX_AXES:
+        return f"a tensor has {x.ndim} axes, and the kernel takes {_MAX_AXES}"
     return None
 
 
@@ -139,6 +164,8 @@ def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
+        if torch.compiler.is_compiling():
+            return _compiled.rotate(call, by_kernel=True)
         return _native.rotate_checked(call, outs, _rotate, _contiguous)
 
 

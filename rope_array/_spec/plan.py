@@ -106,6 +106,8 @@ class Plan:
         The largest position that the host lets pass; None for no limit. Not part of equality.
     native
         The C++ kernel's handle for this plan; None until the kernel is first used.
+    text
+        The plan as text, for compiled programs of PyTorch; None until the first of them.
     """
 
     __slots__ = (
@@ -119,6 +121,7 @@ class Plan:
         "layout",
         "max_position",
         "native",
+        "text",
         "turns_q64",
         "turns_q96",
     )
@@ -135,6 +138,7 @@ class Plan:
         max_position: int | None = None,
     ):
         self.native: Any = None
+        self.text: str | None = None
         self.max_position = max_position
         self.layout = layout
         self.coordinates = coordinates
