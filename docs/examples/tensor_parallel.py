@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node=2 docs/examples/tensor_parallel.py
 
-Trains a small decoder cut by `parallelize_module`: rotates plain tensors of the rank's heads, then DTensors of
-all heads. The losses equal those of a single process.
+Trains a small decoder cut by `parallelize_module`: rotates plain tensors of the rank's heads, then DTensors
+of all heads. The losses equal those of a single process.
 """
 
 import torch
