@@ -21,26 +21,20 @@ pytestmark = [
         not torch.distributed.is_available(), reason="this build of torch has no torch.distributed"
     ),
 ]
-EXAMPLES = docs_blocks.DOCS / "examples"
-MOST = pytest.param(4, marks=pytest.mark.nightly)
+EXAMPLES = sorted(map(str, (docs_blocks.DOCS / "examples").glob("*.py")))
+CASES = str(Path(child.TESTS, "torchrun_cases.py"))
 
 
-def torchrun(script, processes):
+def torchrun(processes, script, *arguments):
     """Run a script on several processes; return the output of all. AssertionError if one fails."""
     paths = [child.TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={processes}",
-            script,
-        ],
+        [sys.executable, *launcher, script, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
@@ -53,26 +47,37 @@ def test_sharded_gradients_and_compiled_programs_communicate_nothing(rank):
     child.run("import sharded_cases; sharded_cases.main()", str(rank))
 
 
-@pytest.mark.parametrize("processes", [2, MOST], ids="{} processes".format)
-def test_shared_gradients_are_summed_and_fsdp_trains_as_one_process(processes):
-    torchrun(os.path.join(child.TESTS, "torchrun_cases.py"), processes)
-
-
-@pytest.mark.parametrize("processes", [2, MOST], ids="{} processes".format)
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
-def test_examples_have_the_losses_of_one_process(name, processes):
-    # The example itself asserts it.
-    first, *others = torchrun(str(EXAMPLES / f"{name}.py"), processes).splitlines()
-    assert first.startswith("one process")
-    losses = [[*map(float, re.findall(r"\d+\.\d+", line))] for line in (first, *others)]
+def check_losses(lines):
+    """Check the losses of an example: of one process, then of several. Its own assertion compares them."""
+    losses = [[*map(float, re.findall(r"\d+\.\d+", line))] for line in lines]
     assert len(losses) > 1
     for line in losses:
         assert len(line) == 8, "one loss for each step"
         assert line[-1] < line[0] / 2
 
 
+def test_examples_and_cases_on_two_processes():
+    lines = torchrun(2, CASES, *EXAMPLES).splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("one process")]
+    assert len(starts) == len(EXAMPLES)
+    for start, stop in zip(starts, [*starts[1:], None], strict=True):
+        check_losses(lines[start:stop])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).stem)
+def test_examples_on_four_processes(path):
+    check_losses(torchrun(4, path).splitlines())
+
+
+@pytest.mark.nightly
+def test_cases_on_four_processes():
+    torchrun(4, CASES)
+
+
 def test_the_page_names_every_example():
     page = Path(docs_blocks.DOCS, "distributed.md").read_text("utf-8")
-    for path in EXAMPLES.glob("*.py"):
-        assert f"torchrun --nproc-per-node=2 docs/examples/{path.name}" in page, path.name
-        assert f"torchrun --nproc-per-node=2 docs/examples/{path.name}" in path.read_text("utf-8")
+    for path in map(Path, EXAMPLES):
+        command = f"torchrun --nproc-per-node=2 docs/examples/{path.name}"
+        assert command in page, path.name
+        assert command in path.read_text("utf-8"), path.name

@@ -1,10 +1,13 @@
 """Cases for `test_torch_distributed.py` that communicate: run by torchrun on processes of the backend gloo.
 
 Each function `case_...` takes a mesh of all processes and asserts. The oracle is the same on whole arrays in
-one process; sums are in another order than there.
+one process; sums are in another order than there. The arguments are examples of the documentation: in the
+processes of the cases, they import PyTorch once.
 """
 
 import functools
+import runpy
+import sys
 import warnings
 
 import compare
@@ -154,6 +157,11 @@ def case_fsdp_in_mixed_precision(mesh):
 def main():
     warnings.filterwarnings("error", module="rope_array")  # PyTorch warns while it compiles FSDP2
     dist.init_process_group("gloo")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("init_process_group", "destroy_process_group"):  # examples use the group that exists
+            patch.setattr(dist, name, lambda *backend: None)
+        for path in sys.argv[1:]:
+            runpy.run_path(path, run_name="__main__")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for name, case in [*globals().items()]:  # Dynamo adds names
         if name.startswith("case_"):
