@@ -113,12 +113,14 @@ def case_flattened_axes(mesh):
 
 def case_strides(mesh):
     """The DTensor states the strides of its shard: else a view of it fails."""
-    x = normal(4, 6, 2, 16).transpose(1, 2)  # (batch, heads, sequence, features)
-    for places in ([Shard(0), Shard(1)], [Shard(2), Replicate()]):
-        dx = cut(x, mesh, places)
-        for y in (ROPE.apply(dx, POS.tolist()), ROPE.rotation(range(6), like=dx).apply(dx)):
-            assert y.transpose(1, 2).flatten(2).shape == (4, 6, 32)
-            assert y.is_contiguous() == y.to_local().is_contiguous()
+    x = normal(4, 6, 2, 16)
+    for places in ([Shard(0), Shard(2)], [Shard(1), Replicate()]):
+        permuted = cut(x, mesh, places).transpose(1, 2)  # (batch, heads, sequence, features)
+        rows = cut(x.transpose(1, 2), mesh, permuted.placements)
+        for dx in (permuted, rows):
+            for y in (ROPE.apply(dx, POS.tolist()), ROPE.rotation(range(6), like=dx).apply(dx)):
+                assert y.is_contiguous() == y.to_local().is_contiguous()
+                assert y.transpose(1, 2).flatten(2).shape == (4, 6, 32)
 
 
 def case_other_mesh(mesh):

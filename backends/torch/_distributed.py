@@ -149,9 +149,11 @@ def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
         array = _placed(array, array.shape, mesh, _everywhere(mesh))
     if array.requires_grad or array.placements != tuple(places):
         array = array.redistribute(mesh, places)
-    pairs = zip(places, used, strict=True)
-    sums = [module.Partial() if own.is_replicate() and not other.is_replicate() else own for own, other in pairs]
-    return array.to_local(grad_placements=sums)
+    parts = [
+        module.Partial() if own.is_replicate() and not other.is_replicate() else own
+        for own, other in zip(places, used, strict=True)
+    ]
+    return array.to_local(grad_placements=parts)
 
 
 def _everywhere(mesh: Any) -> Any:
