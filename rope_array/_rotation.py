@@ -7,6 +7,7 @@ from . import _dispatch
 from ._array_api.source import Tables
 from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple
+from . import _dynamo
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
 from ._spec.plan import Layout, Pairing
@@ -201,9 +202,23 @@ class Rotation(_CosSin):
 # ---- the types, by memos that Dynamo can trace: it passes plain values, plans and classes to them ----
 
 
+_watchers: list[Callable[[type[Rotation]], None]] = []
+
+
+def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
+    """Call a function with the type of each layout: with those that exist, and with each new one."""
+    with _dynamo.lock:
+        _watchers.append(watcher)
+        for cls in Rotation.__subclasses__():
+            watcher(cls)
+
+
 def _make_type(*layout: Any) -> type[Rotation]:
     names = {"__slots__": (), "__module__": __name__, "__doc__": Rotation.__doc__, "layout": Layout(*layout)}
-    return type("Rotation", (Rotation,), names)
+    cls = type("Rotation", (Rotation,), names)
+    for watcher in _watchers:
+        watcher(cls)
+    return cls
 
 
 def _type_key(*layout: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
+from rope_array._rotation import watch_types
 
 from . import _compiled, _distributed
 from ._library import LIBRARY
@@ -56,3 +57,12 @@ def no_autocast(x: Any) -> Any:
 
 
 _NOTHING = nullcontext()
+
+
+def _register_type(cls: Any) -> None:
+    """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
+    torch.utils._pytree._register_namedtuple(cls, serialized_type_name=f"rope_array.Rotation{tuple(cls.layout)}")
+
+
+if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
+    watch_types(_register_type)

@@ -10,15 +10,14 @@ import torch
 from torch.autograd import forward_ad
 
 from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.rotate import rotate_by_tables
-from rope_array._array_api.source import Call, Source, Tables
+from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 from rope_array._spec.plan import Layout, Plan
 
 from . import _operator
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED
+from ._library import PLAIN_TYPES, TRANSFORMED
+from ._operations import rotate_by_operations
 
 
 class _How(NamedTuple):
@@ -96,31 +95,23 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        first, second = ctx.saved_tensors
-        return None, None, None, *_rotate(ctx.how._replace(transposed=True), first, second, grads)
+        how, (first, second) = ctx.how._replace(transposed=not ctx.how.transposed), ctx.saved_tensors
+        # Dynamo turns gradients off here; a backward that runs uncompiled may be differentiated again.
+        with torch.enable_grad():
+            return None, None, None, *_rotate(how, first, second, grads, recorded=True)
 
 
-def _rotate(how: _How, first: Any, second: Any, xs: Any) -> Any:
+def _rotate(how: _How, first: Any, second: Any, xs: Any, recorded: bool = False) -> Any:
     """Rotate arrays of one compute dtype by positions, or by cos and sin."""
-    plan, layout = how.plan, how.layout
-    if plan is not None and how.by_kernel:
-        _operator.write_text(plan)
-        return _operator.rotate_at(xs, first, plan.text, how.transposed, how.seq_axis)
-    if plan is not None:
-        first, second = _tables_at(first, plan, computes_in_float64(xs[0]), LIBRARY.ops(xs[0]))
-    if how.transposed:
-        second, layout = -second, layout.transposed(layout.amplitude)
-    if how.by_kernel:
-        _, start, stop, pairing, out_pairing, _, blocks = layout
-        return _operator.rotate_by(xs, first, second, start, stop, pairing, out_pairing, blocks, how.seq_axis)
-    return rotate_by_tables(xs, Tables(first, second, layout), how.seq_axis, LIBRARY.ops(xs[0]))
+    source = Tables(first, second, how.layout) if how.plan is None else Positions(first, how.plan)
+    if not how.by_kernel:
+        return rotate_by_operations(xs, source, how.seq_axis, how.transposed, _in_own_memory)
+    return _operator.rotate(xs, source, how.seq_axis, how.transposed, recorded)
 
 
-def _tables_at(pos: Any, plan: Plan, use_float64: bool, ops: Any) -> Any:
-    """Return cos and sin in memory of their own.
+def _in_own_memory(table: Any) -> Any:
+    """Keep the compiler from computing angles in the loop over heads, again for each head.
 
-    The compiler would compute the angles in the loop over the heads, again for each head. It stores an array
-    before it takes a strided view of it.
+    It stores an array before it takes a strided view of it.
     """
-    tables = cos_sin(pos, None, plan, use_float64, ops)
-    return tuple(table.as_strided(table.shape, table.stride()) for table in tables)
+    return table.as_strided(table.shape, table.stride())

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.library import computes_in_float64
-from rope_array._array_api.position_input import read_positions
-from rope_array._array_api.rotate import rotate_by_tables
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._backends import _native
 from rope_array._backends.torch import no_autocast
 
 from . import _compiled
-from ._library import LIBRARY, PLAIN_TYPES, TRANSFORMED
+from ._library import PLAIN_TYPES, TRANSFORMED
+from ._operations import adjoint, rotate_by_operations
 
 name = "native"
 accepts_outs = True
@@ -249,35 +246,10 @@ def _rotate_back(grads: Any, source: Source, seq_axis: int, transposed: bool) ->
     """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the kernel declines."""
     if _why_declined(source, _is_recorded(grads)) is None:
         if isinstance(source, Tables):
-            back = _rotate(grads, _adjoint(source), seq_axis)
+            back = _rotate(grads, adjoint(source), seq_axis)
         else:
             back = _rotate(grads, source, seq_axis, None, transposed)
         if back is not NotImplemented:
             return back
     with no_autocast(grads[0]):
-        return _rotate_back_by_array_api(grads, source, seq_axis, transposed)
-
-
-def _rotate_back_by_array_api(grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
-    """Rotate gradients by the adjoint, by operations that autograd can record again."""
-    ops = LIBRARY.ops(grads[0])._replace(xp=_XPWithTorchCat())
-    if isinstance(source, Tables):
-        return rotate_by_tables(grads, _adjoint(source), seq_axis, ops)
-    use_float64 = computes_in_float64(grads[0])
-    pos, _ = read_positions(source.values, LIBRARY, ops, use_float64)
-    tables = Tables(*cos_sin(pos, None, source.plan, use_float64, ops), source.layout)
-    return rotate_by_tables(grads, _adjoint(tables) if transposed else tables, seq_axis, ops)
-
-
-def _adjoint(tables: Tables) -> Tables:
-    """Return the tables of the transposed rotation."""
-    return Tables(tables.cos, -tables.sin, tables.layout.transposed(tables.layout.amplitude))
-
-
-class _XPWithTorchCat:
-    """PyTorch's namespace, but `concat` is torch.cat, for which the vmap of batched gradients has a rule."""
-
-    concat = staticmethod(torch.cat)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(LIBRARY.xp, name)
+        return rotate_by_operations(grads, source, seq_axis, transposed)

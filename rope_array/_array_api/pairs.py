@@ -17,10 +17,8 @@ from .ops import ArrayOps
 def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
     cos, sin = align_tables_to(x, cos, sin, seq_axis, ops)
-    if layout.stop - layout.start == layout.head_dim and layout.blocks == 1:
-        y = _rotate_block(x, cos, sin, layout, ops)
-    else:
-        y = ops.xp.concat(_parts(x, cos, sin, layout, ops), axis=-1)
+    parts = _parts(x, cos, sin, layout, ops)
+    y = parts[0] if len(parts) == 1 else ops.xp.concat(parts, axis=-1)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
         return ops.xp.asarray(x, copy=True)
     # NumPy's concat returns native byte order.
@@ -36,19 +34,22 @@ def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) ->
 
 
 def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
-    """Return the features before the rotated slice, the slice rotated, and the features after it."""
+    """Return the features before the rotated slice, the parts of the slice rotated, and the features after it."""
+    if layout.stop - layout.start == layout.head_dim:
+        return _rotate_slice(x, cos, sin, layout, ops)
     middle = []
     if layout.num_pairs:
-        middle = [_rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)]
+        middle = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
     return [x[..., : layout.start], *middle, x[..., layout.stop :]]
 
 
-def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
+def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
+    """Return the parts of a rotated slice, for one concatenation with the features around it."""
     if layout.blocks == 1:
         return _rotate_block(x, cos, sin, layout, ops)
     x, cos, sin = (split_blocks(array, layout, ops) for array in (x, cos, sin))
-    y = _rotate_block(x, cos, sin, layout, ops)
-    return ops.reshape(y, (*y.shape[:-2], 2 * layout.num_pairs))
+    y = ops.xp.concat(_rotate_block(x, cos, sin, layout, ops), axis=-1)
+    return [ops.reshape(y, (*y.shape[:-2], 2 * layout.num_pairs))]
 
 
 def split_blocks(array: Any, layout: Layout, ops: ArrayOps) -> Any:
@@ -56,7 +57,7 @@ def split_blocks(array: Any, layout: Layout, ops: ArrayOps) -> Any:
     return ops.reshape(array, (*array.shape[:-1], layout.blocks, array.shape[-1] // layout.blocks))
 
 
-def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
+def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
     if layout.pairing == "half":
         half = layout.num_pairs // layout.blocks
         a, b = x[..., :half], x[..., half:]
@@ -68,6 +69,6 @@ def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> 
         a, b = ops.cast(a, cos.dtype), ops.cast(b, cos.dtype)
         first, second = ops.cast(a * cos - b * sin, x.dtype), ops.cast(b * cos + a * sin, x.dtype)
     if layout.out_pairing == "half":
-        return ops.xp.concat([first, second], axis=-1)
+        return [first, second]
     # As stack, which is slow in NumPy for small arrays; reshaping to x.shape merges the last two axes.
-    return ops.reshape(ops.xp.concat([first[..., None], second[..., None]], axis=-1), x.shape)
+    return [ops.reshape(ops.xp.concat([first[..., None], second[..., None]], axis=-1), x.shape)]
