@@ -519,7 +519,7 @@ DISTRIBUTED = """
     import torch, warnings
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     import test_torch_modules as cases
     import rope_array as ra
 
@@ -554,6 +554,16 @@ DISTRIBUTED = """
             fully_shard(model, mesh=mesh)
             for got, truth in zip(step(model, x, pos), want, strict=True):
                 assert torch.allclose(got, truth, atol=1e-6), name
+
+        # `rotation` is no forward: fully_shard gathers for it only if it is registered.
+        sharded = fully_shard(fresh().rotary, mesh=mesh)
+        q = cases.normal(2, 2, 5, 16)
+        try:
+            assert name == "fixed" or not sharded.rotation(pos, like=q)
+        except ra.ArrayTypeError as error:
+            assert 'register_fsdp_forward_method(module, "rotation")' in str(error)
+        register_fsdp_forward_method(sharded, "rotation")
+        sharded.rotation(pos, like=q).apply(q)
 
         # Without memory at first, then sharded, allocated and initialised.
         with torch.device("meta"):

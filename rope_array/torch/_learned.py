@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ class LearnedModule(RotaryModule):
     """A module whose parameters never become float16 or bfloat16 by a cast of the model."""
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        return super()._apply(lambda tensor: _without_narrowing(fn, tensor), recurse)
+        keep = partial(_without_narrowing, fn)
+        return super()._apply(keep, recurse)  # type: ignore[no-untyped-call,unused-ignore]
 
 
 class LearnedRotaryEmbedding(LearnedModule):
@@ -43,6 +45,8 @@ class LearnedRotaryEmbedding(LearnedModule):
     log_scale : torch.nn.Parameter
         Shape (rotary_dim/2,), float32. A cast of the model to 16 bits leaves it float32; ``.double()`` does
         not.
+    frequencies : Tensor
+        The frequency of each pair as it is now, radians per position.
 
     Raises
     ------
@@ -51,8 +55,8 @@ class LearnedRotaryEmbedding(LearnedModule):
 
     Notes
     -----
-    The rope's own angle is exact. The learned change of an angle is a product in float32 (in float64 for
-    float64 tensors): its error is below 2^-22 of the change.
+    The rope's own angle is exact. The learned change of an angle is a product in float32, whose error is
+    below 2^-21 of the change; in float64 for tensors of float64.
 
     References
     ----------
@@ -105,7 +109,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         return self._start(log_scale) * log_scale.exp()
 
     def to_rope(self) -> RoPE:
-        """Return a rope with the frequencies as they are now: exact angles, on every array library.
+        """Return a rope with the frequencies as they are now, for use on every array library.
 
         Returns
         -------
@@ -120,9 +124,8 @@ class LearnedRotaryEmbedding(LearnedModule):
         (1.0, 0.01)
         """
         scales = _checked("log_scale", self.log_scale).detach().double().exp().tolist()
-        pairs = zip(self.rope.frequencies, scales, strict=True)
-        fields = {"inv_freq": tuple(omega * scale for omega, scale in pairs), "scaling": None}
-        return replace(self.rope, attention_factor=self.rope.amplitude, **fields)
+        omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
+        return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass, with gradients.
@@ -261,7 +264,7 @@ class MixedRotaryEmbedding(LearnedModule):
         >>> rotary.rotation([[0, 0], [0, 1]], like=torch.randn(1, 3, 2, 8)).cos.shape
         torch.Size([1, 3, 2, 4])
         """
-        inv_freq = _checked("inv_freq", self.inv_freq)
+        inv_freq = _checked("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
 
 
@@ -272,12 +275,19 @@ def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
     return tensor.to(result.device) if narrowed else result
 
 
-def _checked(name: str, parameter: Any) -> Any:
-    """Return a parameter; raise if it has 16 bits, whose rounding a position multiplies."""
+def _checked(name: str, parameter: Any, like: Any = None) -> Any:
+    """Return a parameter; raise if it has 16 bits, or is sharded while `like` is a plain tensor."""
     if parameter.dtype.itemsize < 4:
         raise ArrayTypeError(
             f"{name} is {describe(parameter)}; learned frequencies have to stay float32, as each position "
             "multiplies their rounding. With fully_shard, shard this module first, on its own and without "
             "param_dtype; with load_state_dict(assign=True), cast the loaded tensor to float32."
+        )
+    if hasattr(parameter, "to_local") and not hasattr(like, "to_local"):
+        raise ArrayTypeError(
+            f"{name} is a DTensor: fully_shard gathers it for module(q, k, positions) and module(x, "
+            "position_ids). To call module.rotation too, call "
+            'torch.distributed.fsdp.register_fsdp_forward_method(module, "rotation") after fully_shard. '
+            "Anywhere else call module.unshard() before, and module.reshard() after."
         )
     return parameter

@@ -155,7 +155,7 @@ def _is_integer(value: Any) -> bool:
 def _fault(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
     """Return the sentence on what is wrong with the arguments of a call."""
     if not _is_real(q):
-        return f"the first argument is {describe(q)}; it has to be a tensor of real floating point."
+        return f"the first argument is {describe(q)}; it has to be a PyTorch tensor of real floating point."
     if isinstance(positions, str):
         return (
             f"the third argument is {short(positions)}, a type of layer; make a module for each type, of "
@@ -165,7 +165,7 @@ def _fault(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> 
         return "position_ids is given together with k or positions; it takes x alone."
     if positions is not None:
         given = "missing" if k is None else describe(k)
-        return f"k is {given}; it has to be a tensor of real floating point."
+        return f"k is {given}; it has to be a PyTorch tensor of real floating point."
     if k is None or _is_real(k):
         start = f"torch.arange(q.shape[{seq_axis}], device=q.device)"
         return f"positions are missing; for sequences from their start they are {start}."
