@@ -27,27 +27,33 @@ import rope_array as ra
 normal = functools.partial(compare.normal, "torch")
 ROPE = ra.RoPE(16, base=500_000.0, pairing="half")
 PARTIAL_WIDTH = ra.RoPE(16, rotary_dim=12, attention_factor=1.25)
-POS = torch.arange(4 * 6).reshape(4, 6) * 1_000_003  # for a batch of 4 and a sequence of 6
 AXES = {-2: {"batch": 0, "heads": 1, "sequence": 2}, -3: {"batch": 0, "sequence": 1, "heads": 2}}
 NAMES = ["replicated", "batch", "heads", "sequence"]
+
+
+def positions(length):
+    return torch.arange(4 * length).reshape(4, length) * 1_000_003
 
 
 def cut(tensor, mesh, places):
     return distribute_tensor(tensor, mesh, places, src_data_rank=None)
 
 
+POS = positions(6)
+
+
 def placements(names, axes):
     return [Shard(axes[name]) if name in axes else Replicate() for name in names]
 
 
-def inputs(mesh, names, seq_axis, *, sharded_pos):
+def inputs(mesh, names, seq_axis, *, sharded_pos, length=6):
     """Return whole and sharded arrays: q of 4 heads, k of 2, weights of their gradients, and positions."""
-    shapes = [(4, heads, 6, 16) if seq_axis == -2 else (4, 6, heads, 16) for heads in (4, 2)]
+    shapes = [(4, heads, length, 16) if seq_axis == -2 else (4, length, heads, 16) for heads in (4, 2)]
     whole = [normal(*shape, seed=seed) for seed in (0, 1) for shape in shapes]
     places = placements(names, AXES[seq_axis])
     parts = [cut(tensor, mesh, places) for tensor in whole]
     pos_axes = {"batch": 0, "sequence": 1} if sharded_pos else {}
-    return whole, parts, cut(POS, mesh, placements(names, pos_axes))
+    return whole, parts, cut(positions(length), mesh, placements(names, pos_axes))
 
 
 def rotate_both(q, k, pos, rope, seq_axis):
@@ -80,8 +86,8 @@ def check_gradient(names, mesh):
         check(found, with_gradient(rotate_both, whole, POS, rope, seq_axis), parts, mesh)
 
 
-def check_compiled(names, seq_axis, mesh):
-    """The graphs of the forward and of the backward have no collective."""
+def check_compiled(names, seq_axis, lengths, mesh):
+    """No graph has a collective; two compilations serve all lengths."""
     graphs = []
 
     def record(graph, example_inputs):
@@ -90,10 +96,11 @@ def check_compiled(names, seq_axis, mesh):
 
     torch._dynamo.reset()
     compiled = torch.compile(rotate_both, backend=aot_autograd(fw_compiler=record), fullgraph=True)
-    whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=True)
-    found = with_gradient(compiled, parts, pos, ROPE, seq_axis)
-    check(found, with_gradient(rotate_both, whole, POS, ROPE, seq_axis), parts, mesh)
-    assert len(graphs) == 2, "forward and backward"
+    for length in lengths:
+        whole, parts, pos = inputs(mesh, names, seq_axis, sharded_pos=True, length=length)
+        found = with_gradient(compiled, parts, pos, ROPE, seq_axis)
+        check(found, with_gradient(rotate_both, whole, positions(length), ROPE, seq_axis), parts, mesh)
+    assert len(graphs) == 2 * min(len(lengths), 2), "forward and backward"
     assert not [node for graph in graphs for node in graph.graph.nodes if "c10d" in str(node.target)]
 
 
@@ -172,13 +179,13 @@ def cases():
     """Yield the name and the function of every case."""
     for names in itertools.product(NAMES, repeat=2):
         yield f"gradient, {' and '.join(names)}", functools.partial(check_gradient, names)
-    for names, seq_axis in (
-        (("batch", "heads"), -2),
-        (("sequence", "replicated"), -3),
-        (("heads", "sequence"), -2),
-        (("sequence", "sequence"), -3),
+    for names, seq_axis, lengths in (
+        (("batch", "heads"), -2, [6]),
+        (("sequence", "replicated"), -3, [6]),
+        (("heads", "sequence"), -2, [6, 8, 10, 12]),
+        (("sequence", "sequence"), -3, [7]),
     ):
-        yield f"compiled, {' and '.join(names)}", functools.partial(check_compiled, names, seq_axis)
+        yield f"compiled, {' and '.join(names)}", functools.partial(check_compiled, names, seq_axis, lengths)
     for name, case in [*globals().items()]:  # Dynamo adds names
         if name.startswith("case_"):
             yield name, case

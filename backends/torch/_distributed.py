@@ -169,9 +169,13 @@ def _placed(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
 
 def _strides(local: Any, shape: Any) -> tuple[Any, ...]:
     """Return the strides of a dense whole whose axes are in memory in the order of its shard's."""
-    strides, size = [0] * len(shape), 1
-    for axis in sorted(reversed(range(len(shape))), key=local.stride().__getitem__):
-        strides[axis], size = size, size * shape[axis]
+    own, strides = local.stride(), []
+    for axis in range(len(shape)):
+        size = 1  # of the axes inside this axis; Dynamo does not sort by sizes that vary
+        for other in range(len(shape)):
+            if own[other] < own[axis] or (own[other] == own[axis] and other > axis):
+                size = size * shape[other]
+        strides.append(size)
     return tuple(strides)
 
 
