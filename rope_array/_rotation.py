@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Never
 
-from . import _dispatch
+from . import _dispatch, _dynamo
 from ._array_api.source import Tables
 from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple
-from . import _dynamo
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
 from ._spec.plan import Layout, Pairing
@@ -59,7 +58,7 @@ class Rotation(_CosSin):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load, (self.layout, *self)
+        return load_rotation, (self.layout, *self)
 
     def __repr__(self) -> str:
         layout = ", ".join(f"{k}={v!r}" for k, v in self.layout._asdict().items())
@@ -242,5 +241,6 @@ _inverse_type: Types = traced_memo(_make_inverse)
 _adjoint_type: Types = traced_memo(_make_adjoint)
 
 
-def _load(layout: Layout, cos: Any, sin: Any) -> Rotation:
+def load_rotation(layout: Layout, cos: Any, sin: Any) -> Rotation:
+    """Make a rotation anew, for pickle."""
     return rotation_type(*layout)(cos, sin)

@@ -12,7 +12,8 @@ from rope_array._array_api import rotate as _rotate
 from rope_array._array_api import tables as _tables
 from rope_array._array_api.library import Library
 from rope_array._array_api.source import Call, Positions
-from rope_array._rotation import watch_types
+from rope_array._rotation import load_rotation, watch_types
+from rope_array._spec.plan import Layout
 
 from . import _compiled, _distributed
 from ._library import LIBRARY
@@ -31,7 +32,7 @@ def rotate(call: Call) -> Any:
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
         if _distributed.is_placed(*call.xs, *call.source.arrays):
             return _distributed.rotate(call)
-        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_traced(call.xs, call.source) is None:
+        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
             return _compiled.rotate(call, by_kernel=False)
         return _rotate.rotate(call)
 
@@ -61,8 +62,12 @@ _NOTHING = nullcontext()
 
 def _register_type(cls: Any) -> None:
     """Name a type of Rotation for torch.export.save; a program is loaded where this type exists."""
-    torch.utils._pytree._register_namedtuple(cls, serialized_type_name=f"rope_array.Rotation{tuple(cls.layout)}")
+    torch.utils._pytree._register_namedtuple(
+        cls, serialized_type_name=f"rope_array.Rotation{tuple(cls.layout)}"
+    )
 
 
 if hasattr(torch.utils._pytree, "_register_namedtuple"):  # a private name
     watch_types(_register_type)
+    # A saved program has its example inputs, which torch.export.load reads with these names only.
+    torch.serialization.add_safe_globals([load_rotation, Layout])

@@ -34,7 +34,7 @@ def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) ->
 
 
 def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
-    """Return the features before the rotated slice, the parts of the slice rotated, and the features after it."""
+    """Return the features before the slice, the parts of the slice rotated, and the features after it."""
     if layout.stop - layout.start == layout.head_dim:
         return _rotate_slice(x, cos, sin, layout, ops)
     middle = []
