@@ -5,7 +5,6 @@ import functools
 import io
 import logging
 import math
-import re
 import shutil
 
 import child
@@ -798,8 +797,8 @@ def test_forward_mode_over_a_compiled_backward(name, backend, fresh_dynamo):
     with forward_ad.dual_level():
         try:
             (gradient,) = torch.autograd.grad(y, x, forward_ad.make_dual(weight, moved))
-        except (RuntimeError, NotImplementedError) as error:
-            assert re.search("forward.mode", str(error), re.IGNORECASE)  # noqa: PT017
+        except (RuntimeError, ra.ArrayTypeError) as error:
+            assert "forward-mode" in str(error)  # noqa: PT017
             return
         value, tangent = forward_ad.unpack_dual(gradient)
     judge_gradient(value, weight)
