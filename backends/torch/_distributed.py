@@ -1,5 +1,7 @@
 """DTensor: each shard is rotated by its own positions, and x is never communicated.
 
+A shard is a plain tensor, so the backend of plain tensors rotates it: on the CPU the C++ kernel.
+
 A plain tensor of positions could hold the positions of the local shard or of the whole, and both readings are
 in use. It is refused with a DTensor unless torch's own `implicit_replication` declares it to be the whole.
 """
@@ -7,14 +9,11 @@ in use. It is refused with a DTensor unless torch's own `implicit_replication` d
 import sys
 from typing import Any
 
-from rope_array._array_api.angles import cos_sin
-from rope_array._array_api.library import Library, computes_in_float64
-from rope_array._array_api.position_input import is_host, read_positions, split_floats
-from rope_array._array_api.rotate import rotate_at, rotate_by_tables
-from rope_array._array_api.source import Call, Positions, Tables
+from rope_array._array_api.library import Library
+from rope_array._array_api.position_input import is_host, read_positions
 from rope_array._errors import ArrayTypeError, ShapeError, describe
-from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import paired_axes, without_coordinates
+from rope_array.backend_tools import Call, Positions, Source, Tables, make_tables_for, rotate_by
 
 _MODULE = "torch.distributed.tensor"
 
@@ -26,35 +25,48 @@ def is_placed(*values: Any) -> bool:
 
 def rotate(call: Call) -> Any:
     """Rotate DTensors, each shard by its own positions or tables."""
-    source, seq_axis, lib = call.source, call.seq_axis, call.lib
-    if isinstance(source, Tables):
-        return tuple(_rotate_by_tables(x, source, seq_axis, lib) for x in call.xs)
-    whole, fraction = read_positions(source.values, lib, call.ops, any(call.float64), split=False)
-    return tuple(_rotate_at(x, whole, fraction, source.plan, seq_axis, lib) for x in call.xs)
+    xs, seq_axis = call.xs, call.seq_axis
+    source = _arrays_only(call.source, call.lib, call.ops)
+    places = [_source_places(source, x, seq_axis) for x in xs]
+    first = xs[0].placements, places[0]
+    if all([(x.placements, own) == first for x, own in zip(xs, places, strict=True)]):
+        local = _local_source(source, xs[0], places[0])
+        ys = rotate_by(tuple([x.to_local() for x in xs]), local, seq_axis)  # angles once for all
+    else:
+        ys = [
+            rotate_by(x.to_local(), _local_source(source, x, own), seq_axis)
+            for x, own in zip(xs, places, strict=True)
+        ]
+    return tuple([_placed(y, x.shape, x.device_mesh, x.placements) for x, y in zip(xs, ys, strict=True)])
 
 
 def make_tables(source: Positions, like: Any, lib: Library) -> Any:
     """Make cos and sin, placed as the positions are."""
-    if source.inv_freq is not None:
-        raise ArrayTypeError(
-            "learned frequencies with a DTensor are not served; make the tables from local tensors."
-        )
-    use_float64 = computes_in_float64(like)
-    whole, fraction = read_positions(source.values, lib, lib.ops(like), use_float64, split=False)
-    return _tables(whole, fraction, like, source.plan, use_float64, lib)
+    source, mesh = _arrays_only(source, lib, lib.ops(like)), like.device_mesh
+    pos, plan = source.values, source.plan
+    lead = without_coordinates(tuple(getattr(pos, "shape", ())), plan)
+    places = pos.placements if is_placed(pos) else _everywhere(mesh)
+    if any(_dim(p) is not None and _dim(p) >= len(lead) for p in places):
+        raise ShapeError(f"pos is placed as {places}, its coordinates split; redistribute it first.")
+    local = _to_local(pos, mesh, places, places)
+    inv_freq = _to_local(source.inv_freq, mesh, _everywhere(mesh), places)
+    tables = make_tables_for(Positions(local, plan, inv_freq), like.to_local())
+    shape = (*lead, plan.layout.num_pairs)
+    return tuple([_placed(table, shape, mesh, places) for table in tables.arrays])
 
 
 def check(xs: Any, pos: Any) -> None:
-    """Refuse heads that are split, plain tensors mixed with DTensors, and partial sums."""
+    """Refuse heads that are split, plain tensors mixed with DTensors, other meshes, and partial sums."""
     for x in xs:
         if not is_placed(x):
             raise ArrayTypeError(f"x is a plain {describe(x)} among DTensors; give all of them as DTensors.")
-        if any(p.is_shard(x.ndim - 1) or p.is_partial() for p in x.placements):
+        if any(_dim(p) == x.ndim - 1 or p.is_partial() for p in x.placements):
             raise ShapeError(
                 f"x is placed as {x.placements}; the members of a pair must be in one shard, and whole. "
                 "Shard heads, sequence or batch, or redistribute x before the rotation."
             )
     if hasattr(pos, "placements"):
+        _check_mesh(xs, pos)
         if any(p.is_partial() for p in pos.placements):
             raise ArrayTypeError(
                 f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first."
@@ -67,74 +79,104 @@ def check(xs: Any, pos: Any) -> None:
         )
 
 
-def _rotate_at(x: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int, lib: Library) -> Any:
-    local = x.to_local()
-    ops = lib.ops(local)
-    more = 0 if plan.coordinates is None else 1
-    whole = _local_part(whole, x, seq_axis, more)
-    if fraction is None:
-        whole, fraction = split_floats(whole, ops)
-    else:
-        fraction = _local_part(fraction, x, seq_axis, more)
-    float64 = (computes_in_float64(local),)
-    return _placed(rotate_at((local,), float64, whole, fraction, plan, seq_axis, ops)[0], x, x.placements)
+def _check_mesh(xs: Any, pos: Any) -> None:
+    """Refuse positions or tables on another mesh, to which PyTorch does not redistribute."""
+    for x in xs:
+        if x.device_mesh != pos.device_mesh:
+            raise ArrayTypeError(
+                f"x is on {x.device_mesh} and its positions or tables on {pos.device_mesh}; make them on "
+                "x's mesh: distribute_tensor(pos, x.device_mesh, [Replicate()] * x.device_mesh.ndim)."
+            )
 
 
-def _rotate_by_tables(x: Any, tables: Tables, seq_axis: int, lib: Library) -> Any:
-    local = x.to_local()
-    cos, sin = (_local_part(table, x, seq_axis, 1) for table in tables.arrays)
-    part = Tables(cos, sin, tables.layout)
-    return _placed(rotate_by_tables((local,), part, seq_axis, lib.ops(local))[0], x, x.placements)
+# ---- the source of a shard ----
 
 
-def _tables(whole: Any, fraction: Any, like: Any, plan: Plan, use_float64: bool, lib: Library) -> Any:
-    lead = without_coordinates(tuple(whole.shape), plan)
-    if is_placed(whole) and any(p.is_shard() and p.dim >= len(lead) for p in whole.placements):
-        raise ShapeError(
-            f"pos is placed as {whole.placements}, its coordinates split; redistribute it first."
-        )
-    local = whole.to_local() if is_placed(whole) else whole
-    ops = lib.ops(local)
-    if fraction is None:
-        local, fraction = split_floats(local, ops)
-    tables = cos_sin(local, fraction, plan, use_float64, ops)
-    places = whole.placements if is_placed(whole) else _everywhere(like)
-    shape = lib.xp.empty((*lead, plan.layout.num_pairs), device="meta")
-    cos, sin = (_placed(table, shape, places, like.device_mesh) for table in tables)
-    return cos, sin
+def _arrays_only(source: Source, lib: Library, ops: Any) -> Any:
+    """Return a source of arrays or of one number: a range or a list becomes an array, to be sharded."""
+    if isinstance(source, Tables) or not isinstance(source.values, (range, list, tuple)):
+        return source
+    whole, fraction = read_positions(source.values, lib, ops, True)
+    # The sum is exact: it is the float that the caller gave.
+    return source._replace(values=whole if fraction is None else whole + fraction)
 
 
-def _local_part(table: Any, x: Any, seq_axis: int, more: int) -> Any:
-    """Return the part of positions or tables that x's local shard needs; `more` axes follow the positions."""
-    ndim = table.ndim - more
-    if not is_placed(table):
-        table = _placed(table, table, _everywhere(x), x.device_mesh)
-    if not ndim:
-        return table.to_local()
-    # All lead axes of x and its sequence; axes without positions have size 1.
-    axes = paired_axes(x.ndim, x.ndim - 1, seq_axis)
-    table = table[(slice(None),) * (ndim - 1) + (None,) * (len(axes) - ndim) + (...,)]
-    places = [_place(p, x, axes, table.shape) for p in x.placements]
-    return table.redistribute(x.device_mesh, places).to_local()
+def _source_places(source: Source, x: Any, seq_axis: int) -> Any:
+    """Return how positions or tables are placed for x; None for a number, which serves every shard."""
+    shape = getattr(source[0], "shape", None)
+    if shape is None:
+        return None
+    lead = tuple(shape)[:-1] if isinstance(source, Tables) else without_coordinates(tuple(shape), source.plan)
+    axes = paired_axes(x.ndim, len(lead), seq_axis)
+    return tuple([_place(p, x, axes, lead) for p in x.placements])
 
 
-def _place(place: Any, x: Any, axes: tuple[int, ...], shape: Any) -> Any:
+def _place(place: Any, x: Any, axes: tuple[int, ...], lead: tuple[Any, ...]) -> Any:
     """Place positions on a mesh axis as x is placed; replicate them if one position serves many rows."""
+    dim = _dim(place)
+    if dim not in axes or lead[axes.index(dim)] != x.shape[dim]:
+        return sys.modules[_MODULE].Replicate()
+    if place.is_shard():
+        return sys.modules[_MODULE].Shard(axes.index(dim))
+    return type(place)(axes.index(dim), split_factor=place.split_factor)  # of two sharded axes, flattened
+
+
+def _dim(place: Any) -> Any:
+    """Return the axis that a placement shards, or None. A _StridedShard says False to is_shard()."""
+    return getattr(place, "dim", None)
+
+
+def _local_source(source: Source, x: Any, places: Any) -> Source:
+    """Return the positions or tables of x's local shard."""
+    if places is None:
+        return source
+    mesh, used = x.device_mesh, x.placements
+    if isinstance(source, Tables):
+        cos, sin = (_to_local(table, mesh, places, used) for table in source.arrays)
+        return Tables(cos, sin, source.layout)
+    return Positions(_to_local(source.values, mesh, places, used), source.plan)
+
+
+def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
+    """Return this rank's part of an array that is used with a result placed as `used`.
+
+    Where the array is replicated and the result sharded, the gradients of all shards are summed.
+    """
+    if not hasattr(array, "shape"):
+        return array
     module = sys.modules[_MODULE]
-    if place.is_shard() and shape[axes.index(place.dim)] == x.shape[place.dim]:
-        return module.Shard(axes.index(place.dim))
-    return module.Replicate()
+    if not is_placed(array):
+        array = _placed(array, array.shape, mesh, _everywhere(mesh))
+    if array.requires_grad or array.placements != tuple(places):
+        array = array.redistribute(mesh, places)
+    parts = [
+        module.Partial() if own.is_replicate() and not other.is_replicate() else own
+        for own, other in zip(places, used, strict=True)
+    ]
+    return array.to_local(grad_placements=parts)
 
 
-def _everywhere(x: Any) -> Any:
-    return [sys.modules[_MODULE].Replicate()] * x.device_mesh.ndim
+def _everywhere(mesh: Any) -> Any:
+    return (sys.modules[_MODULE].Replicate(),) * mesh.ndim
 
 
-def _placed(local: Any, whole: Any, places: Any, mesh: Any = None) -> Any:
+def _placed(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
     """Make a DTensor of a shard. State the size of the whole, which PyTorch would infer from equal shards."""
     make = sys.modules[_MODULE].DTensor.from_local
-    size = {"shape": whole.shape, "stride": whole.stride()}
-    return make(local, mesh or whole.device_mesh, places, run_check=False, **size)
+    size = {"shape": shape, "stride": _strides(local, shape)}
+    return make(local, mesh, places, run_check=False, **size)
+
+
+def _strides(local: Any, shape: Any) -> tuple[Any, ...]:
+    """Return the strides of a dense whole whose axes are in memory in the order of its shard's."""
+    own, strides = local.stride(), []
+    for axis in range(len(shape)):
+        size = 1  # of the axes inside this axis; Dynamo does not sort by sizes that vary
+        for other in range(len(shape)):
+            if own[other] < own[axis] or (own[other] == own[axis] and other > axis):
+                size = size * shape[other]
+        strides.append(size)
+    return tuple(strides)
 
 
 def _implicit_replication() -> bool:

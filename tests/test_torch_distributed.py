@@ -1,0 +1,83 @@
+"""PyTorch on several processes: DTensor, the examples of docs/examples, FSDP2.
+
+`test_torch.py::test_dtensor` has the values of DTensors on a mesh of one axis.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import child
+import docs_blocks
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.library("torch"),
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available(), reason="this build of torch has no torch.distributed"
+    ),
+]
+EXAMPLES = sorted(map(str, (docs_blocks.DOCS / "examples").glob("*.py")))
+CASES = str(Path(child.TESTS, "torchrun_cases.py"))
+
+
+def torchrun(processes, script, *arguments):
+    """Run a script on several processes; return the output of all. AssertionError if one fails."""
+    paths = [child.TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    done = subprocess.run(
+        [sys.executable, *launcher, script, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+# Each rank has its own process, as PyTorch caches a mesh and its rank.
+@pytest.mark.parametrize("rank", [3, pytest.param(0, marks=pytest.mark.nightly)], ids="rank {}".format)
+def test_sharded_gradients_and_compiled_programs_communicate_nothing(rank):
+    child.run("import sharded_cases; sharded_cases.main()", str(rank))
+
+
+def check_losses(lines):
+    """Check the losses of an example: of one process, then of several. Its own assertion compares them."""
+    losses = [[*map(float, re.findall(r"\d+\.\d+", line))] for line in lines]
+    assert len(losses) > 1
+    for line in losses:
+        assert len(line) == 8, "one loss for each step"
+        assert line[-1] < line[0] / 2
+
+
+def test_examples_and_cases_on_two_processes():
+    lines = torchrun(2, CASES, *EXAMPLES).splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("one process")]
+    assert len(starts) == len(EXAMPLES)
+    for start, stop in zip(starts, [*starts[1:], None], strict=True):
+        check_losses(lines[start:stop])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).stem)
+def test_examples_on_four_processes(path):
+    check_losses(torchrun(4, path).splitlines())
+
+
+@pytest.mark.nightly
+def test_cases_on_four_processes():
+    torchrun(4, CASES)
+
+
+def test_the_page_names_every_example():
+    page = Path(docs_blocks.DOCS, "distributed.md").read_text("utf-8")
+    for path in map(Path, EXAMPLES):
+        command = f"torchrun --nproc-per-node=2 docs/examples/{path.name}"
+        assert command in page, path.name
+        assert command in path.read_text("utf-8"), path.name
