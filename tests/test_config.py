@@ -1033,3 +1033,15 @@ def test_the_context_is_stated_or_the_default_of_the_class() -> None:
     assert read({"model_type": "llama", "max_position_embeddings": 8192}).context == 8192
     assert read({"model_type": "llama"}).context == 2048
     assert "max_position_embeddings" not in read({"model_type": "llama"}).inferred
+
+
+def test_a_layer_that_states_no_width_has_the_config_s():
+    """transformers saves an empty `per_layer_config` if all layers of Gemma-4 have one width."""
+    config = {
+        "model_type": "gemma4_text",
+        "head_dim": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    for layers, width in (({}, 32), ({"1": {"head_dim": 64}}, 64), (None, 512)):
+        stated = config if layers is None else {**config, "per_layer_config": layers}
+        assert ra.RoPE.from_config(stated, layer_type="full_attention").head_dim == width

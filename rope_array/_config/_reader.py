@@ -324,17 +324,22 @@ class Reader:
         return module.fields(number("layer_rope_theta", theta))
 
     def _overrides(self, label: str) -> Mapping[str, Any]:
-        """Return the layer's `per_layer_config`, or the first layer's of its type."""
+        """Return the layer's `per_layer_config`, or the first layer's of its type.
+
+        transformers states only the values that differ from the config's own.
+        """
         layers, index = self.values.content.get("per_layer_config"), self.index
-        if index is None:
-            types = self.values.types_of_layers() if isinstance(layers, Mapping) else ()
-            wanted = label or self.label
-            index = next((i for i, kind in enumerate(types) if kind == wanted), None)
-        if index is None or not isinstance(layers, Mapping):
+        if not isinstance(layers, Mapping):
             return {}
+        if index is None:
+            wanted = label or self.label
+            index = next((i for i, kind in enumerate(self.values.types_of_layers()) if kind == wanted), None)
+        own = {"head_dim": self.values.content.get("head_dim")}
+        if index is None:
+            return own
         keys = (index, *(f"{index:0{digits}d}" for digits in range(1, 5)))
         found = next((layers[key] for key in keys if key in layers), None)
-        return found if isinstance(found, Mapping) else {}
+        return {**own, **found} if isinstance(found, Mapping) else own
 
     def _kind(self, parameters: RotaryParameters, convention: Convention) -> str:
         """Return the name of the scaling rule, with other names resolved."""
