@@ -20,8 +20,6 @@ IGNORED = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
-    # Dynamo makes an instance for every autograd.Function that it traces.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
 FIELDS = {

@@ -32,7 +32,7 @@ def rotate(call: Call) -> Any:
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
         if _distributed.is_placed(*call.xs, *call.source.arrays):
             return _distributed.rotate(call)
-        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_traced(call.xs, call.source) is None:
+        if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
             return _compiled.rotate(call, by_kernel=False)
         return _rotate.rotate(call)
 

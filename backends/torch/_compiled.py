@@ -1,10 +1,11 @@
-"""The rotation in code that torch.compile traces: by the kernel's operator, or by PyTorch's operations.
+"""The rotation in code that torch.compile traces: by an operator, or by PyTorch's operations.
 
-Either way the gradient has a rule of its own, the adjoint rotation by the same positions or tables. It keeps
-no x for the backward. Without the rule the compiler would differentiate each operation, in several loops.
+On the CPU the kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. Either
+way a recorded gradient has a rule of its own, the adjoint rotation by the same positions or tables: it keeps no
+x. Without the rule the compiler would differentiate each operation, in several loops.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -13,25 +14,13 @@ from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
-from rope_array._spec.plan import Layout, Plan
 
 from . import _operator
 from ._library import PLAIN_TYPES, TRANSFORMED
-from ._operations import rotate_by_operations
 
 
-class _How(NamedTuple):
-    """The constants of a call in the compiled program."""
-
-    plan: Plan | None  # None: by tables
-    layout: Layout
-    seq_axis: int
-    by_kernel: bool
-    transposed: bool = False
-
-
-def why_not_traced(xs: Any, source: Source) -> str | None:
-    """Return why a call has no gradient rule and no operator in a compiled program, or None."""
+def why_not_served(xs: Any, source: Source) -> str | None:
+    """Return why a compiled call has no operator and no rule for its gradient, or None."""
     if torch.compiler.is_exporting():
         return "the call is exported, as PyTorch's own operations: they run where rope_array is not installed"
     if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
@@ -46,81 +35,30 @@ def why_not_traced(xs: Any, source: Source) -> str | None:
 
 
 def rotate(call: Call, by_kernel: bool) -> tuple[Any, ...]:
-    """Rotate the arrays of a call."""
-    ys: list[Any] = [None] * len(call.xs)
+    """Rotate the arrays of a call, by the kernel or by PyTorch's operations."""
+    grad = torch.is_grad_enabled()
+    kinds = [(wide, x.requires_grad and grad) for x, wide in zip(call.xs, call.float64, strict=True)]
+    ys: list[Any] = [None] * len(kinds)
     for use_float64 in (False, True):
-        chosen = [i for i, wide in enumerate(call.float64) if wide is use_float64]
-        if not chosen:
+        if use_float64 not in call.float64:
             continue
-        how, first, second = _read(call, use_float64, by_kernel)
-        rotated = _rotate_recorded(how, first, second, tuple(call.xs[i] for i in chosen))
-        for i, y in zip(chosen, rotated, strict=True):
-            ys[i] = y
+        source = _read(call, use_float64)
+        for recorded in (False, True):
+            chosen = [i for i, kind in enumerate(kinds) if kind == (use_float64, recorded)]
+            if chosen:
+                xs = [call.xs[i] for i in chosen]
+                rotate_group = _operator.rotate_recorded if recorded else _operator.rotate
+                for i, y in zip(chosen, rotate_group(xs, source, call.seq_axis, by_kernel), strict=True):
+                    ys[i] = y
     return tuple(ys)
 
 
-def _read(call: Call, use_float64: bool, by_kernel: bool) -> tuple[_How, Any, Any]:
-    """Return the constants of a call, and integer positions and None, or cos and sin."""
+def _read(call: Call, use_float64: bool) -> Source:
+    """Return a source of int64 positions or of tables in the compute dtype."""
     source, ops = call.source, call.ops
     if isinstance(source, Tables):
-        cos, sin = cast_tables(source, use_float64, ops)
-    else:
-        plan = source.plan
-        whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
-        if plan.exact and fraction is None:
-            return _How(plan, plan.layout, call.seq_axis, by_kernel), ops.cast(whole, torch.int64), None
-        cos, sin = cos_sin(whole, fraction, plan, use_float64, ops)
-    return _How(None, source.layout, call.seq_axis, by_kernel), cos, sin
-
-
-def _rotate_recorded(how: _How, first: Any, second: Any, xs: Any) -> Any:
-    """Rotate arrays of one compute dtype, with the gradient rule for those that need it."""
-    if not torch.is_grad_enabled():
-        return _rotate(how, first, second, xs)
-    recorded = [x for x in xs if x.requires_grad]
-    others = [x for x in xs if not x.requires_grad]
-    ys = iter(_RotateFn.apply(how, *_distinct(first, second, *recorded)) if recorded else ())
-    zs = iter(_rotate(how, first, second, others) if others else ())
-    return [next(ys) if x.requires_grad else next(zs) for x in xs]
-
-
-def _distinct(*tensors: Any) -> list[Any]:
-    """Return tensors, each repeated one as a view: Dynamo refuses a tensor twice in a Function's call."""
-    found: list[Any] = []
-    for tensor in tensors:
-        repeated = tensor is not None and any(tensor is other for other in found)
-        found.append(tensor.view_as(tensor) if repeated else tensor)
-    return found
-
-
-class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
-
-    @staticmethod
-    def forward(ctx: Any, how: _How, first: Any, second: Any, *xs: Any) -> Any:
-        ctx.save_for_backward(first, second)
-        ctx.how = how
-        return tuple(_rotate(how, first, second, xs))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        how, (first, second) = ctx.how._replace(transposed=not ctx.how.transposed), ctx.saved_tensors
-        # Dynamo turns gradients off here; a backward that runs uncompiled may be differentiated again.
-        with torch.enable_grad():
-            return None, None, None, *_rotate(how, first, second, grads, recorded=True)
-
-
-def _rotate(how: _How, first: Any, second: Any, xs: Any, recorded: bool = False) -> Any:
-    """Rotate arrays of one compute dtype by positions, or by cos and sin."""
-    source = Tables(first, second, how.layout) if how.plan is None else Positions(first, how.plan)
-    if not how.by_kernel:
-        return rotate_by_operations(xs, source, how.seq_axis, how.transposed, _in_own_memory)
-    return _operator.rotate(xs, source, how.seq_axis, how.transposed, recorded)
-
-
-def _in_own_memory(table: Any) -> Any:
-    """Keep the compiler from computing angles in the loop over heads, again for each head.
-
-    It stores an array before it takes a strided view of it.
-    """
-    return table.as_strided(table.shape, table.stride())
+        return Tables(*cast_tables(source, use_float64, ops), source.layout)
+    whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
+    if source.plan.exact and fraction is None:
+        return Positions(ops.cast(whole, torch.int64), source.plan)
+    return Tables(*cos_sin(whole, fraction, source.plan, use_float64, ops), source.layout)

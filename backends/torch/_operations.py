@@ -39,6 +39,23 @@ def adjoint(tables: Tables) -> Tables:
     return Tables(tables.cos, -tables.sin, tables.layout.transposed(tables.layout.amplitude))
 
 
+def keep_source(ctx: Any, source: Source) -> None:
+    """Save a source for the backward: its tensors, its first fields, so that autograd sees them change."""
+    tensors = [value for value in source if isinstance(value, torch.Tensor)]
+    if tensors and tensors[0].dtype is torch.int32:
+        # A copy, as the array-api backend makes: the caller may then change the positions.
+        tensors = [tensors[0].to(torch.int64)]
+    ctx.save_for_backward(*tensors)
+    ctx.source, ctx.fields = type(source), source[len(tensors) :]
+    ctx.set_materialize_grads(False)
+
+
+def kept_source(ctx: Any) -> Source:
+    """Return the source that `keep_source` saved."""
+    source: Source = ctx.source(*ctx.saved_tensors, *ctx.fields)
+    return source
+
+
 class _XPWithTorchCat:
     """PyTorch's namespace, but `concat` is torch.cat, for which the vmap of batched gradients has a rule."""
 

@@ -1,7 +1,7 @@
-"""The C++ kernel's rotation as operators of PyTorch, for compiled programs on the CPU.
+"""The rotation as operators of PyTorch, for compiled programs.
 
 The arguments are tensors, numbers and text, which PyTorch's caches can store: a program that another process
-compiled carries its plan. `_compiled` calls them, and gives the rotation its gradient.
+compiled carries its plan.
 """
 
 import json
@@ -16,7 +16,7 @@ from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
-from ._operations import adjoint, rotate_by_operations
+from ._operations import adjoint, keep_source, kept_source, rotate_by_operations
 
 _LIMIT = 256  # plans that are remembered
 
@@ -61,41 +61,23 @@ def _plan_of(text: str) -> Plan:
     return plan
 
 
-# ---- the operators ----
+# ---- the rotation, and its gradient ----
 
 
-def rotate(xs: Any, source: Source, seq_axis: int, transposed: bool, recorded: bool = False) -> Any:
-    """Rotate arrays of one compute dtype by int64 positions, or by tables of that dtype.
+def rotate(xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False) -> Any:
+    """Rotate tensors of one compute dtype by int64 positions, or by tables of that dtype."""
+    if by_kernel:
+        plain, _, arguments = _operators_for(source, transposed)
+        return plain(xs, *arguments, seq_axis)
+    return rotate_by_operations(xs, source, seq_axis, transposed, _in_own_memory)
 
-    `recorded`: the result may be differentiated, by the operator's own rule.
+
+def _in_own_memory(table: Any) -> Any:
+    """Keep the compiler from computing angles in the loop over heads, again for each head.
+
+    It stores an array before it takes a strided view of it.
     """
-    at, by = _RECORDED if recorded else _PLAIN
-    if isinstance(source, Tables):
-        cos, sin, (_, start, stop, pairing, out_pairing, _, blocks) = (
-            adjoint(source) if transposed else source
-        )
-        return by(xs, cos, sin, start, stop, pairing, out_pairing, blocks, seq_axis)
-    write_text(source.plan)
-    return at(xs, source.values, source.plan.text, transposed, seq_axis)
-
-
-def _read_at(xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int) -> tuple[Any, Source, int, bool]:
-    return xs, Positions(pos, _plan_of(plan)), seq_axis, transposed
-
-
-def _read_by(
-    xs: Any,
-    cos: Any,
-    sin: Any,
-    start: int,
-    stop: int,
-    pairing: str,
-    out_pairing: str,
-    blocks: int,
-    seq_axis: int,
-) -> tuple[Any, Source, int, bool]:
-    layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
-    return xs, Tables(cos, sin, layout), seq_axis, False
+    return table.as_strided(table.shape, table.stride())
 
 
 def _rotate_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> list[Any]:
@@ -125,30 +107,90 @@ def _refuse_tangents(values: Any) -> None:
             )
 
 
+class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Source, seq_axis: int, transposed: bool, by_kernel: bool, *xs: Any) -> Any:
+        keep_source(ctx, source)
+        ctx.call = seq_axis, transposed, by_kernel
+        return tuple(rotate(xs, source, seq_axis, by_kernel, transposed))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        seq_axis, transposed, by_kernel = ctx.call
+        given = [g for g in grads if g is not None]
+        back = iter(rotate_recorded(given, kept_source(ctx), seq_axis, by_kernel, not transposed))
+        return (None, None, None, None, *(None if g is None else next(back) for g in grads))
+
+
+# ---- the operators ----
+
+
+def rotate_recorded(xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False) -> Any:
+    """Rotate tensors as `rotate` does, and record their gradient."""
+    _, recorded, arguments = _operators_for(source, transposed)
+    return recorded(xs, *arguments, seq_axis, by_kernel)
+
+
+def _operators_for(source: Source, transposed: bool) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Return the two operators for a source, and the arguments that stand for it."""
+    if isinstance(source, Tables):
+        cos, sin, layout = adjoint(source) if transposed else source
+        _, start, stop, pairing, out_pairing, _, blocks = layout
+        return *_BY, (cos, sin, start, stop, pairing, out_pairing, blocks)
+    write_text(source.plan)
+    return *_AT, (source.values, source.plan.text, transposed)
+
+
+def _read_positions(
+    xs: Any, pos: Any, plan: str, transposed: bool, seq_axis: int
+) -> tuple[Source, int, bool]:
+    return Positions(pos, _plan_of(plan)), seq_axis, transposed
+
+
+def _read_tables(xs: Any, cos: Any, sin: Any, *others: Any) -> tuple[Source, int, bool]:
+    start, stop, pairing, out_pairing, blocks, seq_axis = others
+    layout = Layout(xs[0].shape[-1], start, stop, pairing, out_pairing, None, blocks)
+    return Tables(cos, sin, layout), seq_axis, False
+
+
 def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
-    """Define an operator, and one with a rule for gradients, which costs microseconds in every call."""
-    for each in (name, f"{name}_recorded"):
-        _LIBRARY.define(f"{each}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
-        _LIBRARY.impl(each, lambda *args: _rotate_by_kernel(*read(*args)), "CPU")
-        # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
-        _LIBRARY.impl(each, lambda *args: list(rotate_by_operations(*read(*args))), "Batched")
-        torch.library.register_fake(f"rope_array::{each}", _empty_like, lib=_LIBRARY)
+    """Define the operator of the kernel, and the one with a gradient, for all devices.
 
-    def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        tensors = [value for value in inputs[1:] if isinstance(value, torch.Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.others = inputs[1 + len(tensors) :]
+    A compiled program has the first only: AOTAutograd replaces the second, forward and backward, by the first
+    or by PyTorch's operations. The first has no rule, which would cost microseconds in every call.
+    """
 
-    def rotate_back(ctx: Any, grads: Any) -> Any:
-        _, source, seq_axis, transposed = read(grads, *ctx.saved_tensors, *ctx.others)
-        back = rotate(grads, source, seq_axis, not transposed, recorded=True)
-        return back, *[None] * (len(ctx.saved_tensors) + len(ctx.others))
+    def by_kernel(xs: Any, *arguments: Any) -> list[Any]:
+        return _rotate_by_kernel(xs, *read(xs, *arguments))
 
-    torch.library.register_autograd(
-        f"rope_array::{name}_recorded", rotate_back, setup_context=keep, lib=_LIBRARY
+    def by_operations(xs: Any, *arguments: Any) -> list[Any]:
+        return list(rotate_by_operations(xs, *read(xs, *arguments)))
+
+    def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
+        *arguments, kernel = arguments
+        return list(_RotateFn.apply(*read(xs, *arguments), kernel, *xs))
+
+    def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
+        *arguments, kernel = arguments
+        source, seq_axis, transposed = read(xs, *arguments)
+        return list(rotate(xs, source, seq_axis, kernel, transposed))
+
+    recorded = f"{name}_recorded"
+    _LIBRARY.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
+    _LIBRARY.define(
+        f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]", tags=_TAGS
     )
-    of_name = torch.ops.rope_array
-    return getattr(of_name, name).default, getattr(of_name, f"{name}_recorded").default
+    _LIBRARY.impl(name, by_kernel, "CPU")
+    _LIBRARY.impl(recorded, without_gradient, "CompositeExplicitAutograd")
+    _LIBRARY.impl(recorded, with_gradient, "Autograd")
+    # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
+    _LIBRARY.impl(name, by_operations, "Batched")
+    _LIBRARY.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
+    for each in (name, recorded):
+        torch.library.register_fake(f"rope_array::{each}", _empty_like, lib=_LIBRARY)
+    return getattr(torch.ops.rope_array, name).default, getattr(torch.ops.rope_array, recorded).default
 
 
 def _empty_like(xs: Any, *others: Any) -> list[Any]:
@@ -159,6 +201,5 @@ _LIBRARY = torch.library.Library("rope_array", "DEF")
 # Each array as it is in memory: the result has its strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
-_AT = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_at)
-_BY = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_by)
-_PLAIN, _RECORDED = zip(_AT, _BY, strict=True)
+_AT = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
+_BY = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)

@@ -17,7 +17,7 @@ from rope_array._backends.torch import no_autocast
 
 from . import _compiled
 from ._library import PLAIN_TYPES, TRANSFORMED
-from ._operations import adjoint, rotate_by_operations
+from ._operations import adjoint, keep_source, kept_source, rotate_by_operations
 
 name = "native"
 accepts_outs = True
@@ -104,7 +104,7 @@ def _why_not_compiled(xs: Any, source: Source) -> str | None:
     """Return why a compiled program does not call the kernel, or None."""
     if _native.kernel is None:
         return unavailable_reason()
-    if (reason := _compiled.why_not_traced(xs, source)) is not None:
+    if (reason := _compiled.why_not_served(xs, source)) is not None:
         return reason
     for x in (*xs, *source.arrays):
         if isinstance(x, torch.Tensor) and (reason := _why_not_served(x)) is not None:
@@ -217,15 +217,8 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
             return ys
         if in_place:
             ctx.mark_dirty(*xs)
-        # Save the source's tensors, its first fields: autograd raises if they change before the backward.
-        tensors = [value for value in source if isinstance(value, torch.Tensor)]
-        if tensors and tensors[0].dtype is torch.int32:
-            # A copy, as the array-api backend makes: the caller may then change the positions.
-            tensors = [tensors[0].to(torch.int64)]
-        ctx.save_for_backward(*tensors)
-        ctx.source, ctx.fields = type(source), source[len(tensors) :]
+        keep_source(ctx, source)
         ctx.seq_axis, ctx.transposed = seq_axis, transposed
-        ctx.set_materialize_grads(False)
         constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
         if constant:
             ctx.mark_non_differentiable(*constant)
@@ -234,7 +227,7 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         given = tuple(g for g in grads if g is not None)
-        source = ctx.source(*ctx.saved_tensors, *ctx.fields)
+        source = kept_source(ctx)
         rotated = iter(_rotate_back(given, source, ctx.seq_axis, not ctx.transposed) if given else ())
         return (None, None, None, None, *(None if g is None else next(rotated) for g in grads))
 
