@@ -1,8 +1,8 @@
 """The rotation in code that torch.compile traces: by an operator, or by PyTorch's operations.
 
-On the CPU the kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. Either
-way a recorded gradient has a rule of its own, the adjoint rotation by the same positions or tables: it keeps no
-x. Without the rule the compiler would differentiate each operation, in several loops.
+On the CPU the kernel is an operator. Elsewhere the compiler joins PyTorch's operations into one loop. A
+recorded gradient has a rule of its own: the adjoint rotation by the same positions or tables, without any x.
+Without the rule the compiler would differentiate each operation, in several loops.
 """
 
 from typing import Any
