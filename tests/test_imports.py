@@ -152,7 +152,9 @@ MAY_IMPORT = {
         "backend_tools",
         "_backends._native",
     ),  # and its own folder
-    "_backends.torch": ("_errors", "_spec", "_array_api", "_dynamo", "_rotation", "_backends._native"),
+    "_backends.torch": (  # backend_tools: for the shards of a DTensor
+        *("_errors", "_spec", "_array_api", "_dynamo", "_rotation", "backend_tools", "_backends._native"),
+    ),
     "positions": ("_errors", "_spec", "_array_api", "_registry", "positions"),
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),

@@ -42,7 +42,8 @@ def _read_plan(text: str) -> Plan:
     if coordinates is not None:
         coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
     plan = Plan(Layout(*layout), True, frequencies, turns64, turns96, None, coordinates)
-    _native.prepare(plan)
+    if _native.kernel is not None:
+        _native.prepare(plan)
     return plan
 
 
