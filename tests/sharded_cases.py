@@ -193,8 +193,6 @@ def cases():
 
 def main():
     warnings.simplefilter("error")
-    # Dynamo makes an instance of each torch.autograd.Function that it traces.
-    warnings.filterwarnings("ignore", message=r".*should not be instantiated", category=DeprecationWarning)
     dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=4)
     mesh, failed = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model")), []
     for name, case in cases():

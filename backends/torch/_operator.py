@@ -125,6 +125,9 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
         return (None, None, None, None, *(None if g is None else next(back) for g in grads))
 
 
+_rotate_with_grad: Any = _RotateFn.apply
+
+
 # ---- the operators ----
 
 
@@ -170,27 +173,29 @@ def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
         return list(rotate_by_operations(xs, *read(xs, *arguments)))
 
     def with_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        *arguments, kernel = arguments
-        return list(_RotateFn.apply(*read(xs, *arguments), kernel, *xs))
+        *others, kernel = arguments
+        return list(_rotate_with_grad(*read(xs, *others), kernel, *xs))
 
     def without_gradient(xs: Any, *arguments: Any) -> list[Any]:
-        *arguments, kernel = arguments
-        source, seq_axis, transposed = read(xs, *arguments)
+        *others, kernel = arguments
+        source, seq_axis, transposed = read(xs, *others)
         return list(rotate(xs, source, seq_axis, kernel, transposed))
 
     recorded = f"{name}_recorded"
-    _LIBRARY.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
-    _LIBRARY.define(
-        f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]", tags=_TAGS
-    )
-    _LIBRARY.impl(name, by_kernel, "CPU")
-    _LIBRARY.impl(recorded, without_gradient, "CompositeExplicitAutograd")
-    _LIBRARY.impl(recorded, with_gradient, "Autograd")
-    # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
-    _LIBRARY.impl(name, by_operations, "Batched")
-    _LIBRARY.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
-    for each in (name, recorded):
-        torch.library.register_fake(f"rope_array::{each}", _empty_like, lib=_LIBRARY)
+    if not hasattr(
+        torch.ops.rope_array, name
+    ):  # else a copy of this package, imported before, has defined them
+        _LIBRARY.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
+        schema = f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]"
+        _LIBRARY.define(schema, tags=_TAGS)
+        _LIBRARY.impl(name, by_kernel, "CPU")
+        _LIBRARY.impl(recorded, without_gradient, "CompositeExplicitAutograd")
+        _LIBRARY.impl(recorded, with_gradient, "Autograd")
+        # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
+        _LIBRARY.impl(name, by_operations, "Batched")
+        _LIBRARY.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
+        for each in (name, recorded):
+            torch.library.register_fake(f"rope_array::{each}", _empty_like, lib=_LIBRARY)
     return getattr(torch.ops.rope_array, name).default, getattr(torch.ops.rope_array, recorded).default
 
 
@@ -198,7 +203,7 @@ def _empty_like(xs: Any, *others: Any) -> list[Any]:
     return [torch.empty_like(x) for x in xs]
 
 
-_LIBRARY = torch.library.Library("rope_array", "DEF")
+_LIBRARY = torch.library.Library("rope_array", "FRAGMENT")
 # Each array as it is in memory: the result has its strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
