@@ -547,6 +547,10 @@ def test_transform_of_every_source(source, transform):
 
 # Dynamo refuses these in a graph, of any function.
 REFUSED = {"linearize", "functionalize", "grad of functionalize", "batched gradients"}
+DYNAMO = torch._dynamo.config
+AUTOGRAD = {"trace_autograd_ops": True} if hasattr(DYNAMO, "trace_autograd_ops") else {}
+if not AUTOGRAD:
+    REFUSED.add("autograd")
 
 
 def compiled_cell(source, transform):
@@ -559,7 +563,7 @@ COMPILED = [compiled_cell(*cell) for cell in CELLS if cell[1] not in REFUSED]
 
 
 @pytest.mark.parametrize(("source", "transform"), COMPILED)
-@torch._dynamo.config.patch(trace_autograd_ops=True)
+@DYNAMO.patch(AUTOGRAD)
 def test_compiled_transform_of_every_source(source, transform, fresh_dynamo):
     """The transform is inside the compiled function."""
     name = rope_for(source, transform)
@@ -607,6 +611,15 @@ def test_gradcheck_of_a_compiled_function(fresh_dynamo):
     checks = {"check_forward_ad": True, "check_batched_grad": True, "check_undefined_grad": True}
     assert torch.autograd.gradcheck(of, leaves, **checks)
     assert torch.autograd.gradcheck(of, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("source", ["int64", "tuple", "captured rotation"])
+def test_gradgradcheck_of_a_compiled_function(source, fresh_dynamo):
+    """With the backend that runs Dynamo's graph as it is; AOTAutograd refuses double backward."""
+    case = SOURCES[source](ROPES["mixed"], FIELDS["mixed"], torch.float64)
+    of, floats = split(torch.compile(case.call, backend="eager", fullgraph=True), case.arguments)
+    leaves = [x.requires_grad_() for x in floats]
+    assert torch.autograd.gradgradcheck(of, leaves, fast_mode=True, check_batched_grad=True)
 
 
 # ---- numerical derivatives, with every check that gradcheck has ----

@@ -121,7 +121,9 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     def backward(ctx: Any, *grads: Any) -> Any:
         seq_axis, transposed, by_kernel = ctx.call
         given = [g for g in grads if g is not None]
-        back = iter(rotate_recorded(given, kept_source(ctx), seq_axis, by_kernel, not transposed))
+        back = iter(())
+        if given:  # none, if a backward of this backward has no gradient
+            back = iter(rotate_recorded(given, kept_source(ctx), seq_axis, by_kernel, not transposed))
         return (None, None, None, None, *(None if g is None else next(back) for g in grads))
 
 
