@@ -22,7 +22,7 @@ from hf._walk import cases, modeling
 
 HEAD, HIDDEN, VOCAB, HEADS = 32, 64, 128, 2
 LENGTH, BATCH = 24, 2
-WEIGHTS = 1.5
+WEIGHTS, DEEP = 1.5, 0.5  # the gain of a layer; of a convolution, as dozens follow each other
 KINDS = 4  # a list with more values has not one for each kind of layer
 
 # The new value of an integer in a config, by the whole name of its key: the first pattern that fits.
@@ -182,6 +182,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"first_k_dense_replace": 1},
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
+    "pe_audio": {"audio_config": {"dac_config": {"encoder_hidden_size": 4, "decoder_hidden_size": 64, "downsampling_ratios": [2, 4, 4], "upsampling_ratios": [4, 4, 2], "hop_length": 32, "codebook_size": 32}}},
     "eomt_dinov3": {"num_blocks": 1},
     "neucodec": {"quantization_dim": 128},
     "xcodec2": {"quantization_dim": 128},
@@ -217,7 +218,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "step3p7": text(sliding_window=16, layer_types=["full_attention", "sliding_attention"], rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 10000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": HIDDEN},
-    "nemotron3_5_transcribe": text(n_groups=1, mamba_num_heads=4),
+    "nemotron3_5_transcribe": text(n_groups=1, mamba_num_heads=4, layers_block_type=["linear_attention", "moe", "full_attention"]),
     "dinov3_vit": {"out_features": ["stage2"], "out_indices": [2]},
     "sapiens2": {"num_key_value_heads_per_layer": [2, 1], "out_features": ["stage2"], "out_indices": [2]},
     "dots1": {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 2},
@@ -286,16 +287,24 @@ def tiny_config(folder: str) -> Any:
     return cls(**values)
 
 
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters, and the codebooks, which are buffers."""
+    found = {name: parameter.data for name, parameter in model.named_parameters()}
+    return found | {name: book for name, book in model.named_buffers() if name.endswith("embed_sum")}
+
+
 def set_weights(model: torch.nn.Module) -> None:
-    """Set weights from a fixed seed: each layer keeps the size of its input, and biases are not zero."""
+    """Set weights from a fixed seed: a layer keeps the size of its input, and no norm or bias is a constant."""
     random = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        values = torch.randn(parameter.shape, generator=random)
-        if parameter.ndim >= 2:
-            std = 1.0 if "embed" in name else WEIGHTS / parameter[0].numel() ** 0.5
-            parameter.data.copy_(std * values)
-        elif parameter.numel() and (parameter == parameter.flatten()[0]).all():  # a norm's weight, or a bias
-            parameter.data.add_(0.2 * values)
+    for name, weight in weights(model).items():
+        values = torch.randn(weight.shape, generator=random)
+        constant = weight.numel() and bool((weight == weight.flatten()[0]).all())
+        if constant and (weight.ndim < 2 or weight.any()):
+            weight.add_(0.2 * values)
+        elif weight.ndim >= 2:
+            inputs = weight.shape[-1] if "expert" in name else weight[0].numel()
+            gain = DEEP if "conv" in name else WEIGHTS
+            weight.copy_(values * (1.0 if "embed" in name else gain / inputs**0.5))
 
 
 def build(folder: str, dtype: torch.dtype = FLOAT32) -> torch.nn.Module:
@@ -309,9 +318,8 @@ def build(folder: str, dtype: torch.dtype = FLOAT32) -> torch.nn.Module:
     if dtype is FLOAT32:
         set_weights(model)
     else:
-        weights = dict(build(folder).named_parameters())
-        for name, parameter in model.named_parameters():
-            parameter.data.copy_(weights[name].data)
+        for weight, drawn in zip(weights(model).values(), weights(build(folder)).values(), strict=True):
+            weight.copy_(drawn)
     return model
 
 
@@ -353,7 +361,12 @@ def picture(model: Any) -> dict[str, torch.Tensor]:
     inputs = text_inputs(model)
     inputs["input_ids"][:, 5 : 5 + prod(GRID) // merge**2] = token
     inputs["pixel_values"] = normal(BATCH * prod(GRID), *patch_shape(model))
+    if config.model_type == "inkling2":  # arrays of 2 × 2 patches
+        side = merge * vision.patch_size
+        inputs["pixel_values"] = inputs["pixel_values"].reshape(-1, side, side, vision.num_channels)
     inputs["image_grid_thw"] = torch.tensor([GRID] * BATCH)
+    if config.model_type == "inkling2":
+        inputs["image_grid_thw"][:, 1:] //= merge
     names = inspect.signature(model.forward).parameters
     for name in ("mm_token_type_ids", "moe_mm_token_type_ids"):
         if name in names:
@@ -366,10 +379,19 @@ def picture(model: Any) -> dict[str, torch.Tensor]:
 def patch_shape(model: Any) -> tuple[int, ...]:
     """Return the shape of a patch, from the first layer of the vision tower."""
     weight = next(p for name, p in model.named_parameters() if re.search("patch_embed|embeddings.*proj", name) and p.ndim >= 2)
-    if model.config.model_type == "inkling2":  # 2 × 2 patches of pixels
-        return (40, 40, 3)
     whole = model.config.model_type in SQUARE
     return tuple(weight.shape[1:]) if whole else (weight[0].numel(),)
+
+
+def heard(model: Any) -> dict[str, torch.Tensor]:
+    """Return a text with 12 tokens of sound."""
+    inputs = text_inputs(model)
+    inputs["input_ids"][:, 5:17] = model.config.audio_token_id
+    return {
+        **inputs,
+        "input_features": normal(BATCH, 96, 128),
+        "input_features_mask": torch.ones(BATCH, 96, dtype=torch.int64),
+    }
 
 
 SQUARE = {"paddleocr_vl", "kimi_k25"}
@@ -379,12 +401,12 @@ PIXELS = features("pixel_values", BATCH, 3, 64, 56)
 INPUTS: dict[str, Callable[[Any], dict[str, torch.Tensor]]] = {
     **dict.fromkeys(WITH_GRID, picture),
     "dinov3_vit": PIXELS,
-    "eomt_dinov3": PIXELS,
+    "eomt_dinov3": features("pixel_values", BATCH, 3, 64, 64),
     "mlcd": PIXELS,
     "pixtral": PIXELS,
     "sapiens2": PIXELS,
     "lasr": features("input_features", BATCH, 96, 128),
-    "mimi": features("input_values", BATCH, 1, 400),
+    "mimi": features("input_values", BATCH, 1, 400, audio_codes=ids(BATCH, 4, LENGTH)),
     "pocket_tts_audio_tokenizer": features("input_values", BATCH, 1, 400),
     "moonshine": features("input_values", BATCH, 4000, decoder_input_ids=ids(BATCH, 12)),
     "moonshine_streaming": features("input_values", BATCH, 4000, decoder_input_ids=ids(BATCH, 12)),
@@ -404,8 +426,9 @@ INPUTS: dict[str, Callable[[Any], dict[str, torch.Tensor]]] = {
     "seamless_m4t": features("input_features", BATCH, LENGTH, 160, decoder_input_ids=ids(BATCH, 12)),
     "diffusion_gemma": lambda model: {**text_inputs(model), "decoder_input_ids": ids(BATCH, 256)()},
     "voxtral_realtime": features("input_features", BATCH, 128, 96, input_ids=ids(BATCH, 12)),
-    "neucodec": features("input_values", BATCH, 1, 640, input_features=lambda: normal(BATCH, 8, 160)),
-    "xcodec2": features("input_values", BATCH, 1, 640, input_features=lambda: normal(BATCH, 8, 160)),
+    "neucodec": features("input_values", BATCH, 1, 2560, input_features=lambda: normal(BATCH, 8, 160)),
+    "xcodec2": features("input_values", BATCH, 1, 2560, input_features=lambda: normal(BATCH, 8, 160)),
+    "nemotron3_5_transcribe": heard,
     "pe_audio": features("input_values", BATCH, 1, 4000, input_ids=ids(BATCH, 12)),
 }
 
