@@ -112,8 +112,9 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _per_layer(own: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce the sizes that a layer has of its own."""
-    return {key: _new_size(key, value, {**config, **own}) for key, value in own.items()}
+    """Reduce the sizes that a layer has of its own. Its heads stay wider than those of the other layers."""
+    new = {key: _new_size(key, value, {**config, **own}) for key, value in own.items()}
+    return new | {"head_dim": 2 * HEAD} if "head_dim" in own else new
 
 
 NESTED = {"encoder", "decoder"}
@@ -462,3 +463,6 @@ def answer(output: Any) -> torch.Tensor:
             except LookupError:
                 pass
     raise LookupError(type(output))
+
+
+FAMILIES = families()
