@@ -10,15 +10,18 @@ import functools
 import inspect
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
-from hf._models_patch import FLOAT32, FLOAT64, precision
+from hf import _models_patch
+from hf._models_patch import FLOAT32, FLOAT64
 from hf._tiny import ABSENT, FAMILIES, answer
 from hf._walk import NAMES, cases
 
 from rope_array import hf
+from rope_array.hf import _rotary
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -95,7 +98,7 @@ class Family:
         return max(error, SMALLEST)
 
     def run(self, model):
-        with precision(dtype_of(model)), torch.no_grad():
+        with precision(model), torch.no_grad():
             return answer(model(**self.inputs(model)))
 
     def inputs(self, model):
@@ -103,6 +106,11 @@ class Family:
         given = self.tiny.inputs(model)
         given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
         return given | ({"use_cache": False} if self.name in NO_CACHE else {})
+
+
+def precision(model):
+    """Make `float32` mean float64 in the code of a float64 model."""
+    return _models_patch.precision(FLOAT64 if dtype_of(model) is FLOAT64 else FLOAT32)
 
 
 def dtype_of(model):
@@ -175,10 +183,14 @@ def counting(function, calls):
     return wrapper
 
 
+def rotaries(model):
+    return [module for module in model.modules() if NAMES.search(type(module).__name__)]
+
+
 @contextlib.contextmanager
 def without_frequencies(model):
     """Make every buffer of a rotary module NaN."""
-    found = [x for module in model.modules() if NAMES.search(type(module).__name__) for x in module.buffers()]
+    found = [x for module in rotaries(model) for x in module.buffers()]
     kept = [x.clone() for x in found]
     for x in found:
         x.fill_(float("nan"))
@@ -258,21 +270,41 @@ def test_float32_angles_give_the_outputs_of_the_model(family):
         assert torch.equal(got, family.own)
 
 
+@of_some("llama", "gemma3", "qwen2_vl", "deepseek_v3", "deepseek_v2", "glm", "cohere", "gpt_neox", "olmo2")
+def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
+    plan_rotary = _rotary.plan_rotary
+
+    def planned_wrongly(*args):
+        plan = plan_rotary(*args)
+        wrong = {key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.tables.items()}
+        return replace(plan, tables=wrong)
+
+    monkeypatch.setattr(_rotary, "plan_rotary", planned_wrongly)
+    with hf.patched(family.model):
+        assert off(family.run(family.model), family.true) > 100 * family.error
+
+
 BFLOAT16 = torch.bfloat16
+NO_BFLOAT16 = {"inkling2"}  # its own code multiplies float32 by bfloat16, and fails
 
 
 def in_bfloat16(family):
-    """Return the model as `from_pretrained(dtype=torch.bfloat16)` does: the frequencies stay float32."""
+    """Return the model as `from_pretrained(dtype=torch.bfloat16)` does: its frequencies stay as they are."""
     model = family.tiny.make()
-    kept = {name: x.clone() for name, x in model.named_buffers() if name.endswith("inv_freq")}
-    model.to(BFLOAT16)
-    for name, x in kept.items():
-        model.get_submodule(name.rpartition(".")[0])._buffers[name.rpartition(".")[2]] = x
+    frequencies = {id(x) for module in rotaries(model) for x in module.buffers()}
+    for x in (*model.parameters(), *model.buffers()):
+        if x.is_floating_point() and id(x) not in frequencies:
+            x.data = x.data.to(BFLOAT16)
     return model
 
 
-@of_each(SERVED)
-def test_float32_angles_give_the_bits_of_a_bfloat16_model(family):
+def usually_off(x, y):
+    """Return the median difference, which a few tokens that are sent to other experts leave as it is."""
+    return float((x.double() - y.double()).abs().median())
+
+
+@of_each([tiny for tiny in SERVED if tiny.model_type not in NO_BFLOAT16])
+def test_a_bfloat16_model(family):
     model = in_bfloat16(family)
     own = family.run(model)
     with hf.patched(model, angles="float32"):
@@ -280,7 +312,7 @@ def test_float32_angles_give_the_bits_of_a_bfloat16_model(family):
     with hf.patched(model):
         got = family.run(model)
     assert got.dtype is own.dtype
-    assert off(got, family.true) <= 3 * off(own, family.true)
+    assert usually_off(got, family.true) <= 1.5 * usually_off(own, family.true)
 
 
 # Training
@@ -289,7 +321,7 @@ def test_float32_angles_give_the_bits_of_a_bfloat16_model(family):
 def gradients(family, model):
     """Return the gradients of all parameters of a loss with a random weight for each output, flat."""
     model.zero_grad()
-    with precision(dtype_of(model)):
+    with precision(model):
         out = answer(model(**family.inputs(model)))
         weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=FLOAT32)
         (out * weights.to(out.dtype)).sum().backward()
@@ -306,7 +338,7 @@ def test_gradients_are_the_same(family):
         assert off(gradients(family, family.double), true) <= 10 * error * UNITS
     for angles in ("exact", "float32"):
         with hf.patched(family.model, angles=angles):
-            assert off(gradients(family, family.model), true) <= 3 * error
+            assert off(gradients(family, family.model), true) <= 5 * error
 
 
 # Generation
