@@ -243,9 +243,12 @@ def _by_model(how: Multiplication, exact: bool, narrow: bool) -> Function:
 
 
 def _served(x: Any, cos: Any) -> bool:
-    """Return whether tables (S, pairs) or (B, S, pairs) line up with x from its first axis on."""
-    ndim = cos.ndim
-    return bool(ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+    """Return whether tables (S, pairs) or (B, S, pairs) have the compute dtype, and line up with x."""
+    ndim, dtype = cos.ndim, cos.dtype
+    return bool(
+        (ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+        and (x.dtype is not torch.float64 if dtype is torch.float32 else dtype is x.dtype is torch.float64)
+    )
 
 
 def _served_in_float32(x: Any, cos: Any) -> bool:

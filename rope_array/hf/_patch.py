@@ -139,9 +139,10 @@ class Work:
     def _find_users(self) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         """Yield (name, module, methods) of each module whose methods call such a function."""
         served = {type(plan.module).__module__ for plan in self.rotaries}
+        left = tuple(f"{left.name.rpartition('.')[0]}." for left in self.left)
         for name, module in self.modules.items():
             methods = _methods_that_rotate(type(module))
-            if methods and any(file in served for file in _files(methods)):
+            if methods and any(file in served for file in _files(methods)) and not name.startswith(left):
                 yield name, module, methods
 
     def method_changes(self) -> Iterator[Replacement]:
@@ -285,9 +286,9 @@ def _uses(tree: ast.AST, functions: frozenset[str]) -> Iterator[str]:
             if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and TABLE.match(child.id):
                 yield _use(node, functions)
         # One table of a pair, as position_embeddings[0]. A layer type is no constant.
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            if re.search("pos|rot|rope|freq", ast.unparse(node.value)):
-                yield "full"
+        is_element = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+        if is_element and re.search("pos|rot|rope|freq", ast.unparse(node.value)):
+            yield "full"
 
 
 def _use(parent: ast.AST, functions: frozenset[str]) -> str:
@@ -321,8 +322,8 @@ def _slot(module: Any, name: str, entry: Entry) -> tuple[str, Any]:
     if getattr(own[name], "__func__", None) is getattr(type(module), name, None):
         return name, own[name]
     raise PatchError(
-        f"{entry.name} ({entry.cls}): its {name} is replaced by {describe(own[name])} already; call patch before "
-        "the library that has replaced it."
+        f"{entry.name} ({entry.cls}): its {name} is replaced by {describe(own[name])} already; call patch "
+        "before the library that has replaced it."
     )
 
 
@@ -361,7 +362,7 @@ def _undone(name: str, module: Any) -> dict[str, Any]:
             values["_old_forward"] = MethodType(type(module).forward, module)
         else:
             raise PatchError(
-                f"{name} ({type(module).__name__}): its {label} was replaced by {describe(own.get(label))} after "
-                "patch; undo that first."
+                f"{name} ({type(module).__name__}): its {label} was replaced by {describe(own.get(label))} "
+                "after patch; undo that first."
             )
     return values

@@ -82,6 +82,8 @@ class RotaryPlan:
 
 def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
     """Return the plan of a rotary module, or raise Unknown or Contradiction."""
+    if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
+        raise Unknown("its buffers are on the device meta: load the weights first")
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
         raise Unknown(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
@@ -233,8 +235,6 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     buffer = probe._buffers.get(name)
     if buffer is None:
         return
-    if buffer.is_meta:
-        raise Unknown("its buffers are on the device meta: load the weights first")
     want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs().unique()
     nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
     small = buffer.dtype in (torch.float16, torch.bfloat16)
@@ -242,7 +242,7 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max()
     if wrong.any():
         raise Contradiction(
-            f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config has "
+            f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config "
             f"{float(nearest[wrong][0]):.7g}"
         )
     if small:
@@ -257,7 +257,7 @@ def _arrangement(
     at_length = rope.at_length(int(positions.max()) + 1)
     ours = at_length.rotation(positions, like=torch.zeros(1))
     far = positions.abs().max()
-    per_pair = rope.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
+    per_pair = at_length.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
     if len(theirs) == 1 and theirs[0].is_complex():
         if theirs[0].shape != ours.cos.shape:
             return None, None
