@@ -184,6 +184,18 @@ CHANGES: dict[str, dict[str, Any]] = {
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
     "pe_audio": {"audio_config": {"dac_config": {"encoder_hidden_size": 4, "decoder_hidden_size": 64, "downsampling_ratios": [2, 4, 4], "upsampling_ratios": [4, 4, 2], "hop_length": 32, "codebook_size": 32}}},
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": HEAD,
+            "position_embedding_size": 16,
+        }
+    },
     "lasr": {"encoder_config": {"conv_kernel_size": 31}},
     "eomt_dinov3": {"num_blocks": 1},
     "neucodec": {"quantization_dim": 128, "encoder_hidden_size": 4},
@@ -237,7 +249,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mimi": CODEC,
     "ministral": {"head_dim": HEAD},
     "mistral_large4": {"text_config": {"kv_source_layers": [0, 1, 2]}},
-    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", "sliding_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
+        "rope_parameters": {"main": {"partial_rotary_factor": 0.5}, "compress": {"partial_rotary_factor": 0.5}},
+    },
+    "molmo2": {"text_config": {"rope_scaling_layers": [0]}, "adapter_config": {"vision_feature_layer": [1, 0]}},
     "moonshine_streaming": {"num_key_value_heads": 2},
     "nemotron": {"num_key_value_heads": 1},
     "pocket_tts_audio_tokenizer": CODEC,
@@ -386,6 +405,30 @@ def patch_shape(model: Any) -> tuple[int, ...]:
     return tuple(weight.shape[1:]) if whole else (weight[0].numel(),)
 
 
+def pictures(side: int, tokens: int, **more: Any) -> Callable[[Any], dict[str, torch.Tensor]]:
+    """Return a function that makes a text with a square picture for each row, in an array of pixels."""
+
+    def make(model: Any) -> dict[str, torch.Tensor]:
+        inputs = text_inputs(model)
+        token = getattr(model.config, "image_token_id", None) or model.config.image_token_index
+        inputs["input_ids"][:, 5 : 5 + tokens] = token
+        return {**inputs, "pixel_values": normal(BATCH, 3, side, side), **{k: v() for k, v in more.items()}}
+
+    return make
+
+
+def gemma_picture(model: Any) -> dict[str, torch.Tensor]:
+    """Return a text with a picture of 6 × 6 patches, which become 4 tokens, for each row."""
+    inputs = text_inputs(model)
+    inputs["input_ids"][:, 5:9] = model.config.image_token_id
+    places = torch.tensor([(x, y) for y in range(6) for x in range(6)])
+    inputs["pixel_values"] = normal(BATCH, len(places), 3 * 16 * 16)
+    inputs["image_position_ids"] = places.expand(BATCH, -1, -1)
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
+    return inputs
+
+
 def heard(model: Any) -> dict[str, torch.Tensor]:
     """Return a text with 12 tokens of sound."""
     inputs = text_inputs(model)
@@ -403,6 +446,10 @@ WITH_GRID = "cohere_compass cosmos3_edge dots3_note ernie4_5_vl_moe exaone4_5 gl
 PIXELS = features("pixel_values", BATCH, 3, 64, 56)
 INPUTS: dict[str, Callable[[Any], dict[str, torch.Tensor]]] = {
     **dict.fromkeys(WITH_GRID, picture),
+    "gemma4": gemma_picture,
+    "llama4": pictures(56, 4),
+    "mistral_large4": pictures(56, 4, image_sizes=lambda: torch.tensor([[56, 56]] * BATCH)),
+    "step3p7": pictures(56, 1),
     "dinov3_vit": PIXELS,
     "eomt_dinov3": features("pixel_values", BATCH, 3, 64, 64),
     "mlcd": PIXELS,
