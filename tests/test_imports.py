@@ -76,7 +76,7 @@ def test_an_unchanged_copy_imports_no_library(tmp_path: Path) -> None:
 
 
 def test_late_modules_are_imported_on_first_use() -> None:
-    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions")
+    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions", "torch")
     late = {f"rope_array.{name}" for name in names}
     script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
     for use, wanted in [
@@ -158,9 +158,11 @@ MAY_IMPORT = {
     "config": ("_errors", "_config", "_rope"),
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
     "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
+    "torch": ("_errors", "_spec.validation", "_rope", "_rotation", "torch"),
 }
 # Modules that most programs never need: only the listed modules import them at the top.
-LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}}
+# The package itself names rope_array.hf and rope_array.torch for type checkers.
+LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
 OWN = {"jax": {"jax", "jaxlib"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
@@ -169,7 +171,8 @@ COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
 _PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  # for commands
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late
 JUDGED = {"plots"}  # draws errors, so it needs the definition
-OF_LIBRARY = {"hf": {"torch"}}  # folders for the users of one library, which they import
+# Folders for the users of one library, which they import.
+OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
@@ -428,6 +431,13 @@ PLANTED = [
     ("hf/_attention.py", "from rope_array._array_api.rotate import rotate_by_tables", "may import"),
     ("hf/_patch.py", "from rope_array import RoPE", "may import"),
     ("_rope.py", "from . import hf", "imported late"),
+    ("torch/_rotary.py", "import jax", "no array library"),
+    ("torch/_rotary.py", "def f():\n    import transformers", "no array library"),
+    ("torch/_learned.py", "from rope_array._dispatch import rotate", "may import"),
+    ("torch/_learned.py", "from rope_array import RoPE", "may import"),
+    ("torch/_learned.py", "import rope_array._backends.torch", "loaded late"),
+    ("_rope.py", "from . import torch", "imported late"),
+    ("_rope.py", "def f():\n    from . import torch", "may import"),
     ("_command/_plot.py", "from rope_array._spec import plan", "what is public"),
     ("_explain.py", "from . import _command", "nothing in the core"),
     ("_demo/_text.py", "import torch", "late"),
@@ -569,7 +579,10 @@ def section(text: str, title: str) -> str:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_docstrings(name: str) -> None:
-    value = OBJECTS[name]
+    check_docstring(OBJECTS[name])
+
+
+def check_docstring(value: Any) -> None:
     text = inspect.getdoc(value) or ""
     assert text.splitlines()[0].endswith((".", ":")) or "." in text.partition("\n\n")[0]
     assert ">>> " in section(text, "Examples")
@@ -603,7 +616,8 @@ def test_exceptions_have_docstrings(name: str) -> None:
     assert value.__module__ == "rope_array"  # shown in tracebacks
 
 
-CORE = [name for name in sources() if name.partition(".")[0] not in ("_backends", *COMMANDS)]
+NOT_CORE = {"_backends", *COMMANDS, *OF_LIBRARY}
+CORE = [name for name in sources() if name.partition(".")[0] not in NOT_CORE]
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -622,6 +636,39 @@ def test_doctests_are_run() -> None:
     }
     assert tried["_rope"] >= 10
     assert tried["_rotation"] >= 8
+
+
+# ---- the folder for users of PyTorch ----
+
+
+@pytest.mark.library("torch")
+def test_the_names_of_the_torch_folder() -> None:
+    module = rope_array.torch
+    test_all_is_complete_and_sorted(module)
+    for _, value in public_objects(module):
+        check_docstring(value)
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried >= 20
+
+
+def test_the_torch_folder_is_no_name_for_star_imports() -> None:
+    """It would hide PyTorch's own name; nor does `dir` list it, as a loop over `dir` would import PyTorch."""
+    child.run("from rope_array import *; assert 'torch' not in dir()")
+    child.run("import rope_array; assert 'torch' not in dir(rope_array)")
+
+
+def test_the_torch_folder_without_pytorch() -> None:
+    script = """
+        import sys
+        sys.modules["torch"] = None  # a test blocks the import
+        import rope_array
+        try:
+            rope_array.torch
+        except ImportError as error:
+            print(error)
+    """
+    assert "pip install 'rope-array[torch]'" in child.run(script)
 
 
 # ---- threads ----
