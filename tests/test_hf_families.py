@@ -5,7 +5,6 @@ of it in float64 (see test_hf_models.py). Tests of one family follow each other,
 """
 
 import contextlib
-import copy
 import functools
 import inspect
 import sys
@@ -50,10 +49,11 @@ LEFT: dict[str, str] = {}
 # Families whose own function still multiplies by our tables.
 OWN_FUNCTION = {"deepseek_v2", "llama4", "minimax_m3_vl", "muse_glimmer_assistant", "qwen4_exp", "sam3"}
 # The families that the default run tests in full: each pairing, and each way in which models rotate.
-IN_FULL = frozenset(
-    "cohere deepseek_v2 deepseek_v3 ernie4_5 esm gemma3 gemma4 glm gpt_neox gpt_oss kimi_k25 llama llama4 mixtral "
-    "modernbert moonshine nanochat nemotron olmo2 persimmon phi3 qwen2_vl qwen3_vl t5gemma zamba2".split()
-)
+IN_FULL = {
+    *("cohere", "deepseek_v2", "deepseek_v3", "ernie4_5", "esm", "gemma3", "gemma4", "glm", "gpt_neox"),
+    *("gpt_oss", "kimi_k25", "llama", "llama4", "mixtral", "modernbert", "moonshine", "nanochat"),
+    *("nemotron", "olmo2", "persimmon", "phi3", "qwen2_vl", "qwen3_vl", "t5gemma", "zamba2"),
+}
 # Families whose outputs have other bits with float32 angles.
 OTHER_BITS = {"zaya"}
 NO_TOKENS = {
@@ -291,7 +291,9 @@ def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
 
     def planned_wrongly(*args):
         plan = plan_rotary(*args)
-        wrong = {key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.tables.items()}
+        wrong = {
+            key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.tables.items()
+        }
         return replace(plan, tables=wrong)
 
     monkeypatch.setattr(_rotary, "plan_rotary", planned_wrongly)
