@@ -19,7 +19,7 @@ import torch
 import transformers
 
 import rope_array as ra
-from rope_array.hf import _attention, _patch
+from rope_array.hf import _attention, _attributes
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -518,7 +518,7 @@ def test_one_instance_changes_and_nothing_global(angles):
             assert all(now[name] is value for name, value in attributes.items())
             assert set(now) == set(attributes)
         assert torch.equal(logits(other), want)
-        assert not any(_patch.MARK in vars(module) for module in other.modules())
+        assert not any(_attributes.MARK in vars(module) for module in other.modules())
 
 
 def test_a_model_is_patched_once_and_unpatched_once():
@@ -559,7 +559,7 @@ def test_a_deep_copy_is_patched_and_can_be_unpatched():
     assert torch.equal(logits(copied), patched)  # by its own weights
     ra.hf.unpatch(copied)
     assert torch.equal(logits(copied), want)
-    assert any(_patch.MARK in vars(module) for module in model.modules())
+    assert any(_attributes.MARK in vars(module) for module in model.modules())
 
 
 def test_a_patched_model_is_not_pickled():
