@@ -89,13 +89,9 @@ def model_class(folder: str) -> tuple[Any, Any]:
 
 def config_classes(folder: str) -> list[Any]:
     """Return the config classes of a folder, those with most configs inside them first."""
-    found = [cls for cls in vars(configuration(folder)).values() if inspect.isclass(cls)]
-    own = [
-        cls
-        for cls in found
-        if cls.__module__ == configuration(folder).__name__ and hasattr(cls, "model_type")
-    ]
-    return sorted(own, key=lambda cls: -len(cls.sub_configs))
+    module = configuration(folder)
+    own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
+    return sorted((cls for cls in own if hasattr(cls, "sub_configs")), key=lambda cls: -len(cls.sub_configs))
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
