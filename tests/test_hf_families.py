@@ -48,6 +48,8 @@ REFUSED = {
 LEFT = {"llama4": "it keeps no inverse frequencies"}
 # Families whose own function still multiplies by our tables.
 OWN_FUNCTION = {
+    *("deepseek_v2", "gemma4", "llama4", "minimax_m3_vl", "muse_glimmer_assistant", "qwen4_exp", "sam3"),
+}
     "deepseek_v2",
     "gemma4",
     "llama4",
