@@ -328,20 +328,23 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-def test_compiled_methods_of_two_instances():
-    """Dynamo keeps compiled code with the code object, which two functions may share."""
-    model, other = (MODELS["llama"].build().model for _ in range(2))
+def test_methods_compiled_before_and_after(monkeypatch):
+    """Dynamo keeps compiled code with the code object, and reads globals as at the first compilation."""
+    model = MODELS["llama"].build().model
     hidden = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(1))
-    results = []
-    for each, patched in ((other, False), (model, True)):
-        if patched:
-            ra.hf.patch(model)
-        attention, tables = each.layers[0].self_attn, each.rotary_emb(hidden, torch.arange(6)[None])
-        compiled = torch.compile(attention.forward, backend="eager")
+    attention, tables = model.layers[0].self_attn, model.rotary_emb(hidden, torch.arange(6)[None])
+
+    def compiled():
         with torch.no_grad():
-            results.append(compiled(hidden, position_embeddings=tables)[0])
-            assert off(results[-1], attention(hidden, position_embeddings=tables)[0]) < 1e-6
-    assert off(*results) < 1e-5
+            return torch.compile(attention.forward, backend="eager")(hidden, position_embeddings=tables)[0]
+
+    with ra.hf.patched(model, angles="float32"):
+        monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+        doubled = compiled()
+    with torch.no_grad():
+        want = attention(hidden, position_embeddings=tables)[0]
+    assert off(doubled, want) > 0.01
+    assert off(compiled(), want) < 1e-6
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
@@ -701,13 +704,13 @@ def partial(x, cos, sin):
     return torch.cat((x[..., :width] * cos + half(x[..., :width]) * sin, x[..., width:]), -1)
 
 
-def in_dtype(x, cos, sin):
-    return (x * cos + half(x) * sin).to(x.dtype)
+def promoted(x, cos, sin):
+    return x * cos + half(x) * sin
 
 
 @pytest.mark.parametrize(
     ("body", "dtype", "layout"),
-    [(partial, torch.float32, (0, 1, 3, 2)), (in_dtype, torch.bfloat16, (0, 1, 2, 3))],
+    [(partial, torch.float32, (0, 1, 3, 2)), (promoted, torch.bfloat16, (0, 1, 2, 3))],
     ids=["strides", "tables of another dtype"],
 )
 def test_float32_angles_keep_the_function_where_bits_or_strides_would_differ(body, dtype, layout):
@@ -718,7 +721,7 @@ def test_float32_angles_keep_the_function_where_bits_or_strides_would_differ(bod
     tables = torch.rand(2, 6, width // 2).repeat(1, 1, 2)
     for got, want in zip(ours(q, q, tables, tables), function(q, q, tables, tables), strict=True):
         assert torch.equal(got, want)
-        assert got.stride() == want.stride()
+        assert (got.stride(), got.dtype) == (want.stride(), want.dtype)
 
 
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
