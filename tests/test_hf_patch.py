@@ -42,7 +42,6 @@ LAYERS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attent
 TRAINED = 24  # positions of the models whose rule depends on the length
 LISTS = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, **LISTS}
-LONGROPE |= {"original_max_position_embeddings": TRAINED}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
@@ -95,7 +94,11 @@ MODELS = {
             "vision_start_token_id": 258,
         },
     ),
-    "phi3": Model("Phi3ForCausalLM", "Phi3Config", {**GROUPED, "rope_parameters": LONGROPE}),
+    "phi3": Model(
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {**GROUPED, "rope_parameters": LONGROPE, "original_max_position_embeddings": TRAINED},
+    ),
     "dynamic": Model(
         "LlamaForCausalLM",
         "LlamaConfig",
@@ -212,6 +215,7 @@ def test_tables_are_exact_at_far_positions(name):
 def test_exact_angles_follow_the_length_of_the_call(name):
     model = MODELS[name].build()
     rope = ra.RoPE.from_config(model.config)
+    assert rope.at_length(TRAINED) != rope.at_length(TRAINED + 1)
     rotary, x = model.model.rotary_emb, torch.zeros(1, 1, 64)
     with ra.hf.patched(model):
         for length in (TRAINED - 1, TRAINED, TRAINED + 1, 3 * TRAINED, 7):
@@ -324,6 +328,26 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
+def test_methods_compiled_before_and_after(monkeypatch):
+    """Dynamo keeps compiled code with the code object, and reads globals as at the first compilation."""
+    model = MODELS["llama"].build().model
+    hidden = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(1))
+    attention, tables = model.layers[0].self_attn, model.rotary_emb(hidden, torch.arange(6)[None])
+
+    def compiled():
+        with torch.no_grad():
+            return torch.compile(attention.forward, backend="eager")(hidden, position_embeddings=tables)[0]
+
+    with ra.hf.patched(model, angles="float32"):
+        monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+        doubled = compiled()
+    with torch.no_grad():
+        want = attention(hidden, position_embeddings=tables)[0]
+    assert off(doubled, want) > 0.01
+    assert off(compiled(), want) < 1e-6
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_compiled_models_have_no_more_graphs_than_before(name):
     """One for the first length, and one for all others."""
@@ -332,9 +356,10 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
     counter = torch._dynamo.testing.CompileCounter()
     with ra.hf.patched(model):
         compiled = torch.compile(model, backend=counter, fullgraph=True)
-        for length in (12, 13, 14, 9):
-            got = logits(compiled, TEXT[:, :length], use_cache=False)
-            assert off(got, logits(model, TEXT[:, :length], use_cache=False)) < 1e-5
+        for length in (12, 13, 14, 9, 27):
+            ids = TEXT.repeat(1, 2)[:, :length]
+            got = logits(compiled, ids, use_cache=False)
+            assert off(got, logits(model, ids, use_cache=False)) < 1e-5
     assert counter.frame_count == 2
 
 
@@ -533,6 +558,18 @@ def test_a_model_is_patched_once_and_unpatched_once():
         ra.hf.unpatch(model)
 
 
+def test_models_with_frequencies_in_bfloat16_are_served():
+    """`model.to` has rounded the buffers: exact angles are those of the config."""
+    model = MODELS["llama"].build().to(torch.bfloat16)
+    want, rounded = ra.RoPE.from_config(model.config), logits(model)
+    assert model.model.rotary_emb.inv_freq.dtype is torch.bfloat16
+    with ra.hf.patched(model) as report:
+        assert report[0].rope == want
+        assert not torch.equal(logits(model), rounded)
+    with ra.hf.patched(model, angles="float32"):
+        assert torch.equal(logits(model), rounded)
+
+
 def test_state_dicts_and_dtypes_are_those_of_the_model():
     model = MODELS["llama"].build()
     names = list(model.state_dict())
@@ -660,6 +697,31 @@ WRONG = {
     "no sine": lambda x, cos, sin: x * cos,
     "another pairing than the tables": lambda x, cos, sin: x * cos + pairs(x) * sin.roll(1, -1),
 }
+
+
+def partial(x, cos, sin):
+    width = cos.shape[-1]
+    return torch.cat((x[..., :width] * cos + half(x[..., :width]) * sin, x[..., width:]), -1)
+
+
+def promoted(x, cos, sin):
+    return x * cos + half(x) * sin
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype", "layout"),
+    [(partial, torch.float32, (0, 1, 3, 2)), (promoted, torch.bfloat16, (0, 1, 2, 3))],
+    ids=["strides", "tables of another dtype"],
+)
+def test_float32_angles_keep_the_function_where_bits_or_strides_would_differ(body, dtype, layout):
+    function = a_function(body)
+    ours = _attention.replacement(_attention.recognise(function), exact=False, narrow=False)
+    q = torch.randn(2, 4, 6, 16).permute(layout).contiguous().permute(layout).to(dtype)
+    width = 8 if body is partial else 16
+    tables = torch.rand(2, 6, width // 2).repeat(1, 1, 2)
+    for got, want in zip(ours(q, q, tables, tables), function(q, q, tables, tables), strict=True):
+        assert torch.equal(got, want)
+        assert (got.stride(), got.dtype) == (want.stride(), want.dtype)
 
 
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)

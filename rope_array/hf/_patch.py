@@ -103,7 +103,8 @@ class _Work:
             if self.exact:
                 use = self._use_of(type(plan.module).__module__)
                 methods["forward"] = _rotary.replacement(plan, use == "narrow", use != "inline")
-                what = "exact tables" + (", in the model's dtype" if use == "inline" else "")
+                rounded = use == "inline" and plan.keeps_dtype
+                what = "exact tables" + (", in the model's dtype" if rounded else "")
                 ropes = plan.ropes
             entry = Entry(plan.name, type(plan.module).__name__, ropes, what)
             yield _Step(Module(plan.name, plan.module), methods, entry)
