@@ -44,22 +44,28 @@ REFUSED = {
     "wav2vec2_bert": BY_SHAPE,
     "wav2vec2_conformer": BY_SHAPE,
 }
-# Families with parts that `patch` leaves alone, with a part of the reason.
+# Families with parts that `patch` leaves alone, with the reason.
 LEFT = {"llama4": "it keeps no inverse frequencies"}
 # Families whose own function still multiplies by our tables.
 OWN_FUNCTION = {
-    *("deepseek_v2", "gemma4", "llama4", "minimax_m3_vl", "muse_glimmer_assistant", "qwen4_exp", "sam3")
+    "deepseek_v2",
+    "gemma4",
+    "llama4",
+    "minimax_m3_vl",
+    "muse_glimmer_assistant",
+    "qwen4_exp",
+    "sam3",
 }
+# With float32 angles also these, whose features are not adjacent in memory.
+OWN_FUNCTION_FLOAT32 = OWN_FUNCTION | {"zaya"}
 # The families that the default run tests in full: each pairing, and each way in which models rotate.
 IN_FULL = {
     *("cohere", "deepseek_v2", "deepseek_v3", "ernie4_5", "esm", "gemma3", "gemma4", "glm", "gpt_neox"),
     *("gpt_oss", "kimi_k25", "llama", "llama4", "mixtral", "modernbert", "moonshine", "nanochat"),
     *("nemotron", "olmo2", "persimmon", "phi3", "qwen2_vl", "qwen3_vl", "t5gemma", "zamba2"),
 }
-# Families whose outputs have other bits with float32 angles.
-OTHER_BITS = {"zaya"}
+# Families whose `generate` is not called, with the reason.
 NO_TOKENS = {
-    "clvp": "it generates speech from speech",
     "diffusion_gemma": "it draws blocks of tokens at random",
     "higgs_audio_v2": "it generates codes of sound, with a shape of its own",
     "kyutai_speech_to_text": "it generates from sound",
@@ -280,12 +286,12 @@ def test_an_unpatched_model_is_as_never_patched(family):
 
 @of_each(SERVED)
 def test_float32_angles_give_the_outputs_of_the_model(family):
-    with hf.patched(family.model, angles="float32"):
+    with counted(family.model) as calls, hf.patched(family.model, angles="float32"):
+        calls.clear()
         got = family.run(family.model)
-    if family.name in OTHER_BITS:
-        assert off(got, family.own) <= 3 * family.error
-    else:
-        assert torch.equal(got, family.own)
+        own = bool(calls)
+    assert own == (family.name in OWN_FUNCTION_FLOAT32)
+    assert torch.equal(got, family.own)
 
 
 @of_some("llama", "gemma3", "qwen2_vl", "deepseek_v3", "deepseek_v2", "glm", "cohere", "gpt_neox", "olmo2")
