@@ -219,7 +219,8 @@ def tests_min(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
     install(session)
-    files = (f"tests/test_hf{name}.py" for name in ("", "_models", "_modules", "_positions", "_docs"))
+    names = ("", "_models", "_modules", "_positions", "_patch", "_families", "_docs")
+    files = (f"tests/test_hf{name}.py" for name in names)
     pytest(session, ["numpy", "torch"], "--models", *files)
 
 
@@ -283,7 +284,13 @@ def pictures(session: nox.Session) -> None:
 def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included."""
     os.environ[NIGHTLY] = "1"
-    names = [*(f"tests({library})" for library in [*LIBRARIES, "all"]), "pure", "sanitize", "tests-min"]
+    names = [
+        *(f"tests({library})" for library in [*LIBRARIES, "all"]),
+        "models",
+        "pure",
+        "sanitize",
+        "tests-min",
+    ]
     for name in names:
         session.notify(name)
 

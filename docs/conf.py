@@ -32,7 +32,8 @@ numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
 # Docstrings describe the types; the annotations of arrays are Any.
 autodoc_typehints = "none"
-# Not in the session `docs`. tests/test_imports.py runs the examples of rope_array.torch.
+# Not in the session `docs`. Tests run the examples of rope_array.torch and rope_array.hf: test_imports.py and
+# test_hf_patch.py.
 autodoc_mock_imports = ["torch"]
 # The copy button of an example copies its code: no prompts, no output.
 copybutton_prompt_text = r">>> |\.\.\. "
@@ -46,8 +47,8 @@ np.set_printoptions(legacy=False)
 
 
 def _show_without_running(app, what, name, obj, options, lines):
-    """Make code blocks of the examples of rope_array.torch, which the doctest builder does not run."""
-    if name.startswith("rope_array.torch") and ".. rubric:: Examples" in lines:
+    """Make code blocks of the examples that need PyTorch, which the doctest builder does not run."""
+    if name.startswith(("rope_array.hf", "rope_array.torch")) and ".. rubric:: Examples" in lines:
         first = lines.index(".. rubric:: Examples") + 2
         last = lines.index("..", first)  # numpydoc's mark after the last section
         lines[first:last] = [".. code-block:: pycon", "", *(f"   {line}" for line in lines[first:last])]

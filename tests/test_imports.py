@@ -76,7 +76,7 @@ def test_an_unchanged_copy_imports_no_library(tmp_path: Path) -> None:
 
 
 def test_late_modules_are_imported_on_first_use() -> None:
-    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "positions", "torch")
+    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions", "torch")
     late = {f"rope_array.{name}" for name in names}
     script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
     for use, wanted in [
@@ -84,6 +84,7 @@ def test_late_modules_are_imported_on_first_use() -> None:
         ("ra.Linear(2.0)", {"rope_array._spec.scaling"}),
         ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._spec.scaling"}),
         ("ra.config", {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"}),
+        ("ra.hf.patch", {"rope_array.hf"}),
     ]:
         before, after = child.run(script.format(use)).split("|")
         assert set(before.split()) & late == set()
@@ -159,11 +160,12 @@ MAY_IMPORT = {
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
+    "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
     "torch": ("_errors", "_spec.validation", "_rope", "_rotation", "torch"),
 }
 # Modules that most programs never need: only the listed modules import them at the top.
-# The package itself names rope_array.torch for type checkers.
-LATE_CORE = {"_config": {"_config", "config"}, "torch": {"torch", ""}}
+# The package itself names rope_array.hf and rope_array.torch for type checkers.
+LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
 OWN = {"jax": {"jax", "jaxlib"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
@@ -172,7 +174,8 @@ COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
 _PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  # for commands
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late
 JUDGED = {"plots"}  # draws errors, so it needs the definition
-OF_LIBRARY = {"torch": {"torch"}}  # folders for the users of one library, which they import
+# Folders for the users of one library, which they import.
+OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
@@ -426,6 +429,11 @@ PLANTED = [
     ("plots/_ropes.py", "import matplotlib", "no array library"),
     ("plots/_ropes.py", "from rope_array._dispatch import rotate", "may import"),
     ("config.py", "def f():\n    from .plots import save", "may import"),
+    ("hf/_patch.py", "import transformers", "no array library"),
+    ("hf/_rotary.py", "def f():\n    import jax", "no array library"),
+    ("hf/_attention.py", "from rope_array._array_api.rotate import rotate_by_tables", "may import"),
+    ("hf/_patch.py", "from rope_array import RoPE", "may import"),
+    ("_rope.py", "from . import hf", "imported late"),
     ("torch/_rotary.py", "import jax", "no array library"),
     ("torch/_rotary.py", "def f():\n    import transformers", "no array library"),
     ("torch/_learned.py", "from rope_array._dispatch import rotate", "may import"),
@@ -503,8 +511,8 @@ MODULES = [rope_array, rope_array.config, rope_array.convert, rope_array.positio
 # Attributes that the package imports on first access.
 LATE = {
     "rope_array": {
-        *("backend_tools", "backends", "config", "convert", "diagnose", "explain", "plots", "positions"),
-        "testing",
+        *("backend_tools", "backends", "config", "convert", "diagnose", "explain", "hf", "plots"),
+        *("positions", "testing"),
     }
 }
 
@@ -540,10 +548,10 @@ def test_all_is_complete_and_sorted(module: Any) -> None:
 def test_names_that_users_have() -> None:
     """Removing a name breaks users' code; a new name is added to this list."""
     errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
-    errors += ["ConfigError"]
+    errors += ["ConfigError", "PatchError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
     rules += ["Reversed"]
-    modules = ["backend_tools", "config", "convert", "plots", "positions", "testing"]
+    modules = ["backend_tools", "config", "convert", "hf", "plots", "positions", "testing"]
     others = ["Axes", "RoPE", "Rotation", "apply", "backends", "diagnose", "explain"]
     others += ["Backend", "Explanation"]  # results of backends() and explain()
     assert sorted(rope_array.__all__) == sorted([*errors, *rules, *modules, *others])

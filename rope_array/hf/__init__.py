@@ -1,0 +1,121 @@
+"""Patch a model of transformers, with one call: exact angles, a faster rotation, and back again.
+
+`patch` changes one model, not its class and not the module of its code. `unpatch` changes it back. Needs
+PyTorch and transformers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from rope_array._errors import PatchError
+
+from ._report import Report
+
+__all__ = ["PatchError", "Report", "patch", "patched", "unpatch"]
+
+
+def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Report:
+    """Replace the rotary embedding of a model.
+
+    Everything is checked before anything is changed: the ropes that the config means against the model's own
+    tables, and the replaced functions against the model's own, on small random arrays.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of transformers, or a module that contains one, such as a model with PEFT's adapters.
+    angles : {"exact", "float32"}
+        "exact": cos and sin are exact at every position, and q and k are rotated in float32 and rounded once.
+        "float32": the model's own numbers. The tables stay the model's, and in half precision its
+        multiplication too.
+
+    Returns
+    -------
+    Report
+        The modules that were changed, with their ropes, and the modules left alone, with the reasons.
+
+    Raises
+    ------
+    PatchError
+        The model is patched already; has no rotary module that is known; has tables that are not those of its
+        config; or another library has replaced the `forward` of a module. The model is unchanged.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> ra.hf.patch(model)
+    3 modules patched, angles='exact'
+      model.rotary_emb              LlamaRotaryEmbedding: exact tables
+                                      RoPE(head_dim=16, pairing='half')
+      model.layers.*.self_attn (2)  LlamaAttention: rotation
+    """
+    from . import _patch  # imported late: it needs torch
+
+    return _patch.patch(model, angles)
+
+
+def unpatch(model: Any) -> None:
+    """Undo `patch`: every module is as before.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model that `patch` has changed, a copy of it, or a module that contains it.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    PatchError
+        The model is not patched, or another library has replaced a function that `patch` had put in place.
+        The model is unchanged.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> report = ra.hf.patch(model)
+    >>> ra.hf.unpatch(model)
+    """
+    from . import _patch  # imported late: it needs torch
+
+    _patch.unpatch(model)
+
+
+@contextmanager
+def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Iterator[Report]:
+    """Patch a model inside a `with`; it is unpatched at the end, also by an exception.
+
+    Parameters
+    ----------
+    model, angles
+        As in `patch`, with the same exceptions.
+
+    Returns
+    -------
+    context manager
+        It gives the `Report` of `patch`.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> with ra.hf.patched(model, angles="float32") as report:
+    ...     len(report)
+    3
+    """
+    report = patch(model, angles=angles)
+    try:
+        yield report
+    finally:
+        unpatch(model)

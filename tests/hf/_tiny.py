@@ -1,0 +1,134 @@
+"""Tiny random models of transformers: each model type of docs/models.md.
+
+A tiny model has two layers, or one of each kind, and heads of 32 features (see `_tiny_config`). Its weights
+are larger than at the start of training, so that scores are of the order of 1 and the rotation matters to
+the outputs.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hf import _tiny_inputs
+from hf._models_patch import FLOAT32, precision
+from hf._tiny_config import configuration, tiny_config
+from hf._walk import cases, modeling
+
+NO_TIMM = "its vision tower is a model of the package timm"
+NO_ARRAYS = "its inputs are a session with a video, not arrays"
+# Model types without a tiny model.
+ABSENT: Mapping[str, str] = {
+    "edgetam_video": NO_ARRAYS,
+    "esmfold2": "its inputs are dozens of arrays that describe a protein",
+    "pe_audio_video": NO_TIMM,
+    "pe_video": NO_TIMM,
+    "sam2_video": NO_ARRAYS,
+    "sam3_tracker_video": NO_ARRAYS,
+}
+
+# The config and the model of a type, where transformers' automatic classes have none or another.
+CLASSES: Mapping[str, tuple[str, str]] = {
+    "eomt_dinov3": ("EomtDinov3Config", "EomtDinov3ForUniversalSegmentation"),
+    "gemma3n": ("Gemma3nTextConfig", "Gemma3nForCausalLM"),  # the vision tower needs timm
+    "seamless_m4t": ("SeamlessM4TConfig", "SeamlessM4TForSpeechToText"),
+    "t5gemma2": ("T5Gemma2Config", "T5Gemma2ForConditionalGeneration"),
+}
+TASKS = (
+    *("FOR_IMAGE_TEXT_TO_TEXT", "FOR_CAUSAL_LM", "FOR_MULTIMODAL_LM", "FOR_SEQ_TO_SEQ_CAUSAL_LM"),
+    *("FOR_SPEECH_SEQ_2_SEQ", "FOR_MASKED_LM"),
+)
+WEIGHTS, DEEP = 1.5, 0.5  # the gain of a layer; of a convolution, as dozens follow each other
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny model of a type, and its inputs."""
+
+    model_type: str
+
+    def make(self, dtype: torch.dtype = FLOAT32) -> Any:
+        """Return a new model for inference, with the same weights in float32 and float64."""
+        config_cls, cls = model_class(self.model_type)
+        with torch.random.fork_rng(), precision(dtype):
+            torch.manual_seed(0)
+            config = tiny_config(self.model_type, config_cls)
+            config._experts_implementation = "eager"  # the default has no float64
+            model = cls(config).eval()
+        if dtype is FLOAT32:
+            set_weights(model)
+        else:
+            for weight, drawn in zip(weights(model).values(), weights(self.make()).values(), strict=True):
+                weight.copy_(drawn)
+        return model
+
+    def inputs(self, model: Any) -> dict[str, Any]:
+        """Return keyword arguments for the model, with floats of the default dtype."""
+        return _tiny_inputs.INPUTS.get(self.model_type, _tiny_inputs.text)(model)
+
+
+FAMILIES = tuple(Tiny(name) for name in sorted({case.model for case in cases()} - ABSENT.keys()))
+
+
+def model_class(folder: str) -> tuple[Any, Any]:
+    """Return the config class and the model class of a folder: the whole model rather than a part."""
+    if folder in CLASSES:
+        config, model = CLASSES[folder]
+        return getattr(configuration(folder), config), getattr(modeling(folder), model)
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    tables = [getattr(auto, f"MODEL_{task}_MAPPING_NAMES") for task in TASKS] + [auto.MODEL_MAPPING_NAMES]
+    for config_cls in config_classes(folder):
+        for table in tables:
+            name = table.get(config_cls.model_type)
+            if name and hasattr(modeling(folder), name):
+                return config_cls, getattr(modeling(folder), name)
+    raise LookupError(f"transformers has no automatic class for a config of {folder}: add it to CLASSES.")
+
+
+def config_classes(folder: str) -> list[Any]:
+    """Return the config classes of a folder, those with most configs inside them first."""
+    module = configuration(folder)
+    own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
+    return sorted((cls for cls in own if hasattr(cls, "sub_configs")), key=lambda cls: -len(cls.sub_configs))
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters, and the codebooks, which are buffers."""
+    found = {name: parameter.data for name, parameter in model.named_parameters()}
+    return found | {name: book for name, book in model.named_buffers() if name.endswith("embed_sum")}
+
+
+def set_weights(model: torch.nn.Module) -> None:
+    """Set weights from a fixed seed: a layer keeps the size of its input, and norms and biases vary."""
+    random = torch.Generator().manual_seed(0)
+    for name, weight in weights(model).items():
+        values = torch.randn(weight.shape, generator=random)
+        constant = weight.numel() and bool((weight == weight.flatten()[0]).all())
+        if constant and (weight.ndim < 2 or weight.any()):
+            weight.add_(0.2 * values)
+        elif weight.ndim >= 2:
+            inputs = weight.shape[-1] if "expert" in name else weight[0].numel()
+            gain = DEEP if "conv" in name else WEIGHTS
+            is_table = re.search(r"(embed|token|position)[^.]*(\.weight)?$", name)
+            weight.copy_(values * (1.0 if is_table else gain / inputs**0.5))
+
+
+def answer(output: Any) -> torch.Tensor:
+    """Return a model's logits, or its first floating-point array."""
+    logits = getattr(output, "logits", None)
+    found = next(arrays(output), None) if logits is None else logits
+    if found is None:
+        raise LookupError(f"{type(output).__name__} has no floating-point array")
+    return found
+
+
+def arrays(output: Any) -> Any:
+    """Yield the floating-point arrays of an output."""
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point() and output.ndim:
+            yield output
+    elif isinstance(output, dict | tuple):
+        for value in output.values() if isinstance(output, dict) else output:
+            yield from arrays(value)

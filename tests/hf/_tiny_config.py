@@ -1,0 +1,340 @@
+"""Small configs of transformers' models: the default config, reduced by the names of its keys.
+
+`tiny_config` serves each model type of docs/models.md. The names of most keys tell their sizes; `CHANGES` has
+the values that they do not tell.
+"""
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+HEAD, HEADS, HIDDEN, VOCAB = 32, 2, 64, 128
+KINDS = 4  # a list with more values does not say which kind of layer each layer is
+
+# The new value of an integer by its key: the first pattern that fits the whole key; None keeps the value.
+SIZES: tuple[tuple[str, Any], ...] = (
+    (r"qk_(rope|nope)_head_dim|v_head_dim|(linear|conv)_.*head_dim|mamba_d_state", 16),
+    (r"qk_head_dim|.*head_dim|kv_channels|(kv|q|o)_lora_rank|query_pre_attn_scalar|mamba_d_head", HEAD),
+    (r"mamba_n_heads", 4),
+    (r"mamba_d_ssm", 128),
+    (r".*(hidden_size|embed_dim|d_model|hidden_dim|embedding_size|emb_dim|projection_dim)|width", HIDDEN),
+    (r".*(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|intermediate_dim)", 96),
+    (r".*(num_experts_per_tok|moe_topk|moe_top_k|moe_k|experts_per_token)", 2),
+    (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", None),
+    (r".*num_.*experts|n_routed_experts|.*num_experts", 4),
+    (r"n_group|topk_group|num_expert_group|topk_.*group", 1),
+    (r".*vocab_size.*|vocab_offset", VOCAB),
+    (r".*(num_hidden_layers|num_layers)|depth|n_layers?|(en|de)coder_layers", 2),
+    (r".*num_.*key_value_.*heads|num_kv_heads|kv_n_heads", "of keys"),
+    (r".*(attention_heads|num_heads|n_heads|key_heads|value_heads)", HEADS),
+    (r"sliding_window|attention_chunk_size", 16),
+    (r"max_position_embeddings|max_seq_len", 2048),
+    (r"image_size", "of a picture"),
+    (r"num_position_embeddings", 16),
+)
+COMMON_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+# Reduction
+
+
+def new_size(key: str, old: Any, config: Mapping[str, Any]) -> Any:
+    """Return the reduced value of a key, or the value itself if it is no size."""
+    if not isinstance(old, int) or isinstance(old, bool):
+        return old
+    if key == "head_dim" and old == config.get("qk_rope_head_dim"):
+        return 16
+    new = next((new for pattern, new in SIZES if re.fullmatch(pattern, key)), None)
+    if new == "of keys":
+        return HEADS if old == heads(config, old) else 1
+    if new == "of a picture":
+        return 4 * config.get("patch_size", 14)
+    return old if new is None else min(old, new)
+
+
+def heads(config: Mapping[str, Any], default: int) -> int:
+    """Return the number of heads of q."""
+    return next((v for k, v in config.items() if re.fullmatch("num_(attention_)?heads|n_heads", k)), default)
+
+
+def kept_layers(config: Mapping[str, Any]) -> list[int]:
+    """Choose the layers to keep: one for each kind in each list with one value per layer, at least two."""
+    count = config.get("num_hidden_layers") or 0
+    lists = [[*map(str, v)] for v in config.values() if isinstance(v, list) and len(v) == count]
+    if special := config.get("per_layer_config"):
+        lists.append([str(special.get(f"{layer:02d}")) for layer in range(count)])
+    chosen = {kinds.index(kind) for kinds in lists if len({*kinds}) <= KINDS for kind in kinds}
+    others = [layer for layer in range(count) if layer not in chosen]
+    return sorted(chosen | {*others[: max(0, 2 - len(chosen))]})
+
+
+def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reduce a config, given and returned as a dict, and all configs in it."""
+    layers, count = kept_layers(config), config.get("num_hidden_layers")
+    new: dict[str, Any] = {}
+    for key, old in config.items():
+        if key == "per_layer_config" and old:
+            own = {n: old.get(f"{layer:02d}") for n, layer in enumerate(layers)}
+            new[key] = {n: of_layer(values, config) for n, values in own.items() if values is not None}
+        elif key in ("rope_parameters", "rope_scaling") and isinstance(old, dict):
+            new[key] = reduced_rule(old, config)
+        elif isinstance(old, dict) and (key.endswith("config") or "model_type" in old):
+            new[key] = reduced(old)
+        elif isinstance(old, list) and len(old) == count and count > 2:
+            new[key] = [old[layer] for layer in layers]
+        elif key == "num_hidden_layers" and isinstance(old, int):
+            new[key] = max(2, len(layers))
+        else:
+            new[key] = new_size(key, old, config)
+    return new
+
+
+def of_layer(own: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reduce the sizes that a layer has of its own. Its heads stay wider than in the other layers."""
+    new = {key: new_size(key, value, {**config, **own}) for key, value in own.items()}
+    return new | {"head_dim": 2 * HEAD} if "head_dim" in own else new
+
+
+def reduced_rule(rule: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reduce the sections of M-RoPE, in the rotary parameters of a config or of its layer types."""
+    new = dict(rule)
+    for key, value in rule.items():
+        if isinstance(value, dict):
+            new[key] = reduced_rule(value, config)
+        elif key == "mrope_section":
+            width = min(config.get("head_dim") or HEAD, HEAD) * rule.get("partial_rotary_factor", 1)
+            sections = [int(width) // 2 * size // sum(value) for size in value]
+            new[key] = [int(width) // 2 - sum(sections[1:]), *sections[1:]]
+    return new
+
+
+def with_tokens(config: Mapping[str, Any], used: dict[str, int]) -> dict[str, Any]:
+    """Give each special token an id of the reduced vocabulary, from its end; `used` holds them by key."""
+    new = dict(config)
+    for key, value in config.items():
+        if isinstance(value, dict):
+            new[key] = with_tokens(value, used)
+        elif key in COMMON_TOKENS and value is not None:
+            new[key] = COMMON_TOKENS[key]
+        elif str(key).endswith(("token_id", "token_index")) and isinstance(value, int):
+            new[key] = used.setdefault(key, VOCAB - 1 - len(used))
+    return new
+
+
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change values of a config; a dict changes a config inside it."""
+    new = dict(config)
+    for key, value in changes.items():
+        inner = new.get(key)
+        new[key] = merged(inner, value) if isinstance(value, dict) and isinstance(inner, dict) else value
+    return new
+
+
+def configuration(folder: str) -> Any:
+    """Import a model's configuration file."""
+    return importlib.import_module(f"transformers.models.{folder}.configuration_{folder}")
+
+
+def tiny_config(folder: str, cls: Any) -> Any:
+    """Return a small config of a class, for the model type of a folder."""
+    values = with_tokens(reduced(cls().to_dict()), {})
+    values.pop("transformers_version", None)
+    return cls(**merged(values, CHANGES.get(folder, {})))
+
+
+# Values that the names of the keys do not tell
+
+
+def text(**changes: Any) -> dict[str, Any]:
+    """Return changes of the text config."""
+    return {"text_config": changes}
+
+
+def rule(**more: Any) -> dict[str, Any]:
+    """Return rotary parameters."""
+    return {"rope_type": "default", "rope_theta": 10_000.0, **more}
+
+
+def mrope(*sections: int, base: float = 10_000.0) -> dict[str, Any]:
+    """Return the key of rotary parameters with sections of M-RoPE, which some default configs lack."""
+    return {"rope_parameters": rule(rope_theta=base, mrope_section=[*sections])}
+
+
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+CODEC = {
+    "upsample_groups": HIDDEN,
+    "num_filters": 4,
+    "upsampling_ratios": [2, 2],
+    "num_quantizers": 4,
+    "codebook_size": 32,
+    "codebook_dim": 16,
+    "layer_scale_initial_scale": 1.0,
+    "vector_quantization_hidden_dimension": 16,
+}
+BYTES = {"vocab_size": 260}
+
+CHANGES: Mapping[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {
+        **BYTES,
+        "encoder_hash_byte_group_vocab": 64,
+        "patcher_config": BYTES,
+        "encoder_config": {**BYTES, "hidden_size_global": HIDDEN},
+        "decoder_config": {**BYTES, "hidden_size_global": HIDDEN},
+    },
+    "chameleon": {
+        "vocabulary_map": {"<image>": 127},
+        "vq_config": {"resolution": 32, "base_channels": 32, "num_embeddings": 32},
+    },
+    "cohere_compass": text(
+        layer_types=[SLIDING, FULL],
+        rope_parameters={SLIDING: rule(rope_theta=50_000.0, mrope_section=[6, 5, 5]), FULL: None},
+    ),
+    "csm": {"codec_config": CODEC},
+    "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "deepseek_ocr2": text(mlp_layer_types=["dense", "sparse"], num_experts_per_tok=2),
+    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "deepseek_v3": {"first_k_dense_replace": 1},
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention", SLIDING],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "compress_rates": {"heavily_compressed_attention": 8, "compressed_sparse_attention": 4},
+        "rope_parameters": {key: {"partial_rotary_factor": 0.5} for key in ("main", "compress")},
+    },
+    "diffusion_gemma": text(num_experts=4, top_k_experts=2, moe_intermediate_size=32),
+    "dinov3_vit": {"out_features": ["stage2"], "out_indices": [2]},
+    "dots1": {
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "dots3_note": {
+        "vision_config": {"adapter_in_dim": HIDDEN, "adapter_out_dim": HIDDEN, "num_experts_per_tok": 2},
+        "audio_config": {"adapter_input_size": HIDDEN, "adapter_out_dim": HIDDEN},
+    },
+    "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
+    "emu3": {
+        "vocabulary_map": {"<image>": 127, "<|extra_200|>": 126},
+        "vq_config": {"base_channels": 32, "num_embeddings": 32},
+    },
+    "eomt_dinov3": {"num_blocks": 1},
+    "ernie4_5_vl_moe": text(**mrope(6, 6, 4, base=500_000.0)),
+    "esm": {"position_embedding_type": "rotary", "vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "falcon_h1": {"mamba_d_head": 32, "mamba_n_heads": 4},
+    "gemma3n": {"num_kv_shared_layers": 0, "intermediate_size": 96},
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "head_dim": HEAD,
+            "position_embedding_size": 16,
+        }
+    },
+    "glm4v": text(**mrope(4, 6, 6)),
+    "glm4v_moe": text(**mrope(2, 3, 3)),
+    "glm_image": text(**mrope(4, 6, 6)),
+    "glm_ocr": text(**mrope(4, 6, 6)),
+    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[0, 0]],
+        "spatial_target_layers": [1],
+    },
+    "granitemoehybrid": {"layer_types": [LINEAR, FULL], "position_embedding_type": "rope"},
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
+    "hunyuan_v1_dense": {"head_dim": HEAD},
+    "hunyuan_v1_moe": {"head_dim": HEAD},
+    "hunyuan_vl": text(head_dim=HEAD, **mrope(4, 4, 4, 4)),
+    "kyutai_speech_to_text": {"codec_config": CODEC},
+    "lasr": {"encoder_config": {"conv_kernel_size": 31}},  # PyTorch warns of even sizes
+    "lfm2_moe": {"layer_types": ["conv", FULL], "num_dense_layers": 1},
+    "llama4": {
+        "text_config": {"moe_layers": [0, 1], "intermediate_size_mlp": 96},
+        "vision_config": {
+            "projector_input_dim": HIDDEN,
+            "projector_output_dim": HIDDEN,
+            "vision_output_dim": HIDDEN,
+            "intermediate_size": 4 * HIDDEN,
+        },
+    },
+    "longcat_flash": {"expert_ffn_hidden_size": 32, "zero_expert_num": 2, "n_routed_experts": 4},
+    "mimi": CODEC,
+    "ministral": {"head_dim": HEAD},
+    "mistral_large4": text(kv_source_layers=[0, 1, 2]),
+    "molmo2": {
+        "text_config": {"rope_scaling_layers": [0]},
+        "adapter_config": {"vision_feature_layer": [1, 0]},
+    },
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
+    "muse_glimmer": {"out_hidden_size": 4 * HIDDEN},
+    "muse_glimmer_assistant": {"target_layer_ids": [0], "block_size": 8},
+    "muse_spark": {
+        "out_hidden_size": 4 * HIDDEN,
+        "audio_config": {"hidden_sizes": [16] * 4, "depths": [1] * 4},
+    },
+    "nemotron": {"num_key_value_heads": 1},
+    "nemotron3_5_transcribe": text(n_groups=1, mamba_num_heads=4, layers_block_type=[LINEAR, "moe", FULL]),
+    "neomme": {"embedding_rank": 16},
+    "neucodec": {"quantization_dim": 128, "encoder_hidden_size": 4},
+    "paddleocr_vl": text(**mrope(4, 6, 6)),
+    "pe_audio": {
+        "audio_config": {
+            "dac_config": {
+                "encoder_hidden_size": 4,
+                "downsampling_ratios": [2, 4, 4],
+                "upsampling_ratios": [4, 4, 2],
+                "hop_length": 32,
+                "codebook_size": 32,
+            }
+        }
+    },
+    "phi4_multimodal": {
+        "audio_config": {
+            "num_blocks": 1,
+            "ext_pw_out_channel": HIDDEN,
+            "depthwise_separable_out_channel": HIDDEN,
+            "nemo_conv_channels": HIDDEN,
+        },
+        "vision_config": {"crop_size": 56},
+    },
+    "pocket_tts": {"flow_head_config": {"condition_dim": HIDDEN}},
+    "pocket_tts_audio_tokenizer": CODEC,
+    "qwen2_5_omni": {"vision_start_token_id": 110, **text(**mrope(4, 6, 6))},
+    "qwen2_5_vl": text(**mrope(4, 6, 6)),
+    "qwen2_vl": text(**mrope(4, 6, 6)),
+    "qwen3_omni_moe": {"vision_start_token_id": 110, **text(**mrope(6, 5, 5))},
+    "qwen4_exp": text(
+        indexer_budget=64,
+        indexer_compress_ratio=4,
+        indexer_n_heads=2,
+        indexer_kv_heads=1,
+        indexer_head_dim=HEAD,
+        ple_embed_dim=HIDDEN,
+    ),
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": HIDDEN},
+    "sapiens2": {"num_key_value_heads_per_layer": [2, 1], "out_features": ["stage2"], "out_indices": [2]},
+    "seamless_m4t": {"position_embeddings_type": "rotary"},
+    "step3p7": text(
+        sliding_window=16, layer_types=[FULL, SLIDING], rope_parameters={FULL: rule(), SLIDING: rule()}
+    ),
+    "wav2vec2_bert": {"position_embeddings_type": "rotary"},
+    "wav2vec2_conformer": {"position_embeddings_type": "rotary"},
+    "xcodec2": {"quantization_dim": 128, "encoder_hidden_size": 4},
+    "zamba2": {
+        "use_mem_rope": True,
+        "mamba_headdim": 16,
+        "n_mamba_heads": 8,
+        "attention_head_dim": 64,
+        "attention_hidden_size": 128,
+        "num_query_groups": 2,
+        "adapter_rank": 8,
+        "hybrid_layer_ids": [1],
+    },
+}
