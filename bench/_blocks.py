@@ -1,0 +1,60 @@
+"""Time functions in blocks of one function, which alternate in rounds.
+
+A block has calls of one function only, as functions that alternate call by call get each other's freed
+memory. The median of a block counts. A ratio is the median of the ratios within rounds, so that a slow round
+slows both of its parts. The order of a round is random, and the garbage collector is off.
+"""
+
+import gc
+import random
+import statistics
+import time
+
+WARM_UP = 1  # calls of a block that are not timed
+
+
+def take_turns(calls, rounds, seconds):
+    """Return the median time of each function in each round; a block has 3 calls or more."""
+    counts = {name: max(3, round(seconds / time_one(call))) for name, call in calls.items()}
+    names, times, order = list(calls), {name: [] for name in calls}, random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            order.shuffle(names)
+            for name in names:
+                times[name].append(block(calls[name], counts[name]))
+    finally:
+        gc.enable()
+    return times
+
+
+def block(call, count):
+    """Return the median seconds of `count` calls of one function."""
+    times = [time_one(call) for _ in range(WARM_UP + count)]
+    return statistics.median(times[WARM_UP:])
+
+
+def time_one(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratio(times, over):
+    """Return the median of the ratios of two functions' times within rounds."""
+    return round(statistics.median(a / b for a, b in zip(times, over, strict=True)), 3)
+
+
+def milliseconds(times):
+    return float(f"{1e3 * statistics.median(times):.4g}")
+
+
+def print_table(head, rows):
+    """Print rows of cells, the first column to the left; the others are numbers."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *rest in cells:
+        print(
+            "  ".join([first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(rest, widths[1:], strict=True))])
+        )
