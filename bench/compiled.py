@@ -27,7 +27,7 @@ from typing import NamedTuple
 os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
-from _blocks import milliseconds, print_table, ratio, take_turns
+from _blocks import CLOCKS, milliseconds, print_table, ratio, set_clock, take_turns
 from _record import record
 
 import rope_array as ra
@@ -227,9 +227,11 @@ def row(name, numbers):
 def main():
     options = arguments()
     torch.set_num_threads(1)
+    set_clock(options.clock)
     chosen = [case for case in cases() if all(word in case.name for word in options.only)]
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     result = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
+    result["clock"] = options.clock
     print_table(HEAD, [row(*each) for each in result["numbers"].items()])
     print(f"{LIMITS}\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
     if options.json:
@@ -239,6 +241,7 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
     parser.add_argument("--quick", action="store_true", help="few and short rounds, to try the harness")
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORD", help="the cases whose name has all these"

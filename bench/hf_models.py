@@ -1,0 +1,280 @@
+"""transformers' models before and after `rope_array.hf.patch`: a decode step and a training step, one thread.
+
+Models of moderate size, and the tiny models of every family in `tests/hf/_tiny.py`; random weights, eager,
+float32 and bfloat16 (tiny models: float32). Each round times a block of steps before and a block after
+patching, in random order, on the same model; a block patches or unpatches before its first step. The median
+of a block counts, and `÷` is the median of the ratios within rounds: below 1, the patched model is faster.
+
+A decode step is one forward pass of one token under `torch.no_grad`, with the cache of the tokens before it,
+of which each block begins with a copy. A training step is forward and backward in training mode, without an
+optimizer, whose time is the same in both. The loss of a tiny model is the mean of its squared outputs.
+"""
+
+import argparse
+import copy
+import importlib
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch
+import transformers
+from _blocks import CLOCKS, block, print_table, set_clock, time_one
+from _record import ROOT, record
+
+PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
+PREFIX, LENGTH = 128, 256  # tokens before a decode step, and of a training step
+ROUNDS, SECONDS, MOST = 6, 0.25, 64  # of a block, and the most steps of one: a cache grows by them
+TINY_ROUNDS, TINY_SECONDS = 7, 0.05
+HEAD = ("", "decode, ms", "patched", "÷", "training, ms", "patched", "÷")
+SIZE = {"num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048}
+MODELS = {
+    "Llama, 4 × 512": ("Llama", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4}),
+    "Llama, 2 × 1024": (
+        "Llama",
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_key_value_heads": 2, "num_hidden_layers": 2},
+    ),
+    "GPT-NeoX, 4 × 512, a quarter of the width": ("GPTNeoX", {"hidden_size": 512, "intermediate_size": 2048}),
+    "Cohere, 4 × 512, interleaved": (
+        "Cohere", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "pad_token_id": 0}
+    ),
+    "Gemma 3, 4 × 512, two ropes": (
+        "Gemma3",
+        {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "head_dim": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+}  # fmt: skip
+
+
+# ---- steps: each function returns a step without arguments; making it is not timed ----
+
+
+def decoding(model, prefix):
+    """Return a function that makes a decode step, after the tokens of `prefix`."""
+    model.eval()
+    with torch.no_grad():
+        output = model(**prefix, use_cache=True)
+    token = torch.full((len(output.logits), 1), 5)
+    if model.config.is_encoder_decoder:
+        states = getattr(output, "encoder_last_hidden_state", None)
+        encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=states)
+        inputs = {"decoder_input_ids": token, "encoder_outputs": encoded}
+    else:
+        inputs = {"input_ids": token}
+    if output.past_key_values is None:
+        raise ValueError("the model returns no cache")
+
+    def make():
+        model.eval()
+        cache = copy.deepcopy(output.past_key_values)
+        return torch.no_grad()(lambda: model(**inputs, past_key_values=cache, use_cache=True))
+
+    return make
+
+
+def training(model, inputs, loss):
+    """Return a function that makes a training step."""
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        loss(model(**inputs)).backward()
+
+    def make():
+        model.train()
+        return step
+
+    return make
+
+
+# ---- before and after, in turns ----
+
+
+def compare(model, make, rounds, seconds, patched):
+    """Return the milliseconds of a step before and after, and the quartiles of their ratio."""
+    before = make()
+    before()
+    count = min(MOST, max(2, round(seconds / time_one(before))))
+    times, order = {False: [], True: []}, random.Random(0)
+    for _ in range(rounds):
+        for after in order.sample((False, True), 2):
+            with patched(model) if after else nullcontext():
+                times[after].append(block(make(), count))
+    ratios = [a / b for a, b in zip(times[True], times[False], strict=True)]
+    return {
+        "before, ms": milliseconds(times[False]),
+        "after, ms": milliseconds(times[True]),
+        "÷": [round(q, 3) for q in statistics.quantiles(ratios, method="inclusive")],
+        "steps of a block": count,
+    }
+
+
+def milliseconds(times):
+    return float(f"{1e3 * statistics.median(times):.4g}")
+
+
+def before_and_after(model, prefix, inputs, loss, rounds, seconds, patched):
+    """Return the numbers of both steps; a text where a model has no such step, or is refused."""
+    try:
+        with patched(model):
+            pass
+    except Exception as error:
+        return {"refused": one_line(error)}
+    found = {}
+    for name, prepare in {
+        "decode": lambda: decoding(model, prefix),
+        "train": lambda: training(model, inputs, loss),
+    }.items():
+        try:
+            found[name] = compare(model, prepare(), rounds, seconds, patched)
+        except Exception as error:  # a vision model has no cache, and some tiny models no training
+            found[name] = {"none": one_line(error)}
+    return found
+
+
+def one_line(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+# ---- models ----
+
+
+def moderate(options, patched):
+    """Time models of moderate size."""
+    rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
+    found = {}
+    for name, (kind, fields) in MODELS.items():
+        for dtype in ("float32", "bfloat16"):
+            if chosen(label := f"{name}, {dtype}", options):
+                model = make_model(kind, fields).to(getattr(torch, dtype))
+                tokens = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+                prefix, inputs = {"input_ids": tokens[:, :PREFIX]}, {"input_ids": tokens, "labels": tokens}
+                loss = lambda output: output.loss  # noqa: E731
+                found[label] = before_and_after(model, prefix, inputs, loss, rounds, seconds, patched)
+                tell(label, found[label])
+    return found
+
+
+def make_model(kind, fields):
+    torch.manual_seed(0)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**SIZE | fields)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def families(options, patched):
+    """Time the tiny model of each family."""
+    sys.path.append(str(ROOT / "tests"))
+    tiny = importlib.import_module("hf._tiny")
+    rounds, seconds = (2, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
+    found = {}
+    for family in tiny.FAMILIES:
+        name = family.model_type
+        if not chosen(name, options):
+            continue
+        try:
+            model = family.make()
+            inputs = family.inputs(model)
+        except Exception as error:
+            found[name] = {"refused": one_line(error)}
+            continue
+        loss = lambda output: tiny.answer(output).float().square().mean()  # noqa: E731
+        found[name] = before_and_after(model, inputs, inputs, loss, rounds, seconds, patched)
+        tell(name, found[name])
+    return found
+
+
+def chosen(name, options):
+    return all(word.lower() in name.lower() for word in options.only)
+
+
+# ---- results ----
+
+
+def tell(name, found):
+    print("  " + "  ".join(str(cell) for cell in row(name, found)), file=sys.stderr)
+
+
+def row(name, found):
+    if "refused" in found:
+        return name, found["refused"]
+    cells = [name]
+    for step in ("decode", "train"):
+        each = found[step]
+        cells += ["", "", "none"] if "none" in each else [each["before, ms"], each["after, ms"], each["÷"][1]]
+    return cells
+
+
+def show(result):
+    for part, models in result["numbers"].items():
+        if not models:
+            continue
+        print(f"\n{part}")
+        print_table(HEAD, [row(*each) for each in models.items() if "refused" not in each[1]])
+        for name, found in models.items():
+            if "refused" in found:
+                print(f"{name}: {found['refused']}")
+        for step in ("decode", "train"):
+            ratios = {
+                name: found[step]["÷"][1] for name, found in models.items() if "÷" in found.get(step, ())
+            }
+            if ratios:
+                slower = {name: each for name, each in ratios.items() if each > 1}
+                print(
+                    f"{step}: faster in {len(ratios) - len(slower)} of {len(ratios)}, "
+                    f"median {statistics.median(ratios.values()):.3f}; slower: {slower or 'none'}"
+                )
+    print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
+
+
+def main():
+    options = arguments()
+    torch.set_num_threads(1)
+    set_clock(options.clock)
+    transformers.logging.set_verbosity_error()
+    patched = patching(options)
+    begun = time.perf_counter()
+    numbers = {"moderate sizes": moderate(options, patched)}
+    if not options.no_families:
+        numbers["tiny models"] = families(options, patched)
+    result = record("hf-models", numbers, __doc__, PACKAGES) | {
+        "angles": options.angles,
+        "clock": options.clock,
+    }
+    show(result)
+    print(f"{time.perf_counter() - begun:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+def patching(options):
+    """Return the context manager that patches a model; with --control, it does nothing."""
+    if options.control:
+        return lambda model: nullcontext()
+    from rope_array import hf
+
+    return lambda model: hf.patched(model, angles=options.angles)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
+    parser.add_argument("--quick", action="store_true", help="few and short rounds, to try the harness")
+    parser.add_argument("--no-families", action="store_true", help="models of moderate size only")
+    parser.add_argument("--angles", default="exact", help='"exact" or "float32"')
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
+    parser.add_argument("--control", action="store_true", help="patch nothing: the noise of the ratios")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="WORD", help="the models whose name has all these"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
