@@ -8,6 +8,7 @@ from ._errors import (
     ArrayTypeError,
     BackendError,
     ConfigError,
+    PatchError,
     PositionError,
     RoPEError,
     ShapeError,
@@ -29,6 +30,7 @@ __all__ = [
     "Llama3",
     "LongRoPE",
     "NTKAware",
+    "PatchError",
     "Periods",
     "PositionError",
     "Proportional",
@@ -46,13 +48,14 @@ __all__ = [
     "convert",
     "diagnose",
     "explain",
+    "hf",
     "plots",
     "positions",
     "testing",
 ]
 
 if TYPE_CHECKING:
-    from . import backend_tools, config, convert, positions
+    from . import backend_tools, config, convert, hf, positions
     from ._diagnose import diagnose
     from ._explain import Backend, Explanation, backends, explain
     from ._spec.scaling import (
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
     )
 
 # Names imported on first use, with their modules: most programs need few.
-_MODULES = ("backend_tools", "config", "convert", "plots", "positions", "testing")
+_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing")
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),

@@ -6,6 +6,7 @@ __all__ = [
     "ArrayTypeError",
     "BackendError",
     "ConfigError",
+    "PatchError",
     "PositionError",
     "RoPEError",
     "ShapeError",
@@ -35,6 +36,10 @@ class ShapeError(RoPEError, ValueError):
 
 class PositionError(RoPEError, ValueError):
     """A position that is on the host has a value out of range."""
+
+
+class PatchError(RoPEError, ValueError):
+    """A model cannot be patched or unpatched; it is unchanged."""
 
 
 class BackendError(RoPEError, ValueError):

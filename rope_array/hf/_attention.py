@@ -1,0 +1,252 @@
+"""The functions that rotate q and k by tables: found by their parameters, tried out, and replaced.
+
+Most attentions of transformers call a function of their module, `apply_rotary_pos_emb(q, k, cos, sin)`. The
+arrangement of its tables and of its pairs differs between models, and no name states it. So the function is
+called with random arrays and tables, and compared with each layout. A function without a match is called as
+it is.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from rope_array import _dispatch
+from rope_array._array_api.source import Tables
+from rope_array._dynamo import traced_memo
+from rope_array._spec.plan import Layout
+
+Function = Callable[..., Any]
+# The parameters of functions that can be replaced; all but the names of the arrays are optional.
+TWO = ("q", "k", "cos", "sin")
+ONE = ("x", "cos", "sin")
+OPTIONS = ((), ("unsqueeze_dim",), ("position_ids", "unsqueeze_dim"))
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """A model's function that multiplies by cos and sin, and its layout.
+
+    Attributes
+    ----------
+    function
+        The model's function.
+    arrangement
+        How the tables are arranged: "cat" (c0 c1 c0 c1), "repeat" (c0 c0 c1 c1) or "pairs" (c0 c1).
+    pairing, out_pairing
+        As in `RoPE`.
+    last
+        Whether the last features of a head are rotated, in place of the first.
+    seq_axis
+        The axis of the positions, if the function has no `unsqueeze_dim`.
+    sign
+        -1 if the function rotates by the negative angle (NanoChat).
+    """
+
+    function: Function
+    arrangement: str
+    pairing: str
+    out_pairing: str
+    last: bool = False
+    seq_axis: int | None = None
+    sign: int = 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the function rotates one array, not q and k."""
+        return parameters(self.function)[:3] == ONE
+
+
+def parameters(function: Any) -> tuple[str, ...]:
+    """Return the names of the parameters of a function; of none, if it has no signature."""
+    function = getattr(function, "forward", function)  # a module of the package kernels
+    if type(function) is FunctionType and not hasattr(function, "__wrapped__"):
+        code = function.__code__
+        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def rotates(function: Any) -> bool:
+    """Return whether a function takes tables, by the names of its parameters."""
+    if isinstance(function, type) or not callable(function):
+        return False
+    names = set(parameters(function))
+    return {"cos", "sin"} <= names and bool(names & {"q", "x", "query", "tensor", "hidden_states"})
+
+
+# ---- trying a function out ----
+
+PAIRS, SEQ, HEADS = 4, 3, 5
+
+
+def recognise(function: Function) -> Multiplication | None:
+    """Return the layout of a function, found by calling it; None if it has none of ours."""
+    names = parameters(function)
+    heads = TWO if names[:4] == TWO else ONE
+    if names[: len(heads)] != heads or names[len(heads) :] not in OPTIONS:
+        return None
+    found = [each for each in _candidates(function, names) if _agrees(each)]
+    return found[0] if len(found) == 1 else None
+
+
+def _candidates(function: Function, names: tuple[str, ...]) -> list[Multiplication]:
+    axes = (None,) if "unsqueeze_dim" in names else (-2, -3)
+    pairings = ("half", "interleaved")
+    every = product(ARRANGED, pairings, pairings, (False, True), axes, (1, -1))
+    return [Multiplication(function, *each) for each in every]
+
+
+def _agrees(tried: Multiplication) -> bool:
+    """Return whether ours equals the function, on whole heads and on wider heads."""
+    whole = [_difference(tried, width, axis) for width in (2 * PAIRS,) for axis in (-2, -3)]
+    if any(found is False for found in whole) or not any(whole):
+        return False
+    wide = [_difference(tried, 2 * PAIRS + 6, axis) for axis in (-2, -3)]
+    # With the width of the tables, the first features are the last. A function that rejects wider heads
+    # is called with the rotated features alone.
+    return not (tried.last and not any(wide)) and all(found is not False for found in wide)
+
+
+def _difference(tried: Multiplication, width: int, axis: int) -> bool | None:
+    """Return whether ours equals the function for one shape; None if the function does not take it."""
+    random = torch.Generator().manual_seed(width - axis)
+    shape = (2, HEADS, SEQ, width) if axis == -2 else (2, SEQ, HEADS, width)
+    q, k = (torch.randn(shape, generator=random) for _ in range(2))
+    angles = torch.rand((2, SEQ, PAIRS), generator=random) * 6
+    tables = [ARRANGED[tried.arrangement](table) for table in (angles.cos(), angles.sin())]
+    arrays = (q,) if tried.is_single else (q, k)
+    option = {} if tried.seq_axis else {"unsqueeze_dim": 1 if axis == -2 else 2}
+    if tried.seq_axis and tried.seq_axis != axis:
+        return None
+    if tried.seq_axis == -3:  # the vision towers: no batch
+        arrays, tables = tuple(x[0] for x in arrays), [table[0] for table in tables]
+    try:
+        with torch.no_grad():
+            theirs = tried.function(*(x.clone() for x in arrays), *tables, **option)
+    except (RuntimeError, IndexError):
+        return None
+    theirs = theirs if isinstance(theirs, tuple) else (theirs,)
+    ours = _rotate(tried, arrays, *map(UNARRANGED[tried.arrangement], tables), axis)
+    return all(
+        y.shape == want.shape and bool(torch.isclose(y, want, atol=1e-5).all())
+        for y, want in zip(ours, theirs, strict=True)
+    )
+
+
+# ---- tables ----
+
+
+def _first_half(table: Any) -> Any:
+    return table[..., : table.shape[-1] // 2]
+
+
+ARRANGED: dict[str, Function] = {
+    "cat": lambda table: torch.cat((table, table), -1),
+    "repeat": lambda table: table.repeat_interleave(2, -1),
+    "pairs": lambda table: table,
+}
+UNARRANGED: dict[str, Function] = {
+    "cat": _first_half,
+    "repeat": lambda table: table[..., ::2],
+    "pairs": lambda table: table,
+}
+
+
+def _make_layout(width: int, pairs: int, last: bool, pairing: str, out_pairing: str) -> Layout:
+    start = width - 2 * pairs if last else 0
+    return Layout(width, start, start + 2 * pairs, pairing, out_pairing, None)
+
+
+_layout: Callable[..., Layout] = traced_memo(_make_layout)
+
+
+def _rotate(how: Multiplication, arrays: tuple[Any, ...], cos: Any, sin: Any, seq_axis: int) -> Any:
+    layout = _layout(arrays[0].shape[-1], cos.shape[-1], how.last, how.pairing, how.out_pairing)
+    sin = sin if how.sign == 1 else -sin
+    return _dispatch.rotate(arrays, Tables(cos, sin, layout), seq_axis)
+
+
+# ---- replacements ----
+
+
+def replacement(how: Multiplication, exact: bool, narrow: bool) -> Function:
+    """Return the function that replaces a model's.
+
+    `narrow`: its tables have one number for each pair, whatever the model's have. With float32 angles, an
+    array that is not float32 is multiplied by the model's function, in its dtype.
+    """
+    own = unchanged_result_dtype(how.function) if exact else how.function
+    arranged = ARRANGED[how.arrangement]
+    unarranged = UNARRANGED["pairs" if narrow else how.arrangement]
+    fixed_axis, float32 = how.seq_axis, torch.float32
+
+    def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, options: dict[str, Any]) -> Any:
+        if narrow:
+            cos, sin = arranged(cos), arranged(sin)
+        return own(*arrays, cos, sin, **options)
+
+    def two(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
+        if (
+            axis is None
+            or k is None
+            or not (exact or (q.dtype is float32 and cos.dtype is float32 and k.dtype is float32))
+            or q.shape[axis] != k.shape[axis]
+            or q.shape[-1] != k.shape[-1]
+            or not _lines_up(q, cos)
+        ):
+            options = {} if fixed_axis else {"unsqueeze_dim": unsqueeze_dim}
+            return by_model((q, k), cos, sin, options)
+        return _rotate(how, (q, k), unarranged(cos), unarranged(sin), axis)
+
+    def one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
+        if (
+            axis is None
+            or not (exact or (x.dtype is float32 and cos.dtype is float32))
+            or not _lines_up(x, cos)
+        ):
+            options = {} if fixed_axis else {"unsqueeze_dim": unsqueeze_dim}
+            return by_model((x,), cos, sin, options)
+        return _rotate(how, (x,), unarranged(cos), unarranged(sin), axis)[0]
+
+    def with_position_ids(
+        q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
+    ) -> Any:
+        return two(q, k, cos, sin, unsqueeze_dim)
+
+    if how.is_single:
+        return one
+    return with_position_ids if "position_ids" in parameters(how.function) else two
+
+
+def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
+    """Return the axis of the positions, for tables of `ndim` axes that get one more axis."""
+    dim = unsqueeze_dim if unsqueeze_dim >= 0 else unsqueeze_dim + ndim + 1
+    return {ndim - 1: -3, ndim - 2: -2}.get(dim)
+
+
+def _lines_up(x: Any, cos: Any) -> bool:
+    """Return whether tables (S, pairs) or (B, S, pairs) line up with x from its first axis on."""
+    if cos.ndim == 2:
+        return True
+    return bool(cos.ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0]))
+
+
+def unchanged_result_dtype(function: Function) -> Function:
+    """Return a function that calls another with float32 tables, and rounds its results to the inputs' dtype."""
+
+    def rounded(first: Any, *args: Any, **options: Any) -> Any:
+        result, dtype = function(first, *args, **options), first.dtype
+        if isinstance(result, tuple):
+            return tuple(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in result)
+        return result.to(dtype)
+
+    return rounded

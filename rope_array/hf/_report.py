@@ -1,0 +1,103 @@
+"""The report of `patch`: the modules that were replaced, their ropes, and the modules left alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Entry", "Left", "Report"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module that `patch` has changed.
+
+    Attributes
+    ----------
+    name : str
+        The name of the module in the model, as in ``model.named_modules()``.
+    cls : str
+        The name of its class.
+    rope : RoPE, dict or None
+        The rope of a rotary module, or a dict of ropes by layer type. None for an attention, which rotates by
+        the tables of a rotary module.
+    replaced : str
+        The part of the module that is replaced.
+    """
+
+    name: str
+    cls: str
+    rope: Any
+    replaced: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A rotary module, or an attention, that `patch` has not changed.
+
+    Attributes
+    ----------
+    name, cls : str
+        As in `Entry`.
+    reason : str
+        Why the module is not served.
+    """
+
+    name: str
+    cls: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of `patch`: a sequence of entries, one for each module changed.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        The modules that were changed, in the order of the model.
+    left : tuple of Left
+        Rotary modules and attentions that work as before, with the reasons.
+    angles : {"exact", "float32"}
+        The mode.
+    """
+
+    entries: tuple[Entry, ...]
+    left: tuple[Left, ...]
+    angles: str
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, index: int) -> Entry:
+        return self.entries[index]
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self)} modules patched, angles={self.angles!r}", *self._lines()])
+
+    def _lines(self) -> Iterator[str]:
+        """Yield a line for each group of modules that differ in their numbers only."""
+        groups: dict[tuple[Any, ...], list[str]] = {}
+        for entry in self:
+            key = (_pattern(entry.name), entry.cls, repr(entry.rope), entry.replaced)
+            groups.setdefault(key, []).append(entry.name)
+        width = max((len(_label(names)) for names in groups.values()), default=0)
+        for (_, cls, _, replaced), names in groups.items():
+            yield f"  {_label(names):{width}}  {cls}: {replaced}"
+            rope = next(entry.rope for entry in self if entry.name == names[0])
+            for kind, one in rope.items() if isinstance(rope, dict) else [(None, rope)]:
+                if one is not None:
+                    yield f"  {'':{width}}    {f'{kind}: ' if kind else ''}{one!r}"
+        for left in self.left:
+            yield f"  left alone: {left.name} ({left.cls}): {left.reason}"
+
+
+def _pattern(name: str) -> str:
+    """Return a module's name with a star in place of each number."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _label(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{_pattern(names[0])} ({len(names)})"

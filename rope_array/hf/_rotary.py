@@ -1,0 +1,410 @@
+"""The rotary modules of a model: their ropes, found by their config and checked by their tables."""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rope_array._errors import ConfigError
+from rope_array._rope import RoPE
+from rope_array._spec.scaling import LongRoPE
+
+from ._attention import ARRANGED, parameters
+
+NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
+EPS = 2.0**-24  # half a unit in the last place of float32, relative
+# Positions for the check: near ones, and one of the order of a usual length.
+LINE = (0, 1, 2, 5, 17, 130, 1000)
+
+
+class Unknown(Exception):
+    """A rotary module that is not served; the text says why."""
+
+
+class Contradiction(Exception):
+    """A rotary module whose numbers are not those of its config; the text says how."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """How a rotary module returns the tables of one rope.
+
+    Attributes
+    ----------
+    rope
+        The rope, angles exact.
+    arrangement
+        As in `Multiplication`, "blocks" for `Rotation.full_width` of several blocks, or "complex".
+    sign
+        -1 if the module returns the sine of the positive angle for a negative frequency.
+    coordinates
+        "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates.
+    lead
+        Whether the module adds a first axis of size 1.
+    """
+
+    rope: RoPE
+    arrangement: str
+    sign: int
+    coordinates: str
+    lead: bool
+
+
+@dataclass(frozen=True)
+class RotaryPlan:
+    """A rotary module, and the tables of each layer type; None is the key if it has one rope."""
+
+    name: str
+    module: Any
+    tables: dict[str | None, Tables]
+    keeps_dtype: bool  # whether its tables have x's dtype
+
+    @property
+    def ropes(self) -> Any:
+        """The rope, or the ropes by layer type."""
+        ropes = {kind: tables.rope for kind, tables in self.tables.items()}
+        return ropes[None] if set(ropes) == {None} else ropes
+
+
+# ---- reading ----
+
+
+def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
+    """Return the plan of a rotary module, or raise Unknown or Contradiction."""
+    names = parameters(type(module).forward)
+    if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
+        raise Unknown(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
+    kinds = layer_types(module) if "layer_type" in names else (None,)
+    tables = {kind: _tables_of(module, model, kind) for kind in kinds}
+    half = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), tables[kinds[0]], kinds[0])
+    return RotaryPlan(name, module, tables, half[0].dtype is torch.bfloat16)
+
+
+def layer_types(module: Any) -> tuple[str | None, ...]:
+    """Return the layer types that a module has buffers for; (None,) if it has one set of frequencies."""
+    end = "_inv_freq"
+    names = [name[: -len(end)] for name in module._buffers if name.endswith(end)]
+    kinds = tuple(name for name in names if name != "original" and not name.endswith("_original"))
+    return kinds or (None,)
+
+
+def _tables_of(module: Any, model: Any, kind: str | None) -> Tables:
+    """Find the rope of a module: of the ropes that the config can mean, the rope with the module's tables."""
+    differences, problems = [], []
+    for rope in _candidates(module, model, kind, problems):
+        try:
+            return _match(module, rope, kind)
+        except Contradiction as difference:
+            differences.append(str(difference))
+    if differences:
+        raise Contradiction(differences[0])
+    raise Unknown(problems[0] if problems else "it has no config")
+
+
+def _candidates(module: Any, model: Any, kind: str | None, problems: list[str]) -> Iterator[RoPE]:
+    seen = set()
+    for config, part in _configs(module, model):
+        for layer in (kind,) if kind is not None else (None, *_kinds_of(config)):
+            try:
+                rope = RoPE.from_config(config, part=part, layer_type=layer)
+            except ConfigError as problem:
+                problems.append(str(problem))
+                continue
+            if rope.rotary_dim and rope not in seen:
+                seen.add(rope)
+                yield rope
+
+
+def _configs(module: Any, model: Any) -> Iterator[tuple[Any, str | None]]:
+    """Yield the config of a module in its place in the model's, then by itself."""
+    own, whole = getattr(module, "config", None), getattr(model, "config", None)
+    if whole is not None and own is not None:
+        for path in _paths(whole, own):
+            yield whole, path or None
+    if own is not None:
+        yield own, None
+    elif whole is not None:
+        yield from ((whole, part) for part in (None, "text", "vision", "audio"))
+
+
+def _paths(config: Any, wanted: Any, depth: int = 3) -> Iterator[str]:
+    """Yield the path of each place of a config inside another, with dots."""
+    if config is wanted:
+        yield ""
+    for name, value in vars(config).items() if depth else ():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            for path in _paths(value, wanted, depth - 1):
+                yield f"{name}.{path}" if path else name
+
+
+def _kinds_of(config: Any) -> tuple[Any, ...]:
+    kinds = getattr(config, "layer_types", None)
+    return tuple(dict.fromkeys(kinds)) if isinstance(kinds, list | tuple) else ()
+
+
+# ---- checking ----
+
+
+def _probe_of(module: Any) -> Any:
+    """Return a copy of a module on the CPU: a call may change its buffers."""
+    probe = copy.copy(module)
+    probe.__dict__ = dict(vars(module))
+    probe.__dict__.pop("forward", None)
+    probe.__dict__.pop("_old_forward", None)
+    probe.__dict__.pop("_hf_hook", None)
+    for group in ("_buffers", "_parameters"):
+        probe.__dict__[group] = {
+            name: value if value is None else value.detach().to("cpu", copy=True)
+            for name, value in vars(module)[group].items()
+        }
+    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        probe.__dict__[hooks] = type(vars(module)[hooks])()
+    return probe
+
+
+def _match(module: Any, rope: RoPE, kind: str | None) -> Tables:
+    """Return how a module arranges the tables of a rope; raise Contradiction if it has other numbers."""
+    probe = _probe_of(module)
+    _check_frequencies(probe, rope, kind)
+    count = rope.axes.count if rope.axes is not None else 1
+    difference = None
+    for coordinates, lead in _forms(count):
+        positions = _positions(count, coordinates)
+        tables = Tables(rope, "", 1, coordinates, lead)
+        try:
+            theirs = _call(probe, torch.zeros(1, 1), tables, kind, positions)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            continue
+        found, wrong = _arrangement(theirs, rope, _coordinates_last(positions, coordinates, count), lead)
+        if found is not None:
+            return replace(tables, arrangement=found[0], sign=found[1])
+        difference = wrong or difference
+    raise Contradiction(difference or "its tables have another shape than the rope of its config")
+
+
+def _forms(count: int) -> tuple[tuple[str, bool], ...]:
+    if count == 1:
+        return (("plain", False),)
+    return (("first", False), ("last", False), ("last", True), ("last batched", False))
+
+
+def _positions(count: int, coordinates: str) -> Any:
+    line = torch.tensor(LINE)
+    if count == 1:
+        return line[None]
+    every = torch.stack([line.roll(a) * (a + 1) // (a + 1) for a in range(count)])  # unequal coordinates
+    if coordinates == "first":
+        return every[:, None]
+    return every.T[None] if coordinates == "last batched" else every.T
+
+
+def _coordinates_last(positions: Any, coordinates: str, count: int) -> Any:
+    return positions.movedim(0, -1) if coordinates == "first" else positions
+
+
+def _call(probe: Any, x: Any, tables: Tables, kind: str | None, positions: Any = None) -> tuple[Any, ...]:
+    count = tables.rope.axes.count if tables.rope.axes is not None else 1
+    positions = _positions(count, tables.coordinates) if positions is None else positions
+    with torch.no_grad():
+        options = {} if kind is None else {"layer_type": kind}
+        out = type(probe).forward(probe, x, positions, **options)
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
+    """Raise Contradiction if the module's frequencies are not the rope's, rounded to their dtype.
+
+    Then put the rope's float32 frequencies in their place: a model cast to bfloat16 has rounded buffers.
+    """
+    prefix = "" if kind is None else f"{kind}_"
+    original = by_length(rope) and f"{prefix}original_inv_freq" in probe._buffers
+    name = f"{prefix}original_inv_freq" if original else f"{prefix}inv_freq"
+    buffer = probe._buffers.get(name)
+    if buffer is None:
+        return
+    if buffer.is_meta:
+        raise Unknown("its buffers are on the device meta: load the weights first")
+    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64)
+    if buffer.shape != want.shape:
+        return
+    eps = max(40 * EPS, 0.0 if buffer.dtype == torch.float64 else torch.finfo(buffer.dtype).eps)
+    got, expected = buffer.double().sort().values, want.abs().sort().values
+    wrong = ~((got.abs().sort().values - expected).abs() <= eps * expected + 1e-9 * expected.max())
+    if wrong.any():
+        index = int(wrong.nonzero()[0])
+        raise Contradiction(
+            f"its buffer {name} has the frequency {float(got.abs().sort().values[index]):.9g}, and the rope of its "
+            f"config {float(expected[index]):.9g}"
+        )
+    if buffer.dtype in (torch.float16, torch.bfloat16):
+        for each in (name, name.replace("original_", "")):
+            probe._buffers[each] = want.float()
+
+
+def _arrangement(
+    theirs: tuple[Any, ...], rope: RoPE, positions: Any, lead: bool
+) -> tuple[tuple[str, int] | None, str | None]:
+    """Return (arrangement, sign) of tables, or None and the difference."""
+    at_length = rope.at_length(int(positions.max()) + 1)
+    ours = at_length.rotation(positions, like=torch.zeros(1))
+    far = positions.abs().max()
+    per_pair = rope.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
+    if len(theirs) == 1 and theirs[0].is_complex():
+        if theirs[0].shape != ours.cos.shape:
+            return None, None
+        good = _close(theirs[0].real, ours.cos, per_pair) and _close(theirs[0].imag, ours.sin, per_pair)
+        return (("complex", 1), None) if good else (None, _difference(theirs[0].real, ours.cos))
+    if len(theirs) != 2:
+        return None, "it does not return cos and sin"
+    wrong = None
+    for name, arrange in arrangements(ours).items():
+        cos, sin, error = arrange(ours.cos), arrange(ours.sin), arrange(per_pair[None])[0]
+        if lead:
+            cos, sin = cos[None], sin[None]
+        if theirs[0].shape != cos.shape:
+            continue
+        for sign in (1, -1):
+            if _close(theirs[0], cos, error) and _close(theirs[1], sign * sin, error):
+                return (name, sign), None
+        wrong = wrong or _difference(theirs[0], cos)
+    return None, wrong
+
+
+def arrangements(rotation: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the arrangements of tables by name, with that of a rotation of several blocks."""
+    layout = rotation.layout
+    if layout.blocks == 1:
+        return ARRANGED
+    return {"blocks": lambda table: _in_blocks(table, layout.blocks), **ARRANGED}
+
+
+def _in_blocks(table: Any, blocks: int) -> Any:
+    return torch.cat([part for each in table.chunk(blocks, -1) for part in (each, each)], -1)
+
+
+def _close(got: Any, want: Any, error: Any) -> bool:
+    return bool(((got - want).abs() <= error).all())
+
+
+def _difference(got: Any, want: Any) -> str:
+    index = int((got - want).abs().argmax())
+    got, want = float(got.flatten()[index]), float(want.flatten()[index])
+    return f"its cos is {got:.7g} where the rope of its config has {want:.7g}"
+
+
+def by_length(rope: RoPE) -> bool:
+    """Return whether a rope's frequencies or amplitude depend on the length of the sequence."""
+    return rope.at_length(1) != rope.at_length(2**30)
+
+
+# ---- replacement ----
+
+
+def replacement(plan: RotaryPlan, narrow: bool, in_float32: bool) -> Callable[..., Any]:
+    """Return the function that replaces the module's forward.
+
+    `narrow`: return one number for each pair. `in_float32`: keep the tables float32 in half precision.
+    """
+    makers = {kind: make_tables(tables, narrow) for kind, tables in plan.tables.items()}
+    casts = plan.keeps_dtype and not in_float32
+    only = makers.get(None)
+
+    def forward(self: Any, x: Any, position_ids: Any) -> Any:
+        tables = only(x, position_ids)
+        return tuple(table.to(x.dtype) for table in tables) if casts else tables
+
+    def forward_by_type(self: Any, x: Any, position_ids: Any, layer_type: Any = None) -> Any:
+        tables = makers[layer_type](x, position_ids)
+        return tuple(table.to(x.dtype) for table in tables) if casts else tables
+
+    return forward_by_type if "layer_type" in parameters(type(plan.module).forward) else forward
+
+
+def make_tables(tables: Tables, narrow: bool) -> Callable[[Any, Any], Any]:
+    """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
+    rope, sign, lead = tables.rope, tables.sign, tables.lead
+    count = rope.axes.count if rope.axes is not None else 1
+    read = _reader_first(count) if tables.coordinates == "first" else None
+    cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
+    some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=torch.zeros(1))
+    arrange = None if narrow or tables.arrangement == "pairs" else arrangements(some).get(tables.arrangement)
+    is_complex = tables.arrangement == "complex"
+
+    def make(x: Any, position_ids: Any) -> Any:
+        cos, sin = cos_sin(x, position_ids if read is None else read(position_ids))
+        sin = sin if sign == 1 else -sin
+        if is_complex:
+            return torch.complex(cos, sin)
+        if arrange is not None:
+            cos, sin = arrange(cos), arrange(sin)
+        return (cos[None], sin[None]) if lead else (cos, sin)
+
+    return make
+
+
+def _reader_first(count: int) -> Callable[[Any], Any]:
+    """Return a reader of positions (coordinates, B, S), or (B, S) for equal coordinates, as in text."""
+
+    def read(pos: Any) -> Any:
+        pos = pos if pos.ndim == 3 else pos[None]
+        return pos.expand(count, -1, -1).movedim(0, -1)
+
+    return read
+
+
+SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.bool)
+
+
+def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
+    """Return a function of (x, positions) that returns cos and sin of each pair.
+
+    On the CPU it rotates unit vectors, (1, 0) in each pair, whose images are (cos, sin): one call of the
+    kernel, and the bits of `RoPE.rotation`.
+    """
+    width = rope.rotary_dim or rope.head_dim
+    axes = rope.axes and replace(rope.axes, blocks=1)
+    of_units = replace(
+        rope, head_dim=width, rotary_dim=width, rotary_start=0, pairing="half", out_pairing=None, axes=axes
+    )
+    units = torch.zeros(width)
+    units[: width // 2] = 1.0
+    scalar = rope.axes is None
+
+    def cos_sin(x: Any, pos: Any) -> Any:
+        if pos.dtype in SMALL_FLOATS:
+            pos = pos.float()
+        if torch.compiler.is_compiling() or not x.is_cpu or x.dtype is torch.float64:
+            return rope.rotation(pos, like=x)
+        shape = pos.shape if scalar else pos.shape[:-1]
+        return of_units.apply(units.expand(*shape, width), pos).chunk(2, -1)
+
+    return cos_sin
+
+
+def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
+    """Return `_cos_sin` for a rule that depends on the length: the largest position of the call, plus 1."""
+    if isinstance(rope.scaling, LongRoPE):
+        return _cos_sin_long(rope)
+
+    def cos_sin(x: Any, pos: Any) -> Any:
+        return _cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
+
+    return cos_sin
+
+
+def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
+    """Return the tables of the short or of the long frequencies, without a synchronisation."""
+    scaling: Any = rope.scaling
+    last = scaling.original_max_position_embeddings
+    short, long = (_cos_sin(rope.at_length(length)) for length in (last, last + 1))
+
+    def cos_sin(x: Any, pos: Any) -> Any:
+        if pos.is_cpu and not torch.compiler.is_compiling():
+            return (long if int(pos.max()) >= last else short)(x, pos)
+        is_long = pos.max() >= last
+        return tuple(torch.where(is_long, a, b) for a, b in zip(long(x, pos), short(x, pos), strict=True))
+
+    return cos_sin
