@@ -1,9 +1,9 @@
 """transformers' models before and after `rope_array.hf.patch`: a decode step and a training step, one thread.
 
 Models of moderate size, and the tiny models of every family in `tests/hf/_tiny.py`; random weights, eager,
-float32 and bfloat16 (tiny models: float32). Each round times a block of steps before and a block after
-patching, in random order, on the same model; a block patches or unpatches before its first step. The median
-of a block counts, and `÷` is the median of the ratios within rounds: below 1, the patched model is faster.
+float32 and bfloat16 (tiny models: float32). Each round times a block of steps of the model and a block of its
+patched copy, in random order. The median of a block counts, and `÷` is the median of the ratios within
+rounds: below 1, the patched model is faster.
 
 A decode step is one forward pass of one token under `torch.no_grad`, with the cache of the tokens before it,
 of which each block begins with a copy. A training step is forward and backward in training mode, without an
@@ -12,6 +12,7 @@ optimizer, whose time is the same in both. The loss of a tiny model is the mean 
 
 import argparse
 import copy
+import gc
 import importlib
 import json
 import os
@@ -19,20 +20,19 @@ import random
 import statistics
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
 import transformers
-from _blocks import CLOCKS, block, print_table, set_clock, time_one
+from _blocks import CLOCKS, block, milliseconds, print_table, set_clock, time_one
 from _record import ROOT, record
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
 PREFIX, LENGTH = 128, 256  # tokens before a decode step, and of a training step
 ROUNDS, SECONDS, MOST = 6, 0.25, 64  # of a block, and the most steps of one: a cache grows by them
-TINY_ROUNDS, TINY_SECONDS = 7, 0.05
+TINY_ROUNDS, TINY_SECONDS = 15, 0.025
 HEAD = ("", "decode, ms", "patched", "÷", "training, ms", "patched", "÷")
 SIZE = {"num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048}
 MODELS = {
@@ -96,45 +96,50 @@ def training(model, inputs, loss):
 # ---- before and after, in turns ----
 
 
-def compare(model, make, rounds, seconds, patched):
-    """Return the milliseconds of a step before and after, and the quartiles of their ratio."""
-    before = make()
-    before()
-    count = min(MOST, max(2, round(seconds / time_one(before))))
-    times, order = {False: [], True: []}, random.Random(0)
-    for _ in range(rounds):
-        for after in order.sample((False, True), 2):
-            with patched(model) if after else nullcontext():
-                times[after].append(block(make(), count))
-    ratios = [a / b for a, b in zip(times[True], times[False], strict=True)]
+def compare(steps, rounds, seconds):
+    """Return the milliseconds of a step of both models, and the quartiles of their ratio in rounds.
+
+    `steps`: two functions that make a step, of the unpatched and of the patched model.
+    """
+    count = min(MOST, max(2, round(seconds / time_one(steps[0]()))))
+    times, order = ([], []), random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for i in order.sample((0, 1), 2):
+                times[i].append(block(steps[i](), count))
+    finally:
+        gc.enable()
+    ratios = [a / b for a, b in zip(times[1], times[0], strict=True)]
     return {
-        "before, ms": milliseconds(times[False]),
-        "after, ms": milliseconds(times[True]),
+        "before, ms": milliseconds(times[0]),
+        "after, ms": milliseconds(times[1]),
         "÷": [round(q, 3) for q in statistics.quantiles(ratios, method="inclusive")],
         "steps of a block": count,
     }
 
 
-def milliseconds(times):
-    return float(f"{1e3 * statistics.median(times):.4g}")
-
-
-def before_and_after(model, prefix, inputs, loss, rounds, seconds, patched):
+def before_and_after(model, prefix, inputs, loss, rounds, seconds, patch):
     """Return the numbers of both steps; a text where a model has no such step, or is refused."""
+    after = copy.deepcopy(model)
     try:
-        with patched(model):
-            pass
-    except Exception as error:
+        patch(after)
+    except Exception as error:  # a model that patch does not know
         return {"refused": one_line(error)}
     found = {}
-    for name, prepare in {
-        "decode": lambda: decoding(model, prefix),
-        "train": lambda: training(model, inputs, loss),
+    for name, make in {
+        "decode": lambda model: decoding(model, prefix),
+        "train": lambda model: training(model, inputs, loss),
     }.items():
         try:
-            found[name] = compare(model, prepare(), rounds, seconds, patched)
-        except Exception as error:  # a vision model has no cache, and some tiny models no training
+            steps = make(model), make(after)
+            for step in steps:
+                step()()
+        except Exception as error:  # a vision model has no cache, and a module in place no gradient
             found[name] = {"none": one_line(error)}
+        else:
+            found[name] = compare(steps, rounds, seconds)
     return found
 
 
@@ -145,7 +150,7 @@ def one_line(error):
 # ---- models ----
 
 
-def moderate(options, patched):
+def moderate(options, patch):
     """Time models of moderate size."""
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     found = {}
@@ -156,7 +161,7 @@ def moderate(options, patched):
                 tokens = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
                 prefix, inputs = {"input_ids": tokens[:, :PREFIX]}, {"input_ids": tokens, "labels": tokens}
                 loss = lambda output: output.loss  # noqa: E731
-                found[label] = before_and_after(model, prefix, inputs, loss, rounds, seconds, patched)
+                found[label] = before_and_after(model, prefix, inputs, loss, rounds, seconds, patch)
                 tell(label, found[label])
     return found
 
@@ -168,11 +173,11 @@ def make_model(kind, fields):
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
-def families(options, patched):
+def families(options, patch):
     """Time the tiny model of each family."""
     sys.path.append(str(ROOT / "tests"))
     tiny = importlib.import_module("hf._tiny")
-    rounds, seconds = (2, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
+    rounds, seconds = (3, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
     found = {}
     for family in tiny.FAMILIES:
         name = family.model_type
@@ -185,7 +190,7 @@ def families(options, patched):
             found[name] = {"refused": one_line(error)}
             continue
         loss = lambda output: tiny.answer(output).float().square().mean()  # noqa: E731
-        found[name] = before_and_after(model, inputs, inputs, loss, rounds, seconds, patched)
+        found[name] = before_and_after(model, inputs, inputs, loss, rounds, seconds, patch)
         tell(name, found[name])
     return found
 
@@ -213,24 +218,28 @@ def row(name, found):
 
 def show(result):
     for part, models in result["numbers"].items():
-        if not models:
-            continue
-        print(f"\n{part}")
-        print_table(HEAD, [row(*each) for each in models.items() if "refused" not in each[1]])
-        for name, found in models.items():
-            if "refused" in found:
-                print(f"{name}: {found['refused']}")
+        timed = {name: found for name, found in models.items() if "refused" not in found}
+        if models:
+            print(f"\n{part}")
+            print_table(HEAD, [row(*each) for each in timed.items()])
         for step in ("decode", "train"):
-            ratios = {
-                name: found[step]["÷"][1] for name, found in models.items() if "÷" in found.get(step, ())
-            }
+            ratios = {name: found[step]["÷"] for name, found in timed.items() if "÷" in found[step]}
             if ratios:
-                slower = {name: each for name, each in ratios.items() if each > 1}
-                print(
-                    f"{step}: faster in {len(ratios) - len(slower)} of {len(ratios)}, "
-                    f"median {statistics.median(ratios.values()):.3f}; slower: {slower or 'none'}"
-                )
+                print(summary(step, ratios))
+        refused = {name: found["refused"] for name, found in models.items() if "refused" in found}
+        for name, reason in refused.items():
+            print(f"refused: {name}: {reason[:140]}")
     print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
+
+
+def summary(step, ratios):
+    """Return a line about the quartiles of all models; a model is slower if its lower quartile is above 1."""
+    medians = [each[1] for each in ratios.values()]
+    faster, slower = [n for n, q in ratios.items() if q[2] < 1], [n for n, q in ratios.items() if q[0] > 1]
+    return (
+        f"{step}: median {statistics.median(medians):.3f} of {len(ratios)} models; faster by all quartiles: "
+        f"{len(faster)}; slower by all quartiles: {len(slower)} {' '.join(slower)}"
+    )
 
 
 def main():
@@ -238,11 +247,11 @@ def main():
     torch.set_num_threads(1)
     set_clock(options.clock)
     transformers.logging.set_verbosity_error()
-    patched = patching(options)
+    patch = patching(options)
     begun = time.perf_counter()
-    numbers = {"moderate sizes": moderate(options, patched)}
+    numbers = {"moderate sizes": moderate(options, patch)}
     if not options.no_families:
-        numbers["tiny models"] = families(options, patched)
+        numbers["tiny models"] = families(options, patch)
     result = record("hf-models", numbers, __doc__, PACKAGES) | {
         "angles": options.angles,
         "clock": options.clock,
@@ -254,12 +263,12 @@ def main():
 
 
 def patching(options):
-    """Return the context manager that patches a model; with --control, it does nothing."""
+    """Return the function that patches a model; with --control, it does nothing."""
     if options.control:
-        return lambda model: nullcontext()
+        return lambda model: None
     from rope_array import hf
 
-    return lambda model: hf.patched(model, angles=options.angles)
+    return lambda model: hf.patch(model, angles=options.angles)
 
 
 def arguments():
