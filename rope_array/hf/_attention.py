@@ -179,52 +179,83 @@ def _rotate(how: Multiplication, arrays: tuple[Any, ...], cos: Any, sin: Any, se
 def replacement(how: Multiplication, exact: bool, narrow: bool) -> Function:
     """Return the function that replaces a model's.
 
-    `narrow`: its tables have one number for each pair, whatever the model's have. With float32 angles, an
-    array that is not float32 is multiplied by the model's function, in its dtype.
+    `narrow`: its tables have one number for each pair, whatever the model's have. A call that the layout does
+    not cover goes to the model's function.
     """
-    own = unchanged_result_dtype(how.function) if exact else how.function
-    arranged = ARRANGED[how.arrangement]
-    unarranged = UNARRANGED["pairs" if narrow else how.arrangement]
-    fixed_axis, float32 = how.seq_axis, torch.float32
-
-    def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, options: dict[str, Any]) -> Any:
-        if narrow:
-            cos, sin = arranged(cos), arranged(sin)
-        return own(*arrays, cos, sin, **options)
-
-    def two(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
-        if (
-            axis is None
-            or k is None
-            or not (exact or (q.dtype is float32 and cos.dtype is float32 and k.dtype is float32))
-            or q.shape[axis] != k.shape[axis]
-            or q.shape[-1] != k.shape[-1]
-            or not _lines_up(q, cos)
-        ):
-            options = {} if fixed_axis else {"unsqueeze_dim": unsqueeze_dim}
-            return by_model((q, k), cos, sin, options)
-        return _rotate(how, (q, k), unarranged(cos), unarranged(sin), axis)
-
-    def one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
-        if (
-            axis is None
-            or not (exact or (x.dtype is float32 and cos.dtype is float32))
-            or not _lines_up(x, cos)
-        ):
-            options = {} if fixed_axis else {"unsqueeze_dim": unsqueeze_dim}
-            return by_model((x,), cos, sin, options)
-        return _rotate(how, (x,), unarranged(cos), unarranged(sin), axis)[0]
+    if how.is_single:
+        return _replace_one(how, exact, narrow)
+    two = _replace_two(how, exact, narrow)
 
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
     ) -> Any:
         return two(q, k, cos, sin, unsqueeze_dim)
 
-    if how.is_single:
-        return one
     return with_position_ids if "position_ids" in parameters(how.function) else two
+
+
+def _replace_two(how: Multiplication, exact: bool, narrow: bool) -> Function:
+    by_model, served = _by_model(how, exact, narrow), _served if exact else _served_in_float32
+    unarranged, fixed_axis = UNARRANGED["pairs" if narrow else how.arrangement], how.seq_axis
+
+    # Some models give q alone, and the tables by name.
+    def apply_rotary_pos_emb(
+        q: Any, k: Any = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1
+    ) -> Any:
+        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
+        if (
+            axis is None
+            or k is None
+            or q.shape[axis] != k.shape[axis]
+            or q.shape[-1] != k.shape[-1]
+            or not (served(q, cos) and served(k, cos))
+        ):
+            return by_model((q, k), cos, sin, unsqueeze_dim)
+        return _rotate(how, (q, k), unarranged(cos), unarranged(sin), axis)
+
+    return apply_rotary_pos_emb
+
+
+def _replace_one(how: Multiplication, exact: bool, narrow: bool) -> Function:
+    by_model, served = _by_model(how, exact, narrow), _served if exact else _served_in_float32
+    unarranged, fixed_axis = UNARRANGED["pairs" if narrow else how.arrangement], how.seq_axis
+
+    def apply_rotary_pos_emb(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
+        if axis is None or not served(x, cos):
+            return by_model((x,), cos, sin, unsqueeze_dim)
+        return _rotate(how, (x,), unarranged(cos), unarranged(sin), axis)[0]
+
+    return apply_rotary_pos_emb
+
+
+def _by_model(how: Multiplication, exact: bool, narrow: bool) -> Function:
+    """Return a function that calls the model's, with tables as the model arranges them."""
+    own = unchanged_result_dtype(how.function) if exact else how.function
+    arranged, takes_dim = ARRANGED[how.arrangement], how.seq_axis is None
+
+    def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+        if narrow:
+            cos, sin = arranged(cos), arranged(sin)
+        return own(*arrays, cos, sin, **({"unsqueeze_dim": unsqueeze_dim} if takes_dim else {}))
+
+    return by_model
+
+
+def _served(x: Any, cos: Any) -> bool:
+    """Return whether tables (S, pairs) or (B, S, pairs) line up with x from its first axis on."""
+    ndim = cos.ndim
+    return bool(ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+
+
+def _served_in_float32(x: Any, cos: Any) -> bool:
+    """Return whether ours has the model's bits too: float32 only, and features next to each other.
+
+    A model that rotates a part of the features returns contiguous arrays, ours arrays with x's strides; with
+    other strides the attention that follows sums in another order.
+    """
+    float32 = torch.float32
+    return x.dtype is float32 and cos.dtype is float32 and x.stride(-1) == 1 and _served(x, cos)
 
 
 def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
@@ -233,15 +264,8 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
 
 
-def _lines_up(x: Any, cos: Any) -> bool:
-    """Return whether tables (S, pairs) or (B, S, pairs) line up with x from its first axis on."""
-    if cos.ndim == 2:
-        return True
-    return bool(cos.ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0]))
-
-
 def unchanged_result_dtype(function: Function) -> Function:
-    """Return a function that calls another with float32 tables, and rounds its results to the inputs' dtype."""
+    """Return a function that calls another with float32 tables, and rounds its results as the inputs."""
 
     def rounded(first: Any, *args: Any, **options: Any) -> Any:
         result, dtype = function(first, *args, **options), first.dtype

@@ -71,7 +71,7 @@ def patch(model: Any, angles: str) -> Report:
         raise PatchError("the model is patched already; call rope_array.hf.unpatch(model) first.")
     work = Work(model, angles == "exact")
     changes = [*work.rotary_changes(), *work.method_changes()]
-    if not changes and not work.rotaries:
+    if not work.rotaries:
         raise PatchError(work.nothing_found())
     settled = [(change, _slots(change)) for change in changes]  # refuses before anything is changed
     for change, slots in settled:
@@ -122,14 +122,16 @@ class Work:
         return next((self.modules[path] for path in paths if hasattr(self.modules[path], "config")), None)
 
     def rotary_changes(self) -> Iterator[Replacement]:
-        if not self.exact:
-            return
         for plan in self.rotaries:
+            cls = type(plan.module).__name__
+            if not self.exact:
+                yield Replacement(plan.module, {}, Entry(plan.name, cls, plan.ropes_in_float32, "own tables"))
+                continue
             file = type(plan.module).__module__
             use = self._use_of(file)
             method = _rotary.replacement(plan, use == "narrow", use != "inline")
             what = "exact tables" + ("" if use != "inline" else ", in the model's dtype")
-            entry = Entry(plan.name, type(plan.module).__name__, plan.ropes, what)
+            entry = Entry(plan.name, cls, plan.ropes, what)
             yield Replacement(plan.module, {"forward": method}, entry)
 
     # -- the modules that call a function of tables --
@@ -282,6 +284,10 @@ def _uses(tree: ast.AST, functions: frozenset[str]) -> Iterator[str]:
                 child = child.value
             if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and TABLE.match(child.id):
                 yield _use(node, functions)
+        # One table of a pair, as position_embeddings[0]. A layer type is no constant.
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            if re.search("pos|rot|rope|freq", ast.unparse(node.value)):
+                yield "full"
 
 
 def _use(parent: ast.AST, functions: frozenset[str]) -> str:

@@ -65,7 +65,15 @@ class RotaryPlan:
     @property
     def ropes(self) -> Any:
         """The rope, or the ropes by layer type."""
-        ropes = {kind: tables.rope for kind, tables in self.tables.items()}
+        return self._by_kind(lambda rope: rope)
+
+    @property
+    def ropes_in_float32(self) -> Any:
+        """The same with `angles="float32"`."""
+        return self._by_kind(lambda rope: replace(rope, angles="float32"))
+
+    def _by_kind(self, change: Callable[[RoPE], RoPE]) -> Any:
+        ropes = {kind: change(tables.rope) for kind, tables in self.tables.items()}
         return ropes[None] if set(ropes) == {None} else ropes
 
 
@@ -195,7 +203,7 @@ def _positions(count: int, coordinates: str) -> Any:
     line = torch.tensor(LINE)
     if count == 1:
         return line[None]
-    every = torch.stack([line.roll(a) * (a + 1) // (a + 1) for a in range(count)])  # unequal coordinates
+    every = torch.stack([line.roll(a) for a in range(count)])  # unequal coordinates
     if coordinates == "first":
         return every[:, None]
     return every.T[None] if coordinates == "last batched" else every.T
@@ -227,21 +235,19 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
         return
     if buffer.is_meta:
         raise Unknown("its buffers are on the device meta: load the weights first")
-    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64)
-    if buffer.shape != want.shape:
-        return
-    eps = max(40 * EPS, 0.0 if buffer.dtype == torch.float64 else torch.finfo(buffer.dtype).eps)
-    got, expected = buffer.double().sort().values, want.abs().sort().values
-    wrong = ~((got.abs().sort().values - expected).abs() <= eps * expected + 1e-9 * expected.max())
+    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs().unique()
+    nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
+    small = buffer.dtype in (torch.float16, torch.bfloat16)
+    eps = 4 * torch.finfo(buffer.dtype).eps if small else 40 * EPS
+    wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max()
     if wrong.any():
-        index = int(wrong.nonzero()[0])
         raise Contradiction(
-            f"its buffer {name} has the frequency {float(got.abs().sort().values[index]):.9g}, and the rope of its "
-            f"config {float(expected[index]):.9g}"
+            f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config has "
+            f"{float(nearest[wrong][0]):.7g}"
         )
-    if buffer.dtype in (torch.float16, torch.bfloat16):
+    if small:
         for each in (name, name.replace("original_", "")):
-            probe._buffers[each] = want.float()
+            probe._buffers[each] = nearest.float()
 
 
 def _arrangement(
