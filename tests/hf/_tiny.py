@@ -112,8 +112,9 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _per_layer(own: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Reduce the sizes that a layer has of its own."""
-    return {key: _new_size(key, value, {**config, **own}) for key, value in own.items()}
+    """Reduce the sizes that a layer has of its own. Its heads stay wider than those of the other layers."""
+    new = {key: _new_size(key, value, {**config, **own}) for key, value in own.items()}
+    return new | {"head_dim": 2 * HEAD} if "head_dim" in own else new
 
 
 NESTED = {"encoder", "decoder"}
@@ -183,9 +184,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "position_embedding_type": "rope"},
     "pe_audio": {"audio_config": {"dac_config": {"encoder_hidden_size": 4, "decoder_hidden_size": 64, "downsampling_ratios": [2, 4, 4], "upsampling_ratios": [4, 4, 2], "hop_length": 32, "codebook_size": 32}}},
+    "lasr": {"encoder_config": {"conv_kernel_size": 31}},
     "eomt_dinov3": {"num_blocks": 1},
-    "neucodec": {"quantization_dim": 128},
-    "xcodec2": {"quantization_dim": 128},
+    "neucodec": {"quantization_dim": 128, "encoder_hidden_size": 4},
+    "xcodec2": {"quantization_dim": 128, "encoder_hidden_size": 4},
     "muse_glimmer": {"out_hidden_size": 256},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "zamba2": {"use_mem_rope": True, "mamba_headdim": 16, "attention_head_dim": 64, "attention_hidden_size": 128, "kv_channels": 32, "num_query_groups": 2, "adapter_rank": 8, "hybrid_layer_ids": [1], "n_mamba_heads": 8},
@@ -304,7 +306,8 @@ def set_weights(model: torch.nn.Module) -> None:
         elif weight.ndim >= 2:
             inputs = weight.shape[-1] if "expert" in name else weight[0].numel()
             gain = DEEP if "conv" in name else WEIGHTS
-            weight.copy_(values * (1.0 if "embed" in name else gain / inputs**0.5))
+            is_table = re.search(r"(embed|token|position)[^.]*(\.weight)?$", name)
+            weight.copy_(values * (1.0 if is_table else gain / inputs**0.5))
 
 
 def build(folder: str, dtype: torch.dtype = FLOAT32) -> torch.nn.Module:
@@ -420,7 +423,6 @@ INPUTS: dict[str, Callable[[Any], dict[str, torch.Tensor]]] = {
     "clvp": features("input_features", BATCH, 80, 24, input_ids=ids(BATCH, 12)),
     "dia": lambda model: {"input_ids": ids(BATCH, LENGTH)(), "decoder_input_ids": ids(BATCH, 12, 9)()},
     "kyutai_speech_to_text": lambda model: {"input_ids": ids(BATCH, LENGTH, 33)()},
-    "blt": lambda model: {**text_inputs(model), "use_cache": False},
     "idefics": features("pixel_values", BATCH, 1, 3, 56, 56, input_ids=ids(BATCH, LENGTH), image_attention_mask=lambda: torch.ones(BATCH, LENGTH, 1)),
     "sam3": features("pixel_values", BATCH, 3, 56, 56, input_ids=ids(BATCH, 12)),
     "seamless_m4t": features("input_features", BATCH, LENGTH, 160, decoder_input_ids=ids(BATCH, 12)),
@@ -462,3 +464,6 @@ def answer(output: Any) -> torch.Tensor:
             except LookupError:
                 pass
     raise LookupError(type(output))
+
+
+FAMILIES = families()
