@@ -42,8 +42,12 @@ def take_turns(calls, rounds, seconds):
 
 def block(call, count):
     """Return the median seconds of `count` calls of one function."""
-    times = [time_one(call) for _ in range(WARM_UP + count)]
-    return statistics.median(times[WARM_UP:])
+    return statistics.median(times_of(call, count))
+
+
+def times_of(call, count):
+    """Return the seconds of each of `count` calls of one function."""
+    return [time_one(call) for _ in range(WARM_UP + count)][WARM_UP:]
 
 
 def time_one(call):
