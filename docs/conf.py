@@ -32,6 +32,9 @@ numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
 # Docstrings describe the types; the annotations of arrays are Any.
 autodoc_typehints = "none"
+# Not in the session `docs`. Tests run the examples of rope_array.torch and rope_array.hf: test_imports.py and
+# test_hf_patch.py.
+autodoc_mock_imports = ["torch"]
 # The copy button of an example copies its code: no prompts, no output.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
@@ -41,3 +44,15 @@ import rope_array as ra
 from rope_array.testing import apply_definition, cos_sin, frequencies, rotation_matrix
 np.set_printoptions(legacy=False)
 """
+
+
+def _show_without_running(app, what, name, obj, options, lines):
+    """Make code blocks of the examples that need PyTorch, which the doctest builder does not run."""
+    if name.startswith(("rope_array.hf", "rope_array.torch")) and ".. rubric:: Examples" in lines:
+        first = lines.index(".. rubric:: Examples") + 2
+        last = lines.index("..", first)  # numpydoc's mark after the last section
+        lines[first:last] = [".. code-block:: pycon", "", *(f"   {line}" for line in lines[first:last])]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _show_without_running, priority=900)  # after numpydoc

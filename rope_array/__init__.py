@@ -56,6 +56,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import backend_tools, config, convert, hf, positions
+    from . import torch as torch
     from ._diagnose import diagnose
     from ._explain import Backend, Explanation, backends, explain
     from ._spec.scaling import (
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
     )
 
 # Names imported on first use, with their modules: most programs need few.
-_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing")
+# `torch` is not in __all__: `from rope_array import *` would hide PyTorch's own name.
+_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing", "torch")
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),

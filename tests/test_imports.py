@@ -76,7 +76,7 @@ def test_an_unchanged_copy_imports_no_library(tmp_path: Path) -> None:
 
 
 def test_late_modules_are_imported_on_first_use() -> None:
-    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "positions")
+    names = ("_config", "_diagnose", "_spec.scaling", "config", "convert", "hf", "positions", "torch")
     late = {f"rope_array.{name}" for name in names}
     script = "import sys, rope_array as ra; a = set(sys.modules); {}; print(*a, '|', *sys.modules)"
     for use, wanted in [
@@ -84,6 +84,7 @@ def test_late_modules_are_imported_on_first_use() -> None:
         ("ra.Linear(2.0)", {"rope_array._spec.scaling"}),
         ("ra.RoPE.from_config({'model_type': 'llama'})", {"rope_array._config", "rope_array._spec.scaling"}),
         ("ra.config", {"rope_array._config", "rope_array._spec.scaling", "rope_array.config"}),
+        ("ra.hf.patch", {"rope_array.hf"}),
     ]:
         before, after = child.run(script.format(use)).split("|")
         assert set(before.split()) & late == set()
@@ -156,9 +157,12 @@ MAY_IMPORT = {
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
+    "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
+    "torch": ("_errors", "_spec.validation", "_rope", "_rotation", "torch"),
 }
 # Modules that most programs never need: only the listed modules import them at the top.
-LATE_CORE = {"_config": {"_config", "config"}}
+# The package itself names rope_array.hf and rope_array.torch for type checkers.
+LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
 OWN = {"jax": {"jax", "jaxlib"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
@@ -167,6 +171,8 @@ COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
 _PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  # for commands
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late
 JUDGED = {"plots"}  # draws errors, so it needs the definition
+# Folders for the users of one library, which they import.
+OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
@@ -267,6 +273,8 @@ def forbidden(name: str, full: str, at_top: bool) -> str:
     if area in COMMANDS:
         return "" if root == "numpy" or not at_top else "a command imports other libraries late"
     if area in HOST_TOOLS and root == "numpy":
+        return ""
+    if root in OF_LIBRARY.get(area, ()):
         return ""
     if full == "array_api_compat" and name in COMPAT:
         return ""
@@ -418,6 +426,18 @@ PLANTED = [
     ("plots/_ropes.py", "import matplotlib", "no array library"),
     ("plots/_ropes.py", "from rope_array._dispatch import rotate", "may import"),
     ("config.py", "def f():\n    from .plots import save", "may import"),
+    ("hf/_patch.py", "import transformers", "no array library"),
+    ("hf/_rotary.py", "def f():\n    import jax", "no array library"),
+    ("hf/_attention.py", "from rope_array._array_api.rotate import rotate_by_tables", "may import"),
+    ("hf/_patch.py", "from rope_array import RoPE", "may import"),
+    ("_rope.py", "from . import hf", "imported late"),
+    ("torch/_rotary.py", "import jax", "no array library"),
+    ("torch/_rotary.py", "def f():\n    import transformers", "no array library"),
+    ("torch/_learned.py", "from rope_array._dispatch import rotate", "may import"),
+    ("torch/_learned.py", "from rope_array import RoPE", "may import"),
+    ("torch/_learned.py", "import rope_array._backends.torch", "loaded late"),
+    ("_rope.py", "from . import torch", "imported late"),
+    ("_rope.py", "def f():\n    from . import torch", "may import"),
     ("_command/_plot.py", "from rope_array._spec import plan", "what is public"),
     ("_explain.py", "from . import _command", "nothing in the core"),
     ("_demo/_text.py", "import torch", "late"),
@@ -488,8 +508,8 @@ MODULES = [rope_array, rope_array.config, rope_array.convert, rope_array.positio
 # Attributes that the package imports on first access.
 LATE = {
     "rope_array": {
-        *("backend_tools", "backends", "config", "convert", "diagnose", "explain", "plots", "positions"),
-        "testing",
+        *("backend_tools", "backends", "config", "convert", "diagnose", "explain", "hf", "plots"),
+        *("positions", "testing"),
     }
 }
 
@@ -525,10 +545,10 @@ def test_all_is_complete_and_sorted(module: Any) -> None:
 def test_names_that_users_have() -> None:
     """Removing a name breaks users' code; a new name is added to this list."""
     errors = ["ArrayTypeError", "BackendError", "PositionError", "RoPEError", "ShapeError", "SpecError"]
-    errors += ["ConfigError"]
+    errors += ["ConfigError", "PatchError"]
     rules = ["DynamicNTK", "Linear", "Llama3", "LongRoPE", "NTKAware", "Periods", "Proportional", "YaRN"]
     rules += ["Reversed"]
-    modules = ["backend_tools", "config", "convert", "plots", "positions", "testing"]
+    modules = ["backend_tools", "config", "convert", "hf", "plots", "positions", "testing"]
     others = ["Axes", "RoPE", "Rotation", "apply", "backends", "diagnose", "explain"]
     others += ["Backend", "Explanation"]  # results of backends() and explain()
     assert sorted(rope_array.__all__) == sorted([*errors, *rules, *modules, *others])
@@ -559,7 +579,10 @@ def section(text: str, title: str) -> str:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_docstrings(name: str) -> None:
-    value = OBJECTS[name]
+    check_docstring(OBJECTS[name])
+
+
+def check_docstring(value: Any) -> None:
     text = inspect.getdoc(value) or ""
     assert text.splitlines()[0].endswith((".", ":")) or "." in text.partition("\n\n")[0]
     assert ">>> " in section(text, "Examples")
@@ -593,7 +616,8 @@ def test_exceptions_have_docstrings(name: str) -> None:
     assert value.__module__ == "rope_array"  # shown in tracebacks
 
 
-CORE = [name for name in sources() if name.partition(".")[0] not in ("_backends", *COMMANDS)]
+NOT_CORE = {"_backends", *COMMANDS, *OF_LIBRARY}
+CORE = [name for name in sources() if name.partition(".")[0] not in NOT_CORE]
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -612,6 +636,39 @@ def test_doctests_are_run() -> None:
     }
     assert tried["_rope"] >= 10
     assert tried["_rotation"] >= 8
+
+
+# ---- the folder for users of PyTorch ----
+
+
+@pytest.mark.library("torch")
+def test_the_names_of_the_torch_folder() -> None:
+    module = rope_array.torch
+    test_all_is_complete_and_sorted(module)
+    for _, value in public_objects(module):
+        check_docstring(value)
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried >= 20
+
+
+def test_the_torch_folder_is_no_name_for_star_imports() -> None:
+    """It would hide PyTorch's own name; nor does `dir` list it, as a loop over `dir` would import PyTorch."""
+    child.run("from rope_array import *; assert 'torch' not in dir()")
+    child.run("import rope_array; assert 'torch' not in dir(rope_array)")
+
+
+def test_the_torch_folder_without_pytorch() -> None:
+    script = """
+        import sys
+        sys.modules["torch"] = None  # a test blocks the import
+        import rope_array
+        try:
+            rope_array.torch
+        except ImportError as error:
+            print(error)
+    """
+    assert "pip install 'rope-array[torch]'" in child.run(script)
 
 
 # ---- threads ----

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from rope_array._errors import PatchError
 
-from ._report import Entry, Left, Report
+from ._report import Report
 
-__all__ = ["Entry", "Left", "PatchError", "Report", "patch", "patched", "unpatch"]
+__all__ = ["PatchError", "Report", "patch", "patched", "unpatch"]
 
 
 def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Report:
@@ -44,9 +44,14 @@ def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Repor
     Examples
     --------
     >>> import rope_array as ra
-    >>> from transformers import LlamaConfig, LlamaForCausalLM       # doctest: +SKIP
-    >>> model = LlamaForCausalLM(LlamaConfig())                      # doctest: +SKIP
-    >>> report = ra.hf.patch(model)                                  # doctest: +SKIP
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> ra.hf.patch(model)
+    3 modules patched, angles='exact'
+      model.rotary_emb              LlamaRotaryEmbedding: exact tables
+                                      RoPE(head_dim=16, pairing='half')
+      model.layers.*.self_attn (2)  LlamaAttention: rotation
     """
     from . import _patch  # imported late: it needs torch
 
@@ -61,6 +66,10 @@ def unpatch(model: Any) -> None:
     model : torch.nn.Module
         A model that `patch` has changed, a copy of it, or a module that contains it.
 
+    Returns
+    -------
+    None
+
     Raises
     ------
     PatchError
@@ -70,7 +79,11 @@ def unpatch(model: Any) -> None:
     Examples
     --------
     >>> import rope_array as ra
-    >>> ra.hf.unpatch(model)                                         # doctest: +SKIP
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> report = ra.hf.patch(model)
+    >>> ra.hf.unpatch(model)
     """
     from . import _patch  # imported late: it needs torch
 
@@ -86,16 +99,20 @@ def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Ite
     model, angles
         As in `patch`, with the same exceptions.
 
-    Yields
-    ------
-    Report
-        As `patch` returns it.
+    Returns
+    -------
+    context manager
+        It gives the `Report` of `patch`.
 
     Examples
     --------
     >>> import rope_array as ra
-    >>> with ra.hf.patched(model) as report:                         # doctest: +SKIP
-    ...     model.generate(**inputs)
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> model = LlamaForCausalLM(config)
+    >>> with ra.hf.patched(model, angles="float32") as report:
+    ...     len(report)
+    3
     """
     report = patch(model, angles=angles)
     try:

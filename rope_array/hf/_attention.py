@@ -121,7 +121,7 @@ def _difference(tried: Multiplication, width: int, axis: int) -> bool | None:
     q, k = (torch.randn(shape, generator=random) for _ in range(2))
     angles = torch.rand((2, SEQ, PAIRS), generator=random) * 6
     tables = [ARRANGED[tried.arrangement](table) for table in (angles.cos(), angles.sin())]
-    arrays = (q,) if tried.is_single else (q, k)
+    arrays: tuple[Any, ...] = (q,) if tried.is_single else (q, k)
     option = {} if tried.seq_axis else {"unsqueeze_dim": 1 if axis == -2 else 2}
     if tried.seq_axis and tried.seq_axis != axis:
         return None
@@ -130,10 +130,11 @@ def _difference(tried: Multiplication, width: int, axis: int) -> bool | None:
     try:
         with torch.no_grad():
             theirs = tried.function(*(x.clone() for x in arrays), *tables, **option)
-    except (RuntimeError, IndexError):
+    except Exception:  # whatever a function raises for arrays of another shape
         return None
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
-    ours = _rotate(tried, arrays, *map(UNARRANGED[tried.arrangement], tables), axis)
+    cos, sin = map(UNARRANGED[tried.arrangement], tables)
+    ours = _rotate(tried, arrays, cos, sin, axis)
     return all(
         y.shape == want.shape and bool(torch.isclose(y, want, atol=1e-5).all())
         for y, want in zip(ours, theirs, strict=True)
@@ -243,9 +244,12 @@ def _by_model(how: Multiplication, exact: bool, narrow: bool) -> Function:
 
 
 def _served(x: Any, cos: Any) -> bool:
-    """Return whether tables (S, pairs) or (B, S, pairs) line up with x from its first axis on."""
-    ndim = cos.ndim
-    return bool(ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+    """Return whether tables (S, pairs) or (B, S, pairs) have the compute dtype, and line up with x."""
+    ndim, dtype = cos.ndim, cos.dtype
+    return bool(
+        (ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
+        and (x.dtype is not torch.float64 if dtype is torch.float32 else dtype is x.dtype is torch.float64)
+    )
 
 
 def _served_in_float32(x: Any, cos: Any) -> bool:

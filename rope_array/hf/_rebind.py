@@ -45,7 +45,7 @@ def _globals_of(function: FunctionType, replacements: Mapping[str, Any]) -> dict
     It has no `__name__`: Dynamo would look names up in the module of that name, and find the originals.
     """
     copied = {**function.__globals__, **replacements}
-    del copied["__name__"]
+    copied.pop("__name__", None)
     return copied
 
 

@@ -59,6 +59,19 @@ class Report:
         Rotary modules and attentions that work as before, with the reasons.
     angles : {"exact", "float32"}
         The mode.
+
+    Examples
+    --------
+    >>> import rope_array as ra
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    >>> report = ra.hf.patch(LlamaForCausalLM(config))
+    >>> report[0].name, report[0].cls, report[0].rope.head_dim
+    ('model.rotary_emb', 'LlamaRotaryEmbedding', 16)
+    >>> [entry.name for entry in report if entry.rope is None]
+    ['model.layers.0.self_attn', 'model.layers.1.self_attn']
+    >>> report.left
+    ()
     """
 
     entries: tuple[Entry, ...]

@@ -82,6 +82,10 @@ class RotaryPlan:
 
 def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
     """Return the plan of a rotary module, or raise Unknown or Contradiction."""
+    if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
+        raise Unknown("its buffers are on the device meta: load the weights first")
+    if not has_frequencies(module):
+        raise Unknown("it keeps no inverse frequencies")
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
         raise Unknown(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
@@ -89,6 +93,11 @@ def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
     tables = {kind: _tables_of(module, model, kind) for kind in kinds}
     half = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), tables[kinds[0]], kinds[0])
     return RotaryPlan(name, module, tables, half[0].dtype is torch.bfloat16)
+
+
+def has_frequencies(module: Any) -> bool:
+    """Return whether a module keeps inverse frequencies, as rotary modules do."""
+    return any(name.endswith("inv_freq") for name in module._buffers)
 
 
 def layer_types(module: Any) -> tuple[str | None, ...]:
@@ -101,7 +110,8 @@ def layer_types(module: Any) -> tuple[str | None, ...]:
 
 def _tables_of(module: Any, model: Any, kind: str | None) -> Tables:
     """Find the rope of a module: of the ropes that the config can mean, the rope with the module's tables."""
-    differences, problems = [], []
+    differences: list[str] = []
+    problems: list[str] = []
     for rope in _candidates(module, model, kind, problems):
         try:
             return _match(module, rope, kind)
@@ -160,16 +170,11 @@ def _probe_of(module: Any) -> Any:
     """Return a copy of a module on the CPU: a call may change its buffers."""
     probe = copy.copy(module)
     probe.__dict__ = dict(vars(module))
-    probe.__dict__.pop("forward", None)
-    probe.__dict__.pop("_old_forward", None)
-    probe.__dict__.pop("_hf_hook", None)
     for group in ("_buffers", "_parameters"):
         probe.__dict__[group] = {
             name: value if value is None else value.detach().to("cpu", copy=True)
             for name, value in vars(module)[group].items()
         }
-    for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-        probe.__dict__[hooks] = type(vars(module)[hooks])()
     return probe
 
 
@@ -177,20 +182,25 @@ def _match(module: Any, rope: RoPE, kind: str | None) -> Tables:
     """Return how a module arranges the tables of a rope; raise Contradiction if it has other numbers."""
     probe = _probe_of(module)
     _check_frequencies(probe, rope, kind)
-    count = rope.axes.count if rope.axes is not None else 1
+    count = _coordinates(rope)
     difference = None
     for coordinates, lead in _forms(count):
         positions = _positions(count, coordinates)
         tables = Tables(rope, "", 1, coordinates, lead)
         try:
             theirs = _call(probe, torch.zeros(1, 1), tables, kind, positions)
-        except (RuntimeError, IndexError, TypeError, ValueError):
+        except Exception:  # whatever a module raises for positions of another shape
             continue
         found, wrong = _arrangement(theirs, rope, _coordinates_last(positions, coordinates, count), lead)
         if found is not None:
             return replace(tables, arrangement=found[0], sign=found[1])
         difference = wrong or difference
     raise Contradiction(difference or "its tables have another shape than the rope of its config")
+
+
+def _coordinates(rope: RoPE) -> int:
+    """Return how many numbers a position has."""
+    return 1 if rope.axes is None else int(rope.axes.count or 1)
 
 
 def _forms(count: int) -> tuple[tuple[str, bool], ...]:
@@ -214,7 +224,7 @@ def _coordinates_last(positions: Any, coordinates: str, count: int) -> Any:
 
 
 def _call(probe: Any, x: Any, tables: Tables, kind: str | None, positions: Any = None) -> tuple[Any, ...]:
-    count = tables.rope.axes.count if tables.rope.axes is not None else 1
+    count = _coordinates(tables.rope)
     positions = _positions(count, tables.coordinates) if positions is None else positions
     with torch.no_grad():
         options = {} if kind is None else {"layer_type": kind}
@@ -233,16 +243,14 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     buffer = probe._buffers.get(name)
     if buffer is None:
         return
-    if buffer.is_meta:
-        raise Unknown("its buffers are on the device meta: load the weights first")
-    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs().unique()
+    want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
     nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
     small = buffer.dtype in (torch.float16, torch.bfloat16)
     eps = 4 * torch.finfo(buffer.dtype).eps if small else 40 * EPS
     wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max()
     if wrong.any():
         raise Contradiction(
-            f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config has "
+            f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config "
             f"{float(nearest[wrong][0]):.7g}"
         )
     if small:
@@ -257,7 +265,7 @@ def _arrangement(
     at_length = rope.at_length(int(positions.max()) + 1)
     ours = at_length.rotation(positions, like=torch.zeros(1))
     far = positions.abs().max()
-    per_pair = rope.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
+    per_pair = at_length.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
     if len(theirs) == 1 and theirs[0].is_complex():
         if theirs[0].shape != ours.cos.shape:
             return None, None
@@ -316,10 +324,10 @@ def replacement(plan: RotaryPlan, narrow: bool, in_float32: bool) -> Callable[..
     """
     makers = {kind: make_tables(tables, narrow) for kind, tables in plan.tables.items()}
     casts = plan.keeps_dtype and not in_float32
-    only = makers.get(None)
+    make = next(iter(makers.values()))
 
     def forward(self: Any, x: Any, position_ids: Any) -> Any:
-        tables = only(x, position_ids)
+        tables = make(x, position_ids)
         return tuple(table.to(x.dtype) for table in tables) if casts else tables
 
     def forward_by_type(self: Any, x: Any, position_ids: Any, layer_type: Any = None) -> Any:
@@ -332,7 +340,7 @@ def replacement(plan: RotaryPlan, narrow: bool, in_float32: bool) -> Callable[..
 def make_tables(tables: Tables, narrow: bool) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
     rope, sign, lead = tables.rope, tables.sign, tables.lead
-    count = rope.axes.count if rope.axes is not None else 1
+    count = _coordinates(rope)
     read = _reader_first(count) if tables.coordinates == "first" else None
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
     some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=torch.zeros(1))

@@ -1,0 +1,23 @@
+"""Rotary embeddings as PyTorch modules: fixed frequencies, and learned frequencies.
+
+A module is called in two ways: ``module(q, k, positions)`` returns q and k rotated, and
+``module(x, position_ids)`` returns cos and sin as the rotary modules of Hugging Face do. Needs PyTorch:
+``pip install 'rope-array[torch]'``. The name is not among those of ``from rope_array import *``, where it
+would hide PyTorch's own.
+"""
+
+try:
+    import torch as _torch  # noqa: F401  # first, so that its absence has one message
+except ImportError as _error:
+    raise ImportError(
+        f"rope_array.torch needs PyTorch, which cannot be imported ({_error}): "
+        "python -m pip install 'rope-array[torch]', or install PyTorch for your hardware first."
+    ) from _error
+
+from ._learned import LearnedRotaryEmbedding, MixedRotaryEmbedding
+from ._rotary import RotaryEmbedding
+
+__all__ = ["LearnedRotaryEmbedding", "MixedRotaryEmbedding", "RotaryEmbedding"]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__  # the public name, in errors and in pickles

@@ -1,0 +1,293 @@
+"""Modules of learned frequencies: a factor for each pair, and mixed frequencies for images."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from rope_array._errors import ArrayTypeError, SpecError, describe
+from rope_array._rope import RoPE
+from rope_array._rotation import Rotation
+from rope_array._spec.validation import integer
+
+from ._rotary import RotaryModule
+
+
+class LearnedModule(RotaryModule):
+    """A module whose parameters never become float16 or bfloat16 by a cast of the model."""
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        keep = partial(_without_narrowing, fn)
+        return super()._apply(keep, recurse)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+class LearnedRotaryEmbedding(LearnedModule):
+    """A rotary embedding whose frequencies are learned, from those of a rope on.
+
+    The frequency of pair i is ``rope.frequencies[i] * exp(log_scale[i])`` [1]_. The parameter `log_scale`
+    starts at 0, where the module rotates exactly as `RotaryEmbedding`. A step of the optimizer changes low
+    and high frequencies by similar ratios, and weight decay pulls them towards the rope's. q, k, `log_scale`
+    and positions of floats get gradients.
+
+    Parameters
+    ----------
+    rope : RoPE
+        The frequencies at the start, and the pairs and the amplitude. A pair of frequency 0 stays unrotated.
+    seq_axis : int
+        As in `RotaryEmbedding`.
+    device : device, optional
+        The device of the parameter.
+
+    Attributes
+    ----------
+    log_scale : torch.nn.Parameter
+        Shape (rotary_dim/2,), float32. A cast of the model to 16 bits leaves it float32; ``.double()`` does
+        not.
+    frequencies : Tensor
+        The frequency of each pair as it is now, radians per position.
+
+    Raises
+    ------
+    SpecError
+        `rope` is no `RoPE`, or its scaling needs ``rope.at_length`` first.
+
+    Notes
+    -----
+    The rope's own angle is exact. The learned change of an angle is a product in float32, whose error is
+    below 2^-21 of the change; in float64 for tensors of float64.
+
+    References
+    ----------
+    .. [1] "LeRoPE" in `MistralLarge4TextRotaryEmbedding` of transformers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import rope_array as ra
+    >>> rotary = ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=8, pairing="half"))
+    >>> q = k = torch.randn(2, 4, 5, 8)
+    >>> q, k = rotary(q, k, torch.arange(5))
+    >>> q.square().sum(-1).mul(k[..., 0]).sum().backward()
+    >>> rotary.log_scale.grad.shape
+    torch.Size([4])
+    """
+
+    def __init__(self, rope: RoPE, *, seq_axis: int = -2, device: Any = None) -> None:
+        super().__init__(rope, seq_axis)
+        # The rotation by the learned change alone: no amplitude, which the rope's own tables have.
+        self._change = replace(rope, scaling=None, attention_factor=None, max_position=None)
+        shape = (rope.rotary_dim // 2,)
+        self.log_scale = torch.nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the frequencies to those of the rope, as after initialisation on the device "meta".
+
+        Returns
+        -------
+        None
+            `log_scale` is 0.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import rope_array as ra
+        >>> with torch.device("meta"):
+        ...     rotary = ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=4))
+        >>> rotary.to_empty(device="cpu").reset_parameters()
+        >>> rotary.frequencies.tolist() == [1.0, torch.tensor(0.01).item()]
+        True
+        """
+        torch.nn.init.zeros_(self.log_scale)
+
+    @property
+    def frequencies(self) -> Any:
+        """The frequency of each pair, radians per position: a tensor of shape (rotary_dim/2,)."""
+        log_scale = _checked("log_scale", self.log_scale)
+        return self._start(log_scale) * log_scale.exp()
+
+    def to_rope(self) -> RoPE:
+        """Return a rope with the frequencies as they are now, for use on every array library.
+
+        Returns
+        -------
+        RoPE
+            The rope with `inv_freq` in place of base and scaling.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rotary = ra.torch.LearnedRotaryEmbedding(ra.RoPE(head_dim=4))
+        >>> rotary.to_rope().frequencies
+        (1.0, 0.01)
+        """
+        scales = _checked("log_scale", self.log_scale).detach().double().exp().tolist()
+        omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
+        return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
+
+    def rotation(self, positions: Any, *, like: Any) -> Rotation:
+        """Make cos and sin once, for all layers of a forward pass, with gradients.
+
+        Parameters
+        ----------
+        positions, like
+            As in `RotaryEmbedding.rotation`.
+
+        Returns
+        -------
+        Rotation
+            The rotation by the frequencies as they are now.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import rope_array as ra
+        >>> rotary, q = ra.torch.LearnedRotaryEmbedding(ra.RoPE(64)), torch.randn(2, 8, 5, 64)
+        >>> rotary.rotation(torch.arange(5), like=q).cos.requires_grad
+        True
+        """
+        cos, sin = self.rope.rotation(positions, like=like)
+        log_scale = _checked("log_scale", self.log_scale).to(cos.dtype)
+        change = self._start(log_scale) * log_scale.expm1()
+        c, s = self._change.rotation(positions, like=like, inv_freq=change)
+        return self.rope.rotation_from(cos * c - sin * s, sin * c + cos * s)
+
+    def _start(self, like: Any) -> Any:
+        return torch.tensor(self.rope.frequencies, dtype=like.dtype, device=like.device)
+
+
+class MixedRotaryEmbedding(LearnedModule):
+    """Learned frequencies for each head and coordinate: RoPE-ViT's mixed form, for images and video [1]_.
+
+    The angle of pair i in head h at coordinates p is the sum of p_a·inv_freq[h, a, i] over coordinates a. So
+    each pair of each head has its own direction. The directions are random at first, and the lengths of these
+    vectors are the frequencies of the rope. q, k, `inv_freq` and positions of floats get gradients.
+
+    Parameters
+    ----------
+    rope : RoPE
+        The lengths of the frequency vectors at the start, and the pairs and the amplitude. RoPE-ViT has base
+        10 for mixed frequencies. Without `axes`.
+    heads : int
+        Number of heads, the same in q and k.
+    coordinates : int
+        Number of coordinates of a position: 2 for an image's patches.
+    seq_axis : int
+        As in `RotaryEmbedding`.
+    device : device, optional
+        The device of the parameter.
+
+    Attributes
+    ----------
+    inv_freq : torch.nn.Parameter
+        Shape (heads, coordinates, rotary_dim/2), float32, radians per unit of a coordinate. A cast of the
+        model to 16 bits leaves it float32; ``.double()`` does not. Train it without weight decay, which would
+        pull it towards no rotation.
+
+    Raises
+    ------
+    SpecError
+        `rope` is no `RoPE` or has `axes`, or a number is below 1.
+
+    References
+    ----------
+    .. [1] Heo et al., "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, eq. 9.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import rope_array as ra
+    >>> rotary = ra.torch.MixedRotaryEmbedding(ra.RoPE(head_dim=8, base=10.0), heads=3)
+    >>> patches = torch.cartesian_prod(torch.arange(4), torch.arange(4))       # (16, 2): rows and columns
+    >>> q = k = torch.randn(1, 3, 16, 8)
+    >>> rotary(q, k, patches)[0].shape, rotary.inv_freq.shape
+    (torch.Size([1, 3, 16, 8]), torch.Size([3, 2, 4]))
+    """
+
+    def __init__(
+        self, rope: RoPE, heads: int, coordinates: int = 2, *, seq_axis: int = -2, device: Any = None
+    ) -> None:
+        super().__init__(rope, seq_axis)
+        if rope.axes is not None:
+            raise SpecError(
+                "the rope has axes, one coordinate for each pair, and mixed frequencies have all coordinates "
+                "in each pair; give a rope without axes, or use LearnedRotaryEmbedding."
+            )
+        shape = integer("heads", heads, 1), integer("coordinates", coordinates, 1), rope.rotary_dim // 2
+        self._plain = replace(rope, scaling=None, attention_factor=rope.amplitude)
+        self.inv_freq = torch.nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw a random direction for each head and pair, with the rope's frequency as its length.
+
+        Returns
+        -------
+        None
+            `inv_freq` has new values.
+
+        Examples
+        --------
+        >>> import rope_array as ra
+        >>> rotary = ra.torch.MixedRotaryEmbedding(ra.RoPE(head_dim=4), heads=3)
+        >>> rotary.reset_parameters()
+        >>> [round(length, 4) for length in rotary.inv_freq.norm(dim=1)[0].tolist()]
+        [1.0, 0.01]
+        """
+        torch.nn.init.normal_(self.inv_freq)
+        with torch.no_grad():
+            # Fully sharded training splits heads, so each rank has whole vectors of its heads.
+            part = self.inv_freq.to_local() if hasattr(self.inv_freq, "to_local") else self.inv_freq
+            length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+            part.mul_(torch.tensor(self.rope.frequencies, dtype=part.dtype, device=part.device) / length)
+
+    def rotation(self, positions: Any, *, like: Any) -> Rotation:
+        """Make cos and sin once, for all layers that share the frequencies, with gradients.
+
+        Parameters
+        ----------
+        positions, like
+            As in `RoPE.rotation_mixed`: coordinates of shape (S, coordinates) or (B, S, coordinates).
+
+        Returns
+        -------
+        Rotation
+            Tables of shape (..., heads, S, rotary_dim/2).
+
+        Examples
+        --------
+        >>> import torch
+        >>> import rope_array as ra
+        >>> rotary = ra.torch.MixedRotaryEmbedding(ra.RoPE(head_dim=8, base=10.0), heads=3)
+        >>> rotary.rotation([[0, 0], [0, 1]], like=torch.randn(1, 3, 2, 8)).cos.shape
+        torch.Size([1, 3, 2, 4])
+        """
+        inv_freq = _checked("inv_freq", self.inv_freq, like)
+        return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
+
+
+def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
+    """Return fn(tensor); if fn casts to fewer than 32 bits, the tensor in its own dtype on the new device."""
+    result = fn(tensor)
+    narrowed = result.is_floating_point() and result.dtype.itemsize < 4 <= tensor.dtype.itemsize
+    return tensor.to(result.device) if narrowed else result
+
+
+def _checked(name: str, parameter: Any, like: Any = None) -> Any:
+    """Return a parameter; raise if it has 16 bits, or is sharded while `like` is a plain tensor."""
+    if parameter.dtype.itemsize < 4:
+        raise ArrayTypeError(
+            f"{name} is {describe(parameter)}; learned frequencies have to stay float32, as each position "
+            "multiplies their rounding. With fully_shard, shard this module first, on its own and without "
+            "param_dtype; with load_state_dict(assign=True), cast the loaded tensor to float32."
+        )
+    if hasattr(parameter, "to_local") and not hasattr(like, "to_local"):
+        raise ArrayTypeError(
+            f"{name} is a DTensor: fully_shard gathers it for module(q, k, positions) and module(x, "
+            "position_ids). To call module.rotation too, call "
+            'torch.distributed.fsdp.register_fsdp_forward_method(module, "rotation") after fully_shard. '
+            "Anywhere else call module.unshard() before, and module.reshard() after."
+        )
+    return parameter

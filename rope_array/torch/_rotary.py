@@ -1,0 +1,178 @@
+"""The calls that all modules share, and the module of a fixed rope."""
+
+from typing import Any, NoReturn
+
+import torch
+
+from rope_array._errors import ArrayTypeError, RoPEError, SpecError, describe, short
+from rope_array._rope import RoPE
+from rope_array._rotation import Rotation
+
+
+class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
+    """The two calls of a module, and its rope: a plain attribute that no cast or checkpoint sees."""
+
+    def __init__(self, rope: RoPE, seq_axis: int) -> None:
+        super().__init__()
+        if not isinstance(rope, RoPE):
+            raise SpecError(
+                f"rope is {describe(rope)}; give a RoPE: ra.RoPE(head_dim=64), or "
+                "ra.RoPE.from_config(config) for the config of a model."
+            )
+        _ = rope.frequencies  # raises SpecError if the scaling needs rope.at_length first
+        self.rope = rope
+        self.seq_axis = seq_axis
+
+    def extra_repr(self) -> str:
+        """Return the rope, and seq_axis unless it is the default."""
+        return repr(self.rope) + (f", seq_axis={self.seq_axis}" if self.seq_axis != -2 else "")
+
+    def forward(self, q: Any, k: Any = None, positions: Any = None, *, position_ids: Any = None) -> Any:
+        """Rotate q and k, or return cos and sin.
+
+        Parameters
+        ----------
+        q, k : Tensor
+            ``module(q, k, positions)``: queries and keys, of shape (B, heads, S, head_dim), or (B, S, heads,
+            head_dim) with ``seq_axis=-3``. The numbers of heads may differ.
+        positions : Tensor
+            Positions of the tokens, as in `rope_array.apply`: (S,), (B, S), or a range, a list or a number.
+        position_ids : Tensor
+            ``module(x, position_ids)``: positions in the call of Hugging Face's models. As the second
+            argument they are integers; by name they may be floats too.
+
+        Returns
+        -------
+        (Tensor, Tensor)
+            q and k rotated; or cos and sin of shape position_ids.shape + (rotary_dim,) and x's dtype.
+
+        Raises
+        ------
+        ArrayTypeError
+            Positions are missing, an argument is in the place of another, or as in `rope_array.apply`.
+        ShapeError, PositionError
+            As in `rope_array.apply`.
+        """
+        by_name = position_ids is not None
+        if _is_real(q) and _is_real(k) and positions is not None and not by_name:
+            return self._rotate(q, k, positions)
+        if _is_real(q) and positions is None and (k is None if by_name else _is_integer(k)):
+            return self.rotation(position_ids if by_name else k, like=q).full_width(q.dtype)
+        raise ArrayTypeError(f"{_fault(q, k, positions, position_ids, self.seq_axis)} {CALLS}")
+
+    def rotation(self, positions: Any, *, like: Any) -> Rotation:
+        """Make cos and sin once, for all layers of a forward pass; a subclass does."""
+        raise NotImplementedError
+
+    def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
+        return self.rotation(positions, like=q).apply((q, k), seq_axis=self.seq_axis)
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse torch.jit.script, which calls this method before it compiles."""
+        raise RoPEError(
+            f"{type(self).__name__} is no TorchScript: torch.jit.script compiles types that it knows, and a "
+            "RoPE is none. Use torch.compile or torch.export, or torch.jit.trace with example tensors."
+        )
+
+
+class RotaryEmbedding(RotaryModule):
+    """A rotary embedding as a module without parameters and without buffers.
+
+    ``module(q, k, positions)`` returns q and k rotated. ``module(x, position_ids)`` returns cos and sin, as
+    the rotary modules of Hugging Face's models do. The module has nothing that ``.to(torch.bfloat16)`` could
+    round, that a checkpoint could hold, or that initialisation on the device "meta" could lose.
+
+    Parameters
+    ----------
+    rope : RoPE
+        The embedding in plain numbers. If its scaling depends on the length, call ``rope.at_length`` first.
+    seq_axis : int
+        The axis of q and k along which positions run: -2 for (B, heads, S, head_dim), -3 for (B, S, heads,
+        head_dim).
+
+    Raises
+    ------
+    SpecError
+        `rope` is no `RoPE`, or its scaling needs ``rope.at_length`` first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import rope_array as ra
+    >>> rotary = ra.torch.RotaryEmbedding(ra.RoPE(head_dim=64, base=500_000.0, pairing="half"))
+    >>> q, k = torch.randn(2, 8, 5, 64), torch.randn(2, 2, 5, 64)       # 8 heads of queries, 2 of keys
+    >>> q, k = rotary(q, k, torch.arange(5))
+    >>> q.shape, k.shape
+    (torch.Size([2, 8, 5, 64]), torch.Size([2, 2, 5, 64]))
+    >>> cos, sin = rotary(torch.randn(2, 5, 512), torch.arange(5)[None])
+    >>> cos.shape
+    torch.Size([1, 5, 64])
+    """
+
+    def __init__(self, rope: RoPE, *, seq_axis: int = -2) -> None:
+        super().__init__(rope, seq_axis)
+
+    def rotation(self, positions: Any, *, like: Any) -> Rotation:
+        """Make cos and sin once, for all layers of a forward pass: `RoPE.rotation` of the rope.
+
+        Parameters
+        ----------
+        positions
+            Positions of the tokens, as in `rope_array.apply`.
+        like : Tensor
+            A tensor as it will be rotated: it sets the device, and float64 for float64.
+
+        Returns
+        -------
+        Rotation
+            The rotation: ``rotation.apply((q, k))`` in each layer.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import rope_array as ra
+        >>> rotary, q = ra.torch.RotaryEmbedding(ra.RoPE(64)), torch.randn(2, 8, 5, 64)
+        >>> rotation = rotary.rotation(torch.arange(5), like=q)
+        >>> torch.equal(rotation.apply(q), rotary(q, q, torch.arange(5))[0])
+        True
+        """
+        return self.rope.rotation(positions, like=like)
+
+    def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
+        return self.rope.apply((q, k), positions, seq_axis=self.seq_axis)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _is_integer(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def _fault(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
+    """Return the sentence on what is wrong with the arguments of a call."""
+    if not _is_real(q):
+        return f"the first argument is {describe(q)}; it has to be a PyTorch tensor of real floating point."
+    if isinstance(positions, str):
+        return (
+            f"the third argument is {short(positions)}, a type of layer; make a module for each type, of "
+            f"ra.RoPE.from_config(config, layer_type={short(positions)})."
+        )
+    if position_ids is not None:
+        return "position_ids is given together with k or positions; it takes x alone."
+    if positions is not None:
+        given = "missing" if k is None else describe(k)
+        return f"k is {given}; it has to be a PyTorch tensor of real floating point."
+    if k is None or _is_real(k):
+        start = f"torch.arange(q.shape[{seq_axis}], device=q.device)"
+        return f"positions are missing; for sequences from their start they are {start}."
+    return f"the second of two arguments is {describe(k)}; position_ids has to be an integer tensor."
+
+
+CALLS = (
+    "Call module(q, k, positions) for q and k rotated, module(x, position_ids) for cos and sin, or "
+    "module.rotation(positions, like=q).apply(q) for one tensor."
+)
