@@ -8,24 +8,47 @@ slows both of its parts. The order of a round is random, and the garbage collect
 which others run.
 """
 
+import datetime
 import gc
+import json
 import random
 import statistics
 import time
+from pathlib import Path
+
+from _record import RESULTS
 
 WARM_UP = 1  # calls of a block that are not timed
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 clock = time.perf_counter
 
 
-def set_clock(name):
-    """Set the clock of all benchmarks in this process: "wall", or "cpu" for the process's CPU time."""
+def parse(parser, name):
+    """Return the options of the command line, with those that all these benchmarks have; set the clock."""
     global clock
-    clock = CLOCKS[name]
+    path = RESULTS / f"{datetime.date.today()}-{name}.json"
+    parser.add_argument(
+        "--json", nargs="?", const=path, metavar="PATH", type=Path, help=f"write {path.name}, or PATH"
+    )
+    parser.add_argument("--quick", action="store_true", help="few and short rounds, to try the harness")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
+    options = parser.parse_args()
+    clock = CLOCKS[options.clock]
+    return options
+
+
+def finish(result, options):
+    """Print where a result was measured, and write it to the path of --json."""
+    print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
+    if options.json:
+        text = json.dumps(result | {"clock": options.clock}, indent=1)
+        options.json.write_text(text + "\n", "utf-8")
 
 
 def take_turns(calls, rounds, seconds):
     """Return the median time of each function in each round; a block has 3 calls or more."""
+    for call in calls.values():
+        call()  # compiled functions are compiled
     counts = {name: max(3, round(seconds / time_one(call))) for name, call in calls.items()}
     names, times, order = list(calls), {name: [] for name in calls}, random.Random(0)
     gc.collect()

@@ -5,36 +5,36 @@ The others are a compiled `x * 2`, our eager kernel, and transformers' code comp
 x is (1, 32, 2048, 128), contiguous, and positions are `torch.arange(2048)`, an argument of the compiled
 function. By positions, every function computes its tables: ours by `rope.apply(x, pos)`, theirs by the
 module of the model, `LlamaRotaryEmbedding(config)(x, position_ids)`. By `Rotation`, ours and theirs get
-tables made before. q and k are 32 and 8 heads in one call. Interleaved pairs are compared with two functions
-of theirs: Llama's, which rotates half pairs, and Cohere's, which rotates interleaved pairs.
+tables made before. q and k are 32 and 8 heads in one call; as views, they have the memory order of a
+projection's result, (1, 2048, heads, 128). Interleaved pairs are compared with two functions of theirs:
+Llama's, which rotates half pairs, and Cohere's, which rotates interleaved pairs.
 
 Forward: no input requires a gradient; gradient mode is on. Forward and backward: x (or q and k) is a leaf
 that requires a gradient, and the call is `torch.autograd.grad(function(x), x, g)`, with g made before:
-contiguous, normal numbers of x's dtype. No gradient is accumulated; positions and tables require none.
+normal numbers of x's dtype in x's memory order. No gradient is accumulated; positions and tables require
+none.
 
 Each result is compared with the eager kernel's before it is timed.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
-from _blocks import CLOCKS, milliseconds, print_table, ratio, set_clock, take_turns
+from _blocks import finish, milliseconds, parse, print_table, ratio, take_turns
 from _record import record
 
 import rope_array as ra
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
 HEADS, KV_HEADS, LENGTH, WIDTH, PARTIAL = 32, 8, 2048, 128, 64
-ROUNDS, SECONDS = 7, 0.2  # of a block
+ROUNDS, SECONDS = 5, 0.1  # of a block
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest |y|; theirs have tables of x's dtype
 TWICE, EAGER = "x * 2", "eager"
 LIMITS = (
@@ -65,10 +65,14 @@ class Case(NamedTuple):
         return (HEADS,) if self.arrays == "x" else (HEADS, KV_HEADS)
 
 
+QK, VIEWS = "q and k", "q and k, views"
+
+
 def cases():
     every = list(product(("float32", "bfloat16"), ("positions", "Rotation"), ("half", "interleaved")))
-    more = [("q and k", WIDTH), ("x", PARTIAL)]
-    return [Case(*each) for each in every] + [Case(*each, *more_) for more_ in more for each in every]
+    more = [(QK, WIDTH), ("x", PARTIAL)]
+    found = [Case(*each) for each in every] + [Case(*each, *more_) for more_ in more for each in every]
+    return found + [Case(*each, VIEWS) for each in every if "Rotation" in each]
 
 
 # ---- functions of (xs, source), which return a tuple ----
@@ -132,7 +136,13 @@ def twice(xs, source):
 def normal(case):
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, case.dtype)
-    return tuple(torch.randn(1, heads, LENGTH, WIDTH, generator=generator).to(dtype) for heads in case.heads)
+    xs = (torch.randn(1, heads, LENGTH, WIDTH, generator=generator).to(dtype) for heads in case.heads)
+    return tuple(as_view(x) if case.arrays == VIEWS else x for x in xs)
+
+
+def as_view(x):
+    """Return x in the memory order of a projection's result, (B, S, heads, width)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def sources(case, xs):
@@ -162,8 +172,8 @@ def functions(case):
 def calls(case):
     """Return the forward calls, and the forward and backward calls, by name."""
     xs = normal(case)
-    leaves = tuple(x.clone().requires_grad_() for x in xs)
-    grads = tuple(x.flip(-1).contiguous() for x in xs)
+    leaves = tuple(x.clone().requires_grad_() for x in xs)  # clone and flip keep the order of memory
+    grads = tuple(x.flip(-1) for x in xs)
     source, table = sources(case, xs)
     forward, both = {}, {}
     for name, (function, is_ours) in functions(case).items():
@@ -225,28 +235,18 @@ def row(name, numbers):
 
 
 def main():
-    options = arguments()
-    torch.set_num_threads(1)
-    set_clock(options.clock)
-    chosen = [case for case in cases() if all(word in case.name for word in options.only)]
-    rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
-    result = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
-    result["clock"] = options.clock
-    print_table(HEAD, [row(*each) for each in result["numbers"].items()])
-    print(f"{LIMITS}\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-
-
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, to try the harness")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORD", help="the cases whose name has all these"
     )
-    return parser.parse_args()
+    options = parse(parser, "compiled")
+    torch.set_num_threads(1)
+    chosen = [case for case in cases() if all(word in case.name for word in options.only)]
+    rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
+    result = record("compiled", measure(chosen, rounds, seconds), __doc__, PACKAGES)
+    print_table(HEAD, [row(*each) for each in result["numbers"].items()])
+    print(LIMITS)
+    finish(result, options)
 
 
 if __name__ == "__main__":

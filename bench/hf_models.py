@@ -15,19 +15,16 @@ import argparse
 import copy
 import gc
 import importlib
-import json
 import os
 import random
 import statistics
 import sys
-import time
-from pathlib import Path
 
 os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
 import transformers
-from _blocks import CLOCKS, milliseconds, print_table, set_clock, time_one, times_of
+from _blocks import finish, milliseconds, parse, print_table, time_one, times_of
 from _record import ROOT, record
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
@@ -236,7 +233,6 @@ def show(result):
         refused = {name: found["refused"] for name, found in models.items() if "refused" in found}
         for name, reason in refused.items():
             print(f"refused: {name}: {reason[:140]}")
-    print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
 
 
 def summary(step, found):
@@ -255,21 +251,14 @@ RATIOS = {"÷": lambda each: each["÷"][1], "÷ fastest": lambda each: each["÷ 
 def main():
     options = arguments()
     torch.set_num_threads(1)
-    set_clock(options.clock)
     transformers.logging.set_verbosity_error()
     patch = patching(options)
-    begun = time.perf_counter()
     numbers = {"moderate sizes": moderate(options, patch)}
     if not options.no_families:
         numbers["tiny models"] = families(options, patch)
-    result = record("hf-models", numbers, __doc__, PACKAGES) | {
-        "angles": options.angles,
-        "clock": options.clock,
-    }
+    result = record("hf-models", numbers, __doc__, PACKAGES) | {"angles": options.angles}
     show(result)
-    print(f"{time.perf_counter() - begun:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    finish(result, options)
 
 
 def patching(options):
@@ -283,16 +272,13 @@ def patching(options):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds, to try the harness")
     parser.add_argument("--no-families", action="store_true", help="models of moderate size only")
     parser.add_argument("--angles", default="exact", help='"exact" or "float32"')
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
     parser.add_argument("--control", action="store_true", help="patch nothing: the noise of the ratios")
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORD", help="the models whose name has all these"
     )
-    return parser.parse_args()
+    return parse(parser, "hf-models")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,12 @@ gradients and temporary tensors; it lacks memory that libraries allocate by them
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
 import sys
 import time
 import warnings
-from pathlib import Path
 
 os.environ |= {
     "ROPE_ARRAY_NUM_THREADS": "1",
@@ -32,7 +30,7 @@ os.environ |= {
 }
 
 import torch
-from _blocks import CLOCKS, print_table, set_clock, time_one
+from _blocks import finish, parse, print_table, time_one
 from _record import ROOT, record
 from torch import nn
 from torch.nn import functional
@@ -42,7 +40,7 @@ import rope_array as ra
 PACKAGES = ("numpy", "torch", "transformers", "rotary-embedding-torch", "array-api-compat", "rope-array")
 LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 256, 4, 512, 2
 HEAD_DIM, BASE = WIDTH // HEADS, 10_000.0
-WARM_UP, ROUNDS, BLOCK = 2, 6, 3  # steps before the timing, rounds, steps of a block
+WARM_UP, ROUNDS, BLOCK = 2, 10, 3  # steps before the timing, rounds, steps of a block
 NONE, OURS, THEIRS = "no rotation", "rope_array", "transformers"
 DIFFERENCE = "largest difference of a loss to rope_array's"
 HEAD = ("", "tokens/s", f"÷ {THEIRS}", "rotation, % of step", "peak, MiB", "last loss", "largest difference")
@@ -308,7 +306,6 @@ def show(result):
     for name, models in result["numbers"].items():
         print(f"\n{name}")
         print_table(HEAD, [row(*each) for each in models.items()])
-    print(f"\non {result['machine']}\nwith {result['versions']}, commit {result['commit']}")
 
 
 def row(name, found):
@@ -325,22 +322,15 @@ def row(name, found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write the result here")
-    parser.add_argument("--quick", action="store_true", help="one round, to try the harness")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: on a machine with other load")
-    options = parser.parse_args()
+    options = parse(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), "training")
     torch.set_num_threads(1)
-    set_clock(options.clock)
     # Inductor runs complex numbers by eager operations, and says so.
     warnings.filterwarnings(
         "ignore", "Torchinductor does not support code generation for complex", UserWarning
     )
     result = record("training", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
-    result["clock"] = options.clock
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    finish(result, options)
 
 
 if __name__ == "__main__":
