@@ -1,0 +1,285 @@
+"""transformers' models before and after `rope_array.hf.patch`: a decode step and a training step, one thread.
+
+Models of moderate size, and the tiny models of every family in `tests/hf/_tiny.py`; random weights, eager,
+float32 and bfloat16 (tiny models: float32). Each round times a block of steps of the model and a block of its
+patched copy, in random order. The median of a block counts, and `÷` is the median of the ratios within
+rounds: below 1, the patched model is faster. "÷ fastest" is the ratio of the fastest steps, as other load on
+the machine can only add time.
+
+A decode step is one forward pass of one token under `torch.no_grad`, with the cache of the tokens before it,
+of which each block begins with a copy. A training step is forward and backward in training mode, without an
+optimizer, whose time is the same in both. The loss of a tiny model is the mean of its squared outputs.
+"""
+
+import argparse
+import copy
+import gc
+import importlib
+import os
+import random
+import statistics
+import sys
+
+os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch
+import transformers
+from _blocks import finish, milliseconds, parse, print_table, time_one, times_of
+from _record import ROOT, record
+
+PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
+PREFIX, LENGTH = 128, 256  # tokens before a decode step, and of a training step
+ROUNDS, SECONDS, MOST = 6, 0.25, 64  # of a block, and the most steps of one: a cache grows by them
+TINY_ROUNDS, TINY_SECONDS = 9, 0.025
+HEAD = ("", "decode, ms", "patched", "÷", "÷ fastest", "training, ms", "patched", "÷", "÷ fastest")
+SIZE = {"num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048}
+MODELS = {
+    "Llama, 4 × 512": ("Llama", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4}),
+    "Llama, 2 × 1024": (
+        "Llama",
+        {"hidden_size": 1024, "intermediate_size": 2816, "num_key_value_heads": 2, "num_hidden_layers": 2},
+    ),
+    "GPT-NeoX, 4 × 512, a quarter of the width": ("GPTNeoX", {"hidden_size": 512, "intermediate_size": 2048}),
+    "Cohere, 4 × 512, interleaved": (
+        "Cohere", {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "pad_token_id": 0}
+    ),
+    "Gemma 3, 4 × 512, two ropes": (
+        "Gemma3",
+        {"hidden_size": 512, "intermediate_size": 1408, "num_key_value_heads": 4, "head_dim": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 2},
+    ),
+}  # fmt: skip
+
+
+# ---- steps: each function returns a step without arguments; making it is not timed ----
+
+
+def decoding(model, prefix):
+    """Return a function that makes a decode step, after the tokens of `prefix`."""
+    model.eval()
+    with torch.no_grad():
+        output = model(**prefix, use_cache=True)
+    token = torch.full((len(output.logits), 1), 5)
+    if model.config.is_encoder_decoder:
+        states = getattr(output, "encoder_last_hidden_state", None)
+        encoded = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=states)
+        inputs = {"decoder_input_ids": token, "encoder_outputs": encoded}
+    else:
+        inputs = {"input_ids": token}
+    if output.past_key_values is None:
+        raise ValueError("the model returns no cache")
+
+    def make():
+        model.eval()
+        cache = copy.deepcopy(output.past_key_values)
+        return torch.no_grad()(lambda: model(**inputs, past_key_values=cache, use_cache=True))
+
+    return make
+
+
+def training(model, inputs, loss):
+    """Return a function that makes a training step."""
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        loss(model(**inputs)).backward()
+
+    def make():
+        model.train()
+        return step
+
+    return make
+
+
+# ---- before and after, in turns ----
+
+
+def compare(steps, rounds, seconds):
+    """Return the milliseconds of a step of both models, and the quartiles of their ratio in rounds.
+
+    `steps`: two functions that make a step, of the unpatched and of the patched model.
+    """
+    count = min(MOST, max(2, round(seconds / time_one(steps[0]()))))
+    times, order = ([], []), random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for i in order.sample((0, 1), 2):
+                times[i].append(times_of(steps[i](), count))
+    finally:
+        gc.enable()
+    before, after = ([statistics.median(one) for one in all_] for all_ in times)
+    ratios = [a / b for a, b in zip(after, before, strict=True)]
+    return {
+        "before, ms": milliseconds(before),
+        "after, ms": milliseconds(after),
+        "÷": [round(q, 3) for q in statistics.quantiles(ratios, method="inclusive")],
+        "÷ fastest": round(min(map(min, times[1])) / min(map(min, times[0])), 3),
+        "steps of a block": count,
+    }
+
+
+def before_and_after(model, prefix, inputs, loss, rounds, seconds, patch):
+    """Return the numbers of both steps; a text where a model has no such step, or is refused."""
+    after = copy.deepcopy(model)
+    try:
+        patch(after)
+    except Exception as error:  # a model that patch does not know
+        return {"refused": one_line(error)}
+    found = {}
+    for name, make in {
+        "decode": lambda model: decoding(model, prefix),
+        "train": lambda model: training(model, inputs, loss),
+    }.items():
+        try:
+            steps = make(model), make(after)
+            for step in steps:
+                step()()
+        except Exception as error:  # a vision model has no cache, and a module in place no gradient
+            found[name] = {"none": one_line(error)}
+        else:
+            found[name] = compare(steps, rounds, seconds)
+    return found
+
+
+def one_line(error):
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+# ---- models ----
+
+
+def moderate(options, patch):
+    """Time models of moderate size."""
+    rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
+    found = {}
+    for name, (kind, fields) in MODELS.items():
+        for dtype in ("float32", "bfloat16"):
+            if chosen(label := f"{name}, {dtype}", options):
+                model = make_model(kind, fields).to(getattr(torch, dtype))
+                tokens = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+                prefix, inputs = {"input_ids": tokens[:, :PREFIX]}, {"input_ids": tokens, "labels": tokens}
+                loss = lambda output: output.loss  # noqa: E731
+                found[label] = before_and_after(model, prefix, inputs, loss, rounds, seconds, patch)
+                tell(label, found[label])
+    return found
+
+
+def make_model(kind, fields):
+    torch.manual_seed(0)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**SIZE | fields)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def families(options, patch):
+    """Time the tiny model of each family."""
+    sys.path.append(str(ROOT / "tests"))
+    tiny = importlib.import_module("hf._tiny")
+    rounds, seconds = (3, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
+    found = {}
+    for family in tiny.FAMILIES:
+        name = family.model_type
+        if not chosen(name, options):
+            continue
+        try:
+            model = family.make()
+            inputs = family.inputs(model)
+        except Exception as error:
+            found[name] = {"refused": one_line(error)}
+            continue
+        loss = lambda output: tiny.answer(output).float().square().mean()  # noqa: E731
+        found[name] = before_and_after(model, inputs, inputs, loss, rounds, seconds, patch)
+        tell(name, found[name])
+    return found
+
+
+def chosen(name, options):
+    return all(word.lower() in name.lower() for word in options.only)
+
+
+# ---- results ----
+
+
+def tell(name, found):
+    print("  " + "  ".join(str(cell) for cell in row(name, found)), file=sys.stderr)
+
+
+def row(name, found):
+    if "refused" in found:
+        return name, found["refused"]
+    cells = [name]
+    for step in ("decode", "train"):
+        each = found[step]
+        cells += ["", "", "", "none"] if "none" in each else numbers_of(each)
+    return cells
+
+
+def numbers_of(each):
+    return [each["before, ms"], each["after, ms"], each["÷"][1], each["÷ fastest"]]
+
+
+def show(result):
+    for part, models in result["numbers"].items():
+        timed = {name: found for name, found in models.items() if "refused" not in found}
+        if models:
+            print(f"\n{part}")
+            print_table(HEAD, [row(*each) for each in timed.items()])
+        for step in ("decode", "train"):
+            with_step = {name: found[step] for name, found in timed.items() if "÷" in found[step]}
+            if with_step:
+                print(summary(step, with_step))
+        refused = {name: found["refused"] for name, found in models.items() if "refused" in found}
+        for name, reason in refused.items():
+            print(f"refused: {name}: {reason[:140]}")
+
+
+def summary(step, found):
+    """Return a line about all models."""
+    by = {kind: [pick(each) for each in found.values()] for kind, pick in RATIOS.items()}
+    slower = [name for name, each in found.items() if all(pick(each) > 1 for pick in RATIOS.values())]
+    medians = ", ".join(f"{kind} {statistics.median(each):.3f}" for kind, each in by.items())
+    return (
+        f"{step}: {len(found)} models, medians: {medians}; slower by both: {len(slower)} {' '.join(slower)}"
+    )
+
+
+RATIOS = {"÷": lambda each: each["÷"][1], "÷ fastest": lambda each: each["÷ fastest"]}
+
+
+def main():
+    options = arguments()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    patch = patching(options)
+    numbers = {"moderate sizes": moderate(options, patch)}
+    if not options.no_families:
+        numbers["tiny models"] = families(options, patch)
+    result = record("hf-models", numbers, __doc__, PACKAGES) | {"angles": options.angles}
+    show(result)
+    finish(result, options)
+
+
+def patching(options):
+    """Return the function that patches a model; with --control, it does nothing."""
+    if options.control:
+        return lambda model: None
+    from rope_array import hf
+
+    return lambda model: hf.patch(model, angles=options.angles)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--no-families", action="store_true", help="models of moderate size only")
+    parser.add_argument("--angles", default="exact", help='"exact" or "float32"')
+    parser.add_argument("--control", action="store_true", help="patch nothing: the noise of the ratios")
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="WORD", help="the models whose name has all these"
+    )
+    return parse(parser, "hf-models")
+
+
+if __name__ == "__main__":
+    main()

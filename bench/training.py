@@ -1,0 +1,337 @@
+"""Training a small GPT with this library's rotation and with others, on the CPU, one thread.
+
+4 layers of width 256 with 4 heads, 2 sequences of 512 bytes of this repository's documentation in a batch,
+AdamW; eager and compiled, float32 and bfloat16 autocast. Each model rotates q and k as its users do: tables
+once per forward pass, if the implementation has them. All models start from the same weights and see the same
+batches; weights of q and k are permuted for interleaved pairs (`rope_array.convert`), so that only roundings
+make their loss curves different.
+
+Tokens per second: the models of a setting take turns in blocks of steps; the median of the blocks counts, and
+ratios are medians of the ratios within rounds. A step is forward, backward and optimizer.
+
+Memory: the peak of the bytes that PyTorch's CPU allocator has handed out within one step, above the start of
+the step (weights and optimizer state), from torch.profiler's record of allocations. It has activations,
+gradients and temporary tensors; it lacks memory that libraries allocate by themselves.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+import warnings
+
+os.environ |= {
+    "ROPE_ARRAY_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "KINETO_LOG_LEVEL": "99",
+}
+
+import torch
+from _blocks import finish, parse, print_table, time_one
+from _record import ROOT, record
+from torch import nn
+from torch.nn import functional
+
+import rope_array as ra
+
+PACKAGES = ("numpy", "torch", "transformers", "rotary-embedding-torch", "array-api-compat", "rope-array")
+LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 256, 4, 512, 2
+HEAD_DIM, BASE = WIDTH // HEADS, 10_000.0
+WARM_UP, ROUNDS, BLOCK = 2, 10, 3  # steps before the timing, rounds, steps of a block
+NONE, OURS, THEIRS = "no rotation", "rope_array", "transformers"
+DIFFERENCE = "largest difference of a loss to rope_array's"
+HEAD = ("", "tokens/s", f"÷ {THEIRS}", "rotation, % of step", "peak, MiB", "last loss", "largest difference")
+
+
+# ---- rotations: `tables` once per forward pass, then `forward` in each layer; q and k are (B, H, S, D) ----
+
+
+class RopeArray(nn.Module):
+    """`rope.rotation` once, `rotation.apply((q, k))` in each layer."""
+
+    pairing = "half"
+
+    def __init__(self):
+        super().__init__()
+        self.rope = ra.RoPE(head_dim=HEAD_DIM, base=BASE, pairing=self.pairing)
+
+    def tables(self, x):
+        return self.rope.rotation(torch.arange(x.shape[1], device=x.device), like=x)
+
+    def forward(self, q, k, rotation):
+        return rotation.apply((q, k))
+
+
+class Transformers(nn.Module):
+    """The module and the function of transformers' Llama."""
+
+    pairing = "half"
+
+    def __init__(self):
+        from transformers.models.llama import modeling_llama as llama
+
+        super().__init__()
+        config = llama.LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS,
+                                   rope_parameters={"rope_type": "default", "rope_theta": BASE})  # fmt: skip
+        self.embedding, self.apply_rotary_pos_emb = (
+            llama.LlamaRotaryEmbedding(config),
+            llama.apply_rotary_pos_emb,
+        )
+
+    def tables(self, x):
+        return self.embedding(x, torch.arange(x.shape[1], device=x.device)[None])
+
+    def forward(self, q, k, tables):
+        return self.apply_rotary_pos_emb(q, k, *tables)
+
+
+class HandWritten(nn.Module):
+    """The complex form of Meta's Llama: a table made with the model."""
+
+    pairing = "interleaved"
+
+    def __init__(self):
+        super().__init__()
+        freqs = 1.0 / (BASE ** (torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM))
+        angles = torch.outer(torch.arange(2 * LENGTH), freqs)
+        self.register_buffer("table", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def tables(self, x):
+        return self.table[: x.shape[1]]
+
+    def forward(self, q, k, table):
+        return self._rotate(q, table), self._rotate(k, table)
+
+    def _rotate(self, x, table):
+        numbers = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(numbers * table).flatten(3).type_as(x)
+
+
+class RotaryEmbeddingTorch(nn.Module):
+    """rotary-embedding-torch: one module for all layers, called for q and for k."""
+
+    pairing = "interleaved"
+
+    def __init__(self):
+        from rotary_embedding_torch import RotaryEmbedding
+
+        super().__init__()
+        self.embedding = RotaryEmbedding(dim=HEAD_DIM, theta=BASE)
+
+    def tables(self, x):
+        return None
+
+    def forward(self, q, k, tables):
+        return self.embedding.rotate_queries_or_keys(q), self.embedding.rotate_queries_or_keys(k)
+
+
+class NoRotation(nn.Module):
+    """Nothing: the rest of the step."""
+
+    pairing = "half"
+
+    def tables(self, x):
+        return None
+
+    def forward(self, q, k, tables):
+        return q, k
+
+
+ROTATIONS = {
+    OURS: RopeArray,
+    THEIRS: Transformers,
+    "complex numbers, by hand": HandWritten,
+    "rotary-embedding-torch": RotaryEmbeddingTorch,
+    NONE: NoRotation,
+}
+
+
+# ---- the model ----
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.up, self.down = (
+            nn.Linear(WIDTH, 4 * WIDTH, bias=False),
+            nn.Linear(4 * WIDTH, WIDTH, bias=False),
+        )
+
+    def forward(self, x, rotation, tables):
+        x = x + self.attend(self.norms[0](x), rotation, tables)
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+    def attend(self, x, rotation, tables):
+        q, k, v = (
+            each(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
+        q, k = rotation(q, k, tables)
+        return self.out(
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
+
+
+class GPT(nn.Module):
+    """Bytes to the loss of the next bytes."""
+
+    def __init__(self, rotation):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(256, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.rotation = rotation
+        if rotation.pairing == "interleaved":
+            self.interleave()
+
+    @torch.no_grad()
+    def interleave(self):
+        """Permute the weights of q and k: then the model is the function that it is with half pairs."""
+        rope = ra.RoPE(head_dim=HEAD_DIM, pairing="half")
+        for layer in self.layers:
+            for projection in (layer.q, layer.k):
+                weight = ra.convert.weights(projection.weight, rope, "interleaved", num_heads=HEADS)
+                projection.weight.copy_(weight)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens[:, :-1])
+        tables = self.rotation.tables(x)
+        for layer in self.layers:
+            x = layer(x, self.rotation, tables)
+        return functional.cross_entropy(
+            self.head(self.norm(x)).flatten(0, 1).float(), tokens[:, 1:].flatten()
+        )
+
+
+# ---- training ----
+
+
+class Run:
+    """A model in training, its losses so far."""
+
+    def __init__(self, name, compiled, autocast, batches):
+        self.model, self.autocast, self.batches, self.losses = GPT(ROTATIONS[name]()), autocast, batches, []
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+        self.loss = torch.compile(self.model, dynamic=False) if compiled else self.model
+
+    def step(self):
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            loss = self.loss(self.batches[len(self.losses)])
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def block(self, steps):
+        """Return the median seconds of some steps. No step is left out: the losses are a curve."""
+        return statistics.median(time_one(self.step) for _ in range(steps))
+
+    def peak(self):
+        """Do one step, and return the peak of the memory allocated within it, in bytes."""
+        self.optimizer.zero_grad()
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            self.step()
+        events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+        live = peak = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            live += event.nbytes()
+            peak = max(peak, live)
+        return peak
+
+
+def text_batches(count):
+    """Return batches of random sequences of the documentation's bytes, of LENGTH inputs and one more."""
+    text = b"".join(path.read_bytes() for path in sorted((ROOT / "docs").glob("*.md")))
+    tokens, generator = (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8).long(),
+        torch.Generator().manual_seed(0),
+    )
+    starts = torch.randint(len(tokens) - LENGTH, (count, BATCH), generator=generator)
+    return tokens[starts[..., None] + torch.arange(LENGTH + 1)]
+
+
+def setting(compiled, autocast, rounds):
+    """Train every model, in turns, and return the numbers of each."""
+    torch._dynamo.reset()
+    batches = text_batches(WARM_UP + rounds * BLOCK + 1)
+    runs = {name: Run(name, compiled, autocast, batches) for name in ROTATIONS}
+    begun = time.perf_counter()
+    for run in runs.values():
+        run.block(WARM_UP)
+    ready, order, names = time.perf_counter() - begun, random.Random(0), list(runs)
+    times = {name: [] for name in names}
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            times[name].append(runs[name].block(BLOCK))
+    print(f"  first steps {ready:.0f} s, all {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+    peaks = {name: run.peak() for name, run in runs.items()}
+    return {name: numbers(name, runs, times, peaks[name]) for name in ROTATIONS}
+
+
+def numbers(name, runs, times, peak):
+    own, losses, reference = times[name], runs[name].losses, runs[OURS].losses
+    against = lambda other: statistics.median(a / b for a, b in zip(own, times[other], strict=True))  # noqa: E731
+    return {
+        "tokens per second": round(BATCH * LENGTH / statistics.median(own)),
+        "step, ms": float(f"{1e3 * statistics.median(own):.4g}"),
+        f"time ÷ {THEIRS}": round(against(THEIRS), 3),
+        "rotation, % of the step": round(100 * (1 - 1 / against(NONE)), 1),
+        "peak memory of a step, MiB": round(peak / 2**20, 1),
+        DIFFERENCE: max(abs(a - b) for a, b in zip(losses, reference, strict=True)),
+        "losses": [round(loss, 6) for loss in losses],
+    }
+
+
+# ---- results ----
+
+
+def measure(rounds):
+    found = {}
+    for compiled in (False, True):
+        for autocast in (False, True):
+            name = f"{'compiled' if compiled else 'eager'}, {'bfloat16 autocast' if autocast else 'float32'}"
+            print(name, file=sys.stderr)
+            found[name] = setting(compiled, autocast, rounds)
+    return found
+
+
+def show(result):
+    for name, models in result["numbers"].items():
+        print(f"\n{name}")
+        print_table(HEAD, [row(*each) for each in models.items()])
+
+
+def row(name, found):
+    different = "" if name == NONE else f"{found[DIFFERENCE]:.1e}"
+    return (
+        name,
+        found["tokens per second"],
+        found[f"time ÷ {THEIRS}"],
+        "" if name == NONE else found["rotation, % of the step"],
+        found["peak memory of a step, MiB"],
+        f"{found['losses'][-1]:.4f}",
+        different,
+    )
+
+
+def main():
+    options = parse(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), "training")
+    torch.set_num_threads(1)
+    # Inductor runs complex numbers by eager operations, and says so.
+    warnings.filterwarnings(
+        "ignore", "Torchinductor does not support code generation for complex", UserWarning
+    )
+    result = record("training", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
+    show(result)
+    finish(result, options)
+
+
+if __name__ == "__main__":
+    main()
