@@ -32,6 +32,7 @@ from torch_cases import (
 )
 
 import rope_array as ra
+from rope_array._array_api.source import Positions
 from rope_array._backends.torch import native
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
@@ -110,7 +111,7 @@ def test_lazy_or_subclassed_positions_and_tables_are_declined(runs):
     assert same(ROPE.apply(x, zeros), by_array_api(x, torch.zeros(5, dtype=torch.int64)))
     tagged = POS.as_subclass(Tagged)
     assert same(ROPE.apply(x, tagged).as_subclass(torch.Tensor), by_array_api(x))
-    rotation = ROPE.rotation(POS, like=x)
+    rotation = ROPE.rotation(POS, like=x, backend="torch")
     sin = torch.complex(rotation.cos, -rotation.sin).conj().imag
     assert sin.is_neg()
     want = rotation.apply(x, backend="torch")
@@ -467,6 +468,29 @@ def test_result_never_aliases(pos, rotary_dim, dtype):
     for y in ys:
         y.fill_(7.0)
     assert torch.equal(x, bits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pairing": "half"},
+        {"rotary_dim": 8, "attention_factor": 1.3, "scaling": ra.Llama3(factor=8.0)},
+        {"axes": ra.Axes.chunked(2, 3, 3), "pairing": "half"},
+    ],
+    ids=["half", "partial with amplitude", "axes"],
+)
+def test_tables_by_the_kernel_have_the_array_api_backend_s_bits(dtype, fields):
+    rope, x = ra.RoPE(head_dim=16, **fields), torch.zeros(1, dtype=getattr(torch, dtype))
+    for pos in (
+        torch.arange(9),
+        torch.arange(12).reshape(2, 6) * 123_457 - 5,
+        torch.tensor([7], dtype=torch.int32),
+    ):
+        pos = pos if rope.axes is None else torch.stack((pos, 3 * pos, -pos), -1)
+        made, expected = rope.rotation(pos, like=x), rope.rotation(pos, like=x, backend="array-api")
+        assert native.tables_by_kernel(Positions(pos, rope._plan), x) is not NotImplemented
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, expected, strict=True))
 
 
 def test_tables_alias_no_positions():

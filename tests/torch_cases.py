@@ -38,9 +38,9 @@ POS = torch.tensor(LIST)
 BY = {
     "apply": lambda x, b=None, rope=ROPE: rope.apply(x, POS, backend=b),
     "list": lambda x, b=None, rope=ROPE: rope.apply(x, LIST, backend=b),
-    "rotation": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x).apply(x, backend=b),
+    "rotation": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x, backend=b).apply(x, backend=b),
     "tuple": lambda x, b=None, rope=ROPE: rope.apply((2 * x, x), POS, backend=b)[1],
-    "rotation of a tuple": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x).apply(
+    "rotation of a tuple": lambda x, b=None, rope=ROPE: rope.rotation(POS, like=x, backend=b).apply(
         (2 * x, x), backend=b
     )[1],
 }

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.source import Call, Source, Tables
+from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._backends import _native
+from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
 from . import _compiled
+from ._kernel_tables import tables_by_kernel
 from ._library import PLAIN_TYPES, TRANSFORMED
 from ._operations import adjoint, keep_source, kept_source, rotate_by_operations
 
@@ -133,6 +135,16 @@ def _why_not_served(x: Any) -> str | None:
     if x.ndim > _MAX_AXES:
         return f"a tensor has {x.ndim} axes, and the kernel takes {_MAX_AXES}"
     return None
+
+
+# ---- tables ----
+
+
+def make_tables(source: Positions, like: Any) -> Any:
+    """Make cos and sin, with the bits of the array-api backend."""
+    if not torch.compiler.is_compiling() and (made := tables_by_kernel(source, like)) is not NotImplemented:
+        return made
+    return _make_tables_by_array_api(source, like)
 
 
 # ---- rotation ----
