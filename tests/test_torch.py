@@ -486,8 +486,12 @@ def test_tables_by_the_kernel_have_the_array_api_backend_s_bits(dtype, fields):
         torch.arange(9),
         torch.arange(12).reshape(2, 6) * 123_457 - 5,
         torch.tensor([7], dtype=torch.int32),
+        torch.tensor(2**31 - 1),
+        range(5),
     ):
-        pos = pos if rope.axes is None else torch.stack((pos, 3 * pos, -pos), -1)
+        if rope.axes is not None:
+            pos = torch.as_tensor([*pos] if type(pos) is range else pos)
+            pos = torch.stack((pos, 3 * pos, -pos), -1)
         made, expected = rope.rotation(pos, like=x), rope.rotation(pos, like=x, backend="array-api")
         assert native.tables_by_kernel(Positions(pos, rope._plan), x) is not NotImplemented
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, expected, strict=True))

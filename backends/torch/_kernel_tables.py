@@ -6,27 +6,34 @@ import torch
 
 from rope_array import _dynamo
 from rope_array._array_api.library import computes_in_float64
+from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan
+
+from ._library import LIBRARY
 
 _LIMIT = 256  # plans that are remembered
 
 
 def tables_by_kernel(source: Positions, like: Any) -> Any:
-    """Return cos and sin at integer positions, an array with axes; NotImplemented for any others."""
+    """Return cos and sin at integer positions; NotImplemented for other positions and other angles."""
     pos, plan, inv_freq = source
-    if inv_freq is not None or not plan.exact or not isinstance(pos, torch.Tensor):
+    if inv_freq is not None or not plan.exact:
         return NotImplemented
-    if pos.is_floating_point() or not pos.ndim:
+    use_float64 = computes_in_float64(like)
+    whole, fraction = read_positions(pos, LIBRARY, LIBRARY.ops(like), use_float64)
+    if fraction is not None:
         return NotImplemented
     of_units = _plans.get(plan) or _plan_of_units(plan)
     width = of_units.layout.stop
-    units = torch.zeros(width, dtype=torch.float64 if computes_in_float64(like) else torch.float32)
+    units = torch.zeros(width, dtype=torch.float64 if use_float64 else torch.float32)
     units[: width // 2] = 1.0
-    shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
-    y = _native.kernel.rotate(units.expand(*shape, width), Positions(pos, of_units), -2, None, True)
-    return y if y is NotImplemented else y.chunk(2, -1)
+    shape = whole.shape if plan.coordinates is None else whole.shape[:-1]
+    positions = Positions(whole.to(torch.int64), of_units)
+    y = _native.kernel.rotate(units.expand(*shape, width), positions, -2, None, True)
+    # Contiguous, as the array-api backend's: compiled code is compiled anew for other strides.
+    return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))
 
 
 _plans: dict[Plan, Plan] = {}

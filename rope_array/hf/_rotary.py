@@ -373,27 +373,10 @@ SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.bool)
 
 
 def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
-    """Return a function of (x, positions) that returns cos and sin of each pair.
-
-    On the CPU it rotates unit vectors, (1, 0) in each pair, whose images are (cos, sin): one call of the
-    kernel, and the bits of `RoPE.rotation`.
-    """
-    width = rope.rotary_dim or rope.head_dim
-    axes = rope.axes and replace(rope.axes, blocks=1)
-    of_units = replace(
-        rope, head_dim=width, rotary_dim=width, rotary_start=0, pairing="half", out_pairing=None, axes=axes
-    )
-    units = torch.zeros(width)
-    units[: width // 2] = 1.0
-    scalar = rope.axes is None
+    """Return a function of (x, positions) that returns cos and sin of each pair."""
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        if pos.dtype in SMALL_FLOATS:
-            pos = pos.float()
-        if torch.compiler.is_compiling() or not x.is_cpu or x.dtype is torch.float64:
-            return rope.rotation(pos, like=x)
-        shape = pos.shape if scalar else pos.shape[:-1]
-        return of_units.apply(units.expand(*shape, width), pos).chunk(2, -1)
+        return rope.rotation(pos.float() if pos.dtype in SMALL_FLOATS else pos, like=x)
 
     return cos_sin
 
