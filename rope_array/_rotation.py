@@ -205,7 +205,7 @@ _watchers: list[Callable[[type[Rotation]], None]] = []
 
 
 def watch_types(watcher: Callable[[type[Rotation]], None]) -> None:
-    """Call a function with the type of each layout: with those that exist, and with each new one."""
+    """Call `watcher` for every existing and every future type of Rotation."""
     with _dynamo.lock:
         _watchers.append(watcher)
         for cls in Rotation.__subclasses__():
@@ -242,5 +242,5 @@ _adjoint_type: Types = traced_memo(_make_adjoint)
 
 
 def load_rotation(layout: Layout, cos: Any, sin: Any) -> Rotation:
-    """Make a rotation anew, for pickle."""
+    """Recreate a pickled Rotation."""
     return rotation_type(*layout)(cos, sin)

@@ -52,7 +52,7 @@ def operations(graph):
 
 
 @pytest.mark.parametrize("source", ["positions", "Rotation"])
-def test_one_operator_each_way_that_saves_no_x(source):
+def test_forward_and_backward_are_one_operator_and_save_no_x(source):
     q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 1, 5, 16).requires_grad_()
     pos = torch.arange(5)
     rotation = HALF.rotation(pos, like=q)
@@ -89,7 +89,7 @@ BY_DEFAULT = ("half", "interleaved, partial")
 @pytest.mark.parametrize(
     "name", [name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in LOOPS]
 )
-def test_without_the_operator_one_loop_each_way(name):
+def test_fused_loops_without_the_operator(name):
     """As on a device that the kernel does not serve: no temporary, and tables once per position.
 
     The compiler joins a concatenation into the loop of its parts on every device but the CPU, unless told to.
@@ -122,11 +122,11 @@ def test_without_the_operator_one_loop_each_way(name):
 
 @pytest.mark.parametrize("inverse", [False, True], ids=["", "inverse"])
 @pytest.mark.parametrize("name", ROPES)
-def test_a_plan_is_its_text(name, inverse):
+def test_plan_text_round_trip(name, inverse):
     plan = ROPES[name]._plan
     plan = plan.inverse if inverse else plan
     operator.write_text(plan)
-    assert operator._read_plan(plan.text) == plan
+    assert operator._read_text(plan.text) == plan
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -1,4 +1,4 @@
-"""Cos and sin by the C++ kernel: it rotates (1, 0) in each pair, whose image is (cos, sin)."""
+"""Compute cos and sin with the C++ kernel, by rotating (1, 0) in each pair."""
 
 from typing import Any
 
@@ -13,8 +13,6 @@ from rope_array._spec.plan import Layout, Plan
 
 from ._library import LIBRARY
 
-_LIMIT = 256  # plans that are remembered
-
 
 def tables_by_kernel(source: Positions, like: Any) -> Any:
     """Return cos and sin at integer positions; NotImplemented for other positions and other angles."""
@@ -25,7 +23,7 @@ def tables_by_kernel(source: Positions, like: Any) -> Any:
     whole, fraction = read_positions(pos, LIBRARY, LIBRARY.ops(like), use_float64)
     if fraction is not None:
         return NotImplemented
-    of_units = _plans.get(plan) or _plan_of_units(plan)
+    of_units = _unit_plan(plan)
     width = of_units.layout.stop
     units = torch.zeros(width, dtype=torch.float64 if use_float64 else torch.float32)
     units[: width // 2] = 1.0
@@ -36,18 +34,13 @@ def tables_by_kernel(source: Positions, like: Any) -> Any:
     return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))
 
 
-_plans: dict[Plan, Plan] = {}
-
-
-def _plan_of_units(plan: Plan) -> Plan:
-    """Return the plan that rotates a feature of ones and a feature of zeros for each pair."""
+def _make_unit_plan(plan: Plan) -> Plan:
+    """Return a plan that rotates unit vectors (1, 0), as half pairs, by the frequencies of a plan."""
     width = 2 * len(plan.frequencies.values)
     layout = Layout(width, 0, width, "half", "half", plan.layout.amplitude)
-    turns96 = [high << 32 | low for high, low in zip(*(w.values for w in plan.turns_q96), strict=True)]
-    made = Plan(layout, True, plan.frequencies.values, plan.turns_q64.values, turns96, None, plan.coordinates)
+    made = Plan(layout, True, *plan.words(), None, plan.coordinates)
     _native.prepare(made)
-    with _dynamo.lock:
-        if len(_plans) >= _LIMIT:
-            _plans.clear()
-        _plans[plan] = made
     return made
+
+
+_unit_plan = _dynamo.traced_memo(_make_unit_plan)

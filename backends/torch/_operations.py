@@ -39,7 +39,7 @@ def adjoint(tables: Tables) -> Tables:
     return Tables(tables.cos, -tables.sin, tables.layout.transposed(tables.layout.amplitude))
 
 
-def keep_source(ctx: Any, source: Source) -> None:
+def save_source(ctx: Any, source: Source) -> None:
     """Save a source for the backward: its tensors, its first fields, so that autograd sees them change."""
     tensors = [value for value in source if isinstance(value, torch.Tensor)]
     if tensors and tensors[0].dtype is torch.int32:
@@ -50,10 +50,17 @@ def keep_source(ctx: Any, source: Source) -> None:
     ctx.set_materialize_grads(False)
 
 
-def kept_source(ctx: Any) -> Source:
-    """Return the source that `keep_source` saved."""
+def load_source(ctx: Any) -> Source:
+    """Return the source that `save_source` saved."""
     source: Source = ctx.source(*ctx.saved_tensors, *ctx.fields)
     return source
+
+
+def rotate_present(grads: Any, rotate: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Rotate the gradients that are not None, and return None for the others."""
+    present = tuple(g for g in grads if g is not None)
+    rotated = iter(rotate(present) if present else ())
+    return tuple(None if g is None else next(rotated) for g in grads)
 
 
 class _XPWithTorchCat:

@@ -16,10 +16,7 @@ from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
-from ._operations import adjoint, keep_source, kept_source, rotate_by_operations
-
-_LIMIT = 256  # plans that are remembered
-
+from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 # ---- plans as text ----
 
@@ -29,15 +26,10 @@ def write_text(plan: Plan) -> None:
     """Set `plan.text`. Dynamo reads the attribute afterwards, so it compiles anew for another plan."""
     if plan.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
-        turns96 = [
-            high << 32 | low for high, low in zip(*(words.values for words in plan.turns_q96), strict=True)
-        ]
-        plan.text = json.dumps(
-            [plan.layout, plan.frequencies.values, plan.turns_q64.values, turns96, coordinates]
-        )
+        plan.text = json.dumps([plan.layout, *plan.words(), coordinates])
 
 
-def _read_plan(text: str) -> Plan:
+def _read_text(text: str) -> Plan:
     layout, frequencies, turns64, turns96, coordinates = json.loads(text)
     if coordinates is not None:
         coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
@@ -47,19 +39,7 @@ def _read_plan(text: str) -> Plan:
     return plan
 
 
-_plans: dict[str, Plan] = {}
-
-
-def _plan_of(text: str) -> Plan:
-    """Return the plan of a text, which is read once."""
-    plan = _plans.get(text)
-    if plan is None:
-        plan = _read_plan(text)
-        with _dynamo.lock:
-            if len(_plans) >= _LIMIT:
-                _plans.clear()
-            _plans[text] = plan
-    return plan
+_plan_of = _dynamo.traced_memo(_read_text)
 
 
 # ---- the rotation, and its gradient ----
@@ -70,13 +50,13 @@ def rotate(xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: 
     if by_kernel:
         plain, _, arguments = _operators_for(source, transposed)
         return plain(xs, *arguments, seq_axis)
-    return rotate_by_operations(xs, source, seq_axis, transposed, _in_own_memory)
+    return rotate_by_operations(xs, source, seq_axis, transposed, _materialize)
 
 
-def _in_own_memory(table: Any) -> Any:
-    """Keep the compiler from computing angles in the loop over heads, again for each head.
+def _materialize(table: Any) -> Any:
+    """Have the compiler store a table, as it does before it takes a strided view.
 
-    It stores an array before it takes a strided view of it.
+    Otherwise it computes the angles in the loop over heads, again for each head.
     """
     return table.as_strided(table.shape, table.stride())
 
@@ -113,18 +93,19 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def forward(ctx: Any, source: Source, seq_axis: int, transposed: bool, by_kernel: bool, *xs: Any) -> Any:
-        keep_source(ctx, source)
+        save_source(ctx, source)
         ctx.call = seq_axis, transposed, by_kernel
         return tuple(rotate(xs, source, seq_axis, by_kernel, transposed))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         seq_axis, transposed, by_kernel = ctx.call
-        given = [g for g in grads if g is not None]
-        back = iter(())
-        if given:  # none, if a backward of this backward has no gradient
-            back = iter(rotate_recorded(given, kept_source(ctx), seq_axis, by_kernel, not transposed))
-        return (None, None, None, None, *(None if g is None else next(back) for g in grads))
+        source = load_source(ctx)
+
+        def rotate_back(given: Any) -> Any:
+            return rotate_recorded(given, source, seq_axis, by_kernel, not transposed)
+
+        return None, None, None, None, *rotate_present(grads, rotate_back)
 
 
 _rotate_with_grad: Any = _RotateFn.apply
@@ -140,13 +121,13 @@ def rotate_recorded(xs: Any, source: Source, seq_axis: int, by_kernel: bool, tra
 
 
 def _operators_for(source: Source, transposed: bool) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Return the two operators for a source, and the arguments that stand for it."""
+    """Return the two operators for a source, and the source as their arguments."""
     if isinstance(source, Tables):
         cos, sin, layout = adjoint(source) if transposed else source
         _, start, stop, pairing, out_pairing, _, blocks = layout
-        return *_BY, (cos, sin, start, stop, pairing, out_pairing, blocks)
+        return *_BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
     write_text(source.plan)
-    return *_AT, (source.values, source.plan.text, transposed)
+    return *_BY_POSITIONS, (source.values, source.plan.text, transposed)
 
 
 def _read_positions(
@@ -209,5 +190,5 @@ _LIBRARY = torch.library.Library("rope_array", "FRAGMENT")
 # Each array as it is in memory: the result has its strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
-_AT = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
-_BY = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)
+_BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
+_BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)

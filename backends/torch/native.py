@@ -19,7 +19,7 @@ from rope_array._backends.torch import no_autocast
 from . import _compiled
 from ._kernel_tables import tables_by_kernel
 from ._library import PLAIN_TYPES, TRANSFORMED
-from ._operations import adjoint, keep_source, kept_source, rotate_by_operations
+from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 name = "native"
 accepts_outs = True
@@ -231,7 +231,7 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
             return ys
         if in_place:
             ctx.mark_dirty(*xs)
-        keep_source(ctx, source)
+        save_source(ctx, source)
         ctx.seq_axis, ctx.transposed = seq_axis, transposed
         constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
         if constant:
@@ -240,10 +240,12 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        given = tuple(g for g in grads if g is not None)
-        source = kept_source(ctx)
-        rotated = iter(_rotate_back(given, source, ctx.seq_axis, not ctx.transposed) if given else ())
-        return (None, None, None, None, *(None if g is None else next(rotated) for g in grads))
+        source = load_source(ctx)
+
+        def rotate_back(given: Any) -> Any:
+            return _rotate_back(given, source, ctx.seq_axis, not ctx.transposed)
+
+        return None, None, None, None, *rotate_present(grads, rotate_back)
 
 
 _rotate_with_grad: Any = _RotateFn.apply

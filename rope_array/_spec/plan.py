@@ -181,12 +181,15 @@ class Plan:
                 f"coordinates, or one outside 0 to {number - 1}; make the rope anew from its fields."
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The hash of a string differs between processes, so a loaded plan computes its own.
+    def words(self) -> tuple[list[float], list[int], list[int]]:
+        """Return the frequencies, and the turns of 64 and of 96 bits, as `Plan` takes them."""
         upper, lower = (words.values for words in self.turns_q96)
         turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
-        words = self.turns_q64.values, turns96
-        return Plan, (self.layout, self.exact, self.frequencies.values, *words, None, self.coordinates)
+        return [*self.frequencies.values], [*self.turns_q64.values], turns96
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The hash of a string differs between processes, so a loaded plan computes its own.
+        return Plan, (self.layout, self.exact, *self.words(), None, self.coordinates)
 
     def __hash__(self) -> int:
         return self._hash
