@@ -303,8 +303,8 @@ def _check_values(name: str, parameter: Any, like: Any) -> None:
     like_on_meta = isinstance(like, torch.Tensor) and like.device.type == "meta"
     if parameter.device.type == "meta" and not like_on_meta:
         raise ArrayTypeError(
-            f"{name} is on the device meta, without values; call module.to_empty(device=...) and "
-            "module.reset_parameters(), or load a checkpoint."
+            f"{name} is on the device meta, without values; call module.to_empty(device=...), then "
+            "module.reset_parameters() or load a checkpoint."
         )
 
 
