@@ -32,8 +32,8 @@ numpydoc_show_class_members = False
 autodoc_member_order = "bysource"
 # Docstrings describe the types; the annotations of arrays are Any.
 autodoc_typehints = "none"
-# Not in the session `docs`. Tests run the examples of rope_array.torch and rope_array.hf: test_imports.py and
-# test_hf_patch.py.
+# PyTorch is not installed in the session `docs`. Tests run the examples of rope_array.torch and
+# rope_array.hf: test_imports.py and test_hf_patch.py.
 autodoc_mock_imports = ["torch"]
 # The copy button of an example copies its code: no prompts, no output.
 copybutton_prompt_text = r">>> |\.\.\. "

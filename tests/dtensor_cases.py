@@ -196,7 +196,7 @@ def case_plain_tables(mesh):
     x = normal(8, 2, 12, 16)
     dx = placed(x, 2, mesh)
     plain = ROPE.rotation(range(12), like=x)
-    with pytest.raises(ra.RoPEError):
+    with pytest.raises(ra.ArrayTypeError, match=r"the Rotation has plain tables; make it by rope\.rotation"):
         plain.apply(dx)
     with pytest.raises(ra.RoPEError):
         ROPE.rotation(range(12), like=dx).apply(x)

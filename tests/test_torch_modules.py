@@ -98,6 +98,21 @@ def test_coordinates():
         assert same(module(q, q, pos)[1], want)
 
 
+def test_the_call_for_one_tensor_names_the_axis_of_the_module():
+    for axis, call_of_q in ((-2, r"apply\(q\) for"), (-3, r"apply\(q, seq_axis=-3\) for"), (1, "seq_axis=1")):
+        with pytest.raises(ra.ArrayTypeError, match=call_of_q):
+            RotaryEmbedding(HALF, seq_axis=axis)(Q)
+
+
+@by_module
+def test_a_model_on_meta_has_the_right_shapes(make):
+    with torch.device("meta"):
+        module, q = make(), torch.empty(2, 2, 5, 16)
+        y, _ = module(q, q, positions_for(module, 5))
+    assert y.is_meta
+    assert y.shape == q.shape
+
+
 # ---- module(x, position_ids) ----
 
 
@@ -175,7 +190,49 @@ WRONG = {
         "without axes",
     ),
     "no heads": (lambda: Mixed(HALF, 0), ra.SpecError, "heads is 0"),
-    "other heads": (lambda: Mixed(HALF, 3)(Q, Q, torch.ones(5, 2)), ra.ShapeError, "line up"),
+    "other query heads": (
+        lambda: Mixed(HALF, 3)(Q, Q, torch.ones(5, 2)),
+        ra.ShapeError,
+        "for 3 heads, and q has 4; make the module with heads=4",
+    ),
+    "fewer key heads": (
+        lambda: Mixed(HALF, 4)(Q, K, torch.ones(5, 2)),
+        ra.ShapeError,
+        "for 4 heads, and k has 2; mixed frequencies need as many key heads as query heads",
+    ),
+    "fewer key heads after positions": (
+        lambda: Mixed(HALF, 4, seq_axis=-3)(Q.transpose(1, 2), K.transpose(1, 2), torch.ones(5, 2)),
+        ra.ShapeError,
+        "for 4 heads, and k has 2",
+    ),
+    "mixed frequencies, heads not split": (
+        lambda: Mixed(HALF, 4)(normal(1, 5, 64), normal(1, 5, 64), torch.ones(5, 2)),
+        ra.ShapeError,
+        "Split its 4 heads",
+    ),
+    "positions of another length": (lambda: Mixed(HALF, 4)(Q, Q, torch.ones(6, 2)), ra.ShapeError, "line up"),
+    "a letter as seq_axis": (
+        lambda: RotaryEmbedding(HALF, seq_axis="x"),
+        ra.SpecError,
+        "seq_axis is 'x'; give",
+    ),
+    "a bool as seq_axis": (lambda: Learned(HALF, seq_axis=True), ra.SpecError, "seq_axis is True; give"),
+    "the features as seq_axis": (lambda: Mixed(HALF, 2, seq_axis=-1), ra.SpecError, "seq_axis is -1; give"),
+    "a learned module without values": (
+        lambda: Learned(HALF, device="meta")(Q, K, IDS),
+        ra.ArrayTypeError,
+        r"log_scale is on the device meta.*to_empty\(device=\.\.\.\)",
+    ),
+    "a rope of a module without values": (
+        lambda: Learned(HALF, device="meta").to_rope(),
+        ra.ArrayTypeError,
+        "log_scale is on the device meta",
+    ),
+    "a mixed module without values": (
+        lambda: Mixed(HALF, 4, device="meta")(Q, Q, torch.ones(5, 2)),
+        ra.ArrayTypeError,
+        "inv_freq is on the device meta",
+    ),
 }
 
 
@@ -319,7 +376,7 @@ def test_training_after_inference_mode_and_by_checkpoint(make):
 
 
 @pytest.mark.parametrize("rope", [*ROPES.values(), SCALED], ids=[*ROPES, "scaled"])
-def test_the_start_has_the_bits_of_the_rope(rope):
+def test_initial_learned_rotation_equals_the_rope(rope):
     q, pos = normal(2, 2, 5, 16), torch.tensor([0, 1, -5, 70_000, 2**31 - 1])
     fixed, learned = RotaryEmbedding(rope), Learned(rope)
     assert all(map(same, learned(q, -q, pos), fixed.rotation(pos, like=q).apply((q, -q))))
@@ -386,7 +443,7 @@ def test_parameters_of_16_bits_are_refused(make):
     module = make()
     state = {name: value.bfloat16() for name, value in module.state_dict().items()}
     module.load_state_dict(state, assign=True)
-    with pytest.raises(ra.ArrayTypeError, match=r"bfloat16.*have to stay float32"):
+    with pytest.raises(ra.ArrayTypeError, match=r"bfloat16.*must stay float32"):
         call(module)
     module = make()
     module.load_state_dict(state)  # copies into float32

@@ -30,7 +30,7 @@ def library(x: Any) -> Library:
 def rotate(call: Call) -> Any:
     """Rotate the arrays of a call."""
     with _fake_as(call.xs[0]), no_autocast(call.xs[0]):
-        if _distributed.is_placed(*call.xs, *call.source.arrays):
+        if _distributed.has_dtensor(*call.xs, *call.source.arrays):
             return _distributed.rotate(call)
         if torch.compiler.is_dynamo_compiling() and _compiled.why_not_served(call.xs, call.source) is None:
             return _compiled.rotate(call, by_kernel=False)
@@ -40,7 +40,7 @@ def rotate(call: Call) -> Any:
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin."""
     with _fake_as(like), no_autocast(like):
-        if _distributed.is_placed(like, *source.arrays):
+        if _distributed.has_dtensor(like, *source.arrays):
             return _distributed.make_tables(source, like, LIBRARY)
         return _tables.make_tables(source, like, LIBRARY)
 

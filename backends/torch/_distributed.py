@@ -18,7 +18,7 @@ from rope_array.backend_tools import Call, Positions, Source, Tables, make_table
 _MODULE = "torch.distributed.tensor"
 
 
-def is_placed(*values: Any) -> bool:
+def has_dtensor(*values: Any) -> bool:
     """Return whether there is a DTensor among values, without importing its module."""
     return any(type(value).__name__ == "DTensor" for value in values)
 
@@ -37,7 +37,9 @@ def rotate(call: Call) -> Any:
             rotate_by(x.to_local(), _local_source(source, x, own), seq_axis)
             for x, own in zip(xs, places, strict=True)
         ]
-    return tuple([_placed(y, x.shape, x.device_mesh, x.placements) for x, y in zip(xs, ys, strict=True)])
+    return tuple(
+        [_make_dtensor(y, x.shape, x.device_mesh, x.placements) for x, y in zip(xs, ys, strict=True)]
+    )
 
 
 def make_tables(source: Positions, like: Any, lib: Library) -> Any:
@@ -45,20 +47,21 @@ def make_tables(source: Positions, like: Any, lib: Library) -> Any:
     source, mesh = _arrays_only(source, lib, lib.ops(like)), like.device_mesh
     pos, plan = source.values, source.plan
     lead = without_coordinates(tuple(getattr(pos, "shape", ())), plan)
-    places = pos.placements if is_placed(pos) else _everywhere(mesh)
+    places = pos.placements if has_dtensor(pos) else _replicated(mesh)
     if any(_dim(p) is not None and _dim(p) >= len(lead) for p in places):
         raise ShapeError(f"pos is placed as {places}, its coordinates split; redistribute it first.")
     local = _to_local(pos, mesh, places, places)
-    inv_freq = _to_local(source.inv_freq, mesh, _everywhere(mesh), places)
+    inv_freq = _to_local(source.inv_freq, mesh, _replicated(mesh), places)
     tables = make_tables_for(Positions(local, plan, inv_freq), like.to_local())
     shape = (*lead, plan.layout.num_pairs)
-    return tuple([_placed(table, shape, mesh, places) for table in tables.arrays])
+    return tuple([_make_dtensor(table, shape, mesh, places) for table in tables.arrays])
 
 
-def check(xs: Any, pos: Any) -> None:
+def check(xs: Any, source: Source) -> None:
     """Refuse heads that are split, plain tensors mixed with DTensors, other meshes, and partial sums."""
+    pos = source.arrays[0]
     for x in xs:
-        if not is_placed(x):
+        if not has_dtensor(x):
             raise ArrayTypeError(f"x is a plain {describe(x)} among DTensors; give all of them as DTensors.")
         if any(_dim(p) == x.ndim - 1 or p.is_partial() for p in x.placements):
             raise ShapeError(
@@ -72,6 +75,11 @@ def check(xs: Any, pos: Any) -> None:
                 f"pos is placed as {pos.placements}, a sum still to be made; redistribute it first."
             )
     elif not is_host(pos) and not _implicit_replication():
+        if isinstance(source, Tables):
+            raise ArrayTypeError(
+                "x is a DTensor and the Rotation has plain tables; make it by rope.rotation(pos, like=x), "
+                "where pos is a DTensor or a range."
+            )
         raise ArrayTypeError(
             f"x is a DTensor and pos a plain {describe(pos)}, which may mean the positions of this shard or "
             "of the whole. If of this shard, give DTensor.from_local(pos, x.device_mesh, placements); if of "
@@ -122,7 +130,7 @@ def _place(place: Any, x: Any, axes: tuple[int, ...], lead: tuple[Any, ...]) -> 
 
 
 def _dim(place: Any) -> Any:
-    """Return the axis that a placement shards, or None. A _StridedShard says False to is_shard()."""
+    """Return the axis that a placement shards, or None. `is_shard()` is False for a `_StridedShard`."""
     return getattr(place, "dim", None)
 
 
@@ -138,15 +146,15 @@ def _local_source(source: Source, x: Any, places: Any) -> Source:
 
 
 def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
-    """Return this rank's part of an array that is used with a result placed as `used`.
+    """Return this rank's part of an array; `used` are the result's placements.
 
     Where the array is replicated and the result sharded, the gradients of all shards are summed.
     """
     if not hasattr(array, "shape"):
         return array
     module = sys.modules[_MODULE]
-    if not is_placed(array):
-        array = _placed(array, array.shape, mesh, _everywhere(mesh))
+    if not has_dtensor(array):
+        array = _make_dtensor(array, array.shape, mesh, _replicated(mesh))
     if array.requires_grad or array.placements != tuple(places):
         array = array.redistribute(mesh, places)
     parts = [
@@ -156,11 +164,11 @@ def _to_local(array: Any, mesh: Any, places: Any, used: Any) -> Any:
     return array.to_local(grad_placements=parts)
 
 
-def _everywhere(mesh: Any) -> Any:
+def _replicated(mesh: Any) -> Any:
     return (sys.modules[_MODULE].Replicate(),) * mesh.ndim
 
 
-def _placed(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
+def _make_dtensor(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
     """Make a DTensor of a shard. State the size of the whole, which PyTorch would infer from equal shards."""
     make = sys.modules[_MODULE].DTensor.from_local
     size = {"shape": shape, "stride": _strides(local, shape)}
@@ -168,7 +176,7 @@ def _placed(local: Any, shape: Any, mesh: Any, places: Any) -> Any:
 
 
 def _strides(local: Any, shape: Any) -> tuple[Any, ...]:
-    """Return the strides of a dense whole whose axes are in memory in the order of its shard's."""
+    """Return the strides of the full tensor, with its axes in the memory order of the shard."""
     own, strides = local.stride(), []
     for axis in range(len(shape)):
         size = 1  # of the axes inside this axis; Dynamo does not sort by sizes that vary

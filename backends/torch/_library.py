@@ -58,8 +58,8 @@ class Torch(Library):
     def check_mix(self, xs: Any, source: Source) -> None:
         if isinstance(source.arrays[0], range) and torch.compiler.is_dynamo_compiling():
             _refuse_range()
-        if _distributed.is_placed(*xs, *source.arrays):
-            _distributed.check(xs, source.arrays[0])
+        if _distributed.has_dtensor(*xs, *source.arrays):
+            _distributed.check(xs, source)
 
     def check_out(self, out: Any, x: Any, others: Any) -> None:
         _check_not_transformed()

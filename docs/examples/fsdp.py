@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism (FSDP2): nothing of a rotary embedding is sharded, cast or initialised.
+"""Fully sharded data parallelism (FSDP2): a rotary embedding has nothing to shard, cast or initialise.
 
     torchrun --nproc-per-node=2 docs/examples/fsdp.py
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rope_array._errors import ArrayTypeError, SpecError, describe
+from rope_array._errors import ArrayTypeError, ShapeError, SpecError, describe
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
 from rope_array._spec.validation import integer
@@ -24,7 +24,7 @@ class LearnedModule(RotaryModule):
 
 
 class LearnedRotaryEmbedding(LearnedModule):
-    """A rotary embedding whose frequencies are learned, from those of a rope on.
+    """A rotary embedding with learned frequencies, initialised from a rope.
 
     The frequency of pair i is ``rope.frequencies[i] * exp(log_scale[i])`` [1]_. The parameter `log_scale`
     starts at 0, where the module rotates exactly as `RotaryEmbedding`. A step of the optimizer changes low
@@ -34,7 +34,7 @@ class LearnedRotaryEmbedding(LearnedModule):
     Parameters
     ----------
     rope : RoPE
-        The frequencies at the start, and the pairs and the amplitude. A pair of frequency 0 stays unrotated.
+        Initial frequencies, the pairing and the amplitude. A pair of frequency 0 stays unrotated.
     seq_axis : int
         As in `RotaryEmbedding`.
     device : device, optional
@@ -51,7 +51,7 @@ class LearnedRotaryEmbedding(LearnedModule):
     Raises
     ------
     SpecError
-        `rope` is no `RoPE`, or its scaling needs ``rope.at_length`` first.
+        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, or `seq_axis` is no int.
 
     Notes
     -----
@@ -123,6 +123,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         >>> rotary.to_rope().frequencies
         (1.0, 0.01)
         """
+        _check_values("log_scale", self.log_scale, None)
         scales = _checked("log_scale", self.log_scale).detach().double().exp().tolist()
         omegas = tuple(omega * scale for omega, scale in zip(self.rope.frequencies, scales, strict=True))
         return replace(self.rope, inv_freq=omegas, scaling=None, attention_factor=self.rope.amplitude)
@@ -148,6 +149,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         >>> rotary.rotation(torch.arange(5), like=q).cos.requires_grad
         True
         """
+        _check_values("log_scale", self.log_scale, like)
         cos, sin = self.rope.rotation(positions, like=like)
         log_scale = _checked("log_scale", self.log_scale).to(cos.dtype)
         change = self._start(log_scale) * log_scale.expm1()
@@ -168,8 +170,8 @@ class MixedRotaryEmbedding(LearnedModule):
     Parameters
     ----------
     rope : RoPE
-        The lengths of the frequency vectors at the start, and the pairs and the amplitude. RoPE-ViT has base
-        10 for mixed frequencies. Without `axes`.
+        Initial lengths of the frequency vectors, the pairing and the amplitude. RoPE-ViT has base 10 for
+        mixed frequencies. Without `axes`.
     heads : int
         Number of heads, the same in q and k.
     coordinates : int
@@ -189,7 +191,7 @@ class MixedRotaryEmbedding(LearnedModule):
     Raises
     ------
     SpecError
-        `rope` is no `RoPE` or has `axes`, or a number is below 1.
+        `rope` is no `RoPE` or has `axes`, a number is below 1, or `seq_axis` is no int.
 
     References
     ----------
@@ -264,8 +266,29 @@ class MixedRotaryEmbedding(LearnedModule):
         >>> rotary.rotation([[0, 0], [0, 1]], like=torch.randn(1, 3, 2, 8)).cos.shape
         torch.Size([1, 3, 2, 4])
         """
+        _check_values("inv_freq", self.inv_freq, like)
         inv_freq = _checked("inv_freq", self.inv_freq, like)
         return self._plain.rotation_mixed(positions, like=like, inv_freq=inv_freq)
+
+    def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
+        for name, x in (("q", q), ("k", k)):
+            self._check_heads(name, x)
+        return super()._rotate(q, k, positions)
+
+    def _check_heads(self, name: str, x: Any) -> None:
+        """Raise if x has another number of heads. The rope's checks refuse other widths and fewer axes."""
+        if x.ndim < 3 or x.shape[-1] != self.rope.head_dim:
+            return
+        heads = x.shape[-3 if self.seq_axis in (-2, x.ndim - 2) else -2]
+        own = self.inv_freq.shape[0]
+        if own in (1, heads):
+            return
+        remedy = (
+            "mixed frequencies need as many key heads as query heads: repeat k's heads."
+            if name == "k"
+            else f"make the module with heads={heads}, or with the seq_axis of your tensors."
+        )
+        raise ShapeError(f"the module has frequencies for {own} heads, and {name} has {heads}; {remedy}")
 
 
 def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
@@ -275,13 +298,23 @@ def _without_narrowing(fn: Callable[[Any], Any], tensor: Any) -> Any:
     return tensor.to(result.device) if narrowed else result
 
 
+def _check_values(name: str, parameter: Any, like: Any) -> None:
+    """Raise for a parameter on the device "meta", unless `like` is there too."""
+    like_on_meta = isinstance(like, torch.Tensor) and like.device.type == "meta"
+    if parameter.device.type == "meta" and not like_on_meta:
+        raise ArrayTypeError(
+            f"{name} is on the device meta, without values; call module.to_empty(device=...), then "
+            "module.reset_parameters() or load a checkpoint."
+        )
+
+
 def _checked(name: str, parameter: Any, like: Any = None) -> Any:
     """Return a parameter; raise if it has 16 bits, or is sharded while `like` is a plain tensor."""
     if parameter.dtype.itemsize < 4:
         raise ArrayTypeError(
-            f"{name} is {describe(parameter)}; learned frequencies have to stay float32, as each position "
-            "multiplies their rounding. With fully_shard, shard this module first, on its own and without "
-            "param_dtype; with load_state_dict(assign=True), cast the loaded tensor to float32."
+            f"{name} is {describe(parameter)}; learned frequencies must stay float32, because the position "
+            "multiplies their rounding error. With fully_shard, shard this module first, on its own and "
+            "without param_dtype; with load_state_dict(assign=True), cast the loaded tensor to float32."
         )
     if hasattr(parameter, "to_local") and not hasattr(like, "to_local"):
         raise ArrayTypeError(

@@ -1,5 +1,6 @@
 """The calls that all modules share, and the module of a fixed rope."""
 
+import operator
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +22,7 @@ class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
             )
         _ = rope.frequencies  # raises SpecError if the scaling needs rope.at_length first
         self.rope = rope
-        self.seq_axis = seq_axis
+        self.seq_axis = _checked_axis(seq_axis)
 
     def extra_repr(self) -> str:
         """Return the rope, and seq_axis unless it is the default."""
@@ -58,10 +59,11 @@ class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
             return self._rotate(q, k, positions)
         if _is_real(q) and positions is None and (k is None if by_name else _is_integer(k)):
             return self.rotation(position_ids if by_name else k, like=q).full_width(q.dtype)
-        raise ArrayTypeError(f"{_fault(q, k, positions, position_ids, self.seq_axis)} {CALLS}")
+        mistake = _describe_mistake(q, k, positions, position_ids, self.seq_axis)
+        raise ArrayTypeError(f"{mistake} {_calls(self.seq_axis)}")
 
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
-        """Make cos and sin once, for all layers of a forward pass; a subclass does."""
+        """Make cos and sin once, for all layers of a forward pass. Subclasses implement it."""
         raise NotImplementedError
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
@@ -70,8 +72,8 @@ class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse torch.jit.script, which calls this method before it compiles."""
         raise RoPEError(
-            f"{type(self).__name__} is no TorchScript: torch.jit.script compiles types that it knows, and a "
-            "RoPE is none. Use torch.compile or torch.export, or torch.jit.trace with example tensors."
+            f"{type(self).__name__} cannot be compiled by torch.jit.script, which does not support RoPE "
+            "objects. Use torch.compile or torch.export, or torch.jit.trace with example tensors."
         )
 
 
@@ -93,7 +95,7 @@ class RotaryEmbedding(RotaryModule):
     Raises
     ------
     SpecError
-        `rope` is no `RoPE`, or its scaling needs ``rope.at_length`` first.
+        `rope` is no `RoPE`, its scaling needs ``rope.at_length`` first, or `seq_axis` is no int.
 
     Examples
     --------
@@ -125,7 +127,8 @@ class RotaryEmbedding(RotaryModule):
         Returns
         -------
         Rotation
-            The rotation: ``rotation.apply((q, k))`` in each layer.
+            The rotation: ``rotation.apply((q, k))`` in each layer, with ``seq_axis=-3`` for (B, S, heads,
+            head_dim).
 
         Examples
         --------
@@ -152,10 +155,10 @@ def _is_integer(value: Any) -> bool:
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
-def _fault(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
+def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
     """Return the sentence on what is wrong with the arguments of a call."""
     if not _is_real(q):
-        return f"the first argument is {describe(q)}; it has to be a PyTorch tensor of real floating point."
+        return f"the first argument is {describe(q)}; it has to be a PyTorch tensor of a real floating dtype."
     if isinstance(positions, str):
         return (
             f"the third argument is {short(positions)}, a type of layer; make a module for each type, of "
@@ -165,14 +168,31 @@ def _fault(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> 
         return "position_ids is given together with k or positions; it takes x alone."
     if positions is not None:
         given = "missing" if k is None else describe(k)
-        return f"k is {given}; it has to be a PyTorch tensor of real floating point."
+        return f"k is {given}; it has to be a PyTorch tensor of a real floating dtype."
     if k is None or _is_real(k):
         start = f"torch.arange(q.shape[{seq_axis}], device=q.device)"
         return f"positions are missing; for sequences from their start they are {start}."
     return f"the second of two arguments is {describe(k)}; position_ids has to be an integer tensor."
 
 
-CALLS = (
-    "Call module(q, k, positions) for q and k rotated, module(x, position_ids) for cos and sin, or "
-    "module.rotation(positions, like=q).apply(q) for one tensor."
-)
+def _calls(seq_axis: int) -> str:
+    """Return the sentence on the calls of a module. A Rotation does not know the module's `seq_axis`."""
+    axis = f", seq_axis={seq_axis}" if seq_axis != -2 else ""
+    return (
+        "Call module(q, k, positions) for q and k rotated, module(x, position_ids) for cos and sin, or "
+        f"module.rotation(positions, like=q).apply(q{axis}) for one tensor."
+    )
+
+
+def _checked_axis(seq_axis: Any) -> int:
+    """Return `seq_axis` as a Python int; raise if it is no int, or the axis of the features."""
+    try:
+        axis = operator.index(seq_axis)
+    except TypeError:
+        axis = -1
+    if axis == -1 or isinstance(seq_axis, bool):
+        raise SpecError(
+            f"seq_axis is {short(seq_axis)}; give an int, the axis of positions: -2 for (batch, heads, "
+            "positions, features), -3 for (batch, positions, heads, features)."
+        )
+    return axis
