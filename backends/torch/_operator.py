@@ -26,11 +26,13 @@ def write_text(plan: Plan) -> None:
     """Set `plan.text`. Dynamo reads the attribute afterwards, so it compiles anew for another plan."""
     if plan.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
-        plan.text = json.dumps([plan.layout, *plan.words(), coordinates])
+        text = json.dumps([plan.layout, *plan.words(), coordinates])
+        # Inductor writes the text into C++ code between double quotes, without escaping any in it.
+        plan.text = text.replace('"', "'")
 
 
 def _read_text(text: str) -> Plan:
-    layout, frequencies, turns64, turns96, coordinates = json.loads(text)
+    layout, frequencies, turns64, turns96, coordinates = json.loads(text.replace("'", '"'))
     if coordinates is not None:
         coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
     plan = Plan(Layout(*layout), True, frequencies, turns64, turns96, None, coordinates)
