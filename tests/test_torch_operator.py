@@ -214,3 +214,14 @@ def test_a_saved_program_with_a_rotation_among_its_inputs(tmp_path):
     torch.export.save(program, tmp_path / "program.pt2")
     torch.save(x, tmp_path / "x.pt")
     child.run(LOADED, str(tmp_path / "program.pt2"), str(tmp_path / "x.pt"))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no gradient", "gradient"])
+def test_inductor_s_cpp_wrapper_is_refused(grad):
+    """It would crash at the operator; PyTorch's operations are served."""
+    x = normal(2, 5, 16).requires_grad_(grad)
+    options = {"cpp_wrapper": True}
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match='give backend="torch"'):
+        torch.compile(lambda x: HALF.apply(x, POS), options=options, fullgraph=True)(x)
+    torch._dynamo.reset()

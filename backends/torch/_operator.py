@@ -5,6 +5,7 @@ compiled carries its plan.
 """
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -26,13 +27,11 @@ def write_text(plan: Plan) -> None:
     """Set `plan.text`. Dynamo reads the attribute afterwards, so it compiles anew for another plan."""
     if plan.text is None:
         coordinates = plan.coordinates and (plan.coordinates.number, plan.coordinates.of_pairs.values)
-        text = json.dumps([plan.layout, *plan.words(), coordinates])
-        # Inductor writes the text into C++ code between double quotes, without escaping any in it.
-        plan.text = text.replace('"', "'")
+        plan.text = json.dumps([plan.layout, *plan.words(), coordinates])
 
 
 def _read_text(text: str) -> Plan:
-    layout, frequencies, turns64, turns96, coordinates = json.loads(text.replace("'", '"'))
+    layout, frequencies, turns64, turns96, coordinates = json.loads(text)
     if coordinates is not None:
         coordinates = Coordinates(coordinates[0], Constants(coordinates[1]))
     plan = Plan(Layout(*layout), True, frequencies, turns64, turns96, None, coordinates)
@@ -185,6 +184,14 @@ def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
 
 
 def _empty_like(xs: Any, *others: Any) -> list[Any]:
+    """Return results without values, for the compiler."""
+    config = sys.modules.get("torch._inductor.config")
+    if getattr(config, "cpp_wrapper", False):
+        # In PyTorch 2.13 the C++ code crashes at operators of other packages that take lists of tensors.
+        raise BackendError(
+            "Inductor's option cpp_wrapper calls no operator of another package; leave the option out, or "
+            'give backend="torch", whose operations the compiler joins into a loop.'
+        )
     return [torch.empty_like(x) for x in xs]
 
 
