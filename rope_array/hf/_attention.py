@@ -17,7 +17,6 @@ import torch
 
 from rope_array import _dispatch
 from rope_array._array_api.source import Tables
-from rope_array._array_api.tables import one_per_feature
 from rope_array._dynamo import traced_memo
 from rope_array._spec.plan import Layout
 
@@ -145,26 +144,15 @@ def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | N
 # ---- tables ----
 
 
-OPS = _dispatch.library_of_like(torch.zeros(1)).ops(torch.zeros(1))
-
-
-def _per_feature(pairing: str) -> Function:
-    """Return a function that arranges tables for a pairing."""
-
-    def arrange(table: Any) -> Any:
-        pairs = table.shape[-1]
-        return one_per_feature(table, _layout(2 * pairs, pairs, False, pairing, pairing), OPS)
-
-    return arrange
-
-
 def _first_half(table: Any) -> Any:
     return table[..., : table.shape[-1] // 2]
 
 
+# As `one_per_feature` of the array-api backend, which this package may not import; PyTorch's own calls take
+# half of its time.
 ARRANGED: dict[str, Function] = {
-    "cat": _per_feature("half"),
-    "repeat": _per_feature("interleaved"),
+    "cat": lambda table: torch.cat((table, table), -1),
+    "repeat": lambda table: table.repeat_interleave(2, -1),
     "pairs": lambda table: table,
 }
 UNARRANGED: dict[str, Function] = {

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from rope_array._array_api.tables import one_per_feature
 from rope_array._errors import ConfigError
 from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
 
-from ._attention import ARRANGED, OPS, parameters
+from ._attention import ARRANGED, parameters
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
@@ -294,10 +293,14 @@ def _arrangement(
 
 def arrangements(rotation: Any) -> dict[str, Callable[[Any], Any]]:
     """Return the arrangements of tables by name, "blocks" only if the rotation has several blocks."""
-    layout = rotation.layout._replace(pairing="half")
-    if layout.blocks == 1:
+    blocks = rotation.layout.blocks
+    if blocks == 1:
         return ARRANGED
-    return {"blocks": lambda table: one_per_feature(table, layout, OPS), **ARRANGED}
+    return {"blocks": lambda table: _repeat_in_blocks(table, blocks), **ARRANGED}
+
+
+def _repeat_in_blocks(table: Any, blocks: int) -> Any:
+    return ARRANGED["cat"](table.unflatten(-1, (blocks, -1))).flatten(-2)
 
 
 def _close(got: Any, want: Any, error: Any) -> bool:
