@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from hf import _models_patch
+from hf._compare import is_same, off, state
 from hf._models_patch import FLOAT32, FLOAT64
 from hf._tiny import ABSENT, FAMILIES, answer
 from hf._walk import NAMES, cases
@@ -74,11 +75,6 @@ NO_TOKENS = {
 NO_CACHE = {"blt"}  # a forward pass alone fails in making a cache
 
 SERVED = [tiny for tiny in FAMILIES if tiny.model_type not in REFUSED]
-
-
-def off(x, y):
-    """Return the largest difference, relative to the largest value."""
-    return float((x.double() - y.double()).abs().max() / y.double().abs().max())
 
 
 class Family:
@@ -158,27 +154,6 @@ def of_some(*names):
 # What a patch changes
 
 
-def state(model):
-    """Return every attribute of every module, and every global of the model's code."""
-    files = {type(module).__module__ for module in model.modules()}
-    found = {(name, key): value for name, m in model.named_modules() for key, value in flat(vars(m))}
-    return found | {(file, key): value for file in files for key, value in vars(sys.modules[file]).items()}
-
-
-def flat(attributes):
-    """Yield attributes, and the items of dictionaries, such as buffers and hooks."""
-    for key, value in attributes.items():
-        yield key, value
-        if isinstance(value, dict):
-            yield from (((key, inner), item) for inner, item in value.items())
-
-
-def assert_same_state(before, after):
-    assert before.keys() == after.keys()
-    changed = [key for key in before if before[key] is not after[key]]
-    assert not changed
-
-
 @contextlib.contextmanager
 def counted(model):
     """Count the calls of each function of the model's code that multiplies by cos and sin."""
@@ -243,7 +218,7 @@ def test_a_family_is_refused_with_the_reason(family):
         with pytest.raises(hf.PatchError, match=r".") as refusal, hf.patched(family.model, angles=angles):
             pass
         assert REFUSED[family.name] in str(refusal.value)
-    assert_same_state(before, state(family.model))
+    assert is_same(before, state(family.model))
 
 
 # Outputs
@@ -274,13 +249,13 @@ def test_exact_angles_replace_the_tables_and_the_function(family):
 
 
 @of_each(SERVED)
-def test_an_unpatched_model_is_as_never_patched(family):
+def test_unpatch_restores_outputs(family):
     assert torch.equal(family.run(family.model), family.own)
     before = state(family.model)
     for angles in ("exact", "float32"):
         with hf.patched(family.model, angles=angles):
             assert state(family.model).keys() != before.keys()
-        assert_same_state(before, state(family.model))
+        assert is_same(before, state(family.model))
     assert torch.equal(family.run(family.model), family.own)
 
 
@@ -301,9 +276,9 @@ def test_a_wrong_base_changes_the_outputs(family, monkeypatch):
     def planned_wrongly(*args):
         plan = plan_rotary(*args)
         wrong = {
-            key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.tables.items()
+            key: replace(t, rope=replace(t.rope, base=1.1 * t.rope.base)) for key, t in plan.formats.items()
         }
-        return replace(plan, tables=wrong)
+        return replace(plan, formats=wrong)
 
     monkeypatch.setattr(_rotary, "plan_rotary", planned_wrongly)
     with hf.patched(family.model):

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from hf._compare import off
 from hf._models_patch import FAMILIES, FLOAT32, FLOAT64, PASSAGE, built, logits, run, swapped, tokens
 
 import rope_array as ra
@@ -28,11 +29,6 @@ STEPS = 6
 def of_each(*names):
     chosen = [BY_NAME[name] for name in names] if names else FAMILIES
     return pytest.mark.parametrize("family", chosen, ids=lambda family: family.name)
-
-
-def off(x, y):
-    """Return the largest difference, relative to the largest logit."""
-    return float((x - y).abs().max() / y.abs().max())
 
 
 def of_theirs(family):

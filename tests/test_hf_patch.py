@@ -1,4 +1,4 @@
-"""`rope_array.hf`: patched models of transformers, their reports, and the way back.
+"""`rope_array.hf`: patched models of transformers, their reports, and unpatching.
 
 Collected only with `--models`, as it needs transformers and PyTorch. tests/test_hf_families.py patches every
 family. Here a few tiny models with random weights show the mechanism: the numbers against the model's own
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hf._compare import is_same, off, state
 
 import rope_array as ra
 from rope_array.hf import _attention, _attributes
@@ -113,33 +114,6 @@ TEXT = torch.randint(1, 256, (2, 20), generator=torch.Generator().manual_seed(3)
 def logits(model, ids=TEXT, **inputs):
     with torch.no_grad():
         return model(ids, **inputs).logits
-
-
-def off(x, y):
-    """Return the largest difference, relative to the largest value."""
-    return float((x - y).abs().max() / y.abs().max())
-
-
-def state(model):
-    """Return the attributes of every module, each with its identity."""
-    return [
-        {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
-        for module in model.modules()
-    ]
-
-
-def is_same(before, after):
-    """Compare two states: the same names in the same order, each the same object."""
-    for one, other in zip(before, after, strict=True):
-        if list(one) != list(other):
-            return False
-        for name, value in one.items():
-            if isinstance(value, dict):
-                if list(value) != list(other[name]) or any(value[k] is not other[name][k] for k in value):
-                    return False
-            elif value is not other[name]:
-                return False
-    return True
 
 
 # ---- numbers ----
@@ -300,7 +274,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def twice_as_large(how, arrays, cos, sin, axis):
+def twice_as_large(function_layout, arrays, cos, sin, axis):
     """Stand in for the rotation, where a test asks whether ours is called."""
     return tuple(2 * x for x in arrays)
 
@@ -483,7 +457,7 @@ def test_wrappers_of_others_are_refused():
     attention = model.model.layers[1].self_attn
     attention.forward = functools.partial(type(attention).forward, attention)
     before = state(model)
-    with pytest.raises(ra.PatchError, match=r"layers\.1\.self_attn .*forward is replaced .* already"):
+    with pytest.raises(ra.PatchError, match=r"layers\.1\.self_attn .*already replaced its forward"):
         ra.hf.patch(model)
     assert is_same(before, state(model))
     del attention.forward
@@ -558,7 +532,7 @@ def test_a_model_is_patched_once_and_unpatched_once():
         ra.hf.unpatch(model)
 
 
-def test_models_with_frequencies_in_bfloat16_are_served():
+def test_bfloat16_frequency_buffers_are_patched():
     """`model.to` has rounded the buffers: exact angles are those of the config."""
     model = MODELS["llama"].build().to(torch.bfloat16)
     want, rounded = ra.RoPE.from_config(model.config), logits(model)
@@ -624,7 +598,7 @@ def test_edited_frequencies_are_refused(name, scale):
     model = MODELS[name].build()
     rotary = next(m for n, m in model.named_modules() if n.endswith("rotary_emb"))
     rotary._buffers["original_inv_freq" if name == "phi3" else "inv_freq"][3] *= scale
-    refused(model, "not the config's")
+    refused(model, "does not match its config")
 
 
 def test_edited_amplitudes_are_refused():
@@ -641,12 +615,21 @@ def test_unloaded_frequencies_are_refused():
     refused(model, "meta")
 
 
-@pytest.mark.parametrize("value", [None, "gpt2", 3])
-def test_other_values_are_refused(value):
-    with pytest.raises(ra.PatchError, match=r"torch\.nn\.Module"):
-        ra.hf.patch(value)
-    with pytest.raises(ra.PatchError, match=r"torch\.nn\.Module"):
-        ra.hf.unpatch(value)
+@pytest.mark.parametrize(
+    ("value", "given"),
+    [
+        (None, "of the type NoneType"),
+        ("gpt2", "of the type str"),
+        (transformers.LlamaConfig(), "of the type LlamaConfig"),
+        (transformers.LlamaForCausalLM, "the class LlamaForCausalLM"),
+    ],
+    ids=["None", "string", "config", "class"],
+)
+def test_non_modules_are_refused(value, given):
+    for call in (ra.hf.patch, ra.hf.unpatch):
+        with pytest.raises(ra.PatchError) as error:
+            call(value)
+        assert str(error.value) == f"the model is {given}; give a torch.nn.Module."
 
 
 def test_other_angles_are_refused():
@@ -657,7 +640,25 @@ def test_other_angles_are_refused():
 def test_models_without_a_rotary_module_are_refused():
     small = {"n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 16, "n_positions": 8}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**small, bos_token_id=0, eos_token_id=0))
-    refused(model, "GPT2LMHeadModel has no rotary module")
+    refused(
+        model, "GPT2LMHeadModel has no rotary module .* 'Refused models' in docs/in-my-model/huggingface.md"
+    )
+
+
+# ---- reports ----
+
+
+def test_report_of_a_rotary_module_alone():
+    report = ra.hf.patch(MODELS["llama"].build().model.rotary_emb)
+    assert [entry.name for entry in report] == [""]
+    first, second, *_ = str(report).splitlines()
+    assert first == "1 module patched, angles='exact'"
+    assert second.startswith("  (the model itself)  LlamaRotaryEmbedding: ")
+
+
+def test_report_states_that_half_precision_keeps_the_function():
+    report = ra.hf.patch(MODELS["llama"].build(torch.bfloat16), angles="float32")
+    assert [entry.replaced for entry in report] == ["own tables", *["rotation (float32 tensors only)"] * 2]
 
 
 # ---- functions of the attention ----
@@ -682,7 +683,7 @@ def pairs(x):
     return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
 
 
-def test_layouts_are_found_by_trying():
+def test_layout_of_each_function_is_recognised():
     found = _attention.recognise(a_function(lambda x, cos, sin: x * cos + half(x) * sin))
     assert (found.arrangement, found.pairing, found.out_pairing, found.sign) == ("cat", "half", "half", 1)
     found = _attention.recognise(a_function(lambda x, cos, sin: x * cos + pairs(x) * sin))
@@ -715,7 +716,7 @@ def promoted(x, cos, sin):
 )
 def test_float32_angles_keep_the_function_where_bits_or_strides_would_differ(body, dtype, layout):
     function = a_function(body)
-    ours = _attention.replacement(_attention.recognise(function), exact=False, narrow=False)
+    ours = _attention.make_rotate_function(_attention.recognise(function), exact=False, per_pair=False)
     q = torch.randn(2, 4, 6, 16).permute(layout).contiguous().permute(layout).to(dtype)
     width = 8 if body is partial else 16
     tables = torch.rand(2, 6, width // 2).repeat(1, 1, 2)

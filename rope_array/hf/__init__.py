@@ -1,7 +1,7 @@
-"""Patch a model of transformers, with one call: exact angles, a faster rotation, and back again.
+"""Patch a transformers model with one call: exact angles and a faster rotation. `unpatch` undoes it.
 
-`patch` changes one model, not its class and not the module of its code. `unpatch` changes it back. Needs
-PyTorch and transformers.
+`patch` changes one model, not its class and not the module of its code. The functions need PyTorch and
+transformers; importing `rope_array.hf` needs neither.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ __all__ = ["PatchError", "Report", "patch", "patched", "unpatch"]
 def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Report:
     """Replace the rotary embedding of a model.
 
-    Everything is checked before anything is changed: the ropes that the config means against the model's own
-    tables, and the replaced functions against the model's own, on small random arrays.
+    `patch` first compares the config's rope with the model's tables, and its functions with ours on small
+    random arrays. Only then it changes the model.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Repor
     Returns
     -------
     Report
-        The modules that were changed, with their ropes, and the modules left alone, with the reasons.
+        The modules that were patched, with their ropes, and the modules left unchanged, with the reasons.
 
     Raises
     ------
     PatchError
-        The model is patched already; has no rotary module that is known; has tables that are not those of its
-        config; or another library has replaced the `forward` of a module. The model is unchanged.
+        The model is already patched, has no supported rotary module, has tables that differ from its config's
+        rope, or has a `forward` that another library replaced. The model is unchanged.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def unpatch(model: Any) -> None:
     Raises
     ------
     PatchError
-        The model is not patched, or another library has replaced a function that `patch` had put in place.
+        The model is not patched, or another library has replaced a method that `patch` had set.
         The model is unchanged.
 
     Examples
@@ -92,7 +92,7 @@ def unpatch(model: Any) -> None:
 
 @contextmanager
 def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Iterator[Report]:
-    """Patch a model inside a `with`; it is unpatched at the end, also by an exception.
+    """Patch a model inside a `with` block, and unpatch it on exit, also after an exception.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Ite
     Returns
     -------
     context manager
-        It gives the `Report` of `patch`.
+        Yields the `Report` of `patch`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The functions that rotate q and k by tables: found by their parameters, tried out, and replaced.
+"""Find the functions that rotate q and k, test them on random arrays, and replace them.
 
 Most attentions of transformers call a function of their module, `apply_rotary_pos_emb(q, k, cos, sin)`. The
 arrangement of its tables and of its pairs differs between models, and no name states it. So the function is
@@ -22,14 +22,14 @@ from rope_array._spec.plan import Layout
 
 Function = Callable[..., Any]
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
-TWO = ("q", "k", "cos", "sin")
-ONE = ("x", "cos", "sin")
+QK_PARAMETERS = ("q", "k", "cos", "sin")
+X_PARAMETERS = ("x", "cos", "sin")
 OPTIONS = ((), ("unsqueeze_dim",), ("position_ids", "unsqueeze_dim"))
 
 
 @dataclass(frozen=True)
-class Multiplication:
-    """A model's function that multiplies by cos and sin, and its layout.
+class RotaryFunction:
+    """A model's function that multiplies q and k, or x, by cos and sin, and its layout.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Multiplication:
     @property
     def is_single(self) -> bool:
         """Whether the function rotates one array, not q and k."""
-        return parameters(self.function)[:3] == ONE
+        return parameters(self.function)[:3] == X_PARAMETERS
 
 
 def parameters(function: Any) -> tuple[str, ...]:
@@ -81,41 +81,41 @@ def rotates(function: Any) -> bool:
     return {"cos", "sin"} <= names and bool(names & {"q", "x", "query", "tensor", "hidden_states"})
 
 
-# ---- trying a function out ----
+# ---- recognising a function ----
 
 PAIRS, SEQ, HEADS = 4, 3, 5
 
 
-def recognise(function: Function) -> Multiplication | None:
-    """Return the layout of a function, found by calling it; None if it has none of ours."""
+def recognise(function: Function) -> RotaryFunction | None:
+    """Return the layout of a function, found by calling it; None if no known layout matches."""
     names = parameters(function)
-    heads = TWO if names[:4] == TWO else ONE
+    heads = QK_PARAMETERS if names[:4] == QK_PARAMETERS else X_PARAMETERS
     if names[: len(heads)] != heads or names[len(heads) :] not in OPTIONS:
         return None
-    found = [each for each in _candidates(function, names) if _agrees(each)]
+    found = [each for each in _layout_candidates(function, names) if _matches(each)]
     return found[0] if len(found) == 1 else None
 
 
-def _candidates(function: Function, names: tuple[str, ...]) -> list[Multiplication]:
+def _layout_candidates(function: Function, names: tuple[str, ...]) -> list[RotaryFunction]:
     axes = (None,) if "unsqueeze_dim" in names else (-2, -3)
     pairings = ("half", "interleaved")
     every = product(ARRANGED, pairings, pairings, (False, True), axes, (1, -1))
-    return [Multiplication(function, *each) for each in every]
+    return [RotaryFunction(function, *each) for each in every]
 
 
-def _agrees(tried: Multiplication) -> bool:
-    """Return whether ours equals the function, on whole heads and on wider heads."""
-    whole = [_difference(tried, width, axis) for width in (2 * PAIRS,) for axis in (-2, -3)]
+def _matches(tried: RotaryFunction) -> bool:
+    """Return whether our rotation matches the function, for heads of the rotary width and wider ones."""
+    whole = [_matches_for_shape(tried, 2 * PAIRS, axis) for axis in (-2, -3)]
     if any(found is False for found in whole) or not any(whole):
         return False
-    wide = [_difference(tried, 2 * PAIRS + 6, axis) for axis in (-2, -3)]
+    wide = [_matches_for_shape(tried, 2 * PAIRS + 6, axis) for axis in (-2, -3)]
     # With the width of the tables, the first features are the last. A function that rejects wider heads
     # is called with the rotated features alone.
     return not (tried.last and not any(wide)) and all(found is not False for found in wide)
 
 
-def _difference(tried: Multiplication, width: int, axis: int) -> bool | None:
-    """Return whether ours equals the function for one shape; None if the function does not take it."""
+def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | None:
+    """Return whether our rotation matches the function for one shape; None if the function rejects it."""
     random = torch.Generator().manual_seed(width - axis)
     shape = (2, HEADS, SEQ, width) if axis == -2 else (2, SEQ, HEADS, width)
     q, k = (torch.randn(shape, generator=random) for _ in range(2))
@@ -148,6 +148,8 @@ def _first_half(table: Any) -> Any:
     return table[..., : table.shape[-1] // 2]
 
 
+# As `one_per_feature` of the array-api backend, which this package may not import; PyTorch's own calls take
+# half of its time.
 ARRANGED: dict[str, Function] = {
     "cat": lambda table: torch.cat((table, table), -1),
     "repeat": lambda table: table.repeat_interleave(2, -1),
@@ -168,36 +170,41 @@ def _make_layout(width: int, pairs: int, last: bool, pairing: str, out_pairing: 
 _layout: Callable[..., Layout] = traced_memo(_make_layout)
 
 
-def _rotate(how: Multiplication, arrays: tuple[Any, ...], cos: Any, sin: Any, seq_axis: int) -> Any:
-    layout = _layout(arrays[0].shape[-1], cos.shape[-1], how.last, how.pairing, how.out_pairing)
-    sin = sin if how.sign == 1 else -sin
+def _rotate(
+    function_layout: RotaryFunction, arrays: tuple[Any, ...], cos: Any, sin: Any, seq_axis: int
+) -> Any:
+    one = function_layout
+    layout = _layout(arrays[0].shape[-1], cos.shape[-1], one.last, one.pairing, one.out_pairing)
+    sin = sin if one.sign == 1 else -sin
     return _dispatch.rotate(arrays, Tables(cos, sin, layout), seq_axis)
 
 
 # ---- replacements ----
 
 
-def replacement(how: Multiplication, exact: bool, narrow: bool) -> Function:
+def make_rotate_function(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
     """Return the function that replaces a model's.
 
-    `narrow`: its tables have one number for each pair, whatever the model's have. A call that the layout does
-    not cover goes to the model's function.
+    `per_pair`: its tables have one number for each pair. A call that the layout does not cover goes to the
+    model's function.
     """
-    if how.is_single:
-        return _replace_one(how, exact, narrow)
-    two = _replace_two(how, exact, narrow)
+    if function_layout.is_single:
+        return _replace_one(function_layout, exact, per_pair)
+    two = _replace_two(function_layout, exact, per_pair)
 
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
     ) -> Any:
         return two(q, k, cos, sin, unsqueeze_dim)
 
-    return with_position_ids if "position_ids" in parameters(how.function) else two
+    return with_position_ids if "position_ids" in parameters(function_layout.function) else two
 
 
-def _replace_two(how: Multiplication, exact: bool, narrow: bool) -> Function:
-    by_model, served = _by_model(how, exact, narrow), _served if exact else _served_in_float32
-    unarranged, fixed_axis = UNARRANGED["pairs" if narrow else how.arrangement], how.seq_axis
+def _replace_two(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
+    by_model = _by_model(function_layout, exact, per_pair)
+    is_supported = _is_supported if exact else _is_supported_in_float32
+    unarranged = UNARRANGED["pairs" if per_pair else function_layout.arrangement]
+    fixed_axis = function_layout.seq_axis
 
     # Some models give q alone, and the tables by name.
     def apply_rotary_pos_emb(
@@ -209,42 +216,44 @@ def _replace_two(how: Multiplication, exact: bool, narrow: bool) -> Function:
             or k is None
             or q.shape[axis] != k.shape[axis]
             or q.shape[-1] != k.shape[-1]
-            or not (served(q, cos) and served(k, cos))
+            or not (is_supported(q, cos) and is_supported(k, cos))
         ):
             return by_model((q, k), cos, sin, unsqueeze_dim)
-        return _rotate(how, (q, k), unarranged(cos), unarranged(sin), axis)
+        return _rotate(function_layout, (q, k), unarranged(cos), unarranged(sin), axis)
 
     return apply_rotary_pos_emb
 
 
-def _replace_one(how: Multiplication, exact: bool, narrow: bool) -> Function:
-    by_model, served = _by_model(how, exact, narrow), _served if exact else _served_in_float32
-    unarranged, fixed_axis = UNARRANGED["pairs" if narrow else how.arrangement], how.seq_axis
+def _replace_one(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
+    by_model = _by_model(function_layout, exact, per_pair)
+    is_supported = _is_supported if exact else _is_supported_in_float32
+    unarranged = UNARRANGED["pairs" if per_pair else function_layout.arrangement]
+    fixed_axis = function_layout.seq_axis
 
     def apply_rotary_pos_emb(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
-        if axis is None or not served(x, cos):
+        if axis is None or not is_supported(x, cos):
             return by_model((x,), cos, sin, unsqueeze_dim)
-        return _rotate(how, (x,), unarranged(cos), unarranged(sin), axis)[0]
+        return _rotate(function_layout, (x,), unarranged(cos), unarranged(sin), axis)[0]
 
     return apply_rotary_pos_emb
 
 
-def _by_model(how: Multiplication, exact: bool, narrow: bool) -> Function:
+def _by_model(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
     """Return a function that calls the model's, with tables as the model arranges them."""
-    own = unchanged_result_dtype(how.function) if exact else how.function
-    arranged, takes_dim = ARRANGED[how.arrangement], how.seq_axis is None
+    own = keep_input_dtype(function_layout.function) if exact else function_layout.function
+    arranged, takes_dim = ARRANGED[function_layout.arrangement], function_layout.seq_axis is None
 
     def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        if narrow:
+        if per_pair:
             cos, sin = arranged(cos), arranged(sin)
         return own(*arrays, cos, sin, **({"unsqueeze_dim": unsqueeze_dim} if takes_dim else {}))
 
     return by_model
 
 
-def _served(x: Any, cos: Any) -> bool:
-    """Return whether tables (S, pairs) or (B, S, pairs) have the compute dtype, and line up with x."""
+def _is_supported(x: Any, cos: Any) -> bool:
+    """Return whether tables of (S, pairs) or (B, S, pairs) have the compute dtype, and line up with x."""
     ndim, dtype = cos.ndim, cos.dtype
     return bool(
         (ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))
@@ -252,14 +261,14 @@ def _served(x: Any, cos: Any) -> bool:
     )
 
 
-def _served_in_float32(x: Any, cos: Any) -> bool:
-    """Return whether ours has the model's bits too: float32 only, and features next to each other.
+def _is_supported_in_float32(x: Any, cos: Any) -> bool:
+    """Return whether our rotation has the model's bits too: float32 only, and adjacent features.
 
     A model that rotates a part of the features returns contiguous arrays, ours arrays with x's strides; with
     other strides the attention that follows sums in another order.
     """
     float32 = torch.float32
-    return x.dtype is float32 and cos.dtype is float32 and x.stride(-1) == 1 and _served(x, cos)
+    return x.dtype is float32 and cos.dtype is float32 and x.stride(-1) == 1 and _is_supported(x, cos)
 
 
 def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
@@ -268,8 +277,8 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
 
 
-def unchanged_result_dtype(function: Function) -> Function:
-    """Return a function that calls another with float32 tables, and rounds its results as the inputs."""
+def keep_input_dtype(function: Function) -> Function:
+    """Return a function that calls another with float32 tables, and keeps the dtype of the input."""
 
     def rounded(first: Any, *args: Any, **options: Any) -> Any:
         result, dtype = function(first, *args, **options), first.dtype

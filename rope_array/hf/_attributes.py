@@ -1,4 +1,4 @@
-"""The attributes that `patch` sets on modules, and the way back."""
+"""Set attributes on modules, and restore them."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ MARK = "_rope_array_patch"  # the attribute of a patched module that holds its `
 
 
 class _Missing:
-    """The value before of an attribute that the module did not have itself."""
+    """Marks an attribute that the module lacked before the patch."""
 
     def __deepcopy__(self, memo: Any) -> "_Missing":
         return self
@@ -45,7 +45,7 @@ class Module:
     module: Any
 
     def __str__(self) -> str:
-        return f"{self.name} ({type(self.module).__name__})"
+        return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
 
 
 def is_patched(model: Any) -> bool:
@@ -53,7 +53,7 @@ def is_patched(model: Any) -> bool:
     return any(MARK in vars(module) for module in model.modules())
 
 
-def put_in_place(methods: Iterable[tuple[Module, Mapping[str, Callable[..., Any]]]]) -> None:
+def install(methods: Iterable[tuple[Module, Mapping[str, Callable[..., Any]]]]) -> None:
     """Set methods on modules, after a check of all of them."""
     changes = [(one.module, Change({k: v for k, v in _new_values(one, found)})) for one, found in methods]
     for module, change in changes:
@@ -67,7 +67,7 @@ def _new_values(one: Module, methods: Mapping[str, Callable[..., Any]]) -> Itera
 
 
 def _place_of(one: Module, name: str) -> tuple[str, Any]:
-    """Return the attribute that a method is put into, and its value; refuse to replace others' methods.
+    """Return the attribute that a method is set as, and its value; raise if another library has set it.
 
     Hooks of accelerate replace `forward`, and call the method that they keep as `_old_forward`.
     """
@@ -79,12 +79,12 @@ def _place_of(one: Module, name: str) -> tuple[str, Any]:
     if name not in own:
         return name, MISSING
     raise PatchError(
-        f"{one}: its {name} is replaced by {describe(own[name])} already; call patch before the library that "
-        "has replaced it."
+        f"{one}: another library already replaced its {name} by {describe(own[name])}; undo that, or call "
+        "patch first."
     )
 
 
-def take_back(model: Any) -> None:
+def restore(model: Any) -> None:
     """Restore the attributes of every module, after a check of all of them."""
     found = [Module(name, module) for name, module in model.named_modules() if MARK in vars(module)]
     if not found:

@@ -1,4 +1,4 @@
-"""The code of a model: the functions of tables that its methods call, and how it uses the tables."""
+"""Find the functions that take cos and sin in a model's code, and how the code uses the tables."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from . import _attention
-from ._attention import Multiplication
+from ._attention import RotaryFunction
 from ._rebind import rebind, undecorated, used_names
 from ._rotary import NAMES
 
@@ -19,7 +19,7 @@ PAIR = re.compile("pos|rot|rope|freq")  # variables of pairs of tables
 
 
 class Code:
-    """The functions of tables in the code of a model: what each does, and its replacement, each found once.
+    """Caches the layout and the replacement of each function that takes cos and sin.
 
     Attributes
     ----------
@@ -29,12 +29,12 @@ class Code:
 
     def __init__(self, exact: bool):
         self.exact = exact
-        self._kept: list[Any] = []  # keeps the objects alive whose ids are keys
+        self._alive: list[Any] = []  # keeps the objects alive whose ids are keys
         self._memo: dict[Any, Any] = {}
 
     def methods(self, cls: type) -> Mapping[str, Any]:
-        """Return the methods of a class that call a function of tables, by name."""
-        found: dict[str, Any] = self._once("methods", cls, lambda: dict(self._find_methods(cls)))
+        """Return the methods of a class that call a function that takes cos and sin, by name."""
+        found: dict[str, Any] = self._cached("methods", cls, lambda: dict(self._find_methods(cls)))
         return found
 
     def _find_methods(self, cls: type) -> Iterator[tuple[str, Any]]:
@@ -44,41 +44,43 @@ class Code:
                     yield name, value
 
     def functions(self, method: Any) -> Mapping[str, Any]:
-        """Return the global functions of tables that a method uses, by name."""
+        """Return the global functions that a method uses and that take cos and sin, by name."""
         if type(method) is not FunctionType:
             return {}
-        found: dict[str, Any] = self._once("functions", method, lambda: dict(_find_functions(method)))
+        found: dict[str, Any] = self._cached("functions", method, lambda: dict(_find_functions(method)))
         return found
 
-    def layout(self, function: Any) -> Multiplication | None:
-        """Return the layout of a function of tables, None if it is not known."""
-        found: Multiplication | None = self._once("layout", function, lambda: _attention.recognise(function))
+    def layout(self, function: Any) -> RotaryFunction | None:
+        """Return the layout of a function that takes cos and sin; None if it is not known."""
+        found: RotaryFunction | None = self._cached(
+            "layout", function, lambda: _attention.recognise(function)
+        )
         return found
 
-    def layouts(self, methods: Mapping[str, Any]) -> list[Multiplication | None]:
+    def layouts(self, methods: Mapping[str, Any]) -> list[RotaryFunction | None]:
         """Return the layouts of all functions that methods use."""
         return [self.layout(f) for method in methods.values() for f in self.functions(method).values()]
 
-    def rebound(self, method: Any, narrow: bool) -> Any:
+    def rebound(self, method: Any, per_pair: bool) -> Any:
         """Return a copy of a method that calls the replacements; None if none is replaced."""
-        return self._once(f"rebound {narrow}", method, lambda: self._rebind(method, narrow))
+        return self._cached(f"rebound {per_pair}", method, lambda: self._rebind(method, per_pair))
 
-    def _rebind(self, method: Any, narrow: bool) -> Any:
-        found = {name: self._replacement(f, narrow) for name, f in self.functions(method).items()}
+    def _rebind(self, method: Any, per_pair: bool) -> Any:
+        found = {name: self._replacement(f, per_pair) for name, f in self.functions(method).items()}
         return rebind(method, {name: f for name, f in found.items() if f is not None})
 
-    def _replacement(self, function: Any, narrow: bool) -> Any:
-        how = self.layout(function)
-        if how is not None:
-            return _attention.replacement(how, self.exact, narrow)
+    def _replacement(self, function: Any, per_pair: bool) -> Any:
+        function_layout = self.layout(function)
+        if function_layout is not None:
+            return _attention.make_rotate_function(function_layout, self.exact, per_pair)
         if not self.exact:
             return None
         # It may rotate a part of the features at a time, by a function whose layout is known.
-        return self.rebound(function, narrow) or _attention.unchanged_result_dtype(function)
+        return self.rebound(function, per_pair) or _attention.keep_input_dtype(function)
 
-    def _once(self, what: str, key: Any, make: Any) -> Any:
+    def _cached(self, what: str, key: Any, make: Any) -> Any:
         if (what, id(key)) not in self._memo:
-            self._kept.append(key)
+            self._alive.append(key)
             self._memo[what, id(key)] = make()
         return self._memo[what, id(key)]
 
@@ -91,8 +93,8 @@ def _find_functions(method: FunctionType) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def files(methods: Mapping[str, Any]) -> set[str]:
-    """Return the names of the Python modules that methods are written in."""
+def python_modules(methods: Mapping[str, Any]) -> set[str]:
+    """Return the names of the Python modules that define the methods."""
     return {f.__globals__.get("__name__", "") for method in methods.values() for f in undecorated(method)}
 
 
@@ -100,14 +102,14 @@ def files(methods: Mapping[str, Any]) -> set[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def uses_of_tables(file: str, classes: frozenset[str], functions: frozenset[str]) -> str:
-    """Return how the classes of a file use variables named cos and sin: "narrow", "full" or "inline".
+def uses_of_tables(module_name: str, classes: frozenset[str], functions: frozenset[str]) -> str:
+    """Return how classes of a Python module use variables cos and sin: "per pair", "full" or "inline".
 
-    "narrow": only as arguments of `functions`, so that one number for each pair is enough. "inline": an
+    "per pair": only as arguments of `functions`, so that one number for each pair is enough. "inline": an
     operator multiplies by them. "full": in another way, or in no way that is seen.
     """
     try:
-        tree = ast.parse(inspect.getsource(sys.modules[file]))
+        tree = ast.parse(inspect.getsource(sys.modules[module_name]))
     except (OSError, TypeError, KeyError, SyntaxError):
         return "full"
     found: set[str] = set()
@@ -116,7 +118,7 @@ def uses_of_tables(file: str, classes: frozenset[str], functions: frozenset[str]
             found.update(_uses(node, functions))
     if "inline" in found:
         return "inline"
-    return "narrow" if found == {"narrow"} else "full"
+    return "per pair" if found == {"per pair"} else "full"
 
 
 def _uses(tree: ast.AST, functions: frozenset[str]) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _uses(tree: ast.AST, functions: frozenset[str]) -> Iterator[str]:
 
 def _use(parent: ast.AST, functions: frozenset[str]) -> str:
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id in functions:
-        return "narrow"
+        return "per pair"
     if isinstance(parent, ast.keyword):  # `_uses` sees its call too
-        return "narrow"
+        return "per pair"
     return "inline" if isinstance(parent, ast.BinOp) else "full"

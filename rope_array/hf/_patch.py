@@ -10,33 +10,38 @@ import torch
 from rope_array._errors import PatchError, RoPEError, describe
 
 from . import _rotary
-from ._attributes import Module, is_patched, put_in_place, take_back
-from ._code import Code, files, uses_of_tables
+from ._attributes import Module, install, is_patched, restore
+from ._code import Code, python_modules, uses_of_tables
 from ._report import Entry, Left, Report
-from ._rotary import Contradiction, RotaryPlan, Unknown
+from ._rotary import ConfigMismatch, RotaryPlan, UnsupportedModule
 
 TOWER = re.compile("vision|visual|image|video|audio|speech|tower|codec", re.IGNORECASE)
 
 
 def patch(model: Any, angles: str) -> Report:
     """Patch a model; see `rope_array.hf.patch`."""
-    if not isinstance(model, torch.nn.Module):
-        raise PatchError(f"the model is {describe(model)}; give a torch.nn.Module of transformers.")
+    _check_module(model)
     if angles not in ("exact", "float32"):
         raise PatchError(f"angles is {angles!r}; give 'exact' or 'float32'.")
     if is_patched(model):
         raise PatchError("the model is patched already; call rope_array.hf.unpatch(model) first.")
-    work = _Work(model, angles == "exact")
-    steps = [*work.rotary_steps(), *work.attention_steps()]
-    put_in_place((step.module, step.methods) for step in steps)
-    return Report(tuple(step.entry for step in steps), tuple(work.left), angles)
+    patcher = _Patcher(model, angles == "exact")
+    steps = [*patcher.rotary_steps(), *patcher.attention_steps()]
+    install((step.module, step.methods) for step in steps)
+    return Report(tuple(step.entry for step in steps), tuple(patcher.left), angles)
 
 
 def unpatch(model: Any) -> None:
     """Undo `patch`; see `rope_array.hf.unpatch`."""
+    _check_module(model)
+    restore(model)
+
+
+def _check_module(model: Any) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise PatchError(f"the model is {describe(model)}; give the torch.nn.Module that was patched.")
-    take_back(model)
+        # Not the repr: a config's has many lines.
+        given = describe(model) if isinstance(model, type) else f"of the type {type(model).__name__}"
+        raise PatchError(f"the model is {given}; give a torch.nn.Module.")
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class _Step:
     entry: Entry
 
 
-class _Work:
+class _Patcher:
     """One call of `patch`: the modules found, how each is replaced, and the modules left alone."""
 
     def __init__(self, model: Any, exact: bool):
@@ -59,24 +64,27 @@ class _Work:
         if not self.rotaries:
             reasons = "".join(f" {left.name} ({left.cls}): {left.reason}." for left in self.left)
             raise PatchError(
-                f"{type(model).__name__} has no rotary module that patch knows.{reasons} docs/models.md "
-                "lists the models that are known; replace the rotary module of another model yourself."
+                f"{type(model).__name__} has no rotary module that patch supports.{reasons} Replace the "
+                "rotation yourself; see 'Refused models' in docs/in-my-model/huggingface.md."
             )
         self.users = list(self._find_users())
 
     def _plan_rotaries(self) -> Iterator[RotaryPlan]:
-        """Plan each rotary module. Leave a tower alone if its rope is not known; refuse other models."""
+        """Plan each rotary module. Skip a tower whose rope is not known; refuse other models."""
         for name, module in self.modules.items():
             cls = type(module).__name__
             if not _rotary.NAMES.search(cls) or self.code.methods(type(module)):
-                continue  # the latter: an attention
+                continue  # a class that calls a rotary function itself is an attention layer
             try:
                 yield _rotary.plan_rotary(name, module, self._model_of(name))
-            except Contradiction as difference:
-                raise PatchError(f"{name} ({cls}): {difference}. The model is not the config's.") from None
-            except (Unknown, RoPEError) as reason:
+            except ConfigMismatch as difference:
+                raise PatchError(
+                    f"{Module(name, module)}: {difference}. The model does not match its config; "
+                    "reload it, or correct the config."
+                ) from None
+            except (UnsupportedModule, RoPEError) as reason:
                 if _rotary.has_frequencies(module) and not TOWER.search(f"{name} {cls}"):
-                    raise PatchError(f"{name} ({cls}): {reason}.") from None
+                    raise PatchError(f"{Module(name, module)}: {reason}.") from None
                 self.left.append(Left(name, cls, str(reason)))
 
     def _model_of(self, name: str) -> Any:
@@ -86,12 +94,12 @@ class _Work:
         return next((self.modules[path] for path in paths if hasattr(self.modules[path], "config")), None)
 
     def _find_users(self) -> Iterator[tuple[Module, Mapping[str, Any]]]:
-        """Yield the modules whose methods call a function of tables, but for those of towers left alone."""
-        served = {type(plan.module).__module__ for plan in self.rotaries}
+        """Yield the modules whose methods call a rotary function. Skip modules of skipped towers."""
+        supported = {type(plan.module).__module__ for plan in self.rotaries}
         left = tuple(f"{left.name.rpartition('.')[0]}." for left in self.left)
         for name, module in self.modules.items():
             methods = self.code.methods(type(module))
-            if methods and files(methods) & served and not name.startswith(left):
+            if methods and python_modules(methods) & supported and not name.startswith(left):
                 yield Module(name, module), methods
 
     # -- steps --
@@ -102,7 +110,7 @@ class _Work:
             methods, what, ropes = {}, "own tables", plan.ropes_in_float32
             if self.exact:
                 use = self._use_of(type(plan.module).__module__)
-                methods["forward"] = _rotary.replacement(plan, use == "narrow", use != "inline")
+                methods["forward"] = _rotary.make_forward(plan, use == "per pair", use != "inline")
                 rounded = use == "inline" and plan.keeps_dtype
                 what = "exact tables" + (", in the model's dtype" if rounded else "")
                 ropes = plan.ropes
@@ -110,33 +118,40 @@ class _Work:
             yield _Step(Module(plan.name, plan.module), methods, entry)
 
     def attention_steps(self) -> Iterator[_Step]:
-        """Yield the steps for modules whose methods call a function of tables."""
+        """Yield the steps for modules whose methods call a rotary function."""
         for user, methods in self.users:
-            narrow = self.exact and any(self._use_of(file) == "narrow" for file in files(methods))
-            found = {name: self.code.rebound(method, narrow) for name, method in methods.items()}
+            per_pair = self.exact and any(
+                self._use_of(module_name) == "per pair" for module_name in python_modules(methods)
+            )
+            found = {name: self.code.rebound(method, per_pair) for name, method in methods.items()}
             found = {name: method for name, method in found.items() if method is not None}
             if found:
-                known = None not in self.code.layouts(methods)
-                what = "rotation" if known else "rotation by the model's function, rounded once"
+                what = self._replaced_part(methods)
                 yield _Step(user, found, Entry(user.name, type(user.module).__name__, None, what))
 
-    def _use_of(self, file: str) -> str:
-        """Return how the modules of a file use the tables, as `uses_of_tables` does.
+    def _replaced_part(self, methods: Mapping[str, Any]) -> str:
+        if not self.exact:
+            return "rotation (float32 tensors only)"
+        known = None not in self.code.layouts(methods)
+        return "rotation" if known else "rotation by the model's function, rounded once"
 
-        "narrow" needs functions of known layouts too, and the arrangement of tables that they take.
+    def _use_of(self, module_name: str) -> str:
+        """Return how the classes of a Python module use the tables, as `uses_of_tables` does.
+
+        "per pair" needs functions of known layouts too, and the arrangement of tables that they take.
         """
-        users = [methods for _, methods in self.users if file in files(methods)]
+        users = [methods for _, methods in self.users if module_name in python_modules(methods)]
         if not users:
             return "inline"
         classes = {base.__name__ for module in self.modules.values() for base in type(module).__mro__}
         names = {name for methods in users for m in methods.values() for name in self.code.functions(m)}
-        use = uses_of_tables(file, frozenset(classes), frozenset(names))
+        use = uses_of_tables(module_name, frozenset(classes), frozenset(names))
         layouts = [layout for methods in users for layout in self.code.layouts(methods)]
         taken = {layout and layout.arrangement for layout in layouts}
         made = {
-            tables.arrangement
+            table_format.arrangement
             for plan in self.rotaries
-            if type(plan.module).__module__ == file
-            for tables in plan.tables.values()
+            if type(plan.module).__module__ == module_name
+            for table_format in plan.formats.values()
         }
-        return "full" if use == "narrow" and not (taken == made and len(made) == 1) else use
+        return "full" if use == "per pair" and not (taken == made and len(made) == 1) else use

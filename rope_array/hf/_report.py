@@ -9,12 +9,14 @@ __all__ = ["Entry", "Left", "Report"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A module that `patch` has changed.
+    """A module of the report.
+
+    With ``angles="float32"`` a rotary module is listed with its rope, but keeps its methods.
 
     Attributes
     ----------
     name : str
-        The name of the module in the model, as in ``model.named_modules()``.
+        The name of the module in the model, as in ``model.named_modules()``: empty for the model itself.
     cls : str
         The name of its class.
     rope : RoPE, dict or None
@@ -32,14 +34,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Left:
-    """A rotary module, or an attention, that `patch` has not changed.
+    """A rotary module that `patch` left unchanged.
 
     Attributes
     ----------
     name, cls : str
         As in `Entry`.
     reason : str
-        Why the module is not served.
+        Why the module is not supported.
     """
 
     name: str
@@ -49,14 +51,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `patch`: a sequence of entries, one for each module changed.
+    """The result of `patch`: a sequence of entries, one for each module.
 
     Attributes
     ----------
     entries : tuple of Entry
-        The modules that were changed, in the order of the model.
+        The modules: rotary modules first, then attentions.
     left : tuple of Left
-        Rotary modules and attentions that work as before, with the reasons.
+        Rotary modules that work as before, with the reasons.
     angles : {"exact", "float32"}
         The mode.
 
@@ -88,7 +90,8 @@ class Report:
         return self.entries[index]
 
     def __repr__(self) -> str:
-        return "\n".join([f"{len(self)} modules patched, angles={self.angles!r}", *self._lines()])
+        modules = "1 module" if len(self) == 1 else f"{len(self)} modules"
+        return "\n".join([f"{modules} patched, angles={self.angles!r}", *self._lines()])
 
     def _lines(self) -> Iterator[str]:
         """Yield a line for each group of modules that differ in their numbers only."""
@@ -113,4 +116,5 @@ def _pattern(name: str) -> str:
 
 
 def _label(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{_pattern(names[0])} ({len(names)})"
+    name = names[0] or "(the model itself)"
+    return name if len(names) == 1 else f"{_pattern(name)} ({len(names)})"

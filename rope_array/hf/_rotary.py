@@ -17,19 +17,19 @@ from ._attention import ARRANGED, parameters
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
 # Positions for the check: near ones, and one of the order of a usual length.
-LINE = (0, 1, 2, 5, 17, 130, 1000)
+PROBE_POSITIONS = (0, 1, 2, 5, 17, 130, 1000)
 
 
-class Unknown(Exception):
-    """A rotary module that is not served; the text says why."""
+class UnsupportedModule(Exception):
+    """A rotary module that `patch` does not support; the message says why."""
 
 
-class Contradiction(Exception):
-    """A rotary module whose numbers are not those of its config; the text says how."""
+class ConfigMismatch(Exception):
+    """A rotary module whose frequencies or tables differ from its config's; the message says how."""
 
 
 @dataclass(frozen=True)
-class Tables:
+class TableFormat:
     """How a rotary module returns the tables of one rope.
 
     Attributes
@@ -37,12 +37,12 @@ class Tables:
     rope
         The rope, angles exact.
     arrangement
-        As in `Multiplication`, "blocks" for `Rotation.full_width` of several blocks, or "complex".
+        As in `RotaryFunction`, "blocks" for `Rotation.full_width` of several blocks, or "complex".
     sign
         -1 if the module returns the sine of the positive angle for a negative frequency.
     coordinates
         "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates.
-    lead
+    has_batch_axis
         Whether the module adds a first axis of size 1.
     """
 
@@ -50,16 +50,16 @@ class Tables:
     arrangement: str
     sign: int
     coordinates: str
-    lead: bool
+    has_batch_axis: bool
 
 
 @dataclass(frozen=True)
 class RotaryPlan:
-    """A rotary module, and the tables of each layer type; None is the key if it has one rope."""
+    """A rotary module, and the format of its tables by layer type; None is the key if it has one rope."""
 
     name: str
     module: Any
-    tables: dict[str | None, Tables]
+    formats: dict[str | None, TableFormat]
     keeps_dtype: bool  # whether its tables have x's dtype
 
     @property
@@ -73,7 +73,7 @@ class RotaryPlan:
         return self._by_kind(lambda rope: replace(rope, angles="float32"))
 
     def _by_kind(self, change: Callable[[RoPE], RoPE]) -> Any:
-        ropes = {kind: change(tables.rope) for kind, tables in self.tables.items()}
+        ropes = {kind: change(found.rope) for kind, found in self.formats.items()}
         return ropes[None] if set(ropes) == {None} else ropes
 
 
@@ -81,18 +81,18 @@ class RotaryPlan:
 
 
 def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
-    """Return the plan of a rotary module, or raise Unknown or Contradiction."""
+    """Return the plan of a rotary module, or raise UnsupportedModule or ConfigMismatch."""
     if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
-        raise Unknown("its buffers are on the device meta: load the weights first")
+        raise UnsupportedModule("its buffers are on the device meta: load the weights first")
     if not has_frequencies(module):
-        raise Unknown("it keeps no inverse frequencies")
+        raise UnsupportedModule("it keeps no inverse frequencies")
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
-        raise Unknown(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
+        raise UnsupportedModule(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
     kinds = layer_types(module) if "layer_type" in names else (None,)
-    tables = {kind: _tables_of(module, model, kind) for kind in kinds}
-    half = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), tables[kinds[0]], kinds[0])
-    return RotaryPlan(name, module, tables, half[0].dtype is torch.bfloat16)
+    formats = {kind: _find_format(module, model, kind) for kind in kinds}
+    half = _call(_probe_of(module), torch.zeros(1, 1, dtype=torch.bfloat16), formats[kinds[0]], kinds[0])
+    return RotaryPlan(name, module, formats, half[0].dtype is torch.bfloat16)
 
 
 def has_frequencies(module: Any) -> bool:
@@ -108,21 +108,21 @@ def layer_types(module: Any) -> tuple[str | None, ...]:
     return kinds or (None,)
 
 
-def _tables_of(module: Any, model: Any, kind: str | None) -> Tables:
+def _find_format(module: Any, model: Any, kind: str | None) -> TableFormat:
     """Find the rope of a module: of the ropes that the config can mean, the rope with the module's tables."""
     differences: list[str] = []
     problems: list[str] = []
-    for rope in _candidates(module, model, kind, problems):
+    for rope in _rope_candidates(module, model, kind, problems):
         try:
             return _match(module, rope, kind)
-        except Contradiction as difference:
+        except ConfigMismatch as difference:
             differences.append(str(difference))
     if differences:
-        raise Contradiction(differences[0])
-    raise Unknown(problems[0] if problems else "it has no config")
+        raise ConfigMismatch(differences[0])
+    raise UnsupportedModule(problems[0] if problems else "it has no config")
 
 
-def _candidates(module: Any, model: Any, kind: str | None, problems: list[str]) -> Iterator[RoPE]:
+def _rope_candidates(module: Any, model: Any, kind: str | None, problems: list[str]) -> Iterator[RoPE]:
     seen = set()
     for config, part in _configs(module, model):
         for layer in (kind,) if kind is not None else (None, *_kinds_of(config)):
@@ -178,24 +178,26 @@ def _probe_of(module: Any) -> Any:
     return probe
 
 
-def _match(module: Any, rope: RoPE, kind: str | None) -> Tables:
-    """Return how a module arranges the tables of a rope; raise Contradiction if it has other numbers."""
+def _match(module: Any, rope: RoPE, kind: str | None) -> TableFormat:
+    """Return how a module arranges the tables of a rope; raise ConfigMismatch if it has other numbers."""
     probe = _probe_of(module)
     _check_frequencies(probe, rope, kind)
     count = _coordinates(rope)
     difference = None
-    for coordinates, lead in _forms(count):
+    for coordinates, has_batch_axis in _forms(count):
         positions = _positions(count, coordinates)
-        tables = Tables(rope, "", 1, coordinates, lead)
+        table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis)
         try:
-            theirs = _call(probe, torch.zeros(1, 1), tables, kind, positions)
+            theirs = _call(probe, torch.zeros(1, 1), table_format, kind, positions)
         except Exception:  # whatever a module raises for positions of another shape
             continue
-        found, wrong = _arrangement(theirs, rope, _coordinates_last(positions, coordinates, count), lead)
+        found, wrong = _arrangement(
+            theirs, rope, _coordinates_last(positions, coordinates, count), has_batch_axis
+        )
         if found is not None:
-            return replace(tables, arrangement=found[0], sign=found[1])
+            return replace(table_format, arrangement=found[0], sign=found[1])
         difference = wrong or difference
-    raise Contradiction(difference or "its tables have another shape than the rope of its config")
+    raise ConfigMismatch(difference or "its tables have another shape than the rope of its config")
 
 
 def _coordinates(rope: RoPE) -> int:
@@ -210,7 +212,7 @@ def _forms(count: int) -> tuple[tuple[str, bool], ...]:
 
 
 def _positions(count: int, coordinates: str) -> Any:
-    line = torch.tensor(LINE)
+    line = torch.tensor(PROBE_POSITIONS)
     if count == 1:
         return line[None]
     every = torch.stack([line.roll(a) for a in range(count)])  # unequal coordinates
@@ -223,9 +225,11 @@ def _coordinates_last(positions: Any, coordinates: str, count: int) -> Any:
     return positions.movedim(0, -1) if coordinates == "first" else positions
 
 
-def _call(probe: Any, x: Any, tables: Tables, kind: str | None, positions: Any = None) -> tuple[Any, ...]:
-    count = _coordinates(tables.rope)
-    positions = _positions(count, tables.coordinates) if positions is None else positions
+def _call(
+    probe: Any, x: Any, table_format: TableFormat, kind: str | None, positions: Any = None
+) -> tuple[Any, ...]:
+    count = _coordinates(table_format.rope)
+    positions = _positions(count, table_format.coordinates) if positions is None else positions
     with torch.no_grad():
         options = {} if kind is None else {"layer_type": kind}
         out = type(probe).forward(probe, x, positions, **options)
@@ -233,7 +237,7 @@ def _call(probe: Any, x: Any, tables: Tables, kind: str | None, positions: Any =
 
 
 def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
-    """Raise Contradiction if the module's frequencies are not the rope's, rounded to their dtype.
+    """Raise ConfigMismatch if the module's frequencies are not the rope's, rounded to their dtype.
 
     Then put the rope's float32 frequencies in their place: a model cast to bfloat16 has rounded buffers.
     """
@@ -249,7 +253,7 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     eps = 4 * torch.finfo(buffer.dtype).eps if small else 40 * EPS
     wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max()
     if wrong.any():
-        raise Contradiction(
+        raise ConfigMismatch(
             f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config "
             f"{float(nearest[wrong][0]):.7g}"
         )
@@ -259,7 +263,7 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
 
 
 def _arrangement(
-    theirs: tuple[Any, ...], rope: RoPE, positions: Any, lead: bool
+    theirs: tuple[Any, ...], rope: RoPE, positions: Any, has_batch_axis: bool
 ) -> tuple[tuple[str, int] | None, str | None]:
     """Return (arrangement, sign) of tables, or None and the difference."""
     at_length = rope.at_length(int(positions.max()) + 1)
@@ -270,40 +274,40 @@ def _arrangement(
         if theirs[0].shape != ours.cos.shape:
             return None, None
         good = _close(theirs[0].real, ours.cos, per_pair) and _close(theirs[0].imag, ours.sin, per_pair)
-        return (("complex", 1), None) if good else (None, _difference(theirs[0].real, ours.cos))
+        return (("complex", 1), None) if good else (None, _describe_difference(theirs[0].real, ours.cos))
     if len(theirs) != 2:
         return None, "it does not return cos and sin"
     wrong = None
     for name, arrange in arrangements(ours).items():
         cos, sin, error = arrange(ours.cos), arrange(ours.sin), arrange(per_pair[None])[0]
-        if lead:
+        if has_batch_axis:
             cos, sin = cos[None], sin[None]
         if theirs[0].shape != cos.shape:
             continue
         for sign in (1, -1):
             if _close(theirs[0], cos, error) and _close(theirs[1], sign * sin, error):
                 return (name, sign), None
-        wrong = wrong or _difference(theirs[0], cos)
+        wrong = wrong or _describe_difference(theirs[0], cos)
     return None, wrong
 
 
 def arrangements(rotation: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the arrangements of tables by name, with that of a rotation of several blocks."""
-    layout = rotation.layout
-    if layout.blocks == 1:
+    """Return the arrangements of tables by name, "blocks" only if the rotation has several blocks."""
+    blocks = rotation.layout.blocks
+    if blocks == 1:
         return ARRANGED
-    return {"blocks": lambda table: _in_blocks(table, layout.blocks), **ARRANGED}
+    return {"blocks": lambda table: _repeat_in_blocks(table, blocks), **ARRANGED}
 
 
-def _in_blocks(table: Any, blocks: int) -> Any:
-    return torch.cat([part for each in table.chunk(blocks, -1) for part in (each, each)], -1)
+def _repeat_in_blocks(table: Any, blocks: int) -> Any:
+    return ARRANGED["cat"](table.unflatten(-1, (blocks, -1))).flatten(-2)
 
 
 def _close(got: Any, want: Any, error: Any) -> bool:
     return bool(((got - want).abs() <= error).all())
 
 
-def _difference(got: Any, want: Any) -> str:
+def _describe_difference(got: Any, want: Any) -> str:
     index = int((got - want).abs().argmax())
     got, want = float(got.flatten()[index]), float(want.flatten()[index])
     return f"its cos is {got:.7g} where the rope of its config has {want:.7g}"
@@ -317,12 +321,12 @@ def by_length(rope: RoPE) -> bool:
 # ---- replacement ----
 
 
-def replacement(plan: RotaryPlan, narrow: bool, in_float32: bool) -> Callable[..., Any]:
+def make_forward(plan: RotaryPlan, per_pair: bool, in_float32: bool) -> Callable[..., Any]:
     """Return the function that replaces the module's forward.
 
-    `narrow`: return one number for each pair. `in_float32`: keep the tables float32 in half precision.
+    `per_pair`: return one number for each pair. `in_float32`: keep the tables float32 in half precision.
     """
-    makers = {kind: make_tables(tables, narrow) for kind, tables in plan.tables.items()}
+    makers = {kind: make_tables(found, per_pair) for kind, found in plan.formats.items()}
     casts = plan.keeps_dtype and not in_float32
     make = next(iter(makers.values()))
 
@@ -337,15 +341,16 @@ def replacement(plan: RotaryPlan, narrow: bool, in_float32: bool) -> Callable[..
     return forward_by_type if "layer_type" in parameters(type(plan.module).forward) else forward
 
 
-def make_tables(tables: Tables, narrow: bool) -> Callable[[Any, Any], Any]:
+def make_tables(table_format: TableFormat, per_pair: bool) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
-    rope, sign, lead = tables.rope, tables.sign, tables.lead
+    rope, sign, has_batch_axis = table_format.rope, table_format.sign, table_format.has_batch_axis
     count = _coordinates(rope)
-    read = _reader_first(count) if tables.coordinates == "first" else None
+    read = _reader_first(count) if table_format.coordinates == "first" else None
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
     some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=torch.zeros(1))
-    arrange = None if narrow or tables.arrangement == "pairs" else arrangements(some).get(tables.arrangement)
-    is_complex = tables.arrangement == "complex"
+    arrangement = table_format.arrangement
+    arrange = None if per_pair or arrangement == "pairs" else arrangements(some).get(arrangement)
+    is_complex = arrangement == "complex"
 
     def make(x: Any, position_ids: Any) -> Any:
         cos, sin = cos_sin(x, position_ids if read is None else read(position_ids))
@@ -354,7 +359,7 @@ def make_tables(tables: Tables, narrow: bool) -> Callable[[Any, Any], Any]:
             return torch.complex(cos, sin)
         if arrange is not None:
             cos, sin = arrange(cos), arrange(sin)
-        return (cos[None], sin[None]) if lead else (cos, sin)
+        return (cos[None], sin[None]) if has_batch_axis else (cos, sin)
 
     return make
 
@@ -393,7 +398,10 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
 
 
 def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
-    """Return the tables of the short or of the long frequencies, without a synchronisation."""
+    """Return the tables of the short or of the long frequencies.
+
+    Off the CPU, without copying a value from the device to the host.
+    """
     scaling: Any = rope.scaling
     last = scaling.original_max_position_embeddings
     short, long = (_cos_sin(rope.at_length(length)) for length in (last, last + 1))
