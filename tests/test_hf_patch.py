@@ -532,6 +532,70 @@ def test_a_model_is_patched_once_and_unpatched_once():
         ra.hf.unpatch(model)
 
 
+@pytest.mark.parametrize("name", ["glm", "gpt_neox", "llama"])
+def test_an_attention_that_is_not_replaced_gets_the_model_s_arrangement(name):
+    """A subclass of another file is not seen; it reads the tables of the patched rotary module."""
+    model = MODELS[name].build()
+    attention = next(m for m in model.modules() if type(m).__name__.endswith("Attention"))
+
+    def forward(self, *args, **options):
+        return super(subclass, self).forward(*args, **options)
+
+    subclass = type("Own", (type(attention),), {"forward": forward})
+    want = logits(model)
+    attention.__class__ = subclass
+    with ra.hf.patched(model):
+        assert off(logits(model), want) < 1e-5
+
+
+def test_patched_rotary_modules_return_the_shapes_of_the_model():
+    model, pos = MODELS["llama"].build(), torch.arange(5)[None]
+    want = model.model.rotary_emb(torch.zeros(1), pos)
+    with ra.hf.patched(model):
+        got = model.model.rotary_emb(torch.zeros(1), pos)
+    assert [t.shape for t in got] == [t.shape for t in want]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+def test_float16_frequencies_below_the_normal_numbers_are_those_of_the_config():
+    values = {**GROUPED, "head_dim": 128, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    model = Model("LlamaForCausalLM", "LlamaConfig", values).build().half()
+    assert model.model.rotary_emb.inv_freq.min() < torch.finfo(torch.float16).tiny
+    ra.hf.patch(model)
+
+
+@pytest.mark.parametrize("default", ["dtype", "device"])
+def test_defaults_of_new_tensors_change_no_patch(default):
+    model = MODELS["llama"].build()
+    want = logits(model)
+    try:
+        torch.set_default_dtype(torch.bfloat16) if default == "dtype" else torch.set_default_device("meta")
+        ra.hf.patch(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert off(logits(model), want) < 1e-5
+
+
+def test_the_exception_of_the_block_is_raised_if_unpatching_fails():
+    model = MODELS["llama"].build()
+    with pytest.raises(KeyError), ra.hf.patched(model):
+        ra.hf.unpatch(model)
+        raise KeyError("mine")
+
+
+def test_a_compiled_model_whose_rule_depends_on_the_length():
+    """The graph breaks at the length, as in the model's own code."""
+    model = MODELS["dynamic"].build()
+    torch._dynamo.reset()
+    with torch.no_grad(), ra.hf.patched(model):
+        compiled = torch.compile(model, backend="aot_eager")
+        for length in (TRAINED - 4, 2 * TRAINED):
+            tokens = torch.arange(length)[None]
+            assert off(compiled(tokens).logits, model(tokens).logits) < 1e-6
+    torch._dynamo.reset()
+
+
 def test_bfloat16_frequency_buffers_are_patched():
     """`model.to` has rounded the buffers: exact angles are those of the config."""
     model = MODELS["llama"].build().to(torch.bfloat16)
@@ -716,7 +780,7 @@ def promoted(x, cos, sin):
 )
 def test_float32_angles_keep_the_function_where_bits_or_strides_would_differ(body, dtype, layout):
     function = a_function(body)
-    ours = _attention.make_rotate_function(_attention.recognise(function), exact=False, per_pair=False)
+    ours = _attention.make_rotate_function(_attention.recognise(function), exact=False)
     q = torch.randn(2, 4, 6, 16).permute(layout).contiguous().permute(layout).to(dtype)
     width = 8 if body is partial else 16
     tables = torch.rand(2, 6, width // 2).repeat(1, 1, 2)

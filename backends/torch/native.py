@@ -17,9 +17,9 @@ from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
 from . import _compiled
+from ._cos_sin import tables_by_kernel
 from ._library import PLAIN_TYPES, TRANSFORMED
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
-from ._tables import tables_by_kernel
 
 name = "native"
 accepts_outs = True

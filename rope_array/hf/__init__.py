@@ -5,7 +5,7 @@ transformers; importing `rope_array.hf` needs neither.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from rope_array._errors import PatchError
@@ -117,5 +117,8 @@ def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Ite
     report = patch(model, angles=angles)
     try:
         yield report
-    finally:
-        unpatch(model)
+    except BaseException:
+        with suppress(PatchError):  # the exception of the block matters more
+            unpatch(model)
+        raise
+    unpatch(model)

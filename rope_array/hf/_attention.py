@@ -118,8 +118,8 @@ def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | N
     """Return whether our rotation matches the function for one shape; None if the function rejects it."""
     random = torch.Generator().manual_seed(width - axis)
     shape = (2, HEADS, SEQ, width) if axis == -2 else (2, SEQ, HEADS, width)
-    q, k = (torch.randn(shape, generator=random) for _ in range(2))
-    angles = torch.rand((2, SEQ, PAIRS), generator=random) * 6
+    q, k = (torch.randn(shape, generator=random, dtype=torch.float32) for _ in range(2))
+    angles = torch.rand((2, SEQ, PAIRS), generator=random, dtype=torch.float32) * 6
     tables = [ARRANGED[tried.arrangement](table) for table in (angles.cos(), angles.sin())]
     arrays: tuple[Any, ...] = (q,) if tried.is_single else (q, k)
     option = {} if tried.seq_axis else {"unsqueeze_dim": 1 if axis == -2 else 2}
@@ -145,7 +145,7 @@ def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | N
 
 
 def _first_half(table: Any) -> Any:
-    return table[..., : table.shape[-1] // 2]
+    return table.narrow(-1, 0, table.shape[-1] // 2)  # faster than an index
 
 
 # As `one_per_feature` of the array-api backend, which this package may not import; PyTorch's own calls take
@@ -157,7 +157,7 @@ ARRANGED: dict[str, Function] = {
 }
 UNARRANGED: dict[str, Function] = {
     "cat": _first_half,
-    "repeat": lambda table: table[..., ::2],
+    "repeat": lambda table: table[..., ::2].contiguous(),  # as the kernel reads tables
     "pairs": lambda table: table,
 }
 
@@ -182,15 +182,11 @@ def _rotate(
 # ---- replacements ----
 
 
-def make_rotate_function(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
-    """Return the function that replaces a model's.
-
-    `per_pair`: its tables have one number for each pair. A call that the layout does not cover goes to the
-    model's function.
-    """
+def make_rotate_function(function_layout: RotaryFunction, exact: bool) -> Function:
+    """Return the function that replaces a model's, and calls it where the layout does not fit."""
     if function_layout.is_single:
-        return _replace_one(function_layout, exact, per_pair)
-    two = _replace_two(function_layout, exact, per_pair)
+        return _replace_one(function_layout, exact)
+    two = _replace_two(function_layout, exact)
 
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
@@ -200,10 +196,10 @@ def make_rotate_function(function_layout: RotaryFunction, exact: bool, per_pair:
     return with_position_ids if "position_ids" in parameters(function_layout.function) else two
 
 
-def _replace_two(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
-    by_model = _by_model(function_layout, exact, per_pair)
+def _replace_two(function_layout: RotaryFunction, exact: bool) -> Function:
+    by_model = _by_model(function_layout, exact)
     is_supported = _is_supported if exact else _is_supported_in_float32
-    unarranged = UNARRANGED["pairs" if per_pair else function_layout.arrangement]
+    unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
 
     # Some models give q alone, and the tables by name.
@@ -224,10 +220,10 @@ def _replace_two(function_layout: RotaryFunction, exact: bool, per_pair: bool) -
     return apply_rotary_pos_emb
 
 
-def _replace_one(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
-    by_model = _by_model(function_layout, exact, per_pair)
+def _replace_one(function_layout: RotaryFunction, exact: bool) -> Function:
+    by_model = _by_model(function_layout, exact)
     is_supported = _is_supported if exact else _is_supported_in_float32
-    unarranged = UNARRANGED["pairs" if per_pair else function_layout.arrangement]
+    unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
 
     def apply_rotary_pos_emb(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
@@ -239,14 +235,12 @@ def _replace_one(function_layout: RotaryFunction, exact: bool, per_pair: bool) -
     return apply_rotary_pos_emb
 
 
-def _by_model(function_layout: RotaryFunction, exact: bool, per_pair: bool) -> Function:
-    """Return a function that calls the model's, with tables as the model arranges them."""
+def _by_model(function_layout: RotaryFunction, exact: bool) -> Function:
+    """Return a function that calls the model's."""
     own = keep_input_dtype(function_layout.function) if exact else function_layout.function
-    arranged, takes_dim = ARRANGED[function_layout.arrangement], function_layout.seq_axis is None
+    takes_dim = function_layout.seq_axis is None
 
     def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        if per_pair:
-            cos, sin = arranged(cos), arranged(sin)
         return own(*arrays, cos, sin, **({"unsqueeze_dim": unsqueeze_dim} if takes_dim else {}))
 
     return by_model

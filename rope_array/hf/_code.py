@@ -15,7 +15,6 @@ from ._rebind import rebind, undecorated, used_names
 from ._rotary import NAMES
 
 TABLE = re.compile("^(cos|sin)(_|$)")  # variables of tables
-PAIR = re.compile("pos|rot|rope|freq")  # variables of pairs of tables
 
 
 class Code:
@@ -61,22 +60,22 @@ class Code:
         """Return the layouts of all functions that methods use."""
         return [self.layout(f) for method in methods.values() for f in self.functions(method).values()]
 
-    def rebound(self, method: Any, per_pair: bool) -> Any:
+    def rebound(self, method: Any) -> Any:
         """Return a copy of a method that calls the replacements; None if none is replaced."""
-        return self._cached(f"rebound {per_pair}", method, lambda: self._rebind(method, per_pair))
+        return self._cached("rebound", method, lambda: self._rebind(method))
 
-    def _rebind(self, method: Any, per_pair: bool) -> Any:
-        found = {name: self._replacement(f, per_pair) for name, f in self.functions(method).items()}
+    def _rebind(self, method: Any) -> Any:
+        found = {name: self._replacement(f) for name, f in self.functions(method).items()}
         return rebind(method, {name: f for name, f in found.items() if f is not None})
 
-    def _replacement(self, function: Any, per_pair: bool) -> Any:
+    def _replacement(self, function: Any) -> Any:
         function_layout = self.layout(function)
         if function_layout is not None:
-            return _attention.make_rotate_function(function_layout, self.exact, per_pair)
+            return _attention.make_rotate_function(function_layout, self.exact)
         if not self.exact:
             return None
         # It may rotate a part of the features at a time, by a function whose layout is known.
-        return self.rebound(function, per_pair) or _attention.keep_input_dtype(function)
+        return self.rebound(function) or _attention.keep_input_dtype(function)
 
     def _cached(self, what: str, key: Any, make: Any) -> Any:
         if (what, id(key)) not in self._memo:
@@ -102,39 +101,26 @@ def python_modules(methods: Mapping[str, Any]) -> set[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def uses_of_tables(module_name: str, classes: frozenset[str], functions: frozenset[str]) -> str:
-    """Return how classes of a Python module use variables cos and sin: "per pair", "full" or "inline".
-
-    "per pair": only as arguments of `functions`, so that one number for each pair is enough. "inline": an
-    operator multiplies by them. "full": in another way, or in no way that is seen.
-    """
+def multiplies_inline(module_name: str, classes: frozenset[str]) -> bool:
+    """Return whether classes of a Python module multiply by variables named cos and sin themselves."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module_name]))
     except (OSError, TypeError, KeyError, SyntaxError):
-        return "full"
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in classes and not NAMES.search(node.name):
-            found.update(_uses(node, functions))
-    if "inline" in found:
-        return "inline"
-    return "per pair" if found == {"per pair"} else "full"
+        return False
+    found = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name in classes and not NAMES.search(node.name)
+    )
+    return any(_is_factor(child, parent) for node in found for parent, child in _edges(node))
 
 
-def _uses(tree: ast.AST, functions: frozenset[str]) -> Iterator[str]:
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            value = child.value if isinstance(child, ast.keyword) else child
-            if isinstance(value, ast.Name) and isinstance(value.ctx, ast.Load) and TABLE.match(value.id):
-                yield _use(node, functions)
-        # One table of a pair, as position_embeddings[0]. A layer type, as in Gemma 3, is no constant.
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            yield from ("full",) if PAIR.search(ast.unparse(node.value)) else ()
+def _edges(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    for parent in ast.walk(tree):
+        for child in ast.iter_child_nodes(parent):
+            yield parent, child
 
 
-def _use(parent: ast.AST, functions: frozenset[str]) -> str:
-    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id in functions:
-        return "per pair"
-    if isinstance(parent, ast.keyword):  # `_uses` sees its call too
-        return "per pair"
-    return "inline" if isinstance(parent, ast.BinOp) else "full"
+def _is_factor(node: ast.AST, parent: ast.AST) -> bool:
+    is_table = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and TABLE.match(node.id)
+    return bool(is_table) and isinstance(parent, ast.BinOp)

@@ -11,7 +11,7 @@ from rope_array._errors import PatchError, RoPEError, describe
 
 from . import _rotary
 from ._attributes import Module, install, is_patched, restore
-from ._code import Code, python_modules, uses_of_tables
+from ._code import Code, multiplies_inline, python_modules
 from ._report import Entry, Left, Report
 from ._rotary import ConfigMismatch, RotaryPlan, UnsupportedModule
 
@@ -25,8 +25,9 @@ def patch(model: Any, angles: str) -> Report:
         raise PatchError(f"angles is {angles!r}; give 'exact' or 'float32'.")
     if is_patched(model):
         raise PatchError("the model is patched already; call rope_array.hf.unpatch(model) first.")
-    patcher = _Patcher(model, angles == "exact")
-    steps = [*patcher.rotary_steps(), *patcher.attention_steps()]
+    with torch.device("cpu"):  # for the probes, whatever the default device is
+        patcher = _Patcher(model, angles == "exact")
+        steps = [*patcher.rotary_steps(), *patcher.attention_steps()]
     install((step.module, step.methods) for step in steps)
     return Report(tuple(step.entry for step in steps), tuple(patcher.left), angles)
 
@@ -109,9 +110,9 @@ class _Patcher:
         for plan in self.rotaries:
             methods, what, ropes = {}, "own tables", plan.ropes_in_float32
             if self.exact:
-                use = self._use_of(type(plan.module).__module__)
-                methods["forward"] = _rotary.make_forward(plan, use == "per pair", use != "inline")
-                rounded = use == "inline" and plan.keeps_dtype
+                inline = self._is_inline(type(plan.module).__module__)
+                methods["forward"] = _rotary.make_forward(plan, in_float32=not inline)
+                rounded = inline and plan.keeps_dtype
                 what = "exact tables" + (", in the model's dtype" if rounded else "")
                 ropes = plan.ropes
             entry = Entry(plan.name, type(plan.module).__name__, ropes, what)
@@ -120,10 +121,7 @@ class _Patcher:
     def attention_steps(self) -> Iterator[_Step]:
         """Yield the steps for modules whose methods call a rotary function."""
         for user, methods in self.users:
-            per_pair = self.exact and any(
-                self._use_of(module_name) == "per pair" for module_name in python_modules(methods)
-            )
-            found = {name: self.code.rebound(method, per_pair) for name, method in methods.items()}
+            found = {name: self.code.rebound(method) for name, method in methods.items()}
             found = {name: method for name, method in found.items() if method is not None}
             if found:
                 what = self._replaced_part(methods)
@@ -135,23 +133,9 @@ class _Patcher:
         known = None not in self.code.layouts(methods)
         return "rotation" if known else "rotation by the model's function, rounded once"
 
-    def _use_of(self, module_name: str) -> str:
-        """Return how the classes of a Python module use the tables, as `uses_of_tables` does.
-
-        "per pair" needs functions of known layouts too, and the arrangement of tables that they take.
-        """
-        users = [methods for _, methods in self.users if module_name in python_modules(methods)]
-        if not users:
-            return "inline"
+    def _is_inline(self, module_name: str) -> bool:
+        """Return whether a class of a Python module multiplies by tables itself, or calls no function."""
+        if not any(module_name in python_modules(methods) for _, methods in self.users):
+            return True
         classes = {base.__name__ for module in self.modules.values() for base in type(module).__mro__}
-        names = {name for methods in users for m in methods.values() for name in self.code.functions(m)}
-        use = uses_of_tables(module_name, frozenset(classes), frozenset(names))
-        layouts = [layout for methods in users for layout in self.code.layouts(methods)]
-        taken = {layout and layout.arrangement for layout in layouts}
-        made = {
-            table_format.arrangement
-            for plan in self.rotaries
-            if type(plan.module).__module__ == module_name
-            for table_format in plan.formats.values()
-        }
-        return "full" if use == "per pair" and not (taken == made and len(made) == 1) else use
+        return multiplies_inline(module_name, frozenset(classes))

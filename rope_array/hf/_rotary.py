@@ -188,7 +188,7 @@ def _match(module: Any, rope: RoPE, kind: str | None) -> TableFormat:
         positions = _positions(count, coordinates)
         table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis)
         try:
-            theirs = _call(probe, torch.zeros(1, 1), table_format, kind, positions)
+            theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, kind, positions)
         except Exception:  # whatever a module raises for positions of another shape
             continue
         found, wrong = _arrangement(
@@ -250,8 +250,10 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
     nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
     small = buffer.dtype in (torch.float16, torch.bfloat16)
-    eps = 4 * torch.finfo(buffer.dtype).eps if small else 40 * EPS
-    wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max()
+    dtype = torch.finfo(buffer.dtype)
+    eps = 4 * dtype.eps if small else 40 * EPS
+    smallest = dtype.eps * dtype.tiny  # subnormal numbers of float16 are multiples of it
+    wrong = (buffer.double().abs() - nearest).abs() > eps * nearest + 1e-9 * want.max() + smallest
     if wrong.any():
         raise ConfigMismatch(
             f"its buffer {name} has the frequency {float(buffer[wrong][0]):.7g}, and the rope of its config "
@@ -267,7 +269,7 @@ def _arrangement(
 ) -> tuple[tuple[str, int] | None, str | None]:
     """Return (arrangement, sign) of tables, or None and the difference."""
     at_length = rope.at_length(int(positions.max()) + 1)
-    ours = at_length.rotation(positions, like=torch.zeros(1))
+    ours = at_length.rotation(positions, like=torch.zeros(1, dtype=torch.float32))
     far = positions.abs().max()
     per_pair = at_length.amplitude * (torch.tensor(at_length.frequencies).abs() * far * 60 * EPS + 8 * EPS)
     if len(theirs) == 1 and theirs[0].is_complex():
@@ -321,12 +323,12 @@ def by_length(rope: RoPE) -> bool:
 # ---- replacement ----
 
 
-def make_forward(plan: RotaryPlan, per_pair: bool, in_float32: bool) -> Callable[..., Any]:
+def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
     """Return the function that replaces the module's forward.
 
-    `per_pair`: return one number for each pair. `in_float32`: keep the tables float32 in half precision.
+    `in_float32`: keep the tables float32 in half precision.
     """
-    makers = {kind: make_tables(found, per_pair) for kind, found in plan.formats.items()}
+    makers = {kind: make_tables(found) for kind, found in plan.formats.items()}
     casts = plan.keeps_dtype and not in_float32
     make = next(iter(makers.values()))
 
@@ -341,15 +343,16 @@ def make_forward(plan: RotaryPlan, per_pair: bool, in_float32: bool) -> Callable
     return forward_by_type if "layer_type" in parameters(type(plan.module).forward) else forward
 
 
-def make_tables(table_format: TableFormat, per_pair: bool) -> Callable[[Any, Any], Any]:
+def make_tables(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     """Return a function of (x, position_ids) that returns tables as the module does, with exact angles."""
     rope, sign, has_batch_axis = table_format.rope, table_format.sign, table_format.has_batch_axis
     count = _coordinates(rope)
     read = _reader_first(count) if table_format.coordinates == "first" else None
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
-    some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=torch.zeros(1))
+    like = torch.zeros(1, dtype=torch.float32)
+    some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=like)
     arrangement = table_format.arrangement
-    arrange = None if per_pair or arrangement == "pairs" else arrangements(some).get(arrangement)
+    arrange = None if arrangement == "pairs" else arrangements(some).get(arrangement)
     is_complex = arrangement == "complex"
 
     def make(x: Any, position_ids: Any) -> Any:
@@ -394,7 +397,9 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
     def cos_sin(x: Any, pos: Any) -> Any:
         return _cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
 
-    return cos_sin
+    # Outside of compiled code, as the value of a position decides.
+    uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)
+    return uncompiled
 
 
 def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
