@@ -579,9 +579,14 @@ def test_defaults_of_new_tensors_change_no_patch(default):
 
 def test_the_exception_of_the_block_is_raised_if_unpatching_fails():
     model = MODELS["llama"].build()
-    with pytest.raises(KeyError), ra.hf.patched(model):
-        ra.hf.unpatch(model)
-        raise KeyError("mine")
+
+    def fail():
+        with ra.hf.patched(model):
+            ra.hf.unpatch(model)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fail()
 
 
 def test_a_compiled_model_whose_rule_depends_on_the_length():
