@@ -196,8 +196,9 @@ def _empty_like(xs: Any, *others: Any) -> list[Any]:
 
 
 _LIBRARY = torch.library.Library("rope_array", "FRAGMENT")
-# Each array as it is in memory: the result has its strides.
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+# The results have the strides of the arrays, so the compiler must not change these. Older versions lack tags.
+_NAMES = ("pt2_compliant_tag", "needs_exact_strides")
+_TAGS = tuple(getattr(torch.Tag, name) for name in _NAMES if hasattr(torch.Tag, name))
 _LAYOUT = "int start, int stop, str pairing, str out_pairing, int blocks"
 _BY_POSITIONS = _define("rotate_at", "Tensor pos, str plan, bool transposed", _read_positions)
 _BY_TABLES = _define("rotate_by", f"Tensor cos, Tensor sin, {_LAYOUT}", _read_tables)
