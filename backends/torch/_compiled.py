@@ -18,7 +18,6 @@ from rope_array._array_api.tables import cast_tables
 from . import _operator
 from ._library import PLAIN_TYPES, TRANSFORMED
 
-
 # Older versions do not report exports: there every compiled call counts as one.
 _is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
