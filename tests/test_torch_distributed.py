@@ -12,8 +12,8 @@ from pathlib import Path
 import child
 import docs_blocks
 import pytest
-import torch
 
+torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.library("torch"),
     pytest.mark.slow,
