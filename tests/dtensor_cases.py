@@ -256,10 +256,15 @@ def cases():
 
 
 def main():
+    run(cases(), (WORLD,))
+
+
+def run(cases, sizes, names=None):
+    """Run cases as the rank that the command line names, in a group without other processes."""
     warnings.simplefilter("error")
     dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=WORLD)
-    mesh, failed = init_device_mesh("cpu", (WORLD,)), []
-    for name, case in cases():
+    mesh, failed = init_device_mesh("cpu", sizes, mesh_dim_names=names), []
+    for name, case in cases:
         try:
             case(mesh)
         except (Exception, pytest.fail.Exception):

@@ -7,20 +7,16 @@ PyTorch's `distribute_tensor`.
 
 import functools
 import itertools
-import sys
-import traceback
-import warnings
 
 import compare
+import dtensor_cases
 import pytest
 import torch
-import torch.distributed as dist
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rope_array as ra
 
@@ -192,14 +188,4 @@ def cases():
 
 
 def main():
-    warnings.simplefilter("error")
-    dist.init_process_group("fake", store=FakeStore(), rank=int(sys.argv[1]), world_size=4)
-    mesh, failed = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model")), []
-    for name, case in cases():
-        try:
-            case(mesh)
-        except (Exception, pytest.fail.Exception):
-            failed.append(f"{name}: {traceback.format_exc()}")
-    dist.destroy_process_group()
-    if failed:
-        raise SystemExit("\n".join([*failed, f"{len(failed)} cases failed"]))
+    dtensor_cases.run(cases(), (2, 2), ("data", "model"))

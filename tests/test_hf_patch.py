@@ -602,7 +602,7 @@ def test_a_compiled_model_whose_rule_depends_on_the_length():
 
 
 def test_bfloat16_frequency_buffers_are_patched():
-    """`model.to` has rounded the buffers: exact angles are those of the config."""
+    """`model.to` has rounded the buffers; the exact angles come from the config."""
     model = MODELS["llama"].build().to(torch.bfloat16)
     want, rounded = ra.RoPE.from_config(model.config), logits(model)
     assert model.model.rotary_emb.inv_freq.dtype is torch.bfloat16

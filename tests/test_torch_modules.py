@@ -1,4 +1,4 @@
-"""rope_array.torch: the calls of the modules, what no cast or checkpoint can change, gradients, tracing."""
+"""rope_array.torch: calls of the modules, state that casts and checkpoints keep, gradients, tracing."""
 
 import copy
 import io

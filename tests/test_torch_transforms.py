@@ -245,7 +245,7 @@ def by_learned_frequencies(rope, fields, dtype):
 
 
 def by_coordinates(pos_dtype):
-    """Positions of three coordinates; the fields are those of `AXES`, whatever the rope."""
+    """Positions of three coordinates; the fields of `AXES`, whatever the rope."""
 
     def case(rope, fields, dtype):
         d, omegas = Definition({}), torch.tensor(AXES.frequencies, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=2 docs/examples/context_parallel.py
 
-Trains a small decoder in both layouts; the losses equal those of a single process. Queries stay on their
+Trains a small decoder in both layouts; a single process gets the same losses. Queries stay on their
 rank; keys are rotated first, and then gathered.
 """
 

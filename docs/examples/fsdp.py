@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node=2 docs/examples/fsdp.py
 
-Builds a decoder on the device "meta", shards its layers and loads the weights of a single process; the losses
-equal those of that process.
+Builds a decoder on the device "meta", shards its layers and loads the weights of a single process, which gets
+the same losses.
 """
 
 import torch

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node=2 docs/examples/tensor_parallel.py
 
 Trains a small decoder cut by `parallelize_module`: rotates plain tensors of the rank's heads, then DTensors
-of all heads. The losses equal those of a single process.
+of all heads. A single process gets the same losses.
 """
 
 import torch

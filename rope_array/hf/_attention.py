@@ -247,7 +247,7 @@ def _by_model(function_layout: RotaryFunction, exact: bool) -> Function:
 
 
 def _is_supported(x: Any, cos: Any) -> bool:
-    """Return whether tables of (S, pairs) or (B, S, pairs) have the compute dtype, and line up with x."""
+    """Return whether tables of (S, width) or (B, S, width) have the compute dtype, and line up with x."""
     ndim, dtype = cos.ndim, cos.dtype
     return bool(
         (ndim == 2 or (ndim == 3 and x.ndim == 4 and cos.shape[0] in (1, x.shape[0])))

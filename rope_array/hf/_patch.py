@@ -108,14 +108,14 @@ class _Patcher:
     def rotary_steps(self) -> Iterator[_Step]:
         """Yield the steps for rotary modules. With float32 angles they keep their methods, but are listed."""
         for plan in self.rotaries:
-            methods, what, ropes = {}, "own tables", plan.ropes_in_float32
+            methods, part, ropes = {}, "own tables", plan.ropes_in_float32
             if self.exact:
                 inline = self._is_inline(type(plan.module).__module__)
                 methods["forward"] = _rotary.make_forward(plan, in_float32=not inline)
                 rounded = inline and plan.keeps_dtype
-                what = "exact tables" + (", in the model's dtype" if rounded else "")
+                part = "exact tables" + (", in the model's dtype" if rounded else "")
                 ropes = plan.ropes
-            entry = Entry(plan.name, type(plan.module).__name__, ropes, what)
+            entry = Entry(plan.name, type(plan.module).__name__, ropes, part)
             yield _Step(Module(plan.name, plan.module), methods, entry)
 
     def attention_steps(self) -> Iterator[_Step]:
@@ -124,8 +124,8 @@ class _Patcher:
             found = {name: self.code.rebound(method) for name, method in methods.items()}
             found = {name: method for name, method in found.items() if method is not None}
             if found:
-                what = self._replaced_part(methods)
-                yield _Step(user, found, Entry(user.name, type(user.module).__name__, None, what))
+                part = self._replaced_part(methods)
+                yield _Step(user, found, Entry(user.name, type(user.module).__name__, None, part))
 
     def _replaced_part(self, methods: Mapping[str, Any]) -> str:
         if not self.exact:

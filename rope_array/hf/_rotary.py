@@ -280,7 +280,7 @@ def _arrangement(
     if len(theirs) != 2:
         return None, "it does not return cos and sin"
     wrong = None
-    for name, arrange in arrangements(ours).items():
+    for name, arrange in arrangements(rope).items():
         cos, sin, error = arrange(ours.cos), arrange(ours.sin), arrange(per_pair[None])[0]
         if has_batch_axis:
             cos, sin = cos[None], sin[None]
@@ -293,9 +293,9 @@ def _arrangement(
     return None, wrong
 
 
-def arrangements(rotation: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the arrangements of tables by name, "blocks" only if the rotation has several blocks."""
-    blocks = rotation.layout.blocks
+def arrangements(rope: RoPE) -> dict[str, Callable[[Any], Any]]:
+    """Return the arrangements of tables by name, "blocks" only if the rope has several blocks."""
+    blocks = 1 if rope.axes is None else rope.axes.blocks
     if blocks == 1:
         return ARRANGED
     return {"blocks": lambda table: _repeat_in_blocks(table, blocks), **ARRANGED}
@@ -349,10 +349,8 @@ def make_tables(table_format: TableFormat) -> Callable[[Any, Any], Any]:
     count = _coordinates(rope)
     read = _reader_first(count) if table_format.coordinates == "first" else None
     cos_sin = _cos_sin_by_length(rope) if by_length(rope) else _cos_sin(rope)
-    like = torch.zeros(1, dtype=torch.float32)
-    some = rope.at_length(1).rotation([0] if count == 1 else [[0] * count], like=like)
     arrangement = table_format.arrangement
-    arrange = None if arrangement == "pairs" else arrangements(some).get(arrangement)
+    arrange = None if arrangement == "pairs" else arrangements(rope).get(arrangement)
     is_complex = arrangement == "complex"
 
     def make(x: Any, position_ids: Any) -> Any:

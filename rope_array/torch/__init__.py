@@ -2,8 +2,8 @@
 
 A module is called in two ways: ``module(q, k, positions)`` returns q and k rotated, and
 ``module(x, position_ids)`` returns cos and sin as the rotary modules of Hugging Face do. Needs PyTorch:
-``pip install 'rope-array[torch]'``. The name is not among those of ``from rope_array import *``, where it
-would hide PyTorch's own.
+``pip install 'rope-array[torch]'``. ``from rope_array import *`` leaves the name out, as it would
+hide PyTorch's own.
 """
 
 try:

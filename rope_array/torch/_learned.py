@@ -83,7 +83,7 @@ class LearnedRotaryEmbedding(LearnedModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the frequencies to those of the rope, as after initialisation on the device "meta".
+        """Set the frequencies to the rope's. Call it after initialisation on the device "meta".
 
         Returns
         -------

@@ -1,6 +1,7 @@
 """The calls that all modules share, and the module of a fixed rope."""
 
 import operator
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +11,7 @@ from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
 
 
-class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
+class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
     """The two calls of a module, and its rope: a plain attribute that no cast or checkpoint sees."""
 
     def __init__(self, rope: RoPE, seq_axis: int) -> None:
@@ -62,9 +63,9 @@ class RotaryModule(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         mistake = _describe_mistake(q, k, positions, position_ids, self.seq_axis)
         raise ArrayTypeError(f"{mistake} {_calls(self.seq_axis)}")
 
+    @abstractmethod
     def rotation(self, positions: Any, *, like: Any) -> Rotation:
-        """Make cos and sin once, for all layers of a forward pass. Subclasses implement it."""
-        raise NotImplementedError
+        """Make cos and sin once, for all layers of a forward pass."""
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
         return self.rotation(positions, like=q).apply((q, k), seq_axis=self.seq_axis)
@@ -156,7 +157,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
-    """Return the sentence on what is wrong with the arguments of a call."""
+    """Name the mistake in the arguments of a call, in one sentence."""
     if not _is_real(q):
         return f"the first argument is {describe(q)}; it has to be a PyTorch tensor of a real floating dtype."
     if isinstance(positions, str):
@@ -176,7 +177,7 @@ def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axi
 
 
 def _calls(seq_axis: int) -> str:
-    """Return the sentence on the calls of a module. A Rotation does not know the module's `seq_axis`."""
+    """List the calls of a module, in one sentence. A Rotation does not know the module's `seq_axis`."""
     axis = f", seq_axis={seq_axis}" if seq_axis != -2 else ""
     return (
         "Call module(q, k, positions) for q and k rotated, module(x, position_ids) for cos and sin, or "
