@@ -63,7 +63,7 @@ class ChangedJudge(Judge):
     """Judges results as if the code had a change: by the inverse, by shifted positions, of any dtype."""
 
     def __init__(self, target: Target, change: Change):
-        super().__init__(target)
+        super().__init__(target, thorough=True)  # only checks that failed are run
         self.change = change
 
     def check_kind(self, y: Any, x: Input) -> None:

@@ -46,12 +46,14 @@ class Judge:
         The target and its array library.
     settings
         Defaults of the library before the first call of the target.
+    thorough
+        Whether to run the checks that take long, too.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
     """
 
-    def __init__(self, target: Target):
-        self.target, self.lib = target, target.arrays
+    def __init__(self, target: Target, thorough: bool = False):
+        self.target, self.lib, self.thorough = target, target.arrays, thorough
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
@@ -264,6 +266,8 @@ class Check:
         Capabilities that a target must claim for the check to apply.
     function
         Called with a `Judge`; raises AssertionError if the requirement is not met.
+    thorough
+        Whether it takes long, and is run only if asked for.
     """
 
     name: str
@@ -271,20 +275,25 @@ class Check:
     needs: tuple[str, ...]
     function: Callable[..., None]
     arguments: tuple[Any, ...] = ()
+    thorough: bool = False
 
     def __call__(self, judge: Judge) -> None:
         self.function(judge, *self.arguments)
 
-    def inapplicable(self, target: Target) -> str | None:
-        """Return why the check does not apply to a target, or None if it applies."""
-        reasons = [f"{name}: {target.declines[name]}" for name in self.needs if name in target.declines]
-        return "; ".join(reasons) or None
+    def inapplicable(self, judge: Judge) -> str | None:
+        """Return why the check does not apply to a judge's target, or None if it applies."""
+        if self.thorough and not judge.thorough:
+            return "it takes long; --thorough runs it"
+        declines = judge.target.declines
+        return "; ".join(f"{name}: {declines[name]}" for name in self.needs if name in declines) or None
 
 
 registered: list[Check] = []
 
 
-def check(*needs: str, each_dtype: bool = False, values: bool = True) -> Callable[..., Any]:
+def check(
+    *needs: str, each_dtype: bool = False, values: bool = True, thorough: bool = False
+) -> Callable[..., Any]:
     """Register a function as a check of the same name; its docstring is the requirement."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -293,7 +302,9 @@ def check(*needs: str, each_dtype: bool = False, values: bool = True) -> Callabl
         for dtype in DTYPES if each_dtype else [None]:
             name = function.__name__ if dtype is None else f"{function.__name__}[{dtype}]"
             arguments = () if dtype is None else (dtype,)
-            registered.append(Check(name, requirement, (*all_needs, *arguments), function, arguments))
+            registered.append(
+                Check(name, requirement, (*all_needs, *arguments), function, arguments, thorough)
+            )
         return function
 
     return register

@@ -36,7 +36,7 @@ def _most_common(reasons: Sequence[str]) -> str:
 
 def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     """Run a check; return its outcome and detail."""
-    if (reason := check.inapplicable(judge.target)) is not None:
+    if (reason := check.inapplicable(judge)) is not None:
         return INAPPLICABLE, reason
     try:
         runner(check, judge)()

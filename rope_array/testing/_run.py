@@ -179,7 +179,7 @@ def machine() -> dict[str, str]:
 
 
 def iter_checks(
-    target: str | Target | Callable[..., Any], **claims: Any
+    target: str | Target | Callable[..., Any], *, thorough: bool = False, **claims: Any
 ) -> Iterator[tuple[Check, Callable[[], None]]]:
     """Return every check that applies to a target, with a function that runs it.
 
@@ -188,6 +188,8 @@ def iter_checks(
     target : str, Target or callable
         A built-in target's name, "package.module:attribute", a `Target`, or a callable
         ``rotate(x, pos, **spec)``.
+    thorough : bool
+        Whether to run the checks that take long, too.
     **claims
         For a callable: fields of `Target`.
 
@@ -211,16 +213,16 @@ def iter_checks(
     (True, False)
     """
     resolved = resolve(target, **claims)  # raise now, not in the first `next`
-    judge = Judge(resolved)
-    return ((check, runner(check, judge)) for check in checks() if check.inapplicable(resolved) is None)
+    judge = Judge(resolved, thorough)
+    return ((check, runner(check, judge)) for check in checks() if check.inapplicable(judge) is None)
 
 
-def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Report:
+def run_checks(target: str | Target | Callable[..., Any], *, thorough: bool = False, **claims: Any) -> Report:
     """Run every check on a target and report; a failure raises nothing.
 
     Parameters
     ----------
-    target, **claims
+    target, thorough, **claims
         As in `iter_checks`.
 
     Returns
@@ -241,12 +243,14 @@ def run_checks(target: str | Target | Callable[..., Any], **claims: Any) -> Repo
     (False, ['failed'])
     """
     expected = claims.pop("expected_failures", None)
-    return _run(resolve(target, **claims), expected)
+    return _run(resolve(target, **claims), expected, thorough)
 
 
 def check_backend(
     target: str | Target | Callable[..., Any],
     expected_failures: Mapping[str, str] | None = None,
+    *,
+    thorough: bool = False,
     **claims: Any,
 ) -> Report:
     """Run every check on a target; raise unless exactly the expected failures fail.
@@ -257,6 +261,8 @@ def check_backend(
         As in `iter_checks`.
     expected_failures : mapping of str to str, optional
         Names of checks known to fail, each with the reason and a link; added to the target's own.
+    thorough : bool
+        Whether to run the checks that take long, too.
     **claims
         For a callable: fields of `Target`.
 
@@ -281,7 +287,7 @@ def check_backend(
     True
     """
     resolved = resolve(target, **claims)
-    report = _run(resolved, expected_failures)
+    report = _run(resolved, expected_failures, thorough)
     if not report.ok:
         cause = [f"  {report.cause}"] if report.cause else []
         failures = map(_line, report.of(FAILED, UNEXPECTED))
@@ -293,11 +299,11 @@ def _line(result: Result) -> str:
     return f"  {result.name}: {result.outcome}: {result.detail}"
 
 
-def _run(target: Target, expected: Mapping[str, str] | None = None) -> Report:
+def _run(target: Target, expected: Mapping[str, str] | None, thorough: bool) -> Report:
     expected = {**target.expected_failures, **(expected or {})}
     check_expected(expected)
     started = time.perf_counter()
-    judge = Judge(target)
+    judge = Judge(target, thorough)
     results = tuple(_result(check, judge, expected) for check in checks())
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
