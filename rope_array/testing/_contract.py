@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ._alike import Wrong, alike
 from ._definition import apply_definition, pairs_of
-from ._where import describe, element_text, rows_of_positions
+from ._where import PLACE, describe, element_text, rows_of_positions
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -273,7 +273,7 @@ def _fault_text(wrong: Wrong, dtype: str, looser: Sequence[str]) -> str:
     worst = np.unravel_index(np.argmax(ratio), ratio.shape)
     got, exact, bound = (float(each[worst]) for each in (wrong.y, wrong.exact, wrong.bound))
     phrases = [
-        f"wrong: {place}",
+        f"{PLACE}{place}",
         *filter(None, [values]),
         f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements",
     ]

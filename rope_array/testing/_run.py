@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ._causes import Cause, find_cause
+from ._causes import Cause, Findings, find_causes
 from ._checks import checks
 from ._judge import Check, Judge
 from ._names import resolve
@@ -118,12 +118,26 @@ class Report:
         return not self.of(FAILED, UNEXPECTED)
 
     @cached_property
+    def _findings(self) -> Findings:
+        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+
+    @property
     def cause(self) -> Cause | None:
-        """The likely cause of the failures: a claim, or a change of the code, with which they go away.
+        """The likely cause of the failures: claims, or changes of the code, with which they go away.
 
         None if no check failed, or no cause is found. It is looked for once, by calling the target again.
         """
-        return find_cause(self.target, [result.name for result in self.of(FAILED)])
+        return self._findings.cause
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The parts of the cause, each with the checks that it explains, in the order to mend them in."""
+        return self._findings.causes
+
+    @property
+    def unexplained(self) -> Mapping[str, tuple[str, ...]]:
+        """The failed checks that no cause explains, by the place of their wrong elements or their fault."""
+        return self._findings.unexplained
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``python -m rope_array check --json`` prints them.
@@ -151,6 +165,11 @@ class Report:
             "seconds": round(self.seconds, 2),
             "ok": self.ok,
             "cause": None if self.cause is None else str(self.cause),
+            "causes": [
+                {"text": cause.text, "options": cause.options, "checks": list(cause.checks)}
+                for cause in self.causes
+            ],
+            "unexplained": {place: list(names) for place, names in self.unexplained.items()},
             "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
             # JSON has no infinity: null where a result is NaN or infinite.
             "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},

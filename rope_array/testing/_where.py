@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Mask = NDArray[np.bool_]
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
 
+# Precedes the place in the messages of checks; a semicolon ends it.
+PLACE = "wrong: "
 # Indices are listed up to this number.
 _LISTED = 4
 
@@ -38,6 +40,12 @@ def element_text(index: Sequence[Any]) -> str:
     if len(index) > 4:
         return f"index {tuple(numbers)}"
     return ", ".join(f"{name} {i:,}" for name, i in zip(names, numbers, strict=True))
+
+
+def place_of(message: str) -> str:
+    """Return the place in a message of a failed check; empty if it names none."""
+    _, found, rest = message.partition(PLACE)
+    return rest.partition(";")[0] if found else ""
 
 
 def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: Mask | None = None) -> str:
