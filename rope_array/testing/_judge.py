@@ -50,7 +50,11 @@ class Judge:
         Whether to run the checks that take long, too.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    explains
+        Whether failures say where results are wrong, and what they are.
     """
+
+    explains = True
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
@@ -185,7 +189,7 @@ class Judge:
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         assert_contract(
             y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            **self.fields(spec), **more,
+            explain=self.explains, **self.fields(spec), **more,
         )  # fmt: skip
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
