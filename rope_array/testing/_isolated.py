@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
+from ._causes import Findings
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED
-from ._run import Result, Tally, as_expected, plain_report
+from ._run import Result, Tally, as_expected, plain_findings, plain_report
 from ._server import Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
@@ -30,8 +31,9 @@ _MOST_TRIALS_ENDED = 5
 _MOST_CHECKS_ENDED = 20
 # Seconds that an import may take if a check may take fewer.
 _IMPORT_LIMIT = 120.0
-# Exit statuses of Windows.
+# Exit statuses, most of them of Windows.
 _STATUSES = {
+    130: "interrupted",
     0xC0000005: "an access violation",
     0xC00000FD: "a stack overflow",
     0xC000001D: "an illegal instruction",
@@ -305,21 +307,19 @@ class Judgement:
         outcome, detail = as_expected(FAILED, shorten(detail), self.expected.get(name))
         return Result(name, outcome, detail, check["requirement"], tuple(check["needs"]), seconds, ended=True)
 
-    def likely_causes(self) -> list[dict[str, Any]]:
+    def findings(self) -> dict[str, Any]:
         """Return the likely causes of the failures so far, as plain values."""
-        failed = [one.name for one in self.results if one.outcome == FAILED and not one.ended]
+        failed = {one.name: one.detail for one in self.results if one.outcome == FAILED and not one.ended}
         if not failed:
-            return []
+            return plain_findings(Findings())
         limit = None if self._timeout is None else max(60.0, 10 * self._timeout)
         try:
-            answer = self._running().ask({"causes": {"failed": failed}}, limit)
+            return self._running().ask({"findings": {"failed": failed}}, limit)
         except Ended:
             self._child = None
-            return []
-        causes: list[dict[str, Any]] = answer["causes"]
-        return causes
+            return plain_findings(Findings())
 
     def report(self) -> dict[str, Any]:
         """Return the plain values of the report of the results so far, and look for causes of failures."""
         seconds = time.perf_counter() - self._started
-        return plain_report(self._target, self.results, self.likely_causes(), self._tally, seconds)
+        return plain_report(self._target, self.results, self.findings(), self._tally, seconds)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ._causes import Cause, find_cause
+from ._causes import Cause, Findings, find_causes
 from ._checks import checks
 from ._judge import Check, Judge
 from ._names import resolve
@@ -130,12 +130,26 @@ class Report:
         return not self.of(FAILED, UNEXPECTED)
 
     @cached_property
+    def _findings(self) -> Findings:
+        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+
+    @property
     def cause(self) -> Cause | None:
-        """The likely cause of the failures: a claim, or a change of the code, with which they go away.
+        """The likely cause of the failures: claims, or changes of the code, with which they go away.
 
         None if no check failed, or no cause is found. It is looked for once, by calling the target again.
         """
-        return find_cause(self.target, [result.name for result in self.of(FAILED)])
+        return self._findings.cause
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The parts of the cause, each with the checks that it explains, in the order to mend them in."""
+        return self._findings.causes
+
+    @property
+    def unexplained(self) -> Mapping[str, tuple[str, ...]]:
+        """The failed checks that no cause explains, by the place of their wrong elements or their fault."""
+        return self._findings.unexplained
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``python -m rope_array check --json`` prints them.
@@ -152,9 +166,9 @@ class Report:
         >>> run_checks("numpy").as_dict()["class"]
         {'angles': 'exact', 'arithmetic': 'float32'}
         """
-        causes = [] if self.cause is None else [plain_cause(self.cause)]
         tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
-        return plain_report(plain_target(self.target), self.results, causes, tally, self.seconds)
+        findings = plain_findings(self._findings)
+        return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
 
 
 @dataclass
@@ -195,23 +209,26 @@ def plain_target(target: Target) -> dict[str, Any]:
     }
 
 
-def plain_cause(cause: Cause) -> dict[str, Any]:
-    """Return a cause as plain values."""
+def plain_findings(found: Findings) -> dict[str, Any]:
+    """Return the causes of failures, and the failures without one, as plain values."""
+    cause = found.cause
     return {
-        "text": cause.text,
-        "claims": dict(cause.claims),
-        "options": cause.options,
-        "explained": cause.explained,
-        "failed": cause.failed,
-        "sentence": str(cause),
+        "cause": None if cause is None else str(cause),
+        "causes": [
+            {"text": each.text, "options": each.options, "checks": list(each.checks)} for each in found.causes
+        ],
+        "unexplained": {place: list(names) for place, names in found.unexplained.items()},
+        "advice": None
+        if cause is None or not cause.claims
+        else {"claims": dict(cause.claims), "explained": cause.explained, "failed": cause.failed},
     }
 
 
 def plain_report(
-    target: Mapping[str, Any], results: Sequence[Result], causes: Sequence[Mapping[str, Any]], tally: Tally,
+    target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any], tally: Tally,
     seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the plain values of a report, from those of its target and causes."""
+    """Return the plain values of a report, from those of its target and findings."""
     counts = Counter(result.outcome for result in results)
     return {
         **target,
@@ -219,8 +236,7 @@ def plain_report(
         "machine": machine(),
         "seconds": round(seconds, 2),
         "ok": not counts[FAILED] + counts[UNEXPECTED],
-        "cause": causes[0]["sentence"] if causes else None,
-        "causes": list(causes),
+        **findings,
         "counts": {o: counts[o] for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
         # JSON has no infinity: null where a result is NaN or infinite.
         "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in tally.worst.items()},

@@ -15,12 +15,12 @@ from types import MappingProxyType
 from typing import Any
 
 from . import _watch
-from ._causes import find_cause
+from ._causes import find_causes
 from ._checks import checks
 from ._judge import Judge
 from ._options import Options, expected_of
 from ._own import calls_of
-from ._run import check_expected, plain_cause, plain_target, result_of
+from ._run import check_expected, plain_findings, plain_target, result_of
 from ._target import Target
 
 # Properties of a target that trial calls find: another process need not make them again.
@@ -38,7 +38,7 @@ class Server:
         answers: dict[str, Callable[..., dict[str, Any]]] = {
             "start": self.start,
             "check": self.check,
-            "causes": self.causes,
+            "findings": self.findings,
         }
         (name, arguments), *_ = request.items()
         return answers[name](**arguments)
@@ -81,13 +81,13 @@ class Server:
         self._served, self._declined = served, declined
         return {"result": vars(result), "worst": dict(self.judge.worst), **new}
 
-    def causes(self, failed: list[str]) -> dict[str, Any]:
-        """Return the likely causes of the failure of these checks."""
+    def findings(self, failed: dict[str, str]) -> dict[str, Any]:
+        """Return the likely causes of the failure of these checks, whose details are given by name."""
         target = self.judge.target
         # A trial call that ended a process is not made again with other claims.
         lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
-        found = find_cause(replace(target, lacks={**target.lacks, **lost}) if lost else target, failed)
-        return {"causes": [] if found is None else [plain_cause(found)]}
+        target = replace(target, lacks={**target.lacks, **lost}) if lost else target
+        return plain_findings(find_causes(target, failed))
 
 
 def _plain(value: Any) -> Any:

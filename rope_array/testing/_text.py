@@ -59,28 +59,26 @@ def _verdict(plain: _Plain) -> Iterator[str]:
         rest = f"{known}{left_out} do not apply; {plain['seconds']:.1f} s"
         yield f"PASSED: {len(_of(plain, PASSED))} of {judged} checks ({rest})."
         return
-    cause = plain["cause"] or "No single cause was found."
-    if len(_of(plain, UNEXPECTED)) == len(failures):
-        cause = "They passed, and were expected to fail: remove their --expect."
-    yield from _wrap(f"FAILED: {len(failures)} of {judged}. {_ends(plain)}{cause}", 2)
+    yield from _wrap(f"FAILED: {len(failures)} of {judged}. {_cause(plain, failures)}", 2)
 
 
-def _ends(plain: _Plain) -> str:
-    """Return a sentence with the checks in which the process ended, or ""."""
-    ended = [result["name"] for result in _of(plain, FAILED) if result.get("ended")]
+def _cause(plain: _Plain, failures: Sequence[_Plain]) -> str:
+    if all(result["outcome"] == UNEXPECTED for result in failures):
+        return "They passed, and were expected to fail: remove their --expect."
+    ended = [result["name"] for result in failures if result["ended"]]
     more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-    return f"The process ended in {', '.join(ended[:3])}{more}. " if ended else ""
+    ends = [f"The process ended in {', '.join(ended[:3])}{more}."] if ended else []
+    found = [plain["cause"] or "No single cause was found."] if len(ended) < len(failures) else []
+    return " ".join([*ends, *found])
 
 
 def _advice(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the effect of the claims that help, and the command to paste."""
-    cause = next(iter(plain["causes"]), None)
-    if cause is None or not cause["claims"]:
-        return
-    gone = "All failures" if cause["explained"] == cause["failed"] else f"{cause['explained']} failures"
-    if command:
+    if (advice := plain["advice"]) and command:
+        everything = advice["explained"] == advice["failed"]
+        gone = "All failures" if everything else f"{advice['explained']} failures"
         yield f"{gone} go away with these claims. Claim what you mean, and correct the other faults:\n"
-        yield f"  {shlex.join(['python', '-m', 'rope_array', *_repeated(command, cause['claims'])])}"
+        yield f"  {shlex.join(['python', '-m', 'rope_array', *_repeated(command, advice['claims'])])}"
 
 
 def _repeated(command: Sequence[str], claims: Mapping[str, Any]) -> list[str]:

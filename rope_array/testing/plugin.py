@@ -155,8 +155,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show the likely cause of each target's failures."""
     for judgement in config.stash.get(_JUDGEMENTS, []):
-        for cause in judgement.likely_causes():
-            terminalreporter.write_line(f"{judgement.target}: {cause['sentence']}")
+        if cause := judgement.findings()["cause"]:
+            terminalreporter.write_line(f"{judgement.target}: {cause}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
