@@ -17,8 +17,9 @@ from typing import Any
 from ._causes import options_of
 from ._checks import checks
 from ._claims import CAPABILITIES, FIELDS
+from ._compilers import arrays_of
 from ._contract import ANGLES, ARITHMETIC
-from ._libraries import LIBRARIES, NOT_COMPILED, MissingLibrary
+from ._libraries import NOT_COMPILED, MissingLibrary
 from ._names import names, resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._own import BackendTarget
@@ -242,7 +243,7 @@ def _calls(report: Report) -> Iterator[str]:
 
 
 def _served_by_all(target: BackendTarget, served: Mapping[str, int]) -> str:
-    if target.wraps and not served:
+    if target.compiled and not served:
         return "not counted, as the calls are compiled"
     backends = {**target.backends, **{name: "" for name in served}}
     counts = [f"{name} {served.get(name, 0):,}{f' ({why})' if why else ''}" for name, why in backends.items()]
@@ -361,8 +362,7 @@ def _listing() -> str:
 
 
 def _gaps(name: str) -> str:
-    library, _, mode = name.rpartition(":")
-    lib = LIBRARIES[library if mode in ("jit", "compile") else name]
+    lib = arrays_of(name)
     try:
         lib.check_present()
         gaps: Mapping[str, str] = lib.lacks
