@@ -15,9 +15,10 @@ from typing import Any
 
 from ._checks import checks
 from ._claims import CAPABILITIES
+from ._compilers import arrays_of
 from ._isolated import CannotJudge, Judgement
 from ._junit import write_junit, write_junit_error
-from ._libraries import LIBRARIES, NOT_COMPILED, MissingLibrary
+from ._libraries import NOT_COMPILED, MissingLibrary
 from ._names import names
 from ._options import Options
 from ._text import lines_of
@@ -122,8 +123,7 @@ def _listing() -> str:
 
 
 def _gaps(name: str) -> str:
-    library, _, mode = name.rpartition(":")
-    lib = LIBRARIES[library if mode in ("jit", "compile") else name]
+    lib = arrays_of(name)
     try:
         lib.check_present()
         gaps: Mapping[str, str] = lib.lacks

@@ -195,7 +195,7 @@ def plain_target(target: Target) -> dict[str, Any]:
             "backends": dict(target.backends),
             "by_tables": bool(getattr(target.rotate, "by_tables", False)),
             "fixed": dict(target.fixed),
-            "compiled": target.wraps is not None,
+            "compiled": target.compiled,
         }
     return {
         "target": target.name,
