@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _watch
 from ._claims import DTYPES, REACH, SIZES, WIDTH
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -131,6 +132,7 @@ class Judge:
             x = x.array
         elif isinstance(x, tuple):
             x = tuple(one.array for one in x)
+        _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
 

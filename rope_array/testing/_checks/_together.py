@@ -86,7 +86,7 @@ def combinations(j: Judge) -> None:
 
 def _many(j: Judge) -> int:
     # Each case is compiled again; the first cases cover most combinations.
-    return 10 if j.target.wraps is not None else j.lib.calls
+    return 10 if j.target.compiled else j.lib.calls
 
 
 def _check_case(j: Judge, case: Case) -> bool:
