@@ -22,6 +22,7 @@ from ._libraries import LIBRARIES, NOT_COMPILED, MissingLibrary
 from ._names import names, resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._own import BackendTarget
+from ._parts import PART_NAMES
 from ._run import Report, Result, check_expected, machine, own_version, run_checks
 from ._target import Target
 
@@ -40,7 +41,7 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
     for name, text in _pairs(pairs, "claim", "such as pairing=half or angles=float32"):
         if name in FIELDS:
             claims.setdefault("fixed", {})[name] = _value(text)
-        elif name in CAPABILITIES:
+        elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
         elif name in ("dtypes", "fields"):
             claims[name] = tuple(filter(None, text.split(",")))
