@@ -123,7 +123,10 @@ def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
         numbers = numbers + 0.25
         return numbers.tolist(), numbers
     if case.kind == "float":
-        wide = case.dtype == "float64" and j.target.angles == "float64"
+        wide = (
+            case.dtype == "float64" and j.target.angles == "float64" and j.claims("float_positions[float64]")
+        )
+        wide = wide or not j.claims("float_positions[float32]")
         numbers = (numbers + 0.25).astype("float64" if wide else "float32")
         return j.pos(numbers, numbers.dtype.name), numbers
     return j.pos(numbers, case.kind), numbers
@@ -167,7 +170,7 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
     }
     levels: dict[str, list[Any]] = {
         "dtype": list(j.dtypes),
-        "rows": [*_ROWS, *(_ROWS_OF_ANY_RANK if j.claims("ranks") else ())],
+        "rows": [*_ROWS, *(rows for rows in _ROWS_OF_ANY_RANK if j.claims(f"ranks[{len(rows) + 1}]"))],
         "axes": [axes for axes in _AXES if _claimed(j, axes)],
         "kind": _kinds(j),
         "reach": ["small"],
@@ -179,23 +182,23 @@ def _levels(j: Judge) -> dict[str, list[Any]]:
     for name, values in optional.items():
         levels[name] = [None, *(values if j.claims(name) else ())]
     levels["axes_map"] = [None, *(_MAPS if any_positions and j.claims("axes") else ())]
-    levels["in_tuple"] = [None, *([True] if j.claims("tuple") else [])]
+    levels["in_tuple"] = [None, *([True] if j.claims("tuple[2]") else [])]
     return levels
 
 
 def _kinds(j: Judge) -> list[str]:
-    kinds = [j.lib.integers[0], *(j.lib.integers[1:] if j.claims("narrow_positions") else ())]
-    if j.claims("any_positions", "python_positions"):
+    kinds = [j.lib.integers[0], *(kind for kind in j.parts("narrow_positions") if kind != j.lib.integers[0])]
+    if j.claims("any_positions", "python_positions[list]"):
         kinds.append("python")
     if j.claims("any_positions", "float_positions"):
-        kinds += ["float", *(["python float"] if j.claims("python_positions") else [])]
+        kinds += ["float", *(["python float"] if j.claims("python_positions[list]") else [])]
     return kinds
 
 
 def _claimed(j: Judge, axes: str) -> bool:
     needs = ["head_positions"] if len(axes) == 3 else ["batch_positions"] if len(axes) == 2 else []
     if "1" in axes or not axes:
-        needs += ["broadcast_positions", "any_positions"]
+        needs += [f"broadcast_positions[{axes or 'scalar'}]", "any_positions"]
     return j.claims(*needs, *(["offset_positions"] if len(axes) > 1 else []))
 
 
@@ -207,6 +210,8 @@ def _fits(j: Judge, case: Case) -> bool:
     if case.seq_axis is not None and not -lead - 2 <= case.seq_axis <= lead:
         return False
     if case.kind.startswith("python") and (len(case.axes) > 1 and not exact):
+        return False
+    if case.kind.startswith("python") and not case.axes and not j.claims("python_positions[int]"):
         return False
     if case.reach == "negative" and case.kind.startswith("uint"):
         return False
