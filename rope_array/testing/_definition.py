@@ -128,9 +128,12 @@ def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
 @lru_cache(maxsize=256)
 def _series(width: int, number: Decimal) -> tuple[Decimal, ...]:
     with localcontext(_REDUCTION):
-        logarithm = number.ln()
-        powers = [(-2 * i * logarithm / width).exp() for i in range(width // 2)]
-    # Drop the last ten digits, which hold the error of the logarithm, so that 0.01 is 0.01.
+        ratio = (-2 * _rules.ln(number) / width).exp() if width else Decimal(1)
+        powers = [Decimal(1)]
+        for _ in range(width // 2 - 1):
+            powers.append(powers[-1] * ratio)
+        del powers[width // 2 :]
+    # Drop the last ten digits, which hold the error of the logarithm and products, so that 0.01 is 0.01.
     with localcontext(_context(110)):
         return tuple((+power).normalize() for power in powers)
 
