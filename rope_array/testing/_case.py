@@ -210,11 +210,13 @@ def fits(j: Judge, case: Case) -> bool:
     lead, exact = len(case.rows) - 1, j.target.angles == "exact"
     if len(case.positions) > 1 and (len(case.positions) - 1 > lead or not (exact or lead == 2)):
         return False  # other code may broadcast positions of a batch differently, except for (B, H, S, D)
-    if case.seq_axis is not None and not -lead - 2 <= case.seq_axis <= lead:
+    if case.seq_axis is not None and (case.seq_axis == -1 or not -lead - 2 <= case.seq_axis <= lead):
         return False
     if case.kind.startswith("python") and (len(case.positions) > 1 and not exact):
         return False
-    if case.reach < 0 and case.kind.startswith("uint") or case.layout is not None and lead != 2:
+    if case.reach < 0 and case.kind.startswith("uint"):
+        return False
+    if case.layout is not None and lead != 2:
         return False
     if case.inv_freq and (case.base is not None or case.scaling):
         return False
@@ -228,13 +230,15 @@ def _slice_fits(j: Judge, case: Case) -> bool:
     fixed = fields.get("inv_freq")
     if fixed is not None and not case.inv_freq and (case.rotary_dim or case.rotary_start):
         return False
-    return (case.width - start) % 2 == 0 if width is None else start + width <= case.width
+    width = case.width - start if width is None else width
+    return start >= 0 and width >= 0 and width % 2 == 0 and start + width <= case.width
 
 
 def _map_fits(j: Judge, case: Case) -> bool:
     pairs = case.num_pairs(j)
     # NTK scaling needs two frequencies or more in each block.
-    if case.scaling and "ntk" in case.scaling and pairs < (4 if case.axes == "blocks" else 2):
+    of_base = case.scaling is not None and ("ntk" in case.scaling or "dynamic" in case.scaling)
+    if of_base and pairs < (4 if case.axes == "blocks" else 2):
         return False
     return case.axes != "blocks" or pairs % 2 == 0
 
@@ -245,6 +249,16 @@ def claimed_shape(j: Judge, shape: str) -> bool:
     if "1" in shape or not shape:
         needs += ["broadcast_positions", "any_positions"]
     return j.claims(*needs, *(["offset_positions"] if len(shape) > 1 else []))
+
+
+def position_kinds(j: Judge) -> list[str]:
+    """Return the claimed kinds of positions: dtypes, and numbers of Python's."""
+    kinds = [j.lib.integers[0], *(j.lib.integers[1:] if j.claims("narrow_positions") else ())]
+    if j.claims("any_positions", "python_positions"):
+        kinds.append("python")
+    if j.claims("any_positions", "float_positions"):
+        kinds += ["float", *(["python_float"] if j.claims("python_positions") else [])]
+    return kinds
 
 
 def claimed_widths(j: Judge) -> list[int]:
@@ -278,9 +292,8 @@ def _check_results(
     j: Judge, xs: Sequence[Input], ys: Any, numbers: Any, in_tuple: bool, spec: dict[str, Any]
 ) -> None:
     if in_tuple:
-        assert isinstance(ys, tuple | list) and len(ys) == len(xs), (
-            f"a tuple of {len(xs)} arrays gives {type(ys).__name__}, not as many arrays"
-        )
+        count = len(ys) if isinstance(ys, tuple | list) else f"a {type(ys).__name__}"
+        assert count == len(xs), f"a tuple of {len(xs)} arrays gives {count}"
     for y, x in zip(ys if in_tuple else [ys], xs, strict=True):
         j.check(y, x, numbers, **spec)
 
@@ -388,7 +401,9 @@ def check_gradient(
         with _named("the gradient: "):
             for one, x, g in zip(pulled if in_tuple else [pulled], xs, gs, strict=True):
                 check_adjoint(j, one, x, g, numbers, **spec)
-    for one, bits, name in zip((*xs, *gs), before, ["x"] * len(xs) + ["the cotangent"] * len(gs), strict=True):
+    for one, bits, name in zip(
+        (*xs, *gs), before, ["x"] * len(xs) + ["the cotangent"] * len(gs), strict=True
+    ):
         assert j.lib.snapshot(one.array) == bits, f"{name} was written"
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._case import Case, check_case, claimed_widths, fits, plain_case
+from ._case import RULES, Case, check_case, claimed_widths, fits, plain_case
 from ._judge import Judge
 
 # Calls tried for one failure; fewer if each is compiled.
@@ -45,18 +45,22 @@ def _message_of(error: BaseException) -> str:
 
 def explained(j: Judge, case: Case, error: BaseException) -> str:
     """Return the message of a failed case: the simplest case that fails, what is right, and the error."""
+    text, rest = simplest(j, case, error)
+    return f"wrong with {text}{rest}" if text else f"the plain call is wrong{rest}"
+
+
+def simplest(j: Judge, case: Case, error: BaseException) -> tuple[str, str]:
+    """Return the simplest case that fails like a case, as text; then what is right, and the error."""
     plain = plain_case(j)
     if not j.explains:
-        return f"wrong with {case.text(plain)}: {_message_of(error)}"
+        return case.text(plain), f": {_message_of(error)}"
     trials = _Trials(j)
     if not trials.fails(case):
-        return f"wrong with {case.text(plain)}, but not if the call is repeated: {_message_of(error)}"
+        return case.text(plain), f", but not if the call is repeated: {_message_of(error)}"
     least = simplified(case, plain, trials.fails, claimed_widths(j))
-    if least == plain:
-        return f"the plain call is wrong: {trials.messages[least]}"
-    right = [text for text in _right_neighbours(least, plain, trials)]
+    right = [*_right_neighbours(least, plain, trials)]
     beside = f"; right {', '.join(right)}" if right else ""
-    return f"wrong with {least.text(plain)}{beside}: {trials.messages[least]}"
+    return least.text(plain), f"{beside}: {trials.messages[least]}"
 
 
 def _right_neighbours(case: Case, plain: Case, trials: _Trials) -> Iterator[str]:
@@ -84,10 +88,27 @@ def simplified(case: Case, plain: Case, fails: Callable[[Case], bool], widths: l
         for name in reversed(case.differing(plain)):
             simpler = case._replace(**{name: getattr(plain, name)})
             case = simpler if fails(simpler) else case
-        for smaller in (_least_rows, _least_width, _least_slice, _least_reach):
+        for smaller in (_plainer_numbers, _least_rows, _least_width, _least_slice, _least_reach):
             case = smaller(case, plain, fails, widths)
         if case == before:
             return case
+
+
+_PLAINER: dict[str, tuple[Any, ...]] = {
+    "base": (500.0,),
+    "attention_factor": (2.0,),
+    "scaling": tuple(RULES),
+    "gradient": ("contiguous",),
+    "seq_axis": (-3,),
+}
+
+
+def _plainer_numbers(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
+    for name, values in _PLAINER.items():
+        if name in case.differing(plain) and getattr(case, name) not in values:
+            found = (case._replace(**{name: value}) for value in values)
+            case = next(filter(fails, found), case)
+    return case
 
 
 def _least_rows(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
@@ -99,7 +120,7 @@ def _least_rows(case: Case, plain: Case, fails: Callable[[Case], bool], widths: 
         def sized(size: int, case: Case = case, axis: int = axis) -> Case:
             return case._replace(rows=(*case.rows[:axis], size, *case.rows[axis + 1 :]))
 
-        size = _least(1, case.rows[axis], lambda size: fails(sized(size)))  # noqa: B023 (called at once)
+        size = _least(1, case.rows[axis], lambda size: fails(sized(size)))
         case = sized(size)
     return case
 

@@ -4,7 +4,7 @@ Each check draws calls, with a fixed seed, until the values of its groups of fac
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rope_array.testing._case import (
@@ -20,6 +20,7 @@ from rope_array.testing._case import (
     fits,
     layout_name,
     plain_case,
+    position_kinds,
 )
 from rope_array.testing._covering import covering, pairs_among
 from rope_array.testing._judge import Judge, check
@@ -33,8 +34,8 @@ _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
 # Many rows, heads or batches; one at a time, and two.
 _MANY = ((1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1))
 FIELDS = (
-    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq", "attention_factor",
-    "scaling", "axes", "inverse", "in_tuple",
+    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq",
+    "attention_factor", "scaling", "axes", "inverse", "in_tuple",
 )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def dtypes_and_fields(j: Judge) -> None:
 
 @check("widths")
 def widths_and_fields(j: Judge) -> None:
-    """Every claimed field is correct at the head_dims of models, in every dtype, and for slices of any width."""
+    """Every claimed field is correct at the head_dims of models, for slices of any width."""
     fields = field_levels(j)
     parts: list[Any] = [8, 24, 48, 96, "most"] if j.claims("rotary_dim") else []
     levels = plain_levels(
@@ -66,16 +67,17 @@ def widths_and_fields(j: Judge) -> None:
         rows=[(1, 2, 3), (2, 3, 2)],
         positions=_shapes(j, "S", "BS"),
     )
-    names = ("dtype", *FIELDS, "positions")
-    groups = [("width", name) for name in names]
-    groups += [("width", "rotary_dim", "pairing"), ("width", "dtype", "pairing"), ("width", "pairing", "out_pairing")]
-    groups += [("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")]
+    groups = [
+        *(("width", name) for name in ("dtype", *FIELDS, "positions")),
+        *(("width", "rotary_dim", "pairing"), ("width", "pairing", "out_pairing")),
+        *(("width", "dtype", "pairing"), ("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")),
+    ]
     check_covering(j, levels, groups, few=8)
 
 
 @check()
 def sizes_and_fields(j: Judge) -> None:
-    """Every claimed field and shape of positions is correct for many rows, heads or batches, in every dtype."""
+    """Every claimed field is correct for many rows, heads or batches, in every claimed dtype."""
     levels = plain_levels(
         j,
         dtype=j.dtypes,
@@ -84,8 +86,10 @@ def sizes_and_fields(j: Judge) -> None:
         positions=_shapes(j, "S", "BS", "BHS"),
         reach=_reaches(j)[:2],
     )
-    groups = [("rows", "dtype", name) for name in (*FIELDS, "positions")]
-    groups += [("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse")]
+    groups = [
+        *(("rows", "dtype", name) for name in (*FIELDS, "positions")),
+        *(("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse")),
+    ]
     check_covering(j, levels, groups, few=6)
 
 
@@ -191,7 +195,7 @@ def _levels(j: Judge) -> Levels:
         dtype=j.dtypes,
         rows=[*_ROWS, *(_ROWS_OF_ANY_RANK if j.claims("ranks") else ())],
         positions=_shapes(j, *SHAPES),
-        kind=_kinds(j),
+        kind=position_kinds(j),
         reach=_reaches(j),
     )
 
@@ -205,12 +209,3 @@ def _reaches(j: Judge) -> list[int]:
     far = [min(FAR, j.target.reach)] if any_positions or j.claims("offset_positions") else []
     near = min(NEAR, j.target.reach)
     return [near, *far, *([-near] if any_positions and j.claims("negative_positions") else [])]
-
-
-def _kinds(j: Judge) -> Sequence[str]:
-    kinds = [j.lib.integers[0], *(j.lib.integers[1:] if j.claims("narrow_positions") else ())]
-    if j.claims("any_positions", "python_positions"):
-        kinds.append("python")
-    if j.claims("any_positions", "float_positions"):
-        kinds += ["float", *(["python_float"] if j.claims("python_positions") else [])]
-    return kinds

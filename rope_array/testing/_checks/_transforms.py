@@ -120,6 +120,7 @@ def gradient_twice(j: Judge) -> None:
     x, g, pos = j.x(), j.x(seed=1), j.positions()
     array_pos = j.pos(pos)
     y, pull = j.lib.pullback(lambda array: j.call(array, array_pos), x.array)
+    pulled: tuple[Any, ...]
     try:
         pulled = j.lib.pulled_twice(pull, g.array)
     except Exception:  # compiled code may free what it saved
@@ -144,8 +145,10 @@ def gradient_combinations(j: Judge) -> None:
         layout=[None, *layouts],
         gradient=_cotangents(j),
     )
-    groups = pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype"))
-    groups += [("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")]
+    groups = [
+        *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
+        *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
+    ]
     check_covering(j, levels, groups, few=6)
 
 
