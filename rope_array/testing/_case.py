@@ -240,7 +240,7 @@ def _map_fits(j: Judge, case: Case) -> bool:
     of_base = case.scaling is not None and ("ntk" in case.scaling or "dynamic" in case.scaling)
     if of_base and pairs < (4 if case.axes == "blocks" else 2):
         return False
-    return case.axes != "blocks" or pairs % 2 == 0
+    return case.axes is None or (pairs > 0 and (case.axes != "blocks" or pairs % 2 == 0))
 
 
 def claimed_shape(j: Judge, shape: str) -> bool:

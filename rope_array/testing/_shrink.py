@@ -57,7 +57,7 @@ def simplest(j: Judge, case: Case, error: BaseException) -> tuple[str, str]:
     trials = _Trials(j)
     if not trials.fails(case):
         return case.text(plain), f", but not if the call is repeated: {_message_of(error)}"
-    least = simplified(case, plain, trials.fails, claimed_widths(j))
+    least = simplified(case, plain, trials.fails, claimed_widths(j), j.dtypes[-1])
     right = [*_right_neighbours(least, plain, trials)]
     beside = f"; right {', '.join(right)}" if right else ""
     return least.text(plain), f"{beside}: {trials.messages[least]}"
@@ -81,10 +81,17 @@ def _distance(a: Any, b: Any) -> float:
     return 0.0 if a is None else 1.0
 
 
-def simplified(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
-    """Return the simplest case that fails: factors are dropped, then sizes made smaller, one at a time."""
+def simplified(
+    case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int], dtype: str = ""
+) -> Case:
+    """Return the simplest case that fails: factors are dropped, then sizes made smaller, one at a time.
+
+    `dtype` is the dtype of the first array of a tuple.
+    """
     while True:
         before = case
+        alone = case._replace(in_tuple=None, dtype=dtype)
+        case = alone if dtype and case.in_tuple and fails(alone) else case
         for name in reversed(case.differing(plain)):
             simpler = case._replace(**{name: getattr(plain, name)})
             case = simpler if fails(simpler) else case
