@@ -52,7 +52,11 @@ class Judge:
         Whether to run the checks that take long, too.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    explains
+        Whether a failed check looks for the simplest call that fails.
     """
+
+    explains = True
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
@@ -147,7 +151,7 @@ class Judge:
         if isinstance(x, Input):
             x = x.array
         elif isinstance(x, tuple):
-            x = tuple(one.array for one in x)
+            x = tuple(one.array if isinstance(one, Input) else one for one in x)
         _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
