@@ -9,7 +9,9 @@ from .tools import missing, versions
 
 def main() -> int:
     if absent := missing():
-        print(f"not installed: {', '.join(absent)} (Debian, Ubuntu: apt install sollya gappa)", file=sys.stderr)
+        print(
+            f"not installed: {', '.join(absent)} (Debian, Ubuntu: apt install sollya gappa)", file=sys.stderr
+        )
         return 2
     began = time.perf_counter()
     found = rows()

@@ -1,7 +1,7 @@
 """The arithmetic of the C++ kernel, read from backends/_native/loops/angles.hpp and rotate.hpp.
 
-The function `cos_sin` is translated line by line, and run on symbols. A line of an unknown form is an error, so a
-change of the source either changes the expressions that are proved, or fails.
+The function `cos_sin` is translated line by line, and run on symbols. A line of an unknown form is an error,
+so a change of the source either changes the expressions that are compared, or fails.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def _run(statement: str, names: dict[str, Any], results: dict[str, Any] | None =
     if not match:
         raise ProofError(f"the proof does not know the statement {statement!r}")
     python = match[2].replace("[k]", "").replace("Table::", "Table.").replace("Real{1}", "1.0")
-    (names if results is None else results)[match[1]] = eval(python, {"__builtins__": {}}, names)
+    try:
+        value = eval(python, {"__builtins__": {}}, names)
+    except (NameError, SyntaxError, IndexError) as error:
+        raise ProofError(f"the proof cannot read {statement!r}: {error}") from error
+    (names if results is None else results)[match[1]] = value
 
 
 def check_quadrants(text: str, dtype: str) -> None:

@@ -51,9 +51,7 @@ class Script:
             both[id(node)] = self._node(node, leaves, both)
         return both[id(expression)]
 
-    def _node(
-        self, node: Real, leaves: dict[str, str], both: dict[int, tuple[str, str]]
-    ) -> tuple[str, str]:
+    def _node(self, node: Real, leaves: dict[str, str], both: dict[int, tuple[str, str]]) -> tuple[str, str]:
         self.count += 1
         if node.op == "leaf":
             return leaves[node.operands[0]], leaves[node.operands[0]]
@@ -97,7 +95,7 @@ class Script:
         output = run("gappa", "\n".join([*self.lines, logic, *self.hints, ""]))
         results = dict(re.findall(r"^  (\w+) in (\[.*\])$", output, re.MULTILINE))
         if results.keys() != {*names}:
-            raise ProofError(f"Gappa has no bound of {({*names} - results.keys())}:\n{output}")
+            raise ProofError(f"Gappa has no bound of { ({*names} - results.keys()) }:\n{output}")
         return {name: _interval(results[name]) for name in names}
 
 
@@ -134,7 +132,9 @@ class Errors:
         for node in expression.nodes():
             found = [both[id(operand)] for operand in node.operands if isinstance(operand, Real)]
             rounded = last_rounded or node is not expression
-            both[id(node)] = leaves[node.operands[0]] if node.op == "leaf" else self._node(node, found, rounded)
+            both[id(node)] = (
+                leaves[node.operands[0]] if node.op == "leaf" else self._node(node, found, rounded)
+            )
         return both[id(expression)]
 
     def _node(self, node: Real, found: list[tuple[str, str]], rounded: bool) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from itertools import pairwise
 from math import isqrt
 from os import cpu_count
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from .expressions import ProofError
 from .rounding import Errors, Script, size, unit
 
 DTYPES = ("float32", "float64")
+ZERO = Fraction(0)
 # Positions of int32, and float positions, are at most this large.
 LARGEST_POSITION = 2**31
 # 4/π and π/4, rounded up.
@@ -79,12 +81,8 @@ class Bounds(NamedTuple):
 
 def prove(dtype: str, fused: bool = True) -> Bounds:
     """Prove the bounds for a compute dtype, for fused products or for none."""
-    code = recorded.tables(dtype)
     check_kernel(dtype)
-    rest = recorded.remainder(dtype)
-    reach = Fraction(rest.unit) * max(-rest.lowest, rest.highest)
-    norms = approximation.sup_norms(code._asdict(), reach)
-    cells = list(_cells(dtype, fused, code, norms, reach))
+    norms, cells = bound_cells(dtype, fused)
     plain = [_largest(dtype, cell.error, cell.value) for cell in cells]
     scaled_errors = list(_in_threads(lambda cell: _amplified(dtype, cell), cells))
     scaled = [_largest(dtype, error, cell.value) for error, cell in zip(scaled_errors, cells, strict=True)]
@@ -98,6 +96,17 @@ def prove(dtype: str, fused: bool = True) -> Bounds:
         (worst[0] / eps, worst[1] / eps),
         ((worst[0] + last * (1 + worst[0])) / eps, (worst[1] + last * (1 + worst[1])) / eps),
     )
+
+
+def bound_cells(
+    dtype: str, fused: bool = True, above: Fraction = ZERO
+) -> tuple[dict[str, Fraction], list[Cell]]:
+    """Return the distances of the polynomials to cos and sin, and the bounds of the cells from `above` on."""
+    code, rest = recorded.tables(dtype), recorded.remainder(dtype)
+    reach = Fraction(rest.unit) * max(-rest.lowest, rest.highest)
+    norms = approximation.sup_norms(code._asdict(), reach)
+    ends = [edge for edge in edges(reach) if edge >= above]
+    return norms, list(_cells(dtype, fused, code, norms, ends))
 
 
 def check_kernel(dtype: str) -> None:
@@ -120,13 +129,16 @@ def phase_error(dtype: str, largest: int = LARGEST_POSITION) -> Fraction:
 
     The phase is cut off below its last bit, and the fixed-point frequency is off by half a unit.
     """
-    cut, word = Fraction(1, 2 ** recorded.PHASE_BITS[dtype]), Fraction(1, 2 ** (recorded.WORD_BITS[dtype] + 1))
+    cut, word = (
+        Fraction(1, 2 ** recorded.PHASE_BITS[dtype]),
+        Fraction(1, 2 ** (recorded.WORD_BITS[dtype] + 1)),
+    )
     return 8 * (cut + largest * word)
 
 
 def edges(reach: Fraction) -> list[Fraction]:
     """Return the ends of the cells: powers of two, and in the last octaves parts of them."""
-    powers = [Fraction(0), *(Fraction(1, 2**i) for i in range(6, 2, -1))]
+    powers = [ZERO, *(Fraction(1, 2**i) for i in range(6, 2, -1))]
     parts = [Fraction(i, 32) for i in range(5, 16)] + [Fraction(i, 64) for i in range(32, 64)]
     found = sorted({edge for edge in (*powers, *parts) if edge < reach})
     return [*found, reach]
@@ -138,10 +150,9 @@ def _in_threads(function, items):  # type: ignore[no-untyped-def]
 
 
 def _cells(
-    dtype: str, fused: bool, code: recorded.Tables, norms: dict[str, Fraction], reach: Fraction
+    dtype: str, fused: bool, code: recorded.Tables, norms: dict[str, Fraction], ends: list[Fraction]
 ) -> Iterator[Cell]:
-    ends = edges(reach)
-    cells = [Interval(low, high) for low, high in zip(ends, ends[1:], strict=False)]
+    cells = [Interval(*both) for both in pairwise(ends)]
     # Between the exact angle and u, at float positions of a frequency up to LOCAL too.
     near = 8 * LOCAL * unit(dtype) + phase_error(dtype)
     wider = [Interval(cell.low - near, cell.high + near) for cell in cells]
@@ -198,7 +209,7 @@ def _sum_error(dtype: str) -> Fraction:
     script.assume("U", Interval(Fraction(-1), Fraction(1)))
     script.assume("dU", Interval(-off, off))
     script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
-    script.assume("W", Interval(Fraction(0), FOUR_OVER_PI))
+    script.assume("W", Interval(ZERO, FOUR_OVER_PI))
     # The float64 of ω·4/π: ω, π (whose float64 is off by 0.36 units) and the quotient are rounded.
     off = 3 * unit("float64")
     script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
@@ -210,8 +221,8 @@ def _sum_error(dtype: str) -> Fraction:
 def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:
     """Return the errors of cos and sin with an amplitude, over the amplitude.
 
-    A power of two as a factor changes no rounding, so the amplitude is between 1 and 2. It is a float64, or for
-    the inverse the quotient of two.
+    A power of two as a factor changes no rounding, so the amplitude is between 1 and 2. It is rounded to
+    float64: the inverse has the quotient 1/amplitude.
     """
     found = {}
     check_amplified(dtype)
@@ -241,10 +252,10 @@ def check_amplified(dtype: str) -> None:
 def _largest(dtype: str, error: dict[str, Fraction], value: dict[str, Interval]) -> Fraction:
     """Return the largest error of a rotated pair over its length, before the last rounding.
 
-    The error is at most |a|·p + |b|·q, where p is the error of the factor of a, and q that of the factor of b;
-    and this is at most the length times √(p² + q²).
+    The error is at most |a|·p + |b|·q, where p is the error of the factor of a, and q the error of the factor
+    of b. This is at most the length times √(p² + q²).
     """
-    worst = Fraction(0)
+    worst = ZERO
     for members in _rotations(dtype):
         for member in members:
             p, q = (_factor_error(dtype, member, which, error, value) for which in "ab")
