@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of
 from ._target import Target
+from ._where import difference
 
 Floats = NDArray[np.float64]
 # First and last position of each range.
@@ -215,6 +216,14 @@ class Judge:
         with self.if_served():
             self.rotated(x, pos, **spec)
 
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Name the part of a check in the message of its failure."""
+        try:
+            yield
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a forced backend declines a call, so that a check can go on."""
         return suppress(Declined)
@@ -229,10 +238,12 @@ class Judge:
         """Assert that a result is right, and has the bits `whole` of another call if they are claimed."""
         self.check(part, x, pos)
         if self.claims("same_bits"):
-            different = self.numbers(part) != whole
-            assert not different.any(), (
-                f"{different.sum()} of {different.size} elements have other bits {where}"
-            )
+            self.check_equal(self.numbers(part), whole, f"have other bits {where}", pos)
+
+    def check_equal(self, got: Floats, expected: Floats, text: str, pos: Any = None) -> None:
+        """Assert that results have equal values; the text follows the number of the elements that differ."""
+        text = difference(got, expected, text, pos)
+        assert not text, text
 
     def bound(self, x: Floats, pos: Any, dtype: str) -> Floats:
         """Return the allowed error of one rotation for each element."""

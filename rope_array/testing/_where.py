@@ -48,6 +48,18 @@ def place_of(message: str) -> str:
     return rest.partition(";")[0] if found else ""
 
 
+def difference(got: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
+    """Describe where two results differ, and an element; an empty string if they are equal."""
+    wrong = np.asarray(got != expected)
+    if not wrong.any():
+        return ""
+    first = tuple(np.argwhere(wrong)[0])
+    return (
+        f"{PLACE}{describe(wrong, pos)}; {wrong.sum():,} of {wrong.size:,} elements {text}; first at "
+        f"{element_text(first)}: {float(got[first])!r}, not {float(expected[first])!r}"
+    )
+
+
 def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: Mask | None = None) -> str:
     """Describe the wrong elements of a result.
 
@@ -284,7 +296,8 @@ def _every(one: str, step: int, first: int) -> str:
 
 
 def _run_text(run: NDArray[np.intp]) -> str:
-    return f"{int(run[0]):,}" if len(run) == 1 else f"{int(run[0]):,} to {int(run[-1]):,}"
+    first, last = int(run[0]), int(run[-1])
+    return f"{first:,} to {last:,}" if len(run) > 2 else ", ".join(f"{i:,}" for i in run.tolist())
 
 
 def _range_text(many: str, first: int, last: int, size: int) -> str:
