@@ -24,7 +24,7 @@ from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._own import BackendTarget
 from ._parts import PART_NAMES
 from ._run import Report, Result, check_expected, machine, own_version, run_checks
-from ._target import Target
+from ._target import Target, check_name
 
 _WIDTH = 100
 
@@ -43,18 +43,15 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("fixed", {})[name] = _value(text)
         elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
-        elif name in ("dtypes", "fields"):
+        elif name in ("dtypes", "fields", "requires"):
             claims[name] = tuple(filter(None, text.split(",")))
         elif name in ("furthest", "head_dim"):
             claims[name] = _value(text)
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields")
-            raise ValueError(
-                f"unknown claim {name!r}; known: {', '.join(known)}, and CAPABILITY=REASON for a missing "
-                "capability of `check --list`"
-            )
+            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields", "requires")
+            check_name("claim", name, (*known, *CAPABILITIES))
     return claims
 
 
@@ -258,6 +255,9 @@ def _reasons(declined: Mapping[str, int]) -> str:
     return f": {'; '.join([*counts, *more])}" if counts else ""
 
 
+_REQUIRED = "The target claims what is required of it."
+
+
 def _failures(report: Report, verbose: bool) -> Iterator[str]:
     requirements = {check.name: check.requirement for check in checks()}
     groups = _group_by_name(report.of(FAILED, UNEXPECTED))
@@ -266,7 +266,7 @@ def _failures(report: Report, verbose: bool) -> Iterator[str]:
         yield f"\nFailed ({len(report.of(FAILED, UNEXPECTED))}):"
     for name, results in itertools.islice(groups.items(), in_full):
         yield from _wrap(f"  {_with_dtypes(name, results)}", 6)
-        yield from _wrap(f"    required: {requirements[results[0].name]}", 14)
+        yield from _wrap(f"    required: {requirements.get(results[0].name, _REQUIRED)}", 14)
         for result in results if verbose else results[:1]:
             yield from _wrap(f"    found:    {result.detail}", 14)
     if rest := [_with_dtypes(*group) for group in itertools.islice(groups.items(), in_full, None)]:

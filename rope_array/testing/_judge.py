@@ -51,6 +51,8 @@ class Judge:
         Whether to run the checks that take long, too.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    refusals
+        Why the target refused all calls of a check that was run, by the check's name.
     """
 
     def __init__(self, target: Target, thorough: bool = False):
@@ -58,6 +60,7 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.refusals: dict[str, str] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
 
