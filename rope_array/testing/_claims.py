@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _watch
 from ._libraries import Library, rounded
 from ._parts import (
     ALL_WIDTHS,
@@ -408,6 +409,7 @@ class _Trial:
         return self.lib.asarray(np.asarray(values, kind))
 
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
+        _watch.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
 

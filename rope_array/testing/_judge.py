@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _watch
 from ._claims import DTYPES, REACH, SIZES, WIDTH
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -53,7 +54,11 @@ class Judge:
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
     refusals
         Why the target refused all calls of a check that was run, by the check's name.
+    explains
+        Whether a failed check looks for the simplest call that fails.
     """
+
+    explains = True
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
@@ -149,7 +154,8 @@ class Judge:
         if isinstance(x, Input):
             x = x.array
         elif isinstance(x, tuple):
-            x = tuple(one.array for one in x)
+            x = tuple(one.array if isinstance(one, Input) else one for one in x)
+        _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
 

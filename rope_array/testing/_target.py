@@ -27,10 +27,11 @@ from ._claims import (
     find_widths,
     signature_defaults,
 )
+from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._layout import adapt_layout, is_layout
-from ._libraries import LIBRARIES, Library
+from ._libraries import Library
 from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
 
 
@@ -47,7 +48,8 @@ class Target:
     name, version : str
         Name and version in reports; by default the callable's own name.
     library : str
-        The array library of x, a name from ``python -m rope_array check --list``.
+        The array library of x, a name from ``python -m rope_array check --list``. "jax:jit" and
+        "torch:compile" compile each call as a whole: code that the compiler cannot compile fails.
     fields : collection of str, optional
         The fields it takes. By default the fields that its signature names; if the signature has ``**spec``,
         each other field is tried: see Notes.
@@ -78,7 +80,7 @@ class Target:
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
     wraps : callable, optional
-        Called with `rotate` before use, inside the library's context: jax.jit, torch.compile.
+        Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
         Whether the claims are complete: no trial calls are made, and a refused call is a failure.
 
@@ -136,7 +138,12 @@ class Target:
     @property
     def arrays(self) -> Library:
         """The array library of x."""
-        return LIBRARIES[self.library]
+        return arrays_of(self.library)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether each new call is compiled, which takes time."""
+        return self.library in COMPILED or self.wraps is not None
 
     @property
     def accuracy(self) -> Accuracy:
@@ -260,7 +267,7 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = self.wraps(self.rotate) if self.wraps else self.rotate
+        rotate = self.wraps(self.rotate) if self.wraps else compile_for(self.library, self.rotate)
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -340,7 +347,7 @@ def _check_kinds(target: Target) -> None:
 def _check_names(target: Target) -> None:
     """Raise for unknown names."""
     for argument, given, known in (
-        ("library", [target.library], LIBRARIES),
+        ("library", [target.library], library_names()),
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
