@@ -17,14 +17,15 @@ from typing import Any
 from . import _watch
 from ._causes import find_causes
 from ._checks import checks
-from ._judge import Judge
+from ._judge import Check, Judge
 from ._options import Options, expected_of
 from ._own import calls_of
+from ._requires import required_checks
 from ._run import check_expected, plain_findings, plain_target, result_of
 from ._target import Target
 
 # Properties of a target that trial calls find: another process need not make them again.
-_FOUND = ("only_width", "reach", "declines")
+_FOUND = ("taken_widths", "reach", "declines")
 
 
 class Server:
@@ -49,7 +50,7 @@ class Server:
         try:
             target = given.resolve()
             self.expected = expected_of(target, given.expected)
-            check_expected(self.expected)
+            check_expected(self.expected, target.requires)
             self._preset(target, found)
             self.judge = Judge(target, given.thorough)
         except (ValueError, ImportError, RuntimeError) as error:
@@ -58,9 +59,14 @@ class Server:
         return {
             "target": plain_target(target),
             "expected": dict(self.expected),
-            "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in checks()],
+            "checks": [
+                {"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in self._checks()
+            ],
             "found": {name: _plain(getattr(target, name)) for name in self._findable(target)},
         }
+
+    def _checks(self) -> tuple[Check, ...]:
+        return (*checks(), *required_checks(self.judge.target))
 
     def _findable(self, target: Target) -> list[str]:
         return [name for name in _FOUND if isinstance(getattr(type(target), name, None), cached_property)]
@@ -69,11 +75,12 @@ class Server:
         for name in self._findable(target):
             if name in found:
                 value = found[name]
+                value = tuple(value) if isinstance(value, list) else value
                 vars(target)[name] = MappingProxyType(value) if isinstance(value, dict) else value
 
     def check(self, name: str) -> dict[str, Any]:
         """Run a check; return its result, and what it counted."""
-        (check,) = (each for each in checks() if each.name == name)
+        (check,) = (each for each in self._checks() if each.name == name)
         self.judge.worst.clear()
         result = result_of(check, self.judge, self.expected)
         served, declined = map(Counter, calls_of(self.judge.target))
