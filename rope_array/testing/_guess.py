@@ -63,6 +63,8 @@ class Guess(NamedTuple):
 class ChangedJudge(Judge):
     """Judges results as if the code had a change: another direction, position or dtype, a copy of x."""
 
+    explains = False
+
     def __init__(self, target: Target, change: Change):
         super().__init__(target, thorough=True)  # only checks that failed are run
         self.change = change

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ._claims import CAPABILITIES, FIELDS
 from ._names import resolve
+from ._parts import PART_NAMES
 from ._target import Target
 
 
@@ -49,8 +50,8 @@ def required(options: Sequence[str]) -> tuple[str, ...]:
     """
     names = tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",")))
     for name in names:
-        if name not in CAPABILITIES:
-            near = get_close_matches(name, CAPABILITIES, 1)
+        if name not in CAPABILITIES and name not in PART_NAMES:
+            near = get_close_matches(name, (*CAPABILITIES, *PART_NAMES), 1)
             hint = f"; did you mean {near[0]}?" if near else "; `check --list` lists them"
             raise ValueError(f"--require: no capability is named {name!r}{hint}")
     return names
@@ -68,7 +69,7 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
     for name, text in _pairs(pairs, "claim", "such as pairing=half or angles=float32"):
         if name in FIELDS:
             claims.setdefault("fixed", {})[name] = _value(text)
-        elif name in CAPABILITIES:
+        elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
         elif name in ("dtypes", "fields"):
             claims[name] = tuple(filter(None, text.split(",")))
