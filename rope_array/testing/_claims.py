@@ -127,7 +127,7 @@ def find_declines(target: Any) -> dict[str, str]:
     """Return every capability and part that a target does not claim, with the reason."""
     reasons = {
         **target.arrays.lacks,
-        **_by_library(target),
+        **by_library(target),
         **_by_dtypes(target),
         **_by_positions(target),
         **_by_layout(target),
@@ -206,7 +206,8 @@ def find_widths(target: Any) -> dict[int, str]:
     return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
 
 
-def _by_library(target: Any) -> dict[str, str]:
+def by_library(target: Any) -> dict[str, str]:
+    """Return the parts that no array of the target's library can have, with the reason."""
     lib = target.arrays
     narrow = (kind for kind in PARTS["narrow_positions"] if kind not in lib.integers)
     reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}

@@ -54,6 +54,8 @@ class Judge:
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
     explains
         Whether a failed check looks for the simplest call that fails.
+    refusals
+        Why the target refused all calls of a check that was run, by the check's name.
     """
 
     explains = True
@@ -63,6 +65,7 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.refusals: dict[str, str] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
 
