@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._claims import CAPABILITIES, DTYPES, SIZES
+from ._claims import DTYPES, SIZES
 from ._definition import pairs_of
 from ._judge import Input, Judge
 
@@ -214,6 +214,8 @@ def fits(j: Judge, case: Case) -> bool:
         return False
     if case.kind.startswith("python") and (len(case.positions) > 1 and not exact):
         return False
+    if case.kind.startswith("python") and not case.positions and not j.claims("python_positions[int]"):
+        return False
     if case.reach < 0 and case.kind.startswith("uint"):
         return False
     if case.layout is not None and lead != 2:
@@ -247,29 +249,24 @@ def claimed_shape(j: Judge, shape: str) -> bool:
     """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
     needs = ["head_positions"] if len(shape) == 3 else ["batch_positions"] if len(shape) == 2 else []
     if "1" in shape or not shape:
-        needs += ["broadcast_positions", "any_positions"]
+        needs += [f"broadcast_positions[{shape or 'scalar'}]", "any_positions"]
     return j.claims(*needs, *(["offset_positions"] if len(shape) > 1 else []))
 
 
 def position_kinds(j: Judge) -> list[str]:
     """Return the claimed kinds of positions: dtypes, and numbers of Python's."""
-    kinds = [j.lib.integers[0], *(j.lib.integers[1:] if j.claims("narrow_positions") else ())]
-    if j.claims("any_positions", "python_positions"):
+    kinds = [j.lib.integers[0], *(kind for kind in j.parts("narrow_positions") if kind != j.lib.integers[0])]
+    if j.claims("any_positions", "python_positions[list]"):
         kinds.append("python")
     if j.claims("any_positions", "float_positions"):
-        kinds += ["float", *(["python_float"] if j.claims("python_positions") else [])]
+        kinds += ["float", *(["python_float"] if j.claims("python_positions[list]") else [])]
     return kinds
 
 
 def claimed_widths(j: Judge) -> list[int]:
     """Return the head_dims of models that are claimed, the suite's usual one first."""
-    wide = [j.target.width_of(width) for width in _WIDTHS if _claims_width(j, width)]
+    wide = [j.target.width_of(width) for width in _WIDTHS if j.claims(f"widths[{width}]")]
     return [j.width, *sorted({*wide} - {j.width})]
-
-
-def _claims_width(j: Judge, width: int) -> bool:
-    part = f"widths[{width}]"
-    return j.claims(part if part in CAPABILITIES else "widths")
 
 
 # ---- the call ----
@@ -342,6 +339,7 @@ def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
         return numbers.tolist(), numbers
     if case.kind == "float":
         wide = case.dtype == "float64" and j.target.angles == "float64"
+        wide = (wide and j.claims("float_positions[float64]")) or not j.claims("float_positions[float32]")
         numbers = (numbers + 0.25).astype("float64" if wide else "float32")
         return j.pos(numbers, numbers.dtype.name), numbers
     return j.pos(numbers, case.kind), numbers

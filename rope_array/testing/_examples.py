@@ -153,7 +153,7 @@ def _draw_width(j: Judge, draw: _Draw) -> int:
 
 def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
     """Return sizes of which one is large, or all are small."""
-    count = draw.one((1, 2, 3, 3, 3, 4, 5)) if j.claims("ranks") else 3
+    count = draw.one((1, 2, 3, 3, 3, 4, 5)) if j.claims("ranks[1]", "ranks[5]") else 3
     rows = [draw.one((1, 2, 3, 4, 5)) for _ in range(count)]
     if draw.chance(0.5):
         most = _MOST_ELEMENTS // (width * max(1, math.prod(rows)))
@@ -168,7 +168,7 @@ def _draw_array(j: Judge, draw: _Draw) -> dict[str, Any]:
     return {
         "dtype": draw.one(j.dtypes),
         "layout": draw.one(layouts) if layouts and draw.chance(0.2) else None,
-        "in_tuple": True if j.claims("tuple") and draw.chance(0.1) else None,
+        "in_tuple": True if j.claims("tuple[2]") and draw.chance(0.1) else None,
         "gradient": draw.one(cotangents) if j.claims("gradient") and draw.chance(0.3) else None,
     }
 

@@ -16,7 +16,7 @@ class _Trials:
     """Calls of a target with simpler cases, and how each of them failed."""
 
     def __init__(self, j: Judge):
-        self.judge, self.left = j, _FEW_TRIES if j.lib.calls < 1000 or j.target.wraps else _TRIES
+        self.judge, self.left = j, _FEW_TRIES if j.lib.calls < 1000 or j.target.compiled else _TRIES
         self.messages: dict[Case, str] = {}
 
     def fails(self, case: Case) -> bool:

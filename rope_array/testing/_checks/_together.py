@@ -114,7 +114,7 @@ def strides_and_fields(j: Judge) -> None:
 
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
-    limit = few if j.lib.calls < 1000 or j.target.wraps is not None else None
+    limit = few if j.lib.calls < 1000 or j.target.compiled else None
     check_cases(j, itertools.islice(covering(levels, groups, lambda values: _made(j, values)), limit))
 
 
@@ -171,7 +171,7 @@ def field_levels(j: Judge) -> Levels:
         "inverse": [True],
     }
     levels = {name: [None, *(some if j.claims(name) else ())] for name, some in values.items()}
-    return {**levels, "in_tuple": [None, *([True] if j.claims("tuple") else [])]}
+    return {**levels, "in_tuple": [None, *([True] if j.claims("tuple[2]") else [])]}
 
 
 def _levels(j: Judge) -> Levels:
@@ -193,7 +193,7 @@ def _levels(j: Judge) -> Levels:
         j,
         **{**field_levels(j), **levels},
         dtype=j.dtypes,
-        rows=[*_ROWS, *(_ROWS_OF_ANY_RANK if j.claims("ranks") else ())],
+        rows=[*_ROWS, *(rows for rows in _ROWS_OF_ANY_RANK if j.claims(f"ranks[{len(rows) + 1}]"))],
         positions=_shapes(j, *SHAPES),
         kind=position_kinds(j),
         reach=_reaches(j),
