@@ -241,7 +241,9 @@ def traced_table_kept(x, pos, **spec):
 @mutant("pairing", library="torch:compile")
 @each
 def compiled_pairing_ignored(x, pos, **spec):
-    if _torch().compiler.is_compiling():
+    import torch
+
+    if torch.compiler.is_compiling():
         spec.pop("pairing", None)
     return ra.apply(x, pos, **spec)
 
@@ -250,8 +252,10 @@ def compiled_pairing_ignored(x, pos, **spec):
 @each
 def pairing_not_compiled(x, pos, **spec):
     """Break the graph: without fullgraph=True the call would be right, and never compiled."""
+    import torch
+
     if spec.get("pairing") == "half":
-        _torch()._dynamo.graph_break()
+        torch._dynamo.graph_break()
     return ra.apply(x, pos, **spec)
 
 
