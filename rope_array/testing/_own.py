@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -153,9 +154,10 @@ class BackendTarget(Target):
         own = ("backend", "backends", "head_dims")
         return {name: value for name, value in super().claims().items() if name not in own}
 
-    def _least_width(self, width: int) -> int:
-        least = super()._least_width(width)
-        return next((each for each in self.head_dims if each >= least), max(self.head_dims, default=least))
+    @cached_property
+    def taken_widths(self) -> tuple[int, ...]:
+        """The head_dims to use."""
+        return self.head_dims
 
 
 def library_target(library: str, backend: str | None) -> Target:

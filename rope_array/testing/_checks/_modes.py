@@ -192,7 +192,7 @@ def _refusals(j: Judge) -> Iterator[None]:
 
 
 def _call_of(j: Judge, spec: dict[str, Any]) -> Callable[..., Any]:
-    return lambda array, pos: j.target.call(array, pos, **spec)
+    return lambda array, pos: j.call(array, pos, **spec)
 
 
 @check("vmap_positions", "offset_positions")
@@ -216,7 +216,7 @@ def vmap_of_gradients(j: Judge) -> None:
     array_pos = j.pos(pos)
 
     def pull(array: Any, cotangent: Any) -> Any:
-        return _modes.vjp(j.lib, lambda one: j.target.call(one, array_pos), array, cotangent)
+        return _modes.vjp(j.lib, lambda one: j.call(one, array_pos), array, cotangent)
 
     with _refusals(j):
         pulled = _modes.vmap(j.lib, pull, (0, 0))(x.array, g.array)
@@ -228,7 +228,7 @@ def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
     x, t, pos = j.x(), j.x(seed=1), j.positions()
     array_pos = j.pos(pos)
-    value, derivative = _modes.jvp(j.lib, lambda array: j.target.call(array, array_pos), x.array, t.array)
+    value, derivative = _modes.jvp(j.lib, lambda array: j.call(array, array_pos), x.array, t.array)
     j.check(value, x, pos)
     assert derivative is not None, "the result has no derivative"
     _named("the derivative", j.check, derivative, t, pos)
