@@ -51,6 +51,8 @@ class Judge:
         Defaults of the library before the first call of the target.
     thorough
         Whether to run the checks that take long, too.
+    fresh
+        Number of calls that were made for the first time; see `_checks._modes`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
     refusals
@@ -67,6 +69,7 @@ class Judge:
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
         self.refusals: dict[str, str] = {}
+        self.fresh = 0
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
 

@@ -9,6 +9,7 @@ from . import (
     _fields,
     _invariants,
     _kinds,
+    _modes,
     _positions,
     _refusals,
     _state,
@@ -33,6 +34,7 @@ _SUBJECTS = (
     _invariants,
     _bits,
     _transforms,
+    _modes,
 )
 _CHECKS = tuple(
     check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__
