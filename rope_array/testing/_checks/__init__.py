@@ -7,9 +7,12 @@ from . import (
     _arrays,
     _bits,
     _fields,
+    _first,
     _invariants,
     _kinds,
+    _memory,
     _positions,
+    _sizes,
     _state,
     _together,
     _transforms,
@@ -20,6 +23,7 @@ __all__ = ["checks"]
 
 # Importing a module registers its checks.
 _SUBJECTS = (
+    _first,  # before any other call
     _kinds,
     _fields,
     _variants,
@@ -28,6 +32,8 @@ _SUBJECTS = (
     _together,
     _state,
     _arrays,
+    _memory,
+    _sizes,
     _invariants,
     _bits,
     _transforms,
