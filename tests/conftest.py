@@ -60,6 +60,7 @@ def pytest_addoption(parser):
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(LIBS)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
+    group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -85,6 +86,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "test_wheel.py" and not config.getoption("--wheel"):
         return True
     if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
+        return True
+    if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
         return True
     if collection_path.name == "test_plots.py" and not _has_plots(config):
         return True

@@ -180,7 +180,9 @@ OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}}
 JUDGE = {
     "testing._rules": set(),
     "testing._definition": {"testing._rules"},
-    "testing._contract": {"testing._definition"},
+    "testing._where": set(),
+    "testing._alike": {"testing._definition", "testing._where"},
+    "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {"testing._libraries", "testing._own"}

@@ -3,6 +3,7 @@
 import functools
 
 import mutants
+import mutants_cover  # noqa: F401 (registers its mutants)
 import mutants_memory  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest

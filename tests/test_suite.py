@@ -24,6 +24,7 @@ from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES, FIELDS
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import names, resolve
+from rope_array.testing._parts import PART_NAMES
 
 # A user's embedding: half pairing, float64 angles, its own defaults.
 MYLIB = '''
@@ -407,7 +408,7 @@ def test_checks_have_stable_names_and_reasons():
     for each in checks():
         assert len(each.requirement) > 20
         assert each.requirement.endswith(".")
-        assert set(each.needs) <= set(CAPABILITIES)
+        assert set(each.needs) <= {*CAPABILITIES, *PART_NAMES}
 
 
 def test_iter_checks_runs_applicable_checks():
@@ -494,9 +495,10 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
     report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"})
     passed = {result.name for result in report.of("passed")}
     assert {"definition", "accuracy_small[float16]", "positions_of_a_batch"} <= passed
-    assert report.target.declines["widths"] == f"takes a head_dim of {head_dim} only"
+    assert report.target.declines["wide_heads"] == f"takes a head_dim of {head_dim} only"
+    assert report.target.taken_widths == (head_dim,)
     assert "rows count from 0" in report.target.declines["negative_positions"]
-    assert report.target.reach <= rows - 1
+    assert report.target.reach == rows - 1
 
 
 def test_limits_of_a_module_may_be_claimed():
@@ -580,7 +582,8 @@ def test_a_target_that_changes_settings_fails_one_check():
     [
         {"fixed": {"pairing": "neox"}}, {"fixed": {"rotary_dim": 7}}, {"fixed": {"base": "abc"}},
         {"fixed": {"inverse": True}}, {"fixed": ["pairing"]}, {"dtypes": ()}, {"dtypes": "float32"},
-        {"furthest": "abc"}, {"furthest": True}, {"furthest": 9}, {"head_dim": 8}, {"layout": 3},
+        {"furthest": "abc"}, {"furthest": True}, {"furthest": -1}, {"head_dim": 1},
+        {"head_dim": (64, "80")}, {"layout": 3},
         {"angles": ["exact"]}, {"lacks": ["gradient"]}, {"lacks": {"gradient": " "}}, {"wraps": "jit"},
         {"declared": "no"}, {"expected_failures": ["norm"]},
     ],

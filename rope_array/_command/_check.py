@@ -13,12 +13,18 @@ def add_check(commands: Any) -> None:
         "TARGET is a library that rope_array supports, such as numpy, jax:jit or torch:cuda, or "
         "package.module:attribute: a callable rotate(x, pos, **spec) or a rope_array.testing.Target. The "
         "package is imported and run, from the current folder too.",
-        epilog="exit status: 0 no surprise; 1 a check failed, or passed that was expected to fail; "
-        "2 TARGET cannot be judged",
+        epilog="TARGET is judged in a child process: if it ends the process, the check that was running has "
+        "failed, and the others are run in a new process. exit status: 0 no surprise; 1 a check failed, or "
+        "passed that was expected to fail; 2 TARGET cannot be judged, or an option is wrong",
     )
     parser.add_argument("target", metavar="TARGET", nargs="?", help="the target to judge; see --list")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--verbose", action="store_true", help="list every check, and every failure's detail")
+    parser.add_argument("--junit", metavar="PATH", help="write JUnit XML to PATH, a test case for each check")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="list every check, every failure's detail, and why checks do not apply",
+    )
     parser.add_argument("--list", dest="listing", action="store_true", help="list targets and checks")
     parser.add_argument(
         "--backend", metavar="NAME", help="judge one backend of rope_array by the calls that it serves"
@@ -34,6 +40,20 @@ def add_check(commands: Any) -> None:
         default=[],
         help="a claim of a callable: a field that is built in (pairing=half), a field of Target "
         "(angles=float32, layout=bshd, dtypes=float32,bfloat16), or a capability it lacks, with the reason",
+    )
+    parser.add_argument(
+        "--require",
+        metavar="CAPABILITY[,CAPABILITY]",
+        action="append",
+        default=[],
+        help="capabilities that a callable has to have: the run fails if it refuses their calls; repeatable",
+    )
+    parser.add_argument("--thorough", action="store_true", help="run the checks that take long, too")
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, help="fail a check that takes longer (default: no limit)"
+    )
+    parser.add_argument(
+        "--in-process", action="store_true", help="judge in this process, for a debugger or a profiler"
     )
     parser.add_argument(
         "--expect",

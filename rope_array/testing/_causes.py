@@ -6,20 +6,23 @@ Nothing is guessed from messages: each cause is tried, and counts the failures t
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
-from ._guess import Change, Guess
+from ._guess import WRITES_X, Change, Guess, writes_x
 from ._judge import Check
 from ._likeness import find_rotation
 from ._own import OwnApply
 from ._target import Target
+from ._where import place_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Cause:
         Fields of `Target` with which the failures go away; empty if the code has to change.
     explained, failed
         The number of failures that go away, of all.
+    checks
+        The names of the checks that fail no more; found by trying.
 
     Examples
     --------
@@ -49,6 +54,7 @@ class Cause:
     claims: Mapping[str, Any] = field(default_factory=dict)
     explained: int = 0
     failed: int = 0
+    checks: tuple[str, ...] = ()
 
     @property
     def options(self) -> str:
@@ -83,31 +89,67 @@ def _text_of(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
 
-def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
-    """Return the likely cause of the failure of these checks, or None if no cause explains several of them.
+class Findings(NamedTuple):
+    """The cause of all failures together, each cause by itself, and the checks that no cause explains.
+
+    Attributes
+    ----------
+    cause
+        The likely cause; None if no cause explains several checks.
+    causes
+        The causes, each with the checks that it explains, in the order in which they have to be mended.
+    unexplained
+        The other failed checks, by the place of their wrong elements, or by their fault.
+    """
+
+    cause: Cause | None = None
+    causes: tuple[Cause, ...] = ()
+    unexplained: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
+    """Find the likely causes of failures, by trying claims and changes of the code.
 
     Parameters
     ----------
     target
         The target that failed.
     failed
-        Names of the checks.
+        The details of the failed checks, by name.
     """
-    names = set(failed)
-    failures = [check for check in checks() if check.name in names]
+    failures = [check for check in checks() if check.name in failed]
     if not failures:
-        return None
+        return Findings()
     if fault := _signature_fault(target.rotate):
-        return Cause(fault, failed=len(failures))
+        return _only(Cause(fault, failed=len(failures)), failed)
     guess = Guess(target)
-    if "definition" in names:
+    if "definition" in failed:
         found = find_rotation(target)
         if isinstance(found, str):
-            return Cause(found, failed=len(failures))
+            return _only(Cause(found, failed=len(failures)), failed)
         guess = found or guess
-    elif any(check.name.startswith("inputs_unchanged") for check in failures):
-        return Cause("it writes into x; return a new array", failed=len(failures))
-    return _refined(target, guess, failures)
+    elif any(check.name.startswith("inputs_unchanged") for check in failures) and writes_x(target):
+        guess = guess._replace(texts=(WRITES_X,), change=Change(copied=True))
+    return _refined(target, guess, failures, failed)
+
+
+def _only(cause: Cause, failed: Mapping[str, str]) -> Findings:
+    """Return a cause that was not tried."""
+    return Findings(cause, (cause,), _by_place(failed))
+
+
+def _by_place(failed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of failed checks by the place in their detail, or by the detail."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, detail in failed.items():
+        place = place_of(detail) or detail
+        groups[place] = (*groups.get(place, ()), name)
+    return groups
+
+
+def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
+    """Return the likely cause of the failure of these checks, or None if none is found."""
+    return find_causes(target, dict.fromkeys(failed, "")).cause
 
 
 def _signature_fault(rotate: Callable[..., Any]) -> str:
@@ -124,19 +166,60 @@ def _signature_fault(rotate: Callable[..., Any]) -> str:
     return ""
 
 
-def _refined(target: Target, guess: Guess, failures: Sequence[Check]) -> Cause | None:
+class Step(NamedTuple):
+    """A guess of the search, and the checks that fail still."""
+
+    guess: Guess
+    left: Sequence[Check]
+
+
+def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Mapping[str, str]) -> Findings:
     """Add claims to a guess as long as more failures go away."""
-    left = guess.failing(failures) if guess.texts else list(failures)
-    for _ in range(3):
-        better = _best(guess, left)
+    steps = [Step(Guess(target), failures)]
+    if guess.texts:
+        steps.append(Step(guess, guess.failing(failures)))
+    for _ in range(_MOST_STEPS):
+        better = _best(*steps[-1])
         if better is None:
             break
-        guess, left = better
-    guess = _pruned(target, guess, failures, len(left))
+        steps.append(Step(*better))
+    left = steps[-1].left
+    guess = _pruned(target, steps[-1].guess, failures, len(left))
+    unexplained = _by_place({check.name: failed[check.name] for check in left})
     texts = [*guess.texts, *_class_texts(guess.claims)]
     if not texts:
-        return None
-    return Cause(", ".join(texts), guess.claims, len(failures) - len(left), len(failures))
+        return Findings(unexplained=unexplained)
+    counts = {"explained": len(failures) - len(left), "failed": len(failures)}
+    gone = tuple(check.name for check in failures if check not in left)
+    cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
+    return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
+
+
+def _one_by_one(steps: Sequence[Step], final: Guess) -> Iterator[Cause]:
+    """Yield the cause that each step adds; a step that mends nothing alone is joined with the next."""
+    texts: list[str] = []
+    claims: dict[str, Any] = {}
+    count = len(steps[0].left)
+    for before, after in itertools.pairwise(steps):
+        added = _added(before.guess.claims, after.guess.claims)
+        added = {name: value for name, value in added.items() if name in final.claims}
+        texts += [*after.guess.texts[len(before.guess.texts) :], *_class_texts(added)]
+        claims |= added
+        gone = tuple(check.name for check in before.left if check not in after.left)
+        if gone and texts:
+            yield Cause(", ".join(texts), claims, len(gone), count, gone)
+            texts, claims = [], {}
+
+
+def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the claims that a step adds; of `fixed` and `lacks`, the new names."""
+    added = {}
+    for name, value in after.items():
+        if name in ("fixed", "lacks"):
+            value = {key: one for key, one in value.items() if key not in before.get(name, {})}
+        if value and value != before.get(name):
+            added[name] = value
+    return added
 
 
 def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) -> Guess:
@@ -198,6 +281,8 @@ def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess
         yield partial(guess.adding, "", **claims)
 
 
+# Claims that are added one after the other.
+_MOST_STEPS = 5
 _WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": ()}
 # The last positions that a claim may leave, the furthest first.
 _ENDS = (2**24, 2**20, 65535, 32767, 4095)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from . import _watch
 from ._libraries import Library, rounded
+from ._parts import (
+    ALL_WIDTHS,
+    BROADCAST,
+    EMPTY,
+    FIRST_WIDTHS,
+    PARTS,
+    RANKS,
+    broadcast_shape,
+    spread,
+    words_for,
+)
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # For each field a valid value that changes the result, for an x of any even width from 6 on.
@@ -40,8 +52,8 @@ CAPABILITIES = {
     "offset_positions": "takes positions that start anywhere",
     "batch_positions": "takes positions of shape (B, S)",
     "head_positions": "takes positions of shape (B, H, S)",
-    "broadcast_positions": "takes a scalar position, and axes of size 1",
-    "python_positions": "takes an int, a range or a list as positions",
+    "broadcast_positions": "takes a scalar position, and positions with axes of size 1",
+    "python_positions": "takes an int, a range, a list or a tuple as positions",
     "negative_positions": "takes negative positions",
     "float_positions": "takes float positions",
     "narrow_positions": "takes positions of every integer dtype",
@@ -51,8 +63,8 @@ CAPABILITIES = {
     "reaches_2e24": "takes positions beyond 2^20",
     "reaches_int32": "takes positions beyond 2^24",
     "ranks": "takes x of any number of axes",
-    "narrow_heads": "takes every even head_dim from 2 on",
-    "widths": "takes the head_dims of models, 64 to 256",
+    "narrow_heads": "takes a head_dim below 16",
+    "widths": "takes the head_dims of models, 16 to 256",
     "wide_heads": "takes a head_dim beyond 256",
     "odd_width": "takes an odd head_dim with an even rotary_dim",
     "zero_size": "takes arrays without elements",
@@ -78,33 +90,31 @@ REACH = {
     "reaches_int32": 2**24 + 4,
 }
 POSITION_KINDS = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
-# Sizes of x without the features, for one to six axes.
-RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
 # Calls tried on a callable that declares nothing. A refused capability is reported as not applicable.
 _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "batch_positions": lambda t: t(t.x(), t.rows(2, 5)),
     "head_positions": lambda t: t(t.x(), t.rows(2, 3, 5)),
-    "broadcast_positions": lambda t: [t(t.x(), t.rows(*shape)) for shape in ((), (1,), (1, 5), (2, 1))],
-    "python_positions": lambda t: [t.raw(t.x(), pos) for pos in (1, range(5), [2, 3, 4, 5, 6])],
-    "negative_positions": lambda t: t(t.x(), t.rows(5) - 9),
-    "float_positions": lambda t: t(t.x(), t.rows(5) + 0.5),
-    "ranks": lambda t: [t(t.x(lead), t.rows(*lead[-1:])) for lead in RANKS],
-    "narrow_heads": lambda t: [t(t.x(width=width), t.rows(5)) for width in (2, 4, 6)],
-    "widths": lambda t: [t(t.x(width=width), t.rows(5)) for width in (64, 80, 256)],
-    "wide_heads": lambda t: t(t.x(width=512), t.rows(5)),
-    "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=4),
-    "tuple": lambda t: t((t.x(), t.x((2, 1, 5))), t.rows(5)),
-    "zero_size": lambda t: [t(t.x(lead), t.rows(lead[-1])) for lead in ((0, 3, 5), (2, 0, 5), (2, 3, 0))],
+    "negative_positions": lambda t: t(t.x(), -t.rows(5)[::-1]),
+    "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=t.width(4)),
     "strides": lambda t: t.call_any(t.lib.strided(t.x())),
-    "narrow_positions": lambda t: [t.raw(t.x(), t.pos(t.rows(5), kind)) for kind in t.lib.integers],
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
     "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
 }
+# The same for each part of a capability, by the part's label.
+_PART_ATTEMPTS: dict[str, Callable[[_Trial, str], Any]] = {
+    "ranks": lambda t, n: t(t.x(RANKS[int(n) - 1]), t.rows(*RANKS[int(n) - 1][-1:])),
+    "broadcast_positions": lambda t, axes: t(t.x(), t.rows(*broadcast_shape(axes, SIZES))),
+    "python_positions": lambda t, kind: t.raw(t.x(), t.python(kind)),
+    "narrow_positions": lambda t, kind: t.raw(t.x(), t.pos(t.rows(5), kind)),
+    "float_positions": lambda t, kind: t.raw(t.x(), t.pos(t.fractions(5), kind)),
+    "tuple": lambda t, n: t.several(int(n)),
+    "zero_size": lambda t, axis: t(t.x(EMPTY[axis]), t.rows(EMPTY[axis][-1])),
+}
 # Positions tried in rising order, up to the first that the callable refuses.
 _REACH_STEPS = (
-    31, 63, 127, 255, 511, 1023, 2047, 2**12 - 1, 2**13 - 1, 2**14 - 1, 2**15 - 1, 2**16, 2**17, 2**20,
-    2**24 + 3, 2**31 - 1,
+    0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 2**12 - 1, 2**13 - 1, 2**14 - 1, 2**15 - 1, 2**16,
+    2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # Capabilities of the contract: not claimed for angles that are floating-point products.
 _CONTRACT_ONLY = ("same_bits", "nonfinite")
@@ -114,48 +124,95 @@ _POSITION_NAMES = tuple(
 
 
 def find_declines(target: Any) -> dict[str, str]:
-    """Return every capability that a target does not claim, with the reason."""
+    """Return every capability and part that a target does not claim, with the reason."""
     reasons = {
         **target.arrays.lacks,
+        **_by_library(target),
         **_by_dtypes(target),
         **_by_positions(target),
         **_by_layout(target),
         **_by_width(target),
         **_by_class(target),
     }
-    reasons = {**_by_fields(target, reasons), **reasons, **target.lacks}
-    if "rotary_dim" in reasons:
-        reasons.setdefault("odd_width", f"rotary_dim: {reasons['rotary_dim']}")
-    return {**reasons, **({} if target.declared or "values" in reasons else _try_calls(target, reasons))}
+    reasons = spread({**_by_fields(target, reasons), **reasons, **target.lacks})
+    reasons = spread({**_by_dependence(reasons), **reasons})
+    if target.declared or "values" in reasons:
+        return reasons
+    return spread({**reasons, **_try_calls(target, reasons)})
+
+
+def _by_dependence(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return the capabilities that need another one, which is declined."""
+    needs = {"odd_width": "rotary_dim"}
+    for axes in BROADCAST:
+        kind = {2: "batch_positions", 3: "head_positions"}.get(len(axes)) if axes != "scalar" else None
+        needs.update({f"broadcast_positions[{axes}]": kind} if kind else {})
+    return {name: f"{need}: {reasons[need]}" for name, need in needs.items() if need in reasons}
 
 
 def find_reach(target: Any) -> int:
     """Return the largest position that a target takes: as claimed, or the last that it does not refuse."""
     if target.declared or target.positions == "arange" or "values" in target.arrays.lacks:
         return int(target.furthest)
-    trial, accepted = _Trial(target), 0
-    for step in sorted({*(step for step in _REACH_STEPS if step < target.furthest), target.furthest}):
-        if _exception_of(target, partial(trial, trial.x(), np.arange(step - 4, step + 1))) is not None:
-            break
-        accepted = step
-    return accepted or int(target.furthest)  # a target that refuses every call fails its checks later
-
-
-def only_width(target: Any) -> int | None:
-    """Try head_dims; return the only one that a callable takes, or None if it takes several or none."""
-    if target.declared or "values" in target.arrays.lacks:
-        return None
     trial = _Trial(target)
 
-    def accepts(width: int) -> bool:
-        return (
-            _exception_of(target, lambda: trial(trial.array((*SIZES, width)), trial.rows(SIZES[-1]))) is None
-        )
+    def accepts(last: int) -> bool:
+        row = np.arange(last - 4, last + 1).clip(0) if target.positions == "any" else _last_rows(last)
+        return _exception_of(target, lambda: trial(trial.x((*SIZES[:2], len(row))), row)) is None
 
-    least = target._least_width(WIDTH)
-    if all(map(accepts, (least, least + 8, max(64, least)))):
-        return None
-    return next(filter(accepts, (WIDTH, 32, 64, 80, 96, 128, 192, 256)), None)
+    accepted = -1
+    for step in sorted({*(step for step in _REACH_STEPS if step < target.furthest), target.furthest}):
+        if not accepts(step):
+            return _last_accepted(accepts, accepted, step) if accepted >= 0 else int(target.furthest)
+        accepted = step
+    return accepted
+
+
+def _last_rows(last: int) -> Any:
+    return np.arange(max(last - 4, 0), last + 1)
+
+
+def _last_accepted(accepts: Callable[[int], bool], accepted: int, refused: int) -> int:
+    """Return the last accepted position, between an accepted and a refused one."""
+    while refused - accepted > 1:
+        middle = (accepted + refused) // 2
+        accepted, refused = (middle, refused) if accepts(middle) else (accepted, middle)
+    return accepted
+
+
+def find_widths(target: Any) -> dict[int, str]:
+    """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
+    if target.declared or "values" in target.arrays.lacks:
+        return {}
+    trial, rows = _Trial(target), min(SIZES[-1], target.furthest + 1)
+    pos = np.arange(rows) if target.positions != "any" else np.zeros(rows, np.int64)
+
+    def attempt(width: int) -> None:
+        shape = (*SIZES[:2], rows, width)
+        if (found := tuple(getattr(trial(trial.array(shape), pos), "shape", shape))) != shape:
+            raise ValueError(f"the result has shape {found}")  # tables of another width were broadcast
+
+    widths = sorted({target.least_width(width) for width in ALL_WIDTHS})
+
+    def errors_at(some: Collection[int]) -> dict[int, BaseException]:
+        errors = {width: _exception_of(target, partial(attempt, width)) for width in some}
+        return {width: error for width, error in errors.items() if error is not None}
+
+    # Where each width is compiled, the others are tried only if one of a few is refused.
+    few = [width for width in widths if width in FIRST_WIDTHS]
+    if few and target.arrays.calls < 1000 and not errors_at(few):
+        return {}
+    refusals = errors_at(widths)
+    return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
+
+
+def _by_library(target: Any) -> dict[str, str]:
+    lib = target.arrays
+    narrow = (kind for kind in PARTS["narrow_positions"] if kind not in lib.integers)
+    reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}
+    if "float64" in lib.lacks:
+        reasons["float_positions[float64]"] = lib.lacks["float64"]
+    return reasons
 
 
 def _by_dtypes(target: Any) -> dict[str, str]:
@@ -190,12 +247,17 @@ def _by_layout(target: Any) -> dict[str, str]:
 
 
 def _by_width(target: Any) -> dict[str, str]:
-    if (only := target.only_width) is not None:
-        names = ("narrow_heads", "widths", "wide_heads", "odd_width")
-        return dict.fromkeys(names, f"takes a head_dim of {only} only")
-    if (least := target.width_of(0)) > 2:
-        return {"narrow_heads": f"needs a head_dim of at least {least}"}
-    return {}
+    few = f"takes a head_dim of {words_for(target.taken_widths)} only"
+    reasons = {"odd_width": few} if target.head_dim is not None else {}
+    for name in ("narrow_heads", "widths", "wide_heads"):
+        for label in PARTS[name]:
+            width = target.least_width(int(label))
+            if width > int(label) + 1:
+                reasons[f"{name}[{label}]"] = f"needs a head_dim of at least {width}"
+            elif target.taken_widths and width not in target.taken_widths:
+                error = target.refused_widths.get(width) if len(target.taken_widths) > 4 else None
+                reasons[f"{name}[{label}]"] = f"refuses it: {error}" if error else few
+    return reasons
 
 
 def _by_class(target: Any) -> dict[str, str]:
@@ -262,10 +324,13 @@ def _try_field(target: Any, name: str, others_are_named: bool) -> str:
 def _try_calls(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
     """Try each capability that a callable may refuse; return the refused ones with the errors."""
     trial, reasons = _Trial(target), {}
-    for name, attempt in _ATTEMPTS.items():
-        if name not in declines and (refusal := _exception_of(target, partial(attempt, trial))) is not None:
+    attempts = {name: partial(attempt, trial) for name, attempt in _ATTEMPTS.items()}
+    for name, try_part in _PART_ATTEMPTS.items():
+        attempts |= {f"{name}[{label}]": partial(try_part, trial, label) for label in PARTS[name]}
+    for name, attempt in attempts.items():
+        if name not in declines and (refusal := _exception_of(target, attempt)) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
-    return reasons
+    return {**reasons, **_by_dependence(reasons)}
 
 
 def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
@@ -315,12 +380,35 @@ class _Trial:
     def rows(self, *shape: int) -> Any:
         """Return positions of a shape, consecutive along its last axis."""
         start = int(self.target.positions != "arange")
-        return np.broadcast_to(start + (np.arange(shape[-1]) if shape else np.array(0)), shape)
+        rows = start + (np.arange(shape[-1]) if shape else np.array(0))
+        return np.broadcast_to(rows % (self.target.reach + 1), shape)
+
+    def fractions(self, count: int) -> Any:
+        """Return positions between integers."""
+        return np.minimum(self.rows(count) + 0.5, self.target.reach)
+
+    def python(self, kind: str) -> Any:
+        """Return positions as an int, or as a range, list or tuple of ints."""
+        rows = range(min(5, self.target.reach + 1))
+        row = [i % len(rows) for i in range(5)]
+        return {"int": rows[-1], "range": rows, "list": row, "tuple": tuple(row)}[kind]
+
+    def width(self, width: int) -> int:
+        """Return an even width that the default head holds."""
+        return min(width, int(self.target.width_of(WIDTH)) // 2 * 2)
+
+    def several(self, count: int) -> None:
+        """Call with a tuple of arrays that differ in heads; raise if it is not taken as a tuple of arrays."""
+        xs = tuple(self.x((2, heads, 5)) for heads in (3, 1, 2)[:count])
+        ys = self(xs, self.rows(5))
+        if count != 2 and len(ys) != count:
+            raise TypeError(f"the call returned {len(ys)} results for {count} arrays")
 
     def pos(self, values: Any, kind: str) -> Any:
         return self.lib.asarray(np.asarray(values, kind))
 
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
+        _watch.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import (
     ROUND_HALF_EVEN,
     Context,
@@ -75,6 +75,7 @@ class _Plan:
     target: tuple[Indices, Indices]
     coordinates: tuple[int, ...] | None = None
     count: int = 1
+    backwards: bool = False
 
     def inverse(self) -> _Plan:
         """Return the inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
@@ -83,11 +84,10 @@ class _Plan:
                 "attention_factor is 0, so the rotation has no inverse; give a factor other than 0"
             )
         with localcontext(_REDUCTION):
-            omegas = tuple(-omega for omega in self.omegas)
             amplitude = 1 / self.amplitude
-            return _Plan(
-                self.head_dim, omegas, amplitude, self.target, self.source, self.coordinates, self.count
-            )
+        return replace(
+            self, amplitude=amplitude, source=self.target, target=self.source, backwards=not self.backwards
+        )
 
 
 def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
@@ -128,9 +128,12 @@ def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
 @lru_cache(maxsize=256)
 def _series(width: int, number: Decimal) -> tuple[Decimal, ...]:
     with localcontext(_REDUCTION):
-        logarithm = number.ln()
-        powers = [(-2 * i * logarithm / width).exp() for i in range(width // 2)]
-    # Drop the last ten digits, which hold the error of the logarithm, so that 0.01 is 0.01.
+        ratio = (-2 * _rules.ln(number) / width).exp() if width else Decimal(1)
+        powers = [Decimal(1)]
+        for _ in range(width // 2 - 1):
+            powers.append(powers[-1] * ratio)
+        del powers[width // 2 :]
+    # Drop the last ten digits, which hold the error of the logarithm and products, so that 0.01 is 0.01.
     with localcontext(_context(110)):
         return tuple((+power).normalize() for power in powers)
 
@@ -354,7 +357,38 @@ def pairs_of(width: int, fields: Mapping[str, Any]) -> _Plan:
 # ---- fields ----
 
 
-def _plan(
+def _plan(head_dim: int, **fields: Any) -> _Plan:
+    """Return the plan of a head_dim and fields; plans of the latest fields are cached."""
+    key = _hashable({"head_dim": head_dim, **fields})
+    try:
+        hash(key)
+    except TypeError:  # an array of frequencies
+        return _make_plan(head_dim, **fields)
+    return _cached_plan(key)
+
+
+def _hashable(value: Any) -> Any:
+    """Return a mapping, list or tuple as tuples that differ if any value or type differs."""
+    if isinstance(value, Mapping):
+        return Mapping, tuple((name, _hashable(one)) for name, one in value.items())
+    if type(value) in (list, tuple):
+        return type(value), tuple(map(_hashable, value))
+    return type(value), value
+
+
+def _restored(key: Any) -> Any:
+    kind, value = key
+    if kind is Mapping:
+        return {name: _restored(one) for name, one in value}
+    return kind(map(_restored, value)) if kind in (list, tuple) else value
+
+
+@lru_cache(maxsize=2**10)
+def _cached_plan(key: Any) -> _Plan:
+    return _make_plan(**_restored(key))
+
+
+def _make_plan(
     head_dim: int,
     *,
     base: float = 10000.0,
@@ -482,6 +516,13 @@ def _exact(number: Any) -> Decimal:
 
 def _table(pos: ArrayLike, plan: _Plan) -> Floats:
     """Return the table of `_table_of`, with each pair's own coordinate if positions have several."""
+    table = _table_forwards(pos, plan)
+    if plan.backwards:
+        table[..., 1::2] *= -1.0  # sin, and its rounding error
+    return table
+
+
+def _table_forwards(pos: ArrayLike, plan: _Plan) -> Floats:
     if plan.coordinates is None:
         return _table_of(pos, plan.omegas, plan.amplitude)
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
@@ -509,10 +550,17 @@ def _table_of(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -
 
 @lru_cache(maxsize=2**14)  # the suite repeats the same positions for every dtype
 def _row(pos: Decimal, omegas: tuple[Decimal, ...], amplitude: Decimal) -> list[list[float]]:
+    turns = _turns(pos, omegas)
+    with localcontext(_SERIES):
+        return [_rounded(cos, sin, amplitude) for cos, sin in turns]
+
+
+@lru_cache(maxsize=2**14)  # the same positions are repeated with several amplitudes
+def _turns(pos: Decimal, omegas: tuple[Decimal, ...]) -> list[tuple[Decimal, Decimal]]:
     with localcontext(_REDUCTION):
         reduced = [_reduced(pos * omega) for omega in omegas]
     with localcontext(_SERIES):
-        return [_rounded(*_cos_sin_of(quadrant, angle), amplitude) for quadrant, angle in reduced]
+        return [_cos_sin_of(quadrant, angle) for quadrant, angle in reduced]
 
 
 def _reduced(angle: Decimal) -> tuple[int, Decimal]:

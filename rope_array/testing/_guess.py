@@ -22,6 +22,7 @@ class Change(NamedTuple):
     inverse: bool = False
     shift: int = 0
     cast: bool = False
+    copied: bool = False
 
 
 class Guess(NamedTuple):
@@ -60,11 +61,21 @@ class Guess(NamedTuple):
 
 
 class ChangedJudge(Judge):
-    """Judges results as if the code had a change: by the inverse, by shifted positions, of any dtype."""
+    """Judges results as if the code had a change: another direction, position or dtype, a copy of x."""
+
+    explains = False
 
     def __init__(self, target: Target, change: Change):
         super().__init__(target, thorough=True)  # only checks that failed are run
         self.change = change
+
+    def call(self, x: Any, pos: Any, **spec: Any) -> Any:
+        if self.change.copied:
+            x = self._copy(x) if isinstance(x, Input) else tuple(map(self._copy, x))
+        return super().call(x, pos, **spec)
+
+    def _copy(self, x: Input) -> Input:
+        return self.array(x.values, x.dtype)
 
     def check_kind(self, y: Any, x: Input) -> None:
         if self.change.cast and self.lib.owns(y):
@@ -78,3 +89,19 @@ class ChangedJudge(Judge):
             spec["inverse"] = not spec.get("inverse", False)
         pos = np.asarray(pos) + self.change.shift if self.change.shift else pos
         super().check_values(y, x, pos, accuracy, **spec)
+
+
+WRITES_X = "it writes into x; return a new array"
+
+
+def writes_x(target: Target) -> bool:
+    """Return whether a plain call writes into x."""
+    try:
+        judge = Judge(target)
+        with judge.lib.running(), np.errstate(all="ignore"):
+            x = judge.x()
+            before = judge.lib.snapshot(x.array)
+            judge.numbers(judge.run(x, judge.positions()))
+            return bool(judge.lib.snapshot(x.array) != before)
+    except Exception:  # the target's own
+        return False

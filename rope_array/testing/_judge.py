@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from . import _watch
 from ._claims import DTYPES, REACH, SIZES, WIDTH
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._libraries import rounded
 from ._own import Declined
+from ._parts import FEW_WIDTHS, PARTS, whole_of
 from ._target import Target
 
 Floats = NDArray[np.float64]
@@ -50,7 +52,11 @@ class Judge:
         Whether to run the checks that take long, too.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    explains
+        Whether a failed check looks for the simplest call that fails.
     """
+
+    explains = True
 
     def __init__(self, target: Target, thorough: bool = False):
         self.target, self.lib, self.thorough = target, target.arrays, thorough
@@ -68,6 +74,19 @@ class Judge:
     def claims(self, *names: str) -> bool:
         """Return whether all these capabilities are claimed."""
         return self.target.claimed.issuperset(names)
+
+    def parts(self, name: str) -> list[str]:
+        """Return the labels of the claimed parts of a capability: ["1", "2"] of `ranks`."""
+        return [label for label in PARTS[name] if self.claims(f"{name}[{label}]")]
+
+    def widths(self, name: str) -> list[int]:
+        """Return the claimed head_dims of `narrow_heads`, `widths` or `wide_heads`.
+
+        Some of them, if each call is compiled and the checks that take long are left out.
+        """
+        claimed = [int(label) for label in self.parts(name)]
+        some = [width for width in claimed if width in FEW_WIDTHS]
+        return some if some and self.lib.calls < 1000 and not self.thorough else claimed
 
     @property
     def width(self) -> int:
@@ -96,13 +115,15 @@ class Judge:
         """Return small positions of the kind that the target takes."""
         if self.claims("any_positions"):
             drawn = np.random.default_rng(7).permutation(min(600, self.target.reach + 1))[:count]
-            return drawn.astype(np.int64)
+            return np.resize(drawn, count).astype(np.int64)
         return self.row(3, count)
 
     def row(self, start: int, count: int) -> NDArray[np.int64]:
         """Return consecutive positions, from `start` or as near to it as the target's claims allow."""
-        start = min(start, self.target.reach + 1 - count) if self.claims("offset_positions") else 0
-        return np.arange(start, start + count)
+        last_start = max(self.target.reach + 1 - count, 0)
+        start = min(start, last_start) if self.claims("offset_positions") else 0
+        row = np.arange(start, start + count)
+        return self.wrap(row) if self.claims("any_positions") else row
 
     def wrap(self, positions: Any) -> NDArray[np.int64]:
         """Return positions modulo the number of positions that the target takes."""
@@ -130,7 +151,8 @@ class Judge:
         if isinstance(x, Input):
             x = x.array
         elif isinstance(x, tuple):
-            x = tuple(one.array for one in x)
+            x = tuple(one.array if isinstance(one, Input) else one for one in x)
+        _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
 
@@ -285,7 +307,9 @@ class Check:
         if self.thorough and not judge.thorough:
             return "it takes long; --thorough runs it"
         declines = judge.target.declines
-        return "; ".join(f"{name}: {declines[name]}" for name in self.needs if name in declines) or None
+        lacking = [name for name in self.needs if name in declines]
+        lacking = [name for name in lacking if name == whole_of(name) or whole_of(name) not in lacking]
+        return "; ".join(f"{name}: {declines[name]}" for name in lacking) or None
 
 
 registered: list[Check] = []

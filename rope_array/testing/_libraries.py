@@ -46,6 +46,8 @@ class Library:
         The capabilities that it lacks, each with the reason.
     calls
         Number of calls in `combinations`: few if each is compiled.
+    has_strides
+        Whether its arrays may have any strides.
     """
 
     name = ""
@@ -55,6 +57,7 @@ class Library:
     integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
     gaps: Mapping[str, str] = MappingProxyType({})
     calls = 1000
+    has_strides = True
 
     def __repr__(self) -> str:
         return self.name
@@ -132,9 +135,17 @@ class Library:
         """Stack arrays along a new first axis."""
         return self.native.stack(arrays)
 
+    def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return f(x), recorded for gradients, and its vector-Jacobian product; x may be a tuple."""
+        raise NotImplementedError
+
+    def pulled_twice(self, pull: Callable[[Any], Any], cotangent: Any) -> tuple[Any, Any]:
+        """Return two results of a `pullback`'s product."""
+        return pull(cotangent), pull(cotangent)
+
     def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
         """Return the vector-Jacobian product of f at x with a cotangent."""
-        raise NotImplementedError
+        return self.pullback(f, x)[1](cotangent)
 
     def running(self) -> AbstractContextManager[Any]:
         """Return the context manager for using the library."""
@@ -419,6 +430,7 @@ class Jax(Library):
     x64 = False
     platform = "cpu"
     calls = 40
+    has_strides = False
     gaps = MappingProxyType(
         {
             "float64": "JAX without x64 has no float64",
@@ -457,8 +469,9 @@ class Jax(Library):
     def stack(self, arrays: list[Array]) -> Array:
         return import_module("jax.numpy").stack(arrays)
 
-    def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
-        return self.native.vjp(f, x)[1](cotangent)[0]
+    def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        y, pull = self.native.vjp(f, x)
+        return y, lambda cotangent: pull(cotangent)[0]
 
     def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
         compiled: Callable[..., Array] = self.native.jit(f)
@@ -578,10 +591,19 @@ class Torch(Library):
         random_state = hash(self.native.get_rng_state().numpy().tobytes())
         return {**super().state(), "PyTorch's random state": random_state}
 
-    def gradient(self, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
-        x = x.detach().clone().requires_grad_(True)
-        (pulled,) = self.native.autograd.grad(f(x), x, cotangent)
-        return pulled
+    def pulled_twice(self, pull: Callable[..., Any], cotangent: Any) -> tuple[Any, Any]:
+        return pull(cotangent, retain_graph=True), pull(cotangent)
+
+    def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        # A leaf of the same memory and strides as x.
+        leaves = [one.detach().requires_grad_(True) for one in (x if isinstance(x, tuple) else (x,))]
+        y = f(tuple(leaves) if isinstance(x, tuple) else leaves[0])
+
+        def pull(cotangent: Any, retain_graph: bool = False) -> Any:
+            pulled = self.native.autograd.grad(y, leaves, cotangent, retain_graph=retain_graph)
+            return pulled if isinstance(x, tuple) else pulled[0]
+
+        return y, pull
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():

@@ -119,12 +119,12 @@ def _observe(
 def _judge_of(target: Target, place: tuple[str, str, bool], width: int) -> Judge:
     """Return a judge that calls the target in a library and a layout, in a dtype that it takes."""
     moved = replace(target, library=place[0], layout=place[1])
-    head_dim = moved.only_width or (width if width != WIDTH else None)
+    head_dim = moved.width_of(width) if moved.taken_widths or width != WIDTH else None
     dtypes = target.claimed if place[0] == target.library else target.dtypes or ()
     dtype = next(
         (name for name in ("float32", "float64", "float16", "bfloat16") if name in dtypes), "float32"
     )
-    furthest = max(31, min(target.reach, 2**31 - 1))
+    furthest = min(target.reach, 2**31 - 1)
     return Judge(replace(moved, declared=True, head_dim=head_dim, furthest=furthest, dtypes=(dtype,)))
 
 

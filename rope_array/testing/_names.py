@@ -12,23 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, Jax, Torch
+from ._compilers import library_names
 from ._own import library_target
 from ._target import Target
 
 
 def names() -> list[str]:
     """Return the names of the built-in targets."""
-    modes = {name: "jit" for name, lib in LIBRARIES.items() if isinstance(lib, Jax)}
-    modes |= {
-        name: "compile" for name, lib in LIBRARIES.items() if isinstance(lib, Torch) and lib.device != "meta"
-    }
-    return [
-        each
-        for name in LIBRARIES
-        for each in (name, f"{name}:{modes[name]}" if name in modes else "")
-        if each
-    ]
+    return library_names()
 
 
 def resolve(target: str | Target | Callable[..., Any], backend: str | None = None, **claims: Any) -> Target:
@@ -64,9 +55,7 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
             raise ValueError(
                 f"{target} has all claims of rope_array; {', '.join(claims)}: claim it for a callable only"
             )
-        library, _, mode = target.rpartition(":")
-        library, mode = (library, mode) if mode in ("jit", "compile") else (target, "")
-        return library_target(library, mode, backend)
+        return library_target(target, backend)
     if backend is not None:
         raise ValueError(
             f"backend={backend!r} forces a backend of rope_array; leave it out, as {target} is other code"

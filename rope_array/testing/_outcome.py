@@ -46,7 +46,9 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
         return INAPPLICABLE, f"the backend declines it: {error}"
     except NotImplementedError as error:
         return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
-    except (Exception, SystemExit) as error:  # any exception of the target fails the check
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # any exception of the target fails the check
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, ""
 

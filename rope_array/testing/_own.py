@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._claims import FIELDS, SIZES, WIDTH, one_line, shorten
-from ._libraries import LIBRARIES, NOT_COMPILED, Jax, Library
+from ._compilers import COMPILED, arrays_of
+from ._libraries import NOT_COMPILED, Jax, Library
 from ._target import Target
 
 
@@ -125,52 +127,6 @@ _RULES = {
 }
 
 
-def _jitted(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with jax.jit: arrays are traced, other arguments are static."""
-    jax = import_module("jax")
-    compiled: dict[Any, Callable[..., Any]] = {}
-
-    def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec, traced = as_records(spec), (x, pos) if hasattr(pos, "dtype") else (x,)
-        key = repr(spec), repr(pos) if len(traced) == 1 else None
-        if key not in compiled:
-            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
-        return compiled[key](*traced)
-
-    return call
-
-
-def _compiled(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
-    compile_ = import_module("torch").compile
-    compiled: dict[Any, Callable[..., Any]] = {}
-
-    def call(x: Any, pos: Any, **spec: Any) -> Any:
-        spec = as_records(spec)  # before tracing
-        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec))
-        if key not in compiled:
-
-            def rotated(x: Any, pos: Any) -> Any:
-                return rotate(x, pos, **spec)
-
-            # A new code object: Dynamo stops compiling a code object after a handful of compilations.
-            rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{len(compiled)}")
-            compiled[key] = compile_(rotated, fullgraph=True, backend="aot_eager")
-        return compiled[key](x, pos)
-
-    return call
-
-
-def _kind(value: Any) -> str:
-    """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
-    if not hasattr(value, "dtype"):
-        return repr(value)
-    return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
-
-
-_MODES = {"jit": _jitted, "compile": _compiled}
-
-
 # ---- targets ----
 
 
@@ -198,12 +154,13 @@ class BackendTarget(Target):
         own = ("backend", "backends", "head_dims")
         return {name: value for name, value in super().claims().items() if name not in own}
 
-    def _least_width(self, width: int) -> int:
-        least = super()._least_width(width)
-        return next((each for each in self.head_dims if each >= least), max(self.head_dims, default=least))
+    @cached_property
+    def taken_widths(self) -> tuple[int, ...]:
+        """The head_dims to use."""
+        return self.head_dims
 
 
-def library_target(library: str, mode: str, backend: str | None) -> Target:
+def library_target(library: str, backend: str | None) -> Target:
     """Return the target of a library, by the best backend of each call or by the one that is forced.
 
     Raises
@@ -213,30 +170,29 @@ def library_target(library: str, mode: str, backend: str | None) -> Target:
     ValueError
         It declines every call that is tried.
     """
-    lib = LIBRARIES[library]
+    lib = arrays_of(library)
     lib.check_present()
     with lib.running():
         served = _Served() if backend is None else _find_served(lib, backend)
         backends = _backends_of(lib)
-    name = f"{library}:{mode}" if mode else library
+    by_dynamo = library.endswith(":compile")
     target = BackendTarget(
-        _uncounted(backend, served.fields) if mode == "compile" else OwnApply(backend, *served[:2]),
-        name=name if backend is None else f"{name} [{backend}]",
+        _uncounted(backend, served.fields) if by_dynamo else OwnApply(backend, *served[:2]),
+        name=library if backend is None else f"{library} [{backend}]",
         version=f"{lib.module.partition('.')[0]} {lib.version}",
         library=library,
         fields=tuple(FIELDS),
         fixed=served.fields,
         dtypes=_dtypes(lib),
         angles="exact",
-        wraps=_MODES[mode] if mode else None,
         declared=True,
         furthest=2**62,
-        lacks={**(NOT_COMPILED if mode else {}), **served.lacks},
+        lacks={**(NOT_COMPILED if library in COMPILED else {}), **served.lacks},
         backend=backend,
         backends=backends,
         head_dims=served.head_dims,
     )
-    if backend is not None and mode:
+    if backend is not None and library in COMPILED:
         _check_compiled(target, backend)
     return target
 
@@ -250,8 +206,9 @@ def _uncounted(backend: str | None, fields: Mapping[str, Any]) -> Callable[..., 
     apply = import_module("rope_array").apply
 
     def rotate(x: Any, pos: Any, **spec: Any) -> Any:
-        return apply(x, pos, backend=backend, **as_records({**fields, **spec}))
+        return apply(x, pos, backend=backend, **{**fields, **spec})
 
+    rotate.prepare = as_records  # type: ignore[attr-defined]
     return rotate
 
 
@@ -262,9 +219,8 @@ def _check_compiled(target: Target, backend: str) -> None:
     try:
         with target.arrays.running():
             target.call(target.arrays.asarray(x, dtype), target.arrays.asarray(np.arange(5, dtype=np.int32)))
-    except Exception as error:  # Dynamo wraps the exception of a traced function
-        cause = error.__cause__ or error
-        raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(cause)}") from None
+    except Exception as error:
+        raise ValueError(f"backend {backend!r} serves no compiled call: {_reason_in(error)}") from None
 
 
 # ---- what a forced backend serves ----

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 Rule: TypeAlias = Mapping[str, Any]
@@ -74,7 +75,7 @@ def _yarn(rule: Rule, omegas: Omegas, base: Decimal, width: int) -> list[Decimal
     trained, factor = _number(rule, "original_max_position_embeddings"), _number(rule, "factor")
 
     def index(turns: Decimal) -> Decimal:  # of the frequency with trained·ω = 2π·turns
-        return width * (trained / (2 * PI * turns)).ln() / (2 * base.ln())
+        return width * ln(trained / (2 * PI * turns)) / (2 * ln(base))
 
     first, last = index(_number(rule, "beta_fast", 32)), index(_number(rule, "beta_slow", 1))
     if rule.get("truncate", True):
@@ -125,10 +126,16 @@ _RULES: dict[str, Callable[[Rule, Omegas, Decimal, int], list[Decimal]]] = {
 }
 
 
+@lru_cache(maxsize=256)
+def ln(number: Decimal) -> Decimal:
+    """Return the natural logarithm in the definition's context, the only one it is called in."""
+    return number.ln()
+
+
 def _number(rule: Rule, key: str, usual: float | None = None) -> Decimal:
     value = rule[key] if usual is None else rule.get(key, usual)
     return Decimal(value)
 
 
 def _power(number: Decimal, exponent: Decimal) -> Decimal:
-    return (number.ln() * exponent).exp()
+    return (ln(number) * exponent).exp()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ._causes import Cause, find_cause
+from ._causes import Cause, Findings, find_causes
 from ._checks import checks
 from ._judge import Check, Judge
 from ._names import resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
-from ._own import calls_of
+from ._own import BackendTarget, calls_of
 from ._target import Target
 
 
@@ -40,6 +40,14 @@ class Result:
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
         The fault, or why the check does not apply; empty if it passed.
+    requirement
+        The check's requirement.
+    needs
+        The capabilities without which the check does not apply.
+    seconds
+        Duration of the check.
+    ended
+        Whether the process ended in it: ``python -m rope_array check`` judges in a child process.
 
     Examples
     --------
@@ -52,6 +60,10 @@ class Result:
     name: str
     outcome: str
     detail: str = ""
+    requirement: str = field(default="", repr=False)
+    needs: tuple[str, ...] = field(default=(), repr=False)
+    seconds: float = field(default=0.0, repr=False, compare=False)
+    ended: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -118,12 +130,26 @@ class Report:
         return not self.of(FAILED, UNEXPECTED)
 
     @cached_property
+    def _findings(self) -> Findings:
+        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+
+    @property
     def cause(self) -> Cause | None:
-        """The likely cause of the failures: a claim, or a change of the code, with which they go away.
+        """The likely cause of the failures: claims, or changes of the code, with which they go away.
 
         None if no check failed, or no cause is found. It is looked for once, by calling the target again.
         """
-        return find_cause(self.target, [result.name for result in self.of(FAILED)])
+        return self._findings.cause
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The parts of the cause, each with the checks that it explains, in the order to mend them in."""
+        return self._findings.causes
+
+    @property
+    def unexplained(self) -> Mapping[str, tuple[str, ...]]:
+        """The failed checks that no cause explains, by the place of their wrong elements or their fault."""
+        return self._findings.unexplained
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as ``python -m rope_array check --json`` prints them.
@@ -131,7 +157,8 @@ class Report:
         Returns
         -------
         dict
-            The target and its claims, the machine, and the name, outcome and detail of every check.
+            The target and its claims, the machine, the causes of failures, and of every check the name,
+            outcome, detail, requirement, needs and seconds.
 
         Examples
         --------
@@ -139,26 +166,84 @@ class Report:
         >>> run_checks("numpy").as_dict()["class"]
         {'angles': 'exact', 'arithmetic': 'float32'}
         """
-        target = self.target
-        return {
-            "target": target.name,
-            "version": target.version,
-            "library": f"{target.library} {target.arrays.version}",
-            "class": {"angles": target.angles, "arithmetic": target.arithmetic},
-            "claims": target.claims(),
-            "rope_array": own_version(),
-            "machine": machine(),
-            "seconds": round(self.seconds, 2),
-            "ok": self.ok,
-            "cause": None if self.cause is None else str(self.cause),
-            "counts": {o: len(self.of(o)) for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
-            # JSON has no infinity: null where a result is NaN or infinite.
-            "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in self.worst.items()},
-            "declines": dict(target.declines),
-            "served": dict(self.served),
-            "declined": dict(self.declined),
-            "results": [vars(result) for result in self.results],
+        tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
+        findings = plain_findings(self._findings)
+        return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
+
+
+@dataclass
+class Tally:
+    """What checks count: the calls that backends served and declined, and the worst errors by range."""
+
+    served: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def add(self, served: Mapping[str, int], declined: Mapping[str, int], worst: Mapping[str, float]) -> None:
+        """Add the counts of one check; keep the larger errors."""
+        self.served.update(served)
+        self.declined.update(declined)
+        self.worst.update({name: max(error, self.worst.get(name, 0.0)) for name, error in worst.items()})
+
+
+def plain_target(target: Target) -> dict[str, Any]:
+    """Return a target and its claims as plain values; it is called to find them."""
+    own = None
+    if isinstance(target, BackendTarget):
+        own = {
+            "backend": target.backend,
+            "backends": dict(target.backends),
+            "by_tables": bool(getattr(target.rotate, "by_tables", False)),
+            "fixed": dict(target.fixed),
+            "compiled": target.compiled,
         }
+    return {
+        "target": target.name,
+        "version": target.version,
+        "library": f"{target.library} {target.arrays.version}",
+        "settings": target.arrays.settings(),
+        "class": {"angles": target.angles, "arithmetic": target.arithmetic},
+        "claims": target.claims(),
+        "declines": dict(target.declines),
+        "own": own,
+    }
+
+
+def plain_findings(found: Findings) -> dict[str, Any]:
+    """Return the causes of failures, and the failures without one, as plain values."""
+    cause = found.cause
+    return {
+        "cause": None if cause is None else str(cause),
+        "causes": [
+            {"text": each.text, "options": each.options, "checks": list(each.checks)} for each in found.causes
+        ],
+        "unexplained": {place: list(names) for place, names in found.unexplained.items()},
+        "advice": None
+        if cause is None or not cause.claims
+        else {"claims": dict(cause.claims), "explained": cause.explained, "failed": cause.failed},
+    }
+
+
+def plain_report(
+    target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any], tally: Tally,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the plain values of a report, from those of its target and findings."""
+    counts = Counter(result.outcome for result in results)
+    return {
+        **target,
+        "rope_array": own_version(),
+        "machine": machine(),
+        "seconds": round(seconds, 2),
+        "ok": not counts[FAILED] + counts[UNEXPECTED],
+        **findings,
+        "counts": {o: counts[o] for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
+        # JSON has no infinity: null where a result is NaN or infinite.
+        "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in tally.worst.items()},
+        "served": dict(tally.served.most_common()),
+        "declined": dict(tally.declined.most_common()),
+        "results": [{**vars(result), "seconds": round(result.seconds, 4)} for result in results],
+    }
 
 
 def own_version() -> str:
@@ -304,7 +389,7 @@ def _run(target: Target, expected: Mapping[str, str] | None, thorough: bool) -> 
     check_expected(expected)
     started = time.perf_counter()
     judge = Judge(target, thorough)
-    results = tuple(_result(check, judge, expected) for check in checks())
+    results = tuple(result_of(check, judge, expected) for check in checks())
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
     return Report(target, results, dict(judge.worst), seconds, served, declined)
@@ -322,11 +407,18 @@ def check_expected(expected: Mapping[str, str]) -> None:
         raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
 
 
-def _result(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
-    reason = expected.get(check.name)
+def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
+    """Run a check; return its result, in view of the failures that are expected."""
+    started = time.perf_counter()
     outcome, detail = outcome_of(check, judge)
-    if reason is not None and outcome == FAILED:
-        return Result(check.name, EXPECTED, f"{reason} (found: {detail})")
-    if reason is not None:
-        return Result(check.name, UNEXPECTED, f"expected to fail ({reason}), and {outcome}")
-    return Result(check.name, outcome, detail)
+    outcome, detail = as_expected(outcome, detail, expected.get(check.name))
+    return Result(check.name, outcome, detail, check.requirement, check.needs, time.perf_counter() - started)
+
+
+def as_expected(outcome: str, detail: str, reason: str | None) -> tuple[str, str]:
+    """Return the outcome and detail of a check that is expected to fail for a reason; None: to pass."""
+    if reason is None:
+        return outcome, detail
+    if outcome == FAILED:
+        return EXPECTED, f"{reason} (found: {detail})"
+    return UNEXPECTED, f"expected to fail ({reason}), and {outcome}"

@@ -21,14 +21,16 @@ from ._claims import (
     WIDTH,
     find_declines,
     find_reach,
-    only_width,
+    find_widths,
     signature_defaults,
 )
+from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
 from ._first_calls import FirstCalls
 from ._layout import adapt_layout, is_layout
-from ._libraries import LIBRARIES, Library
+from ._libraries import Library
+from ._parts import ALL_WIDTHS, PART_NAMES
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Target:
     name, version : str
         Name and version in reports; by default the callable's own name.
     library : str
-        The array library of x, a name from ``python -m rope_array check --list``.
+        The array library of x, a name from ``python -m rope_array check --list``. "jax:jit" and
+        "torch:compile" compile each call as a whole: code that the compiler cannot compile fails.
     fields : collection of str, optional
         The fields it takes. By default the fields that its signature names; if the signature has ``**spec``,
         each other field is tried: see Notes.
@@ -71,7 +74,7 @@ class Target:
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
     wraps : callable, optional
-        Called with `rotate` before use, inside the library's context: jax.jit, torch.compile.
+        Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
         Whether the claims are complete: no trial calls are made, and a refused call is a failure.
 
@@ -103,7 +106,7 @@ class Target:
     library: str = "numpy"
     fields: Collection[str] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    head_dim: int | None = None
+    head_dim: int | Collection[int] | None = None
     layout: str = "...sd"
     positions: str = "any"
     furthest: int = 2**31 - 1
@@ -128,7 +131,12 @@ class Target:
     @property
     def arrays(self) -> Library:
         """The array library of x."""
-        return LIBRARIES[self.library]
+        return arrays_of(self.library)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether each new call is compiled, which takes time."""
+        return self.library in COMPILED or self.wraps is not None
 
     @property
     def accuracy(self) -> Accuracy:
@@ -194,17 +202,45 @@ class Target:
         >>> target.width_of(16), target.width_of(64)
         (32, 64)
         """
-        if self.only_width is not None:
-            return self.only_width
-        return self._least_width(width)
+        least = self.least_width(width)
+        if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
+            return least
+        return next((taken for taken in self.taken_widths if taken >= least), self.taken_widths[-1])
 
     @cached_property
-    def only_width(self) -> int | None:
-        """The only head_dim that it takes, as claimed or as found by trial calls."""
-        return self.head_dim if self.head_dim is not None else only_width(self)
+    def taken_widths(self) -> tuple[int, ...]:
+        """The head_dims that it takes, in rising order, as claimed or as found by trial; empty if any."""
+        if self.head_dim is not None:
+            return tuple(sorted(_numbers(self.head_dim)))
+        if not self.refused_widths:
+            return ()
+        widths = {self.least_width(width) for width in ALL_WIDTHS}
+        return tuple(sorted(widths - self.refused_widths.keys()))
 
-    def _least_width(self, width: int) -> int:
-        """Return `width`, widened to hold the slice that the built-in fields rotate."""
+    @cached_property
+    def refused_widths(self) -> Mapping[int, str]:
+        """The head_dims that it refuses in trial calls, with the errors."""
+        return MappingProxyType(find_widths(self))
+
+    def least_width(self, width: int) -> int:
+        """Return `width`, widened to hold the slice that the built-in fields rotate.
+
+        Parameters
+        ----------
+        width : int
+            The head_dim of the check.
+
+        Returns
+        -------
+        int
+            The least head_dim that holds the slice.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> Target(lambda x, pos: x, fixed={"rotary_dim": 32}).least_width(16)
+        32
+        """
         start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
         if rotated is not None:
             return max(width, start + int(rotated))
@@ -223,7 +259,7 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = self.wraps(self.rotate) if self.wraps else self.rotate
+        rotate = self.wraps(self.rotate) if self.wraps else compile_for(self.library, self.rotate)
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -250,8 +286,8 @@ class Target:
 
     @property
     def claimed(self) -> frozenset[str]:
-        """Every capability that is claimed."""
-        return frozenset(CAPABILITIES) - set(self.declines)
+        """Every capability that is claimed, and every part."""
+        return frozenset((*CAPABILITIES, *PART_NAMES)) - set(self.declines)
 
 
 def _check_kinds(target: Target) -> None:
@@ -265,7 +301,7 @@ def _check_kinds(target: Target) -> None:
         ("angles", str, "a string"),
         ("arithmetic", str, "a string"),
         ("furthest", int, "an integer"),
-        ("head_dim", int | None, "an integer"),
+        ("head_dim", int | Collection | None, "an integer, or several"),
         ("fixed", Mapping, "a mapping of fields to values"),
         ("lacks", Mapping, "a mapping of capabilities to reasons"),
         ("expected_failures", Mapping, "a mapping of checks to reasons"),
@@ -284,13 +320,13 @@ def _check_kinds(target: Target) -> None:
 def _check_names(target: Target) -> None:
     """Raise for unknown names."""
     for argument, given, known in (
-        ("library", [target.library], LIBRARIES),
+        ("library", [target.library], library_names()),
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
-        ("lacks", target.lacks, CAPABILITIES),
+        ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
         ("dtypes", target.dtypes or (), DTYPES),
     ):
         if unknown := sorted(set(map(str, given)) - set(known)):
@@ -307,10 +343,11 @@ def _check_names(target: Target) -> None:
 
 def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
-    if target.furthest < 31:
-        raise ValueError(f"furthest is {target.furthest}; the suite needs positions up to 31 at least")
-    if target.head_dim is not None and target.head_dim < 16:
-        raise ValueError(f"head_dim is {target.head_dim}; the suite needs 16 at least")
+    if target.furthest < 0:
+        raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
+    for head_dim in _numbers(target.head_dim):
+        if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
+            raise ValueError(f"head_dim has {head_dim!r}; give integers, 2 or more")
     if target.dtypes is not None and not target.dtypes:
         raise ValueError(f"dtypes is empty; give some of {', '.join(DTYPES)}")
 
@@ -319,10 +356,18 @@ def _check_defaults(target: Target) -> None:
     """Raise if the definition refuses the built-in fields and the signature's defaults."""
     fields = {name: value for name, value in target.defaults.items() if name not in CALL_FIELDS}
     try:
-        apply_definition(np.zeros(target.head_dim or target._least_width(WIDTH)), 0, **fields)
+        for width in _numbers(target.head_dim) or (target.least_width(WIDTH),):
+            apply_definition(np.zeros(width), 0, **fields)
     except (ValueError, TypeError) as error:
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
+
+
+def _numbers(head_dim: int | Collection[int] | None) -> tuple[int, ...]:
+    """Return the claimed head_dims: none, one or several."""
+    if head_dim is None:
+        return ()
+    return tuple(head_dim) if isinstance(head_dim, Collection) else (head_dim,)
 
 
 def _name_of(rotate: Callable[..., Any]) -> str:

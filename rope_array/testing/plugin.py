@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from ._causes import find_cause
-from ._checks import checks
-from ._command import reasons_of, target_of_options
-from ._judge import Check, Judge
-from ._outcome import FAILED, INAPPLICABLE, outcome_of
-from ._run import check_expected
-from ._target import Target
+from ._isolated import CannotJudge, Judgement
+from ._options import Options
+from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED
+from ._run import Result
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,10 +43,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="a check known to fail, with the reason and a link; passing it is then a failure",
     )
+    group.addoption(
+        "--rope-require",
+        metavar="CAPABILITY[,CAPABILITY]",
+        action="append",
+        default=[],
+        help="capabilities that a callable has to have; repeatable",
+    )
+    group.addoption("--rope-thorough", action="store_true", help="run the checks that take long, too")
+    group.addoption("--rope-timeout", metavar="SECONDS", type=float, help="fail a check that takes longer")
+    group.addoption("--rope-in-process", action="store_true", help="judge in this process, for --pdb")
 
 
-# The failed checks of each target, by its name.
-_FAILED = pytest.StashKey[dict[str, tuple[Target, list[str]]]]()
+# Options without effect if no target is given.
+_OF_TARGETS = (
+    "--rope-library", "--rope-claim", "--rope-expect", "--rope-require", "--rope-thorough",
+    "--rope-timeout", "--rope-in-process",
+)  # fmt: skip
+_JUDGEMENTS = pytest.StashKey[list[Judgement]]()
 
 
 class CheckFailed(Exception):
@@ -63,38 +74,34 @@ class UnexpectedlyInapplicable(Exception):
 class RopeCheck(pytest.Item):
     """One check of one target."""
 
-    def __init__(self, *, check: Check, judge: Judge, reason: str | None, **more: Any):
+    def __init__(self, *, judgement: Judgement, target: str, **more: Any):
         super().__init__(**more)
-        self.check, self.judge, self.expected = check, judge, reason
-        if reason is not None:
+        self.judgement, self.target = judgement, target
+        if (reason := judgement.expected.get(self.name)) is not None:
             self.add_marker(pytest.mark.xfail(reason=reason, strict=True, raises=CheckFailed))
 
     def runtest(self) -> None:
         """Run the check."""
-        outcome, detail = outcome_of(self.check, self.judge)
-        if outcome == INAPPLICABLE and self.expected is not None:
-            raise UnexpectedlyInapplicable(
-                f"expected to fail ({self.expected}), and not applicable: {detail}"
-            )
-        if outcome == INAPPLICABLE:
-            pytest.skip(detail)
-        if outcome == FAILED:
-            if self.expected is None:
-                failed = self.config.stash.setdefault(_FAILED, {})
-                failed.setdefault(self.judge.target.name, (self.judge.target, []))[1].append(self.check.name)
-            raise CheckFailed(detail)
+        result: Result = self.judgement.run(self.name)
+        if result.outcome == UNEXPECTED and result.detail.endswith(INAPPLICABLE):
+            raise UnexpectedlyInapplicable(result.detail)
+        if result.outcome == INAPPLICABLE:
+            pytest.skip(result.detail)
+        if result.outcome in (FAILED, EXPECTED):
+            raise CheckFailed(result.detail)
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
         """Return the requirement and the detail, without a traceback through the suite."""
         if isinstance(excinfo.value, CheckFailed):
-            return f"required: {self.check.requirement}\nfound:    {excinfo.value}"
+            required = self.judgement.checks[self.name]["requirement"]
+            return f"required: {required}\nfound:    {excinfo.value}"
         if isinstance(excinfo.value, UnexpectedlyInapplicable):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """Return the path and name of the test."""
-        return self.path, None, f"{self.judge.target.name}: {self.check.name}"
+        return self.path, None, f"{self.target}: {self.name}"
 
 
 class RopeTarget(pytest.Collector):
@@ -106,23 +113,32 @@ class RopeTarget(pytest.Collector):
 
     def collect(self) -> Iterator[RopeCheck]:
         """Yield the checks."""
-        option = self.config.getoption
         try:
-            target = target_of_options(self.target, None, option("--rope-library"), option("--rope-claim"))
-            expected = {**target.expected_failures, **reasons_of(option("--rope-expect"))}
-            check_expected(expected)
-        except (ValueError, ImportError, RuntimeError) as error:
+            judgement = _judgement_of(self.config, self.target)
+        except CannotJudge as error:
             raise pytest.UsageError(f"--rope-backend {self.target}: {error}") from None
-        judge = Judge(target)
-        for check in checks():
-            reason = expected.get(check.name)
-            yield RopeCheck.from_parent(self, name=check.name, check=check, judge=judge, reason=reason)
+        self.config.stash.setdefault(_JUDGEMENTS, []).append(judgement)
+        for name in judgement.checks:
+            yield RopeCheck.from_parent(self, name=name, judgement=judgement, target=self.target)
+
+
+def _judgement_of(config: pytest.Config, target: str) -> Judgement:
+    option = config.getoption
+    options = Options(
+        target,
+        library=option("--rope-library"),
+        claims=option("--rope-claim"),
+        expected=option("--rope-expect"),
+        require=option("--rope-require"),
+        thorough=option("--rope-thorough"),
+    )
+    return Judgement(options, timeout=option("--rope-timeout"), in_process=option("--rope-in-process"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Raise for options without effect; import targets from the current folder, as `python -m` does."""
     if not config.getoption("--rope-backend"):
-        for option in ("--rope-library", "--rope-claim", "--rope-expect"):
+        for option in _OF_TARGETS:
             if config.getoption(option):
                 raise pytest.UsageError(f"{option} needs a --rope-backend; give one, or leave it out")
     elif (here := str(config.invocation_params.dir)) not in sys.path:
@@ -138,6 +154,12 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show the likely cause of each target's failures."""
-    for name, (target, failed) in config.stash.get(_FAILED, {}).items():
-        if cause := find_cause(target, failed):
-            terminalreporter.write_line(f"{name}: {cause}")
+    for judgement in config.stash.get(_JUDGEMENTS, []):
+        if cause := judgement.findings()["cause"]:
+            terminalreporter.write_line(f"{judgement.target}: {cause}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the child processes."""
+    for judgement in config.stash.get(_JUDGEMENTS, []):
+        judgement.close()

@@ -102,11 +102,12 @@ def accuracy_float(j: Judge, dtype: str) -> None:
     pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | j.claims("negative_positions"))]
     x = j.x(1, 2, len(pos), 64, dtype=dtype)
     # An angle that is a product is as exact as the dtype of its position.
-    wide = j.target.angles == "float64" and j.claims("float64")
+    wide = j.target.angles == "float64" and j.claims("float64", "float_positions[float64]")
+    wide = wide or not j.claims("float_positions[float32]")
     j.check(j.call(x, j.pos(pos, "float64" if wide else "float32")), x, pos)
 
 
-@check("float_positions", "any_positions", "float64")
+@check("float_positions", "any_positions", "float64", "float_positions[float64]")
 def accuracy_float64_positions(j: Judge) -> None:
     """Positions of float64 keep their fraction for an x of float64."""
     pos = np.array([0.1, 1.7, 100.3, 4000.9])

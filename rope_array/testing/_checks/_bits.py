@@ -64,7 +64,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
             assert np.array_equal(y, whole), f"{name}: {(y != whole).sum()} elements have other bits"
 
 
-@check("tuple", "any_positions")
+@check("tuple", "tuple[2]", "any_positions")
 def same_bits_in_company(j: Judge) -> None:
     """A row has the same bits for any other arrays in the same call."""
     x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.dtypes[-1], seed=1), j.positions(7)

@@ -49,22 +49,22 @@ def direction(j: Judge) -> None:
 
 @check("narrow_heads")
 def narrow_heads(j: Judge) -> None:
-    """Narrow even head_dims are rotated: 2, 4, 6, 10."""
-    for head_dim in (2, 4, 6, 10):
+    """Narrow even head_dims are rotated: 2 to 14."""
+    for head_dim in j.widths("narrow_heads"):
         j.check_call(j.x(1, 2, 3, head_dim), j.positions(3))
 
 
 @check("widths")
 def widths(j: Judge) -> None:
-    """The head_dims of models are rotated: 64, 80, 96, 128, 192, 256."""
-    for head_dim in (64, 80, 96, 128, 192, 256):
+    """The head_dims of models are rotated: from 16 to 256."""
+    for head_dim in j.widths("widths"):
         j.check_call(j.x(1, 2, 3, head_dim), j.positions(3))
 
 
 @check("wide_heads")
 def wide_heads(j: Judge) -> None:
-    """Wide head_dims are rotated: 512, 576, 2048."""
-    for head_dim in (512, 576, 2048):
+    """Wide head_dims are rotated: 320 to 2048."""
+    for head_dim in j.widths("wide_heads"):
         j.check_call(j.x(1, 2, 3, head_dim), j.positions(3))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing._judge import Judge, check
+from rope_array.testing._parts import broadcast_shape
 
 
 @check("any_positions")
@@ -48,13 +49,9 @@ def positions_of_heads(j: Judge) -> None:
 @check("broadcast_positions", "any_positions")
 def positions_broadcast(j: Judge) -> None:
     """A scalar is broadcast to all rows, a size of 1 to its axis: (1,), (1, S), (B, 1), (B, 1, S), ..."""
-    for shape, needed in (
-        ((), "values"), ((1,), "values"), ((1, 5), "batch_positions"), ((2, 1), "batch_positions"),
-        ((1, 1), "batch_positions"), ((2, 1, 5), "head_positions"), ((1, 3, 5), "head_positions"),
-        ((2, 3, 1), "head_positions"),
-    ):  # fmt: skip
-        if j.claims(needed):
-            j.check_call(j.x(), j.wrap(np.random.default_rng(len(shape)).integers(1, 50, shape)))
+    for axes in j.parts("broadcast_positions"):
+        shape = broadcast_shape(axes, (2, 3, 5))
+        j.check_call(j.x(), j.wrap(np.random.default_rng(len(shape)).integers(1, 50, shape)))
 
 
 @check()
@@ -66,22 +63,32 @@ def size_one_axes(j: Judge) -> None:
 
 @check("python_positions", "any_positions")
 def positions_of_python(j: Judge) -> None:
-    """Positions may be an int, a range or a list of ints, with negative values and steps."""
-    kinds: list[Any] = [3, range(2, 7), range(0, 15, 3), [4, 0, 2, 9, 1]]
-    if j.claims("negative_positions"):
-        kinds += [-3, range(-4, 1), range(9, -1, -2), [4, -2, 0, -9, 1]]
-    if j.claims("wide_positions"):
-        kinds += [2**33 + 5, [2**40, 0, 1, 2**31, 2**32 + 7]]
-    for pos in kinds:
-        j.check_call(j.x(), pos)
-    if (y := j.try_call(x := j.x(), (4, 0, 2, 9, 1))) is not None:
-        j.check(y, x, np.array((4, 0, 2, 9, 1)))
+    """Positions may be an int, a range, a list or a tuple of ints, with negative values and steps."""
+    for kind in j.parts("python_positions"):
+        for pos in _python_positions(j, kind):
+            j.check_call(j.x(), pos)
+
+
+def _python_positions(j: Judge, kind: str) -> list[Any]:
+    """Return positions of a kind: of ints, or of ranges, lists or tuples of five ints."""
+    negative, wide = j.claims("negative_positions"), j.claims("wide_positions")
+    if kind == "int":
+        pos: list[Any] = [3, *([-3] if negative else []), *([2**33 + 5] if wide else [])]
+    elif kind == "range":
+        pos = [range(2, 7), range(0, 15, 3), *([range(-4, 1), range(9, -1, -2)] if negative else [])]
+    else:
+        pos = [[4, 0, 2, 9, 1], *([[4, -2, 0, -9, 1]] if negative else [])]
+        pos += [[2**40, 0, 1, 2**31, 2**32 + 7]] if wide else []
+    pos = [one for one in pos if np.max(np.abs(one)) <= j.target.reach]
+    if not pos and kind != "range":
+        pos = [0 if kind == "int" else j.wrap(range(5)).tolist()]
+    return [tuple(one) for one in pos] if kind == "tuple" else pos
 
 
 @check("narrow_positions", "offset_positions")
 def positions_of_narrow_dtypes(j: Judge) -> None:
     """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
-    for kind in j.lib.integers:
+    for kind in j.parts("narrow_positions"):
         ends = np.iinfo(kind)
         top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")

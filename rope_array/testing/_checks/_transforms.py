@@ -4,21 +4,30 @@ from typing import Any
 
 import numpy as np
 
+from rope_array.testing._case import (
+    COTANGENTS,
+    Case,
+    check_adjoint,
+    check_gradient,
+    claimed_shape,
+    claimed_widths,
+    fits,
+    layout_name,
+    plain_case,
+)
+from rope_array.testing._checks._together import (
+    FIELDS,
+    check_cases,
+    check_covering,
+    field_levels,
+    plain_levels,
+)
+from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Input, Judge, check
 
 
 def _check_gradient(j: Judge, x: Input, g: Input, pos: Any, **spec: Any) -> None:
-    before = j.lib.snapshot(g.array)
-    array_pos = j.pos(pos)
-    pulled = j.lib.gradient(lambda array: j.call(array, array_pos, **spec), x.array, g.array)
-    j.check_kind(pulled, x)
-    amplitude = j.fields(spec).get("attention_factor") or 1.0
-    # The adjoint is the inverse times the squared amplitude.
-    accuracy = j.target.accuracy
-    if accuracy.angles != "exact":  # other code adds the gradients of products in the dtype of x
-        accuracy = accuracy._replace(arithmetic="own")
-    j.check_values(j.numbers(pulled) / amplitude**2, g, pos, accuracy, **spec, inverse=True)
-    assert j.lib.snapshot(g.array) == before, "the cotangent was written"
+    check_gradient(j, [x], [g], j.pos(pos), pos, **spec)
 
 
 @check("gradient", each_dtype=True)
@@ -58,6 +67,113 @@ def gradient_keeps_the_amplitude(j: Judge) -> None:
 def gradient_of_a_part(j: Judge) -> None:
     """The gradient of features that are not rotated is their cotangent."""
     _check_gradient(j, j.x(), j.x(seed=1), j.positions(), rotary_dim=8)
+
+
+@check("gradient", "pairing")
+def gradient_of_half_pairing(j: Judge) -> None:
+    """The gradient is right for both pairings, at narrow and wide heads."""
+    _check_cases(j, *(_case(j, pairing=name, width=_wide(j, 64)) for name in ("half", "interleaved")))
+    _check_cases(j, _case(j, pairing="half"))
+
+
+@check("gradient", "out_pairing")
+def gradient_of_out_pairing(j: Judge) -> None:
+    """The gradient reads the cotangent's pairs by out_pairing and writes pairs by pairing."""
+    usual = j.target.defaults["pairing"]
+    _check_cases(j, _case(j, out_pairing="half" if usual == "interleaved" else "interleaved"))
+
+
+@check("gradient", "inverse")
+def gradient_of_the_inverse(j: Judge) -> None:
+    """The gradient of the inverse is the forward rotation of the cotangent."""
+    _check_cases(j, _case(j, inverse=True))
+
+
+@check("gradient")
+def gradient_at_wide_heads(j: Judge) -> None:
+    """The gradient is right at wide heads, and for many heads, batches and rows."""
+    _check_cases(j, *(_case(j, width=_wide(j, width)) for width in (64, 128)))
+    _check_cases(j, *(_case(j, rows=rows) for rows in ((1, 70, 2), (40, 2, 2), (1, 1, 600))))
+
+
+@check("gradient", "tuple")
+def gradient_of_a_tuple(j: Judge) -> None:
+    """The gradient is right for every array of a tuple."""
+    _check_cases(j, _case(j, in_tuple=True))
+
+
+@check("gradient", "strides")
+def gradient_of_strides(j: Judge) -> None:
+    """The gradient of an x of any strides is right, and so is the value while it is recorded."""
+    _check_cases(j, *(_case(j, layout=layout) for layout in _layouts(j)))
+
+
+@check("gradient")
+def gradient_of_a_strided_cotangent(j: Judge) -> None:
+    """The gradient is right for a cotangent that is transposed, sliced or broadcast."""
+    _check_cases(j, *(_case(j, gradient=name) for name in _cotangents(j)))
+
+
+@check("gradient")
+def gradient_twice(j: Judge) -> None:
+    """A gradient asked for twice is the same, and so is the gradient of the next call."""
+    x, g, pos = j.x(), j.x(seed=1), j.positions()
+    array_pos = j.pos(pos)
+    y, pull = j.lib.pullback(lambda array: j.call(array, array_pos), x.array)
+    pulled: tuple[Any, ...]
+    try:
+        pulled = j.lib.pulled_twice(pull, g.array)
+    except Exception:  # compiled code may free what it saved
+        pulled = (pull(g.array),)
+    for one in pulled:
+        check_adjoint(j, one, x, g, pos)
+    j.check(y, x, pos)
+    _check_gradient(j, x, j.x(seed=2), pos)
+
+
+@check("gradient")
+def gradient_combinations(j: Judge) -> None:
+    """Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides."""
+    layouts = _layouts(j) if j.claims("strides") else ()
+    levels = plain_levels(
+        j,
+        **field_levels(j),
+        dtype=j.dtypes,
+        rows=[(2, 3, 5), (1, 70, 2), (40, 2, 1), (2, 1, 600)],
+        width=[width for width in claimed_widths(j) if width in (j.width, 64, 128)],
+        positions=[shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)],
+        layout=[None, *layouts],
+        gradient=_cotangents(j),
+    )
+    groups = [
+        *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
+        *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
+    ]
+    check_covering(j, levels, groups, few=6)
+
+
+def _case(j: Judge, **values: Any) -> Case:
+    return plain_case(j)._replace(**{"gradient": "contiguous", **values})
+
+
+def _check_cases(j: Judge, *cases: Case) -> None:
+    check_cases(j, [case for case in dict.fromkeys(cases) if fits(j, case)])
+
+
+def _wide(j: Judge, width: int) -> int:
+    """Return a head_dim if it is claimed, else the usual one."""
+    return width if width in claimed_widths(j) else j.width
+
+
+def _layouts(j: Judge) -> list[str]:
+    """Return layouts of x to try; a library without strides has none that matter."""
+    if not j.lib.has_strides:
+        return ["transposed"]
+    return [layout_name(name) for name, _ in j.lib.strided(j.x().array)]
+
+
+def _cotangents(j: Judge) -> tuple[str, ...]:
+    return COTANGENTS if j.lib.has_strides else ("contiguous", "broadcast")
 
 
 @check("jit")

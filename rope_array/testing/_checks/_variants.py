@@ -296,7 +296,7 @@ def axes_and_inv_freq(j: Judge) -> None:
     _check_axes(j, _chunked(j), 3, inv_freq=omegas)
 
 
-@check("axes", "tuple", "any_positions")
+@check("axes", "tuple", "tuple[2]", "any_positions")
 def axes_of_a_tuple(j: Judge) -> None:
     """The arrays of a tuple are rotated by the same coordinates."""
     xs, pos = (j.x(2, 4, 5, 16), j.x(2, 1, 5, 16, seed=1)), _coordinates(j, 3)

@@ -1,0 +1,242 @@
+"""Test cases of other projects: ONNX, flash-attention, vLLM, transformers.
+
+Nothing of theirs is copied here. ONNX installs its cases with the package. The others keep theirs in the
+repository: the environment variable ROPE_ARRAY_PEER_SOURCES names a folder with clones of it.
+"""
+
+import ast
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import TestLoader, TestSuite
+
+import numpy as np
+
+import rope_array as ra
+
+SOURCES = "ROPE_ARRAY_PEER_SOURCES"
+CLONES = {
+    "flash-attention": "https://github.com/Dao-AILab/flash-attention",
+    "vllm": "https://github.com/vllm-project/vllm",
+    "transformers": "https://github.com/huggingface/transformers",
+}
+
+
+class MissingSource(FileNotFoundError):
+    """A repository is not cloned; the message has the command."""
+
+
+class Case(NamedTuple):
+    """A rotation by `rope_array`, and the result of the other project's own reference.
+
+    `rotate` is called with `x`, and returns an array of its kind. `expected` is in float64 if the reference
+    computes in any dtype. `tolerance` is the largest allowed difference.
+    """
+
+    name: str
+    x: Any
+    rotate: Callable[[Any], Any]
+    expected: Any
+    tolerance: float
+
+
+def source(repository: str, path: str) -> Path:
+    """Return the path of a file in a clone; raise `MissingSource` if there is none."""
+    folder = Path(os.environ.get(SOURCES) or "peer-sources", repository)
+    if not (folder / path).is_file():
+        raise MissingSource(
+            f"no {folder / path}: git clone --depth 1 {CLONES[repository]} {folder}, and set {SOURCES} to "
+            "the folder of the clones"
+        )
+    return folder / path
+
+
+def definitions_of(path: Path, *names: str, **namespace: Any) -> dict[str, Any]:
+    """Run only the named functions and assignments of a file, in `namespace`; the rest needs a GPU."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kept = [node for node in tree.body if names_of(node) & set(names)]
+    exec(compile(ast.Module(kept, []), str(path), "exec"), namespace)
+    return {name: namespace[name] for name in names}
+
+
+def names_of(node: ast.stmt) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return set()
+
+
+# ---- ONNX ----
+
+
+def onnx_cases() -> Iterator[Case]:
+    """Yield the node tests of RotaryEmbedding, with their own tolerance: 1e-3 of the largest result."""
+    module = import_module("onnx.backend.test.case.node.rotaryembedding")
+    found: list[Case] = []
+
+    def expect(node: Any, inputs: list[Any], outputs: list[Any], name: str, **more: Any) -> None:
+        attributes = {each.name: each.i for each in node.attribute}
+        expected = np.asarray(outputs[0], np.float64)
+        tolerance = 1e-3 * float(np.abs(expected).max())
+        found.append(Case(name, inputs[0], _onnx_rotation(attributes, *inputs[1:]), expected, tolerance))
+
+    original, state, module.expect = module.expect, np.random.get_state(), expect  # noqa: NPY002
+    try:
+        np.random.seed(0)  # noqa: NPY002 (the cases are random numbers)
+        for export in vars(module.RotaryEmbedding):
+            if export.startswith("export"):
+                getattr(module.RotaryEmbedding, export)()
+    finally:
+        module.expect = original
+        np.random.set_state(state)  # noqa: NPY002
+    yield from found
+
+
+def _onnx_rotation(attributes: dict[str, int], cos: Any, sin: Any, ids: Any = None) -> Callable[[Any], Any]:
+    """Return the rotation of a RotaryEmbedding node, of which x is (B, H, S, D) or (B, S, H·D)."""
+    cos, sin = (cos, sin) if ids is None else (cos[ids], sin[ids])
+    fields = {
+        "pairing": "interleaved" if attributes.get("interleaved") else "half",
+        "rotary_dim": attributes.get("rotary_embedding_dim") or None,
+    }
+
+    def rotate(x: Any) -> Any:
+        heads = x if x.ndim == 4 else x.reshape(*x.shape[:2], attributes["num_heads"], -1)
+        rope = ra.RoPE(heads.shape[-1], **fields)
+        y = rope.rotation_from(cos, sin).apply(heads, seq_axis=-2 if x.ndim == 4 else -3)
+        return y.reshape(x.shape)
+
+    return rotate
+
+
+# ---- flash-attention ----
+
+
+def flash_attention_cases() -> Iterator[Case]:
+    """Yield the cases of test_rotary_emb_func: its sizes and parameters, judged by its PyTorch reference."""
+    torch, einops = import_module("torch"), import_module("einops")
+    reference = definitions_of(
+        source("flash-attention", "flash_attn/layers/rotary.py"), "rotate_half", "apply_rotary_emb_torch",
+        torch=torch, rearrange=einops.rearrange, repeat=einops.repeat,
+    )["apply_rotary_emb_torch"]  # fmt: skip
+    path = source("flash-attention", "tests/test_rotary.py")
+    names = ("generate_cos_sin", "generate_seqlen_offsets", "index_cos_sin")
+    made = definitions_of(path, *names, torch=torch, math=math, rearrange=einops.rearrange)
+    sizes = _local_numbers(path, "test_rotary_emb_func")
+    offsets = (0, int, torch.Tensor)
+    for interleaved, fraction, offset in itertools.product((False, True), (1.0, 0.5), offsets):
+        torch.manual_seed(42)
+        width, rows = int(fraction * sizes["headdim"]), sizes["seqlen"]
+        cos, sin = made["generate_cos_sin"](rows, width, "cpu", torch.float32)
+        starts = made["generate_seqlen_offsets"](offset, sizes["batch_size"], rows, "cpu")
+        cos, sin = made["index_cos_sin"](cos, sin, starts, rows)
+        x = torch.randn(sizes["batch_size"], rows, sizes["nheads"], sizes["headdim"], requires_grad=True)
+        expected = reference(x.double(), cos.double(), sin.double(), interleaved=interleaved)
+        kind = getattr(offset, "__name__", str(offset))
+        name = f"flash-attention-interleaved={interleaved}-fraction={fraction}-offset={kind}"
+        yield Case(name, x, _by_tables(cos, sin, interleaved, width), expected, _rounding(x))
+
+
+def _local_numbers(path: Path, function: str) -> dict[str, int]:
+    """Return the integers that a function of a file assigns to its local names."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+    constants = [node for node in found.body if isinstance(node, ast.Assign)]
+    return {
+        name: node.value.value
+        for node in constants
+        if isinstance(node.value, ast.Constant)
+        for name in names_of(node)
+    }
+
+
+def _by_tables(cos: Any, sin: Any, interleaved: bool, width: int) -> Callable[[Any], Any]:
+    pairing = "interleaved" if interleaved else "half"
+
+    def rotate(x: Any) -> Any:
+        rope = ra.RoPE(x.shape[-1], rotary_dim=width, pairing=pairing)
+        return rope.rotation_from(cos, sin).apply(x, seq_axis=-3)
+
+    return rotate
+
+
+def _rounding(x: Any) -> float:
+    """Return the contract's bound for float32: 2.5 eps of the longest pair, and half an ulp of the result."""
+    return 3.0 * 2.0**-23 * 2**0.5 * float(x.detach().abs().max())
+
+
+# ---- vLLM ----
+
+
+def vllm_cases() -> Iterator[Case]:
+    """Yield the cases of test_rotary_embedding, judged by vLLM's PyTorch reference with float64 tables."""
+    torch = import_module("torch")
+    names = ("IS_NEOX_STYLE", "HEAD_SIZES", "ROTARY_DIMS", "NUM_HEADS", "BATCH_SIZES", "SEQ_LENS")
+    path = source("vllm", "tests/kernels/core/test_pos_encoding.py")
+    levels = definitions_of(path, *names, torch=torch)
+    path = source("vllm", "vllm/model_executor/layers/rotary_embedding/common.py")
+    reference = definitions_of(path, "apply_rotary_emb_torch", torch=torch)["apply_rotary_emb_torch"]
+    draw = torch.Generator().manual_seed(0)
+    for neox, size, part, heads, batch, rows in itertools.product(*(levels[name] for name in names)):
+        width, rows = part or size, min(rows, 512)  # every row is rotated alike; 8,192 take long
+        pos = torch.randint(0, 8192, (batch, rows), generator=draw)
+        x = torch.randn(batch, rows, heads, size, generator=draw)
+        frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+        angles = pos[..., None] * frequencies
+        rotated = reference(x[..., :width].double(), angles.cos(), angles.sin(), neox)
+        expected = torch.cat([rotated, x[..., width:].double()], -1)
+        name = f"vllm-neox={neox}-{size}-{part}-{rows}"
+        yield Case(name, x, _at_positions(pos, width, neox), expected, _rounding(x))
+
+
+def _at_positions(pos: Any, width: int, neox: bool) -> Callable[[Any], Any]:
+    pairing = "half" if neox else "interleaved"
+    return lambda x: ra.apply(x, pos, rotary_dim=width, pairing=pairing, seq_axis=-3)
+
+
+# ---- transformers ----
+
+
+def transformers_tests() -> TestSuite:
+    """Return the tests of rope parameters that compare numbers, run with this library's frequencies."""
+    path = source("transformers", "tests/utils/test_modeling_rope_utils.py")
+    with _module_of(path) as module:
+        functions = dict.fromkeys(module.ROPE_INIT_FUNCTIONS, _frequencies)
+        module.ROPE_INIT_FUNCTIONS = functions
+        loader = TestLoader()
+        names = [name for name in loader.getTestCaseNames(module.RopeTest) if "_numerically" in name]
+        return TestSuite(module.RopeTest(name) for name in names)
+
+
+@contextmanager
+def _module_of(path: Path) -> Iterator[Any]:
+    """Import a file that is in no package, under a name of its own."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("transformers_rope_tests", path)
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[spec.name]
+
+
+def _frequencies(
+    config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None, **more: Any
+) -> tuple[Any, float]:
+    """Return inv_freq and attention_scaling, as the functions in transformers' ROPE_INIT_FUNCTIONS do."""
+    rope = ra.RoPE.from_config(config, layer_type=layer_type)
+    length = int(seq_len) if seq_len else config.max_position_embeddings
+    rope = rope.at_length(max(length, 1))
+    inv_freq = import_module("torch").tensor(rope.frequencies, device=device)
+    return inv_freq, rope.amplitude

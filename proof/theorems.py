@@ -1,0 +1,299 @@
+"""The bounds of the contract: cos and sin, float positions, the amplitude, and the rotated pair.
+
+An angle is cut into cells. For each cell Gappa bounds the rounding errors, Sollya the derivative, and the
+largest sum is the bound. cos is even and sin is odd, as are the computed ones, so cells are of u >= 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import pairwise
+from math import isqrt
+from os import cpu_count
+from typing import NamedTuple
+
+from . import approximation, kernel, recorded
+from .approximation import Interval
+from .expressions import ProofError
+from .rounding import Errors, Script, size, unit
+
+DTYPES = ("float32", "float64")
+ZERO = Fraction(0)
+# Positions of int32, and float positions, are at most this large.
+LARGEST_POSITION = 2**31
+# 4/π and π/4, rounded up.
+FOUR_OVER_PI, QUARTER_PI = Fraction(1367130552, 2**30), Fraction(3373259427, 2**32)
+# The largest frequency for which the error of a float position is much smaller than a cell.
+LOCAL = 1024
+
+
+class Cell(NamedTuple):
+    """Bounds for the angles of a cell, each for cos and sin.
+
+    Attributes
+    ----------
+    error
+        Of the computed from the exact value.
+    polynomial
+        Of the computed value from the exact value of the rounded u.
+    value
+        The computed value.
+    slope
+        The derivative by u.
+    """
+
+    error: dict[str, Fraction]
+    polynomial: dict[str, Fraction]
+    value: dict[str, Interval]
+    slope: dict[str, Fraction]
+
+
+class Bounds(NamedTuple):
+    """The proved bounds for a compute dtype.
+
+    Attributes
+    ----------
+    approximation
+        Of each polynomial from its function.
+    cos, sin
+        At int32 positions, without an amplitude.
+    floats
+        At float positions, over max(1, ω).
+    amplified
+        At int32 positions, with an amplitude, over the amplitude.
+    rotated
+        Of a rotated pair from the exact pair, in eps of the compute dtype times the amplitude times the
+        length of the pair, before the last rounding: for an amplitude of 1, and for any other.
+    narrowed
+        The same for a result of 16 bits, before it is rounded to them.
+    """
+
+    approximation: dict[str, Fraction]
+    cos: Fraction
+    sin: Fraction
+    floats: Fraction
+    amplified: Fraction
+    rotated: tuple[Fraction, Fraction]
+    narrowed: tuple[Fraction, Fraction]
+
+
+def prove(dtype: str, fused: bool = True) -> Bounds:
+    """Prove the bounds for a compute dtype, for fused products or for none."""
+    check_kernel(dtype)
+    norms, cells = bound_cells(dtype, fused)
+    plain = [_largest(dtype, cell.error, cell.value) for cell in cells]
+    scaled_errors = list(_in_threads(lambda cell: _amplified(dtype, cell), cells))
+    scaled = [_largest(dtype, error, cell.value) for error, cell in zip(scaled_errors, cells, strict=True)]
+    worst = max(plain), max(scaled)
+    eps, last = 2 * unit(dtype), unit(dtype)
+    return Bounds(
+        norms,
+        *(max(cell.error[name] for cell in cells) for name in ("cos", "sin")),
+        _floats(dtype, cells),
+        max(max(error.values()) for error in scaled_errors),
+        (worst[0] / eps, worst[1] / eps),
+        ((worst[0] + last * (1 + worst[0])) / eps, (worst[1] + last * (1 + worst[1])) / eps),
+    )
+
+
+def bound_cells(
+    dtype: str, fused: bool = True, above: Fraction = ZERO
+) -> tuple[dict[str, Fraction], list[Cell]]:
+    """Return the distances of the polynomials to cos and sin, and the bounds of the cells from `above` on."""
+    code, rest = recorded.tables(dtype), recorded.remainder(dtype)
+    reach = Fraction(rest.unit) * max(-rest.lowest, rest.highest)
+    norms = approximation.sup_norms(code._asdict(), reach)
+    ends = [edge for edge in edges(reach) if edge >= above]
+    return norms, list(_cells(dtype, fused, code, norms, ends))
+
+
+def check_kernel(dtype: str) -> None:
+    """Check that the kernel has the operations of the array-api backend, in the same order."""
+    text, code = kernel.source("angles"), recorded.tables(dtype)
+    found = kernel.tables(text, dtype)
+    for name in ("cos", "sin"):
+        if getattr(found, name).key() != getattr(code, name).key():
+            raise ProofError(f"the kernel computes {name} of {dtype} in another way than angles.py")
+    kernel.check_quadrants(text, dtype)
+    kernel.check_amplitude(text)
+    for pairing in ("half", "interleaved"):
+        one, other = recorded.rotated(dtype, dtype, pairing), kernel.rotated(kernel.source("rotate"), dtype)
+        if [member.key() for member in one] != [member.key() for member in other]:
+            raise ProofError("the kernel rotates a pair in another way than pairs.py")
+
+
+def phase_error(dtype: str, largest: int = LARGEST_POSITION) -> Fraction:
+    """Return the largest error of a phase, in eighths of a turn.
+
+    The phase is cut off below its last bit, and the fixed-point frequency is off by half a unit.
+    """
+    cut, word = (
+        Fraction(1, 2 ** recorded.PHASE_BITS[dtype]),
+        Fraction(1, 2 ** (recorded.WORD_BITS[dtype] + 1)),
+    )
+    return 8 * (cut + largest * word)
+
+
+def edges(reach: Fraction) -> list[Fraction]:
+    """Return the ends of the cells: powers of two, and in the last octaves parts of them."""
+    powers = [ZERO, *(Fraction(1, 2**i) for i in range(6, 2, -1))]
+    parts = [Fraction(i, 32) for i in range(5, 16)] + [Fraction(i, 64) for i in range(32, 64)]
+    found = sorted({edge for edge in (*powers, *parts) if edge < reach})
+    return [*found, reach]
+
+
+def _in_threads(function, items):  # type: ignore[no-untyped-def]
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        yield from pool.map(function, items)
+
+
+def _cells(
+    dtype: str, fused: bool, code: recorded.Tables, norms: dict[str, Fraction], ends: list[Fraction]
+) -> Iterator[Cell]:
+    cells = [Interval(*both) for both in pairwise(ends)]
+    # Between the exact angle and u, at float positions of a frequency up to LOCAL too.
+    near = 8 * LOCAL * unit(dtype) + phase_error(dtype)
+    wider = [Interval(cell.low - near, cell.high + near) for cell in cells]
+    slopes = {name: approximation.derivatives(name, wider) for name in ("cos", "sin")}
+
+    def bound(i: int) -> Cell:
+        found = {
+            name: _cell(dtype, fused, getattr(code, name), cells[i], norms[name], slopes[name][i])
+            for name in ("cos", "sin")
+        }
+        columns = [{name: found[name][k] for name in found} for k in range(3)]
+        return Cell(*columns, {name: size(slopes[name][i]) for name in found})  # type: ignore[arg-type]
+
+    yield from _in_threads(bound, range(len(cells)))
+
+
+def _cell(
+    dtype: str, fused: bool, expression: recorded.Real, cell: Interval, norm: Fraction, slope: Interval
+) -> tuple[Fraction, Fraction, Interval]:
+    """Return the bounds of the error, of the polynomial's error, and of the computed value."""
+    script = Script(dtype, fused)
+    script.define("u", f"rnd({script.assume('U', cell)})")
+    computed, exact = script.rounded(expression, {"u": "u"})
+    lost = phase_error(dtype)
+    for name, interval in {
+        "approximation": Interval(-norm, norm),
+        "slope": slope,
+        "phase": Interval(-lost, lost),
+    }.items():
+        script.assume(name, interval)
+    script.define("polynomial", f"({computed} - {exact}) + approximation")
+    script.define("all", "polynomial + slope * ((u - U) - phase)")
+    script.define("value", f"{computed} + 0")
+    found = script.run_for("all", "polynomial", "value")
+    return size(found["all"]), size(found["polynomial"]), found["value"]
+
+
+def _floats(dtype: str, cells: list[Cell]) -> Fraction:
+    """Return the bound of cos and sin at float positions, over max(1, ω)."""
+    turned = _sum_error(dtype)
+    near = [cell.polynomial[name] + cell.slope[name] * turned for cell in cells for name in ("cos", "sin")]
+    # For larger frequencies the angle may be in another cell; the slope is at most π/4.
+    far = max(max(cell.polynomial.values()) for cell in cells) / LOCAL + turned * QUARTER_PI
+    return max(*near, far)
+
+
+def _sum_error(dtype: str) -> Fraction:
+    """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω).
+
+    All is divided by max(1, ω): u by a number k of at least 1, and ω is at most 1.
+    """
+    script = Script(dtype, fused=True)
+    off = unit(dtype) / 2 + phase_error(dtype)  # u is rounded, and is at most 1
+    script.assume("U", Interval(Fraction(-1), Fraction(1)))
+    script.assume("dU", Interval(-off, off))
+    script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
+    script.assume("W", Interval(ZERO, FOUR_OVER_PI))
+    # The float64 of ω·4/π: ω, π (whose float64 is off by 0.36 units) and the quotient are rounded.
+    off = 3 * unit("float64")
+    script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
+    leaves = {"u": ("U", "dU"), "fraction": ("F", "0"), "eighth_turns": ("W", "dW")}
+    _, error = Errors(script).of(recorded.sum_with_fraction(dtype), leaves)
+    return size(script.run_for(error)[error])
+
+
+def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:
+    """Return the errors of cos and sin with an amplitude, over the amplitude.
+
+    A power of two as a factor changes no rounding, so the amplitude is between 1 and 2. It is rounded to
+    float64: the inverse has the quotient 1/amplitude.
+    """
+    found = {}
+    check_amplified(dtype)
+    for name in ("cos", "sin"):
+        script = Script(dtype, fused=True)
+        script.lines.append(f"c = rnd({script.assume('C', cell.value[name])});")
+        script.assume("A", Interval(Fraction(1), Fraction(2)))
+        script.lines.append("@double = float<ieee_64, ne>;")
+        script.define("host", "double(A)")
+        script.define("a", "host" if dtype == "float64" else "rnd(host)")
+        script.define("product", "rnd(a * c)")
+        script.define("relative", "((product - a * c) + ((a - host) + (host - A)) * c) / A")
+        script.hints.append("$ A in 32;")
+        found[name] = cell.error[name] + size(script.run_for("relative")["relative"])
+    return found
+
+
+def check_amplified(dtype: str) -> None:
+    """Check that tables are multiplied by the amplitude, rounded to their dtype."""
+    amplitude = recorded.leaf("amplitude", "float64")
+    rounded = amplitude if dtype == "float64" else recorded.cast(amplitude, dtype)
+    for name, table in recorded.amplified(dtype)._asdict().items():
+        if table.key() != (recorded.leaf(name, dtype) * rounded).key():
+            raise ProofError(f"{name} is not multiplied by the amplitude once")
+
+
+def _largest(dtype: str, error: dict[str, Fraction], value: dict[str, Interval]) -> Fraction:
+    """Return the largest error of a rotated pair over its length, before the last rounding.
+
+    The error is at most |a|·p + |b|·q, where p is the error of the factor of a, and q the error of the factor
+    of b. This is at most the length times √(p² + q²).
+    """
+    worst = ZERO
+    for members in _rotations(dtype):
+        for member in members:
+            p, q = (_factor_error(dtype, member, which, error, value) for which in "ab")
+            worst = max(worst, _root(p * p + q * q))
+    return worst
+
+
+def _rotations(dtype: str) -> list[list[recorded.Real]]:
+    """Return the pairs of expressions of each layout and dtype of x, without the last rounding."""
+    found = [recorded.rotated(dtype, dtype, pairing) for pairing in ("half", "interleaved")]
+    if dtype == "float32":
+        for out in ("float16", "bfloat16"):
+            for pairing in ("half", "interleaved"):
+                cast = recorded.rotated(dtype, out, pairing)
+                if any(y.op != "cast" or y.dtype != out for y in cast):
+                    raise ProofError(f"a rotated pair of {out} is not rounded once, at the end")
+                found.append([y.operands[0] for y in cast])
+    unique = {tuple(repr(y.key()) for y in pair): pair for pair in found}
+    return list(unique.values())
+
+
+def _factor_error(
+    dtype: str, member: recorded.Real, which: str, error: dict[str, Fraction], value: dict[str, Interval]
+) -> Fraction:
+    """Return the error of a rotated member that is 1 in one member of the pair and 0 in the other."""
+    script = Script(dtype, fused=True)
+    leaves = {}
+    for name in ("a", "b"):
+        number = Fraction(int(name == which))
+        leaves[name] = (script.assume(name.upper(), Interval(number, number)), "0")
+    for name in ("cos", "sin"):
+        near = Interval(value[name].low - error[name], value[name].high + error[name])
+        exact = script.assume(name.upper(), near)
+        leaves[name] = exact, script.assume(f"d{exact}", Interval(-error[name], error[name]))
+    _, found = Errors(script).of(member, leaves, last_rounded=False)
+    return size(script.run_for(found)[found])
+
+
+def _root(number: Fraction) -> Fraction:
+    """Return the square root, rounded up to a multiple of 2^-100."""
+    return Fraction(isqrt(int(number * 4**100)) + 1, 2**100)

@@ -1,0 +1,432 @@
+"""One call as a value: made, judged, simplified, and written as text that can be parsed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._claims import DTYPES, SIZES
+from ._definition import pairs_of
+from ._judge import Input, Judge
+
+RULES = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "ntk": {"rope_type": "ntk", "factor": 3.0},
+    "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64},
+}
+# Axes of two coordinates for a number of pairs.
+MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "alternating": lambda n: {"coordinates": (0, 1) * (n // 2) + (0,) * (n % 2), "count": 2},
+    "blocks": lambda n: {"coordinates": (0,) * (n // 2) + (1,) * (n // 2), "widths": (n, n), "blocks": 2},
+}
+# Axes of positions, as sizes of (B, H, S) or 1.
+SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
+NEAR, FAR = 100, 2**31 - 1
+# Distinct positions of one call: each costs an exact angle for every pair.
+_DISTINCT = 8
+_WIDTHS = (36, 44, 64, 72, 80, 88, 96, 112, 128, 192, 256)
+COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second")
+
+
+class Case(NamedTuple):
+    """One call: a value for each factor; None leaves a field out.
+
+    Attributes
+    ----------
+    dtype, rows, width
+        Of x: its dtype, its axes without the features, with the sequence last, and its head_dim.
+    positions, kind, reach
+        The axes of positions, as letters of (B, H, S) or 1; their dtype; their largest value, or the smallest
+        if it is negative.
+    layout
+        The strides of x, by a name of `Library.strided`.
+    seq_axis, base, rotary_dim, rotary_start, pairing, out_pairing, attention_factor, inverse
+        Fields of the call.
+    inv_freq
+        True for frequencies in no order, one negative.
+    scaling, axes
+        A name in `RULES` or a rule in JSON; a name in `MAPS`.
+    in_tuple
+        True to give x as the second of two arrays.
+    gradient
+        The strides of the cotangent, to judge the gradient too.
+    """
+
+    dtype: str = "float32"
+    rows: tuple[int, ...] = SIZES
+    width: int = 16
+    positions: str = "S"
+    kind: str = "int64"
+    reach: int = NEAR
+    layout: str | None = None
+    seq_axis: int | None = None
+    base: float | None = None
+    rotary_dim: int | None = None
+    rotary_start: int | None = None
+    pairing: str | None = None
+    out_pairing: str | None = None
+    inv_freq: bool | None = None
+    attention_factor: float | None = None
+    scaling: str | None = None
+    axes: str | None = None
+    inverse: bool | None = None
+    in_tuple: bool | None = None
+    gradient: str | None = None
+
+    def spec(self, j: Judge) -> dict[str, Any]:
+        """Return the fields of the call."""
+        names = ("seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing")
+        spec = {name: getattr(self, name) for name in (*names, "attention_factor", "inverse")}
+        spec = {name: value for name, value in spec.items() if value is not None}
+        if self.inv_freq:
+            spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.num_pairs(j)))
+        if self.scaling:
+            spec["scaling"] = RULES.get(self.scaling) or json.loads(self.scaling)
+        if self.axes:
+            spec["axes"] = MAPS[self.axes](self.num_pairs(j))
+        return spec
+
+    def num_pairs(self, j: Judge) -> int:
+        """Return the number of pairs."""
+        fields = j.target.defaults
+        if self.rotary_dim is not None:
+            return self.rotary_dim // 2
+        for name, num_pairs in (("inv_freq", len), ("axes", lambda axes: len(axes["coordinates"]))):
+            if fields.get(name) is not None:
+                return int(num_pairs(fields[name]))
+        start = self.rotary_start if self.rotary_start is not None else fields.get("rotary_start") or 0
+        return int(fields.get("rotary_dim") or self.width - start) // 2
+
+    def text(self, plain: Case) -> str:
+        """Return the factors that differ from a plain case, as `parse_case` reads them."""
+        return " ".join(f"{name}={_text_of(getattr(self, name))}" for name in self.differing(plain))
+
+    def differing(self, plain: Case) -> list[str]:
+        """Return the names of the factors that differ from another case's."""
+        return [name for name in self._fields if getattr(self, name) != getattr(plain, name)]
+
+
+def plain_case(j: Judge) -> Case:
+    """Return the case of a call without fields, at the suite's usual sizes."""
+    return Case(j.dtype, SIZES, j.width, kind=j.lib.integers[0], reach=min(NEAR, j.target.reach))
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "scalar" if value == "" else str(value)
+
+
+# ---- parsing ----
+
+
+def _as_bool(text: str) -> bool:
+    if text != "True":
+        raise ValueError("give True, or leave it out")
+    return True
+
+
+def _as_rows(text: str) -> tuple[int, ...]:
+    rows = tuple(int(size) for size in text.split(","))
+    if min(rows) < 1:
+        raise ValueError("give sizes of 1 or more")
+    return rows
+
+
+def _as_shape(text: str) -> str:
+    return _one_of(*SHAPES)("" if text == "scalar" else text)
+
+
+def _as_rule(text: str) -> str:
+    if text not in RULES and not isinstance(json.loads(text), dict):
+        raise ValueError(f"give one of {', '.join(RULES)}, or a rule in JSON")
+    return text
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"give one of {', '.join(name or 'scalar' for name in names)}")
+        return text
+
+    return read
+
+
+_PAIRING = _one_of("interleaved", "half")
+_READERS: dict[str, Callable[[str], Any]] = {
+    "dtype": _one_of(*DTYPES),
+    "rows": _as_rows,
+    "width": int,
+    "positions": _as_shape,
+    "kind": str,
+    "reach": int,
+    "layout": str,
+    "seq_axis": int,
+    "base": float,
+    "rotary_dim": int,
+    "rotary_start": int,
+    "pairing": _PAIRING,
+    "out_pairing": _PAIRING,
+    "inv_freq": _as_bool,
+    "attention_factor": float,
+    "scaling": _as_rule,
+    "axes": _one_of(*MAPS),
+    "inverse": _as_bool,
+    "in_tuple": _as_bool,
+    "gradient": _one_of(*COTANGENTS),
+}
+
+
+def parse_case(text: str, plain: Case) -> Case:
+    """Return the case that a text describes; factors that it leaves out are as in `plain`.
+
+    Raises
+    ------
+    ValueError
+        A factor is unknown, or its value cannot be read.
+    """
+    values = {}
+    for part in text.split():
+        name, equals, value = part.partition("=")
+        if name not in _READERS or not equals:
+            known = ", ".join(_READERS)
+            raise ValueError(f"case: cannot read {part!r}; give factors as NAME=VALUE, of {known}")
+        try:
+            values[name] = _READERS[name](value)
+        except ValueError as error:
+            raise ValueError(f"case: cannot read {part!r}: {error}") from None
+    return plain._replace(**values)
+
+
+# ---- validity ----
+
+
+def fits(j: Judge, case: Case) -> bool:
+    """Return whether a case is valid, and its combination of values claimed."""
+    lead, exact = len(case.rows) - 1, j.target.angles == "exact"
+    if len(case.positions) > 1 and (len(case.positions) - 1 > lead or not (exact or lead == 2)):
+        return False  # other code may broadcast positions of a batch differently, except for (B, H, S, D)
+    if case.seq_axis is not None and (case.seq_axis == -1 or not -lead - 2 <= case.seq_axis <= lead):
+        return False
+    if case.kind.startswith("python") and (len(case.positions) > 1 and not exact):
+        return False
+    if case.kind.startswith("python") and not case.positions and not j.claims("python_positions[int]"):
+        return False
+    if case.reach < 0 and case.kind.startswith("uint"):
+        return False
+    if case.layout is not None and lead != 2:
+        return False
+    if case.inv_freq and (case.base is not None or case.scaling):
+        return False
+    return _slice_fits(j, case) and _map_fits(j, case)
+
+
+def _slice_fits(j: Judge, case: Case) -> bool:
+    fields = j.target.defaults
+    start = case.rotary_start if case.rotary_start is not None else fields.get("rotary_start") or 0
+    width = case.rotary_dim if case.rotary_dim is not None else fields.get("rotary_dim")
+    fixed = fields.get("inv_freq")
+    if fixed is not None and not case.inv_freq and (case.rotary_dim or case.rotary_start):
+        return False
+    width = case.width - start if width is None else width
+    return start >= 0 and width >= 0 and width % 2 == 0 and start + width <= case.width
+
+
+def _map_fits(j: Judge, case: Case) -> bool:
+    pairs = case.num_pairs(j)
+    # NTK scaling needs two frequencies or more in each block.
+    of_base = case.scaling is not None and ("ntk" in case.scaling or "dynamic" in case.scaling)
+    if of_base and pairs < (4 if case.axes == "blocks" else 2):
+        return False
+    return case.axes is None or (pairs > 0 and (case.axes != "blocks" or pairs % 2 == 0))
+
+
+def claimed_shape(j: Judge, shape: str) -> bool:
+    """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
+    needs = ["head_positions"] if len(shape) == 3 else ["batch_positions"] if len(shape) == 2 else []
+    if "1" in shape or not shape:
+        needs += [f"broadcast_positions[{shape or 'scalar'}]", "any_positions"]
+    return j.claims(*needs, *(["offset_positions"] if len(shape) > 1 else []))
+
+
+def position_kinds(j: Judge) -> list[str]:
+    """Return the claimed kinds of positions: dtypes, and numbers of Python's."""
+    kinds = [j.lib.integers[0], *(kind for kind in j.parts("narrow_positions") if kind != j.lib.integers[0])]
+    if j.claims("any_positions", "python_positions[list]"):
+        kinds.append("python")
+    if j.claims("any_positions", "float_positions"):
+        kinds += ["float", *(["python_float"] if j.claims("python_positions[list]") else [])]
+    return kinds
+
+
+def claimed_widths(j: Judge) -> list[int]:
+    """Return the head_dims of models that are claimed, the suite's usual one first."""
+    wide = [j.target.width_of(width) for width in _WIDTHS if j.claims(f"widths[{width}]")]
+    return [j.width, *sorted({*wide} - {j.width})]
+
+
+# ---- the call ----
+
+
+def check_case(j: Judge, case: Case) -> bool:
+    """Call and judge; return False if the target refused the call."""
+    spec, (pos, numbers) = case.spec(j), _positions(j, case)
+    xs = _inputs(j, case, 0)
+    if case.gradient:
+        gs = [_laid_out(j, g, case.gradient) for g in _inputs(j, case._replace(layout=None), 1)]
+        return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
+    ys = j.try_call(tuple(xs) if case.in_tuple else xs[0], pos, **spec)
+    if ys is not None:
+        _check_results(j, xs, ys, numbers, bool(case.in_tuple), spec)
+    return ys is not None
+
+
+def _check_results(
+    j: Judge, xs: Sequence[Input], ys: Any, numbers: Any, in_tuple: bool, spec: dict[str, Any]
+) -> None:
+    if in_tuple:
+        count = len(ys) if isinstance(ys, tuple | list) else f"a {type(ys).__name__}"
+        assert count == len(xs), f"a tuple of {len(xs)} arrays gives {count}"
+    for y, x in zip(ys if in_tuple else [ys], xs, strict=True):
+        j.check(y, x, numbers, **spec)
+
+
+def _inputs(j: Judge, case: Case, seed: int) -> list[Input]:
+    """Return x; for a tuple, another array first."""
+    axis = case.seq_axis if case.seq_axis is not None else -2
+    values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
+    values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
+    x = _laid_out(j, j.array(values, case.dtype), case.layout)
+    return [j.array(values[..., ::-1], j.dtypes[-1]), x] if case.in_tuple else [x]
+
+
+def _laid_out(j: Judge, x: Input, layout: str | None) -> Input:
+    """Return an array of the same values in other memory; an expanded array repeats its first batch."""
+    if layout is None or layout == "contiguous":
+        return x
+    if layout == "broadcast":
+        return _broadcast(j, x)
+    for name, array in j.lib.strided(x.array) if x.values.ndim == 4 else ():
+        if layout_name(name) == layout:
+            return x._replace(array=array)
+    return x
+
+
+def _broadcast(j: Judge, x: Input) -> Input:
+    first = j.array(x.values[:1], x.dtype)
+    values = np.broadcast_to(first.values, x.values.shape)
+    return x._replace(array=j.lib.expanded(first.array, values.shape), values=values)
+
+
+def layout_name(name: str) -> str:
+    """Return a name of `Library.strided` without spaces."""
+    return name.replace(" ", "_")
+
+
+def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
+    """Return positions for the target, and their numbers for the definition."""
+    shape = tuple({**_sizes(case), "1": 1}[axis] for axis in case.positions)
+    shape = (*shape, 2) if case.axes else shape
+    numbers = _numbers(j, case, shape)
+    if case.kind == "python":
+        return (numbers.tolist() if shape else int(numbers)), numbers
+    if case.kind == "python_float":
+        numbers = numbers + 0.25
+        return numbers.tolist(), numbers
+    if case.kind == "float":
+        wide = case.dtype == "float64" and j.target.angles == "float64"
+        wide = (wide and j.claims("float_positions[float64]")) or not j.claims("float_positions[float32]")
+        numbers = (numbers + 0.25).astype("float64" if wide else "float32")
+        return j.pos(numbers, numbers.dtype.name), numbers
+    return j.pos(numbers, case.kind), numbers
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    return dict(zip("BH", case.rows[:-1], strict=False)) | {"S": case.rows[-1]}
+
+
+def _numbers(j: Judge, case: Case, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Draw positions out of a few, the same few for each range."""
+    low, high = _bounds(j, case)
+    if not j.claims("any_positions"):
+        return np.broadcast_to(j.row(max(low, high - 8), shape[-1]), shape)
+    few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
+    few[0] = high
+    distinct = _DISTINCT if case.width <= 32 else 3
+    return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
+
+
+def _bounds(j: Judge, case: Case) -> tuple[int, int]:
+    # Beyond 2^15 float32 angles may exceed their bound; accuracy_* report it.
+    far = min(j.target.reach, 2**15 if j.target.angles == "float32" or "float" in case.kind else FAR)
+    if case.kind in j.lib.integers:
+        far = min(far, int(np.iinfo(case.kind).max))
+    if case.reach < 0:
+        return max(case.reach, -far), -1
+    far = min(far, case.reach)
+    return (far // 2 if far > NEAR else 0), far
+
+
+# ---- gradients ----
+
+
+def check_gradient(
+    j: Judge,
+    xs: Sequence[Input],
+    gs: Sequence[Input],
+    pos: Any,
+    numbers: Any,
+    *,
+    in_tuple: bool = False,
+    twice: bool = False,
+    **spec: Any,
+) -> bool:
+    """Judge the value while a gradient is recorded, and the gradient; return False if the call is refused."""
+    arrays = tuple(x.array for x in xs) if in_tuple else xs[0].array
+    if not j.target.declared and j.try_call(tuple(xs) if in_tuple else xs[0], pos, **spec) is None:
+        return False
+    before = [j.lib.snapshot(one.array) for one in (*xs, *gs)]
+    ys, pull = j.lib.pullback(lambda array: j.call(array, pos, **spec), arrays)
+    with _named("the value while a gradient is recorded: "):
+        _check_results(j, xs, ys, numbers, in_tuple, spec)
+    cotangent = tuple(g.array for g in gs) if in_tuple else gs[0].array
+    for _ in range(2 if twice else 1):
+        pulled = pull(cotangent)
+        with _named("the gradient: "):
+            for one, x, g in zip(pulled if in_tuple else [pulled], xs, gs, strict=True):
+                check_adjoint(j, one, x, g, numbers, **spec)
+    for one, bits, name in zip(
+        (*xs, *gs), before, ["x"] * len(xs) + ["the cotangent"] * len(gs), strict=True
+    ):
+        assert j.lib.snapshot(one.array) == bits, f"{name} was written"
+    return True
+
+
+def check_adjoint(j: Judge, pulled: Any, x: Input, g: Input, numbers: Any, **spec: Any) -> None:
+    """Assert that a gradient is the cotangent rotated back, times the amplitude."""
+    j.check_kind(pulled, x)
+    accuracy = j.target.accuracy
+    if accuracy.angles != "exact":  # other code adds the gradients of products in the dtype of x
+        accuracy = accuracy._replace(arithmetic="own")
+    plan = pairs_of(x.values.shape[-1], {n: v for n, v in j.fields(spec).items() if v is not None})
+    reciprocal = Context(prec=60).divide(Decimal(1), plan.amplitude)
+    adjoint = {**spec, "inverse": not spec.get("inverse", False), "attention_factor": reciprocal}
+    j.check_values(j.numbers(pulled), g, numbers, accuracy, **adjoint)
+
+
+class _named:
+    """Begin the message of an AssertionError with a text."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, AssertionError):
+            raise AssertionError(f"{self.text}{error}") from None

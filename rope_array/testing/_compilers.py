@@ -1,0 +1,167 @@
+"""Compile any function of the suite's calls by its library's compiler: `jax:jit`, `torch:compile`.
+
+Arrays are traced. Fields, and positions that are Python values, are constants of the compiled code. Every
+call that returns was compiled as a whole: code that the compiler cannot compile raises, it is never
+called without the compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from ._claims import one_line
+from ._libraries import LIBRARIES, Jax, Library, Torch
+
+Rotate = Callable[..., Any]
+
+
+class CannotCompile(RuntimeError):
+    """A compiler cannot compile a call that the function itself takes."""
+
+
+def compiler_names() -> dict[str, tuple[str, str]]:
+    """Return the libraries with a compiler by name, each with its arrays' library and its compiler."""
+    named = {}
+    for name, lib in LIBRARIES.items():
+        if isinstance(lib, Jax):
+            named[f"{name}:jit"] = name, "jit"
+        elif isinstance(lib, Torch) and lib.device != "meta":
+            named[f"{name}:compile"] = name, "compile"
+    return named
+
+
+COMPILED = MappingProxyType(compiler_names())
+
+
+def library_names() -> list[str]:
+    """Return the names of the libraries, each followed by itself with its compiler."""
+    compiled = {arrays: name for name, (arrays, _) in COMPILED.items()}
+    return [each for name in LIBRARIES for each in (name, compiled.get(name, "")) if each]
+
+
+def arrays_of(library: str) -> Library:
+    """Return the array library of a name with or without a compiler."""
+    return LIBRARIES[COMPILED[library][0] if library in COMPILED else library]
+
+
+def compile_for(library: str, rotate: Rotate) -> Rotate:
+    """Return a function compiled for a library's name; the same function if the name has no compiler.
+
+    `rotate.prepare`, where it has one, converts a call's fields before the code is traced.
+    """
+    if library not in COMPILED:
+        return rotate
+    return {"jit": _jitted, "compile": _compiled}[COMPILED[library][1]](rotate)
+
+
+def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:
+    prepare = getattr(rotate, "prepare", dict)
+    prepared: dict[str, Any] = prepare(spec)
+    return prepared
+
+
+def _jitted(rotate: Rotate) -> Rotate:
+    """Compile with jax.jit."""
+    jax = import_module("jax")
+    compiled: dict[Any, Rotate] = {}
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        spec, traced = _fields_of(rotate, spec), (x, pos) if hasattr(pos, "dtype") else (x,)
+        key = repr(spec), repr(pos) if len(traced) == 1 else None
+        if key not in compiled:
+            compiled[key] = jax.jit(lambda x, array=pos: rotate(x, array, **spec))
+        try:
+            return compiled[key](*traced)
+        except Exception as error:
+            raise _fault("jax.jit", error, rotate, x, pos, spec) from error
+
+    return call
+
+
+def _compiled(rotate: Rotate) -> Rotate:
+    """Compile with torch.compile, as one graph, without Inductor, which needs a C++ compiler."""
+    torch = import_module("torch")
+    rotate = getattr(rotate, "_torchdynamo_orig_callable", rotate)  # compiled already, with a limit
+    graphs = _CountedGraphs()
+    compiled: dict[Any, Rotate] = {}
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        spec = _fields_of(rotate, spec)
+        key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec), _mode(torch))
+        if key not in compiled:
+            compiled[key] = torch.compile(
+                _own_code(rotate, spec, len(compiled)), fullgraph=True, backend=graphs.compile
+            )
+        try:
+            return graphs.check_run(compiled[key], x, pos)
+        except Exception as error:
+            raise _fault("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
+
+    return call
+
+
+def _own_code(rotate: Rotate, spec: dict[str, Any], number: int) -> Rotate:
+    """Return a function with a code object of its own.
+
+    Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
+    limit the code is called without the compiler, or an error is raised.
+    """
+
+    def rotated(x: Any, pos: Any) -> Any:
+        return rotate(x, pos, **spec)
+
+    rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{number}")
+    return rotated
+
+
+class _CountedGraphs:
+    """Dynamo's backend `aot_eager`, with the number of graphs that were run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def compile(self, graph: Any, examples: Any) -> Rotate:
+        """Compile a graph of Dynamo's."""
+        compiled = import_module("torch._dynamo").lookup_backend("aot_eager")(graph, examples)
+
+        def run(*arguments: Any) -> Any:
+            self.runs += 1
+            return compiled(*arguments)
+
+        return run
+
+    def check_run(self, compiled: Rotate, x: Any, pos: Any) -> Any:
+        """Call compiled code; raise if no graph was run, unless it returns x itself."""
+        before = self.runs
+        y = compiled(x, pos)
+        if self.runs == before and y is not x:
+            raise RuntimeError("no compiled graph was run; is torch.compile disabled by a setting?")
+        return y
+
+
+def _fault(
+    compiler: str, error: Exception, rotate: Rotate, x: Any, pos: Any, spec: dict[str, Any]
+) -> Exception:
+    """Return the exception for a compiled call that failed; the function's own, if it refuses the call."""
+    try:
+        rotate(x, pos, **spec)
+    except Exception as own:
+        return own
+    fields = f" with {', '.join(f'{name}={value!r}' for name, value in spec.items())}" if spec else ""
+    return CannotCompile(
+        f"{compiler} cannot compile the call{fields}, which runs uncompiled: {one_line(error, 400)}"
+    )
+
+
+def _kind(value: Any) -> str:
+    """Return the key that code is compiled for: a tensor's dtype, shape, strides and gradient, or a value."""
+    if not hasattr(value, "dtype"):
+        return repr(value)
+    return f"{value.dtype}{tuple(value.shape)}{value.stride()}{value.requires_grad}"
+
+
+def _mode(torch: Any) -> tuple[Any, ...]:
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()

@@ -1,0 +1,223 @@
+"""Random calls, and calls given as text: two checks that are run only if asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ._case import (
+    COTANGENTS,
+    FAR,
+    MAPS,
+    NEAR,
+    SHAPES,
+    Case,
+    check_case,
+    claimed_shape,
+    claimed_widths,
+    fits,
+    layout_name,
+    parse_case,
+    plain_case,
+    position_kinds,
+)
+from ._judge import Check, Judge
+from ._own import Declined
+from ._shrink import explained, simplest
+
+# Elements of x, so that a call takes milliseconds.
+_MOST_ELEMENTS = 2**14
+_SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
+_NEEDS = {"axes": ("any_positions",)}
+# Draws for one valid call.
+_TRIES = 200
+
+
+def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) -> tuple[Check, ...]:
+    """Return the checks ``examples`` and ``case``, each if it is asked for.
+
+    Parameters
+    ----------
+    examples
+        The number of random calls; 0 for none.
+    seed
+        The same seed draws the same calls on every machine, for the same claims.
+    cases
+        Calls as text, as in the message of a failure.
+
+    Raises
+    ------
+    ValueError
+        A text cannot be read, or a number is negative.
+    """
+    texts = (cases,) if isinstance(cases, str) else tuple(cases)
+    if examples < 0:
+        raise ValueError(f"examples is {examples}; give the number of random calls, 0 or more")
+    for text in texts:
+        parse_case(text, Case())
+    drawn = Check(
+        "examples", "Calls drawn at random are correct.", ("values",), _check_examples, (examples, seed)
+    )
+    given = Check("case", "The calls of --case are correct.", ("values",), _check_given, (texts,))
+    return (*([drawn] if examples else ()), *([given] if texts else ()))
+
+
+def _check_examples(j: Judge, examples: int, seed: int) -> None:
+    served = 0
+    for case in draw_cases(j, examples, seed):
+        try:
+            served += check_case(j, case)
+        except Exception as error:
+            text, rest = simplest(j, case, error)
+            raise AssertionError(f"--case {shlex.quote(text)} is wrong{rest}") from error
+    _check_served(j, served)
+
+
+def _check_given(j: Judge, texts: Sequence[str]) -> None:
+    served = 0
+    for text in texts:
+        case = parse_case(text, plain_case(j))
+        assert fits(j, case), f"case {text!r}: its values contradict each other, or the target's claims"
+        try:
+            served += check_case(j, case)
+        except Exception as error:
+            raise AssertionError(explained(j, case, error)) from error
+    _check_served(j, served)
+
+
+def _check_served(j: Judge, served: int) -> None:
+    if not served:
+        # Reported as not applicable. Where claims are declared, only a forced backend can decline a call.
+        raise (Declined if j.target.declared else NotImplementedError)("refuses every call")
+
+
+def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Case]:
+    """Yield random calls of the claimed fields, dtypes, shapes and positions.
+
+    Each call has a generator of its own, so that call 5 is the same however many are asked for.
+    """
+    drawn = (_draw_case(j, _Draw(f"{seed}: {number}")) for number in range(examples))
+    return [case for case in drawn if case is not None]
+
+
+class _Draw:
+    """Random numbers that depend on a text only: `random.random` is the same in every version of Python."""
+
+    def __init__(self, text: str):
+        self._random = random.Random(text)
+
+    def share(self) -> float:
+        """Return a number from 0 to 1."""
+        return self._random.random()
+
+    def chance(self, probability: float) -> bool:
+        """Return True with a probability."""
+        return self.share() < probability
+
+    def one(self, values: Sequence[Any]) -> Any:
+        """Return one of some values."""
+        return values[int(self.share() * len(values))]
+
+    def whole(self, low: int, high: int) -> int:
+        """Return an integer from `low` to `high`."""
+        return low + int(self.share() * (high - low + 1))
+
+    def magnitude(self, low: float, high: float) -> float:
+        """Return a number, each order of magnitude as likely as another."""
+        return float(f"{low * (high / low) ** self.share():.4g}")
+
+
+def _draw_case(j: Judge, draw: _Draw) -> Case | None:
+    """Return a valid call, or None if none is found."""
+    for _ in range(_TRIES):
+        width = _draw_width(j, draw)
+        rows = _draw_rows(j, draw, width)
+        values = {**_draw_array(j, draw), **_draw_positions(j, draw), **_draw_fields(j, draw, width)}
+        case = Case(rows=rows, width=width, **values)
+        if fits(j, case):
+            return case
+    return None
+
+
+def _draw_width(j: Judge, draw: _Draw) -> int:
+    if j.claims("narrow_heads", "widths") and draw.chance(0.5):
+        width = 2 * draw.whole(1, 128)
+        if j.target.width_of(width) == width:
+            return width
+    return int(draw.one(claimed_widths(j)))
+
+
+def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
+    """Return sizes of which one is large, or all are small."""
+    count = draw.one((1, 2, 3, 3, 3, 4, 5)) if j.claims("ranks[1]", "ranks[5]") else 3
+    rows = [draw.one((1, 2, 3, 4, 5)) for _ in range(count)]
+    if draw.chance(0.5):
+        most = _MOST_ELEMENTS // (width * max(1, math.prod(rows)))
+        rows[draw.whole(0, count - 1)] *= draw.one([size for size in _SIZES if size <= most] or [1])
+    return tuple(rows)
+
+
+def _draw_array(j: Judge, draw: _Draw) -> dict[str, Any]:
+    """Return a dtype, strides, and whether x is in a tuple and a gradient is recorded."""
+    layouts = [layout_name(name) for name, _ in j.lib.strided(j.x().array)] if j.claims("strides") else []
+    cotangents = COTANGENTS if j.lib.has_strides else COTANGENTS[:1]
+    return {
+        "dtype": draw.one(j.dtypes),
+        "layout": draw.one(layouts) if layouts and draw.chance(0.2) else None,
+        "in_tuple": True if j.claims("tuple[2]") and draw.chance(0.1) else None,
+        "gradient": draw.one(cotangents) if j.claims("gradient") and draw.chance(0.3) else None,
+    }
+
+
+def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
+    shapes = [shape for shape in SHAPES if claimed_shape(j, shape)]
+    reach = min(j.target.reach, NEAR)
+    if j.claims("any_positions") or j.claims("offset_positions"):
+        reach = int(draw.magnitude(1, min(j.target.reach, FAR)))
+    negative = j.claims("any_positions", "negative_positions") and draw.chance(0.1)
+    return {
+        "positions": draw.one(shapes) if draw.chance(0.5) else "S",
+        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.lib.integers[0],
+        "reach": -reach if negative else reach,
+    }
+
+
+def _draw_fields(j: Judge, draw: _Draw, width: int) -> dict[str, Any]:
+    """Return a value for each claimed field, or None for most."""
+    draws: dict[str, Callable[[], Any]] = {
+        "seq_axis": lambda: draw.whole(-5, 3),
+        "base": lambda: draw.magnitude(2, 1e8),
+        "rotary_dim": lambda: 2 * draw.whole(1, width // 2),
+        "rotary_start": lambda: draw.whole(0, width),
+        "pairing": lambda: draw.one(("half", "interleaved")),
+        "out_pairing": lambda: draw.one(("half", "interleaved")),
+        "inv_freq": lambda: True,
+        "attention_factor": lambda: draw.magnitude(0.1, 10),
+        "scaling": lambda: _draw_rule(draw),
+        "axes": lambda: draw.one([*MAPS]),
+        "inverse": lambda: True,
+    }
+    claimed = {name for name in draws if j.claims(name)} - (
+        {"axes"} if not j.claims("any_positions") else set()
+    )
+    return {name: made() for name, made in draws.items() if draw.chance(0.25) and name in claimed}
+
+
+def _draw_rule(draw: _Draw) -> str:
+    """Return a rule in JSON without spaces."""
+    factor, trained = draw.magnitude(1, 64), draw.one((64, 2048, 4096, 8192))
+    length, ramp = draw.whole(1, 4 * trained), {"original_max_position_embeddings": trained}
+    rule = draw.one(
+        (
+            {"rope_type": "linear"},
+            {"rope_type": "ntk"},
+            {"rope_type": "dynamic", "max_position_embeddings": trained, "length": length},
+            {"rope_type": "yarn", **ramp},
+            {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ramp},
+        )
+    )
+    return json.dumps({**rule, "factor": factor}, separators=(",", ":"))

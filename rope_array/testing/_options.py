@@ -1,0 +1,119 @@
+"""Read a target, its claims and its expected failures from the options of the command and of the plugin."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from ._claims import CAPABILITIES, FIELDS
+from ._names import resolve
+from ._parts import PART_NAMES
+from ._target import Target
+
+
+class Options(NamedTuple):
+    """What to judge, and how: the options of ``python -m rope_array check`` as plain values."""
+
+    target: str
+    backend: str | None = None
+    library: str | None = None
+    claims: Sequence[str] = ()
+    expected: Sequence[str] = ()
+    require: Sequence[str] = ()
+    thorough: bool = False
+
+    def resolve(self) -> Target:
+        """Return the target; raise as `resolve` of `_names` does."""
+        claims = claims_of(self.claims, self.library)
+        if self.require:
+            claims["requires"] = required(self.require)
+        return resolve(self.target, self.backend, **claims)
+
+    def repeated(self) -> list[str]:
+        """Return the arguments of ``python -m rope_array`` that judge the same."""
+        pairs = [("--library", self.library)] if self.library else []
+        pairs += [("--claim", claim) for claim in self.claims]
+        pairs += [("--require", names) for names in self.require]
+        pairs += [("--expect", one) for one in self.expected]
+        return ["check", self.target, *(text for pair in pairs for text in pair)]
+
+
+def required(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the capabilities of options that each have one or several, separated by commas.
+
+    Raises
+    ------
+    ValueError
+        A name is unknown, or an option has none.
+    """
+    names = tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",")))
+    for name in names:
+        if name not in CAPABILITIES and name not in PART_NAMES:
+            near = get_close_matches(name, (*CAPABILITIES, *PART_NAMES), 1)
+            hint = f"; did you mean {near[0]}?" if near else "; `check --list` lists them"
+            raise ValueError(f"--require: no capability is named {name!r}{hint}")
+    return names
+
+
+def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:
+    """Parse claims written as NAME=VALUE: fields of `Target`, or fields of a rope that are built in.
+
+    Raises
+    ------
+    ValueError
+        A pair has no "=", has an unknown name, or repeats a name.
+    """
+    claims: dict[str, Any] = {} if library is None else {"library": library}
+    for name, text in _pairs(pairs, "claim", "such as pairing=half or angles=float32"):
+        if name in FIELDS:
+            claims.setdefault("fixed", {})[name] = _value(text)
+        elif name in CAPABILITIES or name in PART_NAMES:
+            claims.setdefault("lacks", {})[name] = text
+        elif name in ("dtypes", "fields"):
+            claims[name] = tuple(filter(None, text.split(",")))
+        elif name in ("furthest", "head_dim"):
+            claims[name] = _value(text)
+        elif name in _TEXT_CLAIMS:
+            claims[name] = text
+        else:
+            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields")
+            raise ValueError(
+                f"unknown claim {name!r}; known: {', '.join(known)}, and CAPABILITY=REASON for a missing "
+                "capability of `check --list`"
+            )
+    return claims
+
+
+# Claims whose value stays a string.
+_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic")
+
+
+def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for pair in options:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"{option} {pair!r}: give NAME=VALUE, {example}")
+        if name in seen:
+            raise ValueError(f"{option} {name} is repeated; give it once")
+        seen.add(name)
+        yield name, text
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def reasons_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse expected failures written as NAME=REASON."""
+    return dict(_pairs(pairs, "expected failure", "such as norm='a reason, and a link'"))
+
+
+def expected_of(target: Target, pairs: Sequence[str]) -> Mapping[str, str]:
+    """Return a target's expected failures with those of the options."""
+    return {**target.expected_failures, **reasons_of(pairs)}

@@ -1,0 +1,88 @@
+"""Parts of capabilities, such as `ranks[1]` and `widths[80]`: a target may claim some of a capability's.
+
+A capability is declined if all of its parts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# Sizes of x without the features, for one to six axes.
+RANKS: tuple[tuple[int, ...], ...] = ((), (5,), (3, 5), (2, 3, 5), (2, 2, 3, 5), (1, 2, 2, 1, 5))
+# Sizes (B, H, S) of which one is 0.
+EMPTY = {"batch": (0, 3, 5), "heads": (2, 0, 5), "rows": (2, 3, 0)}
+NARROW_WIDTHS = (2, 4, 6, 8, 10, 12, 14)
+MODEL_WIDTHS = (
+    16, 24, 32, 36, 40, 44, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 144, 160, 176, 192, 224, 256,
+)  # fmt: skip
+WIDE_WIDTHS = (320, 384, 512, 576, 1024, 2048)
+# Where each width is compiled: the widths that are checked, and the ones that are tried first.
+FEW_WIDTHS = (2, 4, 6, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048)
+FIRST_WIDTHS = (2, 4, 6, 16, 24, 36, 64, 80, 256, 512)
+ALL_WIDTHS = (*NARROW_WIDTHS, *MODEL_WIDTHS, *WIDE_WIDTHS)
+# Positions that are broadcast: a scalar, or axes of size 1 in place of a B, H or S.
+BROADCAST = ("scalar", "1", "1S", "B1", "11", "B1S", "1HS", "BH1")
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "ranks": tuple(str(len(lead) + 1) for lead in RANKS),
+    "narrow_heads": tuple(map(str, NARROW_WIDTHS)),
+    "widths": tuple(map(str, MODEL_WIDTHS)),
+    "wide_heads": tuple(map(str, WIDE_WIDTHS)),
+    "broadcast_positions": BROADCAST,
+    "python_positions": ("int", "range", "list", "tuple"),
+    "narrow_positions": ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"),
+    "float_positions": ("float32", "float64"),
+    "tuple": ("1", "2", "3"),
+    "zero_size": tuple(EMPTY),
+}
+PART_NAMES = tuple(f"{name}[{label}]" for name, labels in PARTS.items() for label in labels)
+
+
+def whole_of(name: str) -> str:
+    """Return the capability of a part, or the name itself."""
+    return name.partition("[")[0]
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the names of a capability's parts: none for a part, or for a capability without parts."""
+    return tuple(f"{name}[{label}]" for label in PARTS.get(name, ()))
+
+
+def broadcast_shape(axes: str, sizes: tuple[int, int, int]) -> tuple[int, ...]:
+    """Return the shape of positions for a part of `broadcast_positions`, and sizes (B, H, S)."""
+    if axes == "scalar":
+        return ()
+    return tuple({**dict(zip("BHS", sizes, strict=True)), "1": 1}[axis] for axis in axes)
+
+
+def spread(reasons: Mapping[str, str]) -> dict[str, str]:
+    """Return reasons to decline, with every part of a declined capability, and the reverse."""
+    known = dict(reasons)
+    for name in PARTS:
+        names = parts_of(name)
+        if name in known:
+            known.update({part: known.get(part, known[name]) for part in names})
+        elif all(part in known for part in names):
+            known[name] = common_reason([known[part] for part in names])
+    return known
+
+
+def common_reason(reasons: Collection[str]) -> str:
+    """Return the reason that occurs most often."""
+    every = list(reasons)
+    return max(dict.fromkeys(every), key=every.count)
+
+
+def shown(names: Collection[str]) -> list[str]:
+    """Return names with the parts of one capability together: "ranks[1, 2]"."""
+    labels: dict[str, list[str]] = {}
+    for name in names:
+        whole, _, label = name.partition("[")
+        labels.setdefault(whole, []).extend([label[:-1]] if label else [])
+    return [f"{whole}[{', '.join(some)}]" if some else whole for whole, some in labels.items()]
+
+
+def words_for(value: Any) -> str:
+    """Return a collection of names or numbers as text."""
+    return ", ".join(map(str, value))

@@ -1,0 +1,141 @@
+"""Judge a target by request: in this process, or in a child process, whose main program is `main`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from . import _watch
+from ._causes import find_causes
+from ._checks import checks
+from ._judge import Judge
+from ._options import Options, expected_of
+from ._own import calls_of
+from ._run import check_expected, plain_findings, plain_target, result_of
+from ._target import Target
+
+# Properties of a target that trial calls find: another process need not make them again.
+_FOUND = ("only_width", "reach", "declines")
+
+
+class Server:
+    """Answers requests, which are plain values, about one target."""
+
+    judge: Judge
+    expected: Mapping[str, str]
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one request by the method that it names."""
+        answers: dict[str, Callable[..., dict[str, Any]]] = {
+            "start": self.start,
+            "check": self.check,
+            "findings": self.findings,
+        }
+        (name, arguments), *_ = request.items()
+        return answers[name](**arguments)
+
+    def start(self, options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+        """Import the target and find its claims, but for what was found before; return its plain values."""
+        given = Options(**options)
+        try:
+            target = given.resolve()
+            self.expected = expected_of(target, given.expected)
+            check_expected(self.expected)
+            self._preset(target, found)
+            self.judge = Judge(target, given.thorough)
+        except (ValueError, ImportError, RuntimeError) as error:
+            return {"error": str(error)}
+        self._served, self._declined = (Counter[str]() for _ in range(2))
+        return {
+            "target": plain_target(target),
+            "expected": dict(self.expected),
+            "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in checks()],
+            "found": {name: _plain(getattr(target, name)) for name in self._findable(target)},
+        }
+
+    def _findable(self, target: Target) -> list[str]:
+        return [name for name in _FOUND if isinstance(getattr(type(target), name, None), cached_property)]
+
+    def _preset(self, target: Target, found: Mapping[str, Any]) -> None:
+        for name in self._findable(target):
+            if name in found:
+                value = found[name]
+                vars(target)[name] = MappingProxyType(value) if isinstance(value, dict) else value
+
+    def check(self, name: str) -> dict[str, Any]:
+        """Run a check; return its result, and what it counted."""
+        (check,) = (each for each in checks() if each.name == name)
+        self.judge.worst.clear()
+        result = result_of(check, self.judge, self.expected)
+        served, declined = map(Counter, calls_of(self.judge.target))
+        new = {"served": served - self._served, "declined": declined - self._declined}
+        self._served, self._declined = served, declined
+        return {"result": vars(result), "worst": dict(self.judge.worst), **new}
+
+    def findings(self, failed: dict[str, str]) -> dict[str, Any]:
+        """Return the likely causes of the failure of these checks, whose details are given by name."""
+        target = self.judge.target
+        # A trial call that ended a process is not made again with other claims.
+        lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
+        target = replace(target, lacks={**target.lacks, **lost}) if lost else target
+        return plain_findings(find_causes(target, failed))
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+# ---- the child process ----
+
+
+def main() -> None:
+    """Answer the requests of the parent process: a line of JSON each, until its end of the pipe closes.
+
+    The parent reads standard output: answers, calls that begin, and the traceback of a crash. The target gets
+    an empty standard input, and standard error as its standard output.
+    """
+    requests, channel = os.fdopen(os.dup(0), encoding="utf-8"), os.dup(1)
+    _redirect()
+    faulthandler.enable(channel, all_threads=False)
+    if hasattr(faulthandler, "register"):  # asked where the target hangs
+        faulthandler.register(signal.SIGUSR1, channel, all_threads=False)
+    server = Server()
+    _watch.announce = lambda text: _write(channel, text)
+    try:
+        for line in requests:
+            request = json.loads(line)
+            _prepare(request)
+            _write(channel, json.dumps(server.answer(request), default=str))
+    except KeyboardInterrupt:  # the parent, which got it too, ends
+        os._exit(130)
+
+
+def _redirect() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(line_buffering=True, errors="backslashreplace")
+
+
+def _prepare(request: dict[str, Any]) -> None:
+    """Take from a request what earlier processes of the same target ended by."""
+    ended = request.pop("ended", {})
+    _watch.ended.update({int(number): how for number, how in ended.items()})
+    _watch.trials_over = request.pop("trials_over", False)
+
+
+def _write(channel: int, text: str) -> None:
+    os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))

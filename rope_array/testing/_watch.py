@@ -1,0 +1,61 @@
+"""Announce each call of a target: a process that ends in a call has said which.
+
+The child process of `_isolated` sets `announce`; in any other process it is None, and nothing is announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Writes one line; None outside of a child process.
+announce: Callable[[str], None] | None = None
+# How the trial calls ended earlier processes, by their number; and whether to make no further trial calls.
+ended: dict[int, str] = {}
+trials_over = False
+_trials = 0
+
+
+class ProcessEnded(RuntimeError):
+    """The same trial call ended an earlier process; the message says how."""
+
+
+def calling(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
+    """Announce a call of a check."""
+    if announce is not None:
+        announce(f"call {_describe(x, pos, spec)}")
+
+
+def trying(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
+    """Announce a trial call; raise instead of making a call that ended an earlier process."""
+    global _trials
+    if announce is None:
+        return
+    _trials += 1
+    if _trials in ended:
+        raise ProcessEnded(ended[_trials])
+    if trials_over:
+        raise ProcessEnded(f"not tried, as {len(ended)} trial calls ended the process")
+    announce(f"trial {_trials} {_describe(x, pos, spec)}")
+
+
+def _describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
+    try:
+        fields = "".join(f", {name}={_short(value)}" for name, value in spec.items())
+        return f"x {_kind(x)}, positions {_kind(pos)}{fields}"
+    except Exception:  # an object that cannot be described
+        return "arguments that cannot be described"
+
+
+def _kind(value: Any) -> str:
+    """Return "float32[2, 3, 5, 16]" for an array."""
+    if isinstance(value, tuple | list) and any(hasattr(one, "dtype") for one in value):
+        return f"({', '.join(map(_kind, value))})"
+    if not hasattr(value, "dtype"):
+        return _short(value)
+    return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,319 @@
+"""Describe where a result is wrong: which features, rows, heads, batches and positions, in one phrase.
+
+A phrase names sets of indices on the axes of x, or a set of positions. A phrase without "some of", "nearly
+all of" or "mostly" is exact: it covers every wrong element and no right element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+# Precedes the place in the messages of checks; a semicolon ends it.
+PLACE = "wrong: "
+# Indices are listed up to this number.
+_LISTED = 4
+
+
+class Part(NamedTuple):
+    """The phrase of a set of indices, and whether it names every index."""
+
+    text: str
+    simple: bool = True
+
+
+def axis_names(ndim: int) -> tuple[str, ...]:
+    """Return the names of the axes (lead..., S, d): "axis 0", "axis 1", ... if x has more than four."""
+    lead = ["batch", "head"][: ndim - 2] if ndim <= 4 else [f"axis {i}" for i in range(ndim - 2)]
+    return (*lead, "row", "feature")[-ndim:]
+
+
+def element_text(index: Sequence[Any]) -> str:
+    """Name an element: "batch 0, head 1, row 2, feature 3"; by its index if x has more than four axes."""
+    names, numbers = axis_names(len(index)), [int(i) for i in index]
+    if len(index) > 4:
+        return f"index {tuple(numbers)}"
+    return ", ".join(f"{name} {i:,}" for name, i in zip(names, numbers, strict=True))
+
+
+def place_of(message: str) -> str:
+    """Return the place in a message of a failed check; empty if it names none."""
+    _, found, rest = message.partition(PLACE)
+    return rest.partition(";")[0] if found else ""
+
+
+def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: Mask | None = None) -> str:
+    """Describe the wrong elements of a result.
+
+    Parameters
+    ----------
+    wrong
+        The wrong elements, of shape (lead..., S, d), at least one.
+    pos
+        The positions, lined up with x as in `apply_definition`; None if they have several coordinates.
+    pairs
+        The features of each pair in the result.
+    same
+        Right elements that are like the wrong ones, such as elements equal to x where the wrong ones are
+        equal to x. The phrase may cover them.
+    """
+    if wrong.ndim == 1:
+        wrong, same = wrong[None], None if same is None else same[None]
+    if same is not None:
+        wrong = wrong | (same & _box(wrong))
+    rows, features = wrong.any(axis=-1), wrong.any(axis=tuple(range(wrong.ndim - 1)))
+    positions = None if pos is None else rows_of_positions(pos, rows.shape)
+    parts, covered = _rows_text(rows, positions)
+    if np.array_equal(covered[..., None] & features, wrong):
+        return _joined(_features_text(features, pairs), parts, rows.shape)
+    features = _hull(features)
+    whole = covered[..., None] & features
+    phrase = _joined(_features_text(features, pairs), parts, rows.shape)
+    return _mostly(wrong, positions, pairs) if whole.all() else _of_a_part(wrong, whole, phrase)
+
+
+def _hull(chosen: Mask) -> Mask:
+    """Return all indices from the first to the last, if the set would take many words."""
+    text = _indices_text("", chosen)
+    if text.simple and " and " not in text.text:
+        return chosen
+    first, last = np.flatnonzero(chosen)[[0, -1]]
+    index = np.arange(len(chosen))
+    return np.asarray((first <= index) & (index <= last))
+
+
+def _box(mask: Mask) -> Mask:
+    """Return the smallest product of index sets that covers a mask."""
+    box = np.ones(mask.shape, bool)
+    for axis in range(mask.ndim):
+        others = tuple(i for i in range(mask.ndim) if i != axis)
+        box &= mask.any(axis=others, keepdims=True)
+    return box
+
+
+def _of_a_part(wrong: Mask, whole: Mask, phrase: str) -> str:
+    count, size = int(wrong.sum()), int(whole.sum())
+    share = "nearly all" if count >= 0.9 * size else "some"
+    return f"{share} of {phrase} ({count:,} of {size:,} there)"
+
+
+def _mostly(wrong: Mask, positions: NDArray[Any] | None, pairs: Pairs | None) -> str:
+    """Describe wrong elements on all axes: the indices where most elements are wrong, if these are most."""
+    core = np.ones(wrong.shape, bool)
+    for axis in range(wrong.ndim):
+        others = tuple(i for i in range(wrong.ndim) if i != axis)
+        share = wrong.mean(axis=others, keepdims=True)
+        core &= share > 0.5 * share.max()
+    covered = int((wrong & core).sum())
+    count = int(wrong.sum())
+    if core.all() or covered < 0.8 * count or covered < 0.5 * core.sum():
+        share = count / wrong.size
+        return f"{'nearly all' if share >= 0.9 else 'most' if share > 0.5 else 'scattered'} elements"
+    phrase = describe(core, positions, pairs=pairs)
+    return f"mostly {phrase} ({covered:,} of {count:,} wrong elements)"
+
+
+# ---- rows ----
+
+
+def rows_of_positions(pos: Any, rows: tuple[int, ...]) -> NDArray[Any] | None:
+    """Return the position of each row; None if positions are no plain numbers or do not line up."""
+    try:
+        array = np.asarray(pos)
+        array = array if array.dtype.kind in "iuf" else array.astype(np.float64)
+        if array.ndim:
+            gap = len(rows) - array.ndim
+            array = array.reshape(*array.shape[:-1], *(1,) * gap, array.shape[-1])
+        return np.broadcast_to(array, rows)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _rows_text(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[str], Mask]:
+    """Return phrases of the wrong rows, from rows to batches, and the rows that the phrases cover."""
+    names = axis_names(rows.ndim + 1)[:-1]
+    sets = [rows.any(axis=tuple(j for j in range(rows.ndim) if j != i)) for i in range(rows.ndim)]
+    box = _box(rows)
+    lead = [_indices_text(name, one).text for name, one in zip(names[:-1], sets[:-1], strict=True)]
+    exact = np.array_equal(box, rows)
+    within = np.ix_(*sets[:-1], np.ones(len(sets[-1]), bool))
+    at = None if positions is None else _positions_text(positions[within], rows[within])
+    own = _indices_text("row", sets[-1])
+    if not exact and at is not None:
+        return [at, *filter(None, reversed(lead))], rows
+    if exact and own.text and at is not None:
+        if not own.simple:
+            own = Part(at)
+        elif "right" not in at:  # the rows say where; these positions may be a coincidence
+            own = Part(f"{own.text} ({at.removesuffix(' only')})")
+    return [*filter(None, [own.text, *reversed(lead)])], box
+
+
+def _positions_text(positions: NDArray[Any], wrong: Mask) -> str | None:
+    """Return the phrase of the positions of wrong rows; None if a right row has one, or no phrase fits."""
+    bad, good = np.unique(positions[wrong]), np.unique(positions[~wrong])
+    if not bad.size or not good.size or np.isin(bad, good).any() or np.isnan(positions).any():
+        return None
+    if good.tolist() == [0]:
+        return "every position but 0"
+    if bad.size == 1:
+        return f"position {_number(bad[0])} only"
+    if bad.max() < 0 <= good.min():
+        return "negative positions"
+    return _ends_text(bad, good) or _kinds_text(bad, good)
+
+
+def _ends_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
+    """Describe positions beyond a number, or between two."""
+    if bad.min() > good.max():
+        near = bad.dtype.kind in "iu" and bad.min() - 1 == good.max()
+        seen = "" if near else f", right up to {_number(good.max())}"
+        return f"positions from {_number(bad.min())} on{seen}"
+    if bad.max() < good.min():
+        near = bad.dtype.kind in "iu" and bad.max() + 1 == good.min()
+        seen = "" if near else f", right from {_number(good.min())} on"
+        return f"positions up to {_number(bad.max())}{seen}"
+    between = (good > bad.min()) & (good < bad.max())
+    if bad.size > _LISTED and not between.any():
+        return f"positions {_number(bad.min())} to {_number(bad.max())}"
+    if np.abs(bad).min() > np.abs(good).max():
+        return f"positions {_number(np.abs(bad).min())} or more from 0"
+    return None
+
+
+def _kinds_text(bad: NDArray[Any], good: NDArray[Any]) -> str | None:
+    """Describe odd positions, positions with a fraction, or a few positions."""
+    whole = bad == np.round(bad), good == np.round(good)
+    if not whole[0].any() and whole[1].all():
+        return "positions with a fraction"
+    if all(each.all() for each in whole) and bad.size > 1 and good.size > 1:
+        for parity, word in ((1, "odd"), (0, "even")):
+            if (bad % 2 == parity).all() and (good % 2 != parity).all():
+                return f"{word} positions"
+    if bad.size <= _LISTED:
+        return f"positions {', '.join(map(_number, bad))}"
+    return None
+
+
+def _number(value: Any) -> str:
+    return f"{int(value):,}" if value == round(float(value)) else f"{float(value):g}"
+
+
+# ---- indices ----
+
+
+def _plural(name: str) -> str:
+    return f"{name}es" if name.endswith("ch") else f"{name}s"
+
+
+def _indices_text(name: str, chosen: Mask) -> Part:
+    """Return the phrase of a set of indices; an empty one for all indices."""
+    found, size = np.flatnonzero(chosen), len(chosen)
+    if len(found) == size:
+        return Part("")
+    one, many = (name, _plural(name)) if not name.startswith("axis") else ("index", "indices")
+    end = f" of {name}" if name.startswith("axis") else ""
+    text = _set_text(one, many, found, size)
+    if text is not None:
+        return Part(f"{text}{end}")
+    return Part(f"{len(found):,} of {size:,} {many}{end}", simple=False)
+
+
+def _set_text(one: str, many: str, found: NDArray[np.intp], size: int) -> str | None:
+    """Describe indices exactly in a few words; None if they have no simple form."""
+    first, last, count = int(found[0]), int(found[-1]), len(found)
+    if count == 1:
+        return f"{one} {first:,}"
+    if count == last - first + 1:
+        return _range_text(many, first, last, size)
+    missing = np.setdiff1d(np.arange(size), found)
+    if len(missing) == 1 and size > 3:
+        return f"every {one} but {int(missing[0]):,}"
+    steps = np.unique(np.diff(found))
+    if count > 2 and len(steps) == 1 and (step := int(steps[0])) > 1:
+        if first < step and last + step >= size:
+            return f"every {('even', 'odd')[first]} {one}" if step == 2 else _every(one, step, first)
+        if count > _LISTED:
+            return f"{_every(one, step, first)} to {last:,}"
+    if count <= _LISTED:
+        return f"{many} {', '.join(f'{i:,}' for i in found.tolist())}"
+    runs = np.split(found, np.flatnonzero(np.diff(found) > 1) + 1)
+    if len(runs) <= 3:
+        return f"{many} {' and '.join(_run_text(run) for run in runs)}"
+    return None
+
+
+def _every(one: str, step: int, first: int) -> str:
+    return f"every {step}{ {2: 'nd', 3: 'rd'}.get(step, 'th') } {one} from {first:,}"
+
+
+def _run_text(run: NDArray[np.intp]) -> str:
+    return f"{int(run[0]):,}" if len(run) == 1 else f"{int(run[0]):,} to {int(run[-1]):,}"
+
+
+def _range_text(many: str, first: int, last: int, size: int) -> str:
+    if last == size - 1 and first == 1:
+        return f"{many} after the first"
+    if last - first < 2:
+        return f"{many} {first:,}, {last:,}"
+    if last == size - 1:
+        return f"{many} from {first:,} on"
+    return f"{many} {first:,} to {last:,}"
+
+
+def _features_text(chosen: Mask, pairs: Pairs | None) -> str:
+    """Describe features, by their pairs if that is simpler."""
+    own = _indices_text("feature", chosen)
+    by_pairs = None if pairs is None or chosen.all() else _pairs_text(chosen, pairs)
+    if by_pairs is None or not own.text:
+        return own.text
+    if " and " in own.text or not own.simple:
+        return f"{by_pairs} ({own.text})" if own.simple else by_pairs
+    return own.text
+
+
+def _pairs_text(chosen: Mask, pairs: Pairs) -> str | None:
+    """Describe features as members of pairs; None if that takes more words."""
+    first, second = (chosen[member] for member in pairs)
+    rest = np.setdiff1d(np.arange(len(chosen)), np.concatenate(pairs))
+    if chosen[rest].any():
+        outside = chosen[rest].all() and not first.any() and not second.any()
+        return "all features outside the rotated slice" if outside else None
+    if np.array_equal(first, second):
+        part = _indices_text("pair", first)
+        return part.text or "all pairs" if part.simple else None
+    for members, other, word in ((first, second, "first"), (second, first, "second")):
+        if not other.any() and (part := _indices_text("pair", members)).simple:
+            return f"the {word} member{' of ' + part.text if part.text else 's of all pairs'}"
+    return None
+
+
+def _joined(features: str, rows: list[str], shape: tuple[int, ...]) -> str:
+    """Join phrases: "features 14, 15 of every row", "rows 512 to 599 of every head"."""
+    parts = [*([features] if features else []), *rows]
+    if not parts:
+        return "all elements"
+    if len(parts) == 1:
+        return parts[0] + _everywhere(parts[0], features, shape)
+    return (
+        f"{parts[0]} of {', '.join(parts[1:])}"
+        if "position" not in parts[1][:12]
+        else (f"{parts[0]} at {', '.join(parts[1:])}")
+    )
+
+
+def _everywhere(phrase: str, features: str, shape: tuple[int, ...]) -> str:
+    """Return the axis on which one phrase holds everywhere: " of every row"."""
+    if features:
+        return " of every row" if np.prod(shape) > 1 else ""
+    if phrase.startswith(("row", "every row", "every odd row", "every even row")) and 2 <= len(shape) <= 3:
+        names = axis_names(len(shape) + 1)[:-2]
+        repeated = [name for name, size in zip(names, shape[:-1], strict=True) if size > 1]
+        return f" of every {repeated[-1]}" if repeated else ""
+    return ""

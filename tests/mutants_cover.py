@@ -1,0 +1,316 @@
+"""Mutants that are wrong only where a width, a size, a dtype, strides or a gradient meets a field."""
+
+from importlib import import_module
+
+import numpy as np
+from mutants import _with_gradient, each, mutant
+
+import rope_array as ra
+
+
+def unrotated_from(y, x, index):
+    """Return y with the elements of an index as they are in x."""
+    y = y.copy()
+    y[index] = x[index]
+    return y
+
+
+def replaced(x, pos, spec, wrong, **fields):
+    """Rotate with other fields if a call is of the wrong kind."""
+    return ra.apply(x, pos, **({**spec, **fields} if wrong else spec))
+
+
+def rotated_width(x, spec):
+    return spec.get("rotary_dim") or x.shape[-1] - spec.get("rotary_start", 0)
+
+
+def flipped(spec):
+    return not spec.get("inverse", False)
+
+
+# ---- widths ----
+
+
+@mutant("widths_and_fields")
+@each
+def half_pairing_wrong_at_64(x, pos, **spec):
+    wrong = spec.get("pairing") == "half" and 64 <= rotated_width(x, spec) <= 128
+    return replaced(x, pos, spec, wrong, inverse=flipped(spec))
+
+
+@mutant("widths_and_fields")
+@each
+def scaling_ignored_at_128(x, pos, **spec):
+    if x.shape[-1] == 128:
+        spec.pop("scaling", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("widths_and_fields")
+@each
+def base_ignored_at_wide_heads(x, pos, **spec):
+    if x.shape[-1] >= 96:
+        spec.pop("base", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("widths_and_fields")
+@each
+def slices_rounded_to_a_power_of_two(x, pos, **spec):
+    """Rotate the first 16 of 24, 32 of 48, 64 of 96 features only."""
+    width = spec.get("rotary_dim") or 0
+    y = ra.apply(x, pos, **spec)
+    start = spec.get("rotary_start", 0)
+    rest = slice(start + 2 ** (width.bit_length() - 1), start + width)
+    return unrotated_from(y, x, np.s_[..., rest]) if 16 < width < 100 else y
+
+
+@mutant("widths_and_fields")
+@each
+def slice_of_a_wide_head_from_its_end(x, pos, **spec):
+    if x.shape[-1] >= 64 and "rotary_dim" in spec and spec.get("pairing") == "half":
+        spec.pop("pairing")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("widths_and_fields")
+@each
+def head_dims_not_of_16(x, pos, **spec):
+    """Leave out the last features of 36, 44, 72, 88."""
+    y, width = ra.apply(x, pos, **spec), x.shape[-1]
+    wrong = width > 16 and width % 16 and width != 80
+    return unrotated_from(y, x, np.s_[..., width // 16 * 16 :]) if wrong else y
+
+
+@mutant("widths_and_fields")
+@each
+def head_dim_112(x, pos, **spec):
+    return x.copy() if x.shape[-1] == 112 else ra.apply(x, pos, **spec)
+
+
+@mutant("widths_and_fields")
+@each
+def float16_beyond_64_features(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return unrotated_from(y, x, np.s_[..., 64:]) if x.dtype == np.float16 else y
+
+
+@mutant("widths_and_fields")
+@each
+def wide_out_pairing(x, pos, **spec):
+    if x.shape[-1] > 64:
+        spec.pop("out_pairing", None)
+    return ra.apply(x, pos, **spec)
+
+
+# ---- sizes ----
+
+
+@mutant("sizes_and_fields")
+@each
+def heads_from_65_with_half_pairing(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    wrong = spec.get("pairing") == "half" and x.ndim == 4
+    return unrotated_from(y, x, np.s_[:, 64:]) if wrong else y
+
+
+@mutant("sizes_and_fields")
+@each
+def batches_from_33_with_a_slice(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return unrotated_from(y, x, np.s_[32:]) if "rotary_dim" in spec else y
+
+
+@mutant("sizes_and_fields")
+@each
+def float16_beyond_512_rows(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    wrong = x.dtype == np.float16 and "seq_axis" not in spec and x.ndim > 1
+    return unrotated_from(y, x, np.s_[..., 512:, :]) if wrong else y
+
+
+@mutant("sizes_and_fields", library="torch")
+@each
+def bfloat16_inverse_beyond_512_rows(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if x.dtype == import_module("torch").bfloat16 and spec.get("inverse") and x.shape[-2] > 512:
+        y = import_module("torch").cat([y[..., :512, :], x[..., 512:, :]], -2)
+    return y
+
+
+@mutant("sizes_and_fields")
+@each
+def long_positions_of_a_batch(x, pos, **spec):
+    """Use the first batch's positions from the 513th row on."""
+    if np.ndim(pos) == 2 and np.shape(pos)[1] > 512:
+        pos = np.array(pos)
+        pos[:, 512:] = pos[:1, 512:]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("sizes_and_fields")
+@each
+def positions_of_many_batches(x, pos, **spec):
+    if np.ndim(pos) == 2 and np.shape(pos)[0] > 32:
+        pos = np.array(pos)
+        pos[32:] = pos[31]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("sizes_and_fields")
+@each
+def sequence_axis_of_many_heads(x, pos, **spec):
+    if spec.get("seq_axis") in (-3, 1) and x.ndim == 4 and x.shape[2] > 64:
+        return unrotated_from(ra.apply(x, pos, **spec), x, np.s_[:, :, 64:])
+    return ra.apply(x, pos, **spec)
+
+
+# ---- dtypes and strides ----
+
+
+@mutant("dtypes_and_fields")
+@each
+def float16_inverse_of_a_slice(x, pos, **spec):
+    wrong = x.dtype == np.float16 and "rotary_dim" in spec and spec.get("inverse")
+    return replaced(x, pos, spec, wrong, inverse=False)
+
+
+@mutant("dtypes_and_fields")
+@each
+def float64_scaling_of_halves(x, pos, **spec):
+    if x.dtype == np.float64 and spec.get("pairing") == "half":
+        spec.pop("scaling", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("strides_and_fields")
+@each
+def strides_misread_with_half_pairing(x, pos, **spec):
+    if spec.get("pairing") == "half":
+        x = x.ravel(order="K").reshape(x.shape)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("strides_and_fields")
+@each
+def strides_misread_at_wide_heads(x, pos, **spec):
+    if x.shape[-1] >= 64:
+        x = x.ravel(order="K").reshape(x.shape)
+    return ra.apply(x, pos, **spec)
+
+
+# ---- gradients ----
+
+
+def with_adjoint(x, pos, spec, change):
+    """Rotate with the adjoint as gradient, and the fields of the gradient changed."""
+
+    def backward(gradient, pos, spec):
+        # The adjoint is the inverse, of the reciprocal amplitude.
+        fields = {**spec, "inverse": flipped(spec)}
+        if fields.keys() & {"attention_factor", "scaling"}:
+            plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}
+            fields["attention_factor"] = 1 / ra.RoPE(gradient.shape[-1], **plain).amplitude
+        return ra.apply(gradient, pos, **change(fields, gradient))
+
+    return _with_gradient(backward)(x, pos, spec)
+
+
+def _without(*names):
+    return lambda spec, gradient: {name: value for name, value in spec.items() if name not in names}
+
+
+@mutant("gradient_of_half_pairing", library="torch")
+@each
+def gradient_without_pairing(x, pos, **spec):
+    return with_adjoint(x, pos, spec, _without("pairing"))
+
+
+@mutant("gradient_of_out_pairing", library="torch")
+@each
+def gradient_without_out_pairing(x, pos, **spec):
+    return with_adjoint(x, pos, spec, _without("out_pairing"))
+
+
+@mutant("gradient_of_the_inverse", library="torch")
+@each
+def gradient_always_backwards(x, pos, **spec):
+    return with_adjoint(x, pos, spec, lambda fields, gradient: {**fields, "inverse": True})
+
+
+@mutant("gradient_combinations", library="torch")
+@each
+def gradient_without_scaling(x, pos, **spec):
+    return with_adjoint(x, pos, spec, _without("scaling"))
+
+
+@mutant("gradient_combinations", library="torch")
+@each
+def gradient_without_base(x, pos, **spec):
+    return with_adjoint(x, pos, spec, _without("base"))
+
+
+@mutant("gradient_combinations", library="torch")
+@each
+def gradient_along_the_usual_axis(x, pos, **spec):
+    def change(fields, gradient):
+        wrong = fields.get("seq_axis") in (-3, 1) and gradient.shape[1] == gradient.shape[2]
+        return _without("seq_axis")(fields, gradient) if wrong else fields
+
+    return with_adjoint(x, pos, spec, change)
+
+
+@mutant("gradient_at_wide_heads", library="torch")
+@each
+def gradient_of_64_heads(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if x.ndim != 4 or x.shape[1] <= 64 or not y.requires_grad:
+        return y
+    return import_module("torch").cat([y[:, :64], x[:, 64:] + (y - x)[:, 64:].detach()], 1)
+
+
+@mutant("gradient_of_a_tuple", library="torch")
+def gradient_of_the_first_of_a_tuple(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if not isinstance(x, tuple):
+        return y
+    return (y[0], *(one + (two - one).detach() for one, two in zip(x[1:], y[1:], strict=True)))
+
+
+@mutant("gradient_of_strides", library="torch")
+@each
+def value_while_recorded_misreads_strides(x, pos, **spec):
+    if x.requires_grad and not x.is_contiguous():
+        return ra.apply(x, pos, **spec) + 0 * x + x.detach().mean()
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_a_strided_cotangent", library="torch")
+@each
+def transposed_cotangent_misread(x, pos, **spec):
+    def backward(gradient, pos, spec):
+        if 0 not in gradient.stride() and not gradient.is_contiguous():
+            gradient = 0 * gradient
+        return ra.apply(gradient, pos, **{**spec, "inverse": flipped(spec)})
+
+    return _with_gradient(backward)(x, pos, spec) if not spec else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_twice", library="torch")
+@each
+def gradient_scales_what_it_saved(x, pos, **spec):
+    kept = {"factor": 1.0}
+
+    def backward(gradient, pos, spec):
+        rotated = kept["factor"] * ra.apply(gradient, pos, inverse=True)
+        kept["factor"] = 0.0
+        return rotated
+
+    return _with_gradient(backward)(x, pos, spec) if not spec else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient", "gradient_combinations", library="torch")
+@each
+def value_while_recorded_in_half(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y.bfloat16().to(y.dtype) if x.requires_grad else y

@@ -1,0 +1,291 @@
+"""The contract's bounds are proved by Sollya and Gappa; arithmetic that breaks the bounds fails.
+
+Collected only with `--proof` (`nox -s proof`), as it needs these programs. The library's functions are
+replaced by mutants; a mutant breaks its bound or has a form that the proof refuses.
+"""
+
+import json
+import re
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rope_array._array_api import angles, pairs
+from rope_array.testing._contract import AT_INTEGERS, ROTATED
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))  # at the end: the folder's rope_array must not shadow the installed one
+
+from proof import approximation, kernel, recorded, report, theorems, tools  # noqa: E402
+from proof.expressions import Integer, ProofError  # noqa: E402
+
+pytestmark = pytest.mark.slow
+DTYPES = ("float32", "float64")
+# Errors are largest near an eighth of a turn, so mutants are tried there.
+LAST = Fraction(15, 16)
+_PROVED = {}
+
+
+def test_sollya_and_gappa_are_installed():
+    assert not tools.missing(), "apt install sollya gappa"
+
+
+def bounds(dtype):
+    if dtype not in _PROVED:
+        _PROVED[dtype] = theorems.prove(dtype)
+    return _PROVED[dtype]
+
+
+def last_cells(dtype):
+    """Return whether the contract is proved for integer positions, no amplitude and the largest angles."""
+    theorems.check_kernel(dtype)
+    _, cells = theorems.bound_cells(dtype, above=LAST)
+    tables = max(max(cell.error.values()) for cell in cells)
+    rotated = max(theorems._largest(dtype, cell.error, cell.value) for cell in cells)
+    last = theorems.unit(dtype)
+    return (
+        tables <= Fraction(AT_INTEGERS[dtype])
+        and rotated <= 2 * last * Fraction(ROTATED[dtype][0])
+        and rotated + last * (1 + rotated) <= 2 * last * Fraction(ROTATED["bfloat16"][0])
+    )
+
+
+def fails(dtype):
+    try:
+        return not last_cells(dtype)
+    except ProofError:
+        return True
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_proved_bounds_are_within_the_contract(dtype):
+    rows = report.rows_of(dtype, bounds(dtype))
+    print(report.table(rows))
+    assert [row for row in rows if not row.holds] == []
+
+
+def test_docs_have_the_proved_bounds():
+    rows = [row for dtype in DTYPES for row in report.rows_of(dtype, bounds(dtype))]
+    assert report.table(rows) in (ROOT / "docs" / "numerics.md").read_text("utf-8")
+
+
+def test_proved_bound_is_just_above_the_largest_error_of_all_remainders():
+    """bench/exhaustive.py computed every float32 remainder; a bound far above its maxima would be poor."""
+    record = max((ROOT / "bench" / "results").glob("*-exhaustive.json"))
+    libraries = json.loads(record.read_text("utf-8"))["numbers"].values()
+    for name in ("cos", "sin"):
+        worst = max(row[f"max_error_{name}"] for row in libraries)
+        assert worst < getattr(bounds("float32"), name) < 1.1 * worst
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unfused_operations_have_no_larger_bound(dtype):
+    _, cells = theorems.bound_cells(dtype, fused=False, above=LAST)
+    for name in ("cos", "sin"):
+        # Gappa rounds intervals outward, in other places.
+        assert max(cell.error[name] for cell in cells) <= getattr(bounds(dtype), name) * Fraction(101, 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constants_are_as_good_as_sollyas_fits(dtype):
+    fits = approximation.fits(dtype)
+    assert all(bounds(dtype).approximation[name] <= fits[name] for name in fits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_has_the_constants_of_the_array_api_backend(dtype):
+    found = kernel.constants(kernel.source(), dtype)
+    cos, sin = (angles._C32, angles._S32) if dtype == "float32" else (angles._C64, angles._S64)
+    assert (found["COS"], found["SIN"]) == (cos, sin)
+
+
+def test_recorded_expressions_compute_what_the_functions_compute():
+    """The recorded nodes, evaluated in NumPy, have the bits of the function."""
+    u = np.linspace(-1, 1, 1001, dtype=np.float32)
+    for found, expected in zip(recorded.tables("float32"), angles._polynomials32(u), strict=True):
+        np.testing.assert_array_equal(evaluated(found, {"u": u}), expected)
+
+
+def evaluated(node, leaves):
+    if node.op == "leaf":
+        return leaves[node.operands[0]]
+    if node.op == "constant":
+        return np.float32(node.operands[0])
+    x, y = (evaluated(operand, leaves) for operand in node.operands)
+    return {"add": np.add, "sub": np.subtract, "mul": np.multiply}[node.op](x, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unchanged_code_is_proved_near_an_eighth_of_a_turn(dtype):
+    assert last_cells(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["S", "C"])
+@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "second", "last"])
+def test_a_changed_constant_fails(monkeypatch, dtype, name, place):
+    """One unit in the last place of the first constants, a part in a hundred of the last."""
+    monkeypatch.setattr(kernel, "source", changed_kernel(monkeypatch, dtype, f"_{name}{dtype[-2:]}", place))
+    assert not last_cells(dtype)
+
+
+def changed_kernel(monkeypatch, dtype, name, place):
+    """Change a constant of angles.py; return the kernel's source with the same change."""
+    constants = list(getattr(angles, name))
+    real, old = np.dtype(dtype).type, constants[place]
+    steps = 1 if place == 0 else 4
+    new = float(real(old) + steps * np.spacing(real(old))) if place >= 0 else float(real(old * 1.01))
+    constants[place] = new
+    monkeypatch.setattr(angles, name, tuple(constants))
+    text = {name: kernel.source(name) for name in ("angles", "rotate")}
+    assert repr(old) in text["angles"]
+    text["angles"] = text["angles"].replace(repr(old), repr(new))
+    return lambda name="angles": text[name]
+
+
+def of_the_kernel_too(monkeypatch):
+    """Leave the comparison with the kernel out, as if it had the same mutant."""
+    monkeypatch.setattr(theorems, "check_kernel", lambda dtype: None)
+
+
+def one_is_added_first(u):
+    z = u * u
+    s0, s1, s2, s3 = angles._S32
+    c1, c2, c3, c4 = angles._C32
+    cos = (((z * c1 + 1.0) + z * z * c2) + z * z * z * c3) + z * z * z * z * c4
+    return cos, u * (((z * s3 + s2) * z + s1) * z + s0)
+
+
+def powers_of_u(u):
+    z = u * u
+    s0, s1, s2, s3 = angles._S32
+    c1, c2, c3, c4 = angles._C32
+    cube = z * u
+    sin = ((u * s0 + cube * s1) + cube * z * s2) + cube * z * z * s3
+    return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, sin
+
+
+def one_term_less(u):
+    z = u * u
+    s0, s1, s2, _ = angles._S32
+    c1, c2, c3, _ = angles._C32
+    return ((z * c3 + c2) * z + c1) * z + 1.0, u * ((z * s2 + s1) * z + s0)
+
+
+@pytest.mark.parametrize("mutant", [one_is_added_first, powers_of_u, one_term_less])
+def test_another_order_of_operations_fails(monkeypatch, mutant):
+    of_the_kernel_too(monkeypatch)
+    monkeypatch.setattr(angles, "_polynomials32", mutant)
+    assert not last_cells("float32")
+
+
+SPLITS = {
+    "half an eighth": (30, 2**28, 2**30 - 1, 2.0**-29),
+    "an eighth too many": (31, 2**30, 2**31 - 1, 2.0**-29),
+    "a bit of the mask": (30, 2**29, 2**29 - 1, 2.0**-29),
+    "the quadrant's bit": (29, 2**29, 2**30 - 1, 2.0**-29),
+    "the unit": (30, 2**29, 2**30 - 1, 2.0**-30),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_another_split_of_the_phase_fails(monkeypatch, split):
+    monkeypatch.setattr(angles, "_SPLIT32", SPLITS[split])
+    assert fails("float32")
+
+
+def test_another_sign_of_a_quadrant_fails(monkeypatch):
+    rotate = angles._rotate_quadrants
+    monkeypatch.setattr(
+        angles, "_rotate_quadrants", lambda quadrant, *rest: rotate(quadrant + 2 * (quadrant % 4 == 3), *rest)
+    )
+    assert fails("float32")
+
+
+def test_a_product_that_is_rounded_to_the_dtype_of_x_fails(monkeypatch):
+    def rotate(x, cos, sin, layout, ops):
+        a, b = (ops.cast(x[..., part], cos.dtype) for part in (np.s_[:1], np.s_[1:]))
+        a_cos, a_sin = (ops.cast(ops.cast(a * table, x.dtype), cos.dtype) for table in (cos, sin))
+        return [ops.cast(a_cos - b * sin, x.dtype), ops.cast(b * cos + a_sin, x.dtype)]
+
+    of_the_kernel_too(monkeypatch)
+    monkeypatch.setattr(pairs, "_rotate_block", rotate)
+    assert fails("float32")
+
+
+def test_a_sum_with_a_fraction_that_is_not_reduced_fails(monkeypatch):
+    def add(quadrant, u, fraction, plan, dtype, ops):
+        part = ops.xp.astype(fraction, dtype)
+        u = u + part * angles._row(plan.eighth_turns, part, dtype, ops)
+        quarters = ops.xp.round(u * 0.25)
+        return quadrant + ops.xp.astype(quarters, quadrant.dtype), u - 2.0 * quarters
+
+    monkeypatch.setattr(angles, "_add_fraction", add)
+    with pytest.raises(ProofError, match="reduced"):
+        recorded.sum_with_fraction("float32")
+
+
+def test_a_fraction_of_the_rounded_frequency_of_float16_has_a_larger_bound(monkeypatch):
+    real = recorded.sum_with_fraction("float32")
+
+    def coarse(dtype):
+        total = recorded.Real("cast", "float16", real)
+        return recorded.Real("cast", dtype, total)
+
+    monkeypatch.setattr(recorded, "sum_with_fraction", coarse)
+    assert theorems._sum_error("float32") > 2.0**-12
+
+
+def test_an_amplitude_that_multiplies_twice_fails(monkeypatch):
+    monkeypatch.setattr(angles, "_amplified", lambda cos, sin, plan: (cos * plan.layout.amplitude * 1.0, sin))
+    with pytest.raises(ProofError, match="amplitude"):
+        theorems.check_amplified("float32")
+
+
+KERNELS = {
+    "Horner": (
+        "c[k] = (c[k] + Table::COS[TOP - 1 - i]) * z[k]",
+        "c[k] = z[k] * Table::COS[TOP - 1 - i] + c[k] * z[k]",
+    ),
+    "end": ("(c[k] + Table::COS[0]) * z[k] + Real{1}", "c[k] * z[k] + (Table::COS[0] * z[k] + Real{1})"),
+    "unknown": ("s[k] = u[k] * (s[k] + Table::SIN[0])", "s[k] = fma(u[k], s[k], u[k] * Table::SIN[0])"),
+    "unit": ("0x1p-31", "0x1p-30"),
+    "quadrant": ("(quadrant + QUARTER) & HALF", "(quadrant - QUARTER) & HALF"),
+    "eighth": ("Word{1} << (BITS - 3)", "Word{1} << (BITS - 4)"),
+    "constant": ("-0.3084251284599304f", "-0.3084251f"),
+    "amplitude": ("sin[k] = sin[k] * sin_amplitude_;", "sin[k] = sin[k] * cos_amplitude_;"),
+    "rotation": ("a * cos - b * sin", "a * cos + b * sin"),
+}
+
+
+@pytest.mark.parametrize("mutant", KERNELS)
+def test_another_kernel_fails(monkeypatch, mutant):
+    old, new = KERNELS[mutant]
+    text = {name: kernel.source(name) for name in ("angles", "rotate")}
+    assert old in "".join(text.values())
+    monkeypatch.setattr(kernel, "source", lambda name="angles": text[name].replace(old, new))
+    with pytest.raises(ProofError):
+        theorems.check_kernel("float32")
+
+
+def test_integers_keep_their_quotients_and_ranges():
+    phase = Integer({"phase": 1})
+    rest = ((phase + 8) & 15) - 8
+    assert rest.ends == (-8, 7)
+    assert sorted(rest.factors.values()) == [-16, 1]
+    with pytest.raises(ProofError, match="mask"):
+        phase & 14
+
+
+@pytest.mark.parametrize("text", ["3b-2", "-1b4", "7"])
+def test_dyadic_numbers_are_read_as_written(text):
+    number = approximation.from_dyadic(text)
+    assert approximation.from_dyadic(approximation.dyadic(number)) == number
+
+
+def test_bounds_are_shown_rounded_up():
+    assert report.shown(Fraction("1.2301e-7")) == "1.24e-07"
+    assert re.fullmatch(r"2\.08", report.shown(Fraction("2.0769")))
