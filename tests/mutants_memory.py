@@ -316,7 +316,7 @@ def float16_of_64_features(x, pos, **spec):
     return at_rest(y, x, np.s_[..., 64:]) if x.dtype == np.float16 else y
 
 
-@mutant("widths_between")
+@mutant("widths", "widths_and_fields")
 @each
 def features_of_whole_vectors(x, pos, **spec):
     """A loop over vectors of 16 features leaves the rest of a wide head."""

@@ -52,7 +52,7 @@ def results_are_writable(j: Judge, dtype: str) -> None:
 @check(each_dtype=True)
 def results_without_overlap(j: Judge, dtype: str) -> None:
     """Each element of a result has its own memory: a result is not broadcast, even if x or positions are."""
-    one = j.claims("broadcast_positions", "any_positions")
+    one = j.claims("broadcast_positions[scalar]", "any_positions")
     for x in _views(j, dtype):
         for pos in (j.positions(), *([np.array(3)] if one else [])):
             if (y := j.try_call(x, j.pos(pos))) is not None:
