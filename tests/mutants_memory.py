@@ -193,9 +193,10 @@ def table_that_grows_is_not_filled(x, pos, **spec):
 @mutant("dtypes_in_turn")
 @each
 def table_narrowed_in_place(x, pos, **spec):
-    """A table is made again for a dtype that is new, and converted to the dtype of every x."""
-    key = x.shape, repr(pos), repr(spec)
-    seen, now = _STATE.setdefault(key, (set(), [x.dtype]))
+    """A batch of one keeps its table, makes it again for a dtype that is new, and rounds it to narrower ones."""
+    if x.ndim != 4 or x.shape[0] > 1:
+        return ra.apply(x, pos, **spec)
+    seen, now = _STATE.setdefault((x.shape, repr(pos), repr(spec)), (set(), [x.dtype]))
     if x.dtype not in seen or x.dtype.itemsize < now[0].itemsize:
         now[0] = x.dtype
     seen.add(x.dtype)
@@ -314,14 +315,6 @@ def positions_of_256_batches(x, pos, **spec):
 def float16_of_64_features(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
     return at_rest(y, x, np.s_[..., 64:]) if x.dtype == np.float16 else y
-
-
-@mutant("widths", "widths_and_fields")
-@each
-def features_of_whole_vectors(x, pos, **spec):
-    """A loop over vectors of 16 features leaves the rest of a wide head."""
-    y, width = ra.apply(x, pos, **spec), x.shape[-1]
-    return at_rest(y, x, np.s_[..., width // 16 * 16 :]) if width > 32 and not spec else y
 
 
 @mutant("rotary_dims_of_models")

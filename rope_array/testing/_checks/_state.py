@@ -10,6 +10,8 @@ from rope_array.testing import _watch
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._settings import unusual_settings
 
+# Calls: x, positions and fields.
+Calls = list[tuple[Input, Any, dict[str, Any]]]
 _SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
 
 
@@ -137,9 +139,9 @@ def calls_after_an_exception(j: Judge) -> None:
     for refused in _refusals(j):
         _raises(j, *refused)  # imports what it needs
         raised, changed = _watched(j, *refused)
+        j.check(j.call(x, pos), x, j.positions())
         changed -= _watched(j, x, pos, {})[1]  # changed by every call
         assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
-        j.check(j.call(x, pos), x, j.positions())
 
 
 def _watched(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> tuple[bool, set[str]]:
@@ -197,7 +199,9 @@ def threads(j: Judge) -> None:
 def threads_of_large_calls(j: Judge) -> None:
     """Large calls from several threads at once, which share no scratch memory, do not affect each other."""
     rows = min(120, j.target.reach + 1)
-    calls = [(j.x(1, 6, rows, 64, seed=i), j.row(start, rows), {}) for i, start in enumerate((0, 33, 0, 20))]
+    calls: Calls = [
+        (j.x(1, 6, rows, 64, seed=i), j.row(start, rows), {}) for i, start in enumerate((0, 33, 0, 20))
+    ]
     _check_at_once(j, calls, 8)
 
 
@@ -205,14 +209,14 @@ def threads_of_large_calls(j: Judge) -> None:
 def threads_of_different_calls(j: Judge) -> None:
     """Calls of different shapes, dtypes and fields from several threads at once do not affect each other."""
     specs = [{name: value} for name, value in _SPECS.items() if j.claims(name)] or [{}]
-    calls: list[tuple[Input, Any, dict[str, Any]]] = []
+    calls: Calls = []
     for i, start in enumerate((0, 7, 60, 200)):
         x = j.x(1, 2 + i % 2, 5 - i // 2, 16 + 16 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
         calls.append((x, j.row(start, 5 - i // 2), specs[i // 2 % len(specs)] if i % 2 else {}))
     _check_at_once(j, calls, 25)
 
 
-def _check_at_once(j: Judge, calls: list[tuple[Input, Any, dict[str, Any]]], times: int) -> None:
+def _check_at_once(j: Judge, calls: Calls, times: int) -> None:
     """Make each of these calls many times in a thread of its own, and judge every result."""
     alone = []
     for x, pos, spec in calls:  # compiled before the threads start
