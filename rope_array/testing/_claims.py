@@ -140,7 +140,7 @@ _REACH_STEPS = (
     2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # Capabilities of the contract: not claimed for angles that are floating-point products.
-_CONTRACT_ONLY = ("same_bits", "nonfinite", "threads")
+_CONTRACT_ONLY = ("same_bits", "nonfinite")
 _POSITION_NAMES = tuple(
     name for name in CAPABILITIES if name.endswith("_positions") and name not in POSITION_KINDS["arange"]
 )
@@ -434,7 +434,7 @@ class _Trial:
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
         _watch.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            return self.target.call(x, pos, **spec)
+            return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
