@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ._calls import ORDERS, adapt_arguments, adapt_in_place
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -25,6 +26,7 @@ from ._claims import (
     find_declines,
     find_reach,
     find_widths,
+    parameters_of,
     signature_defaults,
 )
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
@@ -79,6 +81,10 @@ class Target:
         if the target declines it, for whatever reason.
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
+    arguments : {"x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos"}
+        The order of its arguments. With q and k it takes two arrays, and returns both rotated.
+    in_place : bool
+        Whether it writes its result into x. It may return x or None; the suite calls it with copies.
     wraps : callable, optional
         Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
@@ -122,6 +128,8 @@ class Target:
     lacks: Mapping[str, str] = field(default_factory=dict)
     requires: Collection[str] = ()
     expected_failures: Mapping[str, str] = field(default_factory=dict)
+    arguments: str = "x,pos"
+    in_place: bool = False
     wraps: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     declared: bool = False
 
@@ -133,6 +141,7 @@ class Target:
         _check_sizes(self)
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.rotate))
+        _check_calls(self)
         _check_defaults(self)
 
     @property
@@ -267,7 +276,9 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = self.wraps(self.rotate) if self.wraps else compile_for(self.library, self.rotate)
+        rotate = adapt_arguments(self.rotate, self.arguments)
+        rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
+        rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -335,6 +346,8 @@ def _check_kinds(target: Target) -> None:
         ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
         ("wraps", Callable | None, "a callable"),
+        ("arguments", str, "a string"),
+        ("in_place", bool, "True or False"),
         ("declared", bool, "True or False"),
     ):
         given = getattr(target, name)
@@ -351,6 +364,7 @@ def _check_names(target: Target) -> None:
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
+        ("arguments", [target.arguments], ORDERS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
@@ -400,6 +414,15 @@ def _check_reason(name: str, reason: Any) -> None:
         f"{name}={reason}: give the reason why the target lacks it, or --require {name} to insist on it "
         f"(in Python lacks={{{name!r}: reason}}, requires=[{name!r}])"
     )
+
+
+def _check_calls(target: Target) -> None:
+    """Raise for fields that its signature does not take, and for arrays that cannot be written in place."""
+    named, takes_any = parameters_of(target.rotate)
+    if target.fields and not takes_any and (missing := [n for n in target.fields if n not in named]):
+        raise ValueError(f"fields names {', '.join(missing)}, and the signature of {target.name} does not")
+    if target.in_place and type(target.arrays).copied is Library.copied:
+        raise ValueError(f"in_place is claimed, and arrays of {target.library} cannot be written")
 
 
 def _check_sizes(target: Target) -> None:
