@@ -27,7 +27,11 @@ class Options(NamedTuple):
         """Return the target; raise as `resolve` of `_names` does."""
         claims = claims_of(self.claims, self.library)
         if self.require:
-            claims["requires"] = required(self.require)
+            given = [
+                *claims.get("requires", ()),
+                *(name for some in self.require for name in some.split(",")),
+            ]
+            claims["requires"] = tuple(dict.fromkeys(map(str.strip, given)))
         return resolve(self.target, self.backend, **claims)
 
     def repeated(self) -> list[str]:
@@ -37,11 +41,6 @@ class Options(NamedTuple):
         pairs += [("--require", names) for names in self.require]
         pairs += [("--expect", one) for one in self.expected]
         return ["check", self.target, *(text for pair in pairs for text in pair)]
-
-
-def required(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of options that each have one or several, separated by commas."""
-    return tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",")))
 
 
 def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:

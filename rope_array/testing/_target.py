@@ -32,6 +32,7 @@ from ._claims import (
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
+from ._first_calls import FirstCalls
 from ._layout import adapt_layout, is_layout
 from ._libraries import Library
 from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
@@ -58,15 +59,15 @@ class Target:
     fixed : mapping
         Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature is read
         from there.
-    head_dim : int, optional
-        The only head_dim it takes, 16 or more, such as the width of a module's tables; by default any.
+    head_dim : int or collection of int, optional
+        The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
         The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
         suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
     positions : {"any", "offset", "arange"}
         The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
     furthest : int
-        The largest position it takes, 31 or more, such as the last row of its table.
+        The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
         Names of the floating dtypes it takes; by default the library's own.
     angles : {"float64", "exact", "float32"}
@@ -289,6 +290,11 @@ class Target:
         return functools.partial(rotate, **usual) if usual else rotate
 
     @cached_property
+    def first_calls(self) -> FirstCalls:
+        """The first calls in trials of its claims."""
+        return FirstCalls()
+
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """The fields' values in a call without fields."""
         return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
@@ -429,6 +435,8 @@ def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
     if target.furthest < 0:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
+    if target.positions != "any" and target.furthest < 4:
+        raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
     for head_dim in _numbers(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
             raise ValueError(f"head_dim has {head_dim!r}; give integers, 2 or more")
