@@ -148,4 +148,7 @@ def _prepare(request: dict[str, Any]) -> None:
 
 
 def _write(channel: int, text: str) -> None:
-    os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    try:
+        os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    except BrokenPipeError:  # the parent has ended
+        os._exit(1)

@@ -177,9 +177,9 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
 def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the command that judges the first failed call that is shown as text."""
     details = " ".join(result["detail"] for result in _of(plain, FAILED))
-    case = re.search(r"--case ('[^']+'|[^\s']+)", details)
+    case = re.search(r"--case ('[^']+'|[^\s']+)|wrong with ([^;']+);", details)
     if case and command:
-        (text,) = shlex.split(case[1])
+        (text,) = shlex.split(case[1]) if case[1] else [case[2]]
         yield "\nTo repeat the first call that is shown as text, alone:\n"
         yield f"  {shlex.join(['python', '-m', 'rope_array', *command, '--case', text])}"
 
