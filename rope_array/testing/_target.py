@@ -30,6 +30,7 @@ from ._claims import (
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
+from ._first_calls import FirstCalls
 from ._layout import adapt_layout, is_layout
 from ._libraries import Library
 from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
@@ -276,6 +277,11 @@ class Target:
             name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
         }
         return functools.partial(rotate, **usual) if usual else rotate
+
+    @cached_property
+    def first_calls(self) -> FirstCalls:
+        """The first calls in trials of its claims."""
+        return FirstCalls()
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
