@@ -150,5 +150,5 @@ def _prepare(request: dict[str, Any]) -> None:
 def _write(channel: int, text: str) -> None:
     try:
         os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
-    except BrokenPipeError:  # the parent has ended
+    except OSError:  # the parent has ended
         os._exit(1)
