@@ -72,18 +72,27 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("lacks", {})[name] = text
         elif name in ("dtypes", "fields", "requires"):
             claims[name] = tuple(filter(None, text.split(",")))
-        elif name in ("furthest", "head_dim"):
+        elif name in ("furthest", "head_dim", "in_place"):
             claims[name] = _value(text)
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields", "requires")
+            known = (
+                *FIELDS,
+                *_TEXT_CLAIMS,
+                "furthest",
+                "head_dim",
+                "in_place",
+                "dtypes",
+                "fields",
+                "requires",
+            )
             check_name("claim", name, (*known, *CAPABILITIES))
     return claims
 
 
 # Claims whose value stays a string.
-_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic")
+_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic", "arguments")
 
 
 def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
@@ -99,6 +108,8 @@ def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[
 
 
 def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
