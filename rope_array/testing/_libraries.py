@@ -163,6 +163,10 @@ class Library:
         """Broadcast an array to a shape, as a view if the library has views."""
         return self.xp.broadcast_to(array, shape)
 
+    def copied(self, array: Array) -> Array:
+        """Return a copy that can be written, with the same strides where they do not overlap."""
+        raise NotImplementedError
+
     def part_of(self, array: Array, index: slice) -> Array | None:
         """Return a part of an array of one axis, or None if the library has no such part."""
         return array[index]
@@ -281,6 +285,17 @@ class NumPy(Library):
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
 
+    def copied(self, array: Array) -> Array:
+        strides = array.strides
+        if not array.size or any(n > 1 and not step for n, step in zip(array.shape, strides, strict=True)):
+            return np.array(array)
+        spans = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
+        start = -sum(span for span in spans if span < 0)
+        memory = np.zeros(start + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
+        copy: Array = np.ndarray(array.shape, array.dtype, memory, start, strides)
+        copy[...] = array
+        return copy
+
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         for name, index, larger in _parts(array):
             whole = np.full(larger, 7, array.dtype)
@@ -339,6 +354,8 @@ class ReadOnlyNumPy(NumPy):
         made = super().asarray(array, dtype)
         made.flags.writeable = False
         return made
+
+    copied = Library.copied
 
     def settings(self) -> str:
         return "read-only arrays"
@@ -547,6 +564,9 @@ class Torch(Library):
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         return array.expand(shape)
+
+    def copied(self, array: Array) -> Array:
+        return array.clone()
 
     def part_of(self, array: Array, index: slice) -> Array | None:
         return array[index] if (index.step or 1) > 0 else None  # strides are not negative

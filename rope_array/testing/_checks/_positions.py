@@ -94,7 +94,8 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
         bottom = -(2**31) if j.target.reach >= 2**31 - 1 else -j.target.reach
         low = max(int(ends.min), bottom) if signed else top - 4
-        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top])
+        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
+        values = values if signed else values.clip(0)
         x = j.x(1, 2, 5, 16)
         with j.if_served():
             j.check(j.call(x, j.pos(values, kind)), x, values)
