@@ -298,12 +298,12 @@ def test_every_check_is_in_the_lines_of_verbose(failed):
 
 def test_what_does_not_apply_is_last_and_folded(failed):
     lines = list(lines_of(failed))
-    starts = [next(i for i, line in enumerate(lines) if line.startswith(f"\n{word} (")) for word in
-              ("Failed", "Passed", "Not applicable")]  # fmt: skip
+    starts = [
+        next(i for i, line in enumerate(lines) if line.startswith(f"\n{word}"))
+        for word in ("Failed (", "Passed (", f"{len(failed.of('not applicable'))} do not apply; --verbose")
+    ]
     assert starts == sorted(starts)
-    folded = lines[starts[-1] + 1 :]
-    assert "its signature does not name it" in " ".join(" ".join(folded).split())
-    assert len(folded) < 15
+    assert starts[-1] > len(lines) - 4
 
 
 def test_a_cause_is_found_by_declared_targets():
