@@ -6,6 +6,7 @@ largest sum is the bound. cos is even and sin is odd, as are the computed ones, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -88,9 +89,9 @@ def prove(dtype: str, fused: bool = True) -> Bounds:
     """Prove the bounds for a compute dtype, for fused products or for none."""
     check_kernel(dtype)
     norms, cells = bound_cells(dtype, fused)
-    plain = [_largest(dtype, cell.error, cell.value) for cell in cells]
+    plain = _in_threads(lambda cell: _largest(dtype, cell.error, cell.value), cells)
     scaled_errors = _in_threads(lambda cell: _amplified(dtype, cell), cells)
-    scaled = [_largest(dtype, error, cell.value) for error, cell in zip(scaled_errors, cells, strict=True)]
+    scaled = _in_threads(lambda i: _largest(dtype, scaled_errors[i], cells[i].value), range(len(cells)))
     eps, worst = 2 * unit(dtype), (max(plain), max(scaled))
     # The length of the rotated pair is at most 1 + its error, and one more rounding is relative to that.
     narrowed = [error + unit(dtype) * (1 + error) for error in worst]
@@ -289,7 +290,10 @@ def _largest(dtype: str, error: dict[str, Fraction], value: dict[str, Interval])
 
 
 def _rotations(dtype: str) -> list[list[Real]]:
-    """Return the pairs of expressions of each layout and dtype of x, without the last rounding."""
+    """Return the pairs of expressions of each layout and dtype of x, without the last rounding.
+
+    Expressions that differ in widening a and b, which is exact, are returned once.
+    """
     found = [recorded.rotated(dtype, dtype, pairing) for pairing in ("half", "interleaved")]
     if dtype == "float32":
         for out in ("float16", "bfloat16"):
@@ -298,8 +302,17 @@ def _rotations(dtype: str) -> list[list[Real]]:
                 if any(y.op != "cast" or y.dtype != out for y in cast):
                     raise ProofError(f"a rotated pair of {out} is not rounded once, at the end")
                 found.append([y.operands[0] for y in cast])
-    unique = {tuple(repr(y.key()) for y in pair): pair for pair in found}
+    unique: dict[str, list[Real]] = {}
+    for pair in found:
+        key = re.sub(
+            rf"\('cast', '{dtype}', \('leaf', '\w+', '([ab])'\)\)", rf"('leaf', '{dtype}', '\1')", _key(pair)
+        )
+        unique.setdefault(key, pair)
     return list(unique.values())
+
+
+def _key(pair: list[Real]) -> str:
+    return repr([member.key() for member in pair])
 
 
 def _factor_error(
