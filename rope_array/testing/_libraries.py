@@ -13,6 +13,7 @@ from decimal import getcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -438,9 +439,16 @@ class Jax(Library):
         return compiled
 
     def defaults(self) -> dict[str, Any]:
-        config = self.native.config
-        names = ("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit")
-        return {name: str(getattr(config, name)) for name in names}
+        here = self._settings()
+        # A setting changed for the process does not show in this thread if `running` has set it.
+        return {
+            **{f"{name} of the thread": value for name, value in here.items()},
+            **_in_a_new_thread(self._settings),
+        }
+
+    def _settings(self) -> dict[str, str]:
+        """Return every setting of JAX as the thread has it."""
+        return {name: str(value) for name, value in self.native.config.values.items()}
 
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
@@ -636,6 +644,14 @@ def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]
     b, h, s, d = array.shape
     yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
     yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
+
+
+def _in_a_new_thread(read: Callable[[], dict[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    thread = Thread(target=lambda: found.update(read()))
+    thread.start()
+    thread.join()
+    return found
 
 
 def numpy_dtype(name: str) -> Any:
