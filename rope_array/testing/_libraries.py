@@ -6,6 +6,7 @@ imported on first use.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -481,7 +482,7 @@ class Torch(Library):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    gaps = MappingProxyType({"jit": "torch.compile is a target of its own: torch:compile", **_EAGER})
+    gaps = MappingProxyType(_EAGER)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
@@ -516,6 +517,13 @@ class Torch(Library):
     def advance(self, array: Array) -> bool:
         array.add_(1)
         return True
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        # Dynamo alone, as one graph: no compiler, which would take seconds. `torch:compile` has more of it.
+        compiled: Callable[..., Array] = self.native.compile(
+            with_own_code(f), backend="eager", fullgraph=True, dynamic=False
+        )
+        return compiled
 
     def defaults(self) -> dict[str, Any]:
         torch = self.native
@@ -644,6 +652,23 @@ def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]
     b, h, s, d = array.shape
     yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
     yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
+
+
+_NUMBERS = itertools.count()
+
+
+def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with a code object of its own, that calls f.
+
+    Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
+    limit the code is called without the compiler, or an error is raised.
+    """
+
+    def called(*arguments: Any) -> Any:
+        return f(*arguments)
+
+    called.__code__ = called.__code__.replace(co_name=f"called{next(_NUMBERS)}")
+    return called
 
 
 def _in_a_new_thread(read: Callable[[], dict[str, str]]) -> dict[str, str]:
