@@ -294,7 +294,11 @@ class NumPy(Library):
             yield f"{count} elements into its memory", part
 
     def is_writable(self, array: Array) -> bool:
-        return bool(array.flags.writeable)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        # Memory of another library, such as JAX, may be read-only.
+        return bool(array.flags.writeable) or root.base is not None
 
     def overwrite(self, array: Array) -> bool:
         if array.flags.writeable:

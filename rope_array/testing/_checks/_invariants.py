@@ -96,16 +96,17 @@ def rotations_add(j: Judge) -> None:
 def scores_are_relative(j: Judge) -> None:
     """The score of a query and a key depends on the difference of their positions only."""
     q, k = j.x(1, 1, 3, 16), j.x(1, 1, 3, 16, seed=1)
+    last = max(min(9, j.target.reach - 1), 0)
 
     def scores(shift: int) -> np.ndarray:
-        yq = j.numbers(j.run(q, np.array([5, 0, 9]) + shift))
-        yk = j.numbers(j.run(k, np.array([0, 7, 2]) + shift))
+        yq = j.numbers(j.run(q, np.minimum([5, 0, 9], last) + shift))
+        yk = j.numbers(j.run(k, np.minimum([0, 7, 2], last) + shift))
         return np.asarray(yq @ np.swapaxes(yk, -1, -2))
 
-    near, furthest = scores(0), j.target.reach - 9
+    near, furthest = scores(0), j.target.reach - last
     size = j.amplitude * np.linalg.norm(q.values, axis=-1).max() * np.linalg.norm(k.values, axis=-1).max()
-    for shift in (1, min(1000, furthest), min(2**16 - 20, furthest)):
-        unit = j.bound(np.ones((1, j.width)), np.array([shift + 9]), q.dtype).max()
+    for shift in (min(1, furthest), min(1000, furthest), min(2**16 - 20, furthest)):
+        unit = j.bound(np.ones((1, j.width)), np.array([shift + last]), q.dtype).max()
         error = np.abs(scores(shift) - near).max()
         bound = 4.1 * 2**0.5 * unit * size
         assert error <= bound, f"shifted by {shift}, scores change by {error:.3g}; {bound:.3g} is allowed"
