@@ -5,6 +5,7 @@ import functools
 import mutants
 import mutants_cover  # noqa: F401 (registers its mutants)
 import mutants_memory  # noqa: F401 (registers its mutants)
+import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_mutant_fails_its_named_checks(name):
     "library",
     [
         pytest.param(library, id=library, marks=pytest.mark.library(session_of(library)))
-        for library in ("numpy", "array_api_strict:device1", "dask", "jax", "torch")
+        for library in ("numpy", "array_api_strict:device1", "dask", "jax", "jax:x64", "torch")
     ],
 )
 def test_without_the_fault_the_same_checks_pass(library):

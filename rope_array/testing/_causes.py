@@ -122,12 +122,12 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
         return Findings()
     if fault := _signature_fault(target.rotate):
         return _only(Cause(fault, failed=len(failures)), failed)
-    guess = Guess(target)
+    guess = Guess(target, seconds={})
     if "definition" in failed:
         found = find_rotation(target)
         if isinstance(found, str):
             return _only(Cause(found, failed=len(failures)), failed)
-        guess = found or guess
+        guess = guess if found is None else found._replace(seconds=guess.seconds)
     elif any(check.name.startswith("inputs_unchanged") for check in failures) and writes_x(target):
         guess = guess._replace(texts=(WRITES_X,), change=Change(copied=True))
     return _refined(target, guess, failures, failed)
@@ -183,8 +183,10 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
         if better is None:
             break
         steps.append(Step(*better))
-    left = steps[-1].left
-    guess = _pruned(target, steps[-1].guess, failures, len(left))
+    guess, left = steps[-1]
+    if len(steps) > 2 or set(_CLASS_TEXTS) & set(guess.claims):  # not every claim was tried on every check
+        left = guess.failing(failures)
+    guess = _pruned(target, guess, failures, len(left))
     unexplained = _by_place({check.name: failed[check.name] for check in left})
     texts = [*guess.texts, *_class_texts(guess.claims)]
     if not texts:
@@ -192,6 +194,7 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
     counts = {"explained": len(failures) - len(left), "failed": len(failures)}
     gone = tuple(check.name for check in failures if check not in left)
     cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
+    steps[-1] = Step(steps[-1].guess, left)
     return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
 
 
@@ -227,7 +230,7 @@ def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) 
     for name in _CLASS_TEXTS:
         if name in guess.claims and (guess.texts or len(guess.claims) > 1):
             other = guess.without(name, target)
-            guess = other if len(other.failing(failures)) <= left else guess
+            guess = other if len(other.failing(failures, left + 1)) <= left else guess
     return guess
 
 
@@ -252,10 +255,12 @@ def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | No
             continue
         if len(tried.failing(some)) == len(some):
             continue
-        rest = tried.failing(left)
+        before = left if best is None else best[1]
+        weaker = best is not None and best[0].claims and tried.claims.items() >= best[0].claims.items()
+        rest = tried.failing(before if weaker else left, len(before))
         if not rest:
             return tried, rest
-        if len(rest) < len(left if best is None else best[1]):
+        if len(rest) < len(before):
             best = tried, rest
     return best
 

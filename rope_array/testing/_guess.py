@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -32,6 +33,7 @@ class Guess(NamedTuple):
     texts: tuple[str, ...] = ()
     claims: Mapping[str, Any] = MappingProxyType({})
     change: Change = Change()
+    seconds: dict[str, float] = {}  # noqa: RUF012 (the duration of each check, shared by all guesses)
 
     def adding(self, text: str, **claims: Any) -> Guess:
         """Return the guess with one more cause; raise ValueError if the claims contradict each other."""
@@ -51,13 +53,21 @@ class Guess(NamedTuple):
             target=replace(self.target, **{name: getattr(original, name)}), claims=MappingProxyType(claims)
         )
 
-    def failing(self, some: Sequence[Check]) -> list[Check]:
-        """Return the checks that fail still."""
+    def failing(self, some: Sequence[Check], fewer_than: int | None = None) -> list[Check]:
+        """Return the checks that fail still; stop if as many fail as `fewer_than`. Quick checks are first."""
         try:
             judge = ChangedJudge(self.target, self.change)
         except Exception:  # the target's own, in a trial call
             return list(some)
-        return [check for check in some if outcome_of(check, judge)[0] == FAILED]
+        failed: list[Check] = []
+        for check in sorted(some, key=lambda check: self.seconds.get(check.name, 0.0)):
+            started = time.perf_counter()
+            if outcome_of(check, judge)[0] == FAILED:
+                failed.append(check)
+            self.seconds[check.name] = time.perf_counter() - started
+            if len(failed) == fewer_than:
+                break
+        return [check for check in some if check in failed]
 
 
 class ChangedJudge(Judge):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of
 from ._target import Target
+from ._where import difference
 
 Floats = NDArray[np.float64]
 # First and last position of each range.
@@ -50,10 +51,14 @@ class Judge:
         Defaults of the library before the first call of the target.
     thorough
         Whether to run the checks that take long, too.
+    fresh
+        Number of calls that were made for the first time; see `_checks._modes`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    refusals
+        Why the target refused all calls of a check that was run, by the check's name.
     explains
-        Whether a failed check looks for the simplest call that fails.
+        Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
 
     explains = True
@@ -63,6 +68,8 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.refusals: dict[str, str] = {}
+        self.fresh = 0
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
 
@@ -207,13 +214,21 @@ class Judge:
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         assert_contract(
             y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            **self.fields(spec), **more,
+            explain=self.explains, **self.fields(spec), **more,
         )  # fmt: skip
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
         """Rotate x and check the result, unless a forced backend declines the call."""
         with self.if_served():
             self.rotated(x, pos, **spec)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Name the part of a check in the message of its failure."""
+        try:
+            yield
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a forced backend declines a call, so that a check can go on."""
@@ -229,10 +244,12 @@ class Judge:
         """Assert that a result is right, and has the bits `whole` of another call if they are claimed."""
         self.check(part, x, pos)
         if self.claims("same_bits"):
-            different = self.numbers(part) != whole
-            assert not different.any(), (
-                f"{different.sum()} of {different.size} elements have other bits {where}"
-            )
+            self.check_equal(self.numbers(part), whole, f"have other bits {where}", pos)
+
+    def check_equal(self, got: Floats, expected: Floats, text: str, pos: Any = None) -> None:
+        """Assert that results have equal values; the text follows the number of the elements that differ."""
+        text = difference(got, expected, text, pos)
+        assert not text, text
 
     def bound(self, x: Floats, pos: Any, dtype: str) -> Floats:
         """Return the allowed error of one rotation for each element."""

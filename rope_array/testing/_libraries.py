@@ -243,7 +243,16 @@ class Library:
 # Elements before an array in a longer memory: no multiple of a vector's width.
 _SHIFTS = (1, 3)
 _EAGER = {"lazy": "arrays are computed at once"}
-_PLAIN = {"gradient": "the library has no gradients", "jit": "the library has no compiler"}
+_NO_MODE = "the library has no such mode"
+_OF_TORCH = dict.fromkeys(
+    ("no_grad", "inference_mode", "autocast", "default_device", "deterministic"), _NO_MODE
+)
+_PLAIN = {
+    "gradient": "the library has no gradients",
+    "jit": "the library has no compiler",
+    **_OF_TORCH,
+    **dict.fromkeys(("default_dtype", "vmap", "vmap_positions", "jvp"), _NO_MODE),
+}
 
 
 class NumPy(Library):
@@ -440,6 +449,7 @@ class Jax(Library):
             "float64": "JAX without x64 has no float64",
             "wide_positions": "JAX without x64 has no 64-bit integers",
             **_EAGER,
+            **_OF_TORCH,
         }
     )
 
@@ -496,7 +506,7 @@ class JaxX64(Jax):
     x64 = True
     floats = (*Jax.floats, "float64")
     integers = Library.integers
-    gaps = MappingProxyType(_EAGER)
+    gaps = MappingProxyType({**_EAGER, **_OF_TORCH})
 
     def settings(self) -> str:
         return "x64"
@@ -680,7 +690,11 @@ class CuPy(Library):
 # Compiling takes seconds: compile float32, and bfloat16 for all widened dtypes.
 NOT_COMPILED = {
     **dict.fromkeys(
-        ("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
+        (
+            *("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
+            *("inference_mode", "autocast", "default_dtype", "default_device", "deterministic"),
+            *("vmap", "vmap_positions", "jvp"),
+        ),
         "not compiled here, to save time; the target without a compiler has it",
     ),
     "threads": "compiled code is called by one thread here",

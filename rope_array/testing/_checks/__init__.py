@@ -11,6 +11,7 @@ from . import (
     _invariants,
     _kinds,
     _memory,
+    _modes,
     _positions,
     _refusals,
     _sizes,
@@ -39,6 +40,7 @@ _SUBJECTS = (
     _invariants,
     _bits,
     _transforms,
+    _modes,
 )
 _CHECKS = tuple(
     check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__

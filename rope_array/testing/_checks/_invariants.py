@@ -4,6 +4,7 @@ import numpy as np
 
 from rope_array.testing._contract import FORMATS, largest
 from rope_array.testing._judge import Judge, check
+from rope_array.testing._where import PLACE, describe
 
 _SLACK = 1e-30
 
@@ -56,7 +57,7 @@ def identity_at_zero(j: Judge, dtype: str) -> None:
     y = j.run(x, pos)
     j.check(y, x, pos)
     if j.target.angles == "exact" and j.amplitude == 1.0:
-        assert np.array_equal(j.numbers(y), j.exact(x.values, pos)), "position 0 changes x"
+        j.check_equal(j.numbers(y), j.exact(x.values, pos), "differ from x at position 0")
 
 
 @check()
@@ -71,9 +72,11 @@ def norm(j: Judge) -> None:
     # Both results of a pair are within the bound.
     bound = 2**0.5 * j.bound(x.values, pos, x.dtype)[..., c]
     wrong = np.abs(after - before) > bound + _SLACK
+    features = np.zeros(x.values.shape, bool)
+    features[..., c] = features[..., d] = wrong
     assert not wrong.any(), (
-        f"{wrong.sum()} pairs change their length, the first from {before[wrong][0]:.6g} to "
-        f"{after[wrong][0]:.6g}"
+        f"{PLACE}{describe(features, pos, pairs=(c, d))}; {wrong.sum():,} pairs change their length, "
+        f"the first from {before[wrong][0]:.6g} to {after[wrong][0]:.6g}"
     )
 
 
@@ -118,7 +121,7 @@ def linear(j: Judge) -> None:
     x = j.x()
     doubled = j.array(2 * x.values)
     once, twice = (j.numbers(j.run(one, j.positions())) for one in (x, doubled))
-    assert np.array_equal(2 * once, twice), "the result is not linear in x"
+    j.check_equal(twice, 2 * once, "differ between the result of 2x and twice the result of x")
 
 
 @check()
@@ -127,4 +130,5 @@ def heads_alike(j: Judge) -> None:
     row = np.random.default_rng(2).standard_normal((1, 1, 5, j.width))
     y = j.numbers(j.run(j.array(np.broadcast_to(row, (2, 3, 5, j.width))), j.positions()))
     bound = 2 * j.bound(np.broadcast_to(j.array(row).values, y.shape), j.positions(), j.dtype)
-    assert (np.abs(y - y[:1, :1]) <= bound).all(), "batches or heads differ"
+    wrong = ~(np.abs(y - y[:1, :1]) <= bound)
+    assert not wrong.any(), f"{PLACE}{describe(wrong)}; differs from batch 0, head 0, though x is equal there"
