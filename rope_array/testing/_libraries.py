@@ -320,7 +320,11 @@ class NumPy(Library):
             yield f"{count} elements into its memory", part
 
     def is_writable(self, array: Array) -> bool:
-        return bool(array.flags.writeable)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        # Memory of another library, such as JAX, may be read-only.
+        return bool(array.flags.writeable) or root.base is not None
 
     def overwrite(self, array: Array) -> bool:
         if array.flags.writeable:
@@ -438,13 +442,6 @@ class Dask(Library):
         # One thread: the arrays are small, and dask would start a thread pool for each.
         context: AbstractContextManager[Any] = import_module("dask").config.set(scheduler="synchronous")
         return context
-
-
-_JAX_SETTINGS = (
-    "jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit",
-    "jax_debug_nans", "jax_debug_infs", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
-    "jax_default_prng_impl", "jax_log_compiles", "jax_check_tracer_leaks", "jax_platforms",
-)  # fmt: skip
 
 
 class Jax(Library):
