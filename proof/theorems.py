@@ -25,6 +25,8 @@ ZERO = Fraction(0)
 LARGEST_POSITION = 2**31
 # 4/π and π/4, rounded up.
 FOUR_OVER_PI, QUARTER_PI = Fraction(1367130552, 2**30), Fraction(3373259427, 2**32)
+# Ends of cells of ω; a sum that reaches 2 at 1.57 has a larger last bit.
+FREQUENCIES = [Fraction(n, 256) for n in (0, 256, 320, 384, 402, 448, 512, 640, 768, 1024)]
 # The largest frequency for which the error of a float position is much smaller than a cell.
 LOCAL = 1024
 
@@ -200,13 +202,28 @@ def _floats(dtype: str, cells: list[Cell]) -> Fraction:
 
 
 def _sum_error(dtype: str) -> Fraction:
-    """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω).
+    """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω)."""
+    found = []
+    for low, high in pairwise(FREQUENCIES):
+        largest = 1 + FOUR_OVER_PI * high / 2 + Fraction(1, 2**13)  # more than all errors
+        found.append(_sum_error_at(dtype, low, high) + _half_ulp(dtype, largest) / max(1, low))
+    return max(*found, _sum_error_at(dtype, FREQUENCIES[-1], None))
 
-    All is divided by max(1, ω): u by a number k of at least 1, and ω is at most 1.
+
+def _half_ulp(dtype: str, largest: Fraction) -> Fraction:
+    """Return the largest error of rounding a number up to `largest`, which is not below 1."""
+    return unit(dtype) * 2 ** (int(largest).bit_length() - 1)
+
+
+def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None) -> Fraction:
+    """Return the error of the sum over max(1, ω) for frequencies from `low` to `high`; None is any beyond.
+
+    The sum is divided by max(1, ω). Its own rounding is left out, except beyond all frequencies.
     """
     script = Script(dtype, fused=True)
-    off = unit(dtype) / 2 + phase_error(dtype)  # u is rounded, and is at most 1
-    script.assume("U", Interval(Fraction(-1), Fraction(1)))
+    largest = 1 / max(Fraction(1), low)
+    off = (unit(dtype) / 2 + phase_error(dtype)) * largest  # u is rounded, and is at most 1
+    script.assume("U", Interval(-largest, largest))
     script.assume("dU", Interval(-off, off))
     script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
     script.assume("W", Interval(ZERO, FOUR_OVER_PI))
@@ -214,8 +231,8 @@ def _sum_error(dtype: str) -> Fraction:
     off = 3 * unit("float64")
     script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
     leaves = {"u": ("U", "dU"), "fraction": ("F", "0"), "eighth_turns": ("W", "dW")}
-    _, error = Errors(script).of(recorded.sum_with_fraction(dtype), leaves)
-    return size(script.run_for(error)[error])
+    errors = Errors(script).of(recorded.sum_with_fraction(dtype), leaves, last_rounded=high is None)
+    return size(script.run_for(errors[1])[errors[1]])
 
 
 def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:

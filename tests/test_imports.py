@@ -185,7 +185,7 @@ JUDGE = {
     "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
-LATE_LIBRARIES = {"testing._libraries", "testing._own"}
+LATE_LIBRARIES = {"testing._compilers", "testing._libraries", "testing._modes", "testing._own"}
 LATE_PACKAGE = {"testing._own"}
 OF_PYTEST = {"testing.plugin"}
 

@@ -151,7 +151,7 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
         (["mylib:rotate", "--claim", "angels=exact"], "angels"),
         (["mylib:rotate", "--claim", "angles"], "NAME=VALUE"),
         (["mylib:rotate", "--claim", "angles=precise"], "known: exact"),
-        (["mylib:rotate", "--library", "nump"], "unknown 'nump'"),
+        (["mylib:rotate", "--library", "nump"], "unknown library 'nump'; did you mean numpy?"),
         (["mylib:rotate", "--expect", "definitions=why"], "no check is named 'definitions'"),
         (["mylib:rotate", "--expect", "definition"], "give NAME=VALUE"),
         (["mylib:rotate", "--expect", "definition="], "give the reason"),
@@ -164,6 +164,10 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
         (["./mylib:rotate"], "the module as `import` takes it"),
         (["nunpy"], "Did you mean numpy?"),
         (["mylib:rotate", "--claim", "foo=1"], "unknown claim 'foo'; known: base"),
+        (["mylib:rotate", "--claim", "rank=1 axis"], "unknown claim 'rank'; did you mean ranks"),
+        (["mylib:rotate", "--claim", "ranks[9]=why"], "ranks has the parts 1, 2, 3, 4, 5, 6"),
+        (["mylib:rotate", "--claim", "batch_positions=yes"], "--require batch_positions to insist on it"),
+        (["mylib:rotate", "--claim", "batch_positions=False"], "give the reason why the target lacks it"),
         (["mylib:rotate", "--claim", "pairing=neox"], "pairing must be one of"),
         (["mylib:rotate", "--claim", "furthest=abc"], "give an integer"),
         (["mylib:rotate", "--claim", "layout=bshd", "--claim", "layout=sd"], "give it once"),
@@ -596,7 +600,7 @@ def test_claims_without_a_meaning_are_refused(claims):
 def test_claims_are_checked_when_they_are_made():
     with pytest.raises(ValueError, match="unknown target"):
         iter_checks("numppy")
-    with pytest.raises(ValueError, match=r"unknown claim 'angels'; known: .*angles"):
+    with pytest.raises(ValueError, match=r"unknown claim 'angels'; did you mean angles\?"):
         run_checks(rotate, angels="exact")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _watch
 from ._libraries import Library, rounded
+from ._modes import jvp, settings_of, vmap
 from ._parts import (
     ALL_WIDTHS,
     BROADCAST,
@@ -45,6 +46,18 @@ SIZES = (2, 3, 5)
 WIDTH = 16
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
 
+# Modes of a library: settings around a call, and transforms of it.
+MODES = {
+    "no_grad": "takes a call under torch.no_grad()",
+    "inference_mode": "takes a call under torch.inference_mode()",
+    "autocast": "takes a call under torch.autocast()",
+    "default_dtype": "takes a call under another default dtype of the library",
+    "default_device": "takes a call under another default device of the library",
+    "deterministic": "takes a call under torch.use_deterministic_algorithms(True)",
+    "vmap": "takes a call that the library's vmap maps over x",
+    "vmap_positions": "takes a call that the library's vmap maps over positions",
+    "jvp": "is differentiable in forward mode",
+}
 CAPABILITIES = {
     **{name: f"takes {name}" for name in FIELDS},
     "values": "computes values, not only shapes",
@@ -75,6 +88,7 @@ CAPABILITIES = {
     "same_bits": "rotates a row to the same bits in every batch, slice and tuple",
     "threads": "can be called from several threads at once",
     "gradient": "is differentiable",
+    **MODES,
     "float16": "takes float16",
     "bfloat16": "takes bfloat16",
     "float32": "takes float32",
@@ -97,6 +111,15 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "negative_positions": lambda t: t(t.x(), -t.rows(5)[::-1]),
     "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=t.width(4)),
     "strides": lambda t: t.call_any(t.lib.strided(t.x())),
+    "no_grad": lambda t: t.under("no_grad"),
+    "inference_mode": lambda t: t.under("inference_mode"),
+    "autocast": lambda t: t.under("autocast"),
+    "default_dtype": lambda t: t.under("default_dtype"),
+    "default_device": lambda t: t.under("default_device"),
+    "deterministic": lambda t: t.under("deterministic"),
+    "vmap": lambda t: t.mapped((0, None)),
+    "vmap_positions": lambda t: t.mapped((0, 0)),
+    "jvp": lambda t: jvp(t.lib, lambda x: t(x, t.rows(5)), t.x(), t.x()),
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
     "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
@@ -117,7 +140,7 @@ _REACH_STEPS = (
     2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # Capabilities of the contract: not claimed for angles that are floating-point products.
-_CONTRACT_ONLY = ("same_bits", "nonfinite", "threads")
+_CONTRACT_ONLY = ("same_bits", "nonfinite")
 _POSITION_NAMES = tuple(
     name for name in CAPABILITIES if name.endswith("_positions") and name not in POSITION_KINDS["arange"]
 )
@@ -127,7 +150,7 @@ def find_declines(target: Any) -> dict[str, str]:
     """Return every capability and part that a target does not claim, with the reason."""
     reasons = {
         **target.arrays.lacks,
-        **_by_library(target),
+        **by_library(target),
         **_by_dtypes(target),
         **_by_positions(target),
         **_by_layout(target),
@@ -206,7 +229,8 @@ def find_widths(target: Any) -> dict[int, str]:
     return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
 
 
-def _by_library(target: Any) -> dict[str, str]:
+def by_library(target: Any) -> dict[str, str]:
+    """Return the parts that no array of the target's library can have, with the reason."""
     lib = target.arrays
     narrow = (kind for kind in PARTS["narrow_positions"] if kind not in lib.integers)
     reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}
@@ -410,7 +434,7 @@ class _Trial:
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
         _watch.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            return self.target.call(x, pos, **spec)
+            return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
@@ -424,6 +448,19 @@ class _Trial:
         errors = [_exception_of(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
         if errors[0] is not None and None not in errors:
             raise errors[0]
+
+    def under(self, mode: str) -> None:
+        """Call under each setting of a mode of the library."""
+        x, pos = self.x(), self.pos(self.rows(5), self.lib.integers[0])
+        for setting in settings_of(self.lib, mode).values():
+            with setting():
+                self.raw(x, pos)
+
+    def mapped(self, axes: tuple[int | None, ...]) -> None:
+        """Call mapped over x, or over x and positions."""
+        pos = self.rows(5) if axes[1] is None else self.rows(4, 5)
+        mapped = vmap(self.lib, self.raw, axes)
+        mapped(self.x((4, *SIZES)), self.pos(pos, self.lib.integers[0]))
 
     def numbers(self, y: Any) -> Any:
         return self.lib.to_numpy(y)

@@ -34,7 +34,9 @@ FORMATS = {
 }
 # Largest error of cos and sin at integer positions, and at float positions for a frequency of at most 1.
 AT_INTEGERS = {"float32": 9.5e-8, "float64": 1.7e-16}
-AT_FLOATS = {"float32": 2.3e-7, "float64": 4.6e-16}
+AT_FLOATS = {"float32": 2.1e-7, "float64": 4.2e-16}
+# Largest error of cos and sin with an amplitude other than 1, over the amplitude.
+AMPLIFIED = {"float32": 1.7e-7, "float64": 3.1e-16}
 # Largest error of a rotated pair before its last rounding, in eps(compute)·A·|pair|, by x's dtype: for an
 # amplitude of 1, and for any other. A result of 16 bits is rounded to float32 first.
 ROTATED = {"float32": (1.6, 2.5), "float64": (1.6, 2.5), "float16": (2.1, 3.0), "bfloat16": (2.1, 3.0)}

@@ -77,14 +77,15 @@ class Child:
         ------
         Ended
             The process ended, or did not answer within `limit` seconds; the message says how, and where.
+        CannotJudge
+            The request cannot be served.
         """
         self.call, self._crash = "", []
         self._send(request)
         end = None if limit is None else time.monotonic() + limit
         while (line := self._next(end)) is not None:
             if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
+                return _usable(json.loads(line))
             if line.startswith(("call ", "trial ")):
                 self.call = line
                 if line.startswith("trial ") and limit is not None:
@@ -153,6 +154,12 @@ class Child:
         self._process.wait()
 
 
+def _usable(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise CannotJudge(answer["error"])
+    return answer
+
+
 def _is_of_python(file: str) -> bool:
     """Return whether a file is of Python's own library."""
     return file.startswith(("<", os.path.dirname(os.__file__))) and "site-packages" not in file
@@ -181,7 +188,7 @@ class Here:
     def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
         """Return the answer to a request."""
         given = {name: value for name, value in request.items() if name not in ("ended", "trials_over")}
-        return self._server.answer(given)
+        return _usable(self._server.answer(given))
 
     def close(self) -> None:
         """Do nothing."""
@@ -258,7 +265,7 @@ class Judgement:
 
     def _first_answer(self, child: Child | Here) -> dict[str, Any]:
         limit = None if self._timeout is None else max(self._timeout, _IMPORT_LIMIT)
-        answer = child.ask(
+        return child.ask(
             {
                 "start": {"options": self._options._asdict(), "found": self._found},
                 "ended": self._trials_ended,
@@ -266,9 +273,6 @@ class Judgement:
             },
             limit,
         )
-        if "error" in answer:
-            raise CannotJudge(answer["error"])
-        return answer
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""

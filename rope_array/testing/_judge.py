@@ -51,8 +51,12 @@ class Judge:
         Defaults of the library before the first call of the target.
     thorough
         Whether to run the checks that take long, too.
+    fresh
+        Number of calls that were made for the first time; see `_checks._modes`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    refusals
+        Why the target refused all calls of a check that was run, by the check's name.
     explains
         Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
@@ -64,6 +68,8 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.refusals: dict[str, str] = {}
+        self.fresh = 0
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
 

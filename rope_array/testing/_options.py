@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ._claims import CAPABILITIES, FIELDS
 from ._names import resolve
 from ._parts import PART_NAMES
-from ._target import Target
+from ._target import Target, check_name
 
 
 class Options(NamedTuple):
@@ -28,7 +27,11 @@ class Options(NamedTuple):
         """Return the target; raise as `resolve` of `_names` does."""
         claims = claims_of(self.claims, self.library)
         if self.require:
-            claims["requires"] = required(self.require)
+            given = [
+                *claims.get("requires", ()),
+                *(name for some in self.require for name in some.split(",")),
+            ]
+            claims["requires"] = tuple(dict.fromkeys(map(str.strip, given)))
         return resolve(self.target, self.backend, **claims)
 
     def repeated(self) -> list[str]:
@@ -38,23 +41,6 @@ class Options(NamedTuple):
         pairs += [("--require", names) for names in self.require]
         pairs += [("--expect", one) for one in self.expected]
         return ["check", self.target, *(text for pair in pairs for text in pair)]
-
-
-def required(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the capabilities of options that each have one or several, separated by commas.
-
-    Raises
-    ------
-    ValueError
-        A name is unknown, or an option has none.
-    """
-    names = tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",")))
-    for name in names:
-        if name not in CAPABILITIES and name not in PART_NAMES:
-            near = get_close_matches(name, (*CAPABILITIES, *PART_NAMES), 1)
-            hint = f"; did you mean {near[0]}?" if near else "; `check --list` lists them"
-            raise ValueError(f"--require: no capability is named {name!r}{hint}")
-    return names
 
 
 def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:
@@ -71,18 +57,15 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("fixed", {})[name] = _value(text)
         elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
-        elif name in ("dtypes", "fields"):
+        elif name in ("dtypes", "fields", "requires"):
             claims[name] = tuple(filter(None, text.split(",")))
         elif name in ("furthest", "head_dim"):
             claims[name] = _value(text)
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields")
-            raise ValueError(
-                f"unknown claim {name!r}; known: {', '.join(known)}, and CAPABILITY=REASON for a missing "
-                "capability of `check --list`"
-            )
+            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields", "requires")
+            check_name("claim", name, (*known, *CAPABILITIES))
     return claims
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -21,6 +21,7 @@ from ._judge import Check, Judge
 from ._names import resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
 from ._own import BackendTarget, calls_of
+from ._requires import required_checks
 from ._target import Target
 
 
@@ -204,6 +205,7 @@ def plain_target(target: Target) -> dict[str, Any]:
         "settings": target.arrays.settings(),
         "class": {"angles": target.angles, "arithmetic": target.arithmetic},
         "claims": target.claims(),
+        "claimed": target.all_claimed(),
         "declines": dict(target.declines),
         "own": own,
     }
@@ -299,7 +301,8 @@ def iter_checks(
     """
     resolved = resolve(target, **claims)  # raise now, not in the first `next`
     judge = Judge(resolved, thorough)
-    return ((check, runner(check, judge)) for check in checks() if check.inapplicable(judge) is None)
+    every = (*checks(), *required_checks(resolved))
+    return ((check, runner(check, judge)) for check in every if check.inapplicable(judge) is None)
 
 
 def run_checks(target: str | Target | Callable[..., Any], *, thorough: bool = False, **claims: Any) -> Report:
@@ -386,18 +389,19 @@ def _line(result: Result) -> str:
 
 def _run(target: Target, expected: Mapping[str, str] | None, thorough: bool) -> Report:
     expected = {**target.expected_failures, **(expected or {})}
-    check_expected(expected)
+    check_expected(expected, target.requires)
     started = time.perf_counter()
     judge = Judge(target, thorough)
-    results = tuple(result_of(check, judge, expected) for check in checks())
+    every = (*checks(), *required_checks(target))
+    results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
     return Report(target, results, dict(judge.worst), seconds, served, declined)
 
 
-def check_expected(expected: Mapping[str, str]) -> None:
+def check_expected(expected: Mapping[str, str], requires: Collection[str] = ()) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
-    known = [check.name for check in checks()]
+    known = [*(check.name for check in checks()), *(f"requires[{name}]" for name in requires)]
     for name in expected:
         if name not in known:
             near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +21,7 @@ from ._claims import (
     FIELDS,
     POSITION_KINDS,
     WIDTH,
+    by_library,
     find_declines,
     find_reach,
     find_widths,
@@ -27,9 +30,10 @@ from ._claims import (
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
+from ._first_calls import FirstCalls
 from ._layout import adapt_layout, is_layout
 from ._libraries import Library
-from ._parts import ALL_WIDTHS, PART_NAMES
+from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,11 @@ class Target:
     arithmetic : {"float32", "own"}
         How 16-bit numbers are rotated: in float32 or wider and rounded once, or in their own dtype.
     lacks : mapping of str to str
-        Capabilities it does not claim, each with the reason; names from `check --list`.
+        Capabilities it does not claim, or parts such as ``"ranks[1]"``, each with the reason; names from
+        `check --list`.
+    requires : collection of str
+        Capabilities, parts and checks that it must not lack. Each is a result ``requires[NAME]``, which fails
+        if the target declines it, for whatever reason.
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
     wraps : callable, optional
@@ -113,6 +121,7 @@ class Target:
     angles: str = "float64"
     arithmetic: str = "float32"
     lacks: Mapping[str, str] = field(default_factory=dict)
+    requires: Collection[str] = ()
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     wraps: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     declared: bool = False
@@ -170,6 +179,7 @@ class Target:
             "arithmetic",
             "wraps",
             "expected_failures",
+            "requires",
         )
         claims = {}
         for each in fields(self):
@@ -269,6 +279,11 @@ class Target:
         return functools.partial(rotate, **usual) if usual else rotate
 
     @cached_property
+    def first_calls(self) -> FirstCalls:
+        """The first calls in trials of its claims."""
+        return FirstCalls()
+
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """The fields' values in a call without fields."""
         return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
@@ -282,6 +297,29 @@ class Target:
     def claimed(self) -> frozenset[str]:
         """Every capability that is claimed, and every part."""
         return frozenset((*CAPABILITIES, *PART_NAMES)) - set(self.declines)
+
+    def all_claimed(self) -> list[str]:
+        """Return the claimed capabilities, to be copied as `requires`.
+
+        Returns
+        -------
+        list of str
+            Names of capabilities; names of the claimed parts where some parts are declined.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> target = Target(lambda x, pos: x, lacks={"ranks[1]": "a batch is needed"}, declared=True)
+        >>> [name for name in target.all_claimed() if name.startswith("ranks")]
+        ['ranks[2]', 'ranks[3]', 'ranks[4]', 'ranks[5]', 'ranks[6]']
+        """
+        unavailable = by_library(self)
+        names: list[str] = []
+        for name in (name for name in CAPABILITIES if name in self.claimed):
+            parts = [part for part in parts_of(name) if part not in unavailable]
+            claimed = [part for part in parts if part in self.claimed]
+            names += [name] if claimed == parts else claimed
+        return names
 
 
 def _check_kinds(target: Target) -> None:
@@ -300,6 +338,7 @@ def _check_kinds(target: Target) -> None:
         ("lacks", Mapping, "a mapping of capabilities to reasons"),
         ("expected_failures", Mapping, "a mapping of checks to reasons"),
         ("fields", Collection | None, "a collection of names"),
+        ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
         ("wraps", Callable | None, "a callable"),
         ("declared", bool, "True or False"),
@@ -321,18 +360,52 @@ def _check_names(target: Target) -> None:
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
+        ("requires", target.requires, (*CAPABILITIES, *PART_NAMES, *_check_names_known(target.requires))),
         ("dtypes", target.dtypes or (), DTYPES),
     ):
-        if unknown := sorted(set(map(str, given)) - set(known)):
-            raise ValueError(
-                f"{argument}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
-            )
+        for name in given:
+            check_name(argument, name, known)
     if target.layout != "...sd" and not is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
         )
-    if empty := sorted(name for name, reason in target.lacks.items() if not str(reason or "").strip()):
-        raise ValueError(f"lacks: give the reason of {', '.join(empty)}")
+    for name, reason in target.lacks.items():
+        _check_reason(name, reason)
+    if both := sorted({*target.lacks} & {*target.requires}):
+        raise ValueError(f"requires and lacks both name {', '.join(both)}; give one of them")
+
+
+def _check_names_known(requires: Collection[str]) -> tuple[str, ...]:
+    """Return the names of all checks; import them only if any name is required."""
+    return tuple(each.name for each in import_module(f"{__package__}._checks").checks()) if requires else ()
+
+
+def check_name(argument: str, name: Any, known: Collection[str]) -> None:
+    """Raise ValueError for an unknown name, with similar names, or with the parts of a capability."""
+    if isinstance(name, str) and name in known:
+        return
+    if labels := PARTS.get(whole_of(str(name))):
+        hint = f"{whole_of(str(name))} has the parts {', '.join(labels)}"
+    else:
+        names = [each for each in known if "[" not in each]
+        near = get_close_matches(str(name), names, 2)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint += "see check --list" if near and len(names) > 16 else f"known: {', '.join(names)}"
+    raise ValueError(f"unknown {argument} {name!r}; {hint}")
+
+
+# Words that are no reason: somebody means to switch a capability on or off.
+_NO_REASONS = frozenset({"yes", "y", "true", "t", "on", "1", "no", "n", "false", "f", "off", "0", "none"})
+
+
+def _check_reason(name: str, reason: Any) -> None:
+    """Raise ValueError for a reason that is no reason."""
+    if isinstance(reason, str) and reason.strip() and reason.strip().lower() not in _NO_REASONS:
+        return
+    raise ValueError(
+        f"{name}={reason}: give the reason why the target lacks it, or --require {name} to insist on it "
+        f"(in Python lacks={{{name!r}: reason}}, requires=[{name!r}])"
+    )
 
 
 def _check_sizes(target: Target) -> None:
@@ -352,7 +425,7 @@ def _check_defaults(target: Target) -> None:
     try:
         for width in _numbers(target.head_dim) or (target.least_width(WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
 

@@ -7,10 +7,14 @@ from . import (
     _arrays,
     _bits,
     _fields,
+    _first,
     _invariants,
     _kinds,
+    _memory,
+    _modes,
     _positions,
     _refusals,
+    _sizes,
     _state,
     _together,
     _transforms,
@@ -21,6 +25,7 @@ __all__ = ["checks"]
 
 # Importing a module registers its checks.
 _SUBJECTS = (
+    _first,  # before any other call
     _kinds,
     _fields,
     _variants,
@@ -30,9 +35,12 @@ _SUBJECTS = (
     _state,
     _refusals,
     _arrays,
+    _memory,
+    _sizes,
     _invariants,
     _bits,
     _transforms,
+    _modes,
 )
 _CHECKS = tuple(
     check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__

@@ -139,7 +139,7 @@ def gradient_combinations(j: Judge) -> None:
         j,
         **field_levels(j),
         dtype=j.dtypes,
-        rows=[(2, 3, 5), (1, 70, 2), (40, 2, 1), (2, 1, 600)],
+        rows=[(2, 3, 5), (2, 5, 5), (1, 70, 2), (40, 2, 1), (2, 1, 600)],
         width=[width for width in claimed_widths(j) if width in (j.width, 64, 128)],
         positions=[shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)],
         layout=[None, *layouts],

@@ -1,0 +1,306 @@
+"""Calls in the modes of their library: without gradients, mapped, compiled, with other defaults."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from rope_array.testing import _modes
+from rope_array.testing._judge import Input, Judge, check
+
+_SPECS: dict[str, Any] = {"pairing": "half", "rotary_dim": 8, "inverse": True, "out_pairing": "half"}
+
+
+def _specs(j: Judge) -> Iterator[dict[str, Any]]:
+    """Yield a call without fields, and with each field that other code is often chosen by."""
+    yield {}
+    for name, value in _SPECS.items():
+        if j.claims(name):
+            yield {name: value}
+
+
+def _new(j: Judge, dtype: str | None = None) -> tuple[Input, np.ndarray, dict[str, Any]]:
+    """Return a call that no earlier check made, so that a cache of tables has to be filled for it."""
+    j.fresh += 1
+    rows = 6 + j.fresh % 20
+    spec = {"base": 20000.0 + j.fresh} if j.claims("base") and not j.fields({}).get("inv_freq") else {}
+    width = 24 + 8 * (j.fresh % 9) if j.claims("widths") else 16
+    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), j.row(3 + 40 * (j.fresh % 3), rows), spec
+
+
+def _check_there_and_after(j: Judge, mode: str, check: Callable[..., None]) -> None:
+    """Make a new call under each setting of a mode, then again without it; judge both results."""
+    for name, setting in _modes.settings_of(j.lib, mode).items():
+        for dtype in j.dtypes:
+            x, pos, spec = _new(j, dtype)
+            array_pos = j.pos(pos)
+            with j.if_served():
+                with setting():
+                    y = j.call(x, array_pos, **spec)
+                _named(f"under {name}", check, y, x, pos, **spec)
+                _named(f"after a call under {name}", j.check_call, x, pos, **spec)
+
+
+def _named(where: str, check: Callable[..., Any], *arguments: Any, **spec: Any) -> None:
+    """Run a check; an error begins with where it is found."""
+    try:
+        check(*arguments, **spec)
+    except (NotImplementedError, SystemExit):
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+        raise AssertionError(f"{where}: {reason}") from error
+
+
+def _check_without_gradients(j: Judge, mode: str) -> None:
+    """Check that calls under a setting are right, write nothing, and return memory of their own."""
+    ((name, setting),) = _modes.settings_of(j.lib, mode).items()
+    cases: list[tuple[Input, np.ndarray, dict[str, Any]]]
+    cases = [(j.x(dtype=dtype), j.positions(), {}) for dtype in j.dtypes]
+    cases += [(j.x(seed=1), j.positions(), spec) for spec in _specs(j)]
+    cases += [(j.x(1, 4, 1, 16), j.row(5, 1), {}), (j.x(1, 2, 300, 16), j.row(3, 300), {})]
+    for x, pos, spec in cases:
+        if len(pos) <= j.target.reach + 1:
+            for recorded in (False, True):
+                with j.if_served():
+                    _named(f"under {name}", _check_apart, j, setting, x, pos, spec, recorded)
+
+
+def _check_apart(j: Judge, setting: Any, x: Input, pos: np.ndarray, spec: Any, recorded: bool) -> None:
+    """Check one call under a setting; `recorded` for an x that gradients are asked for."""
+    array_pos = j.pos(pos)
+    x = x._replace(array=j.lib.asarray(x.values, x.dtype))
+    if recorded:
+        x.array.requires_grad_()
+    before = [j.lib.snapshot(one) for one in (x.array, array_pos)]
+    with setting():
+        y = j.call(x, array_pos, **spec)
+        bits = j.lib.snapshot(y)
+        again = j.call(x, array_pos, **spec)
+        j.call(j.x(*x.values.shape, dtype=x.dtype, seed=9), array_pos, **spec)
+    after = [j.lib.snapshot(one) for one in (x.array, array_pos)]
+    assert after[0] == before[0], "the call wrote to x"
+    assert after[1] == before[1], "the call wrote to its positions"
+    assert not j.lib.shares_memory(y, x.array), "the result shares memory with x"
+    assert not j.lib.shares_memory(y, again), "results of two calls share memory"
+    assert j.lib.snapshot(y) == bits, "a later call wrote to an earlier result"
+    j.check(y, x, pos, **spec)
+
+
+@check("no_grad")
+def no_grad(j: Judge) -> None:
+    """Without gradients, under torch.no_grad(), a call is right, and writes neither x nor positions."""
+    _check_without_gradients(j, "no_grad")
+
+
+@check("inference_mode")
+def inference_mode(j: Judge) -> None:
+    """Under torch.inference_mode() a call is right, and writes neither x nor positions."""
+    _check_without_gradients(j, "inference_mode")
+
+
+@check("inference_mode", "gradient")
+def training_after_inference(j: Judge) -> None:
+    """After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept."""
+    ((name, setting),) = _modes.settings_of(j.lib, "inference_mode").items()
+    for dtype in j.dtypes:
+        x, pos, spec = _new(j, dtype)
+        with setting():
+            j.call(x, j.pos(pos), **spec)
+        _named(f"after a call under {name}", _check_gradient, j, x, pos, spec)
+
+
+def _check_gradient(
+    j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any], wrap: Any = lambda f: f
+) -> None:
+    """Check the gradient of the call; `wrap` compiles the function of x."""
+    array_pos, g = j.pos(pos), j.x(*x.values.shape, dtype=x.dtype, seed=1)
+    pulled = j.lib.gradient(wrap(lambda array: j.call(array, array_pos, **spec)), x.array, g.array)
+    _check_adjoint(j, pulled, g, pos, **spec)
+
+
+def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, **spec: Any) -> None:
+    """Check that the result is the adjoint rotation of a cotangent."""
+    j.check_kind(pulled, g)
+    amplitude = j.fields(spec).get("attention_factor") or 1.0
+    accuracy = j.target.accuracy
+    if accuracy.angles != "exact":  # other code adds the gradients of products in the dtype of x
+        accuracy = accuracy._replace(arithmetic="own")
+    j.check_values(j.numbers(pulled) / amplitude**2, g, pos, accuracy, **spec, inverse=True)
+
+
+@check("autocast")
+def autocast(j: Judge) -> None:
+    """Under torch.autocast the angles keep their accuracy; products of matrices with x may be narrow."""
+
+    def check(y: Any, x: Input, pos: np.ndarray, **spec: Any) -> None:
+        kind = j.lib.dtype_of(y)
+        assert kind in (x.dtype, "bfloat16", "float16"), f"the result is {kind}, x {x.dtype}"
+        # A rotation by a product of matrices is in autocast's dtype by PyTorch's rule; its angles are not.
+        accuracy = j.target.accuracy._replace(arithmetic="own")
+        coarse = x._replace(dtype="bfloat16")
+        j.check_values(j.numbers(y), coarse, pos, accuracy, **spec)
+
+    _check_there_and_after(j, "autocast", check)
+
+
+@check("default_dtype")
+def default_dtype(j: Judge) -> None:
+    """Whatever the library's default dtype, the result has x's dtype and accuracy."""
+    _check_there_and_after(j, "default_dtype", j.check)
+
+
+@check("default_device")
+def default_device(j: Judge) -> None:
+    """Whatever the library's default device, the result is on x's device, and is right."""
+    _check_there_and_after(j, "default_device", j.check)
+
+
+@check("deterministic")
+def deterministic(j: Judge) -> None:
+    """With deterministic algorithms, which fill new memory with NaN, a call is right."""
+    ((name, setting),) = _modes.settings_of(j.lib, "deterministic").items()
+    x, pos = j.x(), j.positions()
+    for spec in _specs(j):
+        with setting():
+            _named(f"under {name}", j.check_call, x, pos, **spec)
+
+
+@check("vmap")
+def vmap(j: Judge) -> None:
+    """Mapped over x, along any axis but the last two, each x is rotated as by a call of its own."""
+    pos = j.positions()
+    array_pos, x = j.pos(pos), j.x(2, 3, 4, 5, 16)
+    specs = list(_specs(j)) if j.lib.calls > 100 else [{}]
+    for axis, spec in [(0, {}), (1, {}), (2, {}), *((1, spec) for spec in specs if spec)]:
+        mapped = _modes.vmap(j.lib, _call_of(j, spec), (axis, None), axis)
+        with _refusals(j):
+            y = mapped(x.array, array_pos)
+        _named(f"mapped over axis {axis} of x", j.check, y, x, pos, **spec)
+
+
+@contextmanager
+def _refusals(j: Judge) -> Iterator[None]:
+    """Raise NotImplementedError for an exception of a target that declares nothing: it refuses the mode."""
+    try:
+        yield
+    except Exception as error:
+        if j.target.declared or isinstance(error, NotImplementedError):
+            raise
+        raise NotImplementedError(f"refuses it: {type(error).__name__}: {error}") from error
+
+
+def _call_of(j: Judge, spec: dict[str, Any]) -> Callable[..., Any]:
+    return lambda array, pos: j.call(array, pos, **spec)
+
+
+@check("vmap_positions", "offset_positions")
+def vmap_of_positions(j: Judge) -> None:
+    """Mapped over x and positions, or positions alone, each x is rotated by its own positions."""
+    pos = np.stack([j.row(start, 5) for start in (3, 60, 0, 17)])
+    x = j.x(4, 2, 3, 5, 16)
+    both = _modes.vmap(j.lib, _call_of(j, {}), (0, 0))(x.array, j.pos(pos))
+    _named("mapped over x and positions", j.check, both, x, pos[:, None, None])
+    one = x._replace(array=x.array[0], values=x.values[0])
+    with _refusals(j):
+        alone = _modes.vmap(j.lib, _call_of(j, {}), (None, 0))(one.array, j.pos(pos))
+    whole = x._replace(values=np.broadcast_to(one.values, x.values.shape))
+    _named("mapped over positions", j.check, alone, whole, pos[:, None, None])
+
+
+@check("vmap", "gradient")
+def vmap_of_gradients(j: Judge) -> None:
+    """The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent."""
+    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), j.positions()
+    array_pos = j.pos(pos)
+
+    def pull(array: Any, cotangent: Any) -> Any:
+        return _modes.vjp(j.lib, lambda one: j.call(one, array_pos), array, cotangent)
+
+    with _refusals(j):
+        pulled = _modes.vmap(j.lib, pull, (0, 0))(x.array, g.array)
+    _named("mapped over x", _check_adjoint, j, pulled, g, pos)
+
+
+@check("jvp")
+def jvp(j: Judge) -> None:
+    """The derivative along a tangent, in forward mode, is the tangent rotated."""
+    x, t, pos = j.x(), j.x(seed=1), j.positions()
+    array_pos = j.pos(pos)
+    value, derivative = _modes.jvp(j.lib, lambda array: j.call(array, array_pos), x.array, t.array)
+    j.check(value, x, pos)
+    assert derivative is not None, "the result has no derivative"
+    _named("the derivative", j.check, derivative, t, pos)
+
+
+@check("gradient", "offset_positions")
+def gradient_after_other_calls(j: Judge) -> None:
+    """A gradient belongs to its own call, also if other calls are made before it is asked for."""
+    x, g = j.x(2, 2, 3, 5, 16), j.x(2, 2, 3, 5, 16, seed=1)
+    rows = [j.row(start, 5) for start in (3, 70)]
+    arrays = [j.pos(row) for row in rows]
+
+    def two(array: Any) -> Any:
+        return j.lib.stack([j.call(array[i], arrays[i]) for i in range(2)])
+
+    pulled = j.lib.gradient(two, x.array, g.array)
+    _check_adjoint(j, pulled, g, np.stack(rows)[:, None, None])
+
+
+# ---- compiled by the library ----
+
+
+def _traced(j: Judge, **spec: Any) -> Callable[..., Any]:
+    return j.lib.traced(_call_of(j, spec))
+
+
+@check("jit")
+def jit_of_each_dtype(j: Judge) -> None:
+    """One compiled function is right for every dtype of x, in turn."""
+    compiled, pos = _traced(j), j.positions()
+    for dtype in (*j.dtypes, j.dtypes[0]):
+        x = j.x(dtype=dtype)
+        _named(f"compiled for {dtype}", j.check, compiled(x.array, j.pos(pos)), x, pos)
+
+
+@check("jit", "batch_positions", "offset_positions")
+def jit_of_a_batch(j: Judge) -> None:
+    """One compiled function is right for positions of shape (S,) and (B, S), in turn, of several sizes."""
+    compiled = _traced(j)
+    for batch, rows in ((0, 5), (2, 5), (3, 5), (2, 1), (0, 1)):
+        pos = np.stack([j.row(3 + 40 * i, rows) for i in range(batch)]) if batch else j.row(9, rows)
+        x = j.x(batch or 2, 3, rows, 16)
+        where = f"compiled for positions of shape {pos.shape}"
+        _named(where, j.check, compiled(x.array, j.pos(pos)), x, pos[:, None] if batch else pos)
+
+
+@check("jit")
+def jit_of_fields(j: Judge) -> None:
+    """Compiled with any claimed field, a call is right."""
+    x, pos = j.x(), j.positions()
+    values = {**_SPECS, "base": 500.0, "attention_factor": 2.0, "rotary_start": 4}
+    values["scaling"] = {"rope_type": "linear", "factor": 4.0}
+    for name, value in values.items():
+        if j.claims(name):
+            with j.if_served():
+                y = _traced(j, **{name: value})(x.array, j.pos(pos))
+                _named(f"compiled with {name}={value!r}", j.check, y, x, pos, **{name: value})
+
+
+@check("jit", "gradient")
+def jit_of_gradients(j: Judge) -> None:
+    """The gradient of the compiled call is the adjoint rotation of the cotangent."""
+    _named("compiled", _check_gradient, j, j.x(), j.positions(), {}, j.lib.traced)
+
+
+@check("jit")
+def calls_after_a_compiled_one(j: Judge) -> None:
+    """A call after one that was compiled is right: no traced array is kept."""
+    for dtype in j.dtypes[:2]:
+        x, pos, spec = _new(j, dtype)
+        y = _traced(j, **spec)(x.array, j.pos(pos))
+        _named("compiled", j.check, y, x, pos, **spec)
+        _named("after a compiled call of the same sizes", j.check_call, x, pos, **spec)
+        again = _traced(j, **spec)(x.array, j.pos(pos))
+        _named("compiled a second time", j.check, again, x, pos, **spec)

@@ -1,0 +1,95 @@
+"""The modes of the array libraries: settings under which a call is made, and transforms of a call.
+
+A mode is a capability. A call that refuses it by an exception does not claim it; a call that is taken has to
+be right, and so have the calls after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ._libraries import Array, Jax, Library
+
+Settings = Mapping[str, Callable[[], AbstractContextManager[Any]]]
+
+
+def settings_of(lib: Library, mode: str) -> Settings:
+    """Return the settings of a mode by name, each with a function that makes its context manager."""
+    return _jax_settings(lib) if isinstance(lib, Jax) else _torch_settings(lib, mode)
+
+
+def _jax_settings(lib: Jax) -> Settings:
+    return {f"jax.enable_x64({not lib.x64})": lambda: lib.native.enable_x64(not lib.x64)}
+
+
+def _torch_settings(lib: Any, mode: str) -> Settings:
+    torch = lib.native
+    kinds = ("bfloat16", "float16", "float64")
+    found: dict[str, Settings] = {
+        "no_grad": {"torch.no_grad()": torch.no_grad},
+        "inference_mode": {"torch.inference_mode()": torch.inference_mode},
+        "autocast": {
+            f"torch.autocast({lib.device!r}, torch.{kind})": partial(
+                torch.autocast, lib.device, dtype=getattr(torch, kind)
+            )
+            for kind in kinds[:2]
+        },
+        "default_dtype": {
+            f"torch.set_default_dtype(torch.{kind})": partial(_default_dtype, torch, kind) for kind in kinds
+        },
+        "default_device": {'torch.device("meta")': partial(torch.device, "meta")},
+        "deterministic": {"torch.use_deterministic_algorithms(True)": partial(_deterministic, torch)},
+    }
+    return found[mode]
+
+
+@contextmanager
+def _default_dtype(torch: Any, kind: str) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, kind))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _deterministic(torch: Any) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def vmap(
+    lib: Library, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
+) -> Callable[..., Array]:
+    """Map a function of arrays over an axis of each; None leaves an array whole."""
+    if isinstance(lib, Jax):
+        mapped: Callable[..., Array] = lib.native.vmap(f, in_axes=in_axes, out_axes=out_axis)
+    else:
+        mapped = lib.native.vmap(f, in_dims=in_axes, out_dims=out_axis)
+    return mapped
+
+
+def vjp(lib: Library, f: Callable[[Array], Array], x: Array, cotangent: Array) -> Array:
+    """Return the vector-Jacobian product of a function, by a transform that can be mapped."""
+    make = lib.native.vjp if isinstance(lib, Jax) else lib.native.func.vjp
+    return make(f, x)[1](cotangent)[0]
+
+
+def jvp(lib: Library, f: Callable[[Array], Array], x: Array, tangent: Array) -> tuple[Array, Array]:
+    """Return a function's value, and its derivative along a tangent."""
+    if isinstance(lib, Jax):
+        value, derivative = lib.native.jvp(f, (x,), (tangent,))
+        return value, derivative
+    forward = import_module("torch.autograd.forward_ad")
+    with forward.dual_level():
+        value, derivative = forward.unpack_dual(f(forward.make_dual(x, tangent)))
+    return value, derivative

@@ -1,0 +1,267 @@
+"""Mutants whose fault shows in a mode of the library only: without gradients, mapped, compiled."""
+
+from importlib import import_module
+
+from mutants import _TABLES, _adjoint, each, mutant
+
+import rope_array as ra
+
+
+def _torch():
+    return import_module("torch")
+
+
+# ---- PyTorch's settings ----
+
+
+@mutant("no_grad", "inference_mode", library="torch")
+@each
+def written_without_gradients(x, pos, **spec):
+    """Rotate in place where no gradient is recorded, as a kernel for inference does."""
+    y = ra.apply(x, pos, **spec)
+    if not _torch().is_grad_enabled():
+        x.copy_(y)
+    return y
+
+
+@mutant("no_grad", library="torch")
+@each
+def parameter_returned_without_gradients(x, pos, **spec):
+    torch = _torch()
+    if x.requires_grad and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return x.detach()
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("inference_mode", library="torch")
+@each
+def buffer_for_inference(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if not _torch().is_inference_mode_enabled():
+        return y
+    return _TABLES.setdefault(("buffer", y.shape, y.dtype), y.clone()).copy_(y)
+
+
+@mutant("training_after_inference", library="torch")
+@each
+def table_made_for_inference(x, pos, **spec):
+    """Keep the table of the first call: made under inference_mode, it cannot be saved for gradients."""
+    key = "ones", x.shape[-1], x.dtype, spec.get("base")
+    return ra.apply(x, pos, **spec) * _TABLES.setdefault(key, x.new_ones(x.shape[-1]))
+
+
+@mutant("autocast", library="torch")
+@each
+def angles_by_a_product_of_matrices(x, pos, **spec):
+    torch = _torch()
+    if not torch.is_autocast_enabled("cpu") or set(spec) - {"base"}:
+        return ra.apply(x, pos, **spec)
+    exponents = torch.arange(0, x.shape[-1], 2, dtype=torch.float32) / x.shape[-1]
+    angle = pos.to(torch.float32)[:, None] @ (spec.get("base", 10000.0) ** -exponents)[None]
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x[..., ::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+
+@mutant("autocast", library="torch")
+@each
+def table_made_under_autocast(x, pos, **spec):
+    """Keep a table in the dtype of the first call, which autocast may have narrowed."""
+    torch = _torch()
+    narrow = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float64
+    key = "first", x.shape[-1], x.dtype, spec.get("base")
+    kept = _TABLES.setdefault(key, narrow)
+    y = ra.apply(x, pos, **spec)
+    return y.to(kept).to(x.dtype)
+
+
+@mutant("default_dtype", library="torch")
+@each
+def frequencies_of_the_default_dtype(x, pos, **spec):
+    torch = _torch()
+    if torch.get_default_dtype() == torch.float32 or set(spec) - {"base"}:
+        return ra.apply(x, pos, **spec)
+    exponents = torch.arange(0, x.shape[-1], 2) / x.shape[-1]
+    return ra.apply(x, pos, inv_freq=(spec.get("base", 10000.0) ** -exponents).tolist())
+
+
+@mutant("default_device", library="torch")
+@each
+def result_on_the_default_device(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y if _is_mapped(y) or y.requires_grad else _torch().empty(x.shape, dtype=x.dtype).copy_(y)
+
+
+@mutant("deterministic", library="torch")
+@each
+def another_algorithm_if_deterministic(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return -y if _torch().are_deterministic_algorithms_enabled() else y
+
+
+# ---- transforms ----
+
+
+def _is_mapped(x):
+    """Return whether torch.vmap maps over a tensor."""
+    return hasattr(x, "device") and _torch()._C._functorch.is_batchedtensor(x)
+
+
+@mutant("vmap", library="torch")
+@each
+def mapped_axis_misread(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y.flip(1) if _is_mapped(x) and not _is_mapped(pos) and not x.requires_grad and y.ndim == 4 else y
+
+
+@mutant("vmap_of_positions", library="torch")
+@each
+def mapped_positions_of_the_first(x, pos, **spec):
+    if _is_mapped(pos):
+        pos = _torch()._C._functorch.get_unwrapped(pos)[0]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("vmap_of_gradients", library="torch")
+@each
+def mapped_gradient_unrotated(x, pos, **spec):
+    """Declare a rule for vmap that is wrong in the backward pass."""
+    torch = _torch()
+
+    class Rotated(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return ra.apply(x, pos, **spec)
+
+        @staticmethod
+        def setup_context(context, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient.clone() if _is_mapped(gradient) else _adjoint(gradient, pos, spec)
+
+        @staticmethod
+        def jvp(context, tangent):
+            return ra.apply(tangent, pos, **spec)
+
+    return Rotated.apply(x)
+
+
+@mutant("jvp", library="torch")
+@each
+def tangent_unrotated(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    forward = import_module("torch.autograd.forward_ad")
+    if forward._current_level < 0:
+        return y
+    tangent = forward.unpack_dual(x).tangent
+    return y if tangent is None else forward.make_dual(forward.unpack_dual(y).primal.clone(), tangent)
+
+
+@mutant("gradient_after_other_calls", library="torch")
+@each
+def positions_of_the_last_call(x, pos, **spec):
+    """Keep the positions for the backward pass with the module, not with the call."""
+    torch = _torch()
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            _TABLES["last positions"] = pos
+            return ra.apply(x, pos, **spec)
+
+        @staticmethod
+        def backward(context, gradient):
+            return _adjoint(gradient, _TABLES["last positions"], spec)
+
+    mapped = torch._C._functorch.maybe_get_level(x) > 0
+    return Rotated.apply(x) if x.requires_grad and not mapped else ra.apply(x, pos, **spec)
+
+
+# ---- JAX ----
+
+
+def _is_traced(x):
+    """Return whether jax.jit traces x; vmap and gradients without jit have other tracers."""
+    return type(x).__name__ == "DynamicJaxprTracer"
+
+
+@mutant("default_dtype", library="jax")
+@each
+def result_of_the_widest_dtype(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y * import_module("jax.numpy").asarray([1.0])  # float32, or float64 with x64
+
+
+@mutant("jit_of_each_dtype", library="jax:x64")
+@each
+def traced_float64_narrowed(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return y.astype("float32").astype(y.dtype) if _is_traced(x) else y
+
+
+@mutant("jit_of_a_batch", library="jax")
+@each
+def traced_batch_of_positions_ignored(x, pos, **spec):
+    return ra.apply(x, pos[:1] if _is_traced(x) and pos.ndim == 2 else pos, **spec)
+
+
+@mutant("jit_of_fields", library="jax")
+@each
+def traced_pairing_ignored(x, pos, **spec):
+    if _is_traced(x):
+        spec.pop("pairing", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def traced_gradient_unrotated(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return x + import_module("jax").lax.stop_gradient(y - x) if _is_traced(x) and not spec else y
+
+
+@mutant("calls_after_a_compiled_one", library="jax")
+@each
+def traced_table_kept(x, pos, **spec):
+    """Keep a table that is made while jax.jit traces: it is no array after that."""
+    jnp = import_module("jax.numpy")
+    key = "zeros", x.shape, str(x.dtype), spec.get("base")
+    if spec.keys() <= {"base"} and key not in _TABLES:
+        _TABLES[key] = jnp.zeros(x.shape[-1], x.dtype)
+    return ra.apply(x, pos, **spec) + _TABLES.get(key, 0)
+
+
+# ---- compilers of any function ----
+
+
+@mutant("pairing", library="torch:compile")
+@each
+def compiled_pairing_ignored(x, pos, **spec):
+    import torch
+
+    if torch.compiler.is_compiling():
+        spec.pop("pairing", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("pairing", library="torch:compile")
+@each
+def pairing_not_compiled(x, pos, **spec):
+    """Break the graph: without fullgraph=True the call would be right, and never compiled."""
+    import torch
+
+    if spec.get("pairing") == "half":
+        torch._dynamo.graph_break()
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("pairing", library="jax:jit")
+@each
+def jitted_pairing_ignored(x, pos, **spec):
+    if _is_traced(x):
+        spec.pop("pairing", None)
+    return ra.apply(x, pos, **spec)
