@@ -259,7 +259,7 @@ def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     for name, value in after.items():
         if name in ("fixed", "lacks"):
             value = {key: one for key, one in value.items() if key not in before.get(name, {})}
-        if value and value != before.get(name):
+        if value != before.get(name) and value != {}:
             added[name] = value
     return added
 

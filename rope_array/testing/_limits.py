@@ -50,7 +50,7 @@ def find_limits(target: Target) -> Iterator[Limit]:
                 by_text.setdefault(found[0], ([], found[1]))[0].append(dtype)
         for text, (found_in, wrong) in by_text.items():
             where = "" if len(found_in) == len(dtypes) else f" in {' and '.join(found_in)}"
-            yield Limit(axis, tuple(found_in), f"wrong results with {text}{where}", wrong)
+            yield Limit(axis, tuple(found_in), f"wrong results {text}{where}", wrong)
 
 
 def _limit(judge: Judge, axis: int, dtype: str) -> tuple[str, Callable[[int], bool]] | None:
@@ -73,7 +73,7 @@ def _limit(judge: Judge, axis: int, dtype: str) -> tuple[str, Callable[[int], bo
         middle = (right + wrong) // 2
         right, wrong = (right, middle) if fault(middle) else (middle, wrong)
     place = place_of(last)
-    text = f"{place}" if AXES[axis] in place else f"more than {right:,} {AXES[axis]}"
+    text = f"in {place}" if AXES[axis] in place else f"with more than {right:,} {AXES[axis]}"
     return text, lambda size: size > right
 
 
@@ -85,10 +85,10 @@ def _limit_of_widths(judge: Judge, fault: Callable[[int], str]) -> tuple[str, Ca
     if min(wrong) > max(right):
         last, place = max(right), place_of(faults[max(wrong)])
         kept = place.startswith("features from")
-        return (f"{place}" if kept else f"a head_dim above {last}"), lambda size: size > last
+        return (f"in {place}" if kept else f"with a head_dim above {last}"), lambda size: size > last
     if all(w & (w - 1) for w in wrong) and not any(w & (w - 1) for w in right):
-        return "a head_dim that is no power of two", lambda size: bool(size & (size - 1))
-    return f"a head_dim of {_listed(wrong)}", lambda size: size in wrong
+        return "with a head_dim that is no power of two", lambda size: bool(size & (size - 1))
+    return f"with a head_dim of {_listed(wrong)}", lambda size: size in wrong
 
 
 def _listed(numbers: Sequence[int]) -> str:
