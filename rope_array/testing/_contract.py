@@ -145,11 +145,16 @@ def _product_error(omegas: Floats, furthest: float, angles: str) -> Floats:
     Half an ulp (one unit u, relative) each for the position, a quotient, the product, and two for the power;
     one more in float32, which may round the base. Rounding the exponent 2i/d costs |ln ω| = ln(base^(2i/d))
     once or twice.
+
+    Code may reduce the angle a by the rounded 2π: mod(a, fl(2π)) = a - k·fl(2π) for an integer k of at most
+    |a|/2π + 1 in size. fl(2π) is off by 2.21 u in float64 and by 2.94 u in float32, so this is off by
+    k·|fl(2π) - 2π|: at most 0.47 u relative to a, counted as one unit more, and 3 u. Where k is negative the
+    difference is rounded, by half an ulp of a number below 8: 4 u.
     """
-    roundings = 6 if angles == "float32" else 5
+    roundings = 7 if angles == "float32" else 6
     with np.errstate(divide="ignore", invalid="ignore"):
         units = np.where(omegas > 0, omegas * (roundings + 2 * np.abs(np.log(omegas))), 0.0)
-    return np.asarray(np.minimum(_UNIT[angles] * furthest * units, ANGLE_LIMIT))
+    return np.asarray(np.minimum(_UNIT[angles] * (furthest * units + 7.0 * (omegas > 0)), ANGLE_LIMIT))
 
 
 def allowed(

@@ -111,8 +111,9 @@ class ChangedJudge(Judge):
     ) -> None:
         if self.change.inverse:
             spec["inverse"] = not spec.get("inverse", False)
+        pos = self.within(pos)
         pos = np.asarray(pos) + self.change.shift if self.change.shift else pos
-        super().check_values(y, x, pos, accuracy, **spec)
+        self.check_values_at(y, x, pos, accuracy, **spec)
 
 
 WRITES_X = "it writes into x; return a new array"

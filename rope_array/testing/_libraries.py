@@ -6,12 +6,14 @@ imported on first use.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -163,6 +165,10 @@ class Library:
         """Broadcast an array to a shape, as a view if the library has views."""
         return self.xp.broadcast_to(array, shape)
 
+    def copied(self, array: Array) -> Array:
+        """Return a copy that can be written, with the same strides where they do not overlap."""
+        raise NotImplementedError
+
     def part_of(self, array: Array, index: slice) -> Array | None:
         """Return a part of an array of one axis, or None if the library has no such part."""
         return array[index]
@@ -281,6 +287,17 @@ class NumPy(Library):
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
 
+    def copied(self, array: Array) -> Array:
+        strides = array.strides
+        if not array.size or any(n > 1 and not step for n, step in zip(array.shape, strides, strict=True)):
+            return np.array(array)
+        spans = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
+        start = -sum(span for span in spans if span < 0)
+        memory = np.zeros(start + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
+        copy: Array = np.ndarray(array.shape, array.dtype, memory, start, strides)
+        copy[...] = array
+        return copy
+
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         for name, index, larger in _parts(array):
             whole = np.full(larger, 7, array.dtype)
@@ -303,7 +320,11 @@ class NumPy(Library):
             yield f"{count} elements into its memory", part
 
     def is_writable(self, array: Array) -> bool:
-        return bool(array.flags.writeable)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        # Memory of another library, such as JAX, may be read-only.
+        return bool(array.flags.writeable) or root.base is not None
 
     def overwrite(self, array: Array) -> bool:
         if array.flags.writeable:
@@ -339,6 +360,8 @@ class ReadOnlyNumPy(NumPy):
         made = super().asarray(array, dtype)
         made.flags.writeable = False
         return made
+
+    copied = Library.copied
 
     def settings(self) -> str:
         return "read-only arrays"
@@ -421,13 +444,6 @@ class Dask(Library):
         return context
 
 
-_JAX_SETTINGS = (
-    "jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit",
-    "jax_debug_nans", "jax_debug_infs", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
-    "jax_default_prng_impl", "jax_log_compiles", "jax_check_tracer_leaks", "jax_platforms",
-)  # fmt: skip
-
-
 class Jax(Library):
     """JAX with its defaults: no 64-bit numbers."""
 
@@ -488,8 +504,17 @@ class Jax(Library):
         return compiled
 
     def defaults(self) -> dict[str, Any]:
-        config = self.native.config
-        return {**super().defaults(), **{name: str(getattr(config, name, None)) for name in _JAX_SETTINGS}}
+        here = self._settings()
+        # A setting changed for the process does not show in this thread if `running` has set it.
+        return {
+            **super().defaults(),
+            **{f"{name} of the thread": value for name, value in here.items()},
+            **_in_a_new_thread(self._settings),
+        }
+
+    def _settings(self) -> dict[str, str]:
+        """Return every setting of JAX as the thread has it."""
+        return {name: str(value) for name, value in self.native.config.values.items()}
 
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
@@ -522,7 +547,7 @@ class Torch(Library):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    gaps = MappingProxyType({"jit": "torch.compile is a target of its own: torch:compile", **_EAGER})
+    gaps = MappingProxyType(_EAGER)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
@@ -547,6 +572,9 @@ class Torch(Library):
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         return array.expand(shape)
+
+    def copied(self, array: Array) -> Array:
+        return array.clone()
 
     def part_of(self, array: Array, index: slice) -> Array | None:
         return array[index] if (index.step or 1) > 0 else None  # strides are not negative
@@ -580,6 +608,13 @@ class Torch(Library):
         weak = import_module("torch.multiprocessing.reductions").StorageWeakRef
         reference = weak(array.untyped_storage())
         return lambda: not reference.expired()
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        # Dynamo alone, as one graph: no compiler, which would take seconds. `torch:compile` has more of it.
+        compiled: Callable[..., Array] = self.native.compile(
+            with_own_code(f), backend="eager", fullgraph=True, dynamic=False
+        )
+        return compiled
 
     def defaults(self) -> dict[str, Any]:
         torch = self.native
@@ -724,6 +759,31 @@ def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]
     b, h, s, d = array.shape
     yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
     yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
+
+
+_NUMBERS = itertools.count()
+
+
+def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with a code object of its own, that calls f.
+
+    Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
+    limit the code is called without the compiler, or an error is raised.
+    """
+
+    def called(*arguments: Any) -> Any:
+        return f(*arguments)
+
+    called.__code__ = called.__code__.replace(co_name=f"called{next(_NUMBERS)}")
+    return called
+
+
+def _in_a_new_thread(read: Callable[[], dict[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    thread = Thread(target=lambda: found.update(read()))
+    thread.start()
+    thread.join()
+    return found
 
 
 def numpy_dtype(name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ._calls import ORDERS, adapt_arguments, adapt_in_place
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -25,6 +26,7 @@ from ._claims import (
     find_declines,
     find_reach,
     find_widths,
+    parameters_of,
     signature_defaults,
 )
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
@@ -57,15 +59,15 @@ class Target:
     fixed : mapping
         Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature is read
         from there.
-    head_dim : int, optional
-        The only head_dim it takes, 16 or more, such as the width of a module's tables; by default any.
+    head_dim : int or collection of int, optional
+        The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
         The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
         suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
     positions : {"any", "offset", "arange"}
         The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
     furthest : int
-        The largest position it takes, 31 or more, such as the last row of its table.
+        The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
         Names of the floating dtypes it takes; by default the library's own.
     angles : {"float64", "exact", "float32"}
@@ -80,6 +82,10 @@ class Target:
         if the target declines it, for whatever reason.
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
+    arguments : {"x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos"}
+        The order of its arguments. With q and k it takes two arrays, and returns both rotated.
+    in_place : bool
+        Whether it writes its result into x. It may return x or None; the suite calls it with copies.
     wraps : callable, optional
         Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
@@ -123,6 +129,8 @@ class Target:
     lacks: Mapping[str, str] = field(default_factory=dict)
     requires: Collection[str] = ()
     expected_failures: Mapping[str, str] = field(default_factory=dict)
+    arguments: str = "x,pos"
+    in_place: bool = False
     wraps: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     declared: bool = False
 
@@ -134,6 +142,7 @@ class Target:
         _check_sizes(self)
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.rotate))
+        _check_calls(self)
         _check_defaults(self)
 
     @property
@@ -268,7 +277,9 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = self.wraps(self.rotate) if self.wraps else compile_for(self.library, self.rotate)
+        rotate = adapt_arguments(self.rotate, self.arguments)
+        rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
+        rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -341,6 +352,8 @@ def _check_kinds(target: Target) -> None:
         ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
         ("wraps", Callable | None, "a callable"),
+        ("arguments", str, "a string"),
+        ("in_place", bool, "True or False"),
         ("declared", bool, "True or False"),
     ):
         given = getattr(target, name)
@@ -357,6 +370,7 @@ def _check_names(target: Target) -> None:
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
+        ("arguments", [target.arguments], ORDERS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
@@ -387,7 +401,7 @@ def check_name(argument: str, name: Any, known: Collection[str]) -> None:
     if labels := PARTS.get(whole_of(str(name))):
         hint = f"{whole_of(str(name))} has the parts {', '.join(labels)}"
     else:
-        names = [each for each in known if "[" not in each]
+        names = list(dict.fromkeys(each for each in known if "[" not in each))
         near = get_close_matches(str(name), names, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         hint += "see check --list" if near and len(names) > 16 else f"known: {', '.join(names)}"
@@ -408,10 +422,21 @@ def _check_reason(name: str, reason: Any) -> None:
     )
 
 
+def _check_calls(target: Target) -> None:
+    """Raise for fields that its signature does not take, and for arrays that cannot be written in place."""
+    named, takes_any = parameters_of(target.rotate)
+    if target.fields and not takes_any and (missing := [n for n in target.fields if n not in named]):
+        raise ValueError(f"fields names {', '.join(missing)}, and the signature of {target.name} does not")
+    if target.in_place and type(target.arrays).copied is Library.copied:
+        raise ValueError(f"in_place is claimed, and arrays of {target.library} cannot be written")
+
+
 def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
     if target.furthest < 0:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
+    if target.positions != "any" and target.furthest < 4:
+        raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
     for head_dim in _numbers(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
             raise ValueError(f"head_dim has {head_dim!r}; give integers, 2 or more")

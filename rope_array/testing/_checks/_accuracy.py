@@ -80,7 +80,7 @@ def accuracy_int32(j: Judge, dtype: str) -> None:
 @check("negative_positions", "any_positions", each_dtype=True)
 def accuracy_negative(j: Judge, dtype: str) -> None:
     """Errors are within the class's bound at negative positions, down to the end of int32."""
-    pos = -np.array([p for p in _NEGATIVE if p <= j.target.reach])
+    pos = -np.array([p for p in _NEGATIVE if p <= j.target.reach], np.int64)
     if j.target.reach >= 2**31 - 1:
         pos = np.append(pos, -(2**31))
     x, y = _rows(j, pos, dtype)
