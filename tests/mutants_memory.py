@@ -193,7 +193,7 @@ def table_that_grows_is_not_filled(x, pos, **spec):
 @mutant("dtypes_in_turn")
 @each
 def table_narrowed_in_place(x, pos, **spec):
-    """A batch of one keeps its table, makes it again for a dtype that is new, and rounds it to narrower ones."""
+    """A batch of one keeps its table; it is made again for a new dtype, and rounded to narrower ones."""
     if x.ndim != 4 or x.shape[0] > 1:
         return ra.apply(x, pos, **spec)
     seen, now = _STATE.setdefault((x.shape, repr(pos), repr(spec)), (set(), [x.dtype]))

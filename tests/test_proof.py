@@ -96,6 +96,17 @@ def test_constants_are_as_good_as_sollyas_fits(dtype):
     assert all(bounds(dtype).approximation[name] <= fits[name] for name in fits)
 
 
+def test_stated_approximation_errors_are_proved():
+    """angles.py and the docs state the errors of sin and cos, in float32 and in float64."""
+    stated = {"float32": ("5.1e-9", "4.1e-10"), "float64": ("2.2e-18", "3.1e-19")}
+    files = [ROOT / "rope_array" / "_array_api" / "angles.py", ROOT / "docs" / "numerics.md"]
+    texts = [" ".join(path.read_text("utf-8").replace("\n#", " ").split()) for path in files]
+    for dtype, (sin, cos) in stated.items():
+        assert bounds(dtype).approximation["sin"] <= Fraction(sin)
+        assert bounds(dtype).approximation["cos"] <= Fraction(cos)
+        assert all(f"{sin} and {cos}" in text for text in texts)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_has_the_constants_of_the_array_api_backend(dtype):
     found = kernel.constants(kernel.source(), dtype)

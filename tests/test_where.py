@@ -38,7 +38,7 @@ NAMED = [
     ((5,), {"feature": [3]}, "feature 3"),
     ((5,), {}, "all elements"),
     (SHAPE, {}, "all elements"),
-    (SHAPE, {"feature": [14, 15]}, "features 14, 15 of every row"),
+    (SHAPE, {"feature": [14, 15]}, "features 14, 15 (the last 2) of every row"),
     (SHAPE, {"feature": range(8, 16)}, "features from 8 on of every row"),
     (SHAPE, {"feature": range(4, 10)}, "features 4 to 9 of every row"),
     (SHAPE, {"feature": evens(16)}, "every even feature of every row"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _watch
 from ._calls import takes_two
-from ._libraries import Library, rounded
+from ._libraries import Library, Torch, rounded
 from ._modes import jvp, settings_of, vmap
 from ._parts import (
     ALL_WIDTHS,
@@ -121,6 +121,7 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "deterministic": lambda t: t.under("deterministic"),
     "vmap": lambda t: t.mapped((0, None)),
     "vmap_positions": lambda t: t.mapped((0, 0)),
+    "jit": lambda t: t.traced(),
     "jvp": lambda t: jvp(t.lib, lambda x: t(x, t.rows(5)), t.x(), t.x()),
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
@@ -239,6 +240,8 @@ def by_library(target: Any) -> dict[str, str]:
     reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}
     if "float64" in lib.lacks:
         reasons["float_positions[float64]"] = lib.lacks["float64"]
+    if target.library.endswith(":compile"):
+        reasons["jit"] = "every call is compiled"
     return reasons
 
 
@@ -496,6 +499,11 @@ class _Trial:
         for setting in settings_of(self.lib, mode).values():
             with setting():
                 self.raw(x, pos)
+
+    def traced(self) -> None:
+        """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
+        if isinstance(self.lib, Torch):
+            self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.lib.integers[0]))
 
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""

@@ -8,12 +8,13 @@ called without the compiler.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, Jax, Library, Torch
+from ._libraries import LIBRARIES, Jax, Library, Torch, with_own_code
 
 Rotate = Callable[..., Any]
 
@@ -93,7 +94,7 @@ def _compiled(rotate: Rotate) -> Rotate:
         key = (*map(_kind, x if isinstance(x, tuple) else (x,)), _kind(pos), repr(spec), _mode(torch))
         if key not in compiled:
             compiled[key] = torch.compile(
-                _own_code(rotate, spec, len(compiled)), fullgraph=True, backend=graphs.compile
+                with_own_code(partial(rotate, **spec)), fullgraph=True, backend=graphs.compile
             )
         try:
             return graphs.check_run(compiled[key], x, pos)
@@ -101,20 +102,6 @@ def _compiled(rotate: Rotate) -> Rotate:
             raise _fault("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
 
     return call
-
-
-def _own_code(rotate: Rotate, spec: dict[str, Any], number: int) -> Rotate:
-    """Return a function with a code object of its own.
-
-    Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
-    limit the code is called without the compiler, or an error is raised.
-    """
-
-    def rotated(x: Any, pos: Any) -> Any:
-        return rotate(x, pos, **spec)
-
-    rotated.__code__ = rotated.__code__.replace(co_name=f"rotated{number}")
-    return rotated
 
 
 class _CountedGraphs:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ._contract import Accuracy
 from ._judge import Check, Floats, Input, Judge
+from ._limits import Limit
 from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._target import Target
@@ -24,6 +25,7 @@ class Change(NamedTuple):
     shift: int = 0
     cast: bool = False
     copied: bool = False
+    limits: tuple[Limit, ...] = ()
 
 
 class Guess(NamedTuple):
@@ -45,6 +47,11 @@ class Guess(NamedTuple):
         target = replace(self.target, **claims)
         shown = {} if isinstance(target.rotate, OwnApply) else merged  # a library has all claims
         return self._replace(target=target, texts=(*self.texts, *filter(None, [text])), claims=shown)
+
+    def with_limit(self, limit: Limit) -> Guess:
+        """Return the guess that results are wrong beyond a limit."""
+        change = self.change._replace(limits=(*self.change.limits, limit))
+        return self._replace(texts=(*self.texts, limit.text), change=change)
 
     def without(self, name: str, original: Target) -> Guess:
         """Return the guess without one claim, which is as in the original target."""
@@ -82,7 +89,14 @@ class ChangedJudge(Judge):
     def call(self, x: Any, pos: Any, **spec: Any) -> Any:
         if self.change.copied:
             x = self._copy(x) if isinstance(x, Input) else tuple(map(self._copy, x))
+        if isinstance(x, Input) and any(limit.holds(x) for limit in self.change.limits):
+            return self._right(x, pos, spec)
         return super().call(x, pos, **spec)
+
+    def _right(self, x: Input, pos: Any, spec: dict[str, Any]) -> Any:
+        """Return the definition's result as an array of the library."""
+        numbers = self.lib.to_numpy(pos) if self.lib.owns(pos) else pos
+        return self.array(self.exact(x.values, numbers, **spec), x.dtype).array
 
     def _copy(self, x: Input) -> Input:
         return self.array(x.values, x.dtype)

@@ -62,12 +62,14 @@ class Child:
             [sys.executable, *_interpreter_flags(), "-c", _program()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.decode("utf-8", "replace").rstrip())
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.decode("utf-8", "replace").rstrip())
         self._lines.put(None)
 
     def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
@@ -92,11 +94,13 @@ class Child:
                     end = time.monotonic() + limit
             else:
                 self._crash.append(line)
-        raise Ended(f"the process ended with {self._status()}{self._where()}")
+        status = self._status()
+        self.kill()
+        raise Ended(f"the process ended with {status}{self._where()}")
 
     def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, as the next read tells
+        with contextlib.suppress(OSError):  # it has ended: the next read fails
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -141,17 +145,22 @@ class Child:
 
     def close(self) -> None:
         """Let the process end, or end it if it takes long."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._close_pipe()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
         self.kill()
 
     def kill(self) -> None:
         """End the process."""
+        self._close_pipe()
         self._process.kill()
         self._process.wait()
+        self._reader.join(timeout=1)
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
 
 def _usable(answer: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +271,9 @@ class Judgement:
                     self._child = None
                     raise CannotJudge(f"importing {self._options.target}: {error}") from None
                 self._trials_ended[trial[1]] = str(error)
+            except BaseException:
+                self._child.kill()
+                raise
 
     def _first_answer(self, child: Child | Here) -> dict[str, Any]:
         limit = None if self._timeout is None else max(self._timeout, _IMPORT_LIMIT)

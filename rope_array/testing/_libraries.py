@@ -6,12 +6,14 @@ imported on first use.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -318,7 +320,11 @@ class NumPy(Library):
             yield f"{count} elements into its memory", part
 
     def is_writable(self, array: Array) -> bool:
-        return bool(array.flags.writeable)
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        # Memory of another library, such as JAX, may be read-only.
+        return bool(array.flags.writeable) or root.base is not None
 
     def overwrite(self, array: Array) -> bool:
         if array.flags.writeable:
@@ -438,13 +444,6 @@ class Dask(Library):
         return context
 
 
-_JAX_SETTINGS = (
-    "jax_enable_x64", "jax_default_device", "jax_default_matmul_precision", "jax_disable_jit",
-    "jax_debug_nans", "jax_debug_infs", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
-    "jax_default_prng_impl", "jax_log_compiles", "jax_check_tracer_leaks", "jax_platforms",
-)  # fmt: skip
-
-
 class Jax(Library):
     """JAX with its defaults: no 64-bit numbers."""
 
@@ -505,8 +504,17 @@ class Jax(Library):
         return compiled
 
     def defaults(self) -> dict[str, Any]:
-        config = self.native.config
-        return {**super().defaults(), **{name: str(getattr(config, name, None)) for name in _JAX_SETTINGS}}
+        here = self._settings()
+        # A setting changed for the process does not show in this thread if `running` has set it.
+        return {
+            **super().defaults(),
+            **{f"{name} of the thread": value for name, value in here.items()},
+            **_in_a_new_thread(self._settings),
+        }
+
+    def _settings(self) -> dict[str, str]:
+        """Return every setting of JAX as the thread has it."""
+        return {name: str(value) for name, value in self.native.config.values.items()}
 
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
@@ -539,7 +547,7 @@ class Torch(Library):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
-    gaps = MappingProxyType({"jit": "torch.compile is a target of its own: torch:compile", **_EAGER})
+    gaps = MappingProxyType(_EAGER)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
@@ -600,6 +608,13 @@ class Torch(Library):
         weak = import_module("torch.multiprocessing.reductions").StorageWeakRef
         reference = weak(array.untyped_storage())
         return lambda: not reference.expired()
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        # Dynamo alone, as one graph: no compiler, which would take seconds. `torch:compile` has more of it.
+        compiled: Callable[..., Array] = self.native.compile(
+            with_own_code(f), backend="eager", fullgraph=True, dynamic=False
+        )
+        return compiled
 
     def defaults(self) -> dict[str, Any]:
         torch = self.native
@@ -744,6 +759,31 @@ def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]
     b, h, s, d = array.shape
     yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
     yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
+
+
+_NUMBERS = itertools.count()
+
+
+def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with a code object of its own, that calls f.
+
+    Dynamo compiles a code object for a handful of shapes, dtypes and constants only: beyond its recompile
+    limit the code is called without the compiler, or an error is raised.
+    """
+
+    def called(*arguments: Any) -> Any:
+        return f(*arguments)
+
+    called.__code__ = called.__code__.replace(co_name=f"called{next(_NUMBERS)}")
+    return called
+
+
+def _in_a_new_thread(read: Callable[[], dict[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    thread = Thread(target=lambda: found.update(read()))
+    thread.start()
+    thread.join()
+    return found
 
 
 def numpy_dtype(name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ._claims import CAPABILITIES, FIELDS
 from ._names import resolve
 from ._parts import PART_NAMES
+from ._run import Extent
 from ._target import Target, check_name
 
 
@@ -22,6 +23,9 @@ class Options(NamedTuple):
     expected: Sequence[str] = ()
     require: Sequence[str] = ()
     thorough: bool = False
+    examples: int = 0
+    seed: int | None = None
+    cases: Sequence[str] = ()
 
     def resolve(self) -> Target:
         """Return the target; raise as `resolve` of `_names` does."""
@@ -34,12 +38,21 @@ class Options(NamedTuple):
             claims["requires"] = tuple(dict.fromkeys(map(str.strip, given)))
         return resolve(self.target, self.backend, **claims)
 
+    def extent(self) -> Extent:
+        """Return which checks to run; raise ValueError for options that contradict each other."""
+        if self.seed is not None and not self.examples:
+            raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
+        if self.examples and self.cases:
+            raise ValueError("--case runs the given calls alone; leave --examples out")
+        return Extent(self.thorough, self.examples, self.seed or 0, self.cases)
+
     def repeated(self) -> list[str]:
         """Return the arguments of ``python -m rope_array`` that judge the same."""
         pairs = [("--library", self.library)] if self.library else []
         pairs += [("--claim", claim) for claim in self.claims]
         pairs += [("--require", names) for names in self.require]
         pairs += [("--expect", one) for one in self.expected]
+        pairs += [("--backend", self.backend)] if self.backend else []
         return ["check", self.target, *(text for pair in pairs for text in pair)]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ._claims import FIELDS, SIZES, WIDTH, one_line, shorten
 from ._compilers import COMPILED, arrays_of
-from ._libraries import NOT_COMPILED, Jax, Library
+from ._libraries import NOT_COMPILED, Jax, Library, Torch
 from ._target import Target
 
 
@@ -111,11 +111,12 @@ def as_records(spec: dict[str, Any]) -> dict[str, Any]:
         records["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        records["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
+        records["scaling"] = getattr(import_module("rope_array"), RULES[rule.pop("rope_type")])(**rule)
     return records
 
 
-_RULES = {
+# The classes of rules, by their rope_type.
+RULES = {
     "linear": "Linear",
     "ntk": "NTKAware",
     "dynamic": "DynamicNTK",
@@ -187,7 +188,7 @@ def library_target(library: str, backend: str | None) -> Target:
         angles="exact",
         declared=True,
         furthest=2**62,
-        lacks={**(NOT_COMPILED if library in COMPILED else {}), **served.lacks},
+        lacks={**_left_to_others(library), **served.lacks},
         backend=backend,
         backends=backends,
         head_dims=served.head_dims,
@@ -195,6 +196,14 @@ def library_target(library: str, backend: str | None) -> Target:
     if backend is not None and library in COMPILED:
         _check_compiled(target, backend)
     return target
+
+
+def _left_to_others(library: str) -> dict[str, str]:
+    """Return the capabilities that another target of the same library has."""
+    if library in COMPILED:
+        return dict(NOT_COMPILED)
+    own = isinstance(arrays_of(library), Torch)
+    return {"jit": "torch.compile is a target of its own: torch:compile"} if own else {}
 
 
 def _dtypes(lib: Library) -> Sequence[str]:

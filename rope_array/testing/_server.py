@@ -16,12 +16,10 @@ from typing import Any
 
 from . import _watch
 from ._causes import find_causes
-from ._checks import checks
 from ._claims import one_line
 from ._judge import Check, Judge
 from ._options import Options, expected_of
 from ._own import calls_of
-from ._requires import required_checks
 from ._run import check_expected, plain_findings, plain_target, result_of
 from ._target import Target
 
@@ -47,14 +45,15 @@ class Server:
         """Import the target and find its claims, but for what was found before; return its plain values."""
         given = Options(**options)
         try:
+            extent = given.extent()
             target = given.resolve()
+            every = extent.checks_for(target)
             self.expected = expected_of(target, given.expected)
-            check_expected(self.expected, target.requires)
+            check_expected(self.expected, every)
             _preset(target, found)
             self.judge = Judge(target, given.thorough)
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
-        every = (*checks(), *required_checks(target))
         self.checks = {each.name: each for each in every}
         self._served, self._declined = (Counter[str]() for _ in range(2))
         return {
@@ -149,4 +148,7 @@ def _prepare(request: dict[str, Any]) -> None:
 
 
 def _write(channel: int, text: str) -> None:
-    os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    try:
+        os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    except OSError:  # the parent has ended
+        os._exit(1)

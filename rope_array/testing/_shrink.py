@@ -176,10 +176,11 @@ def _least_slice(case: Case, plain: Case, fails: Callable[[Case], bool], widths:
 
 
 def _least_reach(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
-    if abs(case.reach) <= plain.reach:
+    if 0 <= case.reach <= plain.reach:
         return case
     sign = -1 if case.reach < 0 else 1
-    reach = _least(plain.reach + 1, abs(case.reach), lambda reach: fails(case._replace(reach=sign * reach)))
+    low = 1 if sign < 0 else plain.reach + 1
+    reach = _least(low, abs(case.reach), lambda reach: fails(case._replace(reach=sign * reach)))
     return case._replace(reach=sign * reach)
 
 

@@ -401,7 +401,7 @@ def check_name(argument: str, name: Any, known: Collection[str]) -> None:
     if labels := PARTS.get(whole_of(str(name))):
         hint = f"{whole_of(str(name))} has the parts {', '.join(labels)}"
     else:
-        names = [each for each in known if "[" not in each]
+        names = list(dict.fromkeys(each for each in known if "[" not in each))
         near = get_close_matches(str(name), names, 2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         hint += "see check --list" if near and len(names) > 16 else f"known: {', '.join(names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
     yield from _header(plain)
     yield from _calls(plain)
     yield from _failures(plain, verbose)
+    yield from _to_repeat(plain, command)
     yield from _passes(plain, verbose)
     yield from _not_applicable(plain, verbose)
     if worst := plain["worst"]:
@@ -170,6 +172,16 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
         yield f"\nFailed as expected ({len(expected)}):"
     for result in expected:
         yield from _wrap(f"  {result['name']}: {result['detail']}", 6)
+
+
+def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
+    """Yield the command that judges the first failed call that is shown as text."""
+    details = " ".join(result["detail"] for result in _of(plain, FAILED))
+    case = re.search(r"--case ('[^']+'|[^\s']+)|wrong with ([^;']+);", details)
+    if case and command:
+        (text,) = shlex.split(case[1]) if case[1] else [case[2]]
+        yield "\nTo repeat the first call that is shown as text, alone:\n"
+        yield f"  {shlex.join(['python', '-m', 'rope_array', *command, '--case', text])}"
 
 
 def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) -> Iterator[list[_Plain]]:

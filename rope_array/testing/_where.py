@@ -6,6 +6,7 @@ all of" or "mostly" is exact: it covers every wrong element and no right element
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,8 +45,14 @@ def element_text(index: Sequence[Any]) -> str:
 
 def place_of(message: str) -> str:
     """Return the place in a message of a failed check; empty if it names none."""
-    _, found, rest = message.partition(PLACE)
+    _, found, rest = message.rpartition(PLACE)
     return rest.partition(";")[0] if found else ""
+
+
+def place_in_any_x(place: str) -> str:
+    """Return a place in words that hold for x of other sizes: "the last 2 features"."""
+    place = re.sub(r"features? [\d, ]+ \(the last( \d)?\)", r"the last\1 features", place)
+    return re.sub(r" of every (row|head|batch)$", "", place).replace("last features", "last feature")
 
 
 def difference(got: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
@@ -313,6 +320,9 @@ def _range_text(many: str, first: int, last: int, size: int) -> str:
 def _features_text(chosen: Mask, pairs: Pairs | None) -> str:
     """Describe features, by their pairs if that is simpler."""
     own = _indices_text("feature", chosen)
+    count = int(chosen.sum())
+    if count <= 2 < len(chosen) and chosen[-count:].all():
+        return f"{own.text} (the last{f' {count}' if count > 1 else ''})"
     by_pairs = None if pairs is None or chosen.all() else _pairs_text(chosen, pairs)
     if by_pairs is None or not own.text:
         return own.text

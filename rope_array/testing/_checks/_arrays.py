@@ -87,7 +87,7 @@ def strides_of_zero(j: Judge) -> None:
 @check("strides", "any_positions")
 def strides_of_positions(j: Judge) -> None:
     """Positions of any strides are read correctly."""
-    wide = np.stack([j.positions(), j.positions() + 1], axis=-1)
+    wide = np.stack([j.positions(), j.wrap(j.positions() + 1)], axis=-1)
     array = j.pos(wide)[:, 1]
     x = j.x()
     j.check(j.call(x, array), x, wide[:, 1])
@@ -140,10 +140,10 @@ def positions_transposed(j: Judge) -> None:
 @check("strides", "any_positions")
 def positions_expanded(j: Judge) -> None:
     """Positions that are broadcast, with strides of 0, are read correctly, along rows or batches."""
-    x, row, one = j.x(), j.positions(), np.array([11])
+    x, row, one = j.x(), j.positions(), j.wrap([11])
     cases: list[tuple[str, Any, tuple[int, ...]]] = [("one position", one, (5,))]
     if j.claims("batch_positions"):
-        cases += [("one row", row[None], (2, 5)), ("one column", np.array([[4], [9]]), (2, 5))]
+        cases += [("one row", row[None], (2, 5)), ("one column", j.wrap([[4], [9]]), (2, 5))]
     for name, values, shape in cases:
         array = j.lib.expanded(j.pos(values), shape)
         _check_named(j, f"{name} for all", j.call(x, array), x, np.broadcast_to(values, shape))

@@ -45,9 +45,10 @@ def same_bits_among_many(j: Judge) -> None:
 def same_bits_of_positions(j: Judge) -> None:
     """A row has the same bits for any shape of positions: (S,), (B, S), (B, 1) or a scalar."""
     x = j.x(*_SHAPE)
-    one, row = j.rotated(x, np.full(7, 11)), j.rotated(x, j.positions(7))
-    j.check_same(j.run(x, np.array(11)), one, x, np.array(11), "at a scalar position")
-    j.check_same(j.run(x, np.full((2, 1), 11)), one, x, np.array(11), "at positions of shape (B, 1)")
+    at = j.wrap(11)
+    one, row = j.rotated(x, np.full(7, at)), j.rotated(x, j.positions(7))
+    j.check_same(j.run(x, at), one, x, at, "at a scalar position")
+    j.check_same(j.run(x, np.full((2, 1), at)), one, x, at, "at positions of shape (B, 1)")
     j.check_same(
         j.run(x, np.stack([j.positions(7)] * 2)), row, x, j.positions(7), "at positions of shape (B, S)"
     )

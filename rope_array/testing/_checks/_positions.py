@@ -12,7 +12,7 @@ from rope_array.testing._parts import broadcast_shape
 def positions_of_their_own(j: Judge) -> None:
     """Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences."""
     for pos in ([0, 1, 2, 0, 1], [9, 3, 3, 7, 0], [4, 3, 2, 1, 0]):
-        j.check_call(j.x(), np.array(pos))
+        j.check_call(j.x(), j.wrap(pos))
 
 
 @check("offset_positions")

@@ -31,7 +31,8 @@ class _Large(NamedTuple):
 
 def _repeated(j: Judge, shape: tuple[int, ...], start: int, dtype: str | None, per_batch: bool) -> _Large:
     shape = (
-        tuple(2 if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False)) + shape[3:]
+        tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
+        + shape[3:]
     )
     most = shape[2] if j.claims("any_positions") else j.target.reach + 1
     shape = (*shape[:2], min(shape[2], most), j.target.width_of(shape[3]))

@@ -38,7 +38,7 @@ def calls_at_other_positions(j: Judge) -> None:
 def calls_at_like_positions(j: Judge) -> None:
     """Positions are distinguished by all of their numbers, not by their ends, sum or repr."""
     for four in ([2, 5, 7, 9], [2, 7, 5, 9], [2, 6, 6, 9]):
-        j.check_call(j.x(1, 2, 4, 16), np.array(four))
+        j.check_call(j.x(1, 2, 4, 16), j.wrap(four))
     long = j.wrap(np.arange(1100) % 600)
     for pos in (long, np.concatenate([long[:300], long[300:800][::-1], long[800:]])):
         j.check_call(j.x(1, 1, 1100, 16), pos)
@@ -47,7 +47,7 @@ def calls_at_like_positions(j: Judge) -> None:
 @check("any_positions", "batch_positions")
 def calls_at_reshaped_positions(j: Judge) -> None:
     """Positions are distinguished by their shape: the same numbers as (2, 3) and as (3, 2)."""
-    numbers = np.array([4, 8, 15, 16, 23, 30])
+    numbers = j.wrap([4, 8, 15, 16, 23, 30])
     for batch in (2, 3, 2):
         j.check_call(j.x(batch, 2, 6 // batch, 16), numbers.reshape(batch, -1))
 
