@@ -115,7 +115,10 @@ def _observe(
         try:
             y = judge.run(x, pos)
             if not hasattr(y, "dtype"):
-                return NotAnArray(f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array")
+                claim = ", or claim in_place=true if it writes its result into x" if y is None else ""
+                return NotAnArray(
+                    f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array{claim}"
+                )
             if place[2] and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
                 return ValueError("it uses pos")
             return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
