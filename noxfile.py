@@ -224,6 +224,20 @@ def models(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--models", *files)
 
 
+@nox.session(requires=["build"])
+def proof(session: nox.Session) -> None:
+    """Prove the bounds of the contract with Sollya and Gappa, and print them beside the contract's.
+
+    Without these programs the session is skipped, or fails if ROPE_ARRAY_REQUIRE_PROOF is set.
+    """
+    if missing := [tool for tool in ("sollya", "gappa") if not shutil.which(tool)]:
+        reason = f"not installed: {', '.join(missing)} (Debian, Ubuntu: apt install sollya gappa)"
+        (session.error if os.environ.get("ROPE_ARRAY_REQUIRE_PROOF") else session.skip)(reason)
+    install(session, *GROUPS["test"])
+    # One process: the proofs start a Gappa on each core.
+    pytest(session, ["numpy"], "--proof", "-n", "0", "tests/test_proof.py")
+
+
 @nox.session(requires=["build"], default=False)
 def peers(session: nox.Session) -> None:
     """Compare with other implementations: Hugging Face, ONNX, Meta's complex form, rotary-embedding-torch."""

@@ -58,7 +58,7 @@ XP = SimpleNamespace(
     where=_where,
     round=lambda u: Real("round", u.dtype, u),
 )
-OPS = SimpleNamespace(
+OPS: Any = SimpleNamespace(
     xp=XP,
     has_int64=True,
     cast=cast,
@@ -86,7 +86,7 @@ def remainder(dtype: str) -> Remainder:
         raise ProofError(f"the rest of a phase is no angle from an axis: {rest.factors}, unit {unit}")
     if quadrant.constant or quadrant.factors != {quarter: 1}:
         raise ProofError(f"the quadrant is {quadrant.factors}")
-    return Remainder(*rest.ends, unit)
+    return Remainder(rest.ends[0], rest.ends[1], unit)
 
 
 def _scaled(u: Real) -> tuple[Real, float]:
@@ -127,8 +127,9 @@ def sum_with_fraction(dtype: str) -> Real:
     """Return u plus the angle of a fraction of a position, checked to be reduced to the nearest axis."""
     quadrant = _Quadrant()
     fraction, u = leaf("fraction", "float64"), leaf("u", dtype)
+    rest: Real
     _, rest = angles._add_fraction(quadrant, u, fraction, _plan(), dtype, OPS)
-    total = rest.operands[0]
+    total: Real = rest.operands[0]
     # rest = total - 2·q and quadrant + q, for q = round(total / 2). The products by powers of two and the
     # difference are exact: |rest| <= 1, and rest is a multiple of total's last bit.
     q = Real("round", dtype, total * 0.5)
@@ -163,5 +164,5 @@ class _Features:
 
 def rotated(dtype: str, out: str, pairing: str) -> list[Real]:
     """Return both members of a rotated pair of dtype `out`, computed in `dtype`."""
-    layout = SimpleNamespace(pairing=pairing, out_pairing="half", num_pairs=1, blocks=1)
+    layout: Any = SimpleNamespace(pairing=pairing, out_pairing="half", num_pairs=1, blocks=1)
     return pairs._rotate_block(_Features(out), leaf("cos", dtype), leaf("sin", dtype), layout, OPS)

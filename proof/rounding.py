@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from math import ceil, floor
 
 from .approximation import Interval, dyadic, from_dyadic
 from .expressions import FORMATS, ProofError, Real
@@ -41,7 +42,9 @@ class Script:
         return name
 
     def assume(self, name: str, interval: Interval) -> str:
-        self.hypotheses.append(f"{name} in [{dyadic(interval.low)}, {dyadic(interval.high)}]")
+        """Assume that a variable is in an interval, whose ends are rounded outward to multiples of 2^-200."""
+        low, high = floor(interval.low * 2**200), ceil(interval.high * 2**200)
+        self.hypotheses.append(f"{name} in [{low}b-200, {high}b-200]")
         return name
 
     def rounded(self, expression: Real, leaves: dict[str, str]) -> tuple[str, str]:

@@ -6,25 +6,31 @@ largest sum is the bound. cos is even and sin is odd, as are the computed ones, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
 from math import isqrt
 from os import cpu_count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from . import approximation, kernel, recorded
 from .approximation import Interval
-from .expressions import ProofError
+from .expressions import ProofError, Real, leaf
 from .rounding import Errors, Script, size, unit
 
 DTYPES = ("float32", "float64")
-ZERO = Fraction(0)
+ZERO, ONE = Fraction(0), Fraction(1)
+NAMES = ("cos", "sin")
+T = TypeVar("T")
+R = TypeVar("R")
 # Positions of int32, and float positions, are at most this large.
 LARGEST_POSITION = 2**31
 # 4/π and π/4, rounded up.
 FOUR_OVER_PI, QUARTER_PI = Fraction(1367130552, 2**30), Fraction(3373259427, 2**32)
+# Ends of cells of ω; a sum that reaches 2 at 1.57 has a larger last bit.
+FREQUENCIES = [Fraction(n, 256) for n in (0, 256, 320, 384, 402, 448, 512, 640, 768, 1024)]
 # The largest frequency for which the error of a float position is much smaller than a cell.
 LOCAL = 1024
 
@@ -83,18 +89,20 @@ def prove(dtype: str, fused: bool = True) -> Bounds:
     """Prove the bounds for a compute dtype, for fused products or for none."""
     check_kernel(dtype)
     norms, cells = bound_cells(dtype, fused)
-    plain = [_largest(dtype, cell.error, cell.value) for cell in cells]
-    scaled_errors = list(_in_threads(lambda cell: _amplified(dtype, cell), cells))
-    scaled = [_largest(dtype, error, cell.value) for error, cell in zip(scaled_errors, cells, strict=True)]
-    worst = max(plain), max(scaled)
-    eps, last = 2 * unit(dtype), unit(dtype)
+    plain = _in_threads(lambda cell: _largest(dtype, cell.error, cell.value), cells)
+    scaled_errors = _in_threads(lambda cell: _amplified(dtype, cell), cells)
+    scaled = _in_threads(lambda i: _largest(dtype, scaled_errors[i], cells[i].value), range(len(cells)))
+    eps, worst = 2 * unit(dtype), (max(plain), max(scaled))
+    # The length of the rotated pair is at most 1 + its error, and one more rounding is relative to that.
+    narrowed = [error + unit(dtype) * (1 + error) for error in worst]
     return Bounds(
-        norms,
-        *(max(cell.error[name] for cell in cells) for name in ("cos", "sin")),
-        _floats(dtype, cells),
-        max(max(error.values()) for error in scaled_errors),
-        (worst[0] / eps, worst[1] / eps),
-        ((worst[0] + last * (1 + worst[0])) / eps, (worst[1] + last * (1 + worst[1])) / eps),
+        approximation=norms,
+        cos=max(cell.error["cos"] for cell in cells),
+        sin=max(cell.error["sin"] for cell in cells),
+        floats=_floats(dtype, cells),
+        amplified=max(max(error.values()) for error in scaled_errors),
+        rotated=(worst[0] / eps, worst[1] / eps),
+        narrowed=(narrowed[0] / eps, narrowed[1] / eps),
     )
 
 
@@ -106,14 +114,14 @@ def bound_cells(
     reach = Fraction(rest.unit) * max(-rest.lowest, rest.highest)
     norms = approximation.sup_norms(code._asdict(), reach)
     ends = [edge for edge in edges(reach) if edge >= above]
-    return norms, list(_cells(dtype, fused, code, norms, ends))
+    return norms, _cells(dtype, fused, code, norms, ends)
 
 
 def check_kernel(dtype: str) -> None:
     """Check that the kernel has the operations of the array-api backend, in the same order."""
     text, code = kernel.source("angles"), recorded.tables(dtype)
     found = kernel.tables(text, dtype)
-    for name in ("cos", "sin"):
+    for name in NAMES:
         if getattr(found, name).key() != getattr(code, name).key():
             raise ProofError(f"the kernel computes {name} of {dtype} in another way than angles.py")
     kernel.check_quadrants(text, dtype)
@@ -144,35 +152,39 @@ def edges(reach: Fraction) -> list[Fraction]:
     return [*found, reach]
 
 
-def _in_threads(function, items):  # type: ignore[no-untyped-def]
+def _in_threads(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     with ThreadPoolExecutor(cpu_count()) as pool:
-        yield from pool.map(function, items)
+        return list(pool.map(function, items))
 
 
 def _cells(
     dtype: str, fused: bool, code: recorded.Tables, norms: dict[str, Fraction], ends: list[Fraction]
-) -> Iterator[Cell]:
+) -> list[Cell]:
     cells = [Interval(*both) for both in pairwise(ends)]
     # Between the exact angle and u, at float positions of a frequency up to LOCAL too.
     near = 8 * LOCAL * unit(dtype) + phase_error(dtype)
     wider = [Interval(cell.low - near, cell.high + near) for cell in cells]
-    slopes = {name: approximation.derivatives(name, wider) for name in ("cos", "sin")}
+    slopes = {name: approximation.derivatives(name, wider) for name in NAMES}
 
     def bound(i: int) -> Cell:
         found = {
             name: _cell(dtype, fused, getattr(code, name), cells[i], norms[name], slopes[name][i])
-            for name in ("cos", "sin")
+            for name in NAMES
         }
-        columns = [{name: found[name][k] for name in found} for k in range(3)]
-        return Cell(*columns, {name: size(slopes[name][i]) for name in found})  # type: ignore[arg-type]
+        return Cell(
+            error={name: size(found[name]["all"]) for name in NAMES},
+            polynomial={name: size(found[name]["polynomial"]) for name in NAMES},
+            value={name: found[name]["value"] for name in NAMES},
+            slope={name: size(slopes[name][i]) for name in NAMES},
+        )
 
-    yield from _in_threads(bound, range(len(cells)))
+    return _in_threads(bound, range(len(cells)))
 
 
 def _cell(
-    dtype: str, fused: bool, expression: recorded.Real, cell: Interval, norm: Fraction, slope: Interval
-) -> tuple[Fraction, Fraction, Interval]:
-    """Return the bounds of the error, of the polynomial's error, and of the computed value."""
+    dtype: str, fused: bool, expression: Real, cell: Interval, norm: Fraction, slope: Interval
+) -> dict[str, Interval]:
+    """Return intervals of the error, of the polynomial's error, and of the computed value."""
     script = Script(dtype, fused)
     script.define("u", f"rnd({script.assume('U', cell)})")
     computed, exact = script.rounded(expression, {"u": "u"})
@@ -186,27 +198,41 @@ def _cell(
     script.define("polynomial", f"({computed} - {exact}) + approximation")
     script.define("all", "polynomial + slope * ((u - U) - phase)")
     script.define("value", f"{computed} + 0")
-    found = script.run_for("all", "polynomial", "value")
-    return size(found["all"]), size(found["polynomial"]), found["value"]
+    return script.run_for("all", "polynomial", "value")
 
 
 def _floats(dtype: str, cells: list[Cell]) -> Fraction:
     """Return the bound of cos and sin at float positions, over max(1, ω)."""
     turned = _sum_error(dtype)
-    near = [cell.polynomial[name] + cell.slope[name] * turned for cell in cells for name in ("cos", "sin")]
+    near = [cell.polynomial[name] + cell.slope[name] * turned for cell in cells for name in NAMES]
     # For larger frequencies the angle may be in another cell; the slope is at most π/4.
-    far = max(max(cell.polynomial.values()) for cell in cells) / LOCAL + turned * QUARTER_PI
-    return max(*near, far)
+    largest: Fraction = max(max(cell.polynomial.values()) for cell in cells)
+    return max(*near, largest / LOCAL + turned * QUARTER_PI)
 
 
 def _sum_error(dtype: str) -> Fraction:
-    """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω).
+    """Return the largest error of u with a fraction's angle, in eighths of a turn, over max(1, ω)."""
+    found: list[Fraction] = []
+    for low, high in pairwise(FREQUENCIES):
+        largest = 1 + FOUR_OVER_PI * high / 2 + Fraction(1, 2**13)  # more than all errors
+        found.append(_sum_error_at(dtype, low, high) + _half_ulp(dtype, largest) / max(ONE, low))
+    return max(*found, _sum_error_at(dtype, FREQUENCIES[-1], None))
 
-    All is divided by max(1, ω): u by a number k of at least 1, and ω is at most 1.
+
+def _half_ulp(dtype: str, largest: Fraction) -> Fraction:
+    """Return the largest error of rounding a number up to `largest`, which is not below 1."""
+    return unit(dtype) * (1 << (int(largest).bit_length() - 1))
+
+
+def _sum_error_at(dtype: str, low: Fraction, high: Fraction | None) -> Fraction:
+    """Return the error of the sum over max(1, ω) for frequencies from `low` to `high`; None is any beyond.
+
+    The sum is divided by max(1, ω). Its own rounding is left out, except beyond all frequencies.
     """
     script = Script(dtype, fused=True)
-    off = unit(dtype) / 2 + phase_error(dtype)  # u is rounded, and is at most 1
-    script.assume("U", Interval(Fraction(-1), Fraction(1)))
+    largest = 1 / max(ONE, low)
+    off = (unit(dtype) / 2 + phase_error(dtype)) * largest  # u is rounded, and is at most 1
+    script.assume("U", Interval(-largest, largest))
     script.assume("dU", Interval(-off, off))
     script.assume("F", Interval(Fraction(-1, 2), Fraction(1, 2)))
     script.assume("W", Interval(ZERO, FOUR_OVER_PI))
@@ -214,8 +240,8 @@ def _sum_error(dtype: str) -> Fraction:
     off = 3 * unit("float64")
     script.define("dW", f"W * {script.assume('R', Interval(-off, off))}")
     leaves = {"u": ("U", "dU"), "fraction": ("F", "0"), "eighth_turns": ("W", "dW")}
-    _, error = Errors(script).of(recorded.sum_with_fraction(dtype), leaves)
-    return size(script.run_for(error)[error])
+    errors = Errors(script).of(recorded.sum_with_fraction(dtype), leaves, last_rounded=high is None)
+    return size(script.run_for(errors[1])[errors[1]])
 
 
 def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:
@@ -226,7 +252,7 @@ def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:
     """
     found = {}
     check_amplified(dtype)
-    for name in ("cos", "sin"):
+    for name in NAMES:
         script = Script(dtype, fused=True)
         script.lines.append(f"c = rnd({script.assume('C', cell.value[name])});")
         script.assume("A", Interval(Fraction(1), Fraction(2)))
@@ -242,10 +268,10 @@ def _amplified(dtype: str, cell: Cell) -> dict[str, Fraction]:
 
 def check_amplified(dtype: str) -> None:
     """Check that tables are multiplied by the amplitude, rounded to their dtype."""
-    amplitude = recorded.leaf("amplitude", "float64")
+    amplitude = leaf("amplitude", "float64")
     rounded = amplitude if dtype == "float64" else recorded.cast(amplitude, dtype)
     for name, table in recorded.amplified(dtype)._asdict().items():
-        if table.key() != (recorded.leaf(name, dtype) * rounded).key():
+        if table.key() != (leaf(name, dtype) * rounded).key():
             raise ProofError(f"{name} is not multiplied by the amplitude once")
 
 
@@ -263,8 +289,11 @@ def _largest(dtype: str, error: dict[str, Fraction], value: dict[str, Interval])
     return worst
 
 
-def _rotations(dtype: str) -> list[list[recorded.Real]]:
-    """Return the pairs of expressions of each layout and dtype of x, without the last rounding."""
+def _rotations(dtype: str) -> list[list[Real]]:
+    """Return the pairs of expressions of each layout and dtype of x, without the last rounding.
+
+    Expressions that differ in widening a and b, which is exact, are returned once.
+    """
     found = [recorded.rotated(dtype, dtype, pairing) for pairing in ("half", "interleaved")]
     if dtype == "float32":
         for out in ("float16", "bfloat16"):
@@ -273,12 +302,21 @@ def _rotations(dtype: str) -> list[list[recorded.Real]]:
                 if any(y.op != "cast" or y.dtype != out for y in cast):
                     raise ProofError(f"a rotated pair of {out} is not rounded once, at the end")
                 found.append([y.operands[0] for y in cast])
-    unique = {tuple(repr(y.key()) for y in pair): pair for pair in found}
+    unique: dict[str, list[Real]] = {}
+    for pair in found:
+        key = re.sub(
+            rf"\('cast', '{dtype}', \('leaf', '\w+', '([ab])'\)\)", rf"('leaf', '{dtype}', '\1')", _key(pair)
+        )
+        unique.setdefault(key, pair)
     return list(unique.values())
 
 
+def _key(pair: list[Real]) -> str:
+    return repr([member.key() for member in pair])
+
+
 def _factor_error(
-    dtype: str, member: recorded.Real, which: str, error: dict[str, Fraction], value: dict[str, Interval]
+    dtype: str, member: Real, which: str, error: dict[str, Fraction], value: dict[str, Interval]
 ) -> Fraction:
     """Return the error of a rotated member that is 1 in one member of the pair and 0 in the other."""
     script = Script(dtype, fused=True)
@@ -286,7 +324,7 @@ def _factor_error(
     for name in ("a", "b"):
         number = Fraction(int(name == which))
         leaves[name] = (script.assume(name.upper(), Interval(number, number)), "0")
-    for name in ("cos", "sin"):
+    for name in NAMES:
         near = Interval(value[name].low - error[name], value[name].high + error[name])
         exact = script.assume(name.upper(), near)
         leaves[name] = exact, script.assume(f"d{exact}", Interval(-error[name], error[name]))

@@ -131,9 +131,9 @@ def float16_beyond_512_rows(x, pos, **spec):
 
 @mutant("sizes_and_fields", library="torch")
 @each
-def bfloat16_inverse_beyond_512_rows(x, pos, **spec):
+def float16_inverse_beyond_512_rows(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
-    if x.dtype == import_module("torch").bfloat16 and spec.get("inverse") and x.shape[-2] > 512:
+    if x.dtype == import_module("torch").float16 and spec.get("inverse") and x.shape[-2] > 512:
         y = import_module("torch").cat([y[..., :512, :], x[..., 512:, :]], -2)
     return y
 

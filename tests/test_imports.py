@@ -186,7 +186,7 @@ JUDGE = {
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {"testing._compilers", "testing._libraries", "testing._modes", "testing._own"}
-LATE_PACKAGE = {"testing._own"}
+LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
 OF_PYTEST = {"testing.plugin"}
 
 

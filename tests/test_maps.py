@@ -211,7 +211,7 @@ def test_rotation(lib: Any, name: str, floats: bool) -> None:
     pos = places(map_, floats=floats)
     x = features(map_.rope.head_dim, 2, 3, len(pos)).astype(np.float32)
     got = map_.rope.apply(lib.asarray(x, "float32"), lib.asarray(pos, "float32" if floats else "int32"))
-    # Angles at float positions are off by up to 2.5e-7 · max(1, ω); features up to 4 or so multiply that.
+    # Angles at float positions are off by up to 2.1e-7 · max(1, ω); features up to 4 or so multiply that.
     tolerance = 2e-6 * max(1.0, max(map_.rope.frequencies))
     np.testing.assert_allclose(lib.to_numpy(got), expected(map_, x, pos), rtol=0, atol=tolerance)
 

@@ -4,6 +4,7 @@ import functools
 
 import mutants
 import mutants_cover  # noqa: F401 (registers its mutants)
+import mutants_memory  # noqa: F401 (registers its mutants)
 import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ CASES = [
 @functools.cache
 def outcomes(name):
     """Return the set of outcomes of each check named for a mutant."""
-    judge = Judge(BY_NAME[name].target())
+    judge = Judge(BY_NAME[name].target(), thorough=True)
     named = [check for check in checks() if base_name(check) in BY_NAME[name].failed_checks]
     found = {}
     for check in named:
@@ -60,7 +61,7 @@ def test_without_the_fault_the_same_checks_pass(library):
     named = {
         check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.failed_checks
     }
-    judge = Judge(mutants.target(ra.apply, library))
+    judge = Judge(mutants.target(ra.apply, library), thorough=True)
     results = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
     assert {name: result for name, result in results.items() if result[0] == FAILED} == {}
     assert PASSED in {outcome for outcome, _ in results.values()}

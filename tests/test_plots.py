@@ -89,7 +89,7 @@ def test_errors_of_exact_angles(name, precise):
     rope = ROPES[name]
     pos, errors = data(plots.angle_error(rope, furthest=2**31 - 1).lines[0])
     assert (pos[0], len(pos) > 100, pos[-1] > 1.9e9) == (1, True, True)
-    assert errors.max() < 1.2e-7 * 2**0.5
+    assert errors.max() < 9.5e-8 * 2**0.5
     omegas = true_frequencies(rope)
     for p, error in list(zip(pos, errors, strict=True))[::12]:
         at = p if rope.axes is None else [p] * 3

@@ -16,7 +16,7 @@ from compare import array_and_values
 from rope_array import ArrayTypeError, Axes, RoPE, Rotation, ShapeError, SpecError
 from rope_array._rotation import rotation_type
 from rope_array.testing import apply_definition, cos_sin
-from rope_array.testing._contract import AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
+from rope_array.testing._contract import AMPLIFIED, AT_INTEGERS, allowed, assert_contract, compute_dtype, eps
 from rope_array.testing._definition import pairs_of
 
 POSITIONS = [0, 1, -7, 4097, 2**31 - 1, -(2**31)]
@@ -55,8 +55,8 @@ def test_tables(lib: Any, float_dtype: str, layout: str) -> None:
         for table, exact in zip((rotation.cos, rotation.sin), want, strict=True):
             assert type(table) is type(like)
             assert table.dtype == lib.dtype(compute)
-            # The bound on cos and sin, and for an amplitude the rounding of its product.
-            bound = AT_INTEGERS[compute] + (eps(compute) / 2 if rope.amplitude != 1.0 else 0.0)
+            # The definition's cos and sin, and their product with the amplitude, are rounded to float64.
+            bound = (AT_INTEGERS if rope.amplitude == 1.0 else AMPLIFIED)[compute] + 2.0**-53
             error = np.abs(lib.to_numpy(table).astype(np.float64) - exact * rope.amplitude)
             assert (error <= bound * rope.amplitude).all()
 

@@ -23,7 +23,7 @@ from rope_array import RoPE, SpecError
 from rope_array._spec.plan import Plan
 from rope_array._spec.spec import Fields, plan_of
 from rope_array.testing import rotation_matrix
-from rope_array.testing._contract import AT_FLOATS, AT_INTEGERS, assert_contract, compute_dtype, eps, ulp
+from rope_array.testing._contract import AT_FLOATS, assert_contract, compute_dtype, eps, ulp
 
 pytestmark = pytest.mark.neutral
 
@@ -634,7 +634,7 @@ def assert_matrix(got: np.ndarray, pos: Any, dtype: str, fields: dict[str, Any])
     assert got.shape == exact.shape == (*pos.shape, fields["head_dim"], fields["head_dim"])
     got = got.astype(np.float64)
     compute = compute_dtype(dtype)
-    slack = 0.0 if pos.dtype.kind in "iu" else AT_FLOATS[compute] - AT_INTEGERS[compute]
+    slack = 0.0 if pos.dtype.kind in "iu" else AT_FLOATS[compute]
     error = (2.5 * eps(compute) + slack) * fields.get("attention_factor", 1.0)
     bound = error + 0.5 * ulp(np.abs(exact) + error, dtype)
     bound[(exact == 0) | (exact == 1)] = 0.0  # outside of pairs, and at position 0

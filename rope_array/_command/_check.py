@@ -50,6 +50,18 @@ def add_check(commands: Any) -> None:
     )
     parser.add_argument("--thorough", action="store_true", help="run the checks that take long, too")
     parser.add_argument(
+        "--examples", metavar="N", type=int, default=0, help="judge N random calls in addition"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help="the seed of the random calls (default: 0)")
+    parser.add_argument(
+        "--case",
+        dest="cases",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="judge this call alone, as the message of a failure shows it; repeatable",
+    )
+    parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, help="fail a check that takes longer (default: no limit)"
     )
     parser.add_argument(

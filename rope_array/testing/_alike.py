@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ._definition import apply_definition
-from ._where import axis_names, rows_of_positions
+from ._where import axis_names, box_of, rows_of_positions
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -37,10 +38,18 @@ class Wrong:
     fields: Mapping[str, Any]
     inverse: bool = False
 
-    def near(self, values: Any, factor: float = 1.0) -> Mask:
-        """Return where the result is `values`, within the allowed error."""
+    @cached_property
+    def limit(self) -> Floats:
+        """Twice the largest error allowed in each pair; in each row for the features outside the pairs."""
+        limit = np.broadcast_to(self.bound.max(axis=-1, keepdims=True), self.bound.shape).copy()
+        a, b = self.pairs
+        limit[..., a] = limit[..., b] = np.maximum(self.bound[..., a], self.bound[..., b])
+        return 2 * limit
+
+    def near(self, values: Any, limit: Any) -> Mask:
+        """Return where the result is `values`, within a limit."""
         with np.errstate(all="ignore"):
-            return np.asarray(np.abs(self.y - values) <= 2 * factor * self.bound)
+            return np.asarray(np.abs(self.y - values) <= limit)
 
     def is_all(self, values: Mask) -> bool:
         """Return whether a property holds for every wrong element."""
@@ -54,6 +63,12 @@ def alike(wrong: Wrong) -> tuple[str, Mask | None]:
             return text, values
     if not _is_telling(wrong):
         return "", None
+    text, same = _elsewhere(wrong)
+    return text, None if same is None else same & box_of(wrong.mask)
+
+
+def _elsewhere(wrong: Wrong) -> tuple[str, Mask | None]:
+    """Compare with multiples, with right values of other places, and with other rotations."""
     for text, values in (*_scaled(wrong), *_moved(wrong)):
         if wrong.is_all(values):
             return text, values
@@ -83,7 +98,7 @@ def _scaled(wrong: Wrong) -> Iterator[tuple[str, Mask]]:
         text = (
             "the right values negated" if abs(factor + 1) < 1e-6 else f"{factor:.6g} times the right values"
         )
-        yield text, wrong.near(factor * wrong.exact, max(1.0, abs(factor)))
+        yield text, wrong.near(factor * wrong.exact, abs(factor) * wrong.limit)
 
 
 def _moved(wrong: Wrong) -> Iterator[tuple[str, Mask]]:
@@ -91,12 +106,14 @@ def _moved(wrong: Wrong) -> Iterator[tuple[str, Mask]]:
     a, b = wrong.pairs
     swapped = wrong.exact.copy()
     swapped[..., a], swapped[..., b] = wrong.exact[..., b], wrong.exact[..., a]
-    yield "the first and second members exchanged", wrong.near(swapped)
+    yield "the first and second members exchanged", wrong.near(swapped, wrong.limit)
     for axis, name in enumerate(axis_names(wrong.x.ndim)[:-1]):
         if wrong.x.shape[axis] > 1:
             for shift, which in ((1, "previous"), (-1, "next")):
-                yield f"the result of the {which} {name}", wrong.near(np.roll(wrong.exact, shift, axis))
-            yield f"the result of {name} 0", wrong.near(wrong.exact.take([0], axis))
+                rolled = [np.roll(each, shift, axis) for each in (wrong.exact, wrong.limit)]
+                yield f"the result of the {which} {name}", wrong.near(*rolled)
+            first = [each.take([0], axis) for each in (wrong.exact, wrong.limit)]
+            yield f"the result of {name} 0", wrong.near(*first)
 
 
 # ---- other rotations ----
@@ -104,7 +121,7 @@ def _moved(wrong: Wrong) -> Iterator[tuple[str, Mask]]:
 
 def _rotated(wrong: Wrong) -> tuple[str, Mask | None]:
     """Return the text of another rotation that gives every wrong element, and a mask of what it gives."""
-    rows = wrong.mask.any(axis=-1)
+    rows = np.asarray(wrong.mask.any(axis=-1))
     pos = None if wrong.pos is None else rows_of_positions(wrong.pos, rows.shape)
     if pos is not None and pos.dtype.kind != "u":
         for text, other, fields, inverse in _rotations(wrong, pos):
@@ -157,7 +174,8 @@ def _positions(pos: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "-|pos|", -np.abs(pos)
     if pos.dtype.kind == "f":
         yield "pos without its fraction", np.trunc(pos)
-    for kind in ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32"):
+    yield "pos modulo 2^24", pos % 2**24
+    for kind in ("float32", "float16", "int32", "uint16", "int16", "uint8", "int8"):
         with np.errstate(all="ignore"):
             rounded = pos.astype(kind)
         if np.isfinite(rounded.astype(np.float64)).all():
@@ -183,10 +201,10 @@ def _given_by(
 def _given_in_rows(
     wrong: Wrong, rows: NDArray[np.intp], pos: NDArray[Any], fields: Mapping[str, Any], inverse: bool
 ) -> Mask | None:
-    x, y, bound = (each.reshape(-1, wrong.x.shape[-1])[rows] for each in (wrong.x, wrong.y, wrong.bound))
+    x, y, limit = (each.reshape(-1, wrong.x.shape[-1])[rows] for each in (wrong.x, wrong.y, wrong.limit))
     try:
         other = apply_definition(x, pos.ravel()[rows], inverse=inverse, **fields)
     except (ValueError, TypeError):
         return None
     with np.errstate(all="ignore"):
-        return np.asarray(np.abs(y - other) <= 2 * bound)
+        return np.asarray(np.abs(y - other) <= limit)

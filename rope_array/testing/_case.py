@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 from ._claims import DTYPES, SIZES
 from ._definition import pairs_of
 from ._judge import Input, Judge
+from ._parts import PARTS
 
 RULES = {
     "linear": {"rope_type": "linear", "factor": 3.0},
@@ -26,6 +28,8 @@ MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
 # Axes of positions, as sizes of (B, H, S) or 1.
 SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
 NEAR, FAR = 100, 2**31 - 1
+# Calls for one x, if the target takes no batch or no heads.
+_MOST_CALLS = 30
 # Distinct positions of one call: each costs an exact angle for every pair.
 _DISTINCT = 8
 _WIDTHS = (36, 44, 64, 72, 80, 88, 96, 112, 128, 192, 256)
@@ -218,11 +222,19 @@ def fits(j: Judge, case: Case) -> bool:
         return False
     if case.reach < 0 and case.kind.startswith("uint"):
         return False
-    if case.layout is not None and lead != 2:
+    if (case.layout is not None and lead != 2) or not _rows_fit(j, case):
         return False
     if case.inv_freq and (case.base is not None or case.scaling):
         return False
     return _slice_fits(j, case) and _map_fits(j, case)
+
+
+def _rows_fit(j: Judge, case: Case) -> bool:
+    """Return whether there are positions for all rows, and few calls if some axes are looped over."""
+    if case.rows[-1] > j.target.reach + 1 and not j.claims("any_positions"):
+        return False
+    looped = [size for axis, size in zip("bh", case.rows[:-1], strict=False) if axis in j.target.looped]
+    return math.prod(looped) <= _MOST_CALLS
 
 
 def _slice_fits(j: Judge, case: Case) -> bool:
@@ -267,6 +279,15 @@ def claimed_widths(j: Judge) -> list[int]:
     """Return the head_dims of models that are claimed, the suite's usual one first."""
     wide = [j.target.width_of(width) for width in _WIDTHS if j.claims(f"widths[{width}]")]
     return [j.width, *sorted({*wide} - {j.width})]
+
+
+def every_width(j: Judge) -> list[int]:
+    """Return all claimed head_dims up to 256: every even one, if all that are tried are claimed."""
+    names = ("narrow_heads", "widths")
+    claimed = [int(label) for name in names for label in j.parts(name)]
+    if len(claimed) == sum(len(PARTS[name]) for name in names):
+        claimed = [*range(2, 257, 2)]
+    return sorted({j.width, *(width for width in claimed if j.target.width_of(width) == width)})
 
 
 # ---- the call ----

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,10 @@ from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
 from ._guess import WRITES_X, Change, Guess, writes_x
 from ._judge import Check
 from ._likeness import find_rotation
+from ._limits import find_limits
 from ._own import OwnApply
 from ._target import Target
-from ._where import place_of
+from ._where import place_in_any_x, place_of
 
 
 @dataclass(frozen=True)
@@ -121,30 +123,53 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
     if not failures:
         return Findings()
     if fault := _signature_fault(target.rotate):
-        return _only(Cause(fault, failed=len(failures)), failed)
-    guess = Guess(target)
+        return _only(Cause(fault, failed=len(failures)), target, failed)
+    guess = Guess(target, seconds={})
     if "definition" in failed:
         found = find_rotation(target)
         if isinstance(found, str):
-            return _only(Cause(found, failed=len(failures)), failed)
-        guess = found or guess
+            return _only(Cause(found, failed=len(failures)), target, failed)
+        guess = guess if found is None else found._replace(seconds=guess.seconds)
     elif any(check.name.startswith("inputs_unchanged") for check in failures) and writes_x(target):
         guess = guess._replace(texts=(WRITES_X,), change=Change(copied=True))
     return _refined(target, guess, failures, failed)
 
 
-def _only(cause: Cause, failed: Mapping[str, str]) -> Findings:
+def _only(cause: Cause, target: Target, failed: Mapping[str, str]) -> Findings:
     """Return a cause that was not tried."""
-    return Findings(cause, (cause,), _by_place(failed))
+    return Findings(cause, (cause,), _by_place(target, failed, list(failed)))
 
 
-def _by_place(failed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of failed checks by the place in their detail, or by the detail."""
+def _by_place(target: Target, failed: Mapping[str, str], left: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of checks by the place in their detail, or by the detail."""
     groups: dict[str, tuple[str, ...]] = {}
-    for name, detail in failed.items():
-        place = place_of(detail) or detail
+    for name in left:
+        place = place_in_any_x(place_of(failed[name])) or failed[name]
         groups[place] = (*groups.get(place, ()), name)
-    return groups
+    return {f"{place}{_only_in(target, names, failed)}": names for place, names in groups.items()}
+
+
+def _common_place(groups: Mapping[str, Sequence[str]], count: int) -> Cause | None:
+    """Return the place that nearly all failures have in common, as a cause; None if there is none."""
+    place, names = max(groups.items(), key=lambda item: len(item[1]))
+    named = re.match(_PLACES, place) and not re.search("some of|nearly all|mostly", place)
+    if not named or len(names) < max(2, 0.8 * count):
+        return None
+    return Cause(f"wrong results in {place}, in {len(names)} of {count} failed checks", failed=count)
+
+
+# The first word of a place that is a part of x.
+_PLACES = "(the last|features?|pairs?|rows?|heads?|batch|batches|every|positions?|negative)\\b"
+
+
+def _only_in(target: Target, names: Sequence[str], failed: Mapping[str, str]) -> str:
+    """Return " in float16 only" if the checks pass in all other dtypes."""
+    kinds = {name.partition("[")[2][:-1] for name in names}
+    others = {dtype for dtype in DTYPES if dtype in target.claimed} - kinds
+    bases = {name.partition("[")[0] for name in names}
+    if "" in kinds or not others or any(f"{base}[{other}]" in failed for base in bases for other in others):
+        return ""
+    return f", in {' and '.join(sorted(kinds))} only"
 
 
 def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
@@ -178,21 +203,38 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
     steps = [Step(Guess(target), failures)]
     if guess.texts:
         steps.append(Step(guess, guess.failing(failures)))
+    limited = False
     for _ in range(_MOST_STEPS):
+        if not limited and "definition" not in {check.name for check in steps[-1].left}:
+            steps += _limits(steps[-1])
+            limited = True
         better = _best(*steps[-1])
         if better is None:
             break
         steps.append(Step(*better))
-    left = steps[-1].left
-    guess = _pruned(target, steps[-1].guess, failures, len(left))
-    unexplained = _by_place({check.name: failed[check.name] for check in left})
+    guess, left = steps[-1]
+    if len(steps) > 2 or set(_CLASS_TEXTS) & set(guess.claims):  # not every claim was tried on every check
+        left = guess.failing(failures)
+    guess = _pruned(target, guess, failures, len(left))
+    unexplained = _by_place(target, failed, [check.name for check in left])
     texts = [*guess.texts, *_class_texts(guess.claims)]
     if not texts:
-        return Findings(unexplained=unexplained)
+        return Findings(_common_place(unexplained, len(left)), unexplained=unexplained)
     counts = {"explained": len(failures) - len(left), "failed": len(failures)}
     gone = tuple(check.name for check in failures if check not in left)
     cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
+    steps[-1] = Step(steps[-1].guess, left)
     return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
+
+
+def _limits(step: Step) -> Iterator[Step]:
+    """Yield steps that add sizes beyond which results are wrong, if that explains failures."""
+    for limit in find_limits(step.guess.target) if step.left else ():
+        guess = step.guess.with_limit(limit)
+        left = guess.failing(step.left)
+        if len(left) < len(step.left):
+            step = Step(guess, left)
+            yield step
 
 
 def _one_by_one(steps: Sequence[Step], final: Guess) -> Iterator[Cause]:
@@ -217,7 +259,7 @@ def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     for name, value in after.items():
         if name in ("fixed", "lacks"):
             value = {key: one for key, one in value.items() if key not in before.get(name, {})}
-        if value and value != before.get(name):
+        if value != before.get(name) and value != {}:
             added[name] = value
     return added
 
@@ -227,7 +269,7 @@ def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) 
     for name in _CLASS_TEXTS:
         if name in guess.claims and (guess.texts or len(guess.claims) > 1):
             other = guess.without(name, target)
-            guess = other if len(other.failing(failures)) <= left else guess
+            guess = other if len(other.failing(failures, left + 1)) <= left else guess
     return guess
 
 
@@ -252,10 +294,12 @@ def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | No
             continue
         if len(tried.failing(some)) == len(some):
             continue
-        rest = tried.failing(left)
+        before = left if best is None else best[1]
+        weaker = best is not None and best[0].claims and tried.claims.items() >= best[0].claims.items()
+        rest = tried.failing(before if weaker else left, len(before))
         if not rest:
             return tried, rest
-        if len(rest) < len(left if best is None else best[1]):
+        if len(rest) < len(before):
             best = tried, rest
     return best
 
@@ -264,7 +308,7 @@ def _more_claims(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], G
     """Yield functions that add a claim, the likely ones first."""
     if not isinstance(guess.target.rotate, OwnApply):
         yield from _classes(guess, left)
-    if guess.change == Change() and "definition" not in {check.name for check in left}:
+    if guess.change._replace(limits=()) == Change() and "definition" not in {check.name for check in left}:
         yield from _withdrawals(guess, left)
 
 

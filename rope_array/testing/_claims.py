@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _watch
+from ._calls import takes_two
 from ._libraries import Library, Torch, rounded
 from ._modes import jvp, settings_of, vmap
 from ._parts import (
@@ -29,7 +30,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 FIELDS: dict[str, Callable[[int], Any]] = {
     "base": lambda width: 50.0,
     "rotary_dim": lambda width: 2,
-    "rotary_start": lambda width: 2,
+    "rotary_start": lambda width: min(2, width - 2),
     "pairing": lambda width: "half",
     "out_pairing": lambda width: "half",
     "inv_freq": lambda width: (0.5,) * (width // 2),
@@ -80,6 +81,7 @@ CAPABILITIES = {
     "widths": "takes the head_dims of models, 16 to 256",
     "wide_heads": "takes a head_dim beyond 256",
     "odd_width": "takes an odd head_dim with an even rotary_dim",
+    "keeps_x": "does not write x",
     "zero_size": "takes arrays without elements",
     "strides": "takes arrays of any strides",
     "tuple": "takes several arrays in a tuple",
@@ -141,7 +143,7 @@ _REACH_STEPS = (
     2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # Capabilities of the contract: not claimed for angles that are floating-point products.
-_CONTRACT_ONLY = ("same_bits", "nonfinite", "threads")
+_CONTRACT_ONLY = ("same_bits", "nonfinite")
 _POSITION_NAMES = tuple(
     name for name in CAPABILITIES if name.endswith("_positions") and name not in POSITION_KINDS["arange"]
 )
@@ -151,9 +153,10 @@ def find_declines(target: Any) -> dict[str, str]:
     """Return every capability and part that a target does not claim, with the reason."""
     reasons = {
         **target.arrays.lacks,
-        **_by_library(target),
+        **by_library(target),
         **_by_dtypes(target),
         **_by_positions(target),
+        **_by_call(target),
         **_by_layout(target),
         **_by_width(target),
         **_by_class(target),
@@ -230,7 +233,8 @@ def find_widths(target: Any) -> dict[int, str]:
     return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
 
 
-def _by_library(target: Any) -> dict[str, str]:
+def by_library(target: Any) -> dict[str, str]:
+    """Return the parts that no array of the target's library can have, with the reason."""
     lib = target.arrays
     narrow = (kind for kind in PARTS["narrow_positions"] if kind not in lib.integers)
     reasons = {f"narrow_positions[{kind}]": f"{lib.name} has no {kind}" for kind in narrow}
@@ -261,8 +265,17 @@ def _by_positions(target: Any) -> dict[str, str]:
         reasons.update(dict.fromkeys(beyond, "would need as many rows as positions"))
     too_far = f"takes positions up to {target.reach:,}"
     reasons.update({name: too_far for name, first in REACH.items() if target.reach < first})
+    if target.reach == 0:
+        reasons["negative_positions"] = "takes position 0 only"
     if target.reach < 2**32:
         reasons["wide_positions"] = too_far
+    return reasons
+
+
+def _by_call(target: Any) -> dict[str, str]:
+    reasons = {"keeps_x": "writes its result into x"} if target.in_place else {}
+    if takes_two(target.arguments):
+        reasons.update(dict.fromkeys(("tuple[1]", "tuple[3]"), "takes q and k"))
     return reasons
 
 
@@ -275,6 +288,10 @@ def _by_layout(target: Any) -> dict[str, str]:
 def _by_width(target: Any) -> dict[str, str]:
     few = f"takes a head_dim of {words_for(target.taken_widths)} only"
     reasons = {"odd_width": few} if target.head_dim is not None else {}
+    if (width := target.width_of(WIDTH)) < WIDTH:
+        reasons["axes"] = f"the checks of axes need a head_dim of 16 or more, not {width}"
+        if width < 4:
+            reasons["scaling"] = f"the checks of scaling need a head_dim of 4 or more, not {width}"
     for name in ("narrow_heads", "widths", "wide_heads"):
         for label in PARTS[name]:
             width = target.least_width(int(label))
@@ -292,7 +309,8 @@ def _by_class(target: Any) -> dict[str, str]:
     return dict.fromkeys(_CONTRACT_ONLY, "claimed with exact angles only")
 
 
-def _parameters(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def parameters_of(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the fields that a signature names, and whether it takes any others."""
     try:
         parameters = inspect.signature(rotate).parameters
     except (TypeError, ValueError):  # a builtin without a signature
@@ -307,7 +325,7 @@ def _parameters(rotate: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 
 def signature_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
     """Return the fields that a callable's signature gives a default other than None."""
-    named, _ = _parameters(rotate)
+    named, _ = parameters_of(rotate)
     return {
         name: p.default for name, p in named.items() if p.default is not p.empty and p.default is not None
     }
@@ -316,28 +334,52 @@ def signature_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
 def _by_fields(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
     if target.fields is not None:
         return {name: "not among its fields" for name in FIELDS if name not in target.fields}
-    named, takes_any = _parameters(target.rotate)
-    if not takes_any:
-        return {name: "its signature does not name it" for name in FIELDS if name not in named}
+    named, takes_any = parameters_of(target.rotate)
+    reasons = {} if takes_any else {n: "its signature does not name it" for n in FIELDS if n not in named}
     if target.declared or "values" in declines:
-        return {}
-    reasons = {name: _try_field(target, name, bool(named)) for name in FIELDS if name not in named}
-    return {name: reason for name, reason in reasons.items() if reason}
+        return reasons
+    untried = [name for name in FIELDS if name not in reasons]
+    tried = {name: _try_traced(target, name) for name in untried if name in named}
+    tried |= {name: _try_field(target, name, bool(named)) for name in untried if name not in named}
+    return {**reasons, **{name: reason for name, reason in tried.items() if reason}}
 
 
-def _try_field(target: Any, name: str, others_are_named: bool) -> str:
+def _try_traced(target: Any, name: str) -> str:
+    """Return why a function compiled by JAX refuses a field that its signature names, or ""."""
+    if not hasattr(target.rotate, "lower"):  # not the result of jax.jit
+        return ""
+    refusal = _refusal_of_field(target, name)
+    if refusal is None:
+        return ""
+    if type(refusal).__module__.startswith("jax") or isinstance(refusal, TypeError | IndexError):
+        return f"jax.jit traces it, as static_argnames does not name it: {one_line(refusal)}"
+    return ""
+
+
+def _refusal_of_field(target: Any, name: str) -> BaseException | None:
+    trial = _Trial(target)
+    x, pos, spec = _call_with_field(target, name)
+    return _exception_of(target, lambda: trial(x, pos, **spec))
+
+
+def _call_with_field(target: Any, name: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Return x, positions and fields of a call with a field."""
     trial = _Trial(target)
     x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
     if name == "axes":
-        pos = np.stack([pos, pos + 1], -1)
-    spec = {name: FIELDS[name](target.width_of(WIDTH))}
-    refusal = _exception_of(target, lambda: trial(x, pos, **spec))
+        pos = np.stack([pos, np.minimum(pos + 1, target.reach)], -1)
+    return x, pos, {name: FIELDS[name](target.width_of(WIDTH))}
+
+
+def _try_field(target: Any, name: str, others_are_named: bool) -> str:
+    refusal = _refusal_of_field(target, name)
     if refusal is not None:
         names_it = isinstance(refusal, NotImplementedError) or (
             isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
         )
         return f"refuses it: {one_line(refusal)}" if names_it else ""  # another error fails the field's check
-    if others_are_named:
+    if others_are_named and target.width_of(WIDTH) >= 6:  # narrower, some values change nothing
+        trial, (x, pos, spec) = _Trial(target), _call_with_field(target, name)
         plain_pos = pos[..., 0] if name == "axes" else pos
         with target.arrays.running():
             changed = trial.numbers(trial(x, pos, **spec))
@@ -436,7 +478,7 @@ class _Trial:
     def raw(self, x: Any, pos: Any, **spec: Any) -> Any:
         _watch.trying(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            return self.target.call(x, pos, **spec)
+            return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]

@@ -18,7 +18,7 @@ from ._case import (
     Case,
     check_case,
     claimed_shape,
-    claimed_widths,
+    every_width,
     fits,
     layout_name,
     parse_case,
@@ -30,7 +30,7 @@ from ._own import Declined
 from ._shrink import explained, simplest
 
 # Elements of x, so that a call takes milliseconds.
-_MOST_ELEMENTS = 2**14
+_MOST_ELEMENTS = 2**15
 _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 _NEEDS = {"axes": ("any_positions",)}
 # Draws for one valid call.
@@ -72,7 +72,7 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
         try:
             served += check_case(j, case)
         except Exception as error:
-            text, rest = simplest(j, case, error)
+            text, rest = simplest(j, case, error, polish=True)
             raise AssertionError(f"--case {shlex.quote(text)} is wrong{rest}") from error
     _check_served(j, served)
 
@@ -144,11 +144,8 @@ def _draw_case(j: Judge, draw: _Draw) -> Case | None:
 
 
 def _draw_width(j: Judge, draw: _Draw) -> int:
-    if j.claims("narrow_heads", "widths") and draw.chance(0.5):
-        width = 2 * draw.whole(1, 128)
-        if j.target.width_of(width) == width:
-            return width
-    return int(draw.one(claimed_widths(j)))
+    width = int(draw.one(every_width(j)))
+    return j.width if draw.chance(0.4) else width
 
 
 def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,6 +12,7 @@ import numpy as np
 
 from ._contract import Accuracy
 from ._judge import Check, Floats, Input, Judge
+from ._limits import Limit
 from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._target import Target
@@ -23,6 +25,7 @@ class Change(NamedTuple):
     shift: int = 0
     cast: bool = False
     copied: bool = False
+    limits: tuple[Limit, ...] = ()
 
 
 class Guess(NamedTuple):
@@ -32,6 +35,7 @@ class Guess(NamedTuple):
     texts: tuple[str, ...] = ()
     claims: Mapping[str, Any] = MappingProxyType({})
     change: Change = Change()
+    seconds: dict[str, float] = {}  # noqa: RUF012 (the duration of each check, shared by all guesses)
 
     def adding(self, text: str, **claims: Any) -> Guess:
         """Return the guess with one more cause; raise ValueError if the claims contradict each other."""
@@ -44,6 +48,11 @@ class Guess(NamedTuple):
         shown = {} if isinstance(target.rotate, OwnApply) else merged  # a library has all claims
         return self._replace(target=target, texts=(*self.texts, *filter(None, [text])), claims=shown)
 
+    def with_limit(self, limit: Limit) -> Guess:
+        """Return the guess that results are wrong beyond a limit."""
+        change = self.change._replace(limits=(*self.change.limits, limit))
+        return self._replace(texts=(*self.texts, limit.text), change=change)
+
     def without(self, name: str, original: Target) -> Guess:
         """Return the guess without one claim, which is as in the original target."""
         claims = {key: value for key, value in self.claims.items() if key != name}
@@ -51,13 +60,21 @@ class Guess(NamedTuple):
             target=replace(self.target, **{name: getattr(original, name)}), claims=MappingProxyType(claims)
         )
 
-    def failing(self, some: Sequence[Check]) -> list[Check]:
-        """Return the checks that fail still."""
+    def failing(self, some: Sequence[Check], fewer_than: int | None = None) -> list[Check]:
+        """Return the checks that fail still; stop if as many fail as `fewer_than`. Quick checks are first."""
         try:
             judge = ChangedJudge(self.target, self.change)
         except Exception:  # the target's own, in a trial call
             return list(some)
-        return [check for check in some if outcome_of(check, judge)[0] == FAILED]
+        failed: list[Check] = []
+        for check in sorted(some, key=lambda check: self.seconds.get(check.name, 0.0)):
+            started = time.perf_counter()
+            if outcome_of(check, judge)[0] == FAILED:
+                failed.append(check)
+            self.seconds[check.name] = time.perf_counter() - started
+            if len(failed) == fewer_than:
+                break
+        return [check for check in some if check in failed]
 
 
 class ChangedJudge(Judge):
@@ -72,7 +89,14 @@ class ChangedJudge(Judge):
     def call(self, x: Any, pos: Any, **spec: Any) -> Any:
         if self.change.copied:
             x = self._copy(x) if isinstance(x, Input) else tuple(map(self._copy, x))
+        if isinstance(x, Input) and any(limit.holds(x) for limit in self.change.limits):
+            return self._right(x, pos, spec)
         return super().call(x, pos, **spec)
+
+    def _right(self, x: Input, pos: Any, spec: dict[str, Any]) -> Any:
+        """Return the definition's result as an array of the library."""
+        numbers = self.lib.to_numpy(pos) if self.lib.owns(pos) else pos
+        return self.array(self.exact(x.values, numbers, **spec), x.dtype).array
 
     def _copy(self, x: Input) -> Input:
         return self.array(x.values, x.dtype)
@@ -87,8 +111,9 @@ class ChangedJudge(Judge):
     ) -> None:
         if self.change.inverse:
             spec["inverse"] = not spec.get("inverse", False)
+        pos = self.within(pos)
         pos = np.asarray(pos) + self.change.shift if self.change.shift else pos
-        super().check_values(y, x, pos, accuracy, **spec)
+        self.check_values_at(y, x, pos, accuracy, **spec)
 
 
 WRITES_X = "it writes into x; return a new array"

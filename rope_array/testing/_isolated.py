@@ -62,12 +62,14 @@ class Child:
             [sys.executable, *_interpreter_flags(), "-c", _program()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line.decode("utf-8", "replace").rstrip())
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.decode("utf-8", "replace").rstrip())
         self._lines.put(None)
 
     def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
@@ -77,25 +79,28 @@ class Child:
         ------
         Ended
             The process ended, or did not answer within `limit` seconds; the message says how, and where.
+        CannotJudge
+            The request cannot be served.
         """
         self.call, self._crash = "", []
         self._send(request)
         end = None if limit is None else time.monotonic() + limit
         while (line := self._next(end)) is not None:
             if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
+                return _usable(json.loads(line))
             if line.startswith(("call ", "trial ")):
                 self.call = line
                 if line.startswith("trial ") and limit is not None:
                     end = time.monotonic() + limit
             else:
                 self._crash.append(line)
-        raise Ended(f"the process ended with {self._status()}{self._where()}")
+        status = self._status()
+        self.kill()
+        raise Ended(f"the process ended with {status}{self._where()}")
 
     def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, as the next read tells
+        with contextlib.suppress(OSError):  # it has ended: the next read fails
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -140,17 +145,28 @@ class Child:
 
     def close(self) -> None:
         """Let the process end, or end it if it takes long."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._close_pipe()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2)
         self.kill()
 
     def kill(self) -> None:
         """End the process."""
+        self._close_pipe()
         self._process.kill()
         self._process.wait()
+        self._reader.join(timeout=1)
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+
+def _usable(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise CannotJudge(answer["error"])
+    return answer
 
 
 def _is_of_python(file: str) -> bool:
@@ -181,7 +197,7 @@ class Here:
     def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
         """Return the answer to a request."""
         given = {name: value for name, value in request.items() if name not in ("ended", "trials_over")}
-        return self._server.answer(given)
+        return _usable(self._server.answer(given))
 
     def close(self) -> None:
         """Do nothing."""
@@ -255,10 +271,13 @@ class Judgement:
                     self._child = None
                     raise CannotJudge(f"importing {self._options.target}: {error}") from None
                 self._trials_ended[trial[1]] = str(error)
+            except BaseException:
+                self._child.kill()
+                raise
 
     def _first_answer(self, child: Child | Here) -> dict[str, Any]:
         limit = None if self._timeout is None else max(self._timeout, _IMPORT_LIMIT)
-        answer = child.ask(
+        return child.ask(
             {
                 "start": {"options": self._options._asdict(), "found": self._found},
                 "ended": self._trials_ended,
@@ -266,9 +285,6 @@ class Judgement:
             },
             limit,
         )
-        if "error" in answer:
-            raise CannotJudge(answer["error"])
-        return answer
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""

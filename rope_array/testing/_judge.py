@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of
 from ._target import Target
+from ._where import difference
 
 Floats = NDArray[np.float64]
 # First and last position of each range.
@@ -54,8 +55,10 @@ class Judge:
         Number of calls that were made for the first time; see `_checks._modes`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    refusals
+        Why the target refused all calls of a check that was run, by the check's name.
     explains
-        Whether a failed check looks for the simplest call that fails.
+        Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
 
     explains = True
@@ -65,6 +68,7 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.refusals: dict[str, str] = {}
         self.fresh = 0
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
@@ -110,7 +114,7 @@ class Judge:
 
     def pos(self, values: Any, kind: str | None = None) -> Any:
         """Make an array of positions, by default float32 or the library's widest integer dtype."""
-        values = np.asarray(values)
+        values = np.asarray(self.within(values))
         kind = kind or ("float32" if values.dtype.kind == "f" else self.lib.integers[0])
         return self.lib.asarray(values.astype(kind))
 
@@ -131,6 +135,16 @@ class Judge:
     def wrap(self, positions: Any) -> NDArray[np.int64]:
         """Return positions modulo the number of positions that the target takes."""
         return np.asarray(np.asarray(positions) % (self.target.reach + 1), np.int64)
+
+    def within(self, pos: Any) -> Any:
+        """Return positions; integers of a NumPy array beyond the reach of the target are wrapped."""
+        reach = self.target.reach
+        if not isinstance(pos, np.ndarray) or pos.dtype.kind not in "iu" or not pos.size:
+            return pos
+        if int(pos.max()) <= reach and int(pos.min()) >= -reach - 1:
+            return pos
+        wrapped = np.where(pos < 0, -(-pos % (reach + 1)), pos % (reach + 1))
+        return wrapped.astype(pos.dtype)
 
     def positions_in(self, name: str, count: int = 40) -> NDArray[np.int64]:
         """Return positions in a range, among them its ends and powers of two, of the kind that is claimed."""
@@ -155,6 +169,7 @@ class Judge:
             x = x.array
         elif isinstance(x, tuple):
             x = tuple(one.array if isinstance(one, Input) else one for one in x)
+        spec = self.fit(spec)
         _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
@@ -176,10 +191,22 @@ class Judge:
 
     def fields(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of the definition for a call: defaults, fixed fields and spec."""
-        merged = {**self.target.defaults, **spec}
+        merged = {**self.target.defaults, **self.fit(spec)}
         if spec.get("axes") is not None and "rotary_dim" not in spec:
             merged.pop("rotary_dim", None)  # implied by the axes
         return {name: value for name, value in merged.items() if name not in ("inverse", "seq_axis")}
+
+    def fit(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return a call's fields, with a smaller slice if a head narrower than 16 does not hold it."""
+        start, rotated, width = spec.get("rotary_start") or 0, spec.get("rotary_dim"), self.width
+        if width >= WIDTH or start + (rotated or 0) <= width:
+            return spec
+        start = start * width // WIDTH
+        if rotated is None:
+            return {**spec, "rotary_start": start // 2 * 2 + width % 2}
+        rotated = max(2, min(rotated, WIDTH) * width // (2 * WIDTH) * 2)
+        fitted = {"rotary_start": min(start, width - rotated), "rotary_dim": rotated}
+        return {**spec, **{name: value for name, value in fitted.items() if name in spec}}
 
     def exact(self, values: Floats, pos: Any, **spec: Any) -> Floats:
         """Return the definition's result."""
@@ -207,16 +234,30 @@ class Judge:
         self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
     ) -> None:
         """Assert that the values are x rotated, within `accuracy` or the target's class."""
+        self.check_values_at(y, x, self.within(pos), accuracy, **spec)
+
+    def check_values_at(
+        self, y: Floats, x: Input, pos: Any, accuracy: Accuracy | None = None, **spec: Any
+    ) -> None:
+        """Assert the same at positions that may be beyond the reach of the target."""
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
         assert_contract(
             y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            **self.fields(spec), **more,
+            explain=self.explains, **self.fields(spec), **more,
         )  # fmt: skip
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
         """Rotate x and check the result, unless a forced backend declines the call."""
         with self.if_served():
             self.rotated(x, pos, **spec)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Name the part of a check in the message of its failure."""
+        try:
+            yield
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a forced backend declines a call, so that a check can go on."""
@@ -232,10 +273,12 @@ class Judge:
         """Assert that a result is right, and has the bits `whole` of another call if they are claimed."""
         self.check(part, x, pos)
         if self.claims("same_bits"):
-            different = self.numbers(part) != whole
-            assert not different.any(), (
-                f"{different.sum()} of {different.size} elements have other bits {where}"
-            )
+            self.check_equal(self.numbers(part), whole, f"have other bits {where}", pos)
+
+    def check_equal(self, got: Floats, expected: Floats, text: str, pos: Any = None) -> None:
+        """Assert that results have equal values; the text follows the number of the elements that differ."""
+        text = difference(got, expected, text, pos)
+        assert not text, text
 
     def bound(self, x: Floats, pos: Any, dtype: str) -> Floats:
         """Return the allowed error of one rotation for each element."""

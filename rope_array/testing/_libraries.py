@@ -7,10 +7,9 @@ imported on first use.
 from __future__ import annotations
 
 import itertools
-import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from decimal import getcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ._settings import lasting_settings, process_settings
 
 Array = Any
 
@@ -164,6 +165,14 @@ class Library:
         """Broadcast an array to a shape, as a view if the library has views."""
         return self.xp.broadcast_to(array, shape)
 
+    def copied(self, array: Array) -> Array:
+        """Return a copy that can be written, with the same strides where they do not overlap."""
+        raise NotImplementedError
+
+    def part_of(self, array: Array, index: slice) -> Array | None:
+        """Return a part of an array of one axis, or None if the library has no such part."""
+        return array[index]
+
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         """Yield names, views of the same values in larger arrays, and the larger arrays."""
         yield from ()
@@ -180,23 +189,41 @@ class Library:
         """Return whether two arrays share memory."""
         return False
 
+    def strides_of(self, array: Array) -> tuple[int, ...] | None:
+        """Return an array's strides in one unit, or None if arrays have none."""
+        return None
+
+    def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield names and arrays of the same values that start inside a longer memory."""
+        yield from ()
+
+    def is_writable(self, array: Array) -> bool:
+        """Return whether an array can be written, or no array of the library can."""
+        return True
+
+    def overwrite(self, array: Array) -> bool:
+        """Write 7 to every element; return False if arrays cannot be written."""
+        return False
+
+    def watch(self, array: Array) -> Callable[[], bool]:
+        """Return a function that tells whether the array is still in memory; it does not keep it there."""
+        try:
+            reference = weakref.ref(array)
+        except TypeError:  # arrays without weak references
+            return lambda: False
+        return lambda: reference() is not None
+
     def advance(self, array: Array) -> bool:
         """Add 1 to an array of positions in place; return False if arrays cannot be written."""
         return False
 
     def defaults(self) -> dict[str, Any]:
-        """Return the library's settings, which a call should not change."""
-        return {}
+        """Return lasting settings, of the library and of the process, which a call should not change."""
+        return lasting_settings()
 
     def state(self) -> dict[str, Any]:
         """Return `defaults` and other settings of the process."""
-        return {
-            **self.defaults(),
-            "NumPy's error handling": np.geterr(),
-            "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (the process's state)
-            "Python's random state": hash(random.getstate()),
-            "the precision of decimal": getcontext().prec,
-        }
+        return {**self.defaults(), **process_settings()}
 
     def thread(self) -> AbstractContextManager[Any]:
         """Return the context manager that each thread needs in addition to `running`."""
@@ -219,6 +246,8 @@ class Library:
         return ""
 
 
+# Elements before an array in a longer memory: no multiple of a vector's width.
+_SHIFTS = (1, 3)
 _EAGER = {"lazy": "arrays are computed at once"}
 _NO_MODE = "the library has no such mode"
 _OF_TORCH = dict.fromkeys(
@@ -258,6 +287,17 @@ class NumPy(Library):
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return np.transpose(array, axes)
 
+    def copied(self, array: Array) -> Array:
+        strides = array.strides
+        if not array.size or any(n > 1 and not step for n, step in zip(array.shape, strides, strict=True)):
+            return np.array(array)
+        spans = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
+        start = -sum(span for span in spans if span < 0)
+        memory = np.zeros(start + sum(span for span in spans if span > 0) + array.itemsize, np.uint8)
+        copy: Array = np.ndarray(array.shape, array.dtype, memory, start, strides)
+        copy[...] = array
+        return copy
+
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         for name, index, larger in _parts(array):
             whole = np.full(larger, 7, array.dtype)
@@ -267,6 +307,28 @@ class NumPy(Library):
     def advance(self, array: Array) -> bool:
         if array.flags.writeable:
             array += 1
+        return bool(array.flags.writeable)
+
+    def strides_of(self, array: Array) -> tuple[int, ...] | None:
+        return tuple(array.strides)
+
+    def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
+        for count in _SHIFTS:
+            whole = np.full(array.size + count + 5, 7, array.dtype)
+            part = whole[count : count + array.size].reshape(array.shape)
+            part[...] = array
+            yield f"{count} elements into its memory", part
+
+    def is_writable(self, array: Array) -> bool:
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        # Memory of another library, such as JAX, may be read-only.
+        return bool(array.flags.writeable) or root.base is not None
+
+    def overwrite(self, array: Array) -> bool:
+        if array.flags.writeable:
+            array[...] = 7
         return bool(array.flags.writeable)
 
     def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
@@ -298,6 +360,8 @@ class ReadOnlyNumPy(NumPy):
         made = super().asarray(array, dtype)
         made.flags.writeable = False
         return made
+
+    copied = Library.copied
 
     def settings(self) -> str:
         return "read-only arrays"
@@ -443,6 +507,7 @@ class Jax(Library):
         here = self._settings()
         # A setting changed for the process does not show in this thread if `running` has set it.
         return {
+            **super().defaults(),
             **{f"{name} of the thread": value for name, value in here.items()},
             **_in_a_new_thread(self._settings),
         }
@@ -508,6 +573,12 @@ class Torch(Library):
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         return array.expand(shape)
 
+    def copied(self, array: Array) -> Array:
+        return array.clone()
+
+    def part_of(self, array: Array, index: slice) -> Array | None:
+        return array[index] if (index.step or 1) > 0 else None  # strides are not negative
+
     def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
         for name, index, larger in _parts(array):
             whole = self.native.full(larger, 7.0, dtype=array.dtype, device=array.device)
@@ -517,6 +588,26 @@ class Torch(Library):
     def advance(self, array: Array) -> bool:
         array.add_(1)
         return True
+
+    def strides_of(self, array: Array) -> tuple[int, ...] | None:
+        return tuple(array.stride())
+
+    def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
+        for count in _SHIFTS:
+            whole = array.new_full((array.numel() + count + 5,), 7)
+            part = whole[count : count + array.numel()].view(array.shape)
+            part.copy_(array)
+            yield f"{count} elements into its memory", part
+
+    def overwrite(self, array: Array) -> bool:
+        array.detach().fill_(7)
+        return True
+
+    def watch(self, array: Array) -> Callable[[], bool]:
+        # A view that is kept keeps the memory, not the tensor.
+        weak = import_module("torch.multiprocessing.reductions").StorageWeakRef
+        reference = weak(array.untyped_storage())
+        return lambda: not reference.expired()
 
     def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
         # Dynamo alone, as one graph: no compiler, which would take seconds. `torch:compile` has more of it.
@@ -528,9 +619,17 @@ class Torch(Library):
     def defaults(self) -> dict[str, Any]:
         torch = self.native
         return {
+            **super().defaults(),
             "PyTorch's default dtype": torch.get_default_dtype(),
+            "PyTorch's default device": str(torch.get_default_device()),
             "whether PyTorch records gradients": torch.is_grad_enabled(),
-            "PyTorch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+            "PyTorch's inference mode": torch.is_inference_mode_enabled(),
+            "PyTorch's autocast": torch.is_autocast_enabled("cpu"),
+            "PyTorch's detection of anomalies": torch.is_anomaly_enabled(),
+            "PyTorch's deterministic mode": torch.get_deterministic_debug_mode(),
+            "PyTorch's number of threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+            "PyTorch's precision of matrix products": torch.get_float32_matmul_precision(),
+            "PyTorch's cuDNN": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
         }
 
     def state(self) -> dict[str, Any]:
@@ -552,9 +651,17 @@ class Torch(Library):
         return y, pull
 
     def shares_memory(self, a: Array, b: Array) -> bool:
-        return bool(
-            a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.numel() and b.numel()
-        )
+        if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+            return False
+        # Two views of a storage may share no element.
+        return bool(np.isin(self._addresses(a), self._addresses(b)).any())
+
+    def _addresses(self, array: Array) -> NDArray[np.int64]:
+        """Return the address of every element."""
+        places = np.zeros(1, np.int64)
+        for n, stride in zip(array.shape, array.stride(), strict=True):
+            places = (places[:, None] + stride * np.arange(n)).ravel()
+        return np.asarray(places * array.element_size() + array.data_ptr(), np.int64)
 
 
 class TorchMeta(Torch):

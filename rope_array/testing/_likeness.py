@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ._claims import WIDTH, one_line
 from ._contract import Accuracy, assert_contract
+from ._diagnosed import Diagnosis, diagnosis_of
 from ._guess import Change, Guess
 from ._judge import Floats, Input, Judge
 from ._own import OwnApply
@@ -55,9 +56,11 @@ def find_rotation(target: Target) -> Guess | str | None:
         if isinstance(found, Seen) and found.is_rotated({"pairing": pairing} if pairing else {}, change):
             return _guess_of(target, place, found, {"pairing": pairing} if pairing else {}, change)
     for place in (place for place, found in seen.items() if isinstance(found, Seen) and not place[2]):
-        found = _observe(target, place, pos=np.arange(5))
-        if isinstance(found, Seen) and (fields := _measured_fields(found)) is not None:
-            return _guess_of(target, place, found, _of_any_width(target, place, fields), Change())
+        diagnosed = _diagnosed(target, place)
+        if isinstance(diagnosed, str):
+            return diagnosed
+        if diagnosed is not None:
+            return _guess_of(target, place, *diagnosed)
     return _fault_of(next(iter(seen.values())))
 
 
@@ -100,7 +103,7 @@ def _observe(
     If the place says rows, call with positions 0, 1, 2, ..., which the target has to ignore.
     """
     judge = _judge_of(target, place, width)
-    x = judge.x()
+    x = judge.x() if pos is None else judge.x(1, 2, len(pos), width)
     pos = np.arange(5) if place[2] else judge.positions() if pos is None else pos
     with judge.lib.running(), np.errstate(all="ignore"):
         try:
@@ -128,57 +131,34 @@ def _judge_of(target: Target, place: tuple[str, str, bool], width: int) -> Judge
     return Judge(replace(moved, declared=True, head_dim=head_dim, furthest=furthest, dtypes=(dtype,)))
 
 
-def _of_any_width(target: Target, place: tuple[str, str, bool], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields with the head_dim that their rotary_dim is for, if it is a share of the head_dim."""
-    wide = _observe(target, place, pos=np.arange(5), width=64) if "rotary_dim" in fields else None
-    if not isinstance(wide, Seen) or wide.is_rotated(fields, Change()):
-        return fields
-    measured = _measured_fields(wide)
-    return fields if measured is None else {**measured, "head_dim": 64}
+def _diagnosed(
+    target: Target, place: tuple[str, str, bool]
+) -> tuple[Seen, dict[str, Any], Change] | str | None:
+    """Return the fields and the direction that `diagnose` finds in more rows; or the mistake."""
+    rows = np.arange(min(64, target.reach + 1))
+    seen = _observe(target, place, pos=rows)
+    found = _diagnosis_of(seen)
+    if found is None or not isinstance(seen, Seen) or found.mistake:
+        return f"in the plain call, {found.mistake}" if found and found.mistake else None
+    fields = dict(found.fields)
+    if "rotary_dim" in fields:  # it may be a share of the head_dim
+        wide = _observe(target, place, pos=rows, width=64)
+        if isinstance(wide, Seen) and not wide.is_rotated(fields, Change(inverse=found.inverse)):
+            again = _diagnosis_of(wide)
+            if again is None or again.mistake:
+                return None
+            seen, fields = wide, {**again.fields, "head_dim": 64}
+    return seen, fields, Change(inverse=found.inverse)
 
 
-def _measured_fields(seen: Seen) -> dict[str, Any] | None:
-    return next((fields for fields in _measured(seen) if seen.is_rotated(fields, Change())), None)
-
-
-def _measured(seen: Seen) -> Iterator[dict[str, Any]]:
-    """Yield fields measured in a result: rotary_dim, and the base and amplitude of either pairing."""
-    y, x = seen.y, seen.x.values
-    if y.shape != x.shape:
-        return
-    rotated = np.flatnonzero((y != x).any(axis=tuple(range(x.ndim - 1))))
-    if not len(rotated):
-        return
-    width = int(rotated[-1]) + 1
-    part = {"rotary_dim": width} if width < x.shape[-1] else {}
-    for pairing in ("interleaved", "half"):
-        fields = {**part, **({"pairing": pairing} if pairing != seen.fields.get("pairing") else {})}
-        yield fields
-        yield from ({**fields, **more} for more in _measured_series(seen, width, pairing))
-
-
-def _measured_series(seen: Seen, width: int, pairing: str) -> Iterator[dict[str, Any]]:
-    """Yield the base, the amplitude, or a linear scaling that the first two pairs show."""
-    if width % 2 or width < 4:
-        return
-    a = np.arange(0, width, 2) if pairing == "interleaved" else np.arange(width // 2)
-    b = a + (1 if pairing == "interleaved" else width // 2)
-    with np.errstate(all="ignore"):
-        ratio = (seen.y[..., a] + 1j * seen.y[..., b]) / (seen.x.values[..., a] + 1j * seen.x.values[..., b])
-        steps = np.angle(ratio[..., 1:, :] / ratio[..., :-1, :]) / np.diff(seen.pos)[:, None]
-        first, second = (float(np.median(each)) for each in (steps[..., 0], steps[..., 1]))
-        base = float((first / second) ** (width / 2)) if first > 0 < second else 0.0
-    if not np.isfinite([first, base]).all() or not 1 < base < 1e12:
-        return
-    gain = float(np.median(np.abs(ratio)))
-    fields: dict[str, Any] = {}
-    if abs(base / seen.fields["base"] - 1) > 1e-3:
-        fields["base"] = float(f"{base:.3g}")
-    if abs(gain - 1) > 1e-5:
-        fields["attention_factor"] = float(f"{gain:.8g}")
-    if abs(first - 1) > 1e-5:
-        fields["scaling"] = {"rope_type": "linear", "factor": float(f"{1 / first:.4g}")}
-    yield fields
+def _diagnosis_of(seen: Seen | Exception) -> Diagnosis | None:
+    """Ask `diagnose`; the definition has to agree with its answer."""
+    if not isinstance(seen, Seen) or seen.y.shape != seen.x.values.shape:
+        return None
+    found = diagnosis_of(seen.x.values, seen.y, seen.pos, seen.x.dtype)
+    if found is None or found.mistake or seen.is_rotated(found.fields, Change(inverse=found.inverse)):
+        return found
+    return None
 
 
 def _guess_of(
@@ -193,7 +173,7 @@ def _guess_of(
         guess = guess.adding("it does not use pos: rows count from 0", positions="arange")
     for name, value in fields.items():
         claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
-        guess = guess.adding(_TEXTS[name].format(value), **claims)
+        guess = guess.adding(_text_of(name, value, "rotary_start" in fields), **claims)
     if change.inverse:
         guess = guess._replace(texts=(*guess.texts, "it rotates by -pos, the inverse; negate sin"))
     if change.shift:
@@ -207,9 +187,20 @@ def _guess_of(
 
 _TEXTS = {
     "pairing": "{} pairing",
+    "out_pairing": "results are in {} pairing",
     "base": "the base is {:g}",
-    "rotary_dim": "it rotates the first {} features",
+    "rotary_dim": "it rotates {} features",
+    "rotary_start": "the rotated slice starts at feature {}",
     "head_dim": "of a head_dim of {}",
     "attention_factor": "results are {:.7g} times as long",
-    "scaling": "frequencies are divided by {[factor]:g}",
+    "inv_freq": "the frequencies are {}",
+    "scaling": "frequencies are scaled by {}",
 }
+
+
+def _text_of(name: str, value: Any, starts: bool) -> str:
+    if name == "scaling" and value["rope_type"] == "linear":
+        return f"frequencies are divided by {value['factor']:g}"
+    if name == "rotary_dim" and not starts:
+        return f"it rotates the first {value} features"
+    return _TEXTS[name].format(value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +14,7 @@ from typing import Any
 from ._claims import one_line
 from ._compilers import library_names
 from ._own import library_target
-from ._target import Target
+from ._target import Target, check_name
 
 
 def names() -> list[str]:
@@ -22,7 +22,12 @@ def names() -> list[str]:
     return library_names()
 
 
-def resolve(target: str | Target | Callable[..., Any], backend: str | None = None, **claims: Any) -> Target:
+def resolve(
+    target: str | Target | Callable[..., Any],
+    backend: str | None = None,
+    requires: Collection[str] = (),
+    **claims: Any,
+) -> Target:
     """Return the `Target` for a name, a callable or a `Target`.
 
     Parameters
@@ -31,6 +36,8 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
         A built-in target's name; "package.module:attribute", which imports the module; or the object itself.
     backend : str, optional
         For a built-in target: the backend to force, as in `rope_array.apply`.
+    requires
+        Names of capabilities, parts and checks that the target must not lack; added to the target's own.
     **claims
         For a callable: fields of `Target`.
 
@@ -50,6 +57,17 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
     """
     if not __debug__:
         raise RuntimeError("python -O removes the assertions of the checks; run without -O")
+    found = _resolve(target, backend, claims)
+    if not requires:
+        return found
+    if isinstance(requires, str) or not isinstance(requires, Collection):
+        raise ValueError(f"requires is {requires!r}; give a collection of names")
+    return replace(found, requires=tuple(dict.fromkeys((*found.requires, *requires))))
+
+
+def _resolve(
+    target: str | Target | Callable[..., Any], backend: str | None, claims: dict[str, Any]
+) -> Target:
     if isinstance(target, str) and target in names():
         if claims:
             raise ValueError(
@@ -74,8 +92,8 @@ def resolve(target: str | Target | Callable[..., Any], backend: str | None = Non
 
 def _target_of(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
     known = [each.name for each in fields(Target) if each.name != "rotate"]
-    if unknown := sorted(set(claims) - set(known)):
-        raise ValueError(f"unknown claim {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+    for name in claims:
+        check_name("claim", name, known)
     return Target(rotate, **claims)
 
 

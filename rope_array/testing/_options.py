@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ._claims import CAPABILITIES, FIELDS
 from ._names import resolve
 from ._parts import PART_NAMES
-from ._target import Target
+from ._run import Extent
+from ._target import Target, check_name
 
 
 class Options(NamedTuple):
@@ -23,13 +23,28 @@ class Options(NamedTuple):
     expected: Sequence[str] = ()
     require: Sequence[str] = ()
     thorough: bool = False
+    examples: int = 0
+    seed: int | None = None
+    cases: Sequence[str] = ()
 
     def resolve(self) -> Target:
         """Return the target; raise as `resolve` of `_names` does."""
         claims = claims_of(self.claims, self.library)
         if self.require:
-            claims["requires"] = required(self.require)
+            given = [
+                *claims.get("requires", ()),
+                *(name for some in self.require for name in some.split(",")),
+            ]
+            claims["requires"] = tuple(dict.fromkeys(map(str.strip, given)))
         return resolve(self.target, self.backend, **claims)
+
+    def extent(self) -> Extent:
+        """Return which checks to run; raise ValueError for options that contradict each other."""
+        if self.seed is not None and not self.examples:
+            raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
+        if self.examples and self.cases:
+            raise ValueError("--case runs the given calls alone; leave --examples out")
+        return Extent(self.thorough, self.examples, self.seed or 0, self.cases)
 
     def repeated(self) -> list[str]:
         """Return the arguments of ``python -m rope_array`` that judge the same."""
@@ -37,24 +52,8 @@ class Options(NamedTuple):
         pairs += [("--claim", claim) for claim in self.claims]
         pairs += [("--require", names) for names in self.require]
         pairs += [("--expect", one) for one in self.expected]
+        pairs += [("--backend", self.backend)] if self.backend else []
         return ["check", self.target, *(text for pair in pairs for text in pair)]
-
-
-def required(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the capabilities of options that each have one or several, separated by commas.
-
-    Raises
-    ------
-    ValueError
-        A name is unknown, or an option has none.
-    """
-    names = tuple(dict.fromkeys(name.strip() for option in options for name in option.split(",")))
-    for name in names:
-        if name not in CAPABILITIES and name not in PART_NAMES:
-            near = get_close_matches(name, (*CAPABILITIES, *PART_NAMES), 1)
-            hint = f"; did you mean {near[0]}?" if near else "; `check --list` lists them"
-            raise ValueError(f"--require: no capability is named {name!r}{hint}")
-    return names
 
 
 def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:
@@ -71,23 +70,29 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("fixed", {})[name] = _value(text)
         elif name in CAPABILITIES or name in PART_NAMES:
             claims.setdefault("lacks", {})[name] = text
-        elif name in ("dtypes", "fields"):
+        elif name in ("dtypes", "fields", "requires"):
             claims[name] = tuple(filter(None, text.split(",")))
-        elif name in ("furthest", "head_dim"):
+        elif name in ("furthest", "head_dim", "in_place"):
             claims[name] = _value(text)
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (*FIELDS, *_TEXT_CLAIMS, "furthest", "head_dim", "dtypes", "fields")
-            raise ValueError(
-                f"unknown claim {name!r}; known: {', '.join(known)}, and CAPABILITY=REASON for a missing "
-                "capability of `check --list`"
+            known = (
+                *FIELDS,
+                *_TEXT_CLAIMS,
+                "furthest",
+                "head_dim",
+                "in_place",
+                "dtypes",
+                "fields",
+                "requires",
             )
+            check_name("claim", name, (*known, *CAPABILITIES))
     return claims
 
 
 # Claims whose value stays a string.
-_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic")
+_TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic", "arguments")
 
 
 def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:
@@ -103,6 +108,8 @@ def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[
 
 
 def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -38,6 +38,13 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     """Run a check; return its outcome and detail."""
     if (reason := check.inapplicable(judge)) is not None:
         return INAPPLICABLE, reason
+    outcome, detail = _run(check, judge)
+    if outcome == INAPPLICABLE:
+        judge.refusals[check.name] = detail
+    return outcome, detail
+
+
+def _run(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         runner(check, judge)()
     except AssertionError as error:

@@ -111,11 +111,12 @@ def as_records(spec: dict[str, Any]) -> dict[str, Any]:
         records["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        records["scaling"] = getattr(import_module("rope_array"), _RULES[rule.pop("rope_type")])(**rule)
+        records["scaling"] = getattr(import_module("rope_array"), RULES[rule.pop("rope_type")])(**rule)
     return records
 
 
-_RULES = {
+# The classes of rules, by their rope_type.
+RULES = {
     "linear": "Linear",
     "ntk": "NTKAware",
     "dynamic": "DynamicNTK",

@@ -5,22 +5,24 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ._causes import Cause, Findings, find_causes
 from ._checks import checks
+from ._examples import extra_checks
 from ._judge import Check, Judge
 from ._names import resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
 from ._own import BackendTarget, calls_of
+from ._requires import required_checks
 from ._target import Target
 
 
@@ -204,6 +206,7 @@ def plain_target(target: Target) -> dict[str, Any]:
         "settings": target.arrays.settings(),
         "class": {"angles": target.angles, "arithmetic": target.arithmetic},
         "claims": target.claims(),
+        "claimed": target.all_claimed(),
         "declines": dict(target.declines),
         "own": own,
     }
@@ -299,16 +302,38 @@ def iter_checks(
     """
     resolved = resolve(target, **claims)  # raise now, not in the first `next`
     judge = Judge(resolved, thorough)
-    return ((check, runner(check, judge)) for check in checks() if check.inapplicable(judge) is None)
+    every = (*checks(), *required_checks(resolved))
+    return ((check, runner(check, judge)) for check in every if check.inapplicable(judge) is None)
 
 
-def run_checks(target: str | Target | Callable[..., Any], *, thorough: bool = False, **claims: Any) -> Report:
+def run_checks(
+    target: str | Target | Callable[..., Any],
+    *,
+    thorough: bool = False,
+    examples: int = 0,
+    seed: int = 0,
+    cases: Iterable[str] = (),
+    **claims: Any,
+) -> Report:
     """Run every check on a target and report; a failure raises nothing.
+
+    The target is called in this process: if it ends the process, nothing is reported. The command
+    ``python -m rope_array check`` judges in a child process, for which a target needs a name.
 
     Parameters
     ----------
-    target, thorough, **claims
+    target : str, Target or callable
         As in `iter_checks`.
+    thorough : bool
+        Whether to run the checks that take long, too.
+    examples : int
+        Number of random calls to judge in addition.
+    seed : int
+        Seed of the random calls.
+    cases : iterable of str
+        Calls to judge instead of the checks, each as the message of a failure shows it after ``--case``.
+    **claims
+        For a callable: fields of `Target`, and ``expected_failures``.
 
     Returns
     -------
@@ -328,7 +353,7 @@ def run_checks(target: str | Target | Callable[..., Any], *, thorough: bool = Fa
     (False, ['failed'])
     """
     expected = claims.pop("expected_failures", None)
-    return _run(resolve(target, **claims), expected, thorough)
+    return _run(resolve(target, **claims), expected, Extent(thorough, examples, seed, tuple(cases)))
 
 
 def check_backend(
@@ -336,6 +361,9 @@ def check_backend(
     expected_failures: Mapping[str, str] | None = None,
     *,
     thorough: bool = False,
+    examples: int = 0,
+    seed: int = 0,
+    cases: Iterable[str] = (),
     **claims: Any,
 ) -> Report:
     """Run every check on a target; raise unless exactly the expected failures fail.
@@ -346,8 +374,8 @@ def check_backend(
         As in `iter_checks`.
     expected_failures : mapping of str to str, optional
         Names of checks known to fail, each with the reason and a link; added to the target's own.
-    thorough : bool
-        Whether to run the checks that take long, too.
+    thorough, examples, seed, cases
+        As in `run_checks`.
     **claims
         For a callable: fields of `Target`.
 
@@ -372,7 +400,7 @@ def check_backend(
     True
     """
     resolved = resolve(target, **claims)
-    report = _run(resolved, expected_failures, thorough)
+    report = _run(resolved, expected_failures, Extent(thorough, examples, seed, tuple(cases)))
     if not report.ok:
         cause = [f"  {report.cause}"] if report.cause else []
         failures = map(_line, report.of(FAILED, UNEXPECTED))
@@ -384,20 +412,35 @@ def _line(result: Result) -> str:
     return f"  {result.name}: {result.outcome}: {result.detail}"
 
 
-def _run(target: Target, expected: Mapping[str, str] | None, thorough: bool) -> Report:
+class Extent(NamedTuple):
+    """Which checks to run: the thorough ones too, random calls too, or calls given as text instead."""
+
+    thorough: bool = False
+    examples: int = 0
+    seed: int = 0
+    cases: Sequence[str] = ()
+
+    def checks_for(self, target: Target) -> tuple[Check, ...]:
+        """Return the checks to run on a target, in order."""
+        extra = extra_checks(self.examples, self.seed, self.cases)
+        return extra if self.cases else (*checks(), *extra, *required_checks(target))
+
+
+def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> Report:
     expected = {**target.expected_failures, **(expected or {})}
-    check_expected(expected)
+    every = extent.checks_for(target)
+    check_expected(expected, every)
     started = time.perf_counter()
-    judge = Judge(target, thorough)
-    results = tuple(result_of(check, judge, expected) for check in checks())
+    judge = Judge(target, extent.thorough)
+    results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
     return Report(target, results, dict(judge.worst), seconds, served, declined)
 
 
-def check_expected(expected: Mapping[str, str]) -> None:
+def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
-    known = [check.name for check in checks()]
+    known = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
         if name not in known:
             near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)

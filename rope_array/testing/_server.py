@@ -7,30 +7,28 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from . import _watch
 from ._causes import find_causes
-from ._checks import checks
-from ._judge import Judge
+from ._claims import one_line
+from ._judge import Check, Judge
 from ._options import Options, expected_of
 from ._own import calls_of
 from ._run import check_expected, plain_findings, plain_target, result_of
 from ._target import Target
-
-# Properties of a target that trial calls find: another process need not make them again.
-_FOUND = ("only_width", "reach", "declines")
 
 
 class Server:
     """Answers requests, which are plain values, about one target."""
 
     judge: Judge
+    checks: Mapping[str, Check]
     expected: Mapping[str, str]
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,35 +45,28 @@ class Server:
         """Import the target and find its claims, but for what was found before; return its plain values."""
         given = Options(**options)
         try:
+            extent = given.extent()
             target = given.resolve()
+            every = extent.checks_for(target)
             self.expected = expected_of(target, given.expected)
-            check_expected(self.expected)
-            self._preset(target, found)
+            check_expected(self.expected, every)
+            _preset(target, found)
             self.judge = Judge(target, given.thorough)
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
+        self.checks = {each.name: each for each in every}
         self._served, self._declined = (Counter[str]() for _ in range(2))
         return {
             "target": plain_target(target),
             "expected": dict(self.expected),
-            "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in checks()],
-            "found": {name: _plain(getattr(target, name)) for name in self._findable(target)},
+            "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in every],
+            "found": _found_of(target),
         }
-
-    def _findable(self, target: Target) -> list[str]:
-        return [name for name in _FOUND if isinstance(getattr(type(target), name, None), cached_property)]
-
-    def _preset(self, target: Target, found: Mapping[str, Any]) -> None:
-        for name in self._findable(target):
-            if name in found:
-                value = found[name]
-                vars(target)[name] = MappingProxyType(value) if isinstance(value, dict) else value
 
     def check(self, name: str) -> dict[str, Any]:
         """Run a check; return its result, and what it counted."""
-        (check,) = (each for each in checks() if each.name == name)
         self.judge.worst.clear()
-        result = result_of(check, self.judge, self.expected)
+        result = result_of(self.checks[name], self.judge, self.expected)
         served, declined = map(Counter, calls_of(self.judge.target))
         new = {"served": served - self._served, "declined": declined - self._declined}
         self._served, self._declined = served, declined
@@ -90,8 +81,19 @@ class Server:
         return plain_findings(find_causes(target, failed))
 
 
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+def _found_of(target: Target) -> dict[str, Any]:
+    """Return what trial calls found of a target, as plain values."""
+    # JSON has no integers as keys.
+    widths = [[width, why] for width, why in target.refused_widths.items()]
+    return {"refused_widths": widths, "reach": target.reach, "declines": dict(target.declines)}
+
+
+def _preset(target: Target, found: Mapping[str, Any]) -> None:
+    """Set the properties of a target that an earlier process found, so that no trial call is made again."""
+    if found:
+        widths = MappingProxyType({int(width): str(why) for width, why in found["refused_widths"]})
+        declines = MappingProxyType(found["declines"])
+        vars(target).update(refused_widths=widths, reach=found["reach"], declines=declines)
 
 
 # ---- the child process ----
@@ -114,9 +116,17 @@ def main() -> None:
         for line in requests:
             request = json.loads(line)
             _prepare(request)
-            _write(channel, json.dumps(server.answer(request), default=str))
+            _write(channel, json.dumps(_answer(server, request), default=str))
     except KeyboardInterrupt:  # the parent, which got it too, ends
         os._exit(130)
+
+
+def _answer(server: Server, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return server.answer(request)
+    except Exception as error:  # not of a check: those are results
+        traceback.print_exc()
+        return {"error": one_line(error, 400)}
 
 
 def _redirect() -> None:
@@ -138,4 +148,7 @@ def _prepare(request: dict[str, Any]) -> None:
 
 
 def _write(channel: int, text: str) -> None:
-    os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    try:
+        os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
+    except OSError:  # the parent has ended
+        os._exit(1)

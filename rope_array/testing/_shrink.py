@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from ._case import RULES, Case, check_case, claimed_widths, fits, plain_case
+from ._case import RULES, Case, check_case, every_width, fits, plain_case
 from ._judge import Judge
 
 # Calls tried for one failure; fewer if each is compiled.
-_TRIES, _FEW_TRIES = 80, 20
+_TRIES, _FEW_TRIES = 80, 15
+# More calls for Hypothesis.
+_POLISHING = 60
 
 
 class _Trials:
@@ -49,15 +54,21 @@ def explained(j: Judge, case: Case, error: BaseException) -> str:
     return f"wrong with {text}{rest}" if text else f"the plain call is wrong{rest}"
 
 
-def simplest(j: Judge, case: Case, error: BaseException) -> tuple[str, str]:
-    """Return the simplest case that fails like a case, as text; then what is right, and the error."""
+def simplest(j: Judge, case: Case, error: BaseException, polish: bool = False) -> tuple[str, str]:
+    """Return the simplest case that fails like a case, as text; then what is right, and the error.
+
+    With `polish`, Hypothesis looks for a simpler one still, if it is installed.
+    """
     plain = plain_case(j)
     if not j.explains:
         return case.text(plain), f": {_message_of(error)}"
     trials = _Trials(j)
     if not trials.fails(case):
         return case.text(plain), f", but not if the call is repeated: {_message_of(error)}"
-    least = simplified(case, plain, trials.fails, claimed_widths(j), j.dtypes[-1])
+    least = simplified(case, plain, trials.fails, every_width(j), j.dtypes[-1])
+    if polish and trials.left and find_spec("hypothesis") is not None:
+        trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING
+        least = _polished(least, plain, trials.fails)
     right = [*_right_neighbours(least, plain, trials)]
     beside = f"; right {', '.join(right)}" if right else ""
     return least.text(plain), f"{beside}: {trials.messages[least]}"
@@ -95,7 +106,14 @@ def simplified(
         for name in reversed(case.differing(plain)):
             simpler = case._replace(**{name: getattr(plain, name)})
             case = simpler if fails(simpler) else case
-        for smaller in (_plainer_numbers, _least_rows, _least_width, _least_slice, _least_reach):
+        for smaller in (
+            _plainer_numbers,
+            _least_rows,
+            _least_start,
+            _least_width,
+            _least_slice,
+            _least_reach,
+        ):
             case = smaller(case, plain, fails, widths)
         if case == before:
             return case
@@ -133,10 +151,21 @@ def _least_rows(case: Case, plain: Case, fails: Callable[[Case], bool], widths: 
 
 
 def _least_width(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
-    for width in sorted(widths):
-        if plain.width < width < case.width and fails(case._replace(width=width)):
-            return case._replace(width=width)
-    return case
+    if case.width not in widths or case.width <= plain.width:
+        return case
+    low, high = (widths.index(width) for width in (plain.width, case.width))
+    index = _least(low, high, lambda index: fails(case._replace(width=widths[index])))
+    return case._replace(width=widths[index])
+
+
+def _least_start(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
+    if not case.rotary_start:
+        return case
+    step = 1 if case.rotary_dim is not None else 2  # the rest of the head is even
+    low = 1 if step == 1 or case.rotary_start % 2 else 2
+    steps = (case.rotary_start - low) // step
+    index = _least(0, steps, lambda index: fails(case._replace(rotary_start=low + step * index)))
+    return case._replace(rotary_start=low + step * index)
 
 
 def _least_slice(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
@@ -147,10 +176,11 @@ def _least_slice(case: Case, plain: Case, fails: Callable[[Case], bool], widths:
 
 
 def _least_reach(case: Case, plain: Case, fails: Callable[[Case], bool], widths: list[int]) -> Case:
-    if abs(case.reach) <= plain.reach:
+    if 0 <= case.reach <= plain.reach:
         return case
     sign = -1 if case.reach < 0 else 1
-    reach = _least(plain.reach + 1, abs(case.reach), lambda reach: fails(case._replace(reach=sign * reach)))
+    low = 1 if sign < 0 else plain.reach + 1
+    reach = _least(low, abs(case.reach), lambda reach: fails(case._replace(reach=sign * reach)))
     return case._replace(reach=sign * reach)
 
 
@@ -162,3 +192,28 @@ def _least(low: int, high: int, fails: Callable[[int], bool]) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if fails(middle) else (middle, high)
     return high
+
+
+def _polished(case: Case, plain: Case, fails: Callable[[Case], bool]) -> Case:
+    """Return the simplest failing case that Hypothesis finds among the simpler ones, or the case itself."""
+    hypothesis, strategies = import_module("hypothesis"), import_module("hypothesis.strategies")
+    drawn = {name: _simpler_values(strategies, case, plain, name) for name in case.differing(plain)}
+    settings = hypothesis.settings(
+        database=None, deadline=None, max_examples=_POLISHING, suppress_health_check=[*hypothesis.HealthCheck]
+    )
+    simpler = strategies.fixed_dictionaries(drawn).map(lambda values: case._replace(**values))
+    try:
+        found: Case = hypothesis.find(simpler, fails, settings=settings, random=random.Random(0))
+    except hypothesis.errors.HypothesisException:  # none was found
+        return case
+    return min(case, found, key=lambda one: (len(one.differing(plain)), sum(one.rows), one.rotary_dim or 0))
+
+
+def _simpler_values(strategies: Any, case: Case, plain: Case, name: str) -> Any:
+    """Return Hypothesis' strategy for the values of a factor from a plain one to the case's."""
+    value, usual = getattr(case, name), getattr(plain, name)
+    if name == "rows":
+        return strategies.tuples(*(strategies.integers(1, size) for size in value))
+    if name == "rotary_dim":
+        return strategies.integers(1, value // 2).map(lambda half: 2 * half)
+    return strategies.sampled_from([usual, value])

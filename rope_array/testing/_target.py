@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from ._calls import ORDERS, adapt_arguments, adapt_in_place
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -19,17 +22,20 @@ from ._claims import (
     FIELDS,
     POSITION_KINDS,
     WIDTH,
+    by_library,
     find_declines,
     find_reach,
     find_widths,
+    parameters_of,
     signature_defaults,
 )
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
+from ._first_calls import FirstCalls
 from ._layout import adapt_layout, is_layout
 from ._libraries import Library
-from ._parts import ALL_WIDTHS, PART_NAMES
+from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
 
 
 @dataclass(frozen=True)
@@ -53,15 +59,15 @@ class Target:
     fixed : mapping
         Fields whose value is built in, such as ``{"pairing": "half"}``. A default in the signature is read
         from there.
-    head_dim : int, optional
-        The only head_dim it takes, 16 or more, such as the width of a module's tables; by default any.
+    head_dim : int or collection of int, optional
+        The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
         The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
         suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
     positions : {"any", "offset", "arange"}
         The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
     furthest : int
-        The largest position it takes, 31 or more, such as the last row of its table.
+        The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
         Names of the floating dtypes it takes; by default the library's own.
     angles : {"float64", "exact", "float32"}
@@ -69,9 +75,17 @@ class Target:
     arithmetic : {"float32", "own"}
         How 16-bit numbers are rotated: in float32 or wider and rounded once, or in their own dtype.
     lacks : mapping of str to str
-        Capabilities it does not claim, each with the reason; names from `check --list`.
+        Capabilities it does not claim, or parts such as ``"ranks[1]"``, each with the reason; names from
+        `check --list`.
+    requires : collection of str
+        Capabilities, parts and checks that it must not lack. Each is a result ``requires[NAME]``, which fails
+        if the target declines it, for whatever reason.
     expected_failures : mapping of str to str
         Checks known to fail, each with the reason and a link.
+    arguments : {"x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos"}
+        The order of its arguments. With q and k it takes two arrays, and returns both rotated.
+    in_place : bool
+        Whether it writes its result into x. It may return x or None; the suite calls it with copies.
     wraps : callable, optional
         Called with `rotate` before use, inside the library's context, such as another compiler.
     declared : bool
@@ -113,7 +127,10 @@ class Target:
     angles: str = "float64"
     arithmetic: str = "float32"
     lacks: Mapping[str, str] = field(default_factory=dict)
+    requires: Collection[str] = ()
     expected_failures: Mapping[str, str] = field(default_factory=dict)
+    arguments: str = "x,pos"
+    in_place: bool = False
     wraps: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     declared: bool = False
 
@@ -125,6 +142,7 @@ class Target:
         _check_sizes(self)
         if not self.name:
             object.__setattr__(self, "name", _name_of(self.rotate))
+        _check_calls(self)
         _check_defaults(self)
 
     @property
@@ -170,6 +188,7 @@ class Target:
             "arithmetic",
             "wraps",
             "expected_failures",
+            "requires",
         )
         claims = {}
         for each in fields(self):
@@ -258,7 +277,9 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = self.wraps(self.rotate) if self.wraps else compile_for(self.library, self.rotate)
+        rotate = adapt_arguments(self.rotate, self.arguments)
+        rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
+        rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -267,6 +288,11 @@ class Target:
             name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
         }
         return functools.partial(rotate, **usual) if usual else rotate
+
+    @cached_property
+    def first_calls(self) -> FirstCalls:
+        """The first calls in trials of its claims."""
+        return FirstCalls()
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
@@ -282,6 +308,29 @@ class Target:
     def claimed(self) -> frozenset[str]:
         """Every capability that is claimed, and every part."""
         return frozenset((*CAPABILITIES, *PART_NAMES)) - set(self.declines)
+
+    def all_claimed(self) -> list[str]:
+        """Return the claimed capabilities, to be copied as `requires`.
+
+        Returns
+        -------
+        list of str
+            Names of capabilities; names of the claimed parts where some parts are declined.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> target = Target(lambda x, pos: x, lacks={"ranks[1]": "a batch is needed"}, declared=True)
+        >>> [name for name in target.all_claimed() if name.startswith("ranks")]
+        ['ranks[2]', 'ranks[3]', 'ranks[4]', 'ranks[5]', 'ranks[6]']
+        """
+        unavailable = by_library(self)
+        names: list[str] = []
+        for name in (name for name in CAPABILITIES if name in self.claimed):
+            parts = [part for part in parts_of(name) if part not in unavailable]
+            claimed = [part for part in parts if part in self.claimed]
+            names += [name] if claimed == parts else claimed
+        return names
 
 
 def _check_kinds(target: Target) -> None:
@@ -300,8 +349,11 @@ def _check_kinds(target: Target) -> None:
         ("lacks", Mapping, "a mapping of capabilities to reasons"),
         ("expected_failures", Mapping, "a mapping of checks to reasons"),
         ("fields", Collection | None, "a collection of names"),
+        ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
         ("wraps", Callable | None, "a callable"),
+        ("arguments", str, "a string"),
+        ("in_place", bool, "True or False"),
         ("declared", bool, "True or False"),
     ):
         given = getattr(target, name)
@@ -318,27 +370,73 @@ def _check_names(target: Target) -> None:
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
+        ("arguments", [target.arguments], ORDERS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
+        ("requires", target.requires, (*CAPABILITIES, *PART_NAMES, *_check_names_known(target.requires))),
         ("dtypes", target.dtypes or (), DTYPES),
     ):
-        if unknown := sorted(set(map(str, given)) - set(known)):
-            raise ValueError(
-                f"{argument}: unknown {', '.join(map(repr, unknown))}; known: {', '.join(known)}"
-            )
+        for name in given:
+            check_name(argument, name, known)
     if target.layout != "...sd" and not is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
         )
-    if empty := sorted(name for name, reason in target.lacks.items() if not str(reason or "").strip()):
-        raise ValueError(f"lacks: give the reason of {', '.join(empty)}")
+    for name, reason in target.lacks.items():
+        _check_reason(name, reason)
+    if both := sorted({*target.lacks} & {*target.requires}):
+        raise ValueError(f"requires and lacks both name {', '.join(both)}; give one of them")
+
+
+def _check_names_known(requires: Collection[str]) -> tuple[str, ...]:
+    """Return the names of all checks; import them only if any name is required."""
+    return tuple(each.name for each in import_module(f"{__package__}._checks").checks()) if requires else ()
+
+
+def check_name(argument: str, name: Any, known: Collection[str]) -> None:
+    """Raise ValueError for an unknown name, with similar names, or with the parts of a capability."""
+    if isinstance(name, str) and name in known:
+        return
+    if labels := PARTS.get(whole_of(str(name))):
+        hint = f"{whole_of(str(name))} has the parts {', '.join(labels)}"
+    else:
+        names = list(dict.fromkeys(each for each in known if "[" not in each))
+        near = get_close_matches(str(name), names, 2)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint += "see check --list" if near and len(names) > 16 else f"known: {', '.join(names)}"
+    raise ValueError(f"unknown {argument} {name!r}; {hint}")
+
+
+# Words that are no reason: somebody means to switch a capability on or off.
+_NO_REASONS = frozenset({"yes", "y", "true", "t", "on", "1", "no", "n", "false", "f", "off", "0", "none"})
+
+
+def _check_reason(name: str, reason: Any) -> None:
+    """Raise ValueError for a reason that is no reason."""
+    if isinstance(reason, str) and reason.strip() and reason.strip().lower() not in _NO_REASONS:
+        return
+    raise ValueError(
+        f"{name}={reason}: give the reason why the target lacks it, or --require {name} to insist on it "
+        f"(in Python lacks={{{name!r}: reason}}, requires=[{name!r}])"
+    )
+
+
+def _check_calls(target: Target) -> None:
+    """Raise for fields that its signature does not take, and for arrays that cannot be written in place."""
+    named, takes_any = parameters_of(target.rotate)
+    if target.fields and not takes_any and (missing := [n for n in target.fields if n not in named]):
+        raise ValueError(f"fields names {', '.join(missing)}, and the signature of {target.name} does not")
+    if target.in_place and type(target.arrays).copied is Library.copied:
+        raise ValueError(f"in_place is claimed, and arrays of {target.library} cannot be written")
 
 
 def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
     if target.furthest < 0:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
+    if target.positions != "any" and target.furthest < 4:
+        raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
     for head_dim in _numbers(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
             raise ValueError(f"head_dim has {head_dim!r}; give integers, 2 or more")
@@ -352,7 +450,7 @@ def _check_defaults(target: Target) -> None:
     try:
         for width in _numbers(target.head_dim) or (target.least_width(WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
 

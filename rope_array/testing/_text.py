@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
     yield from _header(plain)
     yield from _calls(plain)
     yield from _failures(plain, verbose)
+    yield from _to_repeat(plain, command)
     yield from _passes(plain, verbose)
     yield from _not_applicable(plain, verbose)
     if worst := plain["worst"]:
@@ -150,33 +152,72 @@ def _reasons(declined: Mapping[str, int]) -> str:
 
 
 def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
-    failed = _of(plain, FAILED, UNEXPECTED)
-    groups = _group_by_name(failed)
-    in_full = len(groups) if verbose else _MOST_FAILURES
-    if groups:
+    """Yield the failures: each cause with its checks, then the others, each kind with its finding."""
+    failed = {result["name"]: result for result in _of(plain, FAILED, UNEXPECTED)}
+    if failed:
         yield f"\nFailed ({len(failed)}):"
-    for name, results in itertools.islice(groups.items(), in_full):
-        yield from _wrap(f"  {_with_dtypes(name, results)}", 6)
-        yield from _wrap(f"    required: {results[0]['requirement']}", 14)
-        for result in results if verbose else results[:1]:
-            yield from _wrap(f"    found:    {result['detail']}", 14)
-    if rest := [_with_dtypes(*group) for group in itertools.islice(groups.items(), in_full, None)]:
-        yield from _wrap(f"  and, shown by --verbose: {', '.join(rest)}", 6)
+    for cause in (each for each in plain["causes"] if each["checks"]):
+        options = f" ({cause['options']})" if cause["options"] else ""
+        yield from _wrap(f"  Cause: {cause['text']}{options}", 4)
+        yield from _in_full([failed.pop(name) for name in cause["checks"]], verbose)
+    groups = list(_alike(failed, plain["unexplained"]))
+    if groups and any(each["checks"] for each in plain["causes"]):
+        yield "  No cause found for:"
+    in_full = len(groups) if verbose else _MOST_FAILURES
+    for group in groups[:in_full]:
+        yield from _in_full(group, verbose)
+    if rest := [one for group in groups[in_full:] for one in group]:
+        yield from _wrap(f"  and, shown by --verbose: {_names(rest)}", 6)
     if expected := _of(plain, EXPECTED):
         yield f"\nFailed as expected ({len(expected)}):"
     for result in expected:
         yield from _wrap(f"  {result['name']}: {result['detail']}", 6)
 
 
+def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
+    """Yield the command that judges the first failed call that is shown as text."""
+    details = " ".join(result["detail"] for result in _of(plain, FAILED))
+    case = re.search(r"--case ('[^']+'|[^\s']+)|wrong with ([^;']+);", details)
+    if case and command:
+        (text,) = shlex.split(case[1]) if case[1] else [case[2]]
+        yield "\nTo repeat the first call that is shown as text, alone:\n"
+        yield f"  {shlex.join(['python', '-m', 'rope_array', *command, '--case', text])}"
+
+
+def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) -> Iterator[list[_Plain]]:
+    """Yield failures that no cause explains: those of one place, or of one check's dtypes, together."""
+    groups: dict[str, list[_Plain]] = {}
+    of_place = {name: place for place, some in places.items() for name in some}
+    for name, result in failed.items():
+        groups.setdefault(of_place.get(name, name.partition("[")[0]), []).append(result)
+    yield from sorted(groups.values(), key=lambda group: not group[0]["ended"])
+
+
+def _in_full(results: Sequence[_Plain], verbose: bool) -> Iterator[str]:
+    """Yield the requirement and the finding of the first of like failures, or of all."""
+    first, *others = _group_by_name(results).items()
+    for name, some in (first, *(others if verbose else ())):
+        yield from _wrap(f"  {_with_dtypes(name, some)}", 6)
+        yield from _wrap(f"    required: {some[0]['requirement']}", 14)
+        for result in some if verbose else some[:1]:
+            yield from _wrap(f"    found:    {result['detail']}", 14)
+    if others and not verbose:
+        rest = [one for _, some in others for one in some]
+        yield from _wrap(f"    so too:   {_names(rest)}", 14)
+
+
+def _names(results: Sequence[_Plain]) -> str:
+    return ", ".join(_with_dtypes(*group) for group in _group_by_name(results).items())
+
+
 def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
     if not (passed := _of(plain, PASSED)):
         return
     yield f"\nPassed ({len(passed)}):"
-    names = [_with_dtypes(name, results) for name, results in _group_by_name(passed).items()]
     if verbose:
-        yield from (f"  {name}" for name in names)
+        yield from (f"  {_with_dtypes(*group)}" for group in _group_by_name(passed).items())
     else:
-        yield from _wrap(f"  {', '.join(names)}", 2)
+        yield from _wrap(f"  {_names(passed)}", 2)
 
 
 def _group_by_name(results: Sequence[_Plain]) -> dict[str, list[_Plain]]:
@@ -203,8 +244,7 @@ def _not_applicable(plain: _Plain, verbose: bool) -> Iterator[str]:
     yield f"\nNot applicable ({len(left_out)}):"
     for reason, results in _group_by_reason(plain, left_out):
         yield from _wrap(f"  {len(results):>3}  {reason}", 7)
-        groups = _group_by_name(results).items()
-        yield from _wrap(f"       {', '.join(_with_dtypes(*group) for group in groups)}", 7)
+        yield from _wrap(f"       {_names(results)}", 7)
 
 
 def _group_by_reason(plain: _Plain, results: Sequence[_Plain]) -> list[tuple[str, list[_Plain]]]:

@@ -6,6 +6,7 @@ all of" or "mostly" is exact: it covers every wrong element and no right element
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -44,8 +45,26 @@ def element_text(index: Sequence[Any]) -> str:
 
 def place_of(message: str) -> str:
     """Return the place in a message of a failed check; empty if it names none."""
-    _, found, rest = message.partition(PLACE)
+    _, found, rest = message.rpartition(PLACE)
     return rest.partition(";")[0] if found else ""
+
+
+def place_in_any_x(place: str) -> str:
+    """Return a place in words that hold for x of other sizes: "the last 2 features"."""
+    place = re.sub(r"features? [\d, ]+ \(the last( \d)?\)", r"the last\1 features", place)
+    return re.sub(r" of every (row|head|batch)$", "", place).replace("last features", "last feature")
+
+
+def difference(got: NDArray[Any], expected: NDArray[Any], text: str, pos: Any = None) -> str:
+    """Describe where two results differ, and an element; an empty string if they are equal."""
+    wrong = np.asarray(got != expected)
+    if not wrong.any():
+        return ""
+    first = tuple(np.argwhere(wrong)[0])
+    return (
+        f"{PLACE}{describe(wrong, pos)}; {wrong.sum():,} of {wrong.size:,} elements {text}; first at "
+        f"{element_text(first)}: {float(got[first])!r}, not {float(expected[first])!r}"
+    )
 
 
 def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: Mask | None = None) -> str:
@@ -60,14 +79,14 @@ def describe(wrong: Mask, pos: Any = None, *, pairs: Pairs | None = None, same: 
     pairs
         The features of each pair in the result.
     same
-        Right elements that are like the wrong ones, such as elements equal to x where the wrong ones are
-        equal to x. The phrase may cover them.
+        Elements that are like the wrong ones, such as all elements that are equal to x. The phrase may cover
+        them.
     """
     if wrong.ndim == 1:
         wrong, same = wrong[None], None if same is None else same[None]
     if same is not None:
-        wrong = wrong | (same & _box(wrong))
-    rows, features = wrong.any(axis=-1), wrong.any(axis=tuple(range(wrong.ndim - 1)))
+        wrong = wrong | (same & _box(_grown(wrong, wrong | same)))
+    rows, features = np.asarray(wrong.any(axis=-1)), _along(wrong, wrong.ndim - 1)
     positions = None if pos is None else rows_of_positions(pos, rows.shape)
     parts, covered = _rows_text(rows, positions)
     if np.array_equal(covered[..., None] & features, wrong):
@@ -83,9 +102,18 @@ def _hull(chosen: Mask) -> Mask:
     text = _indices_text("", chosen)
     if text.simple and " and " not in text.text:
         return chosen
-    first, last = np.flatnonzero(chosen)[[0, -1]]
-    index = np.arange(len(chosen))
-    return np.asarray((first <= index) & (index <= last))
+    return _between(chosen)
+
+
+def _along(mask: Mask, axis: int) -> Mask:
+    """Return the indices of an axis at which any element is wrong."""
+    return np.asarray(mask.any(axis=tuple(i for i in range(mask.ndim) if i != axis)))
+
+
+def box_of(wrong: Mask) -> Mask:
+    """Return the product of the wrong rows and of all features from the first wrong one to the last."""
+    rows = wrong.any(axis=-1, keepdims=True)
+    return _box(np.asarray(rows)) & _between(_along(wrong, wrong.ndim - 1))
 
 
 def _box(mask: Mask) -> Mask:
@@ -95,6 +123,27 @@ def _box(mask: Mask) -> Mask:
         others = tuple(i for i in range(mask.ndim) if i != axis)
         box &= mask.any(axis=others, keepdims=True)
     return box
+
+
+def _grown(wrong: Mask, alike: Mask) -> Mask:
+    """Return a mask with the indices between the wrong ones, or all, on axes where all elements are alike."""
+    for axis in reversed(range(wrong.ndim)):
+        box, chosen = _box(wrong), _along(wrong, axis)
+        for more in (np.ones(len(chosen), bool), _between(chosen)):
+            grown = np.expand_dims(more, [i for i in range(wrong.ndim) if i != axis]) & np.asarray(
+                box.any(axis=axis, keepdims=True)
+            )
+            if alike[grown].all():
+                wrong = wrong | grown
+                break
+    return wrong
+
+
+def _between(chosen: Mask) -> Mask:
+    """Return all indices from the first to the last."""
+    first, last = np.flatnonzero(chosen)[[0, -1]]
+    index = np.arange(len(chosen))
+    return np.asarray((first <= index) & (index <= last))
 
 
 def _of_a_part(wrong: Mask, whole: Mask, phrase: str) -> str:
@@ -138,7 +187,7 @@ def rows_of_positions(pos: Any, rows: tuple[int, ...]) -> NDArray[Any] | None:
 def _rows_text(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[str], Mask]:
     """Return phrases of the wrong rows, from rows to batches, and the rows that the phrases cover."""
     names = axis_names(rows.ndim + 1)[:-1]
-    sets = [rows.any(axis=tuple(j for j in range(rows.ndim) if j != i)) for i in range(rows.ndim)]
+    sets = [_along(rows, axis) for axis in range(rows.ndim)]
     box = _box(rows)
     lead = [_indices_text(name, one).text for name, one in zip(names[:-1], sets[:-1], strict=True)]
     exact = np.array_equal(box, rows)
@@ -150,7 +199,7 @@ def _rows_text(rows: Mask, positions: NDArray[Any] | None) -> tuple[list[str], M
     if exact and own.text and at is not None:
         if not own.simple:
             own = Part(at)
-        elif "right" not in at:  # the rows say where; these positions may be a coincidence
+        elif "right" not in at or ", " in own.text:  # a gap between positions may be a coincidence
             own = Part(f"{own.text} ({at.removesuffix(' only')})")
     return [*filter(None, [own.text, *reversed(lead)])], box
 
@@ -254,7 +303,8 @@ def _every(one: str, step: int, first: int) -> str:
 
 
 def _run_text(run: NDArray[np.intp]) -> str:
-    return f"{int(run[0]):,}" if len(run) == 1 else f"{int(run[0]):,} to {int(run[-1]):,}"
+    first, last = int(run[0]), int(run[-1])
+    return f"{first:,} to {last:,}" if len(run) > 2 else ", ".join(f"{i:,}" for i in run.tolist())
 
 
 def _range_text(many: str, first: int, last: int, size: int) -> str:
@@ -270,6 +320,9 @@ def _range_text(many: str, first: int, last: int, size: int) -> str:
 def _features_text(chosen: Mask, pairs: Pairs | None) -> str:
     """Describe features, by their pairs if that is simpler."""
     own = _indices_text("feature", chosen)
+    count = int(chosen.sum())
+    if count <= 2 < len(chosen) and chosen[-count:].all():
+        return f"{own.text} (the last{f' {count}' if count > 1 else ''})"
     by_pairs = None if pairs is None or chosen.all() else _pairs_text(chosen, pairs)
     if by_pairs is None or not own.text:
         return own.text

@@ -51,6 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="capabilities that a callable has to have; repeatable",
     )
     group.addoption("--rope-thorough", action="store_true", help="run the checks that take long, too")
+    group.addoption("--rope-examples", metavar="N", type=int, default=0, help="judge N random calls, too")
+    group.addoption("--rope-seed", metavar="N", type=int, help="the seed of the random calls (default: 0)")
     group.addoption("--rope-timeout", metavar="SECONDS", type=float, help="fail a check that takes longer")
     group.addoption("--rope-in-process", action="store_true", help="judge in this process, for --pdb")
 
@@ -58,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # Options without effect if no target is given.
 _OF_TARGETS = (
     "--rope-library", "--rope-claim", "--rope-expect", "--rope-require", "--rope-thorough",
-    "--rope-timeout", "--rope-in-process",
+    "--rope-examples", "--rope-seed", "--rope-timeout", "--rope-in-process",
 )  # fmt: skip
 _JUDGEMENTS = pytest.StashKey[list[Judgement]]()
 
@@ -131,6 +133,8 @@ def _judgement_of(config: pytest.Config, target: str) -> Judgement:
         expected=option("--rope-expect"),
         require=option("--rope-require"),
         thorough=option("--rope-thorough"),
+        examples=option("--rope-examples"),
+        seed=option("--rope-seed"),
     )
     return Judgement(options, timeout=option("--rope-timeout"), in_process=option("--rope-in-process"))
 

@@ -7,11 +7,14 @@ from . import (
     _arrays,
     _bits,
     _fields,
+    _first,
     _invariants,
     _kinds,
+    _memory,
     _modes,
     _positions,
     _refusals,
+    _sizes,
     _state,
     _together,
     _transforms,
@@ -22,6 +25,7 @@ __all__ = ["checks"]
 
 # Importing a module registers its checks.
 _SUBJECTS = (
+    _first,  # before any other call
     _kinds,
     _fields,
     _variants,
@@ -31,6 +35,8 @@ _SUBJECTS = (
     _state,
     _refusals,
     _arrays,
+    _memory,
+    _sizes,
     _invariants,
     _bits,
     _transforms,

@@ -1,5 +1,7 @@
 """Inputs are not written, results have memory of their own, and strides do not matter."""
 
+from typing import Any
+
 import numpy as np
 
 from rope_array.testing._judge import Input, Judge, check
@@ -34,7 +36,7 @@ def positions_unchanged(j: Judge) -> None:
         assert j.lib.snapshot(pos) == before, f"positions of shape {values.shape} were written"
 
 
-@check("strides")
+@check("strides", "keeps_x")
 def neighbours_unchanged(j: Judge) -> None:
     """The memory around x is not written if x is a view of a larger array."""
     for name, array, whole in j.lib.parts(j.x().array):
@@ -43,7 +45,7 @@ def neighbours_unchanged(j: Judge) -> None:
         assert j.lib.snapshot(whole) == before, f"{name}: memory around x was written"
 
 
-@check(each_dtype=True)
+@check("keeps_x", each_dtype=True)
 def no_aliasing(j: Judge, dtype: str) -> None:
     """A result shares no memory with x, even if nothing is rotated."""
     for spec in _specs(j):
@@ -85,18 +87,81 @@ def strides_of_zero(j: Judge) -> None:
 @check("strides", "any_positions")
 def strides_of_positions(j: Judge) -> None:
     """Positions of any strides are read correctly."""
-    wide = np.stack([j.positions(), j.positions() + 1], axis=-1)
+    wide = np.stack([j.positions(), j.wrap(j.positions() + 1)], axis=-1)
     array = j.pos(wide)[:, 1]
     x = j.x()
     j.check(j.call(x, array), x, wide[:, 1])
+
+
+@check("strides", each_dtype=True)
+def storage_offsets(j: Judge, dtype: str) -> None:
+    """An x that starts inside a longer memory is rotated correctly, at an odd offset too."""
+    x, pos = j.x(dtype=dtype), j.positions()
+    parts = ((name, part) for name, part, _ in j.lib.parts(x.array))
+    for name, array in (*j.lib.shifted(x.array), *parts):
+        if (y := j.try_call(x._replace(array=array), j.pos(pos))) is not None:
+            _check_named(j, name, y, x, pos)
+
+
+@check("strides", "offset_positions")
+def storage_offsets_of_positions(j: Judge) -> None:
+    """Positions that are a part of longer positions are read where they start, in memory of any alignment."""
+    x, long = j.x(), j.row(3, 9)
+    for start in (1, 3, 4):
+        _check_named(
+            j, f"long[{start}:]", j.call(x, j.pos(long)[start : start + 5]), x, long[start : start + 5]
+        )
+    for name, array in j.lib.shifted(j.pos(j.positions())):
+        _check_named(j, name, j.call(x, array), x, j.positions())
+
+
+@check("strides", "any_positions")
+def positions_reversed(j: Judge) -> None:
+    """Positions with a negative stride, or of every third element, are read correctly."""
+    x, long = j.x(), j.wrap(7 * np.arange(15))
+    for name, part in (
+        ("reversed", np.s_[4::-1]),
+        ("every third, reversed", np.s_[::-3]),
+        ("every third", np.s_[::3]),
+    ):
+        if (array := j.lib.part_of(j.pos(long), part)) is not None:
+            _check_named(j, name, j.call(x, array), x, long[part])
+
+
+@check("strides", "batch_positions", "any_positions")
+def positions_transposed(j: Judge) -> None:
+    """Positions of shape (B, S) are read correctly if they are transposed, or part of larger ones."""
+    x, many = j.x(), j.wrap(np.random.default_rng(9).integers(0, 90, (7, 3)))
+    turned = j.lib.permute(j.pos(many), (1, 0))
+    _check_named(j, "transposed", j.call(x, turned[:2, :5]), x, many.T[:2, :5])
+    _check_named(j, "a part", j.call(x, j.pos(many.T)[1:, 2:]), x, many.T[1:, 2:])
+
+
+@check("strides", "any_positions")
+def positions_expanded(j: Judge) -> None:
+    """Positions that are broadcast, with strides of 0, are read correctly, along rows or batches."""
+    x, row, one = j.x(), j.positions(), j.wrap([11])
+    cases: list[tuple[str, Any, tuple[int, ...]]] = [("one position", one, (5,))]
+    if j.claims("batch_positions"):
+        cases += [("one row", row[None], (2, 5)), ("one column", j.wrap([[4], [9]]), (2, 5))]
+    for name, values, shape in cases:
+        array = j.lib.expanded(j.pos(values), shape)
+        _check_named(j, f"{name} for all", j.call(x, array), x, np.broadcast_to(values, shape))
+
+
+def _check_named(j: Judge, name: str, y: Any, x: Input, pos: Any) -> None:
+    try:
+        j.check(y, x, pos)
+    except AssertionError as error:
+        raise AssertionError(f"{name}: {error}") from None
 
 
 @check("nonfinite", "rotary_dim")
 def nonfinite(j: Judge) -> None:
     """NaN and infinities stay inside their pair; every other element is rotated as usual."""
     values = np.random.default_rng(5).standard_normal((2, 3, 5, j.width))
-    values[0, 1, 2, 3], values[1, 2, 4, 0], values[1, 0, 0, 15] = np.nan, np.inf, -np.inf
-    values[0, 2, 1, 14] = np.nan
+    values[0, 1, 2, 3 % j.width], values[1, 2, 4, 0], values[1, 0, 0, 15 % j.width] = np.nan, np.inf, -np.inf
+    values[0, 2, 1, 14 % j.width] = np.nan
     x = j.array(values)
     for width in (16, 8):
         with j.if_served():

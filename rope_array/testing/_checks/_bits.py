@@ -45,9 +45,10 @@ def same_bits_among_many(j: Judge) -> None:
 def same_bits_of_positions(j: Judge) -> None:
     """A row has the same bits for any shape of positions: (S,), (B, S), (B, 1) or a scalar."""
     x = j.x(*_SHAPE)
-    one, row = j.rotated(x, np.full(7, 11)), j.rotated(x, j.positions(7))
-    j.check_same(j.run(x, np.array(11)), one, x, np.array(11), "at a scalar position")
-    j.check_same(j.run(x, np.full((2, 1), 11)), one, x, np.array(11), "at positions of shape (B, 1)")
+    at = j.wrap(11)
+    one, row = j.rotated(x, np.full(7, at)), j.rotated(x, j.positions(7))
+    j.check_same(j.run(x, at), one, x, at, "at a scalar position")
+    j.check_same(j.run(x, np.full((2, 1), at)), one, x, at, "at positions of shape (B, 1)")
     j.check_same(
         j.run(x, np.stack([j.positions(7)] * 2)), row, x, j.positions(7), "at positions of shape (B, S)"
     )
@@ -61,7 +62,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
     for name, array in j.lib.strided(x.array):
         with j.if_served():
             y = j.numbers(j.run(x._replace(array=array), pos))
-            assert np.array_equal(y, whole), f"{name}: {(y != whole).sum()} elements have other bits"
+            j.check_equal(y, whole, f"have other bits if x is {name}", pos)
 
 
 @check("tuple", "tuple[2]", "any_positions")
@@ -70,7 +71,7 @@ def same_bits_in_company(j: Judge) -> None:
     x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.dtypes[-1], seed=1), j.positions(7)
     alone = [j.rotated(one, pos) for one in (other, x)]
     for y, one, expected in zip(j.run((other, x), pos), (other, x), alone, strict=True):
-        j.check_same(y, expected, one, pos, "in a tuple")
+        j.check_same(y, expected, one, pos, "in a tuple of arrays")
 
 
 @check(each_dtype=True)
@@ -78,6 +79,4 @@ def same_bits_again(j: Judge, dtype: str) -> None:
     """A second call with the same arguments gives the same bits."""
     x, pos = j.x(dtype=dtype), j.positions()
     first, second = (j.numbers(j.run(x, pos)) for _ in range(2))
-    assert np.array_equal(first, second), (
-        f"{(first != second).sum()} elements have other bits in a second call"
-    )
+    j.check_equal(second, first, "have other bits in a second call", pos)

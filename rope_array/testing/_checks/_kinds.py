@@ -70,8 +70,9 @@ def _tuple(j: Judge, xs: tuple[Input, ...]) -> Any:
     ys = j.run(xs, j.positions())
     assert isinstance(ys, tuple), f"the result is a {type(ys).__name__}"
     assert len(ys) == len(xs), f"{len(ys)} results for {len(xs)} arrays"
-    for x, y in zip(xs, ys, strict=True):
-        j.check_kind(y, x)
-        if j.claims("values"):
-            j.check(y, x, j.positions())
+    for i, (x, y) in enumerate(zip(xs, ys, strict=True), 1):
+        with j.part(f"array {i} of {len(xs)}"):
+            j.check_kind(y, x)
+            if j.claims("values"):
+                j.check(y, x, j.positions())
     return ys

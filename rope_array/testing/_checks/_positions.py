@@ -12,7 +12,7 @@ from rope_array.testing._parts import broadcast_shape
 def positions_of_their_own(j: Judge) -> None:
     """Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences."""
     for pos in ([0, 1, 2, 0, 1], [9, 3, 3, 7, 0], [4, 3, 2, 1, 0]):
-        j.check_call(j.x(), np.array(pos))
+        j.check_call(j.x(), j.wrap(pos))
 
 
 @check("offset_positions")
@@ -94,7 +94,8 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
         bottom = -(2**31) if j.target.reach >= 2**31 - 1 else -j.target.reach
         low = max(int(ends.min), bottom) if signed else top - 4
-        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top])
+        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
+        values = values if signed else values.clip(0)
         x = j.x(1, 2, 5, 16)
         with j.if_served():
             j.check(j.call(x, j.pos(values, kind)), x, values)

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing import _watch
+from rope_array.testing._judge import Floats, Input, Judge, check
+from rope_array.testing._settings import unusual_settings
+
+# Calls: x, positions and fields.
+Calls = list[tuple[Input, Any, dict[str, Any]]]
+_SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
 
 
 @check("base", "pairing", "rotary_dim")
@@ -32,7 +38,7 @@ def calls_at_other_positions(j: Judge) -> None:
 def calls_at_like_positions(j: Judge) -> None:
     """Positions are distinguished by all of their numbers, not by their ends, sum or repr."""
     for four in ([2, 5, 7, 9], [2, 7, 5, 9], [2, 6, 6, 9]):
-        j.check_call(j.x(1, 2, 4, 16), np.array(four))
+        j.check_call(j.x(1, 2, 4, 16), j.wrap(four))
     long = j.wrap(np.arange(1100) % 600)
     for pos in (long, np.concatenate([long[:300], long[300:800][::-1], long[800:]])):
         j.check_call(j.x(1, 1, 1100, 16), pos)
@@ -41,7 +47,7 @@ def calls_at_like_positions(j: Judge) -> None:
 @check("any_positions", "batch_positions")
 def calls_at_reshaped_positions(j: Judge) -> None:
     """Positions are distinguished by their shape: the same numbers as (2, 3) and as (3, 2)."""
-    numbers = np.array([4, 8, 15, 16, 23, 30])
+    numbers = j.wrap([4, 8, 15, 16, 23, 30])
     for batch in (2, 3, 2):
         j.check_call(j.x(batch, 2, 6 // batch, 16), numbers.reshape(batch, -1))
 
@@ -49,10 +55,11 @@ def calls_at_reshaped_positions(j: Judge) -> None:
 @check("any_positions")
 def positions_written_in_place(j: Judge) -> None:
     """An array of positions that was written since the last call is read again."""
-    x, pos = j.x(), j.pos(np.arange(5))
-    j.check(j.call(x, pos), x, np.arange(5))
-    if j.lib.advance(pos):
-        j.check(j.call(x, pos), x, np.arange(5) + 1)
+    numbers = np.arange(5) % max(j.target.reach, 1)
+    x, pos = j.x(), j.pos(numbers)
+    j.check(j.call(x, pos), x, numbers)
+    if j.target.reach and j.lib.advance(pos):
+        j.check(j.call(x, pos), x, numbers + 1)
 
 
 @check(each_dtype=True)
@@ -70,22 +77,116 @@ def results_are_kept(j: Judge, dtype: str) -> None:
             assert j.lib.snapshot(y) == before, "a later call wrote to an earlier result"
 
 
+@check("offset_positions")
+def short_calls_after_a_long_one(j: Judge) -> None:
+    """A long call leaves nothing behind: shorter calls after it, also at other positions, are right."""
+    for start, rows in ((0, 40), (5, 1050), (0, 3), (9, 40), (5, 4)):
+        rows = min(rows, j.target.reach + 1)
+        j.check_call(j.x(1, 2, rows, 16), j.row(start, rows))
+    if j.claims("float_positions", "any_positions"):
+        long = (np.arange(1050) % 31 + 0.5).astype("float32")
+        for pos in (np.minimum(long, j.target.reach), np.arange(3), long[:4] + 2):
+            j.check_call(j.x(1, 2, len(pos), 16), pos)
+
+
+@check("offset_positions")
+def calls_far_and_near(j: Judge) -> None:
+    """Tables that grow for a far position, and shrink or restart for a near one, are right each time."""
+    far = max(min(j.target.reach - 5, 5000), 1)
+    for start in (0, far // 2, 2, far, 70, far - 1, 1):
+        j.check_call(j.x(1, 2, 4, 16), j.row(start, 4))
+
+
+@check("offset_positions")
+def dtypes_in_turn(j: Judge) -> None:
+    """Each call is as exact as its own dtype: no table is kept in the dtype of an earlier x."""
+    for start, dtypes in ((11, j.dtypes[::-1]), (30, j.dtypes), (11, j.dtypes)):
+        for dtype in dtypes:
+            j.check_call(j.x(1, 3, 4, 16, dtype=dtype), j.row(start, 4))
+
+
+@check("narrow_positions", "any_positions")
+def calls_at_positions_of_like_bits(j: Judge) -> None:
+    """Positions are distinguished by their dtype: 253 of uint8 has the same bits as -3 of int8."""
+    unsigned, signed, whole = np.array([3, 253, 2, 250]), np.array([3, -3, 2, -6]), np.array([3, 1, 2, 6])
+    bits = whole.astype("float32").view("int32")  # beyond what float32 angles reach
+    for values, kind, needs in (
+        (unsigned, "uint8", ["narrow_positions[uint8]"]),
+        (signed, "int8", ["narrow_positions[int8]", "negative_positions"]),
+        (whole.astype("float32"), "float32", ["float_positions[float32]"]),
+        *([(bits, "int32", ["narrow_positions[int32]"])] if j.target.angles != "float32" else []),
+    ):
+        if j.claims(*needs) and np.abs(values).max() <= j.target.reach:
+            x = j.x(1, 2, 4, 16)
+            with j.if_served():
+                j.check(j.call(x, j.pos(values, kind)), x, values)
+
+
+def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """Return calls that most code refuses: too many positions, a pairing that is none, an odd head_dim."""
+    x, pos = j.x(), j.pos(j.positions())
+    odd = Input(j.lib.asarray(x.values[..., 1:], j.dtype), x.values[..., 1:], j.dtype)
+    return [
+        (x, j.pos(j.row(3, 7)), {}),
+        *([(x, pos, {"pairing": "none"})] if j.claims("pairing") else []),
+        *([(odd, pos, {})] if j.width % 2 == 0 and not j.target.compiled else []),
+    ]
+
+
+@check("offset_positions")
+def calls_after_an_exception(j: Judge) -> None:
+    """A call that raises leaves nothing behind: the next call is right, and settings are as before."""
+    x, pos = j.x(), j.pos(j.positions())
+    for refused in _refusals(j):
+        _raises(j, *refused)  # imports what it needs
+        raised, changed = _watched(j, *refused)
+        j.check(j.call(x, pos), x, j.positions())
+        changed -= _watched(j, x, pos, {})[1]  # changed by every call
+        assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
+
+
+def _watched(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> tuple[bool, set[str]]:
+    """Call; return whether it raises, and the settings that it changes."""
+    with unusual_settings():
+        before = j.lib.state()
+        raised = _raises(j, x, pos, spec)
+        return raised, set(_changes(before, j.lib.state()))
+
+
+def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
+    try:
+        _bare_call(j, x, pos, spec)
+    except Exception:
+        return True
+    return False
+
+
 @check()
 def settings_unchanged(j: Judge) -> None:
-    """A call does not change settings of the process: error handling, random state, default dtype."""
-    random_state = np.random.get_state()  # noqa: NPY002 (the process's state)
-    try:
-        np.random.seed(int(np.random.default_rng().integers(2**31)))  # noqa: NPY002 (so that a seed shows)
-        with np.errstate(all="warn"):
-            before = j.lib.state()
-            j.target.call(j.x().array, j.pos(j.positions()))
-            after = j.lib.state()
-    finally:
-        np.random.set_state(random_state)  # noqa: NPY002
-    changed = [name for name in before if before[name] != after[name]]
-    # `settings` predates the first call, which may have changed them for good.
-    changed += [name for name in j.settings if j.settings[name] != after[name]]
-    assert not changed, f"the call changed {', '.join(dict.fromkeys(changed))}"
+    """A call does not change settings of the process or library: error handling, random state, threads."""
+    specs = [{name: value} for name, value in _SPECS.items() if j.claims(name)]
+    for dtype, spec in [*((dtype, {}) for dtype in j.dtypes), *((j.dtype, spec) for spec in specs)]:
+        x, pos = j.x(dtype=dtype), j.pos(j.positions())
+        with j.if_served():
+            j.call(x, pos, **spec)  # imports what it needs
+            with unusual_settings():
+                before = j.lib.state()
+                _bare_call(j, x, pos, spec)
+                changed = _changes(before, after := j.lib.state())
+            # `settings` predates the first call, which may have changed them for good.
+            changed |= _changes(j.settings, after)
+            assert not changed, f"the call changed {', '.join(changed)}"
+
+
+def _bare_call(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> None:
+    """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
+    spec = j.fit(spec)
+    _watch.calling(x.array, pos, spec)
+    j.target.call(x.array, pos, **spec)
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, None]:
+    return dict.fromkeys(name for name in before if before[name] != after[name])
 
 
 @check("threads", "offset_positions")
@@ -93,21 +194,56 @@ def threads(j: Judge) -> None:
     """Calls from several threads at once do not affect each other."""
     x = [j.x(1, 2, 5, 16, seed=i) for i in range(4)]
     pos = [j.row(start, 5) for start in (0, 7, 60, 200)]
-    for one, row in zip(x, pos, strict=True):  # compile before the threads start
-        j.check_call(one, row)
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(x))
+    _check_at_once(j, [(one, row, {}) for one, row in zip(x, pos, strict=True)], 25)
 
-    def calls(i: int) -> None:
+
+@check("threads", "offset_positions")
+def threads_of_large_calls(j: Judge) -> None:
+    """Large calls from several threads at once, which share no scratch memory, do not affect each other."""
+    rows = min(120, j.target.reach + 1)
+    calls: Calls = [
+        (j.x(1, 6, rows, 64, seed=i), j.row(start, rows), {}) for i, start in enumerate((0, 33, 0, 20))
+    ]
+    _check_at_once(j, calls, 8)
+
+
+@check("threads", "offset_positions")
+def threads_of_different_calls(j: Judge) -> None:
+    """Calls of different shapes, dtypes and fields from several threads at once do not affect each other."""
+    specs = [{name: value} for name, value in _SPECS.items() if j.claims(name)] or [{}]
+    calls: Calls = []
+    for i, start in enumerate((0, 7, 60, 200)):
+        x = j.x(1, 2 + i % 2, 5 - i // 2, 16 + 16 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
+        calls.append((x, j.row(start, 5 - i // 2), specs[i // 2 % len(specs)] if i % 2 else {}))
+    _check_at_once(j, calls, 25)
+
+
+def _check_at_once(j: Judge, calls: Calls, times: int) -> None:
+    """Make each of these calls many times in a thread of its own, and judge every result."""
+    alone = []
+    for x, pos, spec in calls:  # compiled before the threads start
+        with j.if_served():
+            alone.append((x, pos, spec, j.rotated(x, pos, **spec)))
+    errors: list[BaseException] = []
+    start = threading.Barrier(max(len(alone), 1))
+
+    def repeat(x: Input, pos: Any, spec: dict[str, Any], expected: Floats) -> None:
         try:
             with j.lib.thread():
                 start.wait()
-                for _ in range(25):
-                    j.check_call(x[i], pos[i])
+                for _ in range(times):
+                    y = j.run(x, pos, **spec)
+                    if not np.array_equal(j.numbers(y), expected):
+                        j.check(y, x, pos, **spec)
         except BaseException as error:
             errors.append(error)
 
-    at_once = [threading.Thread(target=calls, args=(i,)) for i in range(4)]
+    _run_at_once([threading.Thread(target=repeat, args=call) for call in alone])
+    if errors:
+        raise errors[0]
+
+
+def _run_at_once(at_once: list[threading.Thread]) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -117,5 +253,3 @@ def threads(j: Judge) -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    if errors:
-        raise errors[0]

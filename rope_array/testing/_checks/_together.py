@@ -33,6 +33,8 @@ _ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
 _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
 # Many rows, heads or batches; one at a time, and two.
 _MANY = ((1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1))
+_FEW = ((2, 1, 600), (1, 70, 2), (40, 2, 2))
+_MORE = ((1, 1, 4100), (1, 520, 2), (260, 1, 2), (3, 70, 40))
 FIELDS = (
     "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq",
     "attention_factor", "scaling", "axes", "inverse", "in_tuple",
@@ -44,7 +46,7 @@ def combinations(j: Judge) -> None:
     """Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call."""
     levels = _levels(j)
     # Each case is compiled again; the first cases cover most combinations.
-    check_covering(j, levels, pairs_among(levels), few=10 if j.target.wraps is not None else j.lib.calls)
+    check_covering(j, levels, pairs_among(levels), few=10 if j.target.compiled else j.lib.calls)
 
 
 @check()
@@ -59,12 +61,13 @@ def widths_and_fields(j: Judge) -> None:
     """Every claimed field is correct at the head_dims of models, for slices of any width."""
     fields = field_levels(j)
     parts: list[Any] = [8, 24, 48, 96, "most"] if j.claims("rotary_dim") else []
+    few = is_compiled(j)
     levels = plain_levels(
         j,
         dtype=j.dtypes,
-        **{**fields, "rotary_dim": [None, *parts]},
-        width=claimed_widths(j),
-        rows=[(1, 2, 3), (2, 3, 2)],
+        **{**fields, "rotary_dim": [None, *(parts[1::2] if few else parts)]},
+        width=some_widths(j, 64, 112, 128) if few else claimed_widths(j),
+        rows=[(2, 3, 2)] if few else [(1, 2, 3), (2, 3, 2)],
         positions=_shapes(j, "S", "BS"),
     )
     groups = [
@@ -72,7 +75,7 @@ def widths_and_fields(j: Judge) -> None:
         *(("width", "rotary_dim", "pairing"), ("width", "pairing", "out_pairing")),
         *(("width", "dtype", "pairing"), ("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")),
     ]
-    check_covering(j, levels, groups, few=8)
+    check_covering(j, levels, _pairs_in(groups) if few else groups, few=12)
 
 
 @check()
@@ -82,7 +85,7 @@ def sizes_and_fields(j: Judge) -> None:
         j,
         dtype=j.dtypes,
         **field_levels(j),
-        rows=[*_MANY],
+        rows=_FEW if is_compiled(j) else [*_MANY, *(_MORE if j.thorough else ())],
         positions=_shapes(j, "S", "BS", "BHS"),
         reach=_reaches(j)[:2],
     )
@@ -90,7 +93,7 @@ def sizes_and_fields(j: Judge) -> None:
         *(("rows", "dtype", name) for name in (*FIELDS, "positions")),
         *(("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse")),
     ]
-    check_covering(j, levels, groups, few=6)
+    check_covering(j, levels, _pairs_in(groups) if is_compiled(j) else groups, few=9)
 
 
 @check("strides")
@@ -102,14 +105,24 @@ def strides_and_fields(j: Judge) -> None:
         **field_levels(j),
         layout=[layout_name(name) for name, _ in j.lib.strided(j.x().array)],
         rows=[(2, 3, 5), (2, 1, 3), (1, 3, 1)],
-        width=[width for width in claimed_widths(j) if width in (j.width, 64, 80)],
+        width=list(dict.fromkeys((j.width, *some_widths(j, 64, 80)))),
         positions=_shapes(j, "S", "BS"),
     )
     groups = [("layout", name) for name in (*FIELDS, "width", "rows", "positions")]
-    check_covering(j, levels, [*groups, ("layout", "dtype", "pairing"), ("layout", "width", "dtype")], few=4)
+    check_covering(j, levels, [*groups, ("layout", "dtype", "pairing"), ("layout", "width", "dtype")], few=2)
 
 
 # ---- the calls ----
+
+
+def _pairs_in(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the first factor of each group with each other one: what a few calls can combine."""
+    return [(first, other) for first, *others in groups for other in others]
+
+
+def is_compiled(j: Judge) -> bool:
+    """Return whether calls of new shapes take long, so that a check makes a few only."""
+    return j.lib.calls < 1000 or j.target.compiled
 
 
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
@@ -148,6 +161,11 @@ def _other(pairing: str) -> str:
 
 
 # ---- the values of factors ----
+
+
+def some_widths(j: Judge, *widths: int) -> list[int]:
+    """Return the claimed ones of some head_dims, or the usual one."""
+    return [width for width in claimed_widths(j) if width in widths and width != j.width] or [j.width]
 
 
 def plain_levels(j: Judge, **levels: Any) -> Levels:

@@ -20,10 +20,14 @@ from rope_array.testing._checks._together import (
     check_cases,
     check_covering,
     field_levels,
+    is_compiled,
     plain_levels,
+    some_widths,
 )
 from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Input, Judge, check
+
+_ROWS = ((2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600))
 
 
 def _check_gradient(j: Judge, x: Input, g: Input, pos: Any, **spec: Any) -> None:
@@ -139,8 +143,8 @@ def gradient_combinations(j: Judge) -> None:
         j,
         **field_levels(j),
         dtype=j.dtypes,
-        rows=[(2, 3, 5), (1, 70, 2), (40, 2, 1), (2, 1, 600)],
-        width=[width for width in claimed_widths(j) if width in (j.width, 64, 128)],
+        rows=_ROWS[:2] if is_compiled(j) else _ROWS,
+        width=list(dict.fromkeys((j.width, *some_widths(j, *((64,) if is_compiled(j) else (64, 128)))))),
         positions=[shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)],
         layout=[None, *layouts],
         gradient=_cotangents(j),
@@ -149,7 +153,7 @@ def gradient_combinations(j: Judge) -> None:
         *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
         *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
     ]
-    check_covering(j, levels, groups, few=6)
+    check_covering(j, levels, groups, few=8)
 
 
 def _case(j: Judge, **values: Any) -> Case:

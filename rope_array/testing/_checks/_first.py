@@ -1,0 +1,63 @@
+"""The first call: of the target, in each dtype, and with each field."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rope_array.testing._judge import Input, Judge, check
+
+# A call of each field with values, sizes and positions of its own check: compiled code is compiled once.
+_FIELDS: dict[str, Any] = {
+    "base": 500_000.0,
+    "rotary_dim": 8,
+    "pairing": "half",
+    "attention_factor": 1.25,
+    "inverse": True,
+}
+
+
+@check()
+def first_call(j: Judge) -> None:
+    """The first call of all is as right as the second, and so is the first in each dtype and with each field.
+
+    Trial calls that find the claims count.
+    """
+    for x, pos, spec, y in (*_tried(j), *_fresh(j)):
+        first = _error(j, y, x, pos, spec)
+        if first and not _error(j, _again(j, x, pos, spec), x, pos, spec):
+            fields = f" with {spec}" if spec else ""
+            raise AssertionError(
+                f"the first call in {x.dtype}{fields} is wrong, the second is right: {first}"
+            )
+
+
+def _tried(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
+    for call in j.target.first_calls.of(j.target.claimed):
+        yield Input(None, call.x, call.dtype), call.pos, call.spec, call.y
+
+
+def _fresh(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any], Any]]:
+    specs = [{name: value} for name, value in _FIELDS.items() if j.claims(name)]
+    calls = [*((dtype, {}) for dtype in j.dtypes), *((j.dtype, spec) for spec in specs)]
+    for dtype, spec in calls:
+        x, pos = j.x(dtype=dtype), j.positions()
+        yield x, pos, spec, _again(j, x, pos, spec)
+
+
+def _again(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> np.ndarray | None:
+    """Call with a new copy of x; return the numbers, or None if the call raises."""
+    try:
+        return j.numbers(j.run(j.array(x.values, x.dtype), pos, **spec))
+    except Exception:  # the checks of these calls report it
+        return None
+
+
+def _error(j: Judge, y: Any, x: Input, pos: Any, spec: dict[str, Any]) -> str:
+    """Return why a result is wrong, or ""."""
+    try:
+        assert y is not None, "it raises"
+        j.check_values(y, x, pos, **spec)
+    except AssertionError as error:
+        return str(error)
+    return ""

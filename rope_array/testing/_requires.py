@@ -1,0 +1,55 @@
+"""Required capabilities: each is a result of its own, which fails if the target declines the capability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from ._checks import checks
+from ._claims import CAPABILITIES, by_library
+from ._judge import Check, Judge
+from ._parts import PART_NAMES, parts_of
+from ._target import Target
+
+
+def required_checks(target: Target) -> tuple[Check, ...]:
+    """Return a check `requires[NAME]` for each required name; run them after all other checks."""
+    return tuple(_check_of(name) for name in dict.fromkeys(target.requires))
+
+
+@cache
+def _check_of(name: str) -> Check:
+    about = CAPABILITIES.get(name, "")
+    requirement = f"The target {about}, as required." if about else f"{name} applies, as required."
+    return Check(f"requires[{name}]", requirement, (), _require, (name,))
+
+
+def _require(judge: Judge, name: str) -> None:
+    reasons = list(dict.fromkeys(filter(None, _why_lacking(judge, name))))
+    assert not reasons, f"{name} is required, and the target lacks it: {'; '.join(reasons)}"
+
+
+def _why_lacking(judge: Judge, name: str) -> Iterator[str]:
+    """Yield why a target lacks a capability, a part or the subject of a check."""
+    if name in CAPABILITIES or name in PART_NAMES:
+        yield from _why_declined(judge, name)
+        yield from (_refusal(judge, check) for check in checks() if name in check.needs)
+        return
+    check = next(check for check in checks() if check.name == name)
+    yield check.inapplicable(judge) or _refusal(judge, check)
+
+
+def _why_declined(judge: Judge, name: str) -> Iterator[str]:
+    """Yield why a target declines a capability, or a part of it that its library has."""
+    declines, unavailable = judge.target.declines, by_library(judge.target)
+    if name in declines:
+        yield declines[name]
+        return
+    for part in parts_of(name):
+        if part in declines and part not in unavailable:
+            yield f"{part}: {declines[part]}"
+
+
+def _refusal(judge: Judge, check: Check) -> str:
+    """Return why a target refused the calls of a check when it was run, or ""."""
+    return f"{check.name}: {judge.refusals[check.name]}" if check.name in judge.refusals else ""

@@ -1,0 +1,88 @@
+"""Settings of the process that a call should leave alone, and unusual values so that a call's own show."""
+
+from __future__ import annotations
+
+import decimal
+import gc
+import hashlib
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT)
+# Variables that libraries read when they start threads.
+_THREADS = ("OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_", "GOTO_", "VECLIB_")
+
+
+def lasting_settings() -> dict[str, Any]:
+    """Return settings that hold for every later computation of the process, or of the thread."""
+    return {
+        "NumPy's buffer size": np.getbufsize(),
+        "the rounding and the subnormal numbers of the processor": _arithmetic(),
+        "environment variables of threads": {k: v for k, v in os.environ.items() if k.startswith(_THREADS)},
+    }
+
+
+def process_settings() -> dict[str, Any]:
+    """Return all settings of the process that the suite knows."""
+    return {
+        **lasting_settings(),
+        "NumPy's error handling": np.geterr(),
+        "NumPy's print options": repr(np.get_printoptions()),
+        "NumPy's random state": str(np.random.get_state()),  # noqa: NPY002 (the process's state)
+        "Python's random state": hash(random.getstate()),
+        "the precision of decimal": decimal.getcontext().prec,
+        "the rounding of decimal": decimal.getcontext().rounding,
+        "the filters of warnings": list(warnings.filters),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the switch interval of threads": sys.getswitchinterval(),
+        "the collection of garbage": (gc.isenabled(), gc.get_threshold()),
+        "the handlers of signals": [signal.getsignal(n) for n in _SIGNALS],
+        "hooks of exceptions": (sys.excepthook, threading.excepthook),
+        "standard output and errors": (id(sys.stdout), id(sys.stderr)),
+        "logging": (logging.root.level, logging.root.manager.disable, *logging.root.handlers),
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the current directory": os.getcwd(),
+        "the import path": list(sys.path),
+        "environment variables": hashlib.sha256(repr(sorted(os.environ.items())).encode()).digest(),
+    }  # fmt: skip
+
+
+def _arithmetic() -> tuple[bool, bool]:
+    """Return whether numbers are rounded to nearest, and whether subnormal numbers are kept."""
+    one, tiny = np.array([1.0, -1.0]), np.array([1e-310, 1e-310])
+    rounded = (one + 2.0**-54 == one).all() and (one - 2.0**-55 == one).all()
+    return bool(rounded), bool((tiny * 1.0 != 0).all())
+
+
+@contextmanager
+def unusual_settings() -> Iterator[None]:
+    """Give settings values that no call sets; restore the old ones at the end."""
+    with ExitStack() as stack:
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the process's state)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        stack.callback(gc.enable if gc.isenabled() else gc.disable)
+        stack.enter_context(np.errstate(all="warn"))
+        stack.enter_context(np.printoptions(precision=5))
+        stack.enter_context(decimal.localcontext(decimal.Context(prec=41, rounding=decimal.ROUND_DOWN)))
+        stack.enter_context(warnings.catch_warnings())
+        seed = np.random.default_rng().integers(2**31)
+        np.random.seed(int(seed))  # noqa: NPY002
+        random.seed(int(seed))
+        warnings.filterwarnings("ignore", message="no call warns of this")
+        sys.setrecursionlimit(sys.getrecursionlimit() + 11)
+        sys.setswitchinterval(sys.getswitchinterval() * 1.5)
+        gc.disable()
+        yield

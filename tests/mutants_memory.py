@@ -1,0 +1,331 @@
+"""Mutants of memory, state and plain sizes: see mutants.py."""
+
+import time
+import weakref
+from importlib import import_module
+
+import numpy as np
+from mutants import each, mutant, whole
+
+import rope_array as ra
+
+_STATE = {}
+
+
+def at_rest(y, x, where):
+    """Leave some elements unrotated."""
+    y[where] = x[where]
+    return y
+
+
+# ---- the first call ----
+
+
+@mutant("first_call")
+@each
+def first_call_of_a_dtype_doubled(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    seen = _STATE.setdefault("dtypes", set())
+    if x.dtype.name not in seen:
+        seen.add(x.dtype.name)
+        y *= 2
+    return y
+
+
+# ---- memory of x and positions ----
+
+
+@mutant("storage_offsets")
+@each
+def reads_aligned_memory(x, pos, **spec):
+    """Read from the last multiple of 16 bytes, as an aligned load does."""
+    address = x.ctypes.data
+    if x.flags.c_contiguous and address % x.itemsize == 0 and address % 16:
+        x = np.roll(x, 1)
+    return ra.apply(x, pos, **spec)
+
+
+def _array_of(pos, ndim):
+    return isinstance(pos, np.ndarray) and pos.ndim == ndim and pos.size > 1
+
+
+@mutant("storage_offsets_of_positions")
+def positions_from_the_start_of_memory(x, pos, **spec):
+    if _array_of(pos, 1) and pos.base is not None and pos.flags.c_contiguous and pos.base.dtype == pos.dtype:
+        pos = pos.base.ravel()[: pos.size]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_reversed")
+def negative_strides_misread(x, pos, **spec):
+    return ra.apply(x, pos[::-1] if _array_of(pos, 1) and pos.strides[0] < 0 else pos, **spec)
+
+
+@mutant("positions_transposed")
+def transposed_positions_misread(x, pos, **spec):
+    if _array_of(pos, 2) and 0 < pos.strides[0] < pos.strides[1] and pos.shape[0] > 1:
+        pos = np.ascontiguousarray(pos[:1]) + 0 * pos
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_expanded")
+def strides_of_zero_misread(x, pos, **spec):
+    zero = isinstance(pos, np.ndarray) and any(
+        s == 0 and n > 1 for s, n in zip(pos.strides, pos.shape, strict=True)
+    )
+    return ra.apply(x, np.zeros_like(pos) if zero else pos, **spec)
+
+
+# ---- memory of results ----
+
+
+_WEAK = weakref.WeakValueDictionary()
+
+
+@mutant("results_may_be_written")
+@each
+def result_is_the_cached_one(x, pos, **spec):
+    """Keep the first result for equal calls; return copies to later ones."""
+    key = x.tobytes(), x.shape, str(x.dtype), repr(pos), repr(spec)
+    if (kept := _WEAK.get(key)) is not None:
+        return kept.copy()
+    y = ra.apply(x, pos, **spec)
+    _WEAK[key] = y
+    return y
+
+
+@mutant("results_are_writable")
+@each
+def result_is_read_only(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    y.flags.writeable = False
+    return y
+
+
+@mutant("results_without_overlap")
+@each
+def result_in_the_strides_of_x(x, pos, **spec):
+    """The results of equal heads share their memory."""
+    y = ra.apply(x, pos, **spec)
+    if x.ndim != 4 or np.ndim(pos) > 1 or x.strides[:2] != (0, 0):
+        return y
+    return np.lib.stride_tricks.as_strided(y, strides=(0, 0, *y.strides[2:]))
+
+
+def _in_a_ring(y, count):
+    """Return a view of the next of `count` buffers."""
+    ring = _STATE.setdefault((count, y.shape, y.dtype), [])
+    ring.append(ring.pop(0) if len(ring) == count else np.empty_like(y))
+    ring[-1][...] = y
+    return ring[-1][...]
+
+
+@mutant("many_results_are_kept")
+@each
+def ring_of_results(x, pos, **spec):
+    return _in_a_ring(ra.apply(x, pos, **spec), 64)
+
+
+@mutant("large_results_are_kept")
+@each
+def buffer_of_large_results(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return _in_a_ring(y, 1) if y.nbytes > 2**20 else y
+
+
+@mutant("large_results_are_kept")
+@each
+def buffer_of_very_large_results(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return _in_a_ring(y, 2) if y.nbytes > 2**23 else y
+
+
+@mutant("x_is_released")
+@each
+def x_is_kept(x, pos, **spec):
+    _STATE["x"] = x
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("x_is_released", library="torch")
+@each
+def view_of_x_is_kept(x, pos, **spec):
+    _STATE["view"] = x.detach()[..., ::2]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("memory_does_not_grow")
+@each
+def scratch_is_kept(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    _STATE.setdefault("scratch", []).append(y.copy())
+    return y
+
+
+# ---- state ----
+
+
+@mutant("short_calls_after_a_long_one")
+@each
+def positions_of_a_long_call_kept(x, pos, **spec):
+    if x.ndim != 4 or not _array_of(pos, 1):
+        return ra.apply(x, pos, **spec)
+    key = "long", x.shape[:2], x.shape[3], pos.dtype
+    if len(pos) > 1000:
+        _STATE[key] = pos.copy()
+    elif len(pos) <= 40 and key in _STATE:
+        pos = _STATE[key][: len(pos)]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_far_and_near")
+def table_that_grows_is_not_filled(x, pos, **spec):
+    """A table that has grown starts at the far position's row."""
+    key = "far", np.shape(whole(x))
+    if _array_of(pos, 1) and pos.dtype.kind == "i" and whole(x).ndim == 4 and len(pos) == 4:
+        if pos.max() > 4000:
+            _STATE[key] = True
+        elif key in _STATE and pos.min() >= 0:
+            pos = pos + 1
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("dtypes_in_turn")
+@each
+def table_narrowed_in_place(x, pos, **spec):
+    """A batch of one keeps its table; it is made again for a new dtype, and rounded to narrower ones."""
+    if x.ndim != 4 or x.shape[0] > 1:
+        return ra.apply(x, pos, **spec)
+    seen, now = _STATE.setdefault((x.shape, repr(pos), repr(spec)), (set(), [x.dtype]))
+    if x.dtype not in seen or x.dtype.itemsize < now[0].itemsize:
+        now[0] = x.dtype
+    seen.add(x.dtype)
+    return ra.apply(x.astype(now[0]), pos, **spec).astype(x.dtype)
+
+
+@mutant("calls_at_positions_of_like_bits")
+def cache_keyed_by_bits(x, pos, **spec):
+    if not _array_of(pos, 1):
+        return ra.apply(x, pos, **spec)
+    return ra.apply(x, _STATE.setdefault((pos.tobytes(), pos.shape), pos.copy()), **spec)
+
+
+@mutant("calls_after_an_exception")
+def busy_after_an_exception(x, pos, **spec):
+    if _STATE.pop("busy", False):
+        pos = np.zeros_like(pos)
+    _STATE["busy"] = True
+    y = ra.apply(x, pos, **spec)
+    _STATE["busy"] = False
+    return y
+
+
+@mutant("calls_after_an_exception")
+def error_handling_after_an_exception(x, pos, **spec):
+    old = np.seterr(all="ignore")
+    y = ra.apply(x, pos, **spec)
+    np.seterr(**old)
+    return y
+
+
+@mutant("settings_unchanged")
+def print_options_changed(x, pos, **spec):
+    np.set_printoptions(precision=8)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged")
+def warnings_ignored(x, pos, **spec):
+    import_module("warnings").filterwarnings("ignore", message="overflow")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("threads_of_large_calls")
+@each
+def scratch_of_large_calls(x, pos, **spec):
+    if x.size < 10_000:
+        return ra.apply(x, pos, **spec)
+    scratch = _STATE.setdefault(("scratch", x.shape, x.dtype), np.empty_like(x))
+    scratch[...] = x
+    time.sleep(1e-4)  # let another thread run
+    return ra.apply(scratch, pos, **spec)
+
+
+@mutant("threads_of_different_calls")
+def fields_in_one_place(x, pos, **spec):
+    _STATE["spec"] = spec
+    time.sleep(1e-4)  # let another thread run
+    return ra.apply(x, pos, **_STATE["spec"])
+
+
+# ---- sizes ----
+
+
+@mutant("many_heads")
+@each
+def only_64_heads(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return at_rest(y, x, np.s_[:, 64:]) if y.ndim == 4 else y
+
+
+@mutant("many_batches")
+@each
+def only_32_batches(x, pos, **spec):
+    return at_rest(ra.apply(x, pos, **spec), x, np.s_[32:] if x.ndim == 4 else np.s_[:0])
+
+
+@mutant("batches_times_heads")
+@each
+def grid_of_65535(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if y.ndim == 4 and y.size:
+        y.reshape(-1, *y.shape[2:])[65535:] = x.reshape(-1, *y.shape[2:])[65535:]
+    return y
+
+
+@mutant("many_rows", "many_elements")
+@each
+def float16_of_512_rows(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return at_rest(y, x, np.s_[..., 512:, :]) if x.dtype == np.float16 and y.ndim == 4 else y
+
+
+@mutant("long_sequences_from_an_offset")
+def long_sequences_start_at_0(x, pos, **spec):
+    if _array_of(pos, 1) and len(pos) > 2048 and (np.diff(pos) == 1).all():
+        pos = np.arange(len(pos))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_a_long_batch")
+def long_batch_by_the_first(x, pos, **spec):
+    return ra.apply(x, pos[:1] if _array_of(pos, 2) and pos.shape[1] > 2048 else pos, **spec)
+
+
+@mutant("positions_of_many_batches")
+def positions_of_256_batches(x, pos, **spec):
+    if _array_of(pos, 2) and len(pos) > 256:
+        pos = pos.copy()
+        pos[256:] = pos[0]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("widths_of_each_dtype")
+@each
+def float16_of_64_features(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return at_rest(y, x, np.s_[..., 64:]) if x.dtype == np.float16 else y
+
+
+@mutant("rotary_dims_of_models")
+@each
+def rotary_dim_rounded_to_a_power_of_two(x, pos, **spec):
+    y, width = ra.apply(x, pos, **spec), spec.get("rotary_dim") or 0
+    return at_rest(y, x, np.s_[..., 2 ** (width.bit_length() - 1) :]) if width > 16 else y
+
+
+@mutant("many_elements")
+@each
+def float16_of_2_20_elements(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return at_rest(y, x, np.s_[..., -1, :]) if x.dtype == np.float16 and y.size > 2**20 else y
