@@ -53,7 +53,7 @@ def judge(name, how):
     return Judge(
         Target(
             rotate, name=how, library=own.library, fields=tuple(FIELDS), dtypes=own.dtypes, angles="exact",
-            furthest=2**62, declared=True,
+            furthest=2**62, declared=True, lacks={"jit": "torch:compile has it"} if name == "torch" else {},
         )
     )  # fmt: skip
 
