@@ -27,7 +27,6 @@ SHARING = {
         ("jax", "RoPE"),
         ("jax", "Rotation"),
     ),
-    ("torch:compile", None),
 }
 SHARED = {
     f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants", "_together", "_sizes", "_modes")
