@@ -20,13 +20,8 @@ ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
 # Targets that compile much and run the code of another target: specs become plain numbers before any array is
 # made. Only the session `nightly` runs the checks of specs, sizes and modes on these.
 SHARING = {
-    *(
-        ("jax:x64", None),
-        ("jax:x64:jit", None),
-        ("jax:jit", "array-api"),
-        ("jax", "RoPE"),
-        ("jax", "Rotation"),
-    ),
+    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
+    *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
 }
 SHARED = {
     f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants", "_together", "_sizes", "_modes")

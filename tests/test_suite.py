@@ -955,6 +955,18 @@ def test_exits_are_failures(faulty):
     assert check(faulty, "faulty:exits").returncode == 1
 
 
+@pytest.mark.parametrize("exception", [SystemExit(0), GeneratorExit()])
+def test_an_exit_in_a_trial_call_is_no_refusal(exception):
+    def rotate(x, pos, base=10000.0):
+        if x.shape[-1] == 8:
+            raise exception
+        return ra.apply(x, pos, base=base)
+
+    report = run_checks(rotate)
+    assert [result.name for result in report.of("failed")] == ["refusals_raise"]
+    assert type(exception).__name__ in report.of("failed")[0].detail
+
+
 def test_output_in_any_encoding(faulty):
     for target in ("faulty:unprintable", "--list"):
         done = command(faulty, "-m", "rope_array", "check", target, encoding="ascii")

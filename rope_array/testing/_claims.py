@@ -406,7 +406,11 @@ def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | No
     try:
         with target.arrays.running():
             attempt()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception):  # SystemExit would end the process, were it not caught here
+            target.exits.append(one_line(error))
         return error
     return None
 

@@ -295,6 +295,11 @@ class Target:
         return FirstCalls()
 
     @cached_property
+    def exits(self) -> list[str]:
+        """Exceptions of trial calls that end a process, such as SystemExit."""
+        return []
+
+    @cached_property
     def defaults(self) -> dict[str, Any]:
         """The fields' values in a call without fields."""
         return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
