@@ -17,13 +17,21 @@ from rope_array.testing._own import as_records
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# Targets that compile much and read specs by the same code as another target: specs become plain numbers
-# before any array is made. Only the session `nightly` runs the checks of specs on these.
+# Targets that compile much and run the code of another target: specs become plain numbers before any array is
+# made. Only the session `nightly` runs the checks of specs, sizes and modes on these.
 SHARING = {
-    *(("jax:x64", None), ("jax:x64:jit", None), ("jax:jit", "array-api"), ("jax", "Rotation")),
+    *(
+        ("jax:x64", None),
+        ("jax:x64:jit", None),
+        ("jax:jit", "array-api"),
+        ("jax", "RoPE"),
+        ("jax", "Rotation"),
+    ),
     ("torch:compile", None),
 }
-OF_SPECS = {f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants")}
+SHARED = {
+    f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants", "_together", "_sizes", "_modes")
+}
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 
 
@@ -53,7 +61,7 @@ def judge(name, how):
     return Judge(
         Target(
             rotate, name=how, library=own.library, fields=tuple(FIELDS), dtypes=own.dtypes, angles="exact",
-            furthest=2**62, declared=True,
+            furthest=2**62, declared=True, lacks={"jit": "torch:compile has it"} if name == "torch" else {},
         )
     )  # fmt: skip
 
@@ -73,7 +81,7 @@ def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
-        if (name, how) in SHARING and check.function.__module__ in OF_SPECS:
+        if (name, how) in SHARING and check.function.__module__ in SHARED:
             marks.append(pytest.mark.nightly)
         yield pytest.param(name, how, check, id=f"{label}-{check.name}", marks=marks)
 

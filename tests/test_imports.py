@@ -185,7 +185,7 @@ JUDGE = {
     "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
-LATE_LIBRARIES = {"testing._compilers", "testing._libraries", "testing._modes", "testing._own"}
+LATE_LIBRARIES = {f"testing.{name}" for name in ("_compilers", "_libraries", "_modes", "_own", "_shrink")}
 LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
 OF_PYTEST = {"testing.plugin"}
 

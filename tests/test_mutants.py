@@ -73,7 +73,8 @@ def test_mutants_have_unique_names():
 
 def test_every_check_kills_a_mutant():
     named = {check for mutant in mutants.MUTANTS for check in mutant.failed_checks}
-    assert sorted({base_name(check) for check in checks()} ^ named) == []
+    in_a_child = {"refusals_raise"}  # its mutant ends the process: see test_suite.py
+    assert sorted({base_name(check) for check in checks()} ^ (named | in_a_child)) == []
 
 
 # ---- correct code in other styles, passed without a Target ----

@@ -421,7 +421,7 @@ def test_a_signal_ends_both_processes(ending, name, status):
 
 
 def test_junit_has_a_test_case_for_each_check(elsewhere):
-    options = ["--claim", "pairing=half", "--expect", "norm=known", "--junit", "report.xml"]
+    options = ["--claim", "pairing=half", "--expect", "base=known", "--junit", "report.xml"]
     done = check(elsewhere, "mylib:backwards", *options)
     assert done.returncode == 1
     root = ElementTree.parse(elsewhere / "report.xml").getroot()

@@ -122,7 +122,7 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
     failures = [check for check in checks() if check.name in failed]
     if not failures:
         return Findings()
-    if fault := _signature_fault(target.rotate):
+    if fault := _signature_fault(target):
         return _only(Cause(fault, failed=len(failures)), target, failed)
     guess = Guess(target, seconds={})
     if "definition" in failed:
@@ -177,14 +177,17 @@ def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
     return find_causes(target, dict.fromkeys(failed, "")).cause
 
 
-def _signature_fault(rotate: Callable[..., Any]) -> str:
+def _signature_fault(target: Target) -> str:
+    order = target.arguments.replace("(q,k)", "x").split(",")
     try:
-        signature = inspect.signature(rotate)
-        signature.bind(None, None)
+        signature = inspect.signature(target.rotate)
+        signature.bind(*order)
     except TypeError:
+        names = [name for name, p in signature.parameters.items() if p.default is p.empty]
+        fused = ", or claim arguments=q,k,pos if it takes q, k and positions" if len(names) == 3 else ""
         return (
-            f"the suite calls rotate(x, pos), and its parameters are {signature}; wrap it in a function of x "
-            "and pos"
+            f"the suite calls rotate({', '.join(order)}), and its parameters are {signature}; wrap it in a "
+            f"function of x and pos{fused}"
         )
     except ValueError:  # a builtin without a signature
         pass

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ._own import RULES
 
-_PLAIN = {"base": 10000.0, "pairing": "interleaved", "rotary_start": 0}
+_PLAIN = {"pairing": "interleaved", "base": 10000.0, "rotary_start": 0}
 
 
 class Diagnosis(NamedTuple):

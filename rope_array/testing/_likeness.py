@@ -55,19 +55,25 @@ def find_rotation(target: Target) -> Guess | str | None:
         found = seen[place]
         if isinstance(found, Seen) and found.is_rotated({"pairing": pairing} if pairing else {}, change):
             return _guess_of(target, place, found, {"pairing": pairing} if pairing else {}, change)
+    fault = _fault_of(next(iter(seen.values())))
     for place in (place for place, found in seen.items() if isinstance(found, Seen) and not place[2]):
+        if fault == _UNCHANGED:
+            break
         diagnosed = _diagnosed(target, place)
         if isinstance(diagnosed, str):
             return diagnosed
         if diagnosed is not None:
             return _guess_of(target, place, *diagnosed)
-    return _fault_of(next(iter(seen.values())))
+    return fault
+
+
+_UNCHANGED = "it returns x as it is"
 
 
 def _fault_of(first: Seen | Exception) -> str | None:
     """Return the fault of a plain call that is no rotation of any kind, or None."""
     if isinstance(first, Seen):
-        return "it returns x as it is" if np.array_equal(first.y, first.x.values) else None
+        return _UNCHANGED if np.array_equal(first.y, first.x.values) else None
     if isinstance(first, NotAnArray):
         return str(first)
     return f"rotate(x, pos) raises {one_line(first)}"
@@ -109,7 +115,10 @@ def _observe(
         try:
             y = judge.run(x, pos)
             if not hasattr(y, "dtype"):
-                return NotAnArray(f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array")
+                claim = ", or claim in_place=true if it writes its result into x" if y is None else ""
+                return NotAnArray(
+                    f"rotate(x, pos) returns a {type(y).__name__}; return x rotated, one array{claim}"
+                )
             if place[2] and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
                 return ValueError("it uses pos")
             return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))

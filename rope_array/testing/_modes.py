@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -91,9 +91,8 @@ def jvp(lib: Library, f: Callable[[Array], Array], x: Array, tangent: Array) -> 
         value, derivative = lib.native.jvp(f, (x,), (tangent,))
         return value, derivative
     forward = import_module("torch.autograd.forward_ad")
-    with ExitStack() as stack:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch warns of its own torch.jit.script
-            stack.enter_context(forward.dual_level())
-        value, derivative = forward.unpack_dual(f(forward.make_dual(x, tangent)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch warns of its own torch.jit.script
+        with forward.dual_level():
+            value, derivative = forward.unpack_dual(f(forward.make_dual(x, tangent)))
     return value, derivative
