@@ -1,5 +1,6 @@
 """Mutants that are wrong only where a width, a size, a dtype, strides or a gradient meets a field."""
 
+import dataclasses
 from importlib import import_module
 
 import numpy as np
@@ -165,17 +166,138 @@ def sequence_axis_of_many_heads(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+# ---- fields alone ----
+
+
+def is_alone(spec, name):
+    return set(spec) == {name}
+
+
+@mutant("one_field_at_every_width")
+@each
+def half_pairing_alone_at_a_power_of_two(x, pos, **spec):
+    """Split at half of the next power of two, in a fast path for half pairing."""
+    width = x.shape[-1]
+    wrong = is_alone(spec, "pairing") and spec["pairing"] == "half" and width > 24 and width & (width - 1)
+    return replaced(x, pos, spec, wrong, inverse=True)
+
+
+@mutant("one_field_at_every_width")
+@each
+def half_pairing_alone_at_112_and_160(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if is_alone(spec, "pairing") and spec["pairing"] == "half" and x.shape[-1] in (112, 160):
+        y = y.copy()
+        y[..., [55, 56]] = y[..., [56, 55]]
+    return y
+
+
+@mutant("one_field_at_every_width")
+@each
+def float16_half_pairing_alone_at_80(x, pos, **spec):
+    wrong = x.dtype == np.float16 and x.shape[-1] == 80 and is_alone(spec, "pairing")
+    return replaced(x, pos, spec, wrong and spec["pairing"] == "half", inverse=True)
+
+
+@mutant("one_field_at_every_width")
+@each
+def base_alone_at_112(x, pos, **spec):
+    return ra.apply(x, pos, **({} if x.shape[-1] == 112 and is_alone(spec, "base") else spec))
+
+
+@mutant("one_field_at_every_width")
+@each
+def inverse_with_half_pairing_alone_at_160(x, pos, **spec):
+    wrong = x.shape[-1] == 160 and set(spec) == {"pairing", "inverse"}
+    return replaced(x, pos, spec, wrong, inverse=False)
+
+
+@mutant("one_field_and_many_rows")
+@each
+def attention_factor_of_64_rows(x, pos, **spec):
+    """Leave the amplitude out from the 65th row on, if there is no other field."""
+    y = ra.apply(x, pos, **spec)
+    if is_alone(spec, "attention_factor") and x.ndim > 1:
+        y = y.copy()
+        y[..., 64:, :] /= spec["attention_factor"]
+    return y
+
+
+@mutant("one_field_and_many_rows")
+@each
+def base_alone_of_64_heads(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return unrotated_from(y, x, np.s_[:, 64:]) if is_alone(spec, "base") and x.ndim == 4 else y
+
+
+@mutant("rotary_starts_of_wide_heads")
+@each
+def rotary_start_modulo_32(x, pos, **spec):
+    if spec.get("rotary_start", 0) >= 32:
+        spec["rotary_start"] %= 32
+    return ra.apply(x, pos, **spec)
+
+
+def rule_of(spec, kind):
+    return isinstance(spec.get("scaling"), kind)
+
+
+@mutant("rules_at_wide_heads")
+@each
+def linear_scaling_without_half_pairing(x, pos, **spec):
+    wrong = rule_of(spec, ra.Linear) and spec.get("pairing") == "half" and x.shape[-1] >= 64
+    return ra.apply(x, pos, **(_without("scaling")(spec, x) if wrong else spec))
+
+
+@mutant("rules_at_wide_heads")
+@each
+def truncate_ignored_at_64(x, pos, **spec):
+    if rule_of(spec, ra.YaRN) and x.shape[-1] >= 64:
+        spec["scaling"] = dataclasses.replace(spec["scaling"], truncate=True)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("rules_at_wide_heads")
+@each
+def llama3_of_32_pairs(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if rule_of(spec, ra.Llama3) and x.shape[-1] > 64:
+        y = y.copy()
+        y[..., 64:] = ra.apply(x, pos, **_without("scaling")(spec, x))[..., 64:]
+    return y
+
+
+@mutant("axes_at_wide_heads")
+@each
+def axes_of_24_pairs(x, pos, **spec):
+    """Rotate the pairs from the 25th on by the first coordinate."""
+    axes = spec.get("axes")
+    if axes is not None and len(axes.coordinates) > 24 and not axes.widths and not axes.indices:
+        rest = (0,) * (len(axes.coordinates) - 24)
+        count = np.shape(pos)[-1]
+        spec["axes"] = dataclasses.replace(axes, coordinates=(*axes.coordinates[:24], *rest), count=count)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("batch_positions_of_five_axes")
+@each
+def positions_of_the_second_axis(x, pos, **spec):
+    """Match (B, S) to the second of five axes, if that has the size B."""
+    second = x.ndim == 5 and np.ndim(pos) == 2 and np.shape(pos)[0] == x.shape[1] and "axes" not in spec
+    return ra.apply(x, np.asarray(pos)[None] if second else pos, **spec)
+
+
 # ---- dtypes and strides ----
 
 
-@mutant("dtypes_and_fields")
+@mutant("widths_and_fields")
 @each
 def float16_inverse_of_a_slice(x, pos, **spec):
     wrong = x.dtype == np.float16 and "rotary_dim" in spec and spec.get("inverse")
     return replaced(x, pos, spec, wrong, inverse=False)
 
 
-@mutant("dtypes_and_fields")
+@mutant("widths_and_fields")
 @each
 def float64_scaling_of_halves(x, pos, **spec):
     if x.dtype == np.float64 and spec.get("pairing") == "half":
@@ -305,6 +427,55 @@ def gradient_scales_what_it_saved(x, pos, **spec):
         rotated = kept["factor"] * ra.apply(gradient, pos, inverse=True)
         kept["factor"] = 0.0
         return rotated
+
+    return _with_gradient(backward)(x, pos, spec) if not spec else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_one_field", library="torch")
+@each
+def gradient_of_a_slice_alone(x, pos, **spec):
+    """Rotate back with rotary_dim's frequencies at narrow heads only."""
+    wide = is_alone(spec, "rotary_dim") and x.shape[-1] > 64
+    return with_adjoint(x, pos, spec, _without("rotary_dim")) if wide else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_scaling", library="torch")
+@each
+def gradient_without_the_amplitude_of_yarn(x, pos, **spec):
+    def change(fields, gradient):
+        return {**fields, "attention_factor": 1.0} if is_alone(spec, "scaling") else fields
+
+    return with_adjoint(x, pos, spec, change) if rule_of(spec, ra.YaRN) else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_axes", library="torch")
+@each
+def gradient_by_the_first_coordinate(x, pos, **spec):
+    """Rotate back by the first coordinate, for axes of one series."""
+    axes = spec.get("axes")
+    if axes is None or axes.widths:
+        return ra.apply(x, pos, **spec)
+    coordinates = tuple(None if one is None else 0 for one in axes.coordinates)
+    wrong = dataclasses.replace(axes, coordinates=coordinates, count=pos.shape[-1])
+    return with_adjoint(x, pos, spec, lambda fields, gradient: {**fields, "axes": wrong})
+
+
+@mutant("gradient_at_far_positions", library="torch")
+@each
+def positions_while_recorded_in_bfloat16(x, pos, **spec):
+    torch = import_module("torch")
+    if x.requires_grad and torch.is_tensor(pos) and not pos.is_floating_point() and not spec:
+        pos = pos.bfloat16().long()
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_a_gradient", library="torch")
+@each
+def gradient_without_a_gradient(x, pos, **spec):
+    """Compute the gradient by a kernel that PyTorch does not record."""
+
+    def backward(gradient, pos, spec):
+        return ra.apply(gradient.detach(), pos, inverse=True)
 
     return _with_gradient(backward)(x, pos, spec) if not spec else ra.apply(x, pos, **spec)
 

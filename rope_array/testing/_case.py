@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._claims import DTYPES, SIZES
+from ._contract import Accuracy
 from ._definition import pairs_of
 from ._judge import Input, Judge
 from ._parts import PARTS
@@ -430,13 +431,31 @@ def check_gradient(
 def check_adjoint(j: Judge, pulled: Any, x: Input, g: Input, numbers: Any, **spec: Any) -> None:
     """Assert that a gradient is the cotangent rotated back, times the amplitude."""
     j.check_kind(pulled, x)
-    accuracy = j.target.accuracy
-    if accuracy.angles != "exact":  # other code adds the gradients of products in the dtype of x
-        accuracy = accuracy._replace(arithmetic="own")
     plan = pairs_of(x.values.shape[-1], {n: v for n, v in j.fields(spec).items() if v is not None})
     reciprocal = Context(prec=60).divide(Decimal(1), plan.amplitude)
     adjoint = {**spec, "inverse": not spec.get("inverse", False), "attention_factor": reciprocal}
-    j.check_values(j.numbers(pulled), g, numbers, accuracy, **adjoint)
+    j.check_values(j.numbers(pulled), g, numbers, _with_own_arithmetic(j), **adjoint)
+
+
+def check_second_gradient(j: Judge, x: Input, g: Input, h: Input, numbers: Any, **spec: Any) -> bool:
+    """Judge the gradient of a gradient by its cotangent g; return False if it is refused with an error."""
+    pos = j.pos(numbers)
+    if not j.target.declared and j.try_call(x, pos, **spec) is None:
+        return False
+    try:
+        pulled = j.lib.second_gradient(lambda array: j.call(array, pos, **spec), x.array, g.array, h.array)
+    except Exception:  # code that saves no second gradient may say so
+        return False
+    assert pulled is not None, "its part through the call is left out, without an error"
+    j.check_kind(pulled, h)
+    j.check_values(j.numbers(pulled), h, numbers, _with_own_arithmetic(j), **spec)
+    return True
+
+
+def _with_own_arithmetic(j: Judge) -> Accuracy:
+    """Return the accuracy of gradients: other code adds those of products in the dtype of x."""
+    accuracy = j.target.accuracy
+    return accuracy if accuracy.angles == "exact" else accuracy._replace(arithmetic="own")
 
 
 class _named:

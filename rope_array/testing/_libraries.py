@@ -149,6 +149,13 @@ class Library:
         """Return the vector-Jacobian product of f at x with a cotangent."""
         return self.pullback(f, x)[1](cotangent)
 
+    def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
+        """Return the gradient, by g, of the inner product of h and f's gradient at x with cotangent g.
+
+        None if the gradient does not depend on g, as far as the library knows.
+        """
+        raise NotImplementedError
+
     def running(self) -> AbstractContextManager[Any]:
         """Return the context manager for using the library."""
         return nullcontext()
@@ -499,6 +506,9 @@ class Jax(Library):
         y, pull = self.native.vjp(f, x)
         return y, lambda cotangent: pull(cotangent)[0]
 
+    def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
+        return self.native.vjp(lambda cotangent: self.native.vjp(f, x)[1](cotangent)[0], g)[1](h)[0]
+
     def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
         compiled: Callable[..., Array] = self.native.jit(f)
         return compiled
@@ -649,6 +659,12 @@ class Torch(Library):
             return pulled if isinstance(x, tuple) else pulled[0]
 
         return y, pull
+
+    def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
+        grad = self.native.autograd.grad
+        x, g = x.detach().requires_grad_(True), g.detach().requires_grad_(True)
+        (pulled,) = grad(f(x), x, g, create_graph=True)
+        return grad(pulled, g, h, allow_unused=True)[0] if pulled.requires_grad else None
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():

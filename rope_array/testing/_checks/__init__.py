@@ -4,6 +4,7 @@ from rope_array.testing._judge import Check, registered
 
 from . import (
     _accuracy,
+    _alone,
     _arrays,
     _bits,
     _fields,
@@ -32,6 +33,7 @@ _SUBJECTS = (
     _accuracy,
     _positions,
     _together,
+    _alone,
     _state,
     _refusals,
     _arrays,

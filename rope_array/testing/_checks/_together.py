@@ -49,13 +49,6 @@ def combinations(j: Judge) -> None:
     check_covering(j, levels, pairs_among(levels), few=10 if j.target.compiled else j.lib.calls)
 
 
-@check()
-def dtypes_and_fields(j: Judge) -> None:
-    """Any two of the claimed fields are correct in one call, in every claimed dtype."""
-    levels = plain_levels(j, dtype=j.dtypes, **field_levels(j), positions=_shapes(j, "S", "BS"))
-    check_covering(j, levels, [("dtype", *pair) for pair in pairs_among((*FIELDS, "positions"))], few=6)
-
-
 @check("widths")
 def widths_and_fields(j: Judge) -> None:
     """Every claimed field is correct at the head_dims of models, for slices of any width."""
@@ -151,12 +144,13 @@ def _made(j: Judge, values: Mapping[str, Any]) -> Case | None:
     if values["rotary_dim"] == "most":
         values["rotary_dim"] = values["width"] - 2
     if values["out_pairing"] == "other":
-        values["out_pairing"] = _other(values["pairing"] or j.target.defaults["pairing"])
+        values["out_pairing"] = other_pairing(values["pairing"] or j.target.defaults["pairing"])
     case = Case(**values)
     return case if fits(j, case) else None
 
 
-def _other(pairing: str) -> str:
+def other_pairing(pairing: str) -> str:
+    """Return the pairing that is not this one."""
     return "half" if pairing == "interleaved" else "interleaved"
 
 
@@ -180,7 +174,7 @@ def field_levels(j: Judge) -> Levels:
         "base": [500.0],
         "rotary_dim": [8],
         "rotary_start": [4],
-        "pairing": [_other(j.target.defaults["pairing"])],
+        "pairing": [other_pairing(j.target.defaults["pairing"])],
         "out_pairing": ["other"],
         "inv_freq": [True],
         "attention_factor": [1.1],

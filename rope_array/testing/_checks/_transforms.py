@@ -1,20 +1,25 @@
 """Gradients, compilation, and arrays that are computed later."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from rope_array.testing._case import (
     COTANGENTS,
+    MAPS,
     Case,
     check_adjoint,
     check_gradient,
+    check_second_gradient,
     claimed_shape,
     claimed_widths,
     fits,
     layout_name,
     plain_case,
+    position_kinds,
 )
+from rope_array.testing._checks._alone import as_text, axes_of_width, rules, single_fields, with_both_pairings
 from rope_array.testing._checks._together import (
     FIELDS,
     check_cases,
@@ -26,6 +31,7 @@ from rope_array.testing._checks._together import (
 )
 from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._own import Declined
 
 _ROWS = ((2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600))
 
@@ -136,6 +142,70 @@ def gradient_twice(j: Judge) -> None:
 
 
 @check("gradient")
+def gradient_of_one_field(j: Judge) -> None:
+    """The gradient is right for every field alone, at narrow and wide heads, and for many rows."""
+    fields = [some for some in single_fields(j) if "in_tuple" not in some]
+    if is_compiled(j):
+        fields.sort(key=lambda some: not some.keys() & {"rotary_dim", "base"})
+        return _check_cases(j, *(_case(j, **some) for some in fields[: 10 if j.lib.calls < 1000 else 2]))
+    dtypes = (j.dtypes[0], j.dtypes[-1])
+    _check_cases(j, *(_case(j, **some, dtype=dtype) for some in fields for dtype in dtypes))
+    wide = {"width": _wide(j, 128), "rows": (1, 2, 3)}
+    _check_cases(j, *(_case(j, **{**wide, **some}) for some in with_both_pairings(j, fields)))
+    _check_cases(j, *(_case(j, **some, rows=(1, 2, 300)) for some in fields))
+
+
+@check("gradient", "scaling")
+def gradient_of_scaling(j: Judge) -> None:
+    """The gradient has the frequencies and the amplitude of each scaling rule."""
+    rotated = rules(plain_case(j).num_pairs(j))
+    _check_cases(j, *(_case(j, scaling=as_text(rule)) for rule in _few(j, rotated[3:] + rotated[:3], 1)))
+    if not is_compiled(j):
+        long = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
+        _check_cases(j, *(_case(j, scaling=as_text(long), **some) for some in with_both_pairings(j, [{}])))
+        if j.claims("inverse"):
+            _check_cases(j, _case(j, scaling=as_text(long), inverse=True))
+
+
+@check("gradient", "axes", "any_positions")
+def gradient_of_axes(j: Judge) -> None:
+    """The gradient of each pair is rotated by the pair's own coordinate, for axes of every kind."""
+    _check_cases(j, *(_case(j, axes=name) for name in _few(j, [*MAPS], 2)))
+    for width in () if is_compiled(j) else (j.width, _wide(j, 64)):
+        pos = j.wrap(np.array([[900, 7, 3000], [41, 5000, 12], [3, 30, 6]]))
+        for name, (axes, count) in axes_of_width(width).items():
+            with j.part(f"axes with {name}"), j.if_served():
+                x, g = j.x(1, 2, 3, width), j.x(1, 2, 3, width, seed=1)
+                _check_gradient(j, x, g, pos[:, :count], axes=axes)
+
+
+@check("gradient", "offset_positions")
+def gradient_at_far_positions(j: Judge) -> None:
+    """The value while a gradient is recorded, and the gradient, are right at far positions of each dtype."""
+    kinds = _few(j, [kind for kind in position_kinds(j) if not kind.startswith("python")], 1)
+    reaches = [min(j.target.reach, reach) for reach in _few(j, [4001, 2**16, 2**31 - 1], 1)]
+    shapes = _few(j, [shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)], 1)
+    _check_cases(j, *(_case(j, reach=reach, kind=kind) for kind in kinds for reach in reaches))
+    _check_cases(j, *(_case(j, reach=reach, positions=shape) for shape in shapes for reach in reaches))
+
+
+@check("gradient")
+def gradient_of_a_gradient(j: Judge) -> None:
+    """The gradient of a gradient is the forward rotation, as the gradient is linear in the cotangent."""
+    names = ("pairing", "out_pairing", "inverse", "attention_factor", "rotary_dim", "seq_axis")
+    fields = [some for some in single_fields(j) if not some or some.keys() & {*names}]
+    served = 0
+    for some in _few(j, fields, 1):
+        with j.part(
+            "".join(f"{name}={value}: " for name, value in some.items()) + "the gradient of a gradient"
+        ):
+            served += check_second_gradient(j, j.x(), j.x(seed=1), j.x(seed=2), j.positions(), **some)
+    if not served:
+        refusal = Declined if j.target.declared else NotImplementedError
+        raise refusal("the gradient of a gradient raises an error")
+
+
+@check("gradient")
 def gradient_combinations(j: Judge) -> None:
     """Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides."""
     layouts = _layouts(j) if j.claims("strides") else ()
@@ -158,6 +228,11 @@ def gradient_combinations(j: Judge) -> None:
 
 def _case(j: Judge, **values: Any) -> Case:
     return plain_case(j)._replace(**{"gradient": "contiguous", **values})
+
+
+def _few(j: Judge, values: Iterable[Any], count: int) -> list[Any]:
+    """Return all values; the first ones if each call is compiled."""
+    return list(values)[: count if is_compiled(j) else None]
 
 
 def _check_cases(j: Judge, *cases: Case) -> None:
