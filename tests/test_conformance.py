@@ -24,7 +24,8 @@ SHARING = {
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
 }
 SHARED = {
-    f"rope_array.testing._checks.{name}" for name in ("_fields", "_variants", "_together", "_sizes", "_modes")
+    f"rope_array.testing._checks.{name}"
+    for name in ("_alone", "_fields", "_modes", "_sizes", "_together", "_variants")
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 
