@@ -23,10 +23,8 @@ SHARING = {
     *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
 }
-SHARED = {
-    f"rope_array.testing._checks.{name}"
-    for name in ("_alone", "_fields", "_modes", "_sizes", "_together", "_variants")
-}
+_SHARED = ("_alone", "_fields", "_modes", "_sizes", "_together", "_variants")
+SHARED = {f"rope_array.testing._checks.{name}" for name in _SHARED}
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 
 
