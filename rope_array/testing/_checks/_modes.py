@@ -44,9 +44,12 @@ def _far(j: Judge, rows: int, i: int = 0) -> np.ndarray:
 
 def _crossed(j: Judge) -> Iterator[Call]:
     """Yield calls at large positions: with fields, in each dtype, in batches, of many heads and rows."""
+    half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
+    if j.lib.calls < 100:  # each shape is compiled
+        yield j.x(seed=1), _far(j, 5), half
+        return
     for i, spec in enumerate(_specs(j)):
         yield j.x(seed=i), _far(j, 5, i), spec
-    half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
     for i, dtype in enumerate(j.dtypes[1:]):
         yield j.x(dtype=dtype, seed=i), _far(j, 5, i), half
     yield j.x(2, 40, 3, 16), _far(j, 3), {}
@@ -178,8 +181,7 @@ def _check_gradient(
 
 def _pulled(j: Judge, x: Input, g: Input, pos: np.ndarray, call: Callable[..., Any]) -> Any:
     """Return the gradient of a call for a cotangent."""
-    array_pos = j.pos(pos)
-    return j.lib.gradient(lambda array: call(array, array_pos), x.array, g.array)
+    return j.lib.gradient(_with(call, j.pos(pos)), x.array, g.array)
 
 
 def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, like: str = "", **spec: Any) -> None:
@@ -310,7 +312,7 @@ def _call_of(j: Judge, spec: dict[str, Any]) -> Callable[..., Any]:
 @check("vmap_positions", "offset_positions")
 def vmap_of_positions(j: Judge) -> None:
     """Mapped over x and positions, or positions alone, each x is rotated by its own positions."""
-    pos = np.stack([j.row(start, 5) for start in (3, 60, 0, 17)])
+    pos = np.stack([j.row(start, 5) for start in (3, 4001, 0, 12345)])
     x = j.x(4, 2, 3, 5, 16)
     both = _modes.vmap(j.lib, _call_of(j, {}), (0, 0))(x.array, j.pos(pos))
     _named("mapped over x and positions", j.check, both, x, pos[:, None, None])
@@ -324,7 +326,7 @@ def vmap_of_positions(j: Judge) -> None:
 @check("vmap", "gradient")
 def vmap_of_gradients(j: Judge) -> None:
     """The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent."""
-    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), j.positions()
+    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), _far(j, 5)
     array_pos = j.pos(pos)
 
     def pull(array: Any, cotangent: Any) -> Any:
@@ -338,19 +340,25 @@ def vmap_of_gradients(j: Judge) -> None:
 @check("jvp")
 def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
-    x, t, pos = j.x(), j.x(seed=1), j.positions()
+    x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
     array_pos = j.pos(pos)
-    value, derivative = _modes.jvp(j.lib, lambda array: j.call(array, array_pos), x.array, t.array)
-    j.check(value, x, pos)
-    assert derivative is not None, "the result has no derivative"
-    _named("the derivative", j.check, derivative, t, pos)
+    for spec in list(_specs(j)) if j.lib.calls > 100 else [{}]:
+        with _taken(j):
+            value, derivative = _modes.jvp(j.lib, _with(_call_of(j, spec), array_pos), x.array, t.array)
+            _named(f"the value{_words(spec)}", j.check, value, x, pos, **spec)
+            assert derivative is not None, f"the result{_words(spec)} has no derivative"
+            _named(f"the derivative{_words(spec)}", j.check, derivative, t, pos, **spec)
+
+
+def _with(call: Callable[..., Any], pos: Any) -> Callable[[Any], Any]:
+    return lambda array: call(array, pos)
 
 
 @check("gradient", "offset_positions")
 def gradient_after_other_calls(j: Judge) -> None:
     """A gradient belongs to its own call, also if other calls are made before it is asked for."""
     x, g = j.x(2, 2, 3, 5, 16), j.x(2, 2, 3, 5, 16, seed=1)
-    rows = [j.row(start, 5) for start in (3, 70)]
+    rows = [j.row(start, 5) for start in (3, 4001)]
     arrays = [j.pos(row) for row in rows]
 
     def two(array: Any) -> Any:
@@ -358,6 +366,17 @@ def gradient_after_other_calls(j: Judge) -> None:
 
     pulled = j.lib.gradient(two, x.array, g.array)
     _check_adjoint(j, pulled, g, np.stack(rows)[:, None, None])
+
+
+@check("gradient", "no_grad")
+def gradient_of_a_parameter(j: Judge) -> None:
+    """The gradient of a torch.nn.Parameter is right: no result is cut off the graph."""
+    x, g, pos = j.x(), j.x(seed=1), _far(j, 5)
+    parameter = j.lib.native.nn.Parameter(j.lib.asarray(x.values, x.dtype))
+    y = j.run(parameter, pos)
+    assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
+    (pulled,) = j.lib.native.autograd.grad(y, [parameter], g.array)
+    _check_adjoint(j, pulled, g, pos)
 
 
 # ---- compiled by the library ----
@@ -403,6 +422,7 @@ def jit_of_fields(j: Judge) -> None:
     x, pos = j.x(), _far(j, 5)
     values = {**_SPECS, "base": 500.0, "attention_factor": 2.0, "rotary_start": 4}
     values["scaling"] = {"rope_type": "linear", "factor": 4.0}
+    values["inv_freq"] = tuple(0.75 ** (i + 1) for i in range(j.width // 2))
     for name, value in values.items():
         if j.claims(name):
             with suppress(NotImplementedError):
