@@ -293,12 +293,12 @@ def traced_pairing_ignored(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
-@mutant("jit_of_each_dtype", library="jax")
+@mutant("jit_of_each_dtype", library="jax:x64")
 @each
 def traced_positions_narrowed(x, pos, **spec):
-    """Round integer positions to bfloat16, exact up to 256, where a call of x in bfloat16 is traced."""
+    """Round integer positions to bfloat16, exact up to 256, where a call of x in float64 is traced."""
     jnp = import_module("jax.numpy")
-    if _is_traced(x) and x.dtype == jnp.bfloat16 and pos.dtype.kind in "iu":
+    if _is_traced(x) and x.dtype == jnp.float64 and pos.dtype.kind in "iu":
         pos = pos.astype(jnp.bfloat16).astype(jnp.int32)
     return ra.apply(x, pos, **spec)
 

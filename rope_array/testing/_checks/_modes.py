@@ -337,7 +337,7 @@ def vmap_of_gradients(j: Judge) -> None:
     _named("mapped over x", _check_adjoint, j, pulled, g, pos)
 
 
-@check("jvp")
+@check("jvp", "gradient")
 def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
     x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
