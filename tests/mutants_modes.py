@@ -120,7 +120,7 @@ def positions_kept_for_inference(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
-@mutant("autocast", "gradient_under_autocast", library="torch")
+@mutant("autocast", library="torch")
 @each
 def result_of_autocast(x, pos, **spec):
     torch = _torch()
