@@ -99,6 +99,68 @@ def another_algorithm_if_deterministic(x, pos, **spec):
     return -y if _torch().are_deterministic_algorithms_enabled() else y
 
 
+@mutant("no_grad", "inference_mode", library="torch")
+@each
+def narrow_positions_of_half_pairs_for_inference(x, pos, **spec):
+    """Take a kernel for inference whose positions are float16: every second one beyond 2,048 is lost."""
+    torch = _torch()
+    fused = spec.get("pairing") == "half" and "axes" not in spec and isinstance(pos, torch.Tensor)
+    if fused and not torch.is_grad_enabled() and not pos.is_floating_point() and pos.abs().max() < 60000:
+        pos = pos.to(torch.float16).to(torch.int64)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("inference_mode", library="torch")
+@each
+def positions_kept_for_inference(x, pos, **spec):
+    """Keep positions by their shape."""
+    torch = _torch()
+    if torch.is_inference_mode_enabled() and isinstance(pos, torch.Tensor) and "axes" not in spec:
+        pos = _TABLES.setdefault(("positions", pos.shape, pos.dtype), pos)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("autocast", library="torch")
+@each
+def result_of_autocast(x, pos, **spec):
+    torch = _torch()
+    y = ra.apply(x, pos, **spec)
+    return y.to(torch.bfloat16) if torch.is_autocast_enabled("cpu") and x.dtype == torch.float32 else y
+
+
+@mutant("gradient_under_autocast", library="torch")
+@each
+def gradient_unrotated_under_autocast(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    narrow = _torch().is_autocast_enabled("cpu") and x.requires_grad
+    return x + (y - x).detach() if narrow else y
+
+
+@mutant("default_dtype", library="torch")
+@each
+def batch_of_positions_ignored_by_default(x, pos, **spec):
+    """Read (B, S) positions wrongly under another default dtype only."""
+    torch = _torch()
+    other = torch.get_default_dtype() == torch.float64
+    return ra.apply(x, pos[:1] if other and getattr(pos, "ndim", 0) == 2 else pos, **spec)
+
+
+@mutant("deterministic", library="torch")
+@each
+def heads_left_if_deterministic(x, pos, **spec):
+    """Leave the heads from the 33rd on."""
+    y = ra.apply(x, pos, **spec)
+    if _torch().are_deterministic_algorithms_enabled() and x.ndim == 4 and x.shape[1] > 32:
+        y[:, 32:] = x[:, 32:]
+    return y
+
+
+@mutant("gradient_of_a_parameter", library="torch")
+@each
+def parameter_off_the_graph(x, pos, **spec):
+    return ra.apply(x.data if isinstance(x, _torch().nn.Parameter) else x, pos, **spec)
+
+
 # ---- transforms ----
 
 
@@ -112,6 +174,20 @@ def _is_mapped(x):
 def mapped_axis_misread(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
     return y.flip(1) if _is_mapped(x) and not _is_mapped(pos) and not x.requires_grad and y.ndim == 4 else y
+
+
+@mutant("vmap_of_each_rank", library="torch")
+@each
+def mapped_rows_reversed(x, pos, **spec):
+    """Misread x of two axes, without a batch and heads."""
+    y = ra.apply(x, pos, **spec)
+    return y.flip(0) if _is_mapped(x) and not _is_mapped(pos) and not x.requires_grad and y.ndim == 2 else y
+
+
+@mutant("jvp", library="torch")
+@each
+def tangent_of_half_pairs_unrotated(x, pos, **spec):
+    return tangent_unrotated(x, pos, **spec) if spec.get("pairing") == "half" else ra.apply(x, pos, **spec)
 
 
 @mutant("vmap_of_positions", library="torch")
@@ -213,6 +289,24 @@ def traced_batch_of_positions_ignored(x, pos, **spec):
 @each
 def traced_pairing_ignored(x, pos, **spec):
     if _is_traced(x):
+        spec.pop("pairing", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("jit_of_each_dtype", library="jax:x64")
+@each
+def traced_positions_narrowed(x, pos, **spec):
+    """Round integer positions to bfloat16, exact up to 256, where a call of x in float64 is traced."""
+    jnp = import_module("jax.numpy")
+    if _is_traced(x) and x.dtype == jnp.float64 and pos.dtype.kind in "iu":
+        pos = pos.astype(jnp.bfloat16).astype(jnp.int32)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("default_dtype", library="jax")
+@each
+def half_pairs_ignored_with_x64(x, pos, **spec):
+    if import_module("jax").config.jax_enable_x64:
         spec.pop("pairing", None)
     return ra.apply(x, pos, **spec)
 

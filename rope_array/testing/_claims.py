@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from . import _watch
 from ._calls import takes_two
 from ._libraries import Library, Torch, rounded
-from ._modes import jvp, settings_of, vmap
+from ._modes import jvp, one_device, settings_of, vmap
 from ._parts import (
     ALL_WIDTHS,
     BROADCAST,
@@ -498,11 +499,17 @@ class _Trial:
             raise errors[0]
 
     def under(self, mode: str) -> None:
-        """Call under each setting of a mode of the library."""
+        """Call under each setting of a mode of the library; raise if the target refuses all of them."""
         x, pos = self.x(), self.pos(self.rows(5), self.lib.integers[0])
-        for setting in settings_of(self.lib, mode).values():
-            with setting():
+
+        def attempt(setting: Any) -> None:
+            with setting(), one_device(self.lib) if mode == "default_device" else nullcontext():
                 self.raw(x, pos)
+
+        settings = settings_of(self.lib, mode).values()
+        errors = [_exception_of(self.target, partial(attempt, setting)) for setting in settings]
+        if errors[0] is not None and None not in errors:
+            raise errors[0]
 
     def traced(self) -> None:
         """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""

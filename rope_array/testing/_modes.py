@@ -68,6 +68,27 @@ def _deterministic(torch: Any) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextmanager
+def one_device(lib: Any) -> Iterator[None]:
+    """Raise where PyTorch computes with tensors on two devices.
+
+    PyTorch does it by itself, but not where one of them is "meta": the result is memory without values.
+    """
+    torch, dispatch = lib.native, import_module("torch.utils._python_dispatch")
+    leaves, copies = import_module("torch.utils._pytree").tree_leaves, ("copy_", "_to_copy")
+
+    class OneDevice(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            tensors = [one for one in leaves((args, kwargs)) if isinstance(one, torch.Tensor) and one.ndim]
+            devices = {str(one.device) for one in tensors}
+            if len(devices) > 1 and function.overloadpacket.__name__ not in copies:
+                raise RuntimeError(f"{function} takes tensors on {' and '.join(sorted(devices))}")
+            return function(*args, **(kwargs or {}))
+
+    with OneDevice():
+        yield
+
+
 def vmap(
     lib: Library, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
 ) -> Callable[..., Array]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,14 @@ import numpy as np
 from rope_array.testing import _modes
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
+from rope_array.testing._own import Declined
+from rope_array.testing._parts import RANKS
 
 _SPECS: dict[str, Any] = {"pairing": "half", "rotary_dim": 8, "inverse": True, "out_pairing": "half"}
+
+
+# An x, its positions, and the fields of a call.
+Call = tuple[Input, np.ndarray, dict[str, Any]]
 
 
 def _specs(j: Judge) -> Iterator[dict[str, Any]]:
@@ -21,13 +28,37 @@ def _specs(j: Judge) -> Iterator[dict[str, Any]]:
             yield {name: value}
 
 
-def _new(j: Judge, dtype: str | None = None) -> tuple[Input, np.ndarray, dict[str, Any]]:
+def _new(j: Judge, dtype: str | None = None) -> Call:
     """Return a call that no earlier check made, so that a cache of tables has to be filled for it."""
     j.fresh += 1
     rows = 6 + j.fresh % 20
     spec = {"base": 20000.0 + j.fresh} if j.claims("base") and not j.fields({}).get("inv_freq") else {}
     width = 24 + 8 * (j.fresh % 9) if j.claims("widths") else 16
-    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), j.row(3 + 40 * (j.fresh % 3), rows), spec
+    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), _far(j, rows, j.fresh % 3), spec
+
+
+def _far(j: Judge, rows: int, i: int = 0) -> np.ndarray:
+    """Return consecutive positions: 16-bit floats round them, and products of them that are too narrow."""
+    return j.row((4001, 2101, 12345)[i % 3], rows)
+
+
+def _crossed(j: Judge) -> Iterator[Call]:
+    """Yield calls at large positions: with fields, in each dtype, in batches, of many heads and rows."""
+    half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
+    if j.lib.calls < 100:  # each shape is compiled
+        yield j.x(seed=1), _far(j, 5), half
+        return
+    for i, spec in enumerate(_specs(j)):
+        yield j.x(seed=i), _far(j, 5, i), spec
+    for i, dtype in enumerate(j.dtypes[1:]):
+        yield j.x(dtype=dtype, seed=i), _far(j, 5, i), half
+    yield j.x(2, 40, 3, 16), _far(j, 3), {}
+    yield j.x(1, 2, 3, 128), _far(j, 3), half
+    yield j.x(1, 2, 300, 16), _far(j, 300), {}
+    if j.claims("batch_positions", "offset_positions"):
+        pos = np.stack([_far(j, 5, i) for i in range(3)])
+        for spec in [{}, half] if half else [{}]:
+            yield j.x(3, 2, 5, 16), pos, spec
 
 
 def _check_there_and_after(j: Judge, mode: str, check: Callable[..., None]) -> None:
@@ -43,6 +74,23 @@ def _check_there_and_after(j: Judge, mode: str, check: Callable[..., None]) -> N
             if y is not None:
                 _named(f"under {name}", check, y, x, pos, **spec)
                 _named(f"after a call under {name}", j.check_call, x, pos, **spec)
+        for x, pos, spec in _crossed(j):
+            if mode == "autocast" and x.dtype != "float32" and x.dtype not in name:
+                continue
+            array_pos = j.pos(pos)
+            with setting():
+                y = j.try_call(x, array_pos, **spec)
+            if y is not None:
+                _named(f"under {name}{_words(spec)}", check, y, x, _shaped(pos), **spec)
+
+
+def _shaped(pos: np.ndarray) -> np.ndarray:
+    """Return positions in a shape that broadcasts to x without its features."""
+    return pos if pos.ndim < 2 else pos[:, None]
+
+
+def _words(spec: dict[str, Any]) -> str:
+    return f" with {', '.join(f'{name}={value!r}' for name, value in spec.items())}" if spec else ""
 
 
 def _named(where: str, check: Callable[..., Any], *arguments: Any, **spec: Any) -> None:
@@ -59,15 +107,13 @@ def _named(where: str, check: Callable[..., Any], *arguments: Any, **spec: Any) 
 def _check_without_gradients(j: Judge, mode: str) -> None:
     """Check that calls under a setting are right, write nothing, and return memory of their own."""
     ((name, setting),) = _modes.settings_of(j.lib, mode).items()
-    cases: list[tuple[Input, np.ndarray, dict[str, Any]]]
-    cases = [(j.x(dtype=dtype), j.positions(), {}) for dtype in j.dtypes]
-    cases += [(j.x(seed=1), j.positions(), spec) for spec in _specs(j)]
-    cases += [(j.x(1, 4, 1, 16), j.row(5, 1), {}), (j.x(1, 2, 300, 16), j.row(3, 300), {})]
-    for x, pos, spec in cases:
-        if len(pos) <= j.target.reach + 1:
+    cases: list[Call] = [(j.x(), j.positions(), {}), (j.x(1, 4, 1, 16), j.row(5, 1), {})]
+    for x, pos, spec in (*cases, *_crossed(j)):
+        if pos.shape[-1] <= j.target.reach + 1:
             for recorded in (False, True):
                 with j.if_served():
-                    _named(f"under {name}", _check_apart, j, setting, x, pos, spec, recorded)
+                    where = f"under {name}{_words(spec)}"
+                    _named(where, _check_apart, j, setting, x, pos, spec, recorded)
 
 
 def _check_apart(j: Judge, setting: Any, x: Input, pos: np.ndarray, spec: Any, recorded: bool) -> None:
@@ -81,14 +127,24 @@ def _check_apart(j: Judge, setting: Any, x: Input, pos: np.ndarray, spec: Any, r
         y = j.call(x, array_pos, **spec)
         bits = j.lib.snapshot(y)
         again = j.call(x, array_pos, **spec)
-        j.call(j.x(*x.values.shape, dtype=x.dtype, seed=9), array_pos, **spec)
+        later, other = j.x(*x.values.shape, dtype=x.dtype, seed=9), _other(j, pos)
+        last = j.call(later, j.pos(other), **spec)
     after = [j.lib.snapshot(one) for one in (x.array, array_pos)]
     assert after[0] == before[0], "the call wrote to x"
     assert after[1] == before[1], "the call wrote to its positions"
     assert not j.lib.shares_memory(y, x.array), "the result shares memory with x"
     assert not j.lib.shares_memory(y, again), "results of two calls share memory"
     assert j.lib.snapshot(y) == bits, "a later call wrote to an earlier result"
-    j.check(y, x, pos, **spec)
+    j.check(y, x, _shaped(pos), **spec)
+    if not recorded:
+        _named("a later call at other positions", j.check, last, later, _shaped(other), **spec)
+
+
+def _other(j: Judge, pos: np.ndarray) -> np.ndarray:
+    """Return other positions of the same kind, where the target takes others."""
+    if j.claims("offset_positions") and pos.min() > 0:
+        return pos - 1
+    return j.wrap(pos + 1) if j.claims("any_positions") else pos
 
 
 @check("no_grad")
@@ -118,35 +174,65 @@ def _check_gradient(
     j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any], call: Callable[..., Any] | None = None
 ) -> None:
     """Check the gradient of a call, by default of the target's own."""
-    array_pos, g = j.pos(pos), j.x(*x.values.shape, dtype=x.dtype, seed=1)
-    rotate = _call_of(j, spec) if call is None else call
-    pulled = j.lib.gradient(lambda array: rotate(array, array_pos), x.array, g.array)
+    g = j.x(*x.values.shape, dtype=x.dtype, seed=1)
+    pulled = _pulled(j, x, g, pos, _call_of(j, spec) if call is None else call)
     _check_adjoint(j, pulled, g, pos, **spec)
 
 
-def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, **spec: Any) -> None:
-    """Check that the result is the adjoint rotation of a cotangent."""
+def _pulled(j: Judge, x: Input, g: Input, pos: np.ndarray, call: Callable[..., Any]) -> Any:
+    """Return the gradient of a call for a cotangent."""
+    return j.lib.gradient(_with(call, j.pos(pos)), x.array, g.array)
+
+
+def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, like: str = "", **spec: Any) -> None:
+    """Check that the result is the adjoint rotation of a cotangent, as accurate as in the dtype `like`."""
     j.check_kind(pulled, g)
     amplitude = j.fields(spec).get("attention_factor") or 1.0
     accuracy = j.target.accuracy
-    if accuracy.angles != "exact":  # other code adds the gradients of products in the dtype of x
+    if accuracy.angles != "exact" or like:  # other code adds the gradients of products in the dtype of x
         accuracy = accuracy._replace(arithmetic="own")
+    g = g._replace(dtype=like or g.dtype)
     j.check_values(j.numbers(pulled) / amplitude**2, g, pos, accuracy, **spec, inverse=True)
 
 
 @check("autocast")
 def autocast(j: Judge) -> None:
-    """Under torch.autocast the angles keep their accuracy; products of matrices with x may be narrow."""
+    """Under torch.autocast the result has x's dtype and the angles their accuracy; x may be rounded."""
 
     def check(y: Any, x: Input, pos: np.ndarray, **spec: Any) -> None:
-        kind = j.lib.dtype_of(y)
-        assert kind in (x.dtype, "bfloat16", "float16"), f"the result is {kind}, x {x.dtype}"
-        # A rotation by a product of matrices is in autocast's dtype by PyTorch's rule; its angles are not.
+        j.check_kind(y, x)
+        # A product of matrices with x is computed in autocast's dtype by PyTorch's rule; the angles are not.
         accuracy = j.target.accuracy._replace(arithmetic="own")
         coarse = x._replace(dtype="bfloat16")
         j.check_values(j.numbers(y), coarse, pos, accuracy, **spec)
 
     _check_there_and_after(j, "autocast", check)
+
+
+@check("autocast", "gradient")
+def gradient_under_autocast(j: Judge) -> None:
+    """Under torch.autocast the gradient is the adjoint rotation of the cotangent, in x's dtype."""
+    specs: list[dict[str, Any]] = [{}, *([{"pairing": "half"}] if j.claims("pairing") else [])]
+    for name, setting in _modes.settings_of(j.lib, "autocast").items():
+        for spec in specs:
+            x, g, pos = j.x(), j.x(seed=1), _far(j, 5)
+            if x.dtype == "float32" or x.dtype in name:
+                with _taken(j), setting():
+                    pulled = _pulled(j, x, g, pos, _call_of(j, spec))
+                    check = partial(_check_adjoint, like="bfloat16")
+                    _named(f"under {name}{_words(spec)}", check, j, pulled, g, pos, **spec)
+
+
+@contextmanager
+def _taken(j: Judge) -> Iterator[None]:
+    """End at an exception of a target that declares nothing, so that a check can go on; keep failures."""
+    try:
+        yield
+    except (AssertionError, SystemExit):
+        raise
+    except Exception as error:
+        if j.target.declared and not isinstance(error, Declined):
+            raise
 
 
 @check("default_dtype")
@@ -165,23 +251,47 @@ def default_device(j: Judge) -> None:
 def deterministic(j: Judge) -> None:
     """With deterministic algorithms, which fill new memory with NaN, a call is right."""
     ((name, setting),) = _modes.settings_of(j.lib, "deterministic").items()
-    x, pos = j.x(), j.positions()
-    for spec in _specs(j):
+    for x, pos, spec in ((j.x(), j.positions(), {}), *_crossed(j)):
         with setting():
-            _named(f"under {name}", j.check_call, x, pos, **spec)
+            _named(f"under {name}{_words(spec)}", _check_shaped, j, x, pos, spec)
+
+
+def _check_shaped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any]) -> None:
+    with j.if_served():
+        j.check(j.run(x, pos, **spec), x, _shaped(pos), **spec)
 
 
 @check("vmap")
 def vmap(j: Judge) -> None:
     """Mapped over x, along any axis but the last two, each x is rotated as by a call of its own."""
-    pos = j.positions()
-    array_pos, x = j.pos(pos), j.x(2, 3, 4, 5, 16)
+    x, pos = j.x(2, 3, 4, 5, 16), _far(j, 5)
     specs = list(_specs(j)) if j.lib.calls > 100 else [{}]
     for axis, spec in [(0, {}), (1, {}), (2, {}), *((1, spec) for spec in specs if spec)]:
-        mapped = _modes.vmap(j.lib, _call_of(j, spec), (axis, None), axis)
-        with _refusals(j):
-            y = mapped(x.array, array_pos)
-        _named(f"mapped over axis {axis} of x", j.check, y, x, pos, **spec)
+        with _taken(j):
+            _check_mapped(j, x, pos, spec, axis)
+
+
+@check("vmap")
+def vmap_of_each_rank(j: Judge) -> None:
+    """Mapped over x once or twice, each x is rotated as by a call of its own, whatever its rank."""
+    half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
+    for label in j.parts("ranks"):
+        lead = RANKS[int(label) - 1]
+        pos = np.asarray(_far(j, lead[-1]) if lead else _far(j, 1)[0])
+        times = (1, 2) if label == "2" else (1,)
+        for count in times if int(label) < 5 else ():
+            x = j.x(*(2, 4)[:count], *lead, 16)
+            with _taken(j):
+                _check_mapped(j, x, pos, half if label == "3" else {}, *(0,) * count)
+
+
+def _check_mapped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any], *axes: int) -> None:
+    """Check a call that is mapped over an axis of x, or over several by a transform each."""
+    call = _call_of(j, spec)
+    for axis in axes:
+        call = _modes.vmap(j.lib, call, (axis, None), axis)
+    where = f"mapped over axis {axes[0]} of x of {x.values.ndim} axes" + ", then again" * (len(axes) - 1)
+    _named(f"{where}{_words(spec)}", j.check, call(x.array, j.pos(pos)), x, pos, **spec)
 
 
 @contextmanager
@@ -202,7 +312,7 @@ def _call_of(j: Judge, spec: dict[str, Any]) -> Callable[..., Any]:
 @check("vmap_positions", "offset_positions")
 def vmap_of_positions(j: Judge) -> None:
     """Mapped over x and positions, or positions alone, each x is rotated by its own positions."""
-    pos = np.stack([j.row(start, 5) for start in (3, 60, 0, 17)])
+    pos = np.stack([j.row(start, 5) for start in (3, 4001, 0, 12345)])
     x = j.x(4, 2, 3, 5, 16)
     both = _modes.vmap(j.lib, _call_of(j, {}), (0, 0))(x.array, j.pos(pos))
     _named("mapped over x and positions", j.check, both, x, pos[:, None, None])
@@ -216,7 +326,7 @@ def vmap_of_positions(j: Judge) -> None:
 @check("vmap", "gradient")
 def vmap_of_gradients(j: Judge) -> None:
     """The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent."""
-    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), j.positions()
+    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), _far(j, 5)
     array_pos = j.pos(pos)
 
     def pull(array: Any, cotangent: Any) -> Any:
@@ -227,22 +337,28 @@ def vmap_of_gradients(j: Judge) -> None:
     _named("mapped over x", _check_adjoint, j, pulled, g, pos)
 
 
-@check("jvp")
+@check("jvp", "gradient")
 def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
-    x, t, pos = j.x(), j.x(seed=1), j.positions()
+    x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
     array_pos = j.pos(pos)
-    value, derivative = _modes.jvp(j.lib, lambda array: j.call(array, array_pos), x.array, t.array)
-    j.check(value, x, pos)
-    assert derivative is not None, "the result has no derivative"
-    _named("the derivative", j.check, derivative, t, pos)
+    for spec in list(_specs(j)) if j.lib.calls > 100 else [{}]:
+        with _taken(j):
+            value, derivative = _modes.jvp(j.lib, _with(_call_of(j, spec), array_pos), x.array, t.array)
+            _named(f"the value{_words(spec)}", j.check, value, x, pos, **spec)
+            assert derivative is not None, f"the result{_words(spec)} has no derivative"
+            _named(f"the derivative{_words(spec)}", j.check, derivative, t, pos, **spec)
+
+
+def _with(call: Callable[..., Any], pos: Any) -> Callable[[Any], Any]:
+    return lambda array: call(array, pos)
 
 
 @check("gradient", "offset_positions")
 def gradient_after_other_calls(j: Judge) -> None:
     """A gradient belongs to its own call, also if other calls are made before it is asked for."""
     x, g = j.x(2, 2, 3, 5, 16), j.x(2, 2, 3, 5, 16, seed=1)
-    rows = [j.row(start, 5) for start in (3, 70)]
+    rows = [j.row(start, 5) for start in (3, 4001)]
     arrays = [j.pos(row) for row in rows]
 
     def two(array: Any) -> Any:
@@ -250,6 +366,17 @@ def gradient_after_other_calls(j: Judge) -> None:
 
     pulled = j.lib.gradient(two, x.array, g.array)
     _check_adjoint(j, pulled, g, np.stack(rows)[:, None, None])
+
+
+@check("gradient", "no_grad")
+def gradient_of_a_parameter(j: Judge) -> None:
+    """The gradient of a torch.nn.Parameter is right: no result is cut off the graph."""
+    x, g, pos = j.x(), j.x(seed=1), _far(j, 5)
+    parameter = j.lib.native.nn.Parameter(j.lib.asarray(x.values, x.dtype))
+    y = j.run(parameter, pos)
+    assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
+    (pulled,) = j.lib.native.autograd.grad(y, [parameter], g.array)
+    _check_adjoint(j, pulled, g, pos)
 
 
 # ---- compiled by the library ----
@@ -272,7 +399,7 @@ def _traced(j: Judge, **spec: Any) -> Callable[..., Any]:
 @check("jit")
 def jit_of_each_dtype(j: Judge) -> None:
     """One compiled function is right for every dtype of x, in turn."""
-    compiled, pos = _traced(j), j.positions()
+    compiled, pos = _traced(j), _far(j, 5)
     for dtype in (*j.dtypes, j.dtypes[0]):
         x = j.x(dtype=dtype)
         _named(f"compiled for {dtype}", j.check, compiled(x.array, j.pos(pos)), x, pos)
@@ -283,7 +410,7 @@ def jit_of_a_batch(j: Judge) -> None:
     """One compiled function is right for positions of shape (S,) and (B, S), in turn, of several sizes."""
     compiled = _traced(j)
     for batch, rows in ((0, 5), (2, 5), (3, 5), (2, 1), (0, 1)):
-        pos = np.stack([j.row(3 + 40 * i, rows) for i in range(batch)]) if batch else j.row(9, rows)
+        pos = np.stack([_far(j, rows, i) for i in range(batch)]) if batch else _far(j, rows)
         x = j.x(batch or 2, 3, rows, 16)
         where = f"compiled for positions of shape {pos.shape}"
         _named(where, j.check, compiled(x.array, j.pos(pos)), x, pos[:, None] if batch else pos)
@@ -292,9 +419,10 @@ def jit_of_a_batch(j: Judge) -> None:
 @check("jit")
 def jit_of_fields(j: Judge) -> None:
     """Compiled with any claimed field, a call is right."""
-    x, pos = j.x(), j.positions()
+    x, pos = j.x(), _far(j, 5)
     values = {**_SPECS, "base": 500.0, "attention_factor": 2.0, "rotary_start": 4}
     values["scaling"] = {"rope_type": "linear", "factor": 4.0}
+    values["inv_freq"] = tuple(0.75 ** (i + 1) for i in range(j.width // 2))
     for name, value in values.items():
         if j.claims(name):
             with suppress(NotImplementedError):
@@ -305,7 +433,7 @@ def jit_of_fields(j: Judge) -> None:
 @check("jit", "gradient")
 def jit_of_gradients(j: Judge) -> None:
     """The gradient of the compiled call is the adjoint rotation of the cotangent."""
-    _named("compiled", _check_gradient, j, j.x(), j.positions(), {}, _traced(j))
+    _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
 
 
 @check("jit")
