@@ -243,7 +243,9 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
         if not limited and "definition" not in {check.name for check in steps[-1].left}:
             steps += _limits(steps[-1])
             limited = True
-        better = _best(*steps[-1], _classes) or _best(*steps[-1], partial(_withdrawals, failed))
+        better = _best(*steps[-1], _classes)
+        if better is None and (lacking := _best(*steps[-1], partial(_withdrawals, failed))):
+            better = _as_last_resort(*lacking, steps[-1], failed)
         if better is None:
             break
         steps.append(Step(*better))
@@ -259,12 +261,28 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
         if fault and ("definition" not in failed or (place is None and fault.startswith("wrong with"))):
             place = Cause(fault, failed=len(left))
         return Findings(place, unexplained=unexplained)
-    texts += [f"the others: {fault}"] if fault else []
+    if fault and not guess.change.limits and ("definition" not in failed or fault.startswith("wrong with")):
+        texts.append(f"the others: {fault}")
     counts = {"explained": len(failures) - len(left), "failed": len(failures)}
     gone = tuple(check.name for check in failures if check not in left)
     cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
     steps[-1] = Step(steps[-1].guess, left)
     return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
+
+
+def _as_last_resort(
+    guess: Guess, left: list[Check], before: Step, failed: Mapping[str, str]
+) -> tuple[Guess, list[Check]] | None:
+    """Return a guess that withdraws a claim, in words of the simplest call if no other cause is known.
+
+    None if it explains fewer than half of the failures: then their own findings tell more.
+    """
+    if 2 * len(left) > len(before.left):
+        return None
+    fault = _told(failed, [check for check in before.left if check not in left])
+    if fault.startswith("wrong with") and not before.guess.claims and not before.guess.texts:
+        guess = guess._replace(texts=(*guess.texts[:-1], fault))
+    return guess, left
 
 
 def _told(failed: Mapping[str, str], some: Sequence[Check]) -> str:
@@ -396,11 +414,10 @@ def _withdrawals(
     claimed = {name for name in failing if lacks_wholly(name, failed, needing.get(name, ()))}
     right = tuple(name for name in DTYPES if name in guess.target.claimed - claimed)
     if right and claimed & set(DTYPES):
-        gone = [check for check in left if claimed & {*check.needs, *check.arguments} & set(DTYPES)]
         wrong = " and ".join(name for name in DTYPES if name in claimed)
-        yield partial(guess.adding, _told(failed, gone) or f"wrong results in {wrong}", dtypes=right)
+        yield partial(guess.adding, f"wrong results in {wrong}", dtypes=right)
     for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
-        text = _told(failed, [check for check in left if name in check.needs]) or _fault_of(name)
+        text = _fault_of(name)
         if name in FIELDS:
             fields = tuple(each for each in FIELDS if each in guess.target.claimed and each != name)
             yield partial(guess.adding, text, fields=fields)

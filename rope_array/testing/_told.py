@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ._claims import DTYPES, MODES, shorten
+from ._parts import PARTS
 from ._where import PLACE
 
 _MOST_CHARACTERS = 230
@@ -22,7 +23,10 @@ _ERROR = re.compile(r"\w*(Error|Exception|Interrupt|Exit)\b")
 # The other failures are consequences of these checks'.
 _FIRST = ("settings_unchanged",)
 # Faults of these are named, and never advised to be claimed away.
-_NEVER_WITHDRAWN = {"gradient", "widths", "same_bits", "keeps_x", "lazy", "jit", "any_positions", *MODES}
+_NEVER_WITHDRAWN = {
+    *("gradient", "same_bits", "keeps_x", "lazy", "jit", "strides", *MODES),
+    *(set(PARTS) - {"float_positions", "tuple"}),  # a part is narrower
+}
 
 
 class Finding(NamedTuple):
@@ -164,7 +168,7 @@ def lacks_wholly(capability: str, failed: Mapping[str, str], needing: Collection
     if capability in DTYPES:
         return f"accuracy_small[{capability}]" in failed
     some = [name for name in needing if name in failed]
-    if 2 * len(set(map(_base, some))) < len(set(map(_base, needing))):
+    if 2 * len(set(map(_base, some))) < len(set(map(_base, needing))) + (len(needing) > 1):
         return False
     calls = [found for name in some if (found := _CALL.match(failed[name]))]
     factors = [_finding_of_call("", found).factors or () for found in calls]
