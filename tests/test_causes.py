@@ -458,7 +458,7 @@ def tiles_of_16_rows(x, pos):
 
 
 TOLD = {
-    mutants_cover.base_ignored_at_wide_heads: "wrong with width=96 base=500.0, right with width=94, without base",
+    mutants_cover.base_ignored_at_wide_heads: "wrong with width=96 base=500.0, right with width=94, ",
     mutants_cover.half_pairing_wrong_at_64: "wrong with width=64 pairing=half, right with width=",
     mutants_cover.strides_misread_with_half_pairing: "wrong with layout=",
     tiles_of_16_rows: "wrong with rows=1,1,65, right with rows=1,1,64: row 64, equal to x, unchanged",

@@ -145,7 +145,7 @@ def elements_of(detail: str) -> str:
 
 def _sentence(requirement: str) -> str:
     """Return the first sentence of a requirement, without its end."""
-    return re.split(r"\.(?: |$)|: ", requirement)[0]
+    return re.split(r"(?<=\w)\.(?: |$)|: ", requirement)[0]
 
 
 # ---- capabilities that a target lacks as a whole ----
