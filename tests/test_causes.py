@@ -1,5 +1,7 @@
 """The likely cause that a report names: tried on code as users have it, and confirmed by its claims."""
 
+import mutants_cover
+import mutants_modes
 import numpy as np
 import pytest
 
@@ -114,9 +116,10 @@ CLAIMED = {
     interpolated: "frequencies are divided by 4: "
     "--claim 'scaling={\"rope_type\": \"linear\", \"factor\": 4.0}'",
     rows_from_0: "it does not use pos: rows count from 0: --claim positions=arange",
-    only_the_first_batch: "wrong results with positions of shape (B, S): "
-    "--claim 'batch_positions=wrong results'",
-    by_complex64: "wrong results in float64: --claim dtypes=float16,float32",
+    only_the_first_batch: "wrong with positions=BS, right with positions=S: batch 1, rotated by the "
+    "positions of batch 0: --claim 'batch_positions=wrong results'",
+    by_complex64: "wrong with dtype=float64, right with dtype=float32: within the error of float32 "
+    "arithmetic: --claim dtypes=float16,float32",
     short_positions: "wrong results with float positions, wrong results beyond position 32,767: "
     "--claim furthest=32767 --claim 'float_positions=wrong results'",
     TablesInHalves(): "half pairing, wrong results with negative positions, float32 angles: "
@@ -419,3 +422,102 @@ def test_checks_that_do_not_apply_are_counted_after_the_passes(failed):
 def test_a_cause_is_found_by_declared_targets():
     target = Target(float32_angles, declared=True, fields=(), lacks={"tuple": "takes one array"})
     assert run_checks(target).cause.options.endswith(FLOAT32)
+
+
+# ---- failures that no claim explains: the checks' own words ----
+
+
+def sticky_base(x, pos, _kept=[1e4], **spec):  # noqa: B006 (the fault)
+    y = ra.apply(x, pos, **{"base": _kept[0], **spec})
+    if not isinstance(x, tuple) and np.size(x) > 2**19:
+        _kept[0] = 5e5
+    return y
+
+
+def seventh_call(x, pos, _count=[0], **spec):  # noqa: B006 (the fault)
+    _count[0] += 1
+    y = ra.apply(x, pos, **spec)
+    return np.zeros_like(y) if isinstance(y, np.ndarray) and _count[0] % 611 == 610 else y
+
+
+def float64_angles_modulo_a_turn(x, pos):
+    return by_pairs(x, np.mod(angles(x, pos), 2 * np.pi)).astype(x.dtype)
+
+
+def deep_positions_refused(x, pos):
+    if np.min(pos, initial=0) < -(2**20):
+        raise ValueError("negative positions end at -2^20")
+    return by_pairs(x, angles(x, pos)).astype(x.dtype)
+
+
+def tiles_of_16_rows(x, pos):
+    y = ra.apply(x, pos)
+    if x.ndim > 1 and x.shape[-2] > 64 and (rest := x.shape[-2] % 16):
+        y[..., -rest:, :] = x[..., -rest:, :]
+    return y
+
+
+TOLD = {
+    mutants_cover.base_ignored_at_wide_heads: "wrong with width=96 base=500.0, right with width=94, ",
+    mutants_cover.half_pairing_wrong_at_64: "wrong with width=64 pairing=half, right with width=",
+    mutants_cover.strides_misread_with_half_pairing: "wrong with layout=",
+    tiles_of_16_rows: "wrong with rows=1,1,65, right with rows=1,1,64: row 64, equal to x, unchanged",
+    sticky_base: "right at first, and wrong for good after some call: the first check to fail is ",
+    seventh_call: "results depend on earlier calls: ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rotate", TOLD, ids=name_of)
+def test_the_cause_is_in_the_words_of_the_simplest_failing_call(rotate):
+    cause = run_checks(getattr(rotate, "rotate", rotate)).cause
+    assert cause.text.startswith(TOLD[rotate])
+    assert len(str(cause)) < 300
+    assert not cause.claims
+
+
+@pytest.mark.parametrize("rotate", [float64_angles_modulo_a_turn, deep_positions_refused], ids=name_of)
+def test_a_class_of_accuracy_is_not_claimed_for_plain_calls_that_are_right(rotate):
+    report = run_checks(rotate)
+    if not report.ok:
+        assert not report.cause.stated
+
+
+GRADIENTS_AND_MODES = {
+    "gradient_without_base": "the gradient is wrong with base=500.0, right without base: ",
+    "gradient_of_64_heads": "the gradient is wrong with ",
+    "written_without_gradients": "under torch.no_grad(): the call wrote ",
+}
+
+
+@pytest.mark.library("torch")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRADIENTS_AND_MODES)
+def test_gradients_and_modes_are_named_and_not_claimed_away(name):
+    pytest.importorskip("torch")
+    rotate = vars(mutants_cover).get(name) or vars(mutants_modes)[name]
+    cause = run_checks(rotate, library="torch").cause
+    assert cause.text.startswith(GRADIENTS_AND_MODES[name])
+    assert not cause.claims
+
+
+def test_a_claim_to_lack_a_capability_is_said_as_one_and_not_pasted():
+    report = run_checks(only_the_first_batch, fixed={"base": 10000.0})
+    assert report.cause.withdrawn == {"lacks": {"batch_positions": "wrong results"}}
+    assert not report.cause.stated
+    lines = list(lines_of(report, ["check", "mylib:rotate"]))
+    assert "only if nobody calls it so, claim that it lacks this: --claim" in " ".join("".join(lines).split())
+    assert not any(line.startswith("  python -m rope_array") and "lacks" in line for line in lines)
+    assert not any("=wrong results" in line for line in lines if line.startswith("  python"))
+
+
+def test_a_missing_requirement_has_no_cause_to_look_for():
+    def rotate(x, pos):
+        if np.ndim(pos) == 2 or x.ndim == 1:
+            raise ValueError("one row of positions")
+        return by_pairs(x, angles(x, pos)).astype(x.dtype)
+
+    text = " ".join("\n".join(lines_of(run_checks(rotate, requires=("batch_positions",)))).split())
+    assert "It lacks what is required." in text
+    assert "No single cause" not in text
+    assert "Partly declined: ranks[1]" in text

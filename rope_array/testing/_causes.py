@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
 from ._guess import WRITES_X, Change, Guess, writes_x
-from ._judge import Check
+from ._judge import Check, Judge
 from ._likeness import find_rotation
 from ._limits import find_limits
 from ._own import OwnApply
+from ._probes import may_be
 from ._target import Target
+from ._told import depend_on_others, lacks_wholly, told_by
 from ._where import place_in_any_x, place_of
 
 
@@ -61,16 +63,36 @@ class Cause:
     @property
     def options(self) -> str:
         """The claims as options of the command ``python -m rope_array check``."""
-        return " ".join(shlex.join(option) for option in options_of(self.claims))
+        return _joined(self.claims)
+
+    @property
+    def withdrawn(self) -> Mapping[str, Any]:
+        """The claims by which the code lacks what the failed checks need: true only if nobody calls it so."""
+        return {name: value for name, value in self.claims.items() if name in _WITHDRAWN}
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """The other claims, which describe a convention or an accuracy."""
+        return {name: value for name, value in self.claims.items() if name not in _WITHDRAWN}
 
     def __str__(self) -> str:
-        advice = f"; try {self.options}" if self.claims else ""
+        advice = f"; try {_joined(self.stated)}" if self.stated else ""
+        if self.withdrawn:
+            advice += f"; only if nobody calls it so, claim that it lacks this: {_joined(self.withdrawn)}"
         return f"Likely cause{self.share}: {self.text}{advice}"
 
     @property
     def share(self) -> str:
         """The share of the failures that go away, if not all do: " of 3 of 17"."""
         return f" of {self.explained} of {self.failed}" if 0 < self.explained < self.failed else ""
+
+
+# Claims that only leave out checks.
+_WITHDRAWN = ("lacks", "fields", "dtypes")
+
+
+def _joined(claims: Mapping[str, Any]) -> str:
+    return " ".join(shlex.join(option) for option in options_of(claims))
 
 
 def options_of(claims: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -125,6 +147,8 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
     if fault := _signature_fault(target):
         return _only(Cause(fault, failed=len(failures)), target, failed)
     guess = Guess(target, seconds={})
+    if fault := _fault_of_state(guess, failures, failed):
+        return Findings(Cause(fault, failed=len(failures)), (), _by_place(target, failed, list(failed)))
     if "definition" in failed:
         found = find_rotation(target)
         if isinstance(found, str):
@@ -133,6 +157,14 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
     elif any(check.name.startswith("inputs_unchanged") for check in failures) and writes_x(target):
         guess = guess._replace(texts=(WRITES_X,), change=Change(copied=True))
     return _refined(target, guess, failures, failed)
+
+
+def _fault_of_state(guess: Guess, failures: Sequence[Check], failed: Mapping[str, str]) -> str:
+    """Return the fault of results that depend on earlier calls, or ""."""
+    by_name = {check.name: check for check in checks()}
+    details = {check.name: failed[check.name] for check in failures}
+    compiled = bool(guess.target.compiled) or guess.target.arrays.calls < 1000
+    return depend_on_others(details, lambda name: bool(guess.failing([by_name[name]])), compiled)
 
 
 def _only(cause: Cause, target: Target, failed: Mapping[str, str]) -> Findings:
@@ -211,7 +243,9 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
         if not limited and "definition" not in {check.name for check in steps[-1].left}:
             steps += _limits(steps[-1])
             limited = True
-        better = _best(*steps[-1])
+        better = _best(*steps[-1], _classes)
+        if better is None and (lacking := _best(*steps[-1], partial(_withdrawals, failed))):
+            better = _as_last_resort(*lacking, steps[-1], failed)
         if better is None:
             break
         steps.append(Step(*better))
@@ -221,13 +255,41 @@ def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Ma
     guess = _pruned(target, guess, failures, len(left))
     unexplained = _by_place(target, failed, [check.name for check in left])
     texts = [*guess.texts, *_class_texts(guess.claims)]
+    fault = _told(failed, left)
     if not texts:
-        return Findings(_common_place(unexplained, len(left)), unexplained=unexplained)
+        place = _common_place(unexplained, len(left))
+        if fault and ("definition" not in failed or (place is None and fault.startswith("wrong with"))):
+            place = Cause(fault, failed=len(left))
+        return Findings(place, unexplained=unexplained)
+    if fault and not guess.change.limits and ("definition" not in failed or fault.startswith("wrong with")):
+        texts.append(f"the others: {fault}")
     counts = {"explained": len(failures) - len(left), "failed": len(failures)}
     gone = tuple(check.name for check in failures if check not in left)
     cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
     steps[-1] = Step(steps[-1].guess, left)
     return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
+
+
+def _as_last_resort(
+    guess: Guess, left: list[Check], before: Step, failed: Mapping[str, str]
+) -> tuple[Guess, list[Check]] | None:
+    """Return a guess that withdraws a claim, in words of the simplest call if no other cause is known.
+
+    None if it explains fewer than half of the failures: then their own findings tell more.
+    """
+    if 2 * len(left) > len(before.left):
+        return None
+    fault = _told(failed, [check for check in before.left if check not in left])
+    if fault.startswith("wrong with") and not before.guess.claims and not before.guess.texts:
+        guess = guess._replace(texts=(*guess.texts[:-1], fault))
+    return guess, left
+
+
+def _told(failed: Mapping[str, str], some: Sequence[Check]) -> str:
+    """Return the fault that the findings of some failed checks name best."""
+    return told_by(
+        {check.name: failed[check.name] for check in some}, {check.name: check.requirement for check in some}
+    )
 
 
 def _limits(step: Step) -> Iterator[Step]:
@@ -285,12 +347,16 @@ def _class_texts(claims: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | None:
+# Yields functions that add a claim to a guess, the likely ones first.
+Claims = Callable[[Guess, Sequence[Check]], Iterator[Callable[[], Guess]]]
+
+
+def _best(guess: Guess, left: Sequence[Check], more_claims: Claims) -> tuple[Guess, list[Check]] | None:
     """Return the guess with one more claim that leaves the fewest failures; None if none leaves fewer."""
     # A claim has to mend the definition first, if it fails. Some failures show whether a claim mends any.
     some = [check for check in left if check.name == "definition"] or left[:: max(1, len(left) // 8)]
     best: tuple[Guess, list[Check]] | None = None
-    for make in _more_claims(guess, left) if left else ():
+    for make in more_claims(guess, left) if left else ():
         try:
             tried = make()
         except ValueError:  # contradictory claims
@@ -307,25 +373,21 @@ def _best(guess: Guess, left: Sequence[Check]) -> tuple[Guess, list[Check]] | No
     return best
 
 
-def _more_claims(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
-    """Yield functions that add a claim, the likely ones first."""
-    if not isinstance(guess.target.rotate, OwnApply):
-        yield from _classes(guess, left)
-    if guess.change._replace(limits=()) == Change() and "definition" not in {check.name for check in left}:
-        yield from _withdrawals(guess, left)
-
-
 def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
     """Yield weaker classes of accuracy, alone, together, and with fewer positions."""
     target = guess.target
+    if isinstance(target.rotate, OwnApply):
+        return
     angles: list[dict[str, Any]] = [{"angles": name} for name in _WEAKER[target.angles]]
     own: list[dict[str, Any]] = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
     classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
     ends = [{"furthest": end} for end in _ENDS if end < target.reach]
     if any(check.name.startswith("accuracy_") for check in left):
         classes += [{**each, **end} for each in (*classes, {}) for end in ends]
+    plain = "definition" not in {check.name for check in left}
     for claims in classes:
-        yield partial(guess.adding, "", **claims)
+        if not plain or may_be(guess, claims):
+            yield partial(guess.adding, "", **claims)
 
 
 # Claims that are added one after the other.
@@ -340,20 +402,37 @@ _CLASS_TEXTS = {
 }
 
 
-def _withdrawals(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
-    """Yield claims to withdraw: dtypes, fields and capabilities of the checks that fail."""
+def _withdrawals(
+    failed: Mapping[str, str], guess: Guess, left: Sequence[Check]
+) -> Iterator[Callable[[], Guess]]:
+    """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
+    if guess.change._replace(limits=()) != Change() or "definition" in {check.name for check in left}:
+        return
     names = {name for check in left for name in (*check.needs, *check.arguments)}
-    claimed = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
-    right = tuple(name for name in DTYPES if name in guess.target.claimed - names)
+    failing = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
+    needing = _checks_needing(guess.target)
+    claimed = {name for name in failing if lacks_wholly(name, failed, needing.get(name, ()))}
+    right = tuple(name for name in DTYPES if name in guess.target.claimed - claimed)
     if right and claimed & set(DTYPES):
         wrong = " and ".join(name for name in DTYPES if name in claimed)
         yield partial(guess.adding, f"wrong results in {wrong}", dtypes=right)
     for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
+        text = _fault_of(name)
         if name in FIELDS:
             fields = tuple(each for each in FIELDS if each in guess.target.claimed and each != name)
-            yield partial(guess.adding, f"wrong results with {name}", fields=fields)
+            yield partial(guess.adding, text, fields=fields)
         else:
-            yield partial(guess.adding, _fault_of(name), lacks={name: "wrong results"})
+            yield partial(guess.adding, text, lacks={name: "wrong results"})
+
+
+def _checks_needing(target: Target) -> dict[str, list[str]]:
+    """Return the names of the checks that apply to a target, by the capabilities that they need."""
+    judge = Judge(target)
+    needing: dict[str, list[str]] = {}
+    for check in (check for check in checks() if check.inapplicable(judge) is None):
+        for name in {*check.needs, *check.arguments}:
+            needing.setdefault(name, []).append(check.name)
+    return needing
 
 
 def _fault_of(capability: str) -> str:

@@ -215,6 +215,7 @@ def plain_target(target: Target) -> dict[str, Any]:
 def plain_findings(found: Findings) -> dict[str, Any]:
     """Return the causes of failures, and the failures without one, as plain values."""
     cause = found.cause
+    stated = {} if cause is None else dict(cause.stated)
     return {
         "cause": None if cause is None else str(cause),
         "causes": [
@@ -222,9 +223,16 @@ def plain_findings(found: Findings) -> dict[str, Any]:
         ],
         "unexplained": {place: list(names) for place, names in found.unexplained.items()},
         "advice": None
-        if cause is None or not cause.claims
-        else {"claims": dict(cause.claims), "explained": cause.explained, "failed": cause.failed},
+        if cause is None or not stated
+        else {"claims": stated, "explained": _explained_by_statements(found), "failed": cause.failed},
     }
+
+
+def _explained_by_statements(found: Findings) -> int:
+    """Return the number of failures that go away with claims of conventions and accuracy alone."""
+    if found.cause is None or not found.cause.withdrawn:
+        return found.cause.explained if found.cause else 0
+    return sum(cause.explained for cause in found.causes if not cause.withdrawn)
 
 
 def plain_report(

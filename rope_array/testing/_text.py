@@ -12,6 +12,7 @@ from typing import Any
 from ._causes import options_of
 from ._contract import ANGLES, ARITHMETIC
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
+from ._parts import shown, whole_of
 from ._run import Report
 
 _WIDTH = 100
@@ -70,7 +71,9 @@ def _cause(plain: _Plain, failures: Sequence[_Plain]) -> str:
     ended = [result["name"] for result in failures if result["ended"]]
     more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
     ends = [f"The process ended in {', '.join(ended[:3])}{more}."] if ended else []
-    found = [plain["cause"] or "No single cause was found."] if len(ended) < len(failures) else []
+    required = all(result["name"].startswith("requires[") for result in failures)
+    none = "It lacks what is required." if required else "No single cause was found."
+    found = [plain["cause"] or none] if len(ended) < len(failures) else []
     return " ".join([*ends, *found])
 
 
@@ -110,10 +113,19 @@ def _header(plain: _Plain) -> Iterator[str]:
     )  # fmt: skip
     if (claims := plain["claims"]) and not plain["own"]:
         yield from _wrap(f"Claims: {', '.join(f'{name}={value}' for name, value in claims.items())}.", 2)
+    if parts := _declined_parts(plain["declines"]):
+        yield from _wrap(f"Partly declined: {parts}; --verbose tells why.", 2)
     angles, arithmetic = plain["class"]["angles"], plain["class"]["arithmetic"]
     yield from _wrap(f"Judged by: {ANGLES[angles]}; {ARITHMETIC[arithmetic]}.", 2)
     if angles == "float64":
         yield "  (The default for other code; --claim angles=exact is the contract of rope_array.)"
+
+
+def _declined_parts(declines: Mapping[str, str]) -> str:
+    """Return the declined parts of capabilities of which others are claimed; "" if they are many."""
+    parts = [name for name in declines if name != whole_of(name) and whole_of(name) not in declines]
+    text = ", ".join(shown(parts))
+    return text if len(text) <= _WIDTH else ""
 
 
 def _calls(plain: _Plain) -> Iterator[str]:
