@@ -357,12 +357,12 @@ def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
     if case.kind == "python":
         return (numbers.tolist() if shape else int(numbers)), numbers
     if case.kind == "python_float":
-        numbers = numbers + 0.25
+        numbers = np.minimum(numbers + 0.25, j.target.reach)
         return numbers.tolist(), numbers
     if case.kind == "float":
         wide = case.dtype == "float64" and j.target.angles == "float64"
         wide = (wide and j.claims("float_positions[float64]")) or not j.claims("float_positions[float32]")
-        numbers = (numbers + 0.25).astype("float64" if wide else "float32")
+        numbers = np.minimum(numbers + 0.25, j.target.reach).astype("float64" if wide else "float32")
         return j.pos(numbers, numbers.dtype.name), numbers
     return j.pos(numbers, case.kind), numbers
 

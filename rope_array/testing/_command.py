@@ -115,10 +115,10 @@ def _listing() -> str:
     lines.append(f"  {'package.module:attribute':<28}a callable rotate(x, pos, **spec), or a Target")
     lines.append("\nChecks:")
     for name, requirement in {c.name.partition("[")[0]: c.requirement for c in checks()}.items():
-        lines += _wrap(f"  {name:<30}{requirement}", 32)
+        lines += _wrap(f"  {name:<31} {requirement}", 34)
     lines.append("\nCapabilities, which a check may need:")
     for name, meaning in CAPABILITIES.items():
-        lines += _wrap(f"  {name:<30}{meaning}", 32)
+        lines += _wrap(f"  {name:<31} {meaning}", 34)
     return "\n".join(lines)
 
 
