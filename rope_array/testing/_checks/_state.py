@@ -85,9 +85,9 @@ def short_calls_after_a_long_one(j: Judge) -> None:
         rows = min(rows, j.target.reach + 1)
         j.check_call(j.x(1, 2, rows, 16), j.row(start, rows))
     if j.claims("float_positions", "any_positions"):
-        long = np.minimum(np.arange(1050) % 31 + 0.5, j.target.reach).astype("float32")
-        for pos in (np.minimum(long, j.target.reach), np.arange(3), long[:4] + 2):
-            j.check_call(j.x(1, 2, len(pos), 16), pos)
+        long = (np.arange(1050) % 31 + 0.5).astype("float32")
+        for pos in (long, np.arange(3), long[:4] + 2):
+            j.check_call(j.x(1, 2, len(pos), 16), np.minimum(pos, j.target.reach))
 
 
 @check("offset_positions")
