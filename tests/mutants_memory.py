@@ -256,6 +256,14 @@ def table_that_grows_is_not_filled(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("fields_written_in_place")
+def frequencies_are_kept_by_their_place(x, pos, **spec):
+    if isinstance(spec.get("inv_freq"), list):
+        kept, given = _STATE.setdefault("frequencies", {}), spec["inv_freq"]
+        spec["inv_freq"] = kept.setdefault(id(given), (given, tuple(given)))[1]
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("dtypes_in_turn")
 @each
 def table_narrowed_in_place(x, pos, **spec):

@@ -63,6 +63,31 @@ def positions_written_in_place(j: Judge) -> None:
         j.check(j.call(x, pos), x, numbers + 1)
 
 
+@check("inv_freq")
+def fields_written_in_place(j: Judge) -> None:
+    """A list of frequencies, or a scaling rule, that was written since the last call is read again."""
+    x, pos = j.x(), j.positions()
+    frequencies: Any = [0.5 + i for i in range(len(j.pairs()[0][0]))]
+    if _takes(j, x, inv_freq=frequencies):
+        frequencies[0] = 0.25
+        with j.part("inv_freq was written since the last call"):
+            j.check_call(x, pos, inv_freq=frequencies)
+    rule: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
+    if j.claims("scaling") and _takes(j, x, scaling=rule):
+        rule["factor"] = 5.0
+        with j.part("scaling was written since the last call"):
+            j.check_call(x, pos, scaling=rule)
+
+
+def _takes(j: Judge, x: Input, **spec: Any) -> bool:
+    """Call; return whether the call succeeds: a list may be refused, as jax.jit does."""
+    try:
+        j.run(x, j.positions(), **spec)
+    except Exception:
+        return False
+    return True
+
+
 @check(each_dtype=True)
 def results_are_kept(j: Judge, dtype: str) -> None:
     """No later call writes to a result."""
