@@ -83,7 +83,7 @@ def accuracy_negative(j: Judge, dtype: str) -> None:
 
     If positions below some limit are refused, down to this limit.
     """
-    depth = j.target.depth
+    depth = min(j.target.depth, 2**31 - 1)
     pos = -np.array([p for p in (*_NEGATIVE, 5_003, 70_001, depth - 1, depth) if 0 < p <= depth], np.int64)
     if depth >= 2**31 - 1:
         pos = np.append(pos, -(2**31))
