@@ -234,7 +234,8 @@ def threads_of_many_positions(j: Judge) -> None:
     """Calls at more positions than threads do not affect each other: no thread removes another's tables."""
     x = j.x(1, 2, 5, 16)
     calls: Calls = [(x, j.row(17 * i, 5), {}) for i in range(12)]
-    _check_at_once(j, [[*calls[i:], *calls[:i]] for i in range(0, 12, 2)], 12)
+    times = 1 if j.lib.is_lazy(x.array) else 12
+    _check_at_once(j, [[*calls[i:], *calls[:i]] for i in range(0, 12, 2)], times)
 
 
 @check("threads", "offset_positions")
