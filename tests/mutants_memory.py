@@ -32,7 +32,73 @@ def first_call_of_a_dtype_doubled(x, pos, **spec):
     return y
 
 
+@mutant("first_call")
+def first_call_of_all_is_not_rotated(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if not _STATE.setdefault("called", False) and whole(x).size:
+        _STATE["called"] = True
+        return x.copy()
+    return y
+
+
 # ---- memory of x and positions ----
+
+
+@mutant("tuples_unchanged", "tuples_of_any_length")
+def second_of_two_rotated_in_place(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if isinstance(x, tuple) and len(x) == 2 and x[1].flags.writeable:
+        x[1][...] = y[1]
+    return y
+
+
+@mutant("inputs_unchanged")
+@each
+def large_x_rotated_in_place(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if y.ndim == 4 and y.shape[2] > 128 and x.flags.writeable:
+        x[...] = y
+    return y
+
+
+@mutant("positions_unchanged")
+def positions_of_many_rows_sorted_in_place(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if _array_of(pos, 1) and pos.size > 40 and pos.flags.writeable:
+        pos.sort()
+    return y
+
+
+@mutant("neighbours_unchanged")
+@each
+def rows_behind_a_matrix_are_written(x, pos, **spec):
+    """Pad to a multiple of 8 rows, in place."""
+    y, whole_x = ra.apply(x, pos, **spec), x.base
+    if x.ndim == 2 and isinstance(whole_x, np.ndarray) and whole_x.shape[1:] == x.shape[1:]:
+        whole_x[len(x) :] = 0 if np.shares_memory(whole_x[: len(x)], x) else whole_x[len(x) :]
+    return y
+
+
+@mutant("strides", "same_bits_of_strides")
+@each
+def every_second_feature_misread(x, pos, **spec):
+    if x.ndim == 4 and x.strides[-1] == 2 * x.itemsize:
+        x = np.lib.stride_tricks.as_strided(x, x.shape, (*x.strides[:-1], x.itemsize))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_transposed")
+def positions_in_memory_order(x, pos, **spec):
+    if _array_of(pos, 2) and pos.flags.f_contiguous and not pos.flags.c_contiguous:
+        pos = pos.ravel("K").reshape(pos.shape)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_reversed")
+def every_third_position_misread(x, pos, **spec):
+    if _array_of(pos, 1) and pos.strides[0] == 3 * pos.itemsize:
+        pos = pos[0] + np.arange(pos.size)
+    return ra.apply(x, pos, **spec)
 
 
 @mutant("storage_offsets")
@@ -190,6 +256,14 @@ def table_that_grows_is_not_filled(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("fields_written_in_place")
+def frequencies_are_kept_by_their_place(x, pos, **spec):
+    if isinstance(spec.get("inv_freq"), list):
+        kept, given = _STATE.setdefault("frequencies", {}), spec["inv_freq"]
+        spec["inv_freq"] = kept.setdefault(id(given), (given, tuple(given)))[1]
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("dtypes_in_turn")
 @each
 def table_narrowed_in_place(x, pos, **spec):
@@ -238,6 +312,32 @@ def print_options_changed(x, pos, **spec):
 def warnings_ignored(x, pos, **spec):
     import_module("warnings").filterwarnings("ignore", message="overflow")
     return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged")
+def garbage_is_not_collected(x, pos, **spec):
+    import_module("gc").disable()
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged")
+def environment_changed(x, pos, **spec):
+    import_module("os").environ["ROTATED"] = "1"
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("threads_of_many_positions")
+def two_positions_are_kept(x, pos, **spec):
+    """Keep two, for calls without fields; another thread may remove either before it is read."""
+    if spec or not _array_of(pos, 1):
+        return ra.apply(x, pos, **spec)
+    cache, key = _STATE.setdefault("two", {}), (pos.tobytes(), pos.dtype)
+    if key not in cache:
+        if len(cache) >= 2:
+            cache.pop(next(iter([*cache])), None)
+        cache[key] = pos.copy()
+    time.sleep(2e-5)  # let another thread run
+    return ra.apply(x, cache[key], **spec)
 
 
 @mutant("threads_of_large_calls")

@@ -360,3 +360,54 @@ def test_the_command_reads_these_claims():
 def test_the_report_lists_what_is_claimed():
     plain = json.loads(json.dumps(run_checks(rotate).as_dict()))
     assert {"base", "ranks", "tuple"} <= set(plain["claimed"])
+
+
+# ---- wrong where a part is refused ----
+
+
+def failures_of(function, *names):
+    judge = Judge(Target(function))
+    found = [check for check in checks() if check.name.partition("[")[0] in names]
+    return {check.name for check in found if outcome_of(check, judge)[0] == FAILED}
+
+
+def refuses_below(x, pos):
+    if np.size(pos) and np.min(pos) < -(2**20):
+        raise OverflowError("positions from -2^20 on")
+    return ra.apply(x, pos)
+
+
+def clipped_and_refuses_below(x, pos):
+    refuses_below(x, pos)
+    return ra.apply(x, np.maximum(pos, -4096))
+
+
+def test_negative_positions_are_checked_as_far_down_as_they_are_taken():
+    names = "accuracy_negative", "positions_of_narrow_dtypes", "accuracy_float", "dtypes_and_fields"
+    assert Target(refuses_below).depth == 2**20
+    assert failures_of(refuses_below, *names) == set()
+    assert "accuracy_negative[float32]" in failures_of(clipped_and_refuses_below, "accuracy_negative")
+
+
+def test_positions_of_heads_alone_are_checked_where_a_batch_of_them_is_refused():
+    def rotate(x, pos):
+        if np.ndim(pos) == 3 and np.shape(pos)[0] > 1:
+            raise ValueError("one batch only")
+        return ra.apply(
+            x, np.broadcast_to(np.asarray(pos)[:, :1], np.shape(pos)) if np.ndim(pos) == 3 else pos
+        )
+
+    assert failures_of(rotate, "positions_broadcast") == {"positions_broadcast"}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_positions_of_other_strides_are_checked_where_negative_ones_are_refused(wrong):
+    def rotate(x, pos):
+        array = isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
+        if array and pos.strides[0] < 0:
+            raise ValueError("negative strides")
+        if wrong and array and pos.strides[0] == 3 * pos.itemsize:
+            pos = pos[0] + np.arange(pos.size)
+        return ra.apply(x, pos)
+
+    assert failures_of(rotate, "positions_reversed") == ({"positions_reversed"} if wrong else set())

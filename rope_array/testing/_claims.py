@@ -169,13 +169,17 @@ def find_declines(target: Any) -> dict[str, str]:
     return spread({**reasons, **_try_calls(target, reasons)})
 
 
-def _by_dependence(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Return the capabilities that need another one, which is declined."""
+def _by_dependence(reasons: Mapping[str, str], tried: Collection[str] = ()) -> dict[str, str]:
+    """Return the capabilities that need another one, which is declined; the ones `tried` need none."""
     needs = {"odd_width": "rotary_dim"}
     for axes in BROADCAST:
         kind = {2: "batch_positions", 3: "head_positions"}.get(len(axes)) if axes != "scalar" else None
         needs.update({f"broadcast_positions[{axes}]": kind} if kind else {})
-    return {name: f"{need}: {reasons[need]}" for name, need in needs.items() if need in reasons}
+    return {
+        name: f"{need}: {reasons[need]}"
+        for name, need in needs.items()
+        if need in reasons and name not in tried
+    }
 
 
 def find_reach(target: Any) -> int:
@@ -196,6 +200,26 @@ def find_reach(target: Any) -> int:
     return accepted
 
 
+def find_depth(target: Any) -> int:
+    """Return the largest p for which a target takes position -p: as far as positive ones, if it can."""
+    if target.declared or target.positions != "any" or "values" in target.arrays.lacks:
+        return int(target.reach)
+    trial = _Trial(target)
+
+    def accepts(depth: int) -> bool:
+        row = -np.arange(depth - 4, depth + 1).clip(0)
+        return _exception_of(target, lambda: trial(trial.x((*SIZES[:2], len(row))), row)) is None
+
+    if accepts(target.reach):
+        return int(target.reach)
+    accepted = 0
+    for step in (step for step in _REACH_STEPS if 0 < step < target.reach):
+        if not accepts(step):
+            return _last_accepted(accepts, accepted, step)
+        accepted = step
+    return _last_accepted(accepts, accepted, target.reach)
+
+
 def _last_rows(last: int) -> Any:
     return np.arange(max(last - 4, 0), last + 1)
 
@@ -213,7 +237,9 @@ def find_widths(target: Any) -> dict[int, str]:
     if target.declared or "values" in target.arrays.lacks:
         return {}
     trial, rows = _Trial(target), min(SIZES[-1], target.furthest + 1)
-    pos = np.arange(rows) if target.positions != "any" else np.zeros(rows, np.int64)
+    # The first calls of all: at positions other than 0, where the result is not x.
+    pos = np.resize([1, 1, 0], rows) * min(1, target.furthest)
+    pos = np.arange(rows) if target.positions != "any" else pos
 
     def attempt(width: int) -> None:
         shape = (*SIZES[:2], rows, width)
@@ -399,7 +425,7 @@ def _try_calls(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
     for name, attempt in attempts.items():
         if name not in declines and (refusal := _exception_of(target, attempt)) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
-    return {**reasons, **_by_dependence(reasons)}
+    return {**reasons, **_by_dependence({**declines, **reasons}, tried=attempts)}
 
 
 def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | None:

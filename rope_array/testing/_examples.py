@@ -176,6 +176,7 @@ def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
     if j.claims("any_positions") or j.claims("offset_positions"):
         reach = int(draw.magnitude(1, min(j.target.reach, FAR)))
     negative = j.claims("any_positions", "negative_positions") and draw.chance(0.1)
+    reach = min(reach, j.target.depth) if negative else reach
     return {
         "positions": draw.one(shapes) if draw.chance(0.5) else "S",
         "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.lib.integers[0],

@@ -138,12 +138,14 @@ class Judge:
 
     def within(self, pos: Any) -> Any:
         """Return positions; integers of a NumPy array beyond the reach of the target are wrapped."""
-        reach = self.target.reach
+        reach, depth = self.target.reach, self.target.reach
         if not isinstance(pos, np.ndarray) or pos.dtype.kind not in "iu" or not pos.size:
             return pos
-        if int(pos.max()) <= reach and int(pos.min()) >= -reach - 1:
+        if int(pos.min()) < 0:
+            depth = self.target.depth
+        if int(pos.max()) <= reach and int(pos.min()) >= -depth - (depth == reach):
             return pos
-        wrapped = np.where(pos < 0, -(-pos % (reach + 1)), pos % (reach + 1))
+        wrapped = np.where(pos < 0, -(-pos % (depth + 1)), pos % (reach + 1))
         return wrapped.astype(pos.dtype)
 
     def positions_in(self, name: str, count: int = 40) -> NDArray[np.int64]:

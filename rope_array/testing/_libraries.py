@@ -167,6 +167,7 @@ class Library:
         two = self.stack([array, array])
         yield "a slice", two[1, ...]
         yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
+        yield "every second feature", self._packed(self.permute(two, (1, 2, 3, 4, 0)))[..., 0]
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         """Broadcast an array to a shape, as a view if the library has views."""
@@ -772,9 +773,12 @@ def _computed(block: Any) -> Any:
 
 def _parts(array: Array) -> Iterator[tuple[str, tuple[Any, ...], tuple[int, ...]]]:
     """Yield names, indices of an array in larger arrays, and the larger shapes."""
-    b, h, s, d = array.shape
-    yield "rows of a longer array", np.s_[:, :, 2 : s + 2, :], (b, h, s + 4, d)
-    yield "features of a wider array", np.s_[:, :, :, d : 2 * d], (b, h, s, 3 * d)
+    *lead, s, d = array.shape
+    for name, start in (("rows", 2), ("the first rows", 0), ("the last rows", 4)):
+        yield f"{name} of a longer array", np.s_[..., start : s + start, :], (*lead, s + 4, d)
+    yield "features of a wider array", np.s_[..., d : 2 * d], (*lead, s, 3 * d)
+    if lead:
+        yield "a part of a larger batch", np.s_[1 : lead[0] + 1, ...], (lead[0] + 2, *lead[1:], s, d)
 
 
 _NUMBERS = itertools.count()

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+# The variables when the suite was imported: later ones are of a library, or of a call.
+_ENVIRONMENT = frozenset(os.environ)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT)
 # Variables that libraries read when they start threads.
 _THREADS = ("OMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "KMP_", "GOTO_", "VECLIB_")
@@ -30,6 +32,9 @@ def lasting_settings() -> dict[str, Any]:
         "NumPy's buffer size": np.getbufsize(),
         "the rounding and the subnormal numbers of the processor": _arithmetic(),
         "environment variables of threads": {k: v for k, v in os.environ.items() if k.startswith(_THREADS)},
+        "the locale": locale.setlocale(locale.LC_ALL),
+        "the current directory": os.getcwd(),
+        "the handlers of signals": [signal.getsignal(n) for n in _SIGNALS],
     }
 
 
@@ -47,12 +52,9 @@ def process_settings() -> dict[str, Any]:
         "the recursion limit": sys.getrecursionlimit(),
         "the switch interval of threads": sys.getswitchinterval(),
         "the collection of garbage": (gc.isenabled(), gc.get_threshold()),
-        "the handlers of signals": [signal.getsignal(n) for n in _SIGNALS],
         "hooks of exceptions": (sys.excepthook, threading.excepthook),
         "standard output and errors": (id(sys.stdout), id(sys.stderr)),
         "logging": (logging.root.level, logging.root.manager.disable, *logging.root.handlers),
-        "the locale": locale.setlocale(locale.LC_ALL),
-        "the current directory": os.getcwd(),
         "the import path": list(sys.path),
         "environment variables": hashlib.sha256(repr(sorted(os.environ.items())).encode()).digest(),
     }  # fmt: skip
@@ -66,15 +68,25 @@ def _arithmetic() -> tuple[bool, bool]:
 
 
 @contextmanager
-def unusual_settings() -> Iterator[None]:
-    """Give settings values that no call sets; restore the old ones at the end."""
+def unusual_settings(other: bool = False) -> Iterator[None]:
+    """Give settings unusual values; restore the old ones at the end.
+
+    A setting with few values, such as whether garbage is collected, gets a second one if `other`: a call that
+    sets either is found.
+    """
     with ExitStack() as stack:
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 (the process's state)
         stack.callback(random.setstate, random.getstate())
         stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         stack.callback(gc.enable if gc.isenabled() else gc.disable)
-        stack.enter_context(np.errstate(all="warn"))
+        stack.callback(gc.set_threshold, *gc.get_threshold())
+        stack.callback(setattr, sys, "excepthook", sys.excepthook)
+        stack.callback(setattr, threading, "excepthook", threading.excepthook)
+        stack.callback(logging.root.setLevel, logging.root.level)
+        stack.callback(logging.disable, logging.root.manager.disable)
+        stack.callback(_set_environment, dict(os.environ))
+        stack.enter_context(np.errstate(all="ignore" if other else "warn"))
         stack.enter_context(np.printoptions(precision=5))
         stack.enter_context(decimal.localcontext(decimal.Context(prec=41, rounding=decimal.ROUND_DOWN)))
         stack.enter_context(warnings.catch_warnings())
@@ -84,5 +96,23 @@ def unusual_settings() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="no call warns of this")
         sys.setrecursionlimit(sys.getrecursionlimit() + 11)
         sys.setswitchinterval(sys.getswitchinterval() * 1.5)
-        gc.disable()
+        gc.set_threshold(gc.get_threshold()[0] + 1)
+        (gc.enable if other else gc.disable)()
+        sys.excepthook, threading.excepthook = _hook, _hook
+        logging.root.setLevel(logging.root.level + 1)
+        logging.disable(logging.root.manager.disable + 1)
+        _set_environment({k: v for k, v in os.environ.items() if k in _ENVIRONMENT})
         yield
+
+
+def _hook(*arguments: object) -> None:
+    """Report an exception as Python does: in place of a hook."""
+    sys.__excepthook__(*sys.exc_info())
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    """Set the environment's variables, without touching the ones that are as they should be."""
+    for name in [*os.environ]:
+        if name not in variables:
+            del os.environ[name]
+    os.environ.update({k: v for k, v in variables.items() if os.environ.get(k) != v})

@@ -24,6 +24,7 @@ from ._claims import (
     WIDTH,
     by_library,
     find_declines,
+    find_depth,
     find_reach,
     find_widths,
     parameters_of,
@@ -273,6 +274,11 @@ class Target:
     def reach(self) -> int:
         """The largest position to try: `furthest`, or the last that the callable does not refuse."""
         return find_reach(self)
+
+    @cached_property
+    def depth(self) -> int:
+        """The largest p for which to try position -p: `reach`, or the last that is not refused."""
+        return find_depth(self) if "negative_positions" not in self.declines else 0
 
     @cached_property
     def call(self) -> Callable[..., Any]:

@@ -79,9 +79,13 @@ def accuracy_int32(j: Judge, dtype: str) -> None:
 
 @check("negative_positions", "any_positions", each_dtype=True)
 def accuracy_negative(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound at negative positions, down to the end of int32."""
-    pos = -np.array([p for p in _NEGATIVE if p <= j.target.reach], np.int64)
-    if j.target.reach >= 2**31 - 1:
+    """Errors are within the class's bound at negative positions, down to the end of int32.
+
+    If positions below some limit are refused, down to this limit.
+    """
+    depth = min(j.target.depth, 2**31 - 1)
+    pos = -np.array([p for p in (*_NEGATIVE, 5_003, 70_001, depth - 1, depth) if 0 < p <= depth], np.int64)
+    if depth >= 2**31 - 1:
         pos = np.append(pos, -(2**31))
     x, y = _rows(j, pos, dtype)
     j.check_values(j.numbers(y), x, pos)
@@ -99,7 +103,7 @@ def accuracy_wide(j: Judge, dtype: str) -> None:
 def accuracy_float(j: Judge, dtype: str) -> None:
     """At float32 positions, whole or not, errors are within the bound plus 2.1e-7·max(1, ω) of the pair."""
     pos = np.array([0.0, 0.5, 1.25, -3.75, 1000.125, 65_535.5, 3.0], np.float32)
-    pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | j.claims("negative_positions"))]
+    pos = pos[(np.abs(pos) <= j.target.reach) & ((pos >= 0) | (-pos <= j.target.depth))]
     x = j.x(1, 2, len(pos), 64, dtype=dtype)
     # An angle that is a product is as exact as the dtype of its position.
     wide = j.target.angles == "float64" and j.claims("float64", "float_positions[float64]")

@@ -79,7 +79,7 @@ def _python_positions(j: Judge, kind: str) -> list[Any]:
     else:
         pos = [[4, 0, 2, 9, 1], *([[4, -2, 0, -9, 1]] if negative else [])]
         pos += [[2**40, 0, 1, 2**31, 2**32 + 7]] if wide else []
-    pos = [one for one in pos if np.max(np.abs(one)) <= j.target.reach]
+    pos = [one for one in pos if np.max(one) <= j.target.reach and np.min(one) >= -j.target.depth]
     if not pos and kind != "range":
         pos = [0 if kind == "int" else j.wrap(range(5)).tolist()]
     return [tuple(one) for one in pos] if kind == "tuple" else pos
@@ -92,7 +92,7 @@ def positions_of_narrow_dtypes(j: Judge) -> None:
         ends = np.iinfo(kind)
         top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)
         signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
-        bottom = -(2**31) if j.target.reach >= 2**31 - 1 else -j.target.reach
+        bottom = -(2**31) if signed and j.target.depth >= 2**31 - 1 else -j.target.depth
         low = max(int(ends.min), bottom) if signed else top - 4
         values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
         values = values if signed else values.clip(0)

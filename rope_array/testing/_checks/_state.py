@@ -63,6 +63,31 @@ def positions_written_in_place(j: Judge) -> None:
         j.check(j.call(x, pos), x, numbers + 1)
 
 
+@check("inv_freq")
+def fields_written_in_place(j: Judge) -> None:
+    """A list of frequencies, or a scaling rule, that was written since the last call is read again."""
+    x, pos = j.x(), j.positions()
+    frequencies: Any = [0.5 + i for i in range(len(j.pairs()[0][0]))]
+    if _takes(j, x, inv_freq=frequencies):
+        frequencies[0] = 0.25
+        with j.part("inv_freq was written since the last call"):
+            j.check_call(x, pos, inv_freq=frequencies)
+    rule: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
+    if j.claims("scaling") and _takes(j, x, scaling=rule):
+        rule["factor"] = 5.0
+        with j.part("scaling was written since the last call"):
+            j.check_call(x, pos, scaling=rule)
+
+
+def _takes(j: Judge, x: Input, **spec: Any) -> bool:
+    """Call; return whether the call succeeds: a list may be refused, as jax.jit does."""
+    try:
+        j.run(x, j.positions(), **spec)
+    except Exception:
+        return False
+    return True
+
+
 @check(each_dtype=True)
 def results_are_kept(j: Judge, dtype: str) -> None:
     """No later call writes to a result."""
@@ -117,7 +142,7 @@ def calls_at_positions_of_like_bits(j: Judge) -> None:
         (whole.astype("float32"), "float32", ["float_positions[float32]"]),
         *([(bits, "int32", ["narrow_positions[int32]"])] if j.target.angles != "float32" else []),
     ):
-        if j.claims(*needs) and np.abs(values).max() <= j.target.reach:
+        if j.claims(*needs) and values.max() <= j.target.reach and values.min() >= -j.target.depth:
             x = j.x(1, 2, 4, 16)
             with j.if_served():
                 j.check(j.call(x, j.pos(values, kind)), x, values)
@@ -174,10 +199,12 @@ def settings_unchanged(j: Judge) -> None:
         x, pos = j.x(dtype=dtype), j.pos(j.positions())
         with j.if_served():
             j.call(x, pos, **spec)  # imports what it needs
-            with unusual_settings():
-                before = j.lib.state()
-                _bare_call(j, x, pos, spec)
-                changed = _changes(before, after := j.lib.state())
+            changed: dict[str, None] = {}
+            for other in (False, True) if dtype == j.dtype and not spec else (False,):
+                with unusual_settings(other):
+                    before = j.lib.state()
+                    _bare_call(j, x, pos, spec)
+                    changed |= _changes(before, after := j.lib.state())
             # `settings` predates the first call, which may have changed them for good.
             changed |= _changes(j.settings, after)
             assert not changed, f"the call changed {', '.join(changed)}"
@@ -199,7 +226,16 @@ def threads(j: Judge) -> None:
     """Calls from several threads at once do not affect each other."""
     x = [j.x(1, 2, 5, 16, seed=i) for i in range(4)]
     pos = [j.row(start, 5) for start in (0, 7, 60, 200)]
-    _check_at_once(j, [(one, row, {}) for one, row in zip(x, pos, strict=True)], 25)
+    _check_at_once(j, [[(one, row, {})] for one, row in zip(x, pos, strict=True)], 25)
+
+
+@check("threads", "offset_positions")
+def threads_of_many_positions(j: Judge) -> None:
+    """Calls at more positions than threads do not affect each other: no thread removes another's tables."""
+    x = j.x(1, 2, 5, 16)
+    calls: Calls = [(x, j.row(17 * i, 5), {}) for i in range(12)]
+    times = 1 if j.lib.is_lazy(x.array) else 12
+    _check_at_once(j, [[*calls[i:], *calls[:i]] for i in range(0, 12, 2)], times)
 
 
 @check("threads", "offset_positions")
@@ -209,7 +245,7 @@ def threads_of_large_calls(j: Judge) -> None:
     calls: Calls = [
         (j.x(1, 6, rows, 64, seed=i), j.row(start, rows), {}) for i, start in enumerate((0, 33, 0, 20))
     ]
-    _check_at_once(j, calls, 8)
+    _check_at_once(j, [[call] for call in calls], 8)
 
 
 @check("threads", "offset_positions")
@@ -220,30 +256,32 @@ def threads_of_different_calls(j: Judge) -> None:
     for i, start in enumerate((0, 7, 60, 200)):
         x = j.x(1, 2 + i % 2, 5 - i // 2, 16 + 16 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
         calls.append((x, j.row(start, 5 - i // 2), specs[i // 2 % len(specs)] if i % 2 else {}))
-    _check_at_once(j, calls, 25)
+    _check_at_once(j, [[call] for call in calls], 25)
 
 
-def _check_at_once(j: Judge, calls: Calls, times: int) -> None:
-    """Make each of these calls many times in a thread of its own, and judge every result."""
-    alone = []
-    for x, pos, spec in calls:  # compiled before the threads start
+def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
+    """Make each of these lists of calls many times in a thread of its own, and judge every result."""
+    alone: dict[int, Floats] = {}
+    for x, pos, spec in (call for some in calls for call in some):  # compiled before the threads start
         with j.if_served():
-            alone.append((x, pos, spec, j.rotated(x, pos, **spec)))
+            if id(pos) not in alone:
+                alone[id(pos)] = j.rotated(x, pos, **spec)
     errors: list[BaseException] = []
-    start = threading.Barrier(max(len(alone), 1))
+    start = threading.Barrier(len(calls))
 
-    def repeat(x: Input, pos: Any, spec: dict[str, Any], expected: Floats) -> None:
+    def repeat(some: Calls) -> None:
         try:
             with j.lib.thread():
                 start.wait()
-                for _ in range(times):
+                for x, pos, spec in some * times:
                     y = j.run(x, pos, **spec)
-                    if not np.array_equal(j.numbers(y), expected):
+                    if not np.array_equal(j.numbers(y), alone[id(pos)]):
                         j.check(y, x, pos, **spec)
         except BaseException as error:
             errors.append(error)
 
-    _run_at_once([threading.Thread(target=repeat, args=call) for call in alone])
+    served = [[call for call in some if id(call[1]) in alone] for some in calls]
+    _run_at_once([threading.Thread(target=repeat, args=(some,)) for some in served])
     if errors:
         raise errors[0]
 

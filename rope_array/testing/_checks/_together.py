@@ -220,4 +220,4 @@ def _reaches(j: Judge) -> list[int]:
     any_positions = j.claims("any_positions")
     far = [min(FAR, j.target.reach)] if any_positions or j.claims("offset_positions") else []
     near = min(NEAR, j.target.reach)
-    return [near, *far, *([-near] if any_positions and j.claims("negative_positions") else [])]
+    return [near, *far, *([-min(near, j.target.depth)] if any_positions and j.target.depth else [])]
