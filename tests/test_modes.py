@@ -106,10 +106,10 @@ def test_every_call_is_compiled_beyond_dynamo_s_limit():
 def test_code_that_does_not_compile_fails_with_the_reason():
     import torch
 
-    def broken(x, pos, pairing="interleaved"):
+    def broken(x, pos, pairing="interleaved", **spec):
         if pairing == "half":
             torch._dynamo.graph_break()
-        return torch_rotate(x, pos, pairing=pairing)
+        return torch_rotate(x, pos, pairing=pairing, **spec)
 
     found, detail = outcome(compiled(broken, "torch:compile"), "pairing")
     assert found == FAILED
