@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.scoreboard
 from _record import RESULTS, ROOT, record
 from peers import GROUPS
 
-LIMIT = 600  # seconds for a group
+LIMIT = 1800  # seconds for a group
 MANY = 8  # with more failed checks for one reason, dtypes are left out
 RANGES = ("small", "2^16", "2^20", "2^24", "int32")
 MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
