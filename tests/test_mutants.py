@@ -148,13 +148,22 @@ def by_float32_tables(x, pos, base=10000.0):
     return y.astype(x.dtype)
 
 
+def by_float32_remainders(x, pos, base=10000.0):
+    """Reduce float64 angles to one turn; round the remainder to float32 unless x is float64."""
+    dtype = np.float64 if x.dtype == np.float64 else np.float32
+    angle = np.mod(angles(x, pos, base), 2 * np.pi).astype(dtype)
+    a, b = x[..., ::2].astype(dtype), x[..., 1::2].astype(dtype)
+    y = [a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)]
+    return np.stack(y, axis=-1).reshape(x.shape).astype(x.dtype)
+
+
 def by_ours(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
 STYLES = [
     by_rotate_half, by_complex_numbers, by_view_as_complex, by_matrix, by_matrix_product, by_loop,
-    by_float32_tables, by_ours,
+    by_float32_tables, by_float32_remainders, by_ours,
 ]  # fmt: skip
 
 
