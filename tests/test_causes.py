@@ -434,10 +434,10 @@ def sticky_base(x, pos, _kept=[1e4], **spec):  # noqa: B006 (the fault)
     return y
 
 
-def seventh_call(x, pos, _count=[0], **spec):  # noqa: B006 (the fault)
+def one_wrong_call(x, pos, _count=[0], **spec):  # noqa: B006 (the fault)
     _count[0] += 1
     y = ra.apply(x, pos, **spec)
-    return np.zeros_like(y) if isinstance(y, np.ndarray) and _count[0] % 611 == 610 else y
+    return np.zeros_like(y) if isinstance(y, np.ndarray) and _count[0] == 700 else y
 
 
 def float64_angles_modulo_a_turn(x, pos):
@@ -463,7 +463,7 @@ TOLD = {
     mutants_cover.strides_misread_with_half_pairing: "wrong with layout=",
     tiles_of_16_rows: "wrong with rows=1,1,65, right with rows=1,1,64: row 64, equal to x, unchanged",
     sticky_base: "right at first, and wrong for good after some call: the first check to fail is ",
-    seventh_call: "results depend on earlier calls: ",
+    one_wrong_call: "results depend on earlier calls: ",
 }
 
 

@@ -241,22 +241,24 @@ def find_widths(target: Any) -> dict[int, str]:
     pos = np.resize([1, 1, 0], rows) * min(1, target.furthest)
     pos = np.arange(rows) if target.positions != "any" else pos
 
-    def attempt(width: int) -> None:
+    def attempt(width: int, pos: Any) -> None:
         shape = (*SIZES[:2], rows, width)
         if (found := tuple(getattr(trial(trial.array(shape), pos), "shape", shape))) != shape:
             raise ValueError(f"the result has shape {found}")  # tables of another width were broadcast
 
     widths = sorted({target.least_width(width) for width in ALL_WIDTHS})
 
-    def errors_at(some: Collection[int]) -> dict[int, BaseException]:
-        errors = {width: _exception_of(target, partial(attempt, width)) for width in some}
+    def errors_at(some: Collection[int], pos: Any) -> dict[int, BaseException]:
+        errors = {width: _exception_of(target, partial(attempt, width, pos)) for width in some}
         return {width: error for width, error in errors.items() if error is not None}
 
     # Where each width is compiled, the others are tried only if one of a few is refused.
     few = [width for width in widths if width in FIRST_WIDTHS]
-    if few and target.arrays.calls < 1000 and not errors_at(few):
+    if few and target.arrays.calls < 1000 and not errors_at(few, pos):
         return {}
-    refusals = errors_at(widths)
+    refusals = errors_at(widths, pos)
+    if len(refusals) == len(widths) and target.positions == "any":  # perhaps a table of one row
+        refusals = errors_at(widths, 0 * pos)
     return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
 
 

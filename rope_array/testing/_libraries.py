@@ -446,6 +446,10 @@ class Dask(Library):
     def poisoned(self, array: Array) -> Array:
         return array.map_blocks(_computed, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
 
+    def state(self) -> dict[str, Any]:
+        # dask.utils.disable_gc, around its optimization, ends with the setting at its import.
+        return {name: value for name, value in super().state().items() if "garbage" not in name}
+
     def running(self) -> AbstractContextManager[Any]:
         # One thread: the arrays are small, and dask would start a thread pool for each.
         context: AbstractContextManager[Any] = import_module("dask").config.set(scheduler="synchronous")
