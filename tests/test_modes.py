@@ -118,12 +118,11 @@ def test_code_that_does_not_compile_fails_with_the_reason():
 
 
 @torch_only
-def test_torch_compile_that_is_disabled_is_no_compiler(monkeypatch):
+def test_torch_compile_that_is_disabled_is_no_compiler():
     import torch
 
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)
     call = Target(torch_rotate, library="torch:compile").call
-    with pytest.raises(CannotCompile, match="no compiled"):
+    with torch._dynamo.config.patch(disable=True), pytest.raises(CannotCompile, match="no compiled"):
         call(torch.ones(1, 2, 3, 8), torch.arange(3))
 
 

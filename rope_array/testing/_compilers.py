@@ -99,6 +99,7 @@ def _compiled(rotate: Rotate) -> Rotate:
         try:
             return graphs.check_run(compiled[key], x, pos)
         except Exception as error:
+            del compiled[key]  # Dynamo does not try again to compile a function that it could not
             raise _fault("torch.compile(fullgraph=True)", error, rotate, x, pos, spec) from error
 
     return call
@@ -151,4 +152,12 @@ def _kind(value: Any) -> str:
 
 
 def _mode(torch: Any) -> tuple[Any, ...]:
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
+    """Return the settings of PyTorch that code is compiled for."""
+    return (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
+        *(
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+            torch.are_deterministic_algorithms_enabled(),
+        ),
+    )

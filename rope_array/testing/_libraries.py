@@ -669,7 +669,12 @@ class Torch(Library):
         grad = self.native.autograd.grad
         x, g = x.detach().requires_grad_(True), g.detach().requires_grad_(True)
         (pulled,) = grad(f(x), x, g, create_graph=True)
-        return grad(pulled, g, h, allow_unused=True)[0] if pulled.requires_grad else None
+        if not pulled.requires_grad:
+            return None
+        (found,) = grad(pulled, g, h, allow_unused=True, retain_graph=True)
+        if found is None:
+            pulled.backward(h)  # raises where once_differentiable says so
+        return found
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
