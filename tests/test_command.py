@@ -660,7 +660,7 @@ EAGER_ONLY = """
     native.decline_reason = lambda xs, source: (
         "the call is compiled" if torch.compiler.is_compiling() else served(xs, source)
     )
-    sys.argv = ["rope_array", "check", "torch:compile", "--backend", "native"]
+    sys.argv = ["rope_array", "check", "torch:compile", "--backend", "native", "--in-process"]
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.suppress(SystemExit):
         runpy.run_module("rope_array", run_name="__main__")
