@@ -226,7 +226,7 @@ def models(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def proof(session: nox.Session) -> None:
-    """Prove the bounds of the contract with Sollya and Gappa, and print them beside the contract's.
+    """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
 
     Without these programs the session is skipped, or fails if ROPE_ARRAY_REQUIRE_PROOF is set.
     """

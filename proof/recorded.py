@@ -115,7 +115,7 @@ def _sign(table: Real) -> tuple[Real, float]:
 
 
 class _Quadrant:
-    """A quadrant that keeps what is added to it."""
+    """A quadrant that records each number added to it."""
 
     dtype = "int64"
 

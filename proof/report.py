@@ -1,4 +1,4 @@
-"""The proved bounds beside the contract's, as a table: printed, and part of docs/numerics.md."""
+"""A table of the proved bounds and the contract's: printed, and part of docs/numerics.md."""
 
 from __future__ import annotations
 

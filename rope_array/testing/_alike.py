@@ -120,7 +120,7 @@ def _moved(wrong: Wrong) -> Iterator[tuple[str, Mask]]:
 
 
 def _rotated(wrong: Wrong) -> tuple[str, Mask | None]:
-    """Return the text of another rotation that gives every wrong element, and a mask of what it gives."""
+    """Return the text of another rotation that gives every wrong element, and a mask of its elements."""
     rows = np.asarray(wrong.mask.any(axis=-1))
     pos = None if wrong.pos is None else rows_of_positions(wrong.pos, rows.shape)
     if pos is not None and pos.dtype.kind != "u":
