@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,6 +264,11 @@ class Judge:
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a forced backend declines a call, so that a check can go on."""
         return suppress(Declined)
+
+    def raise_refused(self, reason: str) -> NoReturn:
+        """End a check whose calls are all refused: it is reported as not applicable."""
+        # Where claims are declared, only a forced backend can decline a call.
+        raise (Declined if self.target.declared else NotImplementedError)(reason)
 
     def rotated(self, x: Input, pos: Any, **spec: Any) -> Floats:
         """Rotate x, check the result, and return its values."""

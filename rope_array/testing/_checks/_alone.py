@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from rope_array.testing._case import claimed_widths, fits, plain_case
 from rope_array.testing._checks._together import check_cases, field_levels, is_compiled, other_pairing
 from rope_array.testing._judge import Judge, check
-from rope_array.testing._own import Declined
 
 _ROWS = ((1, 1, 70), (1, 130, 2), (70, 2, 2), (1, 1, 1030), (2, 3, 300))
 _SOME_WIDTHS = (36, 96, 112, 128, 256, 64, 80, 160)
@@ -196,8 +195,7 @@ def _coordinates(j: Judge, count: int) -> NDArray[np.int64]:
 def batch_positions_of_five_axes(j: Judge) -> None:
     """Positions of shape (B, S) match the first axis of an x of five axes, whatever the sizes of others."""
     if j.target.angles != "exact" and not _matches_first_axis(j):
-        refusal = Declined if j.target.declared else NotImplementedError
-        raise refusal("does not match positions of shape (B, S) to the first of five axes")
+        j.raise_refused("does not match positions of shape (B, S) to the first of five axes")
     for rows in _FIVE_AXES[: 1 if is_compiled(j) else None]:
         with j.part(f"x of shape {(*rows, j.width)} and positions of shape {(rows[0], rows[-1])}"):
             j.check_call(j.x(*rows, 16), _rows_of_batches(j, rows[0], rows[-1]))

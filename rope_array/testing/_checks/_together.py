@@ -24,7 +24,6 @@ from rope_array.testing._case import (
 )
 from rope_array.testing._covering import covering, pairs_among
 from rope_array.testing._judge import Judge, check
-from rope_array.testing._own import Declined
 from rope_array.testing._shrink import explained
 
 Levels = dict[str, list[Any]]
@@ -120,15 +119,14 @@ def is_compiled(j: Judge) -> bool:
 
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
-    limit = few if j.lib.calls < 1000 or j.target.compiled else None
+    limit = few if is_compiled(j) else None
     check_cases(j, itertools.islice(covering(levels, groups, lambda values: _made(j, values)), limit))
 
 
 def check_cases(j: Judge, cases: Iterable[Case]) -> None:
     """Call and judge cases; raise if every call is refused."""
     if not sum([_served(j, case) for case in cases]):
-        # Reported as not applicable. Where claims are declared, only a forced backend can decline a call.
-        raise (Declined if j.target.declared else NotImplementedError)("refuses every call")
+        j.raise_refused("refuses every call")
 
 
 def _served(j: Judge, case: Case) -> bool:
