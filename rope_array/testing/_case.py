@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
@@ -295,16 +297,48 @@ def every_width(j: Judge) -> list[int]:
 
 
 def check_case(j: Judge, case: Case) -> bool:
-    """Call and judge; return False if the target refused the call."""
+    """Call and judge the result, the arrays and their memory; return False if the target refused the call."""
     spec, (pos, numbers) = case.spec(j), _positions(j, case)
-    xs = _inputs(j, case, 0)
     if case.gradient:
+        xs = _inputs(j, case, 0)
         gs = [_laid_out(j, g, case.gradient) for g in _inputs(j, case._replace(layout=None), 1)]
         return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
-    ys = j.try_call(tuple(xs) if case.in_tuple else xs[0], pos, **spec)
-    if ys is not None:
-        _check_results(j, xs, ys, numbers, bool(case.in_tuple), spec)
-    return ys is not None
+    watched = _judged(j, _inputs(j, case, 0), pos, numbers, bool(case.in_tuple), spec)
+    if j.releases and any(is_alive() for is_alive in watched):
+        gc.collect()
+        assert not any(is_alive() for is_alive in watched), "x stays in memory after the call"
+        j.releases = False
+    return bool(watched)
+
+
+def _judged(
+    j: Judge, xs: Sequence[Input], pos: Any, numbers: Any, in_tuple: bool, spec: dict[str, Any]
+) -> list[Callable[[], bool]]:
+    """Call and judge; return functions that tell whether each x is in memory, none if the call is refused."""
+    with _unwritten(j, x=[x.array for x in xs], pos=[pos]):
+        ys = j.try_call(tuple(xs) if in_tuple else xs[0], pos, **spec)
+        if ys is None:
+            return []
+        _check_results(j, xs, ys, numbers, in_tuple, spec)
+    _check_own_memory(j, xs, ys if in_tuple else [ys])
+    return [j.lib.watch(x.array) for x in xs]
+
+
+@contextmanager
+def _unwritten(j: Judge, **named: Sequence[Any]) -> Iterator[None]:
+    """Assert that what runs inside writes none of these arrays, nor changes their shapes."""
+    arrays = [(name, array) for name, some in named.items() for array in some if j.lib.owns(array)]
+    before = [j.lib.snapshot(array) for _, array in arrays]
+    yield
+    for (name, array), bits in zip(arrays, before, strict=True):
+        assert j.lib.snapshot(array) == bits, f"{name} was written"
+
+
+def _check_own_memory(j: Judge, xs: Sequence[Input], ys: Iterable[Any]) -> None:
+    """Assert that no result shares memory with an x, if x is not rotated in place by design."""
+    if j.claims("keeps_x"):
+        apart = not any(y is x.array or j.lib.shares_memory(y, x.array) for y in ys for x in xs)
+        assert apart, "a result shares memory with x"
 
 
 def _check_results(
@@ -411,20 +445,16 @@ def check_gradient(
     arrays = tuple(x.array for x in xs) if in_tuple else xs[0].array
     if not j.target.declared and j.try_call(tuple(xs) if in_tuple else xs[0], pos, **spec) is None:
         return False
-    before = [j.lib.snapshot(one.array) for one in (*xs, *gs)]
-    ys, pull = j.lib.pullback(lambda array: j.call(array, pos, **spec), arrays)
-    with _named("the value while a gradient is recorded: "):
-        _check_results(j, xs, ys, numbers, in_tuple, spec)
-    cotangent = tuple(g.array for g in gs) if in_tuple else gs[0].array
-    for _ in range(2 if twice else 1):
-        pulled = pull(cotangent)
-        with _named("the gradient: "):
-            for one, x, g in zip(pulled if in_tuple else [pulled], xs, gs, strict=True):
-                check_adjoint(j, one, x, g, numbers, **spec)
-    for one, bits, name in zip(
-        (*xs, *gs), before, ["x"] * len(xs) + ["the cotangent"] * len(gs), strict=True
-    ):
-        assert j.lib.snapshot(one.array) == bits, f"{name} was written"
+    cotangents = [g.array for g in gs]
+    with _unwritten(j, x=[x.array for x in xs], pos=[pos], **{"the cotangent": cotangents}):
+        ys, pull = j.lib.pullback(lambda array: j.call(array, pos, **spec), arrays)
+        with _named("the value while a gradient is recorded: "):
+            _check_results(j, xs, ys, numbers, in_tuple, spec)
+        for _ in range(2 if twice else 1):
+            pulled = pull(tuple(cotangents) if in_tuple else cotangents[0])
+            with _named("the gradient: "):
+                for one, x, g in zip(pulled if in_tuple else [pulled], xs, gs, strict=True):
+                    check_adjoint(j, one, x, g, numbers, **spec)
     return True
 
 

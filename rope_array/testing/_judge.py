@@ -55,6 +55,8 @@ class Judge:
         Number of calls that were made for the first time; see `_checks._modes`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
+    releases
+        Whether x is released as soon as the caller drops it; not if a call makes cycles of references.
     refusals
         Why the target refused all calls of a check that was run, by the check's name.
     explains
@@ -68,6 +70,7 @@ class Judge:
         with self.lib.running():  # before `claimed` below, which may call the target
             self.settings = self.lib.defaults()
         self.worst: dict[str, float] = {}
+        self.releases = True
         self.refusals: dict[str, str] = {}
         self.fresh = 0
         claimed = target.claimed

@@ -190,8 +190,8 @@ class Library:
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
 
     def snapshot(self, array: Array) -> bytes:
-        """Return an array's bits, to detect writes."""
-        return np.ascontiguousarray(self.to_numpy(array)).tobytes()
+        """Return an array's shape and bits, to detect writes."""
+        return f"{tuple(array.shape)}".encode() + np.ascontiguousarray(self.to_numpy(array)).tobytes()
 
     def shares_memory(self, a: Array, b: Array) -> bool:
         """Return whether two arrays share memory."""

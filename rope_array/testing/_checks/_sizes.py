@@ -29,7 +29,9 @@ class _Large(NamedTuple):
     rows: NDArray[np.intp]
 
 
-def _repeated(j: Judge, shape: tuple[int, ...], start: int, dtype: str | None, per_batch: bool) -> _Large:
+def _repeated(
+    j: Judge, shape: tuple[int, ...], start: int, dtype: str | None, per_batch: bool, distinct: int
+) -> _Large:
     shape = (
         tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
         + shape[3:]
@@ -39,7 +41,7 @@ def _repeated(j: Judge, shape: tuple[int, ...], start: int, dtype: str | None, p
     index = [np.arange(n) % period for n, period in zip(shape, _PERIODS, strict=False)]
     rows = np.arange(shape[2])
     if j.claims("any_positions"):
-        numbers = j.wrap(start + 13 * np.arange(min(shape[2], _PERIODS[2])))
+        numbers = j.wrap(start + 13 * (np.arange(min(shape[2], _PERIODS[2])) % distinct))
     else:  # consecutive: judge some rows only
         index[2], numbers, rows = rows, j.row(start, shape[2]), _some_rows(shape[2])
     sizes = [int(places.max()) + 1 for places in index]
@@ -65,27 +67,34 @@ def _some_rows(count: int) -> NDArray[np.intp]:
     return np.unique([row for row in some if 0 <= row < count]).astype(np.intp)
 
 
-def _check_large(
-    j: Judge, shape: tuple[int, ...], *, start: int = 3, dtype: str | None = None, per_batch: bool = False
+def check_large(
+    j: Judge,
+    shape: tuple[int, ...],
+    *,
+    start: int = 3,
+    dtype: str | None = None,
+    per_batch: bool = False,
+    **spec: Any,
 ) -> None:
     """Rotate a large array whose parts repeat, and judge it by the exact result of one part."""
     with j.if_served():
-        large = _repeated(j, shape, start, dtype, per_batch)
-        y = j.run(large.x, large.pos)
+        # Each field has angles of its own, which take long to compute: few positions.
+        large = _repeated(j, shape, start, dtype, per_batch, distinct=7 if spec else _PERIODS[2])
+        y = j.run(large.x, large.pos, **spec)
         j.check_kind(y, large.x)
         numbers = j.numbers(y)
-        if not _is_right(j, numbers, large):
-            j.check_values(numbers, large.x, large.pos)  # all rows, for the message
+        if not _is_right(j, numbers, large, spec):
+            j.check_values(numbers, large.x, large.pos, **spec)  # all rows, for the message
             raise AssertionError(f"an x of shape {large.x.values.shape} is not rotated correctly")
 
 
-def _is_right(j: Judge, y: NDArray[Any], large: _Large) -> bool:
+def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) -> bool:
     b, h, s = large.places
     used, kept = np.unique(s[large.rows], return_inverse=True)
     x, pos = large.block[:, :, used], large.numbers[..., used]
-    exact = j.exact(x, pos)
+    exact = j.exact(x, pos, **spec)
     bound = allowed(
-        x, large.x.dtype, j.fields({}), exact=exact, pos=pos, flushes=True, accuracy=j.target.accuracy
+        x, large.x.dtype, j.fields(spec), exact=exact, pos=pos, flushes=True, accuracy=j.target.accuracy
     )
     chosen = np.ix_(b, h, kept)
     return bool((np.abs(y[:, :, large.rows] - exact[chosen]) <= bound[chosen]).all())
@@ -102,23 +111,23 @@ def _narrow(j: Judge) -> int:
 def many_heads(j: Judge) -> None:
     """Every head is rotated, however many: from the 65th, the 129th and the 1,025th on."""
     if "h" not in j.target.looped:
-        _check_large(j, (1, 1030, 2, 16))
-        _check_large(j, (2, 131, 3, 16))
+        check_large(j, (1, 1030, 2, 16))
+        check_large(j, (2, 131, 3, 16))
 
 
 @check()
 def many_batches(j: Judge) -> None:
     """Every batch is rotated, however many: from the 33rd, the 257th and the 1,025th on."""
     if "b" not in j.target.looped:
-        _check_large(j, (1030, 1, 2, 16))
-        _check_large(j, (261, 3, 2, 16))
+        check_large(j, (1030, 1, 2, 16))
+        check_large(j, (261, 3, 2, 16))
 
 
 @check()
 def batches_times_heads(j: Judge) -> None:
     """More than 65,535 batches times heads are rotated, as many as one axis of a GPU's grid cannot hold."""
     if not j.target.looped:
-        _check_large(j, (258, 256, 1, _narrow(j)))
+        check_large(j, (258, 256, 1, _narrow(j)))
 
 
 # ---- rows ----
@@ -127,7 +136,7 @@ def batches_times_heads(j: Judge) -> None:
 @check(each_dtype=True)
 def many_rows(j: Judge, dtype: str) -> None:
     """Every row is rotated, in each dtype: from the 513th, the 1,025th, the 4,097th and the 8,193rd on."""
-    _check_large(j, (1, 2, 8301, 16), dtype=dtype)
+    check_large(j, (1, 2, 8301, 16), dtype=dtype)
 
 
 @check("offset_positions")
@@ -147,15 +156,15 @@ def long_sequences_from_an_offset(j: Judge) -> None:
 @check("batch_positions", "offset_positions")
 def positions_of_a_long_batch(j: Judge) -> None:
     """Positions of shape (B, S) are right for a long S."""
-    _check_large(j, (2, 1, 4200, 16), per_batch=True)
+    check_large(j, (2, 1, 4200, 16), per_batch=True)
 
 
 @check("batch_positions", "offset_positions")
 def positions_of_many_batches(j: Judge) -> None:
     """Positions of shape (B, S) and (B, 1) are right for many batches, each by its own."""
     if "b" not in j.target.looped:
-        _check_large(j, (300, 2, 3, 16), per_batch=True)
-        _check_large(j, (1030, 1, 1, 16), per_batch=True)
+        check_large(j, (300, 2, 3, 16), per_batch=True)
+        check_large(j, (1030, 1, 1, 16), per_batch=True)
 
 
 # ---- features and elements ----
@@ -185,4 +194,4 @@ def many_elements(j: Judge, dtype: str) -> None:
     """Every element of an x of more than 2^20 is rotated, in each dtype."""
     width = 128 if j.claims("widths[128]") else 64
     heads = math.ceil(2**20 / (2 * 701 * j.target.width_of(width))) + 1
-    _check_large(j, (2, heads, 701, width), dtype=dtype)
+    check_large(j, (2, heads, 701, width), dtype=dtype)

@@ -8,11 +8,19 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing import _watch
+from rope_array.testing._case import plain_case
+from rope_array.testing._checks._alone import single_fields
+from rope_array.testing._checks._together import is_compiled
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._settings import unusual_settings
 
 # Calls: x, positions and fields.
 Calls = list[tuple[Input, Any, dict[str, Any]]]
+# Rows with the same ends, the same number in the middle, and mostly the same sum, in other orders.
+_ALIKE = (
+    [2, 3, 4, 5, 6, 7, 8], [2, 4, 3, 5, 6, 7, 8], [2, 6, 4, 5, 3, 7, 8], [2, 3, 7, 5, 6, 4, 8], [2, 3, 4, 5, 7, 6, 8],
+    [2, 3, 4, 5, 6, 9, 8],
+)  # fmt: skip
 _SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
 
 
@@ -40,6 +48,10 @@ def calls_at_like_positions(j: Judge) -> None:
     """Positions are distinguished by all of their numbers, not by their ends, sum or repr."""
     for four in ([2, 5, 7, 9], [2, 7, 5, 9], [2, 6, 6, 9]):
         j.check_call(j.x(1, 2, 4, 16), j.wrap(four))
+    for seven in _ALIKE[: None if j.lib.calls >= 1000 else 3]:
+        j.check_call(j.x(1, 2, 7, 16), j.wrap(seven))
+        if j.claims("batch_positions"):
+            j.check_call(j.x(2, 1, 7, 16), j.wrap([seven, _ALIKE[0]]))
     long = j.wrap(np.arange(1100) % 600)
     for pos in (long, np.concatenate([long[:300], long[300:800][::-1], long[800:]])):
         j.check_call(j.x(1, 1, 1100, 16), pos)
@@ -258,6 +270,29 @@ def threads_of_different_calls(j: Judge) -> None:
         x = j.x(1, 2 + i % 2, 5 - i // 2, 16 + 16 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
         calls.append((x, j.row(start, 5 - i // 2), specs[i // 2 % len(specs)] if i % 2 else {}))
     _check_at_once(j, [[call] for call in calls], 25)
+
+
+@check("threads", "offset_positions")
+def threads_of_each_field(j: Judge) -> None:
+    """Calls with each field, or positions of a batch, from two threads at once do not affect each other."""
+    batched = [{"positions": "BS"}] if j.claims("batch_positions") else []
+    fields = [some for some in single_fields(j) if some and not some.keys() & {"axes", "in_tuple", "seq_axis"}]
+    for i, some in enumerate((fields[:1] if is_compiled(j) else [*fields, *batched])):
+        case, dtype = plain_case(j)._replace(**some), j.dtypes[-(i % 2)]
+        numbers = _few_positions(j, 1000)
+        calls: Calls = []
+        for seed, pos in enumerate((numbers, numbers[::-1].copy())):
+            pos = np.stack([pos]) if case.positions == "BS" else pos
+            calls.append((j.x(1, 2, pos.shape[-1], 16, dtype=dtype, seed=seed), pos, case.spec(j)))
+        with j.part(f"with {case.text(plain_case(j))}"):
+            _check_at_once(j, [[call] for call in calls], 30)
+
+
+def _few_positions(j: Judge, count: int) -> Any:
+    """Return many positions that are few different numbers, if any are claimed, for quick judgement."""
+    if j.claims("any_positions"):
+        return j.wrap(50 + np.arange(count) % 5 * 31)
+    return j.row(3, min(count, j.target.reach + 1))
 
 
 def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:

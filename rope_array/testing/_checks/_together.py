@@ -4,6 +4,7 @@ Each check draws calls, with a fixed seed, until the values of its groups of fac
 """
 
 import itertools
+import random
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,6 +71,31 @@ def widths_and_fields(j: Judge) -> None:
     check_covering(j, levels, _pairs_in(groups) if few else groups, few=12)
 
 
+@check("widths")
+def widths_and_positions(j: Judge) -> None:
+    """Any three of head_dim, dtype, range and shape of positions, pairing and layout are correct in one call."""
+    fields = field_levels(j)
+    same_angles = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
+    levels = plain_levels(
+        j,
+        **{name: fields[name] for name in same_angles},
+        dtype=j.dtypes,
+        width=[j.width, *some_widths(j, 64, 80, 128, 256)],
+        rows=[(1, 2, 3), (2, 3, 2), (2, 1, 1)],
+        positions=_shapes(j, "S", "BS", "BHS", ""),
+        layout=[None, *(_layouts(j) if j.claims("strides") else ())],
+        reach=list(dict.fromkeys(min(reach, j.target.reach) for reach in (NEAR, 5000, *_reaches(j)))),
+    )
+    groups = [
+        *itertools.combinations(("dtype", "width", "reach", "positions"), 3),
+        *(("width", "reach", name) for name in same_angles),
+        *(("dtype", "reach", name) for name in same_angles),
+        *(("width", name) for name in ("rows", "layout")),
+        *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple")),
+    ]
+    check_covering(j, levels, _pairs_in(groups) if is_compiled(j) else groups, few=3)
+
+
 @check()
 def sizes_and_fields(j: Judge) -> None:
     """Every claimed field is correct for many rows, heads or batches, in every claimed dtype."""
@@ -95,13 +121,34 @@ def strides_and_fields(j: Judge) -> None:
         j,
         dtype=j.dtypes,
         **field_levels(j),
-        layout=[layout_name(name) for name, _ in j.lib.strided(j.x().array)],
+        layout=_layouts(j),
         rows=[(2, 3, 5), (2, 1, 3), (1, 3, 1)],
         width=list(dict.fromkeys((j.width, *some_widths(j, 64, 80)))),
         positions=_shapes(j, "S", "BS"),
     )
     groups = [("layout", name) for name in (*FIELDS, "width", "rows", "positions")]
     check_covering(j, levels, [*groups, ("layout", "dtype", "pairing"), ("layout", "width", "dtype")], few=2)
+
+
+@check()
+def calls_that_differ_in_one_thing(j: Judge) -> None:
+    """A call is right after one that differs in one thing: no cache leaves that thing out of its key."""
+    few = is_compiled(j)
+    levels = {name: values for name, values in _levels(j).items() if len(values) > 1}
+    if few:  # only what needs no new shape
+        kept = ("base", "inv_freq", "scaling", "attention_factor", "inverse", "reach", "dtype")
+        levels = {name: levels[name] for name in kept if name in levels}
+    draw, case, served = random.Random(0), plain_case(j), _served(j, plain_case(j))
+    for step in range(10 if few else 160):
+        name = list(levels)[step % len(levels)]
+        value = levels[name][int(draw.random() * len(levels[name]))]
+        other = _made(j, {**case._asdict(), name: value})
+        if other is not None and other != case:
+            with j.part(f"after a call that differs in {name} only"):
+                served += _served(j, other)
+            case = other
+    if not served:
+        j.raise_refused("refuses every call")
 
 
 # ---- the calls ----
@@ -153,6 +200,10 @@ def other_pairing(pairing: str) -> str:
 
 
 # ---- the values of factors ----
+
+
+def _layouts(j: Judge) -> list[str]:
+    return [layout_name(name) for name, _ in j.lib.strided(j.x().array)]
 
 
 def some_widths(j: Judge, *widths: int) -> list[int]:
