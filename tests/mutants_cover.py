@@ -485,3 +485,22 @@ def gradient_without_a_gradient(x, pos, **spec):
 def value_while_recorded_in_half(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
     return y.bfloat16().to(y.dtype) if x.requires_grad else y
+
+
+# ---- positions ----
+
+
+@mutant("widths_and_positions")
+@each
+def half_pairs_of_wide_float16_at_float16_positions(x, pos, **spec):
+    if x.dtype == np.float16 and spec.get("pairing") == "half" and x.shape[-1] >= 128:
+        pos = np.clip(pos, -60000, 60000).astype(np.float16).astype(np.int64)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("batch_positions_of_five_axes")
+@each
+def five_axes_by_the_first_batch(x, pos, **spec):
+    if x.ndim == 5 and isinstance(pos, np.ndarray) and pos.ndim == 2 and "axes" not in spec:
+        pos = np.broadcast_to(pos[:1], pos.shape)
+    return ra.apply(x, pos, **spec)

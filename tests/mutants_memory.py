@@ -429,3 +429,63 @@ def rotary_dim_rounded_to_a_power_of_two(x, pos, **spec):
 def float16_of_2_20_elements(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
     return at_rest(y, x, np.s_[..., -1, :]) if x.dtype == np.float16 and y.size > 2**20 else y
+
+
+@mutant("one_field_and_many_elements")
+@each
+def amplitude_of_2_17_elements_ignored(x, pos, **spec):
+    if x.size > 2**17:
+        spec.pop("attention_factor", None)
+    return ra.apply(x, pos, **spec)
+
+
+# ---- caches, scratch memory and what calls leave to the caller ----
+
+
+@mutant("calls_at_like_positions")
+def found_by_three_positions(x, pos, **spec):
+    """Keep positions by shape, and by the first, the middle and the last one."""
+    if _array_of(pos, 1) and "axes" not in spec:
+        kept = _STATE.setdefault("by three positions", {})
+        pos = kept.setdefault((pos[0], pos[len(pos) // 2], pos[-1], pos.shape, pos.dtype), pos.copy())
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_that_differ_in_one_thing")
+@each
+def amplitude_of_the_last_call(x, pos, **spec):
+    """Keep the last call's fields for a call of the same shape, dtype, positions and other fields."""
+    others = {name: value for name, value in spec.items() if name != "attention_factor"}
+    key = (x.shape, x.dtype, repr(pos), repr(others))
+    if _STATE.get("last key") == key:
+        spec = _STATE["last spec"]
+    _STATE.update({"last key": key, "last spec": spec})
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("threads_of_each_field")
+@each
+def scratch_of_the_inverse(x, pos, **spec):
+    """Copy positions of an inverse rotation to memory that all threads share."""
+    if spec.get("inverse") and _array_of(pos, 1):
+        shared = _STATE.setdefault("scratch", {}).setdefault(pos.shape, pos.copy())
+        shared[...] = pos
+        time.sleep(1e-5)  # another thread runs
+        pos = shared
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("combinations", "widths_and_positions")
+@each
+def x_at_positions_of_a_batch_kept(x, pos, **spec):
+    if _array_of(pos, 2):
+        _STATE["x of a batch"] = x
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_unchanged")
+def positions_of_a_batch_reshaped_in_place(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if _array_of(pos, 2) and pos.flags.c_contiguous and pos.flags.owndata and "axes" not in spec:
+        pos.shape = (len(pos), 1, -1)
+    return y

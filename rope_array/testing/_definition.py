@@ -59,9 +59,13 @@ with localcontext(_REDUCTION):
     _HALF_PI = PI / 2
     _TWO_OVER_PI = 2 / PI
 with localcontext(_SERIES):
-    # 16 terms: (pi/4)^32 / 32! is 2e-39.
-    _COS_TERMS = tuple((-1) ** n / Decimal(factorial(2 * n)) for n in reversed(range(16)))
-    _SIN_TERMS = tuple((-1) ** n / Decimal(factorial(2 * n + 1)) for n in reversed(range(16)))
+    # Coefficients of the series of cos and sin, the last first. 16 terms: (pi/4)^32 / 32! is 2e-39.
+    _TERMS = tuple(
+        ((-1) ** n / Decimal(factorial(2 * n)), (-1) ** n / Decimal(factorial(2 * n + 1)))
+        for n in reversed(range(16))
+    )
+# The terms that an angle below 10^-size needs, by size: 11 below 0.1, as 0.1^22 / 22! is 9e-44.
+_TERMS_BELOW = tuple(_TERMS[-terms:] for terms in (16, 11, 8, 6, 5, 4, 4))
 
 
 @dataclass(frozen=True)
@@ -574,8 +578,8 @@ def _reduced(angle: Decimal) -> tuple[int, Decimal]:
 def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
     """Return the cosine and sine of quadrant * pi/2 + angle."""
     square = angle * angle
-    cos, sin = _COS_TERMS[0], _SIN_TERMS[0]
-    for cos_term, sin_term in zip(_COS_TERMS[1:], _SIN_TERMS[1:], strict=True):
+    (cos, sin), *terms = _TERMS_BELOW[min(max(-1 - angle.adjusted(), 0), len(_TERMS_BELOW) - 1)]
+    for cos_term, sin_term in terms:
         cos, sin = cos.fma(square, cos_term), sin.fma(square, sin_term)
     sin *= angle
     return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quadrant]
