@@ -504,3 +504,26 @@ def five_axes_by_the_first_batch(x, pos, **spec):
     if x.ndim == 5 and isinstance(pos, np.ndarray) and pos.ndim == 2 and "axes" not in spec:
         pos = np.broadcast_to(pos[:1], pos.shape)
     return ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_a_tuple", library="torch")
+def gradient_of_k_as_of_q(x, pos, **spec):
+    """Rotate q and k in one node, whose gradient is left out where q needs none."""
+    if not isinstance(x, tuple) or len(x) != 2:
+        return ra.apply(x, pos, **spec)
+    torch = import_module("torch")
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(context, q, k):
+            return ra.apply((q, k), pos, **spec)
+
+        @staticmethod
+        def backward(context, *gradients):
+            if not context.needs_input_grad[0]:
+                return gradients
+            arrays = [array.detach().requires_grad_() for array in x]
+            with torch.enable_grad():
+                return torch.autograd.grad(ra.apply(tuple(arrays), pos, **spec), arrays, gradients)
+
+    return Both.apply(*x)

@@ -453,9 +453,9 @@ def found_by_three_positions(x, pos, **spec):
 
 @mutant("calls_that_differ_in_one_thing")
 @each
-def amplitude_of_the_last_call(x, pos, **spec):
+def direction_of_the_last_call(x, pos, **spec):
     """Keep the last call's fields for a call of the same shape, dtype, positions and other fields."""
-    others = {name: value for name, value in spec.items() if name != "attention_factor"}
+    others = {name: value for name, value in spec.items() if name != "inverse"}
     key = (x.shape, x.dtype, repr(pos), repr(others))
     if _STATE.get("last key") == key:
         spec = _STATE["last spec"]
@@ -468,7 +468,7 @@ def amplitude_of_the_last_call(x, pos, **spec):
 def scratch_of_the_inverse(x, pos, **spec):
     """Copy positions of an inverse rotation to memory that all threads share."""
     if spec.get("inverse") and _array_of(pos, 1):
-        shared = _STATE.setdefault("scratch", {}).setdefault(pos.shape, pos.copy())
+        shared = _STATE.setdefault("scratch", {}).setdefault((pos.shape, pos.dtype), pos.copy())
         shared[...] = pos
         time.sleep(1e-5)  # another thread runs
         pos = shared

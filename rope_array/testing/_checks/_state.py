@@ -18,8 +18,8 @@ from rope_array.testing._settings import unusual_settings
 Calls = list[tuple[Input, Any, dict[str, Any]]]
 # Rows with the same ends, the same number in the middle, and mostly the same sum, in other orders.
 _ALIKE = (
-    [2, 3, 4, 5, 6, 7, 8], [2, 4, 3, 5, 6, 7, 8], [2, 6, 4, 5, 3, 7, 8], [2, 3, 7, 5, 6, 4, 8], [2, 3, 4, 5, 7, 6, 8],
-    [2, 3, 4, 5, 6, 9, 8],
+    [2, 3, 4, 5, 6, 7, 8], [2, 4, 3, 5, 6, 7, 8], [2, 6, 4, 5, 3, 7, 8],
+    [2, 3, 7, 5, 6, 4, 8], [2, 3, 4, 5, 7, 6, 8], [2, 3, 4, 5, 6, 9, 8],
 )  # fmt: skip
 _SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
 
@@ -276,7 +276,9 @@ def threads_of_different_calls(j: Judge) -> None:
 def threads_of_each_field(j: Judge) -> None:
     """Calls with each field, or positions of a batch, from two threads at once do not affect each other."""
     batched = [{"positions": "BS"}] if j.claims("batch_positions") else []
-    fields = [some for some in single_fields(j) if some and not some.keys() & {"axes", "in_tuple", "seq_axis"}]
+    fields = [
+        some for some in single_fields(j) if some and not some.keys() & {"axes", "in_tuple", "seq_axis"}
+    ]
     for i, some in enumerate((fields[:1] if is_compiled(j) else [*fields, *batched])):
         case, dtype = plain_case(j)._replace(**some), j.dtypes[-(i % 2)]
         numbers = _few_positions(j, 1000)

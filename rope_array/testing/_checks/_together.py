@@ -73,7 +73,7 @@ def widths_and_fields(j: Judge) -> None:
 
 @check("widths")
 def widths_and_positions(j: Judge) -> None:
-    """Any three of head_dim, dtype, range and shape of positions, pairing and layout are correct in one call."""
+    """Any three of head_dim, dtype, range and shape of positions, and pairing are correct in one call."""
     fields = field_levels(j)
     same_angles = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
     levels = plain_levels(
@@ -138,7 +138,8 @@ def calls_that_differ_in_one_thing(j: Judge) -> None:
     if few:  # only what needs no new shape
         kept = ("base", "inv_freq", "scaling", "attention_factor", "inverse", "reach", "dtype")
         levels = {name: levels[name] for name in kept if name in levels}
-    draw, case, served = random.Random(0), plain_case(j), _served(j, plain_case(j))
+    draw, case = random.Random(0), plain_case(j)
+    served = int(_served(j, case))
     for step in range(10 if few else 160):
         name = list(levels)[step % len(levels)]
         value = levels[name][int(draw.random() * len(levels[name]))]

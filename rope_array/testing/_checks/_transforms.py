@@ -107,8 +107,20 @@ def gradient_at_wide_heads(j: Judge) -> None:
 
 @check("gradient", "tuple")
 def gradient_of_a_tuple(j: Judge) -> None:
-    """The gradient is right for every array of a tuple."""
+    """The gradient is right for every array of a tuple, also if the others need none."""
     _check_cases(j, _case(j, in_tuple=True))
+    x, g, pos = [j.x(seed=0), j.x(seed=1)], j.x(seed=2), j.positions()
+    if not j.claims("tuple[2]") or j.try_call(tuple(x), j.pos(pos)) is None:
+        return
+    for i in (0, 1):
+        arrays = [one.array for one in x]
+
+        def rotated(array: Any, i: int = i, arrays: list[Any] = arrays) -> Any:
+            arrays[i] = array
+            return j.call(tuple(arrays), j.pos(pos))[i]
+
+        with j.part(f"a tuple of which array {i} alone needs a gradient"):
+            check_adjoint(j, j.lib.gradient(rotated, x[i].array, g.array), x[i], g, pos)
 
 
 @check("gradient", "strides")
