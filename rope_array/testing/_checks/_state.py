@@ -279,7 +279,7 @@ def threads_of_each_field(j: Judge) -> None:
     fields = [
         some for some in single_fields(j) if some and not some.keys() & {"axes", "in_tuple", "seq_axis"}
     ]
-    for i, some in enumerate((fields[:1] if is_compiled(j) else [*fields, *batched])):
+    for i, some in enumerate(fields[:1] if is_compiled(j) else [*fields, *batched]):
         case, dtype = plain_case(j)._replace(**some), j.dtypes[-(i % 2)]
         numbers = _few_positions(j, 1000)
         calls: Calls = []
