@@ -711,7 +711,7 @@ def nan_leaves_its_row(x, pos, **spec):
     )
 
 
-@mutant("sizes")
+@mutant("many_rows")
 @each
 def only_1024_rows(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
@@ -720,7 +720,7 @@ def only_1024_rows(x, pos, **spec):
     return y
 
 
-@mutant("sizes")
+@mutant("many_heads")
 @each
 def only_32_heads(x, pos, **spec):
     y = ra.apply(x, pos, **spec)
@@ -866,7 +866,7 @@ def two_features_are_none(x, pos, **spec):
     return x.copy() if x.shape[-1] == 2 else ra.apply(x, pos, **spec)
 
 
-@mutant("large_sizes")
+@mutant("more_rows_than_2e16")
 @each
 def only_65536_rows(x, pos, **spec):
     y = ra.apply(x, pos, **spec)

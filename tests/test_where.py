@@ -366,12 +366,12 @@ PLACES = {
         "positions_of_heads", "heads after the first", "rotated by the positions of head 0"
     ),
     "second_of_a_tuple_shifted": ("tuples", "all elements", "rotated by pos + 1"),
-    "only_1024_rows": ("sizes", "rows from 1,024 on (positions from 1,024 on)", "equal to x, unchanged"),
-    "only_32_heads": ("sizes", "heads from 32 on", "equal to x, unchanged"),
+    "only_1024_rows": ("many_rows[float32]", "rows from 1,024 on of every head", "equal to x, unchanged"),
+    "only_32_heads": ("many_heads", "heads from 32 on", "equal to x, unchanged"),
     "scaled": ("definition", "all elements", "1.01 times the right values"),
     "only_the_first_head": ("definition", "heads after the first", "equal to x, unchanged"),
     "bits_by_length": ("same_bits_in_a_slice[float32]", "row 2 (position 588) of every head", ""),
-    "only_65536_rows": ("large_sizes", "rows from 65,536 on", "equal to x, unchanged"),
+    "only_65536_rows": ("more_rows_than_2e16", "rows from 65,536 on", "equal to x, unchanged"),
     "step_of_the_first_batch": (
         "positions_of_a_batch_decoding", "batches after the first", "rotated by the positions of batch 0"
     ),

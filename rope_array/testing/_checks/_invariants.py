@@ -9,21 +9,6 @@ from rope_array.testing._where import PLACE, describe
 _SLACK = 1e-30
 
 
-@check()
-def sizes(j: Judge) -> None:
-    """Many rows, heads or batches are rotated correctly."""
-    for batch, heads, rows in ((1, 1, 1100), (1, 40, 3), (20, 1, 3), (1, 2, 130)):
-        rows = min(rows, j.target.reach + 1)
-        j.check_call(j.x(batch, heads, rows, 16), j.row(0, rows))
-
-
-@check("any_positions")
-def large_sizes(j: Judge) -> None:
-    """More than 2^16 rows, and more than 2^20 elements, are rotated correctly."""
-    for shape in ((1, 1, 2**16 + 40, 16), (1, 3, 6000, 64)):
-        j.check_call(j.x(*shape), j.wrap(np.arange(shape[2]) % 251))
-
-
 @check(each_dtype=True)
 def magnitudes(j: Judge, dtype: str) -> None:
     """Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow."""

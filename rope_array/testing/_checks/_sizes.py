@@ -139,6 +139,12 @@ def many_rows(j: Judge, dtype: str) -> None:
     check_large(j, (1, 2, 8301, 16), dtype=dtype)
 
 
+@check("any_positions")
+def more_rows_than_2e16(j: Judge) -> None:
+    """More than 2^16 rows are rotated, as many as an index of 16 bits cannot count."""
+    check_large(j, (1, 1, 2**16 + 40, _narrow(j)))
+
+
 @check("offset_positions")
 def long_sequences_from_an_offset(j: Judge) -> None:
     """A long sequence of consecutive positions may start anywhere: prefill after a cached prefix."""
