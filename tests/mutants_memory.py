@@ -410,6 +410,13 @@ def positions_of_256_batches(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("positions_of_many_batches")
+def tokens_counted_in_16_bits(x, pos, **spec):
+    if _array_of(pos, 2):
+        pos = pos.ravel()[np.arange(pos.size).astype(np.uint16)].reshape(pos.shape)
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("widths_of_each_dtype")
 @each
 def float16_of_64_features(x, pos, **spec):

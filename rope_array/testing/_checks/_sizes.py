@@ -154,9 +154,13 @@ def long_sequences_from_an_offset(j: Judge) -> None:
         with j.if_served():
             y = j.run(x, pos)
             j.check_kind(y, x)
-            rows = _some_rows(count)
+            rows, numbers = _some_rows(count), j.numbers(y)
             some = Input(None, x.values[:, :, rows], x.dtype)
-            j.check_values(j.numbers(y)[:, :, rows], some, pos[rows])
+            try:
+                j.check_values(numbers[:, :, rows], some, pos[rows])
+            except AssertionError:
+                j.check_values(numbers, x, pos)  # all rows, for the message
+                raise
 
 
 @check("batch_positions", "offset_positions")
@@ -167,8 +171,9 @@ def positions_of_a_long_batch(j: Judge) -> None:
 
 @check("batch_positions", "offset_positions")
 def positions_of_many_batches(j: Judge) -> None:
-    """Positions of shape (B, S) and (B, 1) are right for many batches, each by its own."""
+    """Positions of shape (B, S) and (B, 1) are right for many batches, and more than 2^16 in all."""
     if "b" not in j.target.looped:
+        check_large(j, (25, 1, 2700, _narrow(j)), per_batch=True)
         check_large(j, (300, 2, 3, 16), per_batch=True)
         check_large(j, (1030, 1, 1, 16), per_batch=True)
 
