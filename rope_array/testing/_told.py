@@ -208,9 +208,10 @@ def depend_on_others(failed: Mapping[str, str], fails_now: Callable[[str], bool]
     right_now = [name for name in some if not fails_now(name)]
     if 2 * len(right_now) <= len(some):
         return ""
+    fail = "fails" if len(right_now) == 1 else "fail"
     return (
-        f"results depend on earlier calls: {', '.join(right_now)} {'fails' if len(right_now) == 1 else 'fail'} "
-        "among the other checks, and not if run again"
+        f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if run "
+        "again"
     )
 
 
