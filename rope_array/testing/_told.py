@@ -210,8 +210,8 @@ def depend_on_others(failed: Mapping[str, str], fails_now: Callable[[str], bool]
         return ""
     fail = "fails" if len(right_now) == 1 else "fail"
     return (
-        f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if run "
-        "again"
+        f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if "
+        "run again"
     )
 
 
