@@ -321,6 +321,14 @@ def strides_misread_at_wide_heads(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("sizes_and_fields")
+@each
+def strides_misread_in_many_rows(x, pos, **spec):
+    if x.ndim > 1 and x.shape[-2] >= 500:
+        x = x.ravel(order="K").reshape(x.shape)
+    return ra.apply(x, pos, **spec)
+
+
 # ---- gradients ----
 
 

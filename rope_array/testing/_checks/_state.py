@@ -43,6 +43,14 @@ def calls_at_other_positions(j: Judge) -> None:
         j.check_call(x, j.row(start, 4))
 
 
+@check("offset_positions")
+def calls_at_many_positions(j: Judge) -> None:
+    """Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key."""
+    x = j.x(1, 1, 2, 16)
+    for start in (*range(20 if is_compiled(j) else 140), 0, 1, 64):
+        j.check_call(x, j.row(start, 2))
+
+
 @check("any_positions")
 def calls_at_like_positions(j: Judge) -> None:
     """Positions are distinguished by all of their numbers, not by their ends, sum or repr."""
