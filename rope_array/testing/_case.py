@@ -90,7 +90,7 @@ class Case(NamedTuple):
         if self.inv_freq:
             spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.num_pairs(j)))
         if self.scaling:
-            spec["scaling"] = RULES.get(self.scaling) or json.loads(self.scaling)
+            spec["scaling"] = _rule_of(self.scaling)
         if self.axes:
             spec["axes"] = MAPS[self.axes](self.num_pairs(j))
         return spec
@@ -113,6 +113,11 @@ class Case(NamedTuple):
     def differing(self, plain: Case) -> list[str]:
         """Return the names of the factors that differ from another case's."""
         return [name for name in self._fields if getattr(self, name) != getattr(plain, name)]
+
+
+def _rule_of(text: str) -> dict[str, Any]:
+    """Return the rule that a text names, or is in JSON."""
+    return RULES.get(text) or json.loads(text)
 
 
 def plain_case(j: Judge) -> Case:
@@ -226,6 +231,8 @@ def fits(j: Judge, case: Case) -> bool:
     if (case.layout is not None and lead != 2) or not _rows_fit(j, case):
         return False
     if case.inv_freq and (case.base is not None or case.scaling):
+        return False
+    if case.scaling and not j.claims(f"scaling[{_rule_of(case.scaling).get('rope_type')}]"):
         return False
     return _slice_fits(j, case) and _map_fits(j, case)
 

@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ._calls import needs_no_positions, parameters_of_order, takes_arguments
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
 from ._guess import WRITES_X, Change, Guess, writes_x
@@ -23,7 +24,7 @@ from ._judge import Check, Judge
 from ._likeness import find_rotation
 from ._limits import find_limits
 from ._own import OwnApply
-from ._probes import may_be
+from ._probes import last_right, may_be
 from ._target import Target
 from ._told import depend_on_others, lacks_wholly, told_by
 from ._where import place_in_any_x, place_of
@@ -210,20 +211,20 @@ def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
 
 
 def _signature_fault(target: Target) -> str:
-    order = target.arguments.replace("(q,k)", "x").split(",")
-    try:
-        signature = inspect.signature(target.rotate)
-        signature.bind(*order)
-    except TypeError:
-        names = [name for name, p in signature.parameters.items() if p.default is p.empty]
-        fused = ", or claim arguments=q,k,pos if it takes q, k and positions" if len(names) == 3 else ""
-        return (
-            f"the suite calls rotate({', '.join(order)}), and its parameters are {signature}; wrap it in a "
-            f"function of x and pos{fused}"
-        )
-    except ValueError:  # a builtin without a signature
-        pass
-    return ""
+    order = parameters_of_order(target.arguments)
+    if takes_arguments(target.rotate, order) or (
+        target.positions == "arange" and needs_no_positions(target.rotate, target.arguments)
+    ):
+        return ""
+    signature = inspect.signature(target.rotate)
+    names = [name for name, p in signature.parameters.items() if p.default is p.empty]
+    fused = ", or claim arguments=q,k,pos if it takes q, k and positions" if len(names) == 3 else ""
+    if needs_no_positions(target.rotate, target.arguments):
+        fused = ", or claim positions=arange if its rows have the positions 0, 1, 2, ..."
+    return (
+        f"the suite calls rotate({', '.join(order)}), and its parameters are {signature}; wrap it in a "
+        f"function of x and pos{fused}"
+    )
 
 
 class Step(NamedTuple):
@@ -383,7 +384,9 @@ def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess
     classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
     ends = [{"furthest": end} for end in _ENDS if end < target.reach]
     if any(check.name.startswith("accuracy_") for check in left):
-        classes += [{**each, **end} for each in (*classes, {}) for end in ends]
+        found = last_right(guess) if "definition" not in {check.name for check in left} else None
+        alone = ends if found is None else [{"furthest": found}]
+        classes += [*({**each, **end} for each in classes for end in ends), *alone]
     plain = "definition" not in {check.name for check in left}
     for claims in classes:
         if not plain or may_be(guess, claims):

@@ -41,7 +41,7 @@ class Result:
     outcome
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
-        The fault, or why the check does not apply; empty if it passed.
+        The fault, or why the check does not apply; if it passed, the calls that were refused, or "".
     requirement
         The check's requirement.
     needs
@@ -451,7 +451,8 @@ def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     known = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
         if name not in known:
-            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)
+            bases = list(dict.fromkeys(each.partition("[")[0] for each in known))
+            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), bases)
             hint = f"; similar: {', '.join(near)}" if near else ""
             raise ValueError(f"expected_failures: no check is named {name!r}{hint}")
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ._calls import ORDERS, adapt_arguments, adapt_in_place
+from ._calls import ORDERS, adapt_arguments, adapt_in_place, adapt_positions, leave_out_positions
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -29,6 +29,7 @@ from ._claims import (
     find_widths,
     parameters_of,
     signature_defaults,
+    takes_any,
 )
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
@@ -65,8 +66,9 @@ class Target:
     layout : str
         The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
         suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
-    positions : {"any", "offset", "arange"}
-        The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
+    positions : {"any", "offset", "arange", "batch", "row"}
+        The positions it takes: any; start, start + 1, ...; 0, 1, 2, ... only, in which case it may be a
+        function of x alone; or any of shape (B, S), or (1, S), only.
     furthest : int
         The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
@@ -283,9 +285,19 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = adapt_arguments(self.rotate, self.arguments)
+        rotate = self.rotate
+        if self.positions == "arange":
+            rotate = leave_out_positions(rotate, self.arguments)
+        rotate = adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
         rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
+        rotate = self._with_layout(rotate)
+        if self.positions in ("batch", "row"):
+            rotate = adapt_positions(rotate, self.positions, "axes" in self.fixed, self.arrays)
+        return rotate
+
+    def _with_layout(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the callable, adapted to the suite's layout, and with the suite's defaults."""
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -394,6 +406,8 @@ def _check_names(target: Target) -> None:
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
         )
+    if target.positions == "batch" and "b" in target.looped:
+        raise ValueError(f"positions=batch needs x with an axis b; layout is {target.layout!r}")
     for name, reason in target.lacks.items():
         _check_reason(name, reason)
     if both := sorted({*target.lacks} & {*target.requires}):
@@ -446,7 +460,7 @@ def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
     if target.furthest < 0:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
-    if target.positions != "any" and target.furthest < 4:
+    if not takes_any(target) and target.furthest < 4:
         raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
     for head_dim in _numbers(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:
