@@ -122,7 +122,7 @@ def _rule_of(text: str) -> dict[str, Any]:
 
 def plain_case(j: Judge) -> Case:
     """Return the case of a call without fields, at the suite's usual sizes."""
-    return Case(j.dtype, SIZES, j.width, kind=j.lib.integers[0], reach=min(NEAR, j.target.reach))
+    return Case(j.dtype, SIZES, j.width, kind=j.target.position_dtype, reach=min(NEAR, j.target.reach))
 
 
 def _text_of(value: Any) -> str:
@@ -275,7 +275,8 @@ def claimed_shape(j: Judge, shape: str) -> bool:
 
 def position_kinds(j: Judge) -> list[str]:
     """Return the claimed kinds of positions: dtypes, and numbers of Python's."""
-    kinds = [j.lib.integers[0], *(kind for kind in j.parts("narrow_positions") if kind != j.lib.integers[0])]
+    usual = j.target.position_dtype
+    kinds = [usual, *(kind for kind in j.parts("narrow_positions") if kind != usual)]
     if j.claims("any_positions", "python_positions[list]"):
         kinds.append("python")
     if j.claims("any_positions", "float_positions"):

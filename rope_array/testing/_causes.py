@@ -382,15 +382,26 @@ def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess
     angles: list[dict[str, Any]] = [{"angles": name} for name in _WEAKER[target.angles]]
     own: list[dict[str, Any]] = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
     classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
-    ends = [{"furthest": end} for end in _ENDS if end < target.reach]
-    if any(check.name.startswith("accuracy_") for check in left):
-        found = last_right(guess) if "definition" not in {check.name for check in left} else None
-        alone = ends if found is None else [{"furthest": found}]
-        classes += [*({**each, **end} for each in classes for end in ends), *alone]
     plain = "definition" not in {check.name for check in left}
-    for claims in classes:
+    with_ends: Iterator[dict[str, Any]] = iter(())
+    if any(check.name.startswith("accuracy_") for check in left):
+        with_ends = (
+            {**each, "furthest": end} for each in (*classes, {}) for end in _ends(guess, each, plain)
+        )
+    for claims in itertools.chain(classes, with_ends):
         if not plain or may_be(guess, claims):
             yield partial(guess.adding, "", **claims)
+
+
+def _ends(guess: Guess, claims: Mapping[str, Any], plain: bool) -> Sequence[int]:
+    """Return last positions to try with a class of accuracy: the last that is right, or usual ends."""
+    usual = [end for end in _ENDS if end < guess.target.reach]
+    guess = guess.adding("", **claims)
+    found = last_right(guess) if plain else None
+    if found is None:
+        return usual
+    # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
+    return [end for end in usual if 65535 <= end <= found and guess.target.angles == "float32"] or [found]
 
 
 # Claims that are added one after the other.

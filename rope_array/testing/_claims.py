@@ -265,6 +265,22 @@ def _last_accepted(accepts: Callable[[int], bool], accepted: int, refused: int) 
     return accepted
 
 
+def find_position_dtype(target: Any) -> str:
+    """Return the first integer dtype of positions that a target does not refuse, the widest first."""
+    lib = target.arrays
+    if target.declared or "values" in lib.lacks:
+        return str(lib.integers[0])
+    trial, rows = _Trial(target), min(SIZES[-1], target.furthest + 1)
+    start = int(target.positions != "arange" and target.furthest >= rows)
+    width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
+
+    def refuses(kind: str) -> bool:
+        x, pos = trial.array((*SIZES[:2], rows, width)), trial.pos(start + np.arange(rows), kind)
+        return _exception_of(target, lambda: trial.raw(x, pos)) is not None
+
+    return str(next((kind for kind in lib.integers if not refuses(kind)), lib.integers[0]))
+
+
 def find_widths(target: Any) -> dict[int, str]:
     """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
     if target.declared or "values" in target.arrays.lacks:
@@ -452,7 +468,7 @@ def field_call(target: Any, name: str, value: Any) -> tuple[Any, Any, dict[str, 
     kind = value["rope_type"] if name == "scaling" else ""
     value = _rule_for(target, kind) if kind else FIELDS[name](target.width_of(WIDTH))
     x, pos = trial.of_field(name)
-    return x, trial.pos(pos, trial.lib.integers[0]), {name: value}
+    return x, trial.pos(pos, target.position_dtype), {name: value}
 
 
 def _try_field(target: Any, name: str, others_are_named: bool) -> str:
@@ -580,7 +596,7 @@ class _Trial:
             return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
-        kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
+        kind = "float32" if pos.dtype.kind == "f" else self.target.position_dtype
         y = self.raw(x, self.lib.asarray(pos.astype(kind)), **spec)
         if isinstance(x, tuple) and not isinstance(y, tuple | list):
             raise TypeError("the call returned one array for a tuple")
@@ -594,7 +610,7 @@ class _Trial:
 
     def under(self, mode: str) -> None:
         """Call under each setting of a mode of the library; raise if the target refuses all of them."""
-        x, pos = self.x(), self.pos(self.rows(5), self.lib.integers[0])
+        x, pos = self.x(), self.pos(self.rows(5), self.target.position_dtype)
 
         def attempt(setting: Any) -> None:
             with setting(), one_device(self.lib) if mode == "default_device" else nullcontext():
@@ -608,13 +624,13 @@ class _Trial:
     def traced(self) -> None:
         """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
         if isinstance(self.lib, Torch):
-            self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.lib.integers[0]))
+            self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.target.position_dtype))
 
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""
         pos = self.rows(5) if axes[1] is None else self.rows(4, 5)
         mapped = vmap(self.lib, self.raw, axes)
-        mapped(self.x((4, *SIZES)), self.pos(pos, self.lib.integers[0]))
+        mapped(self.x((4, *SIZES)), self.pos(pos, self.target.position_dtype))
 
     def numbers(self, y: Any) -> Any:
         return self.lib.to_numpy(y)

@@ -174,7 +174,7 @@ def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
     reach = min(reach, j.target.depth) if negative else reach
     return {
         "positions": draw.one(shapes) if draw.chance(0.5) else "S",
-        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.lib.integers[0],
+        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.target.position_dtype,
         "reach": -reach if negative else reach,
     }
 

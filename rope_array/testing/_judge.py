@@ -120,9 +120,9 @@ class Judge:
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
     def pos(self, values: Any, kind: str | None = None) -> Any:
-        """Make an array of positions, by default float32 or the library's widest integer dtype."""
+        """Make an array of positions, by default float32, or an integer dtype that the target takes."""
         values = np.asarray(self.within(values))
-        kind = kind or ("float32" if values.dtype.kind == "f" else self.lib.integers[0])
+        kind = kind or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
         return self.lib.asarray(values.astype(kind))
 
     def positions(self, count: int = SIZES[2]) -> NDArray[np.int64]:

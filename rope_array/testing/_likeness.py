@@ -42,7 +42,7 @@ class Seen(NamedTuple):
         return True
 
 
-_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd")
+_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
 _ANOTHER = {"half": "interleaved", "interleaved": "half"}
 
 
@@ -71,6 +71,7 @@ def find_rotation(target: Target) -> Guess | str | None:
 
 
 _OTHER_POSITIONS = {
+    "offset": "it takes consecutive positions only",
     "batch": "it takes positions of shape (B, S) only",
     "row": "it takes positions of shape (1, S) only",
     "arange": "it takes no positions: rows count from 0",

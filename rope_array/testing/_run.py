@@ -22,7 +22,7 @@ from ._judge import Check, Judge
 from ._names import resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
 from ._own import BackendTarget, calls_of
-from ._requires import required_checks
+from ._requires import required_checks, specific_needs
 from ._target import Target
 
 
@@ -241,8 +241,11 @@ def plain_report(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plain values of a report, from those of its target and findings."""
     counts = Counter(result.outcome for result in results)
+    refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
+    lacking = {need for result in refused for need in specific_needs(result.needs)}
     return {
         **target,
+        "claimed": [name for name in target["claimed"] if name not in lacking],
         "rope_array": own_version(),
         "machine": machine(),
         "seconds": round(seconds, 2),

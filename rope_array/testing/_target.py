@@ -25,6 +25,7 @@ from ._claims import (
     by_library,
     find_declines,
     find_depth,
+    find_position_dtype,
     find_reach,
     find_widths,
     parameters_of,
@@ -64,11 +65,12 @@ class Target:
     head_dim : int or collection of int, optional
         The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
-        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
-        suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
+        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd", with
+        "1" for an axis of size 1, as in "1hsd". The suite permutes its own (b, h, s, d), and calls once for
+        each element of the missing axes.
     positions : {"any", "offset", "arange", "batch", "row"}
-        The positions it takes: any; start, start + 1, ...; 0, 1, 2, ... only, in which case it may be a
-        function of x alone; or any of shape (B, S), or (1, S), only.
+        The positions it takes: any; start, start + 1, ...; 0, 1, 2, ... only: then it may be a function of
+        x alone; or any of shape (B, S), or (1, S), only.
     furthest : int
         The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
@@ -239,6 +241,11 @@ class Target:
         return tuple(sorted(widths - self.refused_widths.keys()))
 
     @cached_property
+    def position_dtype(self) -> str:
+        """The dtype of integer positions in most calls: the first that it does not refuse."""
+        return find_position_dtype(self)
+
+    @cached_property
     def refused_widths(self) -> Mapping[int, str]:
         """The head_dims that it refuses in trial calls, with the errors."""
         return MappingProxyType(find_widths(self))
@@ -404,7 +411,8 @@ def _check_names(target: Target) -> None:
             check_name(argument, name, known)
     if target.layout != "...sd" and not is_layout(target.layout):
         raise ValueError(
-            f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
+            f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d, with d last, and 1 "
+            "for an axis of size 1, such as 1hsd"
         )
     if target.positions == "batch" and "b" in target.looped:
         raise ValueError(f"positions=batch needs x with an axis b; layout is {target.layout!r}")
