@@ -1,7 +1,8 @@
-"""Call code that takes its arguments in another order, that takes q and k, or that writes in place."""
+"""Call code that takes other arguments: in another order, q and k, positions of one shape or none."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,55 @@ ORDERS = ("x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos")
 def takes_two(order: str) -> bool:
     """Return whether an order of arguments has q and k in place of x."""
     return "q" in order
+
+
+def parameters_of_order(order: str) -> list[str]:
+    """Return the names of the arguments of an order: a tuple (q, k) is one."""
+    return order.replace("(q,k)", "x").split(",")
+
+
+def takes_arguments(rotate: Rotate, names: list[str]) -> bool:
+    """Return whether a signature takes as many positional arguments; True if there is no signature."""
+    try:
+        inspect.signature(rotate).bind(*names)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        pass
+    return True
+
+
+def needs_no_positions(rotate: Rotate, order: str) -> bool:
+    """Return whether a signature takes the arguments of an order without positions."""
+    return takes_arguments(rotate, [name for name in parameters_of_order(order) if name != "pos"])
+
+
+def leave_out_positions(rotate: Rotate, order: str) -> Rotate:
+    """Make a callable without positions take the arguments of an order; any other one is the same."""
+    place = parameters_of_order(order).index("pos")
+    if not needs_no_positions(rotate, order):
+        return rotate
+    return lambda *given, **spec: rotate(*given[:place], *given[place + 1 :], **spec)
+
+
+def adapt_positions(rotate: Rotate, kind: str, has_axes: bool, lib: Library) -> Rotate:
+    """Make a callable that takes positions of shape (B, S), or (1, S), take (S,) and (B, S).
+
+    `has_axes` says whether every call has coordinates, an axis more of positions.
+    """
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        if pos.ndim == 1 + (has_axes or spec.get("axes") is not None):
+            batches = _batches_of(x[0] if isinstance(x, tuple) else x, spec) if kind == "batch" else 1
+            pos = lib.stack([pos] * max(1, batches))[:batches]
+        return rotate(x, pos, **spec)
+
+    return call
+
+
+def _batches_of(x: Any, spec: dict[str, Any]) -> int:
+    """Return the size of the first axis of x, or of the second if rows are along the first."""
+    return int(x.shape[int(spec.get("seq_axis", -2)) % x.ndim == 0])
 
 
 def adapt_arguments(rotate: Rotate, order: str) -> Rotate:

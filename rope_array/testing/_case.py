@@ -92,7 +92,7 @@ class Case(NamedTuple):
         if self.inv_freq:
             spec["inv_freq"] = tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(self.num_pairs(j)))
         if self.scaling:
-            spec["scaling"] = RULES.get(self.scaling) or json.loads(self.scaling)
+            spec["scaling"] = _rule_of(self.scaling)
         if self.axes:
             spec["axes"] = MAPS[self.axes](self.num_pairs(j))
         return spec
@@ -117,9 +117,14 @@ class Case(NamedTuple):
         return [name for name in self._fields if getattr(self, name) != getattr(plain, name)]
 
 
+def _rule_of(text: str) -> dict[str, Any]:
+    """Return the rule that a text names, or is in JSON."""
+    return RULES.get(text) or json.loads(text)
+
+
 def plain_case(j: Judge) -> Case:
     """Return the case of a call without fields, at the suite's usual sizes."""
-    return Case(j.dtype, SIZES, j.width, kind=j.lib.integers[0], reach=min(NEAR, j.target.reach))
+    return Case(j.dtype, SIZES, j.width, kind=j.target.position_dtype, reach=min(NEAR, j.target.reach))
 
 
 def _text_of(value: Any) -> str:
@@ -229,6 +234,8 @@ def fits(j: Judge, case: Case) -> bool:
         return False
     if case.inv_freq and (case.base is not None or case.scaling):
         return False
+    if case.scaling and not j.claims(f"scaling[{_rule_of(case.scaling).get('rope_type')}]"):
+        return False
     return _slice_fits(j, case) and _map_fits(j, case)
 
 
@@ -270,7 +277,8 @@ def claimed_shape(j: Judge, shape: str) -> bool:
 
 def position_kinds(j: Judge) -> list[str]:
     """Return the claimed kinds of positions: dtypes, and numbers of Python's."""
-    kinds = [j.lib.integers[0], *(kind for kind in j.parts("narrow_positions") if kind != j.lib.integers[0])]
+    usual = j.target.position_dtype
+    kinds = [usual, *(kind for kind in j.parts("narrow_positions") if kind != usual)]
     if j.claims("any_positions", "python_positions[list]"):
         kinds.append("python")
     if j.claims("any_positions", "float_positions"):

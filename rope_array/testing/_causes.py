@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ._calls import needs_no_positions, parameters_of_order, takes_arguments
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
 from ._guess import WRITES_X, Change, Guess, writes_x
@@ -23,7 +24,7 @@ from ._judge import Check, Judge
 from ._likeness import find_rotation
 from ._limits import find_limits
 from ._own import OwnApply
-from ._probes import may_be
+from ._probes import last_right, may_be
 from ._target import Target
 from ._told import depend_on_others, lacks_wholly, told_by
 from ._where import place_in_any_x, place_of
@@ -210,20 +211,20 @@ def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
 
 
 def _signature_fault(target: Target) -> str:
-    order = target.arguments.replace("(q,k)", "x").split(",")
-    try:
-        signature = inspect.signature(target.rotate)
-        signature.bind(*order)
-    except TypeError:
-        names = [name for name, p in signature.parameters.items() if p.default is p.empty]
-        fused = ", or claim arguments=q,k,pos if it takes q, k and positions" if len(names) == 3 else ""
-        return (
-            f"the suite calls rotate({', '.join(order)}), and its parameters are {signature}; wrap it in a "
-            f"function of x and pos{fused}"
-        )
-    except ValueError:  # a builtin without a signature
-        pass
-    return ""
+    order = parameters_of_order(target.arguments)
+    if takes_arguments(target.rotate, order) or (
+        target.positions == "arange" and needs_no_positions(target.rotate, target.arguments)
+    ):
+        return ""
+    signature = inspect.signature(target.rotate)
+    names = [name for name, p in signature.parameters.items() if p.default is p.empty]
+    fused = ", or claim arguments=q,k,pos if it takes q, k and positions" if len(names) == 3 else ""
+    if needs_no_positions(target.rotate, target.arguments):
+        fused = ", or claim positions=arange if its rows have the positions 0, 1, 2, ..."
+    return (
+        f"the suite calls rotate({', '.join(order)}), and its parameters are {signature}; wrap it in a "
+        f"function of x and pos{fused}"
+    )
 
 
 class Step(NamedTuple):
@@ -381,13 +382,26 @@ def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess
     angles: list[dict[str, Any]] = [{"angles": name} for name in _WEAKER[target.angles]]
     own: list[dict[str, Any]] = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
     classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
-    ends = [{"furthest": end} for end in _ENDS if end < target.reach]
-    if any(check.name.startswith("accuracy_") for check in left):
-        classes += [{**each, **end} for each in (*classes, {}) for end in ends]
     plain = "definition" not in {check.name for check in left}
-    for claims in classes:
+    with_ends: Iterator[dict[str, Any]] = iter(())
+    if any(check.name.startswith("accuracy_") for check in left):
+        with_ends = (
+            {**each, "furthest": end} for each in (*classes, {}) for end in _ends(guess, each, plain)
+        )
+    for claims in itertools.chain(classes, with_ends):
         if not plain or may_be(guess, claims):
             yield partial(guess.adding, "", **claims)
+
+
+def _ends(guess: Guess, claims: Mapping[str, Any], plain: bool) -> Sequence[int]:
+    """Return last positions to try with a class of accuracy: the last that is right, or usual ends."""
+    usual = [end for end in _ENDS if end < guess.target.reach]
+    guess = guess.adding("", **claims)
+    found = last_right(guess) if plain else None
+    if found is None:
+        return usual
+    # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
+    return [end for end in usual if 65535 <= end <= found and guess.target.angles == "float32"] or [found]
 
 
 # Claims that are added one after the other.

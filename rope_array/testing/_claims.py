@@ -22,7 +22,9 @@ from ._parts import (
     PARTS,
     RANKS,
     broadcast_shape,
+    parts_of,
     spread,
+    whole_of,
     words_for,
 )
 
@@ -36,11 +38,27 @@ FIELDS: dict[str, Callable[[int], Any]] = {
     "out_pairing": lambda width: "half",
     "inv_freq": lambda width: (0.5,) * (width // 2),
     "attention_factor": lambda width: 2.0,
-    "scaling": lambda width: {"rope_type": "linear", "factor": 2.0},
+    "scaling": lambda width: rule_of("linear", width // 2),
     "axes": lambda width: {"coordinates": tuple(range(2)) * (width // 4) + (0,) * (width // 2 % 2)},
     "inverse": lambda width: True,
     "seq_axis": lambda width: -3,
 }
+
+
+def rule_of(kind: str, pairs: int) -> dict[str, Any]:
+    """Return a scaling rule of a kind, a part of `scaling`, for a number of pairs."""
+    trained = {"original_max_position_embeddings": 64}
+    more: dict[str, dict[str, Any]] = {
+        "dynamic": {"max_position_embeddings": 64, "length": 128},
+        "yarn": trained,
+        "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **trained},
+        "longrope": {"short_factor": [1.5] * pairs, "long_factor": [2.0] * pairs, "length": 65, **trained},
+        "proportional": {"partial_rotary_factor": 0.5},
+    }
+    factor = {} if kind == "periods" else {"factor": 2.0}
+    return {"rope_type": kind, **factor, **more.get(kind, {})}
+
+
 # Fields of a call, not of an embedding: `fixed` cannot hold them.
 CALL_FIELDS = ("inverse", "seq_axis")
 # Sizes that differ from each other, so that a mixed-up axis shows; and the default width.
@@ -106,7 +124,16 @@ REACH = {
     "reaches_2e24": 2**20 + 1,
     "reaches_int32": 2**24 + 4,
 }
-POSITION_KINDS = {"any": (), "offset": ("any_positions",), "arange": ("any_positions", "offset_positions")}
+_OF_ONE_SHAPE = ("broadcast_positions", "head_positions", "python_positions", "ranks")
+# The capabilities that each kind of positions takes away.
+POSITION_KINDS = {
+    "any": (),
+    "offset": ("any_positions",),
+    "arange": ("any_positions", "offset_positions"),
+    "batch": _OF_ONE_SHAPE,
+    "row": ("batch_positions", *_OF_ONE_SHAPE),
+}
+_KIND_TEXTS = {"batch": "takes positions of shape (B, S) only", "row": "takes positions of shape (1, S) only"}
 # Calls tried on a callable that declares nothing. A refused capability is reported as not applicable.
 _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "batch_positions": lambda t: t(t.x(), t.rows(2, 5)),
@@ -137,6 +164,7 @@ _PART_ATTEMPTS: dict[str, Callable[[_Trial, str], Any]] = {
     "float_positions": lambda t, kind: t.raw(t.x(), t.pos(t.fractions(5), kind)),
     "tuple": lambda t, n: t.several(int(n)),
     "zero_size": lambda t, axis: t(t.x(EMPTY[axis]), t.rows(EMPTY[axis][-1])),
+    "scaling": lambda t, kind: t.with_field("scaling", _rule_for(t.target, kind)),
 }
 # Positions tried in rising order, up to the first that the callable refuses.
 _REACH_STEPS = (
@@ -189,7 +217,7 @@ def find_reach(target: Any) -> int:
     trial = _Trial(target)
 
     def accepts(last: int) -> bool:
-        row = np.arange(last - 4, last + 1).clip(0) if target.positions == "any" else _last_rows(last)
+        row = np.arange(last - 4, last + 1).clip(0) if takes_any(target) else _last_rows(last)
         return _exception_of(target, lambda: trial(trial.x((*SIZES[:2], len(row))), row)) is None
 
     accepted = -1
@@ -202,7 +230,7 @@ def find_reach(target: Any) -> int:
 
 def find_depth(target: Any) -> int:
     """Return the largest p for which a target takes position -p: as far as positive ones, if it can."""
-    if target.declared or target.positions != "any" or "values" in target.arrays.lacks:
+    if target.declared or not takes_any(target) or "values" in target.arrays.lacks:
         return int(target.reach)
     trial = _Trial(target)
 
@@ -220,6 +248,11 @@ def find_depth(target: Any) -> int:
     return _last_accepted(accepts, accepted, target.reach)
 
 
+def takes_any(target: Any) -> bool:
+    """Return whether a target takes positions in any order."""
+    return "any_positions" not in POSITION_KINDS[target.positions]
+
+
 def _last_rows(last: int) -> Any:
     return np.arange(max(last - 4, 0), last + 1)
 
@@ -232,6 +265,22 @@ def _last_accepted(accepts: Callable[[int], bool], accepted: int, refused: int) 
     return accepted
 
 
+def find_position_dtype(target: Any) -> str:
+    """Return the first integer dtype of positions that a target does not refuse, the widest first."""
+    lib = target.arrays
+    if target.declared or "values" in lib.lacks:
+        return str(lib.integers[0])
+    trial, rows = _Trial(target), min(SIZES[-1], target.furthest + 1)
+    start = int(target.positions != "arange" and target.furthest >= rows)
+    width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
+
+    def refuses(kind: str) -> bool:
+        x, pos = trial.array((*SIZES[:2], rows, width)), trial.pos(start + np.arange(rows), kind)
+        return _exception_of(target, lambda: trial.raw(x, pos)) is not None
+
+    return str(next((kind for kind in lib.integers if not refuses(kind)), lib.integers[0]))
+
+
 def find_widths(target: Any) -> dict[int, str]:
     """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
     if target.declared or "values" in target.arrays.lacks:
@@ -239,7 +288,7 @@ def find_widths(target: Any) -> dict[int, str]:
     trial, rows = _Trial(target), min(SIZES[-1], target.furthest + 1)
     # The first calls of all: at positions other than 0, where the result is not x.
     pos = np.resize([1, 1, 0], rows) * min(1, target.furthest)
-    pos = np.arange(rows) if target.positions != "any" else pos
+    pos = pos if takes_any(target) else np.arange(rows)
 
     def attempt(width: int, pos: Any) -> None:
         shape = (*SIZES[:2], rows, width)
@@ -257,7 +306,7 @@ def find_widths(target: Any) -> dict[int, str]:
     if few and target.arrays.calls < 1000 and not errors_at(few, pos):
         return {}
     refusals = errors_at(widths, pos)
-    if len(refusals) == len(widths) and target.positions == "any":  # perhaps a table of one row
+    if len(refusals) == len(widths) and takes_any(target):  # perhaps a table of one row
         refusals = errors_at(widths, 0 * pos)
     return {} if len(refusals) == len(widths) else {w: one_line(error) for w, error in refusals.items()}
 
@@ -283,7 +332,8 @@ def _by_dtypes(target: Any) -> dict[str, str]:
 
 
 def _by_positions(target: Any) -> dict[str, str]:
-    reasons = dict.fromkeys(POSITION_KINDS[target.positions], f"takes positions {target.positions} only")
+    text = _KIND_TEXTS.get(target.positions, f"takes positions {target.positions} only")
+    reasons = dict.fromkeys(POSITION_KINDS[target.positions], text)
     if target.positions == "arange":
         reasons.update(dict.fromkeys(_POSITION_NAMES, "takes no positions: rows count from 0"))
         beyond = (
@@ -386,33 +436,53 @@ def _try_traced(target: Any, name: str) -> str:
 
 
 def _refusal_of_field(target: Any, name: str) -> BaseException | None:
-    trial = _Trial(target)
-    x, pos, spec = _call_with_field(target, name)
-    return _exception_of(target, lambda: trial(x, pos, **spec))
+    return _tried_values(target, name)[1]
 
 
-def _call_with_field(target: Any, name: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Return x, positions and fields of a call with a field."""
+def _tried_values(target: Any, name: str) -> tuple[Any, BaseException | None]:
+    """Return the first value of a field that a target takes, or the first value with its exception."""
+    refused = []
+    for value in _values_of(target, name):
+        error = _exception_of(target, partial(_Trial(target).with_field, name, value))
+        if error is None:
+            return value, None
+        refused.append((value, error))
+    return refused[0]
+
+
+def _values_of(target: Any, name: str) -> list[Any]:
+    """Return valid values of a field: scaling rules of every kind."""
+    if name == "scaling":
+        return [_rule_for(target, kind) for kind in PARTS["scaling"]]
+    return [FIELDS[name](target.width_of(WIDTH))]
+
+
+def _rule_for(target: Any, kind: str) -> dict[str, Any]:
+    width, start = target.width_of(WIDTH), target.defaults.get("rotary_start") or 0
+    return rule_of(kind, int(target.defaults.get("rotary_dim") or width - start) // 2)
+
+
+def field_call(target: Any, name: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a call that a target takes if it claims a field: with a plain value, a rule of the same kind."""
     trial = _Trial(target)
-    x, pos = trial.x((2, 5, 5)), trial.rows(5)  # as many heads as positions, for seq_axis
-    if name == "axes":
-        pos = np.stack([pos, np.minimum(pos + 1, target.reach)], -1)
-    return x, pos, {name: FIELDS[name](target.width_of(WIDTH))}
+    kind = value["rope_type"] if name == "scaling" else ""
+    value = _rule_for(target, kind) if kind else FIELDS[name](target.width_of(WIDTH))
+    x, pos = trial.of_field(name)
+    return x, trial.pos(pos, target.position_dtype), {name: value}
 
 
 def _try_field(target: Any, name: str, others_are_named: bool) -> str:
-    refusal = _refusal_of_field(target, name)
+    value, refusal = _tried_values(target, name)
     if refusal is not None:
         names_it = isinstance(refusal, NotImplementedError) or (
             isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
         )
         return f"refuses it: {one_line(refusal)}" if names_it else ""  # another error fails the field's check
     if others_are_named and target.width_of(WIDTH) >= 6:  # narrower, some values change nothing
-        trial, (x, pos, spec) = _Trial(target), _call_with_field(target, name)
-        plain_pos = pos[..., 0] if name == "axes" else pos
+        trial = _Trial(target)
         with target.arrays.running():
-            changed = trial.numbers(trial(x, pos, **spec))
-            plain = trial.numbers(trial(x, plain_pos))
+            changed = trial.numbers(trial.with_field(name, value))
+            plain = trial.numbers(trial.with_field())
         if np.array_equal(changed, plain):
             return "is caught by its ** parameter and changes nothing"
     return ""
@@ -427,6 +497,8 @@ def _try_calls(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
     for name, attempt in attempts.items():
         if name not in declines and (refusal := _exception_of(target, attempt)) is not None:
             reasons[name] = f"refuses it: {one_line(refusal)}"
+    if reasons.keys() >= {*parts_of("scaling")}:  # it names the field, and takes no rule: a fault
+        reasons = {name: why for name, why in reasons.items() if whole_of(name) != "scaling"}
     return {**reasons, **_by_dependence({**declines, **reasons}, tried=attempts)}
 
 
@@ -494,6 +566,16 @@ class _Trial:
         row = [i % len(rows) for i in range(5)]
         return {"int": rows[-1], "range": rows, "list": row, "tuple": tuple(row)}[kind]
 
+    def of_field(self, name: str) -> tuple[Any, Any]:
+        """Return x and positions for a call with a field."""
+        x, pos = self.x((2, 5, 5)), self.rows(5)  # as many heads as positions, for seq_axis
+        return x, np.stack([pos, np.minimum(pos + 1, self.target.reach)], -1) if name == "axes" else pos
+
+    def with_field(self, name: str = "", value: Any = None) -> Any:
+        """Call with a field, or without."""
+        x, pos = self.of_field(name)
+        return self(x, pos, **({name: value} if name else {}))
+
     def width(self, width: int) -> int:
         """Return an even width that the default head holds."""
         return min(width, int(self.target.width_of(WIDTH)) // 2 * 2)
@@ -514,7 +596,7 @@ class _Trial:
             return self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
-        kind = "float32" if pos.dtype.kind == "f" else self.lib.integers[0]
+        kind = "float32" if pos.dtype.kind == "f" else self.target.position_dtype
         y = self.raw(x, self.lib.asarray(pos.astype(kind)), **spec)
         if isinstance(x, tuple) and not isinstance(y, tuple | list):
             raise TypeError("the call returned one array for a tuple")
@@ -528,7 +610,7 @@ class _Trial:
 
     def under(self, mode: str) -> None:
         """Call under each setting of a mode of the library; raise if the target refuses all of them."""
-        x, pos = self.x(), self.pos(self.rows(5), self.lib.integers[0])
+        x, pos = self.x(), self.pos(self.rows(5), self.target.position_dtype)
 
         def attempt(setting: Any) -> None:
             with setting(), one_device(self.lib) if mode == "default_device" else nullcontext():
@@ -542,13 +624,13 @@ class _Trial:
     def traced(self) -> None:
         """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
         if isinstance(self.lib, Torch):
-            self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.lib.integers[0]))
+            self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.target.position_dtype))
 
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""
         pos = self.rows(5) if axes[1] is None else self.rows(4, 5)
         mapped = vmap(self.lib, self.raw, axes)
-        mapped(self.x((4, *SIZES)), self.pos(pos, self.lib.integers[0]))
+        mapped(self.x((4, *SIZES)), self.pos(pos, self.target.position_dtype))
 
     def numbers(self, y: Any) -> Any:
         return self.lib.to_numpy(y)

@@ -21,6 +21,7 @@ from ._junit import write_junit, write_junit_error
 from ._libraries import NOT_COMPILED, MissingLibrary
 from ._names import names
 from ._options import Options
+from ._outcome import INAPPLICABLE
 from ._text import lines_of
 
 __all__ = ["lines_of", "run"]
@@ -48,6 +49,8 @@ def run(
         return 130
     text = json.dumps(plain, indent=1, default=str) if as_json else None
     _print(text or "\n".join(lines_of(plain, given.repeated(), verbose=verbose)))
+    if len(plain["results"]) == plain["counts"][INAPPLICABLE]:  # nothing was judged
+        return 2
     return 0 if plain["ok"] else 1
 
 

@@ -26,7 +26,6 @@ from ._case import (
     position_kinds,
 )
 from ._judge import Check, Judge
-from ._own import Declined
 from ._shrink import explained, simplest
 
 # Elements of x, so that a call takes milliseconds.
@@ -74,7 +73,8 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
         except Exception as error:
             text, rest = simplest(j, case, error, polish=True)
             raise AssertionError(f"--case {shlex.quote(text)} is wrong{rest}") from error
-    _check_served(j, served)
+    if not served:
+        j.raise_refused("refuses every call")
 
 
 def _check_given(j: Judge, texts: Sequence[str]) -> None:
@@ -86,13 +86,8 @@ def _check_given(j: Judge, texts: Sequence[str]) -> None:
             served += check_case(j, case)
         except Exception as error:
             raise AssertionError(explained(j, case, error)) from error
-    _check_served(j, served)
-
-
-def _check_served(j: Judge, served: int) -> None:
     if not served:
-        # Reported as not applicable. Where claims are declared, only a forced backend can decline a call.
-        raise (Declined if j.target.declared else NotImplementedError)("refuses every call")
+        j.raise_refused("refuses every call")
 
 
 def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Case]:
@@ -179,7 +174,7 @@ def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
     reach = min(reach, j.target.depth) if negative else reach
     return {
         "positions": draw.one(shapes) if draw.chance(0.5) else "S",
-        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.lib.integers[0],
+        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.target.position_dtype,
         "reach": -reach if negative else reach,
     }
 

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._claims import DTYPES, REACH, SIZES, WIDTH
+from ._claims import DTYPES, REACH, SIZES, WIDTH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of
+from ._refused import Calls, Refused, refusal
 from ._target import Target
 from ._where import difference
 
@@ -59,6 +60,10 @@ class Judge:
         Whether x is released as soon as the caller drops it; not if a call makes cycles of references.
     refusals
         Why the target refused all calls of a check that was run, by the check's name.
+    left_out
+        The same for some of its calls.
+    calls
+        The calls of the check that runs.
     explains
         Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
@@ -72,6 +77,8 @@ class Judge:
         self.worst: dict[str, float] = {}
         self.releases = True
         self.refusals: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        self.calls = Calls()
         self.fresh = 0
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
@@ -116,9 +123,9 @@ class Judge:
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
     def pos(self, values: Any, kind: str | None = None) -> Any:
-        """Make an array of positions, by default float32 or the library's widest integer dtype."""
+        """Make an array of positions, by default float32, or an integer dtype that the target takes."""
         values = np.asarray(self.within(values))
-        kind = kind or ("float32" if values.dtype.kind == "f" else self.lib.integers[0])
+        kind = kind or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
         return self.lib.asarray(values.astype(kind))
 
     def positions(self, count: int = SIZES[2]) -> NDArray[np.int64]:
@@ -169,12 +176,21 @@ class Judge:
         return self.call(x, self.pos(pos) if isinstance(pos, np.ndarray) else pos, **spec)
 
     def call(self, x: Any, pos: Any, **spec: Any) -> Any:
-        """Call the target without converting positions."""
-        if isinstance(x, Input):
-            x = x.array
-        elif isinstance(x, tuple):
-            x = tuple(one.array if isinstance(one, Input) else one for one in x)
+        """Call the target without converting positions; raise `Refused` for a call that it may refuse."""
         spec = self.fit(spec)
+        try:
+            y = self.bare_call(x, pos, spec)
+        except Exception as error:
+            if text := refusal(self, x, pos, spec, error):
+                self.calls.refused.append(text)
+                raise Refused(text) from error
+            raise
+        self.calls.served += 1
+        return y
+
+    def bare_call(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
+        """Call the target, whatever it raises."""
+        x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
         _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
             return self.target.call(x, pos, **spec)
@@ -185,9 +201,10 @@ class Judge:
             return self.call(x, pos, **spec)
         except Declined:
             return None
-        except Exception:
+        except Exception as error:
             if self.target.declared:
                 raise
+            self.calls.refused.append(one_line(error))
             return None
 
     def numbers(self, y: Any) -> Floats:
@@ -252,7 +269,7 @@ class Judge:
         )  # fmt: skip
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
-        """Rotate x and check the result, unless a forced backend declines the call."""
+        """Rotate x and check the result, unless the call is refused."""
         with self.if_served():
             self.rotated(x, pos, **spec)
 
@@ -265,11 +282,13 @@ class Judge:
             raise AssertionError(f"{name}: {error}") from None
 
     def if_served(self) -> AbstractContextManager[None]:
-        """Return a context that ends where a forced backend declines a call, so that a check can go on."""
+        """Return a context that ends where a call is refused, so that a check can go on."""
         return suppress(Declined)
 
     def raise_refused(self, reason: str) -> NoReturn:
         """End a check whose calls are all refused: it is reported as not applicable."""
+        if self.calls.refused and not self.calls.served:
+            raise Refused(self.calls.refused[0])
         # Where claims are declared, only a forced backend can decline a call.
         raise (Declined if self.target.declared else NotImplementedError)(reason)
 
@@ -328,6 +347,10 @@ class Judge:
         for member in out:
             error = float(np.max(np.abs(y[..., member] - exact[..., member]) / length))
             self.worst[name] = max(self.worst.get(name, 0.0), error if np.isfinite(error) else np.inf)
+
+
+def _array_of(x: Any) -> Any:
+    return x.array if isinstance(x, Input) else x
 
 
 @dataclass(frozen=True)

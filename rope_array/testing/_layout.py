@@ -12,19 +12,26 @@ AXES = "bhsd"
 
 
 def is_layout(layout: str) -> bool:
-    """Return whether a layout has distinct axes of b, h, s, d, among them s, with d last."""
-    return len(set(layout)) == len(layout) and set("sd") <= set(layout) <= set(AXES) and layout[-1] == "d"
+    """Return whether a layout has distinct axes of b, h, s, d, or 1, among them s, with d last."""
+    named = layout.replace("1", "")
+    return len(set(named)) == len(named) and set("sd") <= set(named) <= set(AXES) and layout[-1] == "d"
 
 
 def adapt_layout(rotate: Callable[..., Any], layout: str, lib: Library) -> Callable[..., Any]:
     """Make a callable that takes the axes of `layout` take (b, h, s, d); loop over the missing axes."""
     looped = [axis for axis in (0, 1) if AXES[axis] not in layout]
-    inner = [a for a in AXES if a in layout]
-    order = tuple(inner.index(a) for a in layout)
-    back = tuple(layout.index(a) for a in inner)
+    named, inner = layout.replace("1", ""), [a for a in AXES if a in layout]
+    order = tuple(inner.index(a) for a in named)
+    back = tuple(named.index(a) for a in inner)
+    # Axes of size 1 are added, and left out of the result.
+    added = tuple(None if a == "1" else slice(None) for a in layout)
+    left_out = tuple(0 if a == "1" else slice(None) for a in layout)
 
     def permuted(x: Any, pos: Any, **spec: Any) -> Any:
-        return _permute(rotate(_permute(x, order, lib), pos, **spec), back, lib)
+        x = _permute(x, order, lib)
+        if "1" in layout:
+            return _permute(rotate(x[added], pos, **spec)[left_out], back, lib)
+        return _permute(rotate(x, pos, **spec), back, lib)
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         if isinstance(x, tuple):

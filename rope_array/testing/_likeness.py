@@ -42,7 +42,7 @@ class Seen(NamedTuple):
         return True
 
 
-_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd")
+_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
 _ANOTHER = {"half": "interleaved", "interleaved": "half"}
 
 
@@ -55,7 +55,10 @@ def find_rotation(target: Target) -> Guess | str | None:
         found = seen[place]
         if isinstance(found, Seen) and found.is_rotated({"pairing": pairing} if pairing else {}, change):
             return _guess_of(target, place, found, {"pairing": pairing} if pairing else {}, change)
-    fault = _fault_of(next(iter(seen.values())))
+    first = next(iter(seen.values()))
+    if isinstance(first, Exception) and (guess := _of_other_positions(target)):
+        return guess
+    fault = _fault_of(first)
     for place in (place for place, found in seen.items() if isinstance(found, Seen) and not place[2]):
         if fault == _UNCHANGED:
             break
@@ -65,6 +68,27 @@ def find_rotation(target: Target) -> Guess | str | None:
         if diagnosed is not None:
             return _guess_of(target, place, *diagnosed)
     return fault
+
+
+_OTHER_POSITIONS = {
+    "offset": "it takes consecutive positions only",
+    "batch": "it takes positions of shape (B, S) only",
+    "row": "it takes positions of shape (1, S) only",
+    "arange": "it takes no positions: rows count from 0",
+}
+
+
+def _of_other_positions(target: Target) -> Guess | None:
+    """Return the guess of a target that takes positions of another shape only, or none."""
+    for kind, text in _OTHER_POSITIONS.items() if target.positions == "any" else ():
+        try:
+            found = find_rotation(replace(target, positions=kind))
+        except ValueError:  # other claims contradict it
+            continue
+        if isinstance(found, Guess):
+            claims = {"positions": kind, **found.claims}
+            return found._replace(texts=(text, *found.texts), claims=claims)
+    return None
 
 
 _UNCHANGED = "it returns x as it is"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._judge import Input, Judge
+from ._own import Declined
 from ._parts import MODEL_WIDTHS, WIDE_WIDTHS
 from ._target import Target
 from ._where import place_of
@@ -126,6 +127,8 @@ def _fault(judge: Judge, axis: int, size: int, dtype: str) -> str:
             judge.check(judge.run(x, pos), x, pos)
     except AssertionError as error:
         return str(error)
+    except Declined:  # refused: no wrong result
+        return ""
     except Exception as error:  # the target's own
         return f"{type(error).__name__}"
     return ""

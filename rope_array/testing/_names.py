@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -101,10 +101,11 @@ def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, An
     """Import the object of a name; return it, and its name and version for reports."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute or not all(part.isidentifier() for part in module.split(".")):
-        near = get_close_matches(name, names(), 1)
+        near = [*_as_attribute(name), *get_close_matches(name, names(), 1)]
+        known = f"Did you mean {near[0]}?" if near else f"The libraries are {', '.join(names())}."
         raise ValueError(
-            f"unknown target {name!r}; give one of {', '.join(names())}, or package.module:attribute for a "
-            f"callable, the module as `import` takes it{f'. Did you mean {near[0]}?' if near else ''}"
+            f"unknown target {name!r}; give a library, or package.module:attribute for a callable, the "
+            f"module as `import` takes it. {known}"
         )
     try:
         root = found = import_module(module)
@@ -114,13 +115,24 @@ def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, An
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ValueError(f"{module} has no attribute {attribute!r}") from None
+            near = get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {module}:{attribute.replace(part, near[0])}?" if near else ""
+            raise ValueError(f"{module} has no attribute {attribute!r}{hint}") from None
     if isinstance(found, Target) or (callable(found) and not isinstance(found, type)):
         return found, {"name": name, "version": _version_of(root)}
     kind = f"the class {found.__qualname__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise ValueError(
         f"{name} is {kind}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
     )
+
+
+def _as_attribute(name: str) -> Iterator[str]:
+    """Yield the name "package.module:attribute" that a path, or a name with dots only, may mean."""
+    path, _, attribute = name.partition(":")
+    if path.endswith(".py") and attribute:
+        yield f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{attribute}"
+    elif not attribute and all(part.isidentifier() for part in path.split(".")) and "." in path:
+        yield ":".join(path.rsplit(".", 1))
 
 
 def _version_of(module: ModuleType) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._own import Declined, calls_of
+from ._refused import Calls, Refused
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
@@ -19,13 +20,15 @@ EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 def runner(check: Check, judge: Judge) -> Callable[[], None]:
     def run() -> None:
-        calls = calls_of(judge.target)
+        calls, judge.calls = calls_of(judge.target), Calls()
         served, declined = len(calls.served), len(calls.declined)
         # Floating-point warnings are ignored: the checks judge the values.
         with judge.lib.running(), np.errstate(all="ignore"):
             check(judge)
         if len(calls.served) == served and (reasons := calls.declined[declined:]):
             raise Declined(_most_common(reasons))
+        if judge.calls.refused and not judge.calls.served:
+            raise Refused(judge.calls.refused[0])
 
     return run
 
@@ -41,6 +44,8 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     outcome, detail = _run(check, judge)
     if outcome == INAPPLICABLE:
         judge.refusals[check.name] = detail
+    elif outcome == PASSED and detail:
+        judge.left_out[check.name] = detail
     return outcome, detail
 
 
@@ -49,6 +54,8 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
         runner(check, judge)()
     except AssertionError as error:
         return FAILED, shorten(str(error) or _where(error))
+    except Refused as error:
+        return INAPPLICABLE, shorten(str(judge.calls) or f"refuses it: {error}")
     except Declined as error:
         return INAPPLICABLE, f"the backend declines it: {error}"
     except NotImplementedError as error:
@@ -57,7 +64,7 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
         raise
     except BaseException as error:  # any exception of the target fails the check
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
-    return PASSED, ""
+    return PASSED, shorten(str(judge.calls))
 
 
 def _where(error: BaseException) -> str:

@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "narrow_positions": ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"),
     "float_positions": ("float32", "float64"),
     "tuple": ("1", "2", "3"),
+    "scaling": ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional", "periods"),
     "zero_size": tuple(EMPTY),
 }
 PART_NAMES = tuple(f"{name}[{label}]" for name, labels in PARTS.items() for label in labels)

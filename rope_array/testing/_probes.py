@@ -42,6 +42,27 @@ def _ends_at(guess: Guess, end: int) -> bool:
     return _is_wrong(judge, judge.dtypes, beyond) and not _is_wrong(judge, judge.dtypes, [end])
 
 
+def last_right(guess: Guess) -> int | None:
+    """Return the last position up to which plain calls are right; None if no position is the last."""
+    judge = ChangedJudge(guess.target, guess.change)
+    if not judge.claims("offset_positions"):
+        return None
+    right = _ROWS
+    for wrong in (2**n - 1 for n in range(3, 32)):
+        if wrong > judge.target.reach or _is_wrong(judge, judge.dtypes[:1], [wrong]):
+            break
+        right = wrong
+    else:
+        return None
+    wrong = min(wrong, judge.target.reach)
+    if not _is_wrong(judge, judge.dtypes[:1], [wrong]) or _is_wrong(judge, judge.dtypes[:1], [right]):
+        return None
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (right, middle) if _is_wrong(judge, judge.dtypes[:1], [middle]) else (middle, wrong)
+    return right
+
+
 def _is_wrong(judge: ChangedJudge, dtypes: Iterable[str], lasts: Iterable[int]) -> bool:
     return any(_fails(judge, dtype, last) for dtype in dtypes for last in lasts)
 

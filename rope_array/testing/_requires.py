@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from ._checks import checks
-from ._claims import CAPABILITIES, by_library
+from ._claims import CAPABILITIES, DTYPES, by_library
 from ._judge import Check, Judge
 from ._parts import PART_NAMES, parts_of
 from ._target import Target
@@ -15,6 +15,11 @@ from ._target import Target
 def required_checks(target: Target) -> tuple[Check, ...]:
     """Return a check `requires[NAME]` for each required name; run them after all other checks."""
     return tuple(_check_of(name) for name in dict.fromkeys(target.requires))
+
+
+def specific_needs(needs: Collection[str]) -> set[str]:
+    """Return the needs of a check that it is about: a refused call of it is no lack of the others."""
+    return {*needs} - {*DTYPES, "values", "any_positions", "offset_positions", "widths", "ranks[5]"}
 
 
 @cache
@@ -33,10 +38,11 @@ def _why_lacking(judge: Judge, name: str) -> Iterator[str]:
     """Yield why a target lacks a capability, a part or the subject of a check."""
     if name in CAPABILITIES or name in PART_NAMES:
         yield from _why_declined(judge, name)
-        yield from (_refusal(judge, check) for check in checks() if name in check.needs)
+        yield from (_refusal(judge, check) for check in checks() if name in specific_needs(check.needs))
         return
     check = next(check for check in checks() if check.name == name)
-    yield check.inapplicable(judge) or _refusal(judge, check)
+    left_out = judge.left_out.get(name, "")
+    yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {left_out}" if left_out else "")
 
 
 def _why_declined(judge: Judge, name: str) -> Iterator[str]:

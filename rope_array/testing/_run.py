@@ -22,7 +22,7 @@ from ._judge import Check, Judge
 from ._names import resolve
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcome_of, runner
 from ._own import BackendTarget, calls_of
-from ._requires import required_checks
+from ._requires import required_checks, specific_needs
 from ._target import Target
 
 
@@ -41,7 +41,7 @@ class Result:
     outcome
         "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
     detail
-        The fault, or why the check does not apply; empty if it passed.
+        The fault, or why the check does not apply; if it passed, the calls that were refused, or "".
     requirement
         The check's requirement.
     needs
@@ -241,8 +241,11 @@ def plain_report(
 ) -> dict[str, Any]:  # fmt: skip
     """Return the plain values of a report, from those of its target and findings."""
     counts = Counter(result.outcome for result in results)
+    refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
+    lacking = {need for result in refused for need in specific_needs(result.needs)}
     return {
         **target,
+        "claimed": [name for name in target["claimed"] if name not in lacking],
         "rope_array": own_version(),
         "machine": machine(),
         "seconds": round(seconds, 2),
@@ -451,7 +454,8 @@ def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     known = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
         if name not in known:
-            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), known)
+            bases = list(dict.fromkeys(each.partition("[")[0] for each in known))
+            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), bases)
             hint = f"; similar: {', '.join(near)}" if near else ""
             raise ValueError(f"expected_failures: no check is named {name!r}{hint}")
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):

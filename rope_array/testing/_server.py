@@ -85,7 +85,8 @@ def _found_of(target: Target) -> dict[str, Any]:
     """Return what trial calls found of a target, as plain values."""
     # JSON has no integers as keys.
     widths = [[width, why] for width, why in target.refused_widths.items()]
-    return {"refused_widths": widths, "reach": target.reach, "declines": dict(target.declines)}
+    found = {"reach": target.reach, "position_dtype": target.position_dtype}
+    return {**found, "refused_widths": widths, "declines": dict(target.declines)}
 
 
 def _preset(target: Target, found: Mapping[str, Any]) -> None:
@@ -93,7 +94,8 @@ def _preset(target: Target, found: Mapping[str, Any]) -> None:
     if found:
         widths = MappingProxyType({int(width): str(why) for width, why in found["refused_widths"]})
         declines = MappingProxyType(found["declines"])
-        vars(target).update(refused_widths=widths, reach=found["reach"], declines=declines)
+        found = {**found, "refused_widths": widths, "declines": declines}
+        vars(target).update(found)
 
 
 # ---- the child process ----

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ._calls import ORDERS, adapt_arguments, adapt_in_place
+from ._calls import ORDERS, adapt_arguments, adapt_in_place, adapt_positions, leave_out_positions
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -25,10 +25,12 @@ from ._claims import (
     by_library,
     find_declines,
     find_depth,
+    find_position_dtype,
     find_reach,
     find_widths,
     parameters_of,
     signature_defaults,
+    takes_any,
 )
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
@@ -63,10 +65,12 @@ class Target:
     head_dim : int or collection of int, optional
         The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
-        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd". The
-        suite permutes its own (b, h, s, d), and calls once for each element of the missing axes.
-    positions : {"any", "offset", "arange"}
-        The positions it takes: any; start, start + 1, ...; or 0, 1, 2, ... only.
+        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd", with
+        "1" for an axis of size 1, as in "1hsd". The suite permutes its own (b, h, s, d), and calls once for
+        each element of the missing axes.
+    positions : {"any", "offset", "arange", "batch", "row"}
+        The positions it takes: any; start, start + 1, ...; 0, 1, 2, ... only: then it may be a function of
+        x alone; or any of shape (B, S), or (1, S), only.
     furthest : int
         The largest position it takes, such as the last row of its table.
     dtypes : sequence of str, optional
@@ -237,6 +241,11 @@ class Target:
         return tuple(sorted(widths - self.refused_widths.keys()))
 
     @cached_property
+    def position_dtype(self) -> str:
+        """The dtype of integer positions in most calls: the first that it does not refuse."""
+        return find_position_dtype(self)
+
+    @cached_property
     def refused_widths(self) -> Mapping[int, str]:
         """The head_dims that it refuses in trial calls, with the errors."""
         return MappingProxyType(find_widths(self))
@@ -283,9 +292,19 @@ class Target:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The callable, adapted to the suite's layout and defaults."""
-        rotate = adapt_arguments(self.rotate, self.arguments)
+        rotate = self.rotate
+        if self.positions == "arange":
+            rotate = leave_out_positions(rotate, self.arguments)
+        rotate = adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
         rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
+        rotate = self._with_layout(rotate)
+        if self.positions in ("batch", "row"):
+            rotate = adapt_positions(rotate, self.positions, "axes" in self.fixed, self.arrays)
+        return rotate
+
+    def _with_layout(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the callable, adapted to the suite's layout, and with the suite's defaults."""
         if self.layout != "...sd":
             return adapt_layout(rotate, self.layout, self.arrays)
         stated = signature_defaults(self.rotate)
@@ -392,8 +411,11 @@ def _check_names(target: Target) -> None:
             check_name(argument, name, known)
     if target.layout != "...sd" and not is_layout(target.layout):
         raise ValueError(
-            f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d with s before d last"
+            f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d, with d last, and 1 "
+            "for an axis of size 1, such as 1hsd"
         )
+    if target.positions == "batch" and "b" in target.looped:
+        raise ValueError(f"positions=batch needs x with an axis b; layout is {target.layout!r}")
     for name, reason in target.lacks.items():
         _check_reason(name, reason)
     if both := sorted({*target.lacks} & {*target.requires}):
@@ -446,7 +468,7 @@ def _check_sizes(target: Target) -> None:
     """Raise for sizes that are too small for the checks."""
     if target.furthest < 0:
         raise ValueError(f"furthest is {target.furthest}; give the largest position, 0 or more")
-    if target.positions != "any" and target.furthest < 4:
+    if not takes_any(target) and target.furthest < 4:
         raise ValueError(f"furthest is {target.furthest}; consecutive positions of 5 rows need 4 or more")
     for head_dim in _numbers(target.head_dim):
         if isinstance(head_dim, bool) or not isinstance(head_dim, int) or head_dim < 2:

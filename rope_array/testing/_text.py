@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ._causes import options_of
+from ._checks import subjects
+from ._claims import shorten
 from ._contract import ANGLES, ARITHMETIC
 from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED
 from ._parts import shown, whole_of
@@ -42,6 +44,7 @@ def lines_of(report: Report | _Plain, command: Sequence[str] = (), *, verbose: b
     yield from _failures(plain, verbose)
     yield from _to_repeat(plain, command)
     yield from _passes(plain, verbose)
+    yield from _refused(plain, verbose)
     yield from _not_applicable(plain, verbose)
     if worst := plain["worst"]:
         yield "\nWorst error in lengths of the pair, by range of positions:"
@@ -58,6 +61,11 @@ def _verdict(plain: _Plain) -> Iterator[str]:
     failures, left_out = _of(plain, FAILED, UNEXPECTED), len(_of(plain, INAPPLICABLE))
     judged = len(plain["results"]) - left_out
     known = f"{len(_of(plain, EXPECTED))} failed as expected; " if _of(plain, EXPECTED) else ""
+    if not judged:
+        yield from _wrap(
+            f"NOT JUDGED: {plain['results'][0]['detail'] if plain['results'] else 'no check'}", 2
+        )
+        return
     if not failures:
         rest = f"{known}{left_out} do not apply; {plain['seconds']:.1f} s"
         yield f"PASSED: {len(_of(plain, PASSED))} of {judged} checks ({rest})."
@@ -223,13 +231,40 @@ def _names(results: Sequence[_Plain]) -> str:
 
 
 def _passes(plain: _Plain, verbose: bool) -> Iterator[str]:
+    """Yield the passes: their number by subject, or all names."""
     if not (passed := _of(plain, PASSED)):
         return
     yield f"\nPassed ({len(passed)}):"
     if verbose:
         yield from (f"  {_with_dtypes(*group)}" for group in _group_by_name(passed).items())
-    else:
-        yield from _wrap(f"  {_names(passed)}", 2)
+        return
+    names = {result["name"] for result in passed}
+    counts = {word: len(names & {check.name for check in some}) for word, some in subjects().items()}
+    counts["others"] = len(passed) - sum(counts.values())
+    yield from _wrap(f"  {', '.join(f'{word} {count}' for word, count in counts.items() if count)}", 2)
+
+
+_REFUSED = re.compile(r"refuses (?:every call|\d+ of \d+ calls): (.*)")
+
+
+def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
+    """Yield the calls that no claim covers, and that the target refused: each error with its checks."""
+    groups: dict[str, list[tuple[str, _Plain]]] = {}
+    for result in _of(plain, PASSED, INAPPLICABLE):
+        if found := _REFUSED.match(result["detail"]):
+            error = re.sub(r"\d[\d,]*", "#", found[1].partition("; x ")[0])
+            groups.setdefault(error, []).append((found[1], result))
+    if not groups:
+        return
+    count = sum(map(len, groups.values()))
+    checks = f"{count} check{'s' * (count > 1)}"
+    yield f"\nRefused, and so not judged, in {checks} (--require CHECK insists on it):"
+    for some in [*groups.values()][: None if verbose else _MOST_FAILURES]:
+        names = _names([result for _, result in some])
+        yield from _wrap(f"  {some[0][0]}", 4)
+        yield from _wrap(f"    {names if verbose else shorten(names, 2 * _WIDTH)}", 6)
+    if len(groups) > _MOST_FAILURES and not verbose:
+        yield f"  and {len(groups) - _MOST_FAILURES} other errors, shown by --verbose"
 
 
 def _group_by_name(results: Sequence[_Plain]) -> dict[str, list[_Plain]]:

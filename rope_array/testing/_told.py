@@ -25,7 +25,7 @@ _FIRST = ("settings_unchanged",)
 # Faults of these are named, and never advised to be claimed away.
 _NEVER_WITHDRAWN = {
     *("gradient", "same_bits", "keeps_x", "lazy", "jit", "strides", *MODES),
-    *(set(PARTS) - {"float_positions", "tuple"}),  # a part is narrower
+    *(set(PARTS) - {"float_positions", "tuple", "scaling"}),  # a part is narrower
 }
 
 

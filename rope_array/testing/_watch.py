@@ -23,7 +23,7 @@ class ProcessEnded(RuntimeError):
 def calling(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
     """Announce a call of a check."""
     if announce is not None:
-        announce(f"call {_describe(x, pos, spec)}")
+        announce(f"call {describe(x, pos, spec)}")
 
 
 def trying(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
@@ -36,10 +36,11 @@ def trying(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
         raise ProcessEnded(ended[_trials])
     if trials_over:
         raise ProcessEnded(f"not tried, as {len(ended)} trial calls ended the process")
-    announce(f"trial {_trials} {_describe(x, pos, spec)}")
+    announce(f"trial {_trials} {describe(x, pos, spec)}")
 
 
-def _describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
+def describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
+    """Describe a call in a few words."""
     try:
         fields = "".join(f", {name}={_short(value)}" for name, value in spec.items())
         return f"x {_kind(x)}, positions {_kind(pos)}{fields}"

@@ -22,33 +22,40 @@ from . import (
     _variants,
 )
 
-__all__ = ["checks"]
+__all__ = ["checks", "subjects"]
 
-# Importing a module registers its checks.
-_SUBJECTS = (
-    _first,  # before any other call
-    _kinds,
-    _fields,
-    _variants,
-    _accuracy,
-    _positions,
-    _together,
-    _alone,
-    _state,
-    _refusals,
-    _arrays,
-    _memory,
-    _sizes,
-    _invariants,
-    _bits,
-    _transforms,
-    _modes,
-)
-_CHECKS = tuple(
-    check for subject in _SUBJECTS for check in registered if check.function.__module__ == subject.__name__
-)
+# The subjects in words. Importing a module registers its checks.
+_SUBJECTS = {
+    _first: "first calls",  # before any other call
+    _kinds: "kinds",
+    _fields: "fields",
+    _variants: "scaling and axes",
+    _accuracy: "accuracy",
+    _positions: "positions",
+    _together: "combinations",
+    _alone: "fields alone",
+    _state: "state",
+    _refusals: "refusals",
+    _arrays: "inputs",
+    _memory: "memory",
+    _sizes: "sizes",
+    _invariants: "invariants",
+    _bits: "bits",
+    _transforms: "gradients",
+    _modes: "modes",
+}
+_BY_SUBJECT = {
+    word: tuple(check for check in registered if check.function.__module__ == subject.__name__)
+    for subject, word in _SUBJECTS.items()
+}
+_CHECKS = tuple(check for some in _BY_SUBJECT.values() for check in some)
 
 
 def checks() -> tuple[Check, ...]:
     """Return every check."""
     return _CHECKS
+
+
+def subjects() -> dict[str, tuple[Check, ...]]:
+    """Return the checks by subject, in words."""
+    return dict(_BY_SUBJECT)

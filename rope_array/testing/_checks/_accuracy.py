@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing._judge import Input, Judge, check
-from rope_array.testing._own import Declined
 
 # More heads are tried for a backend that declines small arrays.
 _HEADS = (2, 32, 512)
@@ -27,7 +26,7 @@ def _rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
             y = j.run(x, pos)
             j.check_kind(y, x)
             return x, y
-    raise Declined("declines these positions with any number of heads")
+    j.raise_refused("refuses these positions with any number of heads")
 
 
 def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:

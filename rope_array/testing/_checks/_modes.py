@@ -429,7 +429,7 @@ def jit_of_fields(j: Judge) -> None:
     values["scaling"] = {"rope_type": "linear", "factor": 4.0}
     values["inv_freq"] = tuple(0.75 ** (i + 1) for i in range(j.width // 2))
     for name, value in values.items():
-        if j.claims(name):
+        if j.claims(name, *(["scaling[linear]"] if name == "scaling" else [])):
             with suppress(NotImplementedError):
                 y = _traced(j, **{name: value})(x.array, j.pos(pos))
                 _named(f"compiled with {name}={value!r}", j.check, y, x, pos, **{name: value})

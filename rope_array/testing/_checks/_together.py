@@ -232,7 +232,7 @@ def field_levels(j: Judge) -> Levels:
         "out_pairing": ["other"],
         "inv_freq": [True],
         "attention_factor": [1.1],
-        "scaling": ["yarn", "ntk"],
+        "scaling": [kind for kind in ("yarn", "ntk", "linear") if j.claims(f"scaling[{kind}]")][:2],
         "axes": ["blocks"] if j.claims("any_positions") else [],
         "inverse": [True],
     }

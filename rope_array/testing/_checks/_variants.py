@@ -14,32 +14,37 @@ _TRAINED = 64
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": _TRAINED}
 
 
+def _claimed(j: Judge, *rules: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rules of claimed kinds."""
+    return [rule for rule in rules if j.claims(f"scaling[{rule['rope_type']}]")]
+
+
 def _check_rules(j: Judge, *rules: dict[str, Any], base: float | None = None) -> None:
     more = {} if base is None or not j.claims("base") else {"base": base}
-    for rule in rules:
+    for rule in _claimed(j, *rules):
         j.check_call(j.x(), j.positions(), scaling=rule, **more)
 
 
-@check("scaling")
+@check("scaling", "scaling[linear]")
 def scaling_linear(j: Judge) -> None:
     """Linear scaling divides every frequency by the factor (Chen et al., arXiv 2306.15595)."""
     _check_rules(j, *({"rope_type": "linear", "factor": factor} for factor in (4.0, 1.0, 2.5, 0.5, 3)))
 
 
-@check("scaling")
+@check("scaling", "scaling[ntk]")
 def scaling_ntk(j: Judge) -> None:
     """NTK-aware scaling sets the base to θ·f^(d/(d-2)): keeps the first frequency, divides the last by f."""
     _check_rules(j, *({"rope_type": "ntk", "factor": factor} for factor in (4.0, 1.0, 1000.0)))
 
 
-@check("scaling")
+@check("scaling", "scaling[dynamic]")
 def scaling_dynamic(j: Judge) -> None:
     """Dynamic NTK sets the base to θ·(f·L/m - (f - 1))^(d/(d-2)) for a length L beyond m."""
     rule = {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": _TRAINED}
     _check_rules(j, *({**rule, "length": length} for length in (2 * _TRAINED, _TRAINED, 1, 5 * _TRAINED + 1)))
 
 
-@check("scaling")
+@check("scaling", "scaling[yarn]")
 def scaling_yarn(j: Judge) -> None:
     """YaRN ramps from kept to divided frequencies; the ramp's ends are rounded unless truncate is false."""
     _check_rules(
@@ -53,7 +58,7 @@ def scaling_yarn(j: Judge) -> None:
     )
 
 
-@check("scaling")
+@check("scaling", "scaling[yarn]")
 def scaling_amplitude(j: Judge) -> None:
     """YaRN's amplitude is attention_factor, else g(mscale)/g(mscale_all_dim), else g(1)."""
     more: list[dict[str, Any]] = [
@@ -67,7 +72,7 @@ def scaling_amplitude(j: Judge) -> None:
     _check_rules(j, *({**_YARN, "factor": 40.0, **fields} for fields in more))
 
 
-@check("scaling", "attention_factor")
+@check("scaling", "scaling[yarn]", "attention_factor")
 def scaling_and_attention_factor(j: Judge) -> None:
     """An attention_factor of the call replaces the rule's amplitude."""
     j.check_call(j.x(), j.positions(), scaling=_YARN, attention_factor=1.75)
@@ -76,11 +81,11 @@ def scaling_and_attention_factor(j: Judge) -> None:
 @check("scaling", "rotary_dim")
 def scaling_of_a_part(j: Judge) -> None:
     """A rule uses rotary_dim, not head_dim."""
-    for rule in (_YARN, {"rope_type": "ntk", "factor": 4.0}):
+    for rule in _claimed(j, _YARN, {"rope_type": "ntk", "factor": 4.0}):
         j.check_call(j.x(), j.positions(), scaling=rule, rotary_dim=8)
 
 
-@check("scaling")
+@check("scaling", "scaling[llama3]")
 def scaling_llama3(j: Judge) -> None:
     """Llama 3's rule keeps short wavelengths, divides long ones, and interpolates between them."""
     rule = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -93,7 +98,7 @@ def scaling_llama3(j: Judge) -> None:
     )
 
 
-@check("scaling")
+@check("scaling", "scaling[longrope]")
 def scaling_longrope(j: Judge) -> None:
     """LongRoPE divides each frequency by its own factor: from the long list beyond the trained context."""
     num_pairs = len(j.pairs()[0][0])
@@ -108,7 +113,7 @@ def scaling_longrope(j: Judge) -> None:
     _check_rules(j, {**rule, "length": 1, "attention_factor": 1.5})
 
 
-@check("scaling")
+@check("scaling", "scaling[proportional]")
 def scaling_proportional(j: Judge) -> None:
     """The proportional rule rotates the first share of the pairs, with exponents over the full width."""
     rule = {"rope_type": "proportional"}
@@ -116,22 +121,23 @@ def scaling_proportional(j: Judge) -> None:
     _check_rules(j, *({**rule, "partial_rotary_factor": share, "factor": factor} for share, factor in shares))
 
 
-@check("scaling")
+@check("scaling", "scaling[periods]")
 def scaling_periods(j: Judge) -> None:
     """The periods rule multiplies every frequency by 2π."""
     _check_rules(j, {"rope_type": "periods"})
 
 
-@check("scaling")
+@check("scaling", "scaling[linear]")
 def scaling_in_turn(j: Judge) -> None:
     """Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key."""
     x, pos = j.x(), j.positions()
     linear = {"rope_type": "linear", "factor": 2.0}
     for rule in (linear, None, {**linear, "factor": 4.0}, {**_YARN, "factor": 2.0}, linear, None):
-        j.check_call(x, pos, **({} if rule is None else {"scaling": rule}))
+        if rule is None or _claimed(j, rule):
+            j.check_call(x, pos, **({} if rule is None else {"scaling": rule}))
 
 
-@check("scaling", "inverse")
+@check("scaling", "scaling[yarn]", "inverse")
 def scaling_inverse(j: Judge) -> None:
     """The inverse rotates by the negated scaled frequencies, and divides by the rule's amplitude."""
     j.check_call(j.x(), j.positions(), scaling=_YARN, inverse=True)
@@ -284,7 +290,7 @@ def axes_inverse(j: Judge) -> None:
 @check("axes", "scaling", "any_positions")
 def axes_and_scaling(j: Judge) -> None:
     """A scaling rule is applied to each series with the series' own width."""
-    for rule in (_YARN, {"rope_type": "ntk", "factor": 4.0}):
+    for rule in _claimed(j, _YARN, {"rope_type": "ntk", "factor": 4.0}):
         for axes, count in ((_chunked(j), 3), (_axial(j), 2)):
             _check_axes(j, axes, count, scaling=rule)
 

@@ -1,0 +1,96 @@
+"""Tell a refusal from a fault: code may refuse, by an exception, a call that no claim and no trial covers.
+
+A call is refused if it raises each time and writes nothing, and if the plain call, and each of the call's
+fields alone, are served at that time. Then its sizes, shapes or values are refused, and not judged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _watch
+from ._claims import field_call, one_line
+from ._compilers import CannotCompile
+from ._own import Declined
+
+if TYPE_CHECKING:
+    from ._judge import Judge
+
+
+class Refused(Declined):
+    """A target refuses a call; the message is its exception's."""
+
+
+@dataclass
+class Calls:
+    """The calls of one check: the number of those that a target served, and the others with their errors."""
+
+    served: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return the calls that were refused, as text; "" if there are none."""
+        if not self.refused:
+            return ""
+        share = (
+            f"{len(self.refused)} of {self.served + len(self.refused)} calls" if self.served else "every call"
+        )
+        return f"refuses {share}: {self.refused[0]}"
+
+
+def refusal(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
+    """Return the refused call with its error, as text; "" if the exception is a fault.
+
+    Parameters
+    ----------
+    judge
+        The judge whose target raised the exception.
+    x, pos, spec
+        The call: an `Input`, or a tuple of them, positions for the target, and fields.
+    error
+        The exception.
+    """
+    inputs = x if isinstance(x, tuple) and not hasattr(x, "array") else (x,)
+    if judge.target.declared or isinstance(error, Declined | CannotCompile):
+        return ""
+    if threading.current_thread() is not threading.main_thread() or not all(map(_has_values, inputs)):
+        return ""  # beside other threads a call may raise now and not then; traced arrays have no values
+    try:
+        again = _raises(judge, x, pos, spec) is type(error)
+        if not again or not _is_served_else(judge, inputs[0].dtype, spec):
+            return ""
+        if any(_is_written(judge, one) for one in inputs):
+            return ""
+    except Exception:  # the target's own
+        return ""
+    arrays = tuple(one.array for one in inputs) if len(inputs) > 1 else inputs[0].array
+    return f"{one_line(error)}; {_watch.describe(arrays, pos, spec)}"
+
+
+def _has_values(x: Any) -> bool:
+    return getattr(x, "array", None) is not None
+
+
+def _is_written(judge: Judge, x: Any) -> bool:
+    return not np.array_equal(judge.numbers(x.array), x.values, equal_nan=True)
+
+
+def _raises(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
+    """Make a call once more; return the type of its exception."""
+    try:
+        judge.bare_call(x, pos, spec)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def _is_served_else(judge: Judge, dtype: str, spec: Mapping[str, Any]) -> bool:
+    """Return whether the plain call is served, and every field of a call alone."""
+    plain = judge.x(dtype=dtype), judge.pos(judge.positions())
+    calls = [(*plain, {}), *(field_call(judge.target, name, value) for name, value in spec.items())]
+    return not any(_raises(judge, *call) for call in calls)
