@@ -296,10 +296,10 @@ def every_width(j: Judge) -> list[int]:
 
 def check_case(j: Judge, case: Case) -> bool:
     """Call and judge; return False if the target refused the call."""
-    spec, (pos, numbers) = case.spec(j), _positions(j, case)
-    xs = _inputs(j, case, 0)
+    spec, (pos, numbers) = case.spec(j), positions_of(j, case)
+    xs = inputs_of(j, case, 0)
     if case.gradient:
-        gs = [_laid_out(j, g, case.gradient) for g in _inputs(j, case._replace(layout=None), 1)]
+        gs = [_laid_out(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
         return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
     ys = j.try_call(tuple(xs) if case.in_tuple else xs[0], pos, **spec)
     if ys is not None:
@@ -317,7 +317,7 @@ def _check_results(
         j.check(y, x, numbers, **spec)
 
 
-def _inputs(j: Judge, case: Case, seed: int) -> list[Input]:
+def inputs_of(j: Judge, case: Case, seed: int) -> list[Input]:
     """Return x; for a tuple, another array first."""
     axis = case.seq_axis if case.seq_axis is not None else -2
     values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
@@ -349,7 +349,7 @@ def layout_name(name: str) -> str:
     return name.replace(" ", "_")
 
 
-def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
+def positions_of(j: Judge, case: Case) -> tuple[Any, Any]:
     """Return positions for the target, and their numbers for the definition."""
     shape = tuple({**_sizes(case), "1": 1}[axis] for axis in case.positions)
     shape = (*shape, 2) if case.axes else shape

@@ -496,10 +496,18 @@ class Jax(Library):
             ) from None
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = super().asarray(array, dtype)
-        if self.platform == "cpu":
-            return made
-        return self.native.device_put(made, self.native.devices(self.platform)[0])
+        # jax.numpy.asarray compiles a copy for each shape. A copy: JAX reads NumPy's own memory otherwise.
+        array = np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
+        places = () if self.platform == "cpu" else self.native.devices(self.platform)[:1]
+        return self.native.device_put(array, *places)
+
+    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
+        # Arrays of JAX have no strides; the program that makes one is compiled for each shape.
+        backwards = tuple(range(array.ndim))[::-1]
+        yield (
+            "transposed",
+            self.permute(self.asarray(self.to_numpy(array).T, self.dtype_of(array)), backwards),
+        )
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return import_module("jax.numpy").permute_dims(array, axes)

@@ -4,7 +4,7 @@ Each check draws calls, with a fixed seed, until the values of its groups of fac
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rope_array.testing._case import (
@@ -119,8 +119,12 @@ def is_compiled(j: Judge) -> bool:
 
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
-    limit = few if is_compiled(j) else None
-    check_cases(j, itertools.islice(covering(levels, groups, lambda values: _made(j, values)), limit))
+    check_cases(j, itertools.islice(covering_cases(j, levels, groups), few if is_compiled(j) else None))
+
+
+def covering_cases(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[Case]:
+    """Yield cases until each valid combination of each group's values occurs."""
+    return covering(levels, groups, lambda values: _made(j, values))
 
 
 def check_cases(j: Judge, cases: Iterable[Case]) -> None:

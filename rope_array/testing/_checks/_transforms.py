@@ -205,7 +205,7 @@ def gradient_of_a_gradient(j: Judge) -> None:
 
 @check("gradient")
 def gradient_combinations(j: Judge) -> None:
-    """Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides."""
+    """Values and gradients are right with any two claimed fields in each dtype, with sizes, strides."""
     layouts = _layouts(j) if j.claims("strides") else ()
     levels = plain_levels(
         j,
@@ -220,6 +220,7 @@ def gradient_combinations(j: Judge) -> None:
     groups = [
         *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
         *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
+        *(("dtype", *two) for two in pairs_among(FIELDS) if not is_compiled(j)),
     ]
     check_covering(j, levels, groups, few=8)
 
