@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -30,6 +30,13 @@ RANGES = {
     "2^24": (REACH["reaches_2e24"], 2**24 + 3),
     "int32": (REACH["reaches_int32"], 2**31 - 1),
 }
+
+
+DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
+
+
+class DeletedError(AssertionError):
+    """A call deleted x: no refusal of the call."""
 
 
 class Input(NamedTuple):
@@ -174,7 +181,14 @@ class Judge:
         spec = self.fit(spec)
         _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            return self.target.call(x, pos, **spec)
+            y = self.target.call(x, pos, **spec)
+        self.check_alive(x if isinstance(x, tuple) else (x,))
+        return y
+
+    def check_alive(self, arrays: Sequence[Any]) -> None:
+        """Raise if a call deleted one of its arrays."""
+        if any(self.lib.is_deleted(array) for array in arrays):
+            raise DeletedError(DELETES_X)
 
     def try_call(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target; return None if it declines, or raises and has not declared its claims."""
@@ -182,8 +196,8 @@ class Judge:
             return self.call(x, pos, **spec)
         except Declined:
             return None
-        except Exception:
-            if self.target.declared:
+        except Exception as error:
+            if self.target.declared or isinstance(error, DeletedError):
                 raise
             return None
 

@@ -225,6 +225,10 @@ class Library:
         """Add 1 to an array of positions in place; return False if arrays cannot be written."""
         return False
 
+    def is_deleted(self, array: Array) -> bool:
+        """Return whether an array was deleted: its memory was given away."""
+        return False
+
     def defaults(self) -> dict[str, Any]:
         """Return lasting settings, of the library and of the process, which a call should not change."""
         return lasting_settings()
@@ -518,6 +522,9 @@ class Jax(Library):
     def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
         y, pull = self.native.vjp(f, x)
         return y, lambda cotangent: pull(cotangent)[0]
+
+    def is_deleted(self, array: Array) -> bool:
+        return not isinstance(array, self.native.core.Tracer) and bool(array.is_deleted())
 
     def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
         return self.native.vjp(lambda cotangent: self.native.vjp(f, x)[1](cotangent)[0], g)[1](h)[0]

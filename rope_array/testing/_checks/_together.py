@@ -38,6 +38,9 @@ FIELDS = (
     "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq",
     "attention_factor", "scaling", "axes", "inverse", "in_tuple",
 )  # fmt: skip
+_SIMPLE = (
+    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
+)  # fmt: skip
 
 
 @check()
@@ -120,6 +123,16 @@ def is_compiled(j: Judge) -> bool:
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
     check_cases(j, itertools.islice(covering_cases(j, levels, groups), few if is_compiled(j) else None))
+
+
+def simple_cases(j: Judge, dtypes: list[str], together: int) -> Iterator[Case]:
+    """Yield calls with any two or more simple fields in each dtype, and none of the others.
+
+    Code may have a path for them: without axes, rules of scaling, and frequencies of its caller's.
+    """
+    fields = {name: values[:2] for name, values in field_levels(j).items() if name in _SIMPLE}
+    groups = [("dtype", *some) for some in itertools.combinations(_SIMPLE, together)]
+    return covering_cases(j, plain_levels(j, **fields, dtype=dtypes, rows=[(2, 3, 3)]), groups)
 
 
 def covering_cases(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[Case]:

@@ -27,6 +27,7 @@ from rope_array.testing._checks._together import (
     field_levels,
     is_compiled,
     plain_levels,
+    simple_cases,
     some_widths,
 )
 from rope_array.testing._covering import pairs_among
@@ -205,7 +206,7 @@ def gradient_of_a_gradient(j: Judge) -> None:
 
 @check("gradient")
 def gradient_combinations(j: Judge) -> None:
-    """Values and gradients are right with any two claimed fields in each dtype, with sizes, strides."""
+    """Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides."""
     layouts = _layouts(j) if j.claims("strides") else ()
     levels = plain_levels(
         j,
@@ -220,9 +221,10 @@ def gradient_combinations(j: Judge) -> None:
     groups = [
         *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
         *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
-        *(("dtype", *two) for two in pairs_among(FIELDS) if not is_compiled(j)),
     ]
     check_covering(j, levels, groups, few=8)
+    if not is_compiled(j):
+        _check_cases(j, *(case._replace(gradient="contiguous") for case in simple_cases(j, j.dtypes, 3)))
 
 
 def _case(j: Judge, **values: Any) -> Case:
