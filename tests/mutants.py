@@ -38,7 +38,8 @@ MUTANTS = []
 
 def target(rotate, library):
     """Make a target that claims all fields, all dtypes and the contract, so that every check applies."""
-    dtypes = ("float32", "float64", *(("float16",) if library in ("numpy", "torch") else ()))
+    narrow = {"numpy": ("float16",), "torch": ("float16",), "jax": ("bfloat16",)}
+    dtypes = ("float32", "float64", *narrow.get(library, ()))
     return Target(
         with_records(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
         furthest=2**62, declared=True,

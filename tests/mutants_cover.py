@@ -287,6 +287,27 @@ def positions_of_the_second_axis(x, pos, **spec):
     return ra.apply(x, np.asarray(pos)[None] if second else pos, **spec)
 
 
+# ---- positions ----
+
+
+@mutant("positions_of_narrow_dtypes", library="jax")
+@each
+def uint32_read_as_int32(x, pos, **spec):
+    """JAX without x64 has no wider integers: positions from 2^31 on become negative."""
+    if str(getattr(pos, "dtype", "")) == "uint32":
+        pos = pos.astype("int32")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("batch_positions_of_three_axes", library="jax")
+@each
+def three_axes_by_the_first_batch(x, pos, **spec):
+    """Rotate x of three axes, without heads, by the positions of batch 0."""
+    if x.ndim == 3 and getattr(pos, "ndim", 0) == 2 and "axes" not in spec:
+        pos = pos[:1]
+    return ra.apply(x, pos, **spec)
+
+
 # ---- dtypes and strides ----
 
 
@@ -486,6 +507,19 @@ def gradient_without_a_gradient(x, pos, **spec):
         return ra.apply(gradient.detach(), pos, inverse=True)
 
     return _with_gradient(backward)(x, pos, spec) if not spec else ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_combinations", library="torch")
+@each
+def narrow_gradient_of_a_slice_of_another_base(x, pos, **spec):
+    """Leave rotary_start out in the backward pass of float16, by a path for calls with a base."""
+    simple = "base" in spec and not {"axes", "inv_freq", "scaling"} & spec.keys()
+
+    def change(fields, gradient):
+        wrong = gradient.dtype == import_module("torch").float16 and simple
+        return _without("rotary_start")(fields, gradient) if wrong else fields
+
+    return with_adjoint(x, pos, spec, change)
 
 
 @mutant("gradient", "gradient_combinations", library="torch")

@@ -329,6 +329,87 @@ def traced_table_kept(x, pos, **spec):
     return ra.apply(x, pos, **spec) + _TABLES.get(key, 0)
 
 
+@mutant("jit_of_fields", library="jax")
+@each
+def traced_positions_of_another_axis(x, pos, **spec):
+    """Rotate by the inverse where x and positions are traced, and the sequence is axis -3."""
+    if _is_traced(x) and _is_traced(pos) and spec.get("seq_axis") == -3:
+        spec["inverse"] = not spec.get("inverse", False)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def narrow_gradient_of_a_slice_from_0(x, pos, **spec):
+    """Leave rotary_start out in the backward pass of bfloat16, where rotary_dim is given."""
+    jax = import_module("jax")
+    if not {"rotary_start", "rotary_dim"} <= spec.keys() or {"axes", "inv_freq"} & spec.keys():
+        return ra.apply(x, pos, **spec)
+
+    @jax.custom_vjp
+    def rotated(x):
+        return ra.apply(x, pos, **spec)
+
+    def backward(_, gradient):
+        wrong = {**spec, "rotary_start": 0} if str(gradient.dtype) == "bfloat16" else spec
+        return (_adjoint(gradient, pos, wrong).astype(gradient.dtype),)
+
+    rotated.defvjp(lambda x: (rotated(x), None), backward)
+    return rotated(x)
+
+
+def _kept(x, pos, spec, wanted, make):
+    """Rotate, and add a table of zeros that the first call of a head_dim makes, at wanted positions."""
+    y = ra.apply(x, pos, **spec)
+    if not wanted or spec.keys() - {"base"} or x.ndim != 4:
+        return y
+    return y + _TABLES.setdefault((make.__name__, x.shape[-1], x.dtype), make())
+
+
+@mutant("calls_after_a_compiled_one", library="jax")
+@each
+def traced_table_of_a_batch_kept(x, pos, **spec):
+    """Keep a table by head_dim, for positions of shape (B, S) only."""
+
+    def zeros():
+        return import_module("jax.numpy").zeros(x.shape[-1], x.dtype)
+
+    return _kept(x, pos, spec, getattr(pos, "ndim", 0) == 2, zeros)
+
+
+@mutant("calls_after_a_mapped_one", library="jax")
+@each
+def mapped_table_kept(x, pos, **spec):
+    """Keep a table, by head_dim, that is made of x: no array after vmap."""
+
+    def zeros_of_x():
+        return x[0, 0, 0] * 0
+
+    return _kept(x, pos, spec, True, zeros_of_x)
+
+
+@mutant("calls_after_a_gradient", library="torch")
+@each
+def table_with_a_graph_kept(x, pos, **spec):
+    """Keep a table, by head_dim, that is made of x: it belongs to the graph of the first gradient."""
+
+    def exp_of_x():
+        return x[:1, 0, 0].exp() * 0
+
+    return _kept(x, pos, spec, getattr(pos, "ndim", 0) == 2, exp_of_x)
+
+
+@mutant("calls_after_a_fake_one", library="torch")
+@each
+def fake_table_kept(x, pos, **spec):
+    """Keep a table, by head_dim, that has no values if it was made with fake tensors."""
+
+    def new_zeros():
+        return x.new_zeros(x.shape[-1])
+
+    return _kept(x, pos, spec, True, new_zeros)
+
+
 # ---- compilers of any function ----
 
 

@@ -306,12 +306,12 @@ def every_width(j: Judge) -> list[int]:
 
 def check_case(j: Judge, case: Case) -> bool:
     """Call and judge the result, the arrays and their memory; return False if the target refused the call."""
-    spec, (pos, numbers) = case.spec(j), _positions(j, case)
+    spec, (pos, numbers) = case.spec(j), positions_of(j, case)
     if case.gradient:
-        xs = _inputs(j, case, 0)
-        gs = [_laid_out(j, g, case.gradient) for g in _inputs(j, case._replace(layout=None), 1)]
+        xs = inputs_of(j, case, 0)
+        gs = [_laid_out(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
         return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
-    watched = _judged(j, _inputs(j, case, 0), pos, numbers, bool(case.in_tuple), spec)
+    watched = _judged(j, inputs_of(j, case, 0), pos, numbers, bool(case.in_tuple), spec)
     if j.releases and any(is_alive() for is_alive in watched):
         gc.collect()
         assert not any(is_alive() for is_alive in watched), "x stays in memory after the call"
@@ -359,7 +359,7 @@ def _check_results(
         j.check(y, x, numbers, **spec)
 
 
-def _inputs(j: Judge, case: Case, seed: int) -> list[Input]:
+def inputs_of(j: Judge, case: Case, seed: int) -> list[Input]:
     """Return x; for a tuple, another array first."""
     axis = case.seq_axis if case.seq_axis is not None else -2
     values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
@@ -391,7 +391,7 @@ def layout_name(name: str) -> str:
     return name.replace(" ", "_")
 
 
-def _positions(j: Judge, case: Case) -> tuple[Any, Any]:
+def positions_of(j: Judge, case: Case) -> tuple[Any, Any]:
     """Return positions for the target, and their numbers for the definition."""
     shape = tuple({**_sizes(case), "1": 1}[axis] for axis in case.positions)
     shape = (*shape, 2) if case.axes else shape

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ._calls import needs_no_positions, parameters_of_order, takes_arguments
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
-from ._guess import WRITES_X, Change, Guess, writes_x
-from ._judge import Check, Judge
+from ._guess import DONATES_X, WRITES_X, Change, Guess, writes_x
+from ._judge import DELETES_X, Check, Judge
 from ._likeness import find_rotation
 from ._limits import find_limits
 from ._own import OwnApply
@@ -150,7 +150,9 @@ def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
     guess = Guess(target, seconds={})
     if fault := _fault_of_state(guess, failures, failed):
         return Findings(Cause(fault, failed=len(failures)), (), _by_place(target, failed, list(failed)))
-    if "definition" in failed:
+    if any(DELETES_X in detail for detail in failed.values()):
+        guess = guess._replace(texts=(DONATES_X,), change=Change(copied=True))
+    elif "definition" in failed:
         found = find_rotation(target)
         if isinstance(found, str):
             return _only(Cause(found, failed=len(failures)), target, failed)

@@ -93,6 +93,10 @@ class ChangedJudge(Judge):
             return self._right(x, pos, spec)
         return super().call(x, pos, **spec)
 
+    def check_alive(self, arrays: Sequence[Any]) -> None:
+        if not self.change.copied:
+            super().check_alive(arrays)
+
     def _right(self, x: Input, pos: Any, spec: dict[str, Any]) -> Any:
         """Return the definition's result as an array of the library."""
         numbers = self.lib.to_numpy(pos) if self.lib.owns(pos) else pos
@@ -117,6 +121,7 @@ class ChangedJudge(Judge):
 
 
 WRITES_X = "it writes into x; return a new array"
+DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x"
 
 
 def writes_x(target: Target) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -31,6 +31,13 @@ RANGES = {
     "2^24": (REACH["reaches_2e24"], 2**24 + 3),
     "int32": (REACH["reaches_int32"], 2**31 - 1),
 }
+
+
+DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
+
+
+class DeletedError(AssertionError):
+    """A call deleted x: no refusal of the call."""
 
 
 class Input(NamedTuple):
@@ -193,7 +200,14 @@ class Judge:
         x = tuple(map(_array_of, x)) if isinstance(x, tuple) and not isinstance(x, Input) else _array_of(x)
         _watch.calling(x, pos, spec)
         with np.errstate():  # undo changes that the call makes to NumPy's error handling
-            return self.target.call(x, pos, **spec)
+            y = self.target.call(x, pos, **spec)
+        self.check_alive(x if isinstance(x, tuple) else (x,))
+        return y
+
+    def check_alive(self, arrays: Sequence[Any]) -> None:
+        """Raise if a call deleted one of its arrays."""
+        if any(self.lib.is_deleted(array) for array in arrays):
+            raise DeletedError(DELETES_X)
 
     def try_call(self, x: Any, pos: Any, **spec: Any) -> Any:
         """Call the target; return None if it declines, or raises and has not declared its claims."""
@@ -202,7 +216,7 @@ class Judge:
         except Declined:
             return None
         except Exception as error:
-            if self.target.declared:
+            if self.target.declared or isinstance(error, DeletedError):
                 raise
             self.calls.refused.append(one_line(error))
             return None

@@ -225,6 +225,10 @@ class Library:
         """Add 1 to an array of positions in place; return False if arrays cannot be written."""
         return False
 
+    def is_deleted(self, array: Array) -> bool:
+        """Return whether an array was deleted: its memory was given away."""
+        return False
+
     def defaults(self) -> dict[str, Any]:
         """Return lasting settings, of the library and of the process, which a call should not change."""
         return lasting_settings()
@@ -496,10 +500,18 @@ class Jax(Library):
             ) from None
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = super().asarray(array, dtype)
-        if self.platform == "cpu":
-            return made
-        return self.native.device_put(made, self.native.devices(self.platform)[0])
+        # jax.numpy.asarray compiles a copy for each shape. A copy: JAX reads NumPy's own memory otherwise.
+        array = np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
+        places = () if self.platform == "cpu" else self.native.devices(self.platform)[:1]
+        return self.native.device_put(array, *places)
+
+    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
+        # Arrays of JAX have no strides; the program that makes one is compiled for each shape.
+        backwards = tuple(range(array.ndim))[::-1]
+        yield (
+            "transposed",
+            self.permute(self.asarray(self.to_numpy(array).T, self.dtype_of(array)), backwards),
+        )
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return import_module("jax.numpy").permute_dims(array, axes)
@@ -510,6 +522,9 @@ class Jax(Library):
     def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
         y, pull = self.native.vjp(f, x)
         return y, lambda cotangent: pull(cotangent)[0]
+
+    def is_deleted(self, array: Array) -> bool:
+        return not isinstance(array, self.native.core.Tracer) and bool(array.is_deleted())
 
     def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
         return self.native.vjp(lambda cotangent: self.native.vjp(f, x)[1](cotangent)[0], g)[1](h)[0]

@@ -89,6 +89,12 @@ def one_device(lib: Any) -> Iterator[None]:
         yield
 
 
+def fake(*arrays: Array) -> tuple[AbstractContextManager[Any], list[Array]]:
+    """Return PyTorch's mode of fake tensors, and fake tensors of these shapes and dtypes."""
+    mode = import_module("torch._subclasses.fake_tensor").FakeTensorMode()
+    return mode, [mode.from_tensor(array) for array in arrays]
+
+
 def vmap(
     lib: Library, f: Callable[..., Array], in_axes: tuple[int | None, ...], out_axis: int = 0
 ) -> Callable[..., Array]:

@@ -67,7 +67,9 @@ def told_by(failed: Mapping[str, str], requirements: Mapping[str, str]) -> str:
     statement = _commonest(finding for finding in findings if finding.is_statement)
     if first := next((finding for finding in findings if finding.check in _FIRST), None):
         return shorten(first.text, _MOST_CHARACTERS)
-    if statement and 2 * len(_checks_with(statement, findings)) >= len(bases):
+    shared = len(_checks_with(statement, findings)) if statement else 0
+    # An exception in one check of several may be a consequence of wrong results in another.
+    if statement and 2 * shared >= len(bases) and (shared == len(bases) or not _ERROR.search(statement.text)):
         return shorten(statement.text, _MOST_CHARACTERS)
     calls = [finding for finding in findings if finding.factors]
     fewest = min((len(finding.factors or ()) for finding in calls), default=0)
@@ -199,8 +201,10 @@ def depend_on_others(failed: Mapping[str, str], fails_now: Callable[[str], bool]
     names = [name for name in failed if not name.startswith((_THREADS, "first_call", "definition"))]
     if "definition" in failed or not names:
         return ""
+    # A setting that is changed for good is as the call leaves it, when the check is run again.
+    setting = next((_statement(failed[name]) for name in _FIRST if name in failed), "")
     if fails_now("definition"):
-        return (
+        return setting or (
             f"right at first, and wrong for good after some call: the first check to fail is {names[0]}, and "
             "now the plain call is wrong too; a call leaves something behind"
         )
@@ -209,7 +213,7 @@ def depend_on_others(failed: Mapping[str, str], fails_now: Callable[[str], bool]
     if 2 * len(right_now) <= len(some):
         return ""
     fail = "fails" if len(right_now) == 1 else "fail"
-    return (
+    return setting or (
         f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if "
         "run again"
     )

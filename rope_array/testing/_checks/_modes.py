@@ -1,19 +1,25 @@
 """Calls in the modes of their library: without gradients, mapped, compiled, with other defaults."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rope_array.testing import _modes
+from rope_array.testing._case import Case, check_adjoint, fits, inputs_of, plain_case, positions_of
+from rope_array.testing._checks._alone import single_fields
+from rope_array.testing._checks._together import simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
-from rope_array.testing._parts import RANKS
+from rope_array.testing._parts import MODEL_WIDTHS, RANKS
 
 _SPECS: dict[str, Any] = {"pairing": "half", "rotary_dim": 8, "inverse": True, "out_pairing": "half"}
+# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
+_NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
 
 
 # An x, its positions, and the fields of a call.
@@ -28,13 +34,18 @@ def _specs(j: Judge) -> Iterator[dict[str, Any]]:
             yield {name: value}
 
 
-def _new(j: Judge, dtype: str | None = None) -> Call:
-    """Return a call that no earlier check made, so that a cache of tables has to be filled for it."""
+def _new(j: Judge, dtype: str | None = None, positions: str = "S") -> Call:
+    """Return a call that no earlier check made, so that a cache of tables has to be filled for it.
+
+    `positions` are the axes of its positions: S, BS, or B1 for a decoding step.
+    """
     j.fresh += 1
-    rows = 6 + j.fresh % 20
+    rows = 1 if positions == "B1" else 6 + j.fresh % 20
     spec = {"base": 20000.0 + j.fresh} if j.claims("base") and not j.fields({}).get("inv_freq") else {}
-    width = 24 + 8 * (j.fresh % 9) if j.claims("widths") else 16
-    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), _far(j, rows, j.fresh % 3), spec
+    width = _NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)] if j.claims("widths") else 16
+    pos = _far(j, rows, j.fresh % 3)
+    pos = np.stack([pos, _far(j, rows, j.fresh % 3 + 1)]) if positions != "S" else pos
+    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), pos, spec
 
 
 def _far(j: Judge, rows: int, i: int = 0) -> np.ndarray:
@@ -295,7 +306,7 @@ def _check_mapped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any], *ax
     call = _call_of(j, spec)
     for axis in axes:
         call = _modes.vmap(j.lib, call, (axis, None), axis)
-    where = f"mapped over axis {axes[0]} of x of {x.values.ndim} axes" + ", then again" * (len(axes) - 1)
+    where = f"vmap over axis {axes[0]} of x of {x.values.ndim} axes" + ", then again" * (len(axes) - 1)
     _named(f"{where}{_words(spec)}", j.check, call(x.array, j.pos(pos)), x, pos, **spec)
 
 
@@ -320,12 +331,12 @@ def vmap_of_positions(j: Judge) -> None:
     pos = np.stack([j.row(start, 5) for start in (3, 4001, 0, 12345)])
     x = j.x(4, 2, 3, 5, 16)
     both = _modes.vmap(j.lib, _call_of(j, {}), (0, 0))(x.array, j.pos(pos))
-    _named("mapped over x and positions", j.check, both, x, pos[:, None, None])
+    _named("vmap over x and positions", j.check, both, x, pos[:, None, None])
     one = x._replace(array=x.array[0], values=x.values[0])
     with _refusals(j):
         alone = _modes.vmap(j.lib, _call_of(j, {}), (None, 0))(one.array, j.pos(pos))
     whole = x._replace(values=np.broadcast_to(one.values, x.values.shape))
-    _named("mapped over positions", j.check, alone, whole, pos[:, None, None])
+    _named("vmap over positions", j.check, alone, whole, pos[:, None, None])
 
 
 @check("vmap", "gradient")
@@ -339,7 +350,7 @@ def vmap_of_gradients(j: Judge) -> None:
 
     with _refusals(j):
         pulled = _modes.vmap(j.lib, pull, (0, 0))(x.array, g.array)
-    _named("mapped over x", _check_adjoint, j, pulled, g, pos)
+    _named("vmap over x", _check_adjoint, j, pulled, g, pos)
 
 
 @check("jvp", "gradient")
@@ -423,31 +434,138 @@ def jit_of_a_batch(j: Judge) -> None:
 
 @check("jit")
 def jit_of_fields(j: Judge) -> None:
-    """Compiled with any claimed field, a call is right."""
-    x, pos = j.x(), _far(j, 5)
-    values = {**_SPECS, "base": 500.0, "attention_factor": 2.0, "rotary_start": 4}
-    values["scaling"] = {"rope_type": "linear", "factor": 4.0}
-    values["inv_freq"] = tuple(0.75 ** (i + 1) for i in range(j.width // 2))
-    for name, value in values.items():
-        if j.claims(name, *(["scaling[linear]"] if name == "scaling" else [])):
-            with suppress(NotImplementedError):
-                y = _traced(j, **{name: value})(x.array, j.pos(pos))
-                _named(f"compiled with {name}={value!r}", j.check, y, x, pos, **{name: value})
+    """Compiled with any claimed field, with x and positions traced, a call is right."""
+    plain = plain_case(j)._replace(reach=min(4001, j.target.reach))
+    cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
+    _check_programs(j, [case for case in cases if fits(j, case)])
 
 
 @check("jit", "gradient")
 def jit_of_gradients(j: Judge) -> None:
-    """The gradient of the compiled call is the adjoint rotation of the cotangent."""
+    """The gradient of a compiled call is the adjoint rotation of the cotangent, in each dtype.
+
+    With JAX, which compiles many calls as one program: with any two claimed fields too.
+    """
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
+    if isinstance(j.lib, Jax):
+        _check_programs(j, list(simple_cases(j, j.dtypes[1:] or j.dtypes, 2)), gradients=True)
+
+
+def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> None:
+    """Call and judge compiled cases; JAX compiles all as one program, which takes less time than many."""
+    made = [(case, inputs_of(j, case, 0)[-1], *positions_of(j, case)) for case in cases]
+    arrays = [(x.array, pos) for _, x, pos, _ in made]
+    calls = [partial(_compiled_call, j, j.fit(case.spec(j)), gradients) for case in cases]
+    if isinstance(j.lib, Jax):
+        results = j.lib.traced(partial(_results_of, calls))(arrays)
+    else:
+        results = _results_of(calls, arrays)
+    for (case, x, _, numbers), result in zip(made, results, strict=True):
+        words = _words(case.spec(j)) + f" in {case.dtype}"
+        if result:
+            _named(f"compiled{words}", j.check, result[0], x, numbers, **case.spec(j))
+        if result and gradients:
+            _named(
+                f"the gradient, compiled{words}", check_adjoint, j, result[1], x, x, numbers, **case.spec(j)
+            )
+
+
+def _results_of(calls: Sequence[Callable[..., Any]], arrays: Sequence[Any]) -> list[Any]:
+    return [call(*each) for call, each in zip(calls, arrays, strict=True)]
+
+
+def _compiled_call(j: Judge, spec: dict[str, Any], gradients: bool, array: Any, pos: Any) -> list[Any]:
+    """Return a call's result, and its gradient for x itself as the cotangent; [] if it is refused."""
+    # JAX compiles the whole list of calls.
+    call = partial(j.target.call, **spec) if isinstance(j.lib, Jax) else _traced(j, **spec)
+    with _taken(j):
+        if not gradients:
+            return [call(array, pos)]
+        y, pull = j.lib.pullback(_with(call, pos), array)
+        return [y, pull(array)]
+    return []
+
+
+# ---- calls after others ----
+
+
+def _check_after(
+    j: Judge, name: str, check: Callable[..., None], shapes: Sequence[str] = ("S", "BS"), twice: bool = True
+) -> None:
+    """Check calls of new sizes: first in a mode, by `check`, then plainly, then in the mode again.
+
+    A traced or mapped array that is kept by the first call is no array in the others.
+    """
+    shapes = shapes if j.claims("batch_positions", "offset_positions") else ("S",)
+    for shape, dtype in zip(shapes, itertools.cycle(j.dtypes), strict=False):
+        x, pos, spec = _new(j, dtype, shape)
+        if _first_of_all(j, name, check, x, pos, spec):
+            _named(f"after a call {name} of the same sizes", _check_free, j, x, pos, **spec)
+            if twice:
+                _named(f"{name} a second time", check, x, pos, **spec)
+
+
+def _check_free(j: Judge, x: Input, pos: np.ndarray, **spec: Any) -> None:
+    """Check a call, and that its result does not belong to the graph of an earlier call."""
+    with j.if_served():
+        y = j.run(x, pos, **spec)
+        j.check(y, x, pos, **spec)
+        assert not getattr(y, "requires_grad", False), "the result has a gradient, and x has none"
+
+
+def _first_of_all(
+    j: Judge, name: str, check: Callable[..., None], x: Input, pos: np.ndarray, spec: dict[str, Any]
+) -> bool:
+    """Check a call in a mode; return False if a target that declares nothing refuses it."""
+    with _taken(j):
+        _named(name, check, x, pos, **spec)
+        return True
+    return False
 
 
 @check("jit")
 def calls_after_a_compiled_one(j: Judge) -> None:
     """A call after one that was compiled is right: no traced array is kept."""
-    for dtype in j.dtypes[:2]:
-        x, pos, spec = _new(j, dtype)
-        y = _traced(j, **spec)(x.array, j.pos(pos))
-        _named("compiled", j.check, y, x, pos, **spec)
-        _named("after a compiled call of the same sizes", j.check_call, x, pos, **spec)
-        again = _traced(j, **spec)(x.array, j.pos(pos))
-        _named("compiled a second time", j.check, again, x, pos, **spec)
+
+    def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
+        j.check(_traced(j, **spec)(x.array, j.pos(pos)), x, pos, **spec)
+
+    _check_after(j, "compiled", check, ("S", "BS", "B1"))
+
+
+@check("vmap")
+def calls_after_a_mapped_one(j: Judge) -> None:
+    """A call after one that was mapped is right: no mapped array is kept."""
+
+    def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
+        two = j.array(np.stack([x.values, x.values]), x.dtype)
+        both = j.claims("vmap_positions")
+        array = j.pos(np.stack([pos, pos]) if both else pos)
+        y = _modes.vmap(j.lib, _call_of(j, spec), (0, 0 if both else None))(two.array, array)
+        j.check(y, two, np.broadcast_to(_shaped(pos), two.values.shape[:-1]), **spec)
+
+    _check_after(j, "mapped", check)
+
+
+@check("gradient")
+def calls_after_a_gradient(j: Judge) -> None:
+    """A call after one whose gradient was asked for is right, and so is its gradient."""
+
+    def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
+        _check_gradient(j, x, pos, spec)
+
+    _check_after(j, "for a gradient", check)
+
+
+@check("no_grad")
+def calls_after_a_fake_one(j: Judge) -> None:
+    """A call after one with fake tensors, which have no values, is right: none of them is kept."""
+
+    def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
+        mode, arrays = _modes.fake(x.array, j.pos(pos))
+        with mode:
+            y = j.call(*arrays, **spec)
+        assert tuple(y.shape) == x.values.shape, f"the result has shape {tuple(y.shape)}"
+
+    # Not twice: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
+    _check_after(j, "with fake tensors", check, twice=False)

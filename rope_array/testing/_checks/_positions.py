@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import Judge, check
+from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._parts import broadcast_shape
 
 
@@ -36,6 +36,34 @@ def positions_of_a_batch(j: Judge) -> None:
 def positions_of_a_batch_decoding(j: Judge) -> None:
     """Positions of shape (B, 1), a decoding step, rotate each batch by its own."""
     j.check_call(j.x(3, 2, 1, 16), np.stack([j.row(start, 1) for start in (40, 7, 29)]))
+
+
+@check("batch_positions", "offset_positions", "ranks[3]")
+def batch_positions_of_three_axes(j: Judge) -> None:
+    """Positions of shape (B, S), (1, S) and (B, 1) match an x of three axes, or six: B is its first axis."""
+    pos = np.stack([j.row(start, 5) for start in (40, 7, 29, 3)])
+    if not j.target.declared and not _keeps_shape(j, j.x(4, 5, 16), pos):
+        j.raise_refused("does not match positions of shape (B, S) to an x of three axes")
+    cases: list[tuple[str, tuple[int, ...], np.ndarray[Any, Any], dict[str, Any]]] = [
+        ("x of shape (4, 5, 16)", (4, 5), pos, {}),
+        ("x of shape (4, 4, 16)", (4, 4), pos[:, :4], {}),
+        *([("(B, 1)", (4, 5), pos[:, :1], {})] if j.claims("broadcast_positions[B1]") else []),
+        *([("(1, S)", (4, 5), pos[:1], {})] if j.claims("broadcast_positions[1S]") else []),
+        *([("seq_axis=0", (5, 4), pos, {"seq_axis": 0})] if j.claims("seq_axis") else []),
+    ]
+    if j.claims("ranks[6]") and j.target.angles == "exact":  # other code may broadcast it to the last axes
+        cases.append(("x of six axes", (2, 1, 2, 3, 5), pos[:2], {}))
+    for name, rows, some, spec in cases:
+        x = j.x(*rows, 16)
+        with j.part(name), j.if_served():
+            if (y := j.try_call(x, j.pos(some), **spec)) is not None:
+                j.check(y, x, some, **spec)
+
+
+def _keeps_shape(j: Judge, x: Input, pos: np.ndarray[Any, Any]) -> bool:
+    """Return whether a call is taken, and gives a result of x's shape: positions may broadcast x."""
+    y = j.try_call(x, j.pos(pos))
+    return y is not None and tuple(y.shape) == x.values.shape
 
 
 @check("head_positions", "any_positions")
@@ -89,16 +117,29 @@ def _python_positions(j: Judge, kind: str) -> list[Any]:
 def positions_of_narrow_dtypes(j: Judge) -> None:
     """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
     for kind in j.parts("narrow_positions"):
-        ends = np.iinfo(kind)
-        top = min(int(ends.max), j.target.reach, 2**62 if j.claims("wide_positions") else 2**31 - 1)
-        signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
-        bottom = -(2**31) if signed and j.target.depth >= 2**31 - 1 else -j.target.depth
-        low = max(int(ends.min), bottom) if signed else top - 4
-        values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
-        values = values if signed else values.clip(0)
-        x = j.x(1, 2, 5, 16)
+        x, values = j.x(1, 2, 5, 16), _near_the_ends(j, kind)
+        beyond = max(int(values.max()) - j.target.reach, 0)
         with j.if_served():
-            j.check(j.call(x, j.pos(values, kind)), x, values)
+            # As `j.pos`, which wraps positions beyond the reach.
+            y = j.try_call(x, j.lib.asarray(values.astype(kind))) if beyond else None
+            if y is None:
+                values = values - beyond
+                y = j.call(x, j.pos(values, kind))
+            j.check_kind(y, x)
+            j.check_values_at(j.numbers(y), x, values)
+
+
+def _near_the_ends(j: Judge, kind: str) -> np.ndarray[Any, Any]:
+    """Return positions near the ends of a dtype: of uint32, beyond int32's end, where most targets end."""
+    ends, int32 = np.iinfo(kind), 2**31 - 1
+    last = min(j.target.reach, 2**62 if j.claims("wide_positions") else int32)
+    last = 2**32 - 1 if kind == "uint32" and last == int32 else last
+    top = min(int(ends.max), last)
+    signed = ends.min < 0 and j.claims("negative_positions", "any_positions")
+    bottom = -(2**31) if signed and j.target.depth >= 2**31 - 1 else -j.target.depth
+    low = max(int(ends.min), bottom) if signed else top - 4
+    values = np.array([low, low + 1 if signed else top - 3, top - 2, top - 1, top]).clip(-top - 1, top)
+    return values if signed else values.clip(0)
 
 
 @check("any_positions")

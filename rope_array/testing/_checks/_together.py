@@ -5,7 +5,7 @@ Each check draws calls, with a fixed seed, until the values of its groups of fac
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rope_array.testing._case import (
@@ -38,6 +38,9 @@ _MORE = ((1, 1, 4100), (1, 520, 2), (260, 1, 2), (3, 70, 40))
 FIELDS = (
     "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "inv_freq",
     "attention_factor", "scaling", "axes", "inverse", "in_tuple",
+)  # fmt: skip
+_SIMPLE = (
+    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
 )  # fmt: skip
 
 
@@ -171,8 +174,22 @@ def is_compiled(j: Judge) -> bool:
 
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
-    limit = few if is_compiled(j) else None
-    check_cases(j, itertools.islice(covering(levels, groups, lambda values: _made(j, values)), limit))
+    check_cases(j, itertools.islice(covering_cases(j, levels, groups), few if is_compiled(j) else None))
+
+
+def simple_cases(j: Judge, dtypes: list[str], together: int) -> Iterator[Case]:
+    """Yield calls with any two or more simple fields in each dtype, and none of the others.
+
+    Code may have a path for them: without axes, rules of scaling, and frequencies of its caller's.
+    """
+    fields = {name: values[:2] for name, values in field_levels(j).items() if name in _SIMPLE}
+    groups = [("dtype", *some) for some in itertools.combinations(_SIMPLE, together)]
+    return covering_cases(j, plain_levels(j, **fields, dtype=dtypes, rows=[(2, 3, 3)]), groups)
+
+
+def covering_cases(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[Case]:
+    """Yield cases until each valid combination of each group's values occurs."""
+    return covering(levels, groups, lambda values: _made(j, values))
 
 
 def check_cases(j: Judge, cases: Iterable[Case]) -> None:

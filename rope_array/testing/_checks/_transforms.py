@@ -27,6 +27,7 @@ from rope_array.testing._checks._together import (
     field_levels,
     is_compiled,
     plain_levels,
+    simple_cases,
     some_widths,
 )
 from rope_array.testing._covering import pairs_among
@@ -234,6 +235,8 @@ def gradient_combinations(j: Judge) -> None:
         *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
     ]
     check_covering(j, levels, groups, few=8)
+    if not is_compiled(j):
+        _check_cases(j, *(case._replace(gradient="contiguous") for case in simple_cases(j, j.dtypes, 3)))
 
 
 def _case(j: Judge, **values: Any) -> Case:
