@@ -34,8 +34,9 @@ def single_fields(j: Judge) -> list[dict[str, Any]]:
     claimed = [(name, value) for name, values in field_levels(j).items() for value in values if value]
     if j.claims("axes", "any_positions"):
         claimed.append(("axes", "alternating"))
-    if j.claims("scaling"):
+    if j.claims("scaling[linear]"):
         claimed.append(("scaling", "linear"))
+    claimed = list(dict.fromkeys(claimed))
     usual = j.target.defaults["pairing"]
     return [{}, *({name: other_pairing(usual) if value == "other" else value} for name, value in claimed)]
 
