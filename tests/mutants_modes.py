@@ -85,6 +85,15 @@ def frequencies_of_the_default_dtype(x, pos, **spec):
     return ra.apply(x, pos, inv_freq=(spec.get("base", 10000.0) ** -exponents).tolist())
 
 
+@mutant("default_dtype", library="torch")
+@each
+def amplitude_of_the_default_dtype(x, pos, **spec):
+    factor, torch = spec.get("attention_factor"), _torch()
+    if factor is not None and torch.get_default_dtype() != torch.float32:
+        spec["attention_factor"] = float(torch.tensor(factor, device="cpu"))
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("default_device", library="torch")
 @each
 def result_on_the_default_device(x, pos, **spec):

@@ -17,7 +17,15 @@ from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
 from rope_array.testing._parts import MODEL_WIDTHS, RANKS
 
-_SPECS: dict[str, Any] = {"pairing": "half", "rotary_dim": 8, "inverse": True, "out_pairing": "half"}
+_SPECS: dict[str, Any] = {
+    "pairing": "half",
+    "rotary_dim": 8,
+    "inverse": True,
+    "out_pairing": "half",
+    "base": 500.0,
+    "attention_factor": 1.2385,
+    "scaling": {"rope_type": "linear", "factor": 3.0},
+}
 # Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
 _NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
 
@@ -30,7 +38,7 @@ def _specs(j: Judge) -> Iterator[dict[str, Any]]:
     """Yield a call without fields, and with each field that other code is often chosen by."""
     yield {}
     for name, value in _SPECS.items():
-        if j.claims(name):
+        if j.claims("scaling[linear]" if name == "scaling" else name):
             yield {name: value}
 
 
