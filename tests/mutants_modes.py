@@ -89,7 +89,8 @@ def frequencies_of_the_default_dtype(x, pos, **spec):
 @each
 def amplitude_of_the_default_dtype(x, pos, **spec):
     factor, torch = spec.get("attention_factor"), _torch()
-    if factor is not None and torch.get_default_dtype() != torch.float32:
+    other = torch.get_default_dtype() != torch.float32 and not torch.compiler.is_compiling()
+    if factor is not None and other:
         spec["attention_factor"] = float(torch.tensor(factor, device="cpu"))
     return ra.apply(x, pos, **spec)
 
