@@ -569,3 +569,12 @@ def gradient_of_k_as_of_q(x, pos, **spec):
                 return torch.autograd.grad(ra.apply(tuple(arrays), pos, **spec), arrays, gradients)
 
     return Both.apply(*x)
+
+
+@mutant("widths_and_positions")
+def products_of_int16_positions(x, pos, **spec):
+    """Find a row of a flat table of cos and sin in the dtype of positions."""
+    pairs = np.shape(x[0] if isinstance(x, tuple) else x)[-1] // 2
+    if isinstance(pos, np.ndarray) and pos.dtype == np.int16 and pairs >= 32 and pos.size:
+        pos = (pos * np.int16(pairs)).astype(np.int64) // pairs
+    return ra.apply(x, pos, **spec)

@@ -86,7 +86,7 @@ def widths_and_positions(j: Judge) -> None:
         width=[j.width, *some_widths(j, 64, 80, 128, 256)],
         rows=[(1, 2, 3), (2, 3, 2), (2, 1, 1)],
         positions=_shapes(j, "S", "BS", "BHS", ""),
-        kind=[kind for kind in position_kinds(j) if kind in (j.lib.integers[0], "int32", "float")],
+        kind=[kind for kind in position_kinds(j) if not kind.startswith("python")],
         layout=[None, *(_layouts(j) if j.claims("strides") else ())],
         reach=list(dict.fromkeys(min(reach, j.target.reach) for reach in (NEAR, 5000, *_reaches(j)))),
     )
@@ -95,7 +95,8 @@ def widths_and_positions(j: Judge) -> None:
         *(("width", "reach", name) for name in same_angles),
         *(("dtype", "reach", name) for name in same_angles),
         *(("width", name) for name in ("rows", "layout", "kind")),
-        ("dtype", "kind", "reach"),
+        ("dtype", "kind"),
+        ("kind", "reach"),
         *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple")),
     ]
     check_covering(j, levels, _pairs_in(groups) if is_compiled(j) else groups, few=3)
