@@ -15,6 +15,7 @@ from ._contract import Accuracy
 from ._definition import pairs_of
 from ._judge import Input, Judge
 from ._parts import PARTS
+from ._refused import refuses_gradient
 
 RULES = {
     "linear": {"rope_type": "linear", "factor": 3.0},
@@ -420,7 +421,12 @@ def check_gradient(
     if not j.target.declared and j.try_call(tuple(xs) if in_tuple else xs[0], pos, **spec) is None:
         return False
     before = [j.lib.snapshot(one.array) for one in (*xs, *gs)]
-    ys, pull = j.lib.pullback(lambda array: j.call(array, pos, **spec), arrays)
+    try:
+        ys, pull = j.lib.pullback(lambda array: j.call(array, pos, **spec), arrays)
+    except Exception as error:
+        if not refuses_gradient(j, error):
+            raise
+        return False
     with _named("the value while a gradient is recorded: "):
         _check_results(j, xs, ys, numbers, in_tuple, spec)
     cotangent = tuple(g.array for g in gs) if in_tuple else gs[0].array
