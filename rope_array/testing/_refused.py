@@ -83,7 +83,7 @@ def _is_written(judge: Judge, x: Any) -> bool:
 def _raises(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
     """Make a call once more; return the type of its exception."""
     try:
-        judge.bare_call(x, pos, spec)
+        judge.bare_call(x, pos, dict(spec))
     except Exception as error:
         return type(error)
     return None
