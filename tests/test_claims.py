@@ -1,18 +1,25 @@
 """Claims of a target: parts of capabilities, requirements, limits that can be declared, and wrong words."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
+from rope_array.testing._causes import find_cause
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._judge import Judge
+from rope_array.testing._names import resolve
 from rope_array.testing._options import claims_of
-from rope_array.testing._outcome import FAILED, PASSED, outcome_of
+from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
+from rope_array.testing._own import as_records
 from rope_array.testing._parts import ALL_WIDTHS, PART_NAMES, PARTS, spread, whole_of
+from rope_array.testing._run import check_expected
+from rope_array.testing._text import lines_of
+from rope_array.testing._told import lacks_wholly
 
 
 def rotate(x, pos, base=10000.0):
@@ -301,6 +308,308 @@ def test_a_jitted_function_with_string_fields_does_not_claim_them():
     assert "base" not in declines
 
 
+# ---- refused calls ----
+
+
+def rows(x):
+    return x.shape[-2] if x.ndim > 1 else 1
+
+
+def arrays(x):
+    return x if isinstance(x, tuple) else (x,)
+
+
+def step(pos):
+    """Return the differences of positions along the rows."""
+    return np.diff(np.asarray(pos), axis=-1) if np.ndim(pos) else np.ones(0)
+
+
+def rule(spec):
+    return spec.get("scaling") or {"rope_type": "", "factor": 1.0}
+
+
+# Correct code refuses the calls for which this holds: (x, pos, spec). With them, checks that make such calls.
+REFUSED = {
+    "4,096 rows": (lambda x, p, s: rows(x) > 4096, "large_sizes many_rows positions_of_a_long_batch"),
+    "128 rows": (lambda x, p, s: rows(x) > 128, "sizes large_sizes many_rows results_are_kept norm"),
+    "8 rows": (lambda x, p, s: rows(x) > 8,
+        "sizes positions_unchanged inputs_unchanged calls_at_like_positions"),
+    "a row": (lambda x, p, s: rows(x) == 1, "positions_offset size_one_axes"),
+    "many batches": (lambda x, p, s: x.ndim > 2 and len(x) > 8, "many_batches sizes batches_times_heads"),
+    "many heads": (lambda x, p, s: x.ndim > 3 and x.shape[1] > 64, "many_heads many_elements"),
+    "many elements": (lambda x, p, s: x.size > 2**20, "large_sizes many_elements"),
+    "equal sizes": (lambda x, p, s: x.ndim > 2 and len(x) == x.shape[1], "positions_of_a_batch heads_alike"),
+    "wide heads": (lambda x, p, s: x.shape[-1] > 128, "widths_of_each_dtype one_field_at_every_width"),
+    "four axes": (lambda x, p, s: x.ndim == 4 and rows(x) == 5 and len(x) == 1,
+        "threads storage_offsets sizes"),
+    "strides": (lambda x, p, s: not x.flags.c_contiguous, "strides_of_zero strides results_are_writable"),
+    "unaligned x": (lambda x, p, s: x.ctypes.data % 16, "storage_offsets strides"),
+    "strided positions": (lambda x, p, s: np.ndim(p) and not p.flags.c_contiguous, "strides_of_positions"),
+    "(B, 1)": (lambda x, p, s: np.shape(p)[1:] == (1,), "positions_of_a_batch_decoding"),
+    "repeated positions": (lambda x, p, s: (step(p) == 0).any(), "positions_of_their_own identity_at_zero"),
+    "packed positions": (lambda x, p, s: np.ndim(p) == 2 and (step(p) < -50).any(), "positions_of_a_batch"),
+    "position 0": (lambda x, p, s: np.size(p) and np.min(p) == 0,
+        "direction identity_at_zero positions_offset"),
+    "NaN": (lambda x, p, s: not np.isfinite(x).all(), "nonfinite_rows"),
+    "large numbers": (lambda x, p, s: x.size and np.abs(x.astype(float)).max() > 1e4, "magnitudes"),
+    "no elements": (lambda x, p, s: not x.size, "zero_size"),
+}  # fmt: skip
+# The same for values of fields.
+REFUSED_FIELDS = {
+    "small bases": (lambda x, p, s: s.get("base", 2) < 1, "base base_of_any_size"),
+    "whole bases": (lambda x, p, s: isinstance(s.get("base"), int), "base_of_any_size"),
+    "rotary_dim=0": (lambda x, p, s: s.get("rotary_dim") == 0, "rotary_dim no_aliasing kind_of_identity"),
+    "odd starts": (lambda x, p, s: (s.get("rotary_start") or 0) % 2,
+        "rotary_start rotary_starts_of_wide_heads"),
+    "seq_axis=0": (lambda x, p, s: s.get("seq_axis") in (0, -4), "seq_axis combinations"),
+    "negative frequencies": (lambda x, p, s: min(s.get("inv_freq") or [1]) < 0, "inv_freq combinations"),
+    "small amplitudes": (lambda x, p, s: (s.get("attention_factor") or 1) < 1, "attention_factor"),
+    "small factors": (lambda x, p, s: rule(s).get("factor", 1) < 1, "scaling_linear scaling_amplitude"),
+    "all but linear": (
+        lambda x, p, s: rule(s)["rope_type"] not in ("", "linear"),
+        "scaling_linear scaling_yarn scaling_in_turn rules_at_wide_heads axes_and_scaling",
+    ),
+    "blocks": (lambda x, p, s: (s.get("axes") or {}).get("blocks", 1) > 1,
+        "axes_blocks axes_axial axes_and_scaling"),
+    "scaled inverses": (lambda x, p, s: s.get("inverse") and s.get("scaling"),
+        "scaling_inverse sizes_and_fields"),
+}  # fmt: skip
+
+
+def refusing(refuses):
+    """Return correct code that refuses some calls."""
+
+    def rotate(x, pos, **spec):
+        if any(refuses(one, pos, spec) for one in arrays(x)):
+            raise ValueError("another call")
+        return ra.apply(x, pos, **as_records(spec))
+
+    return rotate
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *REFUSED_FIELDS])
+def test_a_refused_call_is_no_failure(name):
+    refuses, names = {**REFUSED, **REFUSED_FIELDS}[name]
+    judge = Judge(Target(refusing(refuses), fields=None if name in REFUSED_FIELDS else ("base",)))
+    some = [each for each in checks() if each.name.partition("[")[0] in names.split()]
+    found = {each.name: outcome_of(each, judge) for each in some}
+    assert {name: detail for name, (outcome, detail) in found.items() if outcome == FAILED} == {}
+    assert len({name.partition("[")[0] for name in found}) == len(names.split())
+    named = [detail for _, detail in found.values() if "ValueError: another call" in detail]
+    assert named, found
+
+
+def raising_at_first():
+    seen = set()
+
+    def rotate(x, pos, base=10000.0):
+        key = np.shape(x), np.shape(pos)
+        if rows(x) > 1000 and key not in seen:
+            seen.add(key)
+            raise RuntimeError("compiled for another shape")
+        return ra.apply(x, pos, base=base)
+
+    return rotate
+
+
+def writing_before_it_raises(x, pos, base=10000.0):
+    if rows(x) > 1000:
+        x[..., 0] = 0
+        raise ValueError("too long")
+    return ra.apply(x, pos, base=base)
+
+
+def without_the_field(x, pos, base=10000.0, pairing="interleaved"):
+    if pairing == "half":
+        raise KeyError("omega")
+    return ra.apply(x, pos, base=base)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(raising_at_first(), "sizes"), (writing_before_it_raises, "sizes"), (without_the_field, "pairing")],
+    ids=["at first", "after writing x", "a claimed field"],
+)
+def test_an_exception_that_is_no_refusal_is_a_failure(function, name):
+    judge = Judge(Target(function))
+    found = [
+        outcome_of(each, judge) for each in checks() if each.name.partition("[")[0] in ("definition", name)
+    ]
+    assert FAILED in {outcome for outcome, _ in found}
+
+
+def test_code_that_raises_from_some_call_on_fails():
+    broken = []
+
+    def rotate(x, pos, base=10000.0):
+        if broken:
+            raise MemoryError("no table is left")
+        return ra.apply(x, pos, base=base)
+
+    judge = Judge(Target(rotate))
+    broken.append(True)
+    (norm,) = [each for each in checks() if each.name == "norm"]
+    assert outcome_of(norm, judge)[0] == FAILED
+
+
+def test_an_exception_beside_other_threads_is_a_failure():
+    def rotate(x, pos, base=10000.0):
+        if threading.active_count() > 1 and rows(x) == 120:
+            raise RuntimeError("the scratch has another shape")
+        return ra.apply(x, pos, base=base)
+
+    assert outcomes(Target(rotate), "threads_of_large_calls") == {"threads_of_large_calls": FAILED}
+
+
+def test_refused_calls_are_in_the_report_and_may_be_required():
+    def short(x, pos, base=10000.0):
+        if rows(x) > 8000:
+            raise ValueError(f"at most 8,000 rows, not {rows(x)}")
+        return ra.apply(x, pos, base=base)
+
+    report = run_checks(short, requires=["large_sizes", "base"])
+    text = " ".join(" ".join(lines_of(report)).split())
+    assert "Refused, and so not judged, in" in text
+    assert "at most 8,000 rows, not 8301; x float16[1, 2, 8301, 16], positions int64[8301]" in text
+    assert [result.name for result in report.of(FAILED)] == ["requires[large_sizes]"]
+    assert "large_sizes refuses 1 of 2 calls" in report.of(FAILED)[0].detail
+
+
+def test_what_is_claimed_does_not_hold_what_is_refused():
+    refuses, _ = REFUSED["(B, 1)"]
+    report = run_checks(refusing(refuses), fields=("base",))
+    assert report.ok
+    assert "batch_positions" not in report.as_dict()["claimed"]
+    assert "base" in report.as_dict()["claimed"]
+
+
+# ---- positions of one shape, or none; one kind of rule; one batch ----
+
+
+def of_a_batch(x, pos, base=10000.0, seq_axis=-2):
+    assert pos.shape == (len(x) if seq_axis % 4 else x.shape[1], x.shape[seq_axis])
+    return ra.apply(x, pos, base=base, seq_axis=seq_axis)
+
+
+def of_a_row(x, pos, base=10000.0):
+    assert pos.shape == (1, x.shape[-2])
+    return ra.apply(x, pos, base=base)
+
+
+def of_x_alone(x, base=10000.0):
+    return ra.apply(x, np.arange(rows(x)), base=base)
+
+
+def of_consecutive_positions(x, pos, base=10000.0):
+    if (step(pos) != 1).any():
+        raise ValueError("consecutive positions")
+    return ra.apply(x, pos, base=base)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(of_a_batch, "batch"), (of_a_row, "row"), (of_x_alone, "arange"), (of_consecutive_positions, "offset")],
+    ids=["batch", "row", "arange", "offset"],
+)
+def test_positions_of_one_kind_may_be_claimed(function, kind):
+    names = (
+        "definition",
+        "kind",
+        "accuracy_small",
+        "positions_of_a_batch",
+        "combinations",
+        "sizes",
+        "zero_size",
+    )
+    found = outcomes(Target(function, positions=kind), *names)
+    assert FAILED not in found.values()
+    assert found["definition"] == PASSED
+    assert (found["positions_of_a_batch"] == PASSED) == (kind in ("batch", "offset"))
+    assert find_cause(Target(function), ["definition"]).claims == {"positions": kind}
+
+
+def test_a_fault_at_positions_of_a_batch_alone_is_found():
+    def reversed_batch(x, pos, base=10000.0):
+        assert pos.ndim == 2
+        return ra.apply(x, pos[::-1], base=base)
+
+    found = outcomes(Target(reversed_batch, positions="batch"), "definition", "positions_of_a_batch")
+    assert found == {"definition": PASSED, "positions_of_a_batch": FAILED}
+
+
+def test_kinds_of_rules_are_parts():
+    refuses, _ = REFUSED_FIELDS["all but linear"]
+    target = Target(refusing(refuses), requires=["scaling[linear]", "scaling[yarn]"])
+    assert {name for name in target.claimed if whole_of(name) == "scaling"} == {"scaling", "scaling[linear]"}
+    assert [*required(target)] == ["requires[scaling[yarn]]"]
+    yarn_only = Target(refusing(lambda x, pos, spec: rule(spec)["rope_type"] not in ("", "yarn")))
+    assert {"scaling", "scaling[yarn]"} <= yarn_only.claimed
+    assert outcomes(yarn_only, "scaling_yarn", "scaling_linear") == {
+        "scaling_yarn": PASSED, "scaling_linear": INAPPLICABLE,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["1hsd", "b1sd", "11sd", "s1hd"])
+def test_axes_of_size_one_may_be_claimed(layout):
+    def rotate(x, pos):
+        assert [x.shape[i] for i, axis in enumerate(layout) if axis == "1"] == [1] * layout.count("1")
+        assert x.ndim == 4
+        axis = layout.index("s")
+        return np.moveaxis(ra.apply(np.moveaxis(x, axis, -2), pos), -2, axis)
+
+    found = outcomes(Target(rotate, layout=layout), "definition", "strides", "no_aliasing", "combinations")
+    assert set(found.values()) - {INAPPLICABLE} == {PASSED}
+
+
+def test_positions_of_one_dtype_may_be_all_that_is_taken():
+    def rotate(x, pos, base=10000.0):
+        if getattr(pos, "dtype", None) != np.int32:
+            raise TypeError("positions are int32")
+        return ra.apply(x, pos, base=base)
+
+    target = Target(rotate)
+    assert target.position_dtype == "int32"
+    assert target.declines["narrow_positions[int64]"] == "refuses it: TypeError: positions are int32"
+    assert outcomes(target, "definition", "sizes") == {"definition": PASSED, "sizes": PASSED}
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("what", ["of 16-bit numbers", "of many rows", "at positions of a batch"])
+def test_a_refused_gradient_is_no_failure(what):
+    torch = pytest.importorskip("torch")
+
+    def rotate(x, pos, base=10000.0):
+        kinds = {
+            "of 16-bit numbers": x.dtype.itemsize == 2,
+            "of many rows": rows(x) > 128,
+            "at positions of a batch": pos.ndim == 2,
+        }
+        if x.requires_grad and kinds[what] and torch.is_grad_enabled():
+            raise NotImplementedError(f"no gradient {what}")
+        return ra.apply(x, pos, base=base)
+
+    names = ["gradient", "gradient_of_a_batch", "gradient_at_wide_heads", "training_after_inference"]
+    found = outcomes(Target(rotate, library="torch"), *names, "gradient_combinations", "gradient_of_a_sum")
+    assert FAILED not in found.values()
+    assert found["gradient_of_a_sum"] == found["gradient[float32]"] == PASSED
+
+
+@pytest.mark.library("torch")
+def test_code_without_a_gradient_is_told_to_claim_it():
+    pytest.importorskip("torch")
+
+    def rotate(x, pos, base=10000.0):
+        if x.requires_grad:
+            raise NotImplementedError("no gradient")
+        return ra.apply(x, pos, base=base)
+
+    failed = {"gradient[float32]": "ValueError: no gradient", "gradient_of_a_sum": "ValueError: no gradient"}
+    assert lacks_wholly("gradient", failed, [*failed])
+    assert not lacks_wholly("gradient", {**failed, "gradient_of_a_sum": "wrong: all elements"}, [*failed])
+    target = Target(rotate, library="torch", lacks={"gradient": "inference only"})
+    assert outcomes(target, "gradient_of_a_sum") == {"gradient_of_a_sum": INAPPLICABLE}
+
+
 # ---- wrong words ----
 
 
@@ -337,6 +646,47 @@ def test_a_reason_is_a_reason(word):
 def test_wrong_words_in_claims_are_errors(claims, message):
     with pytest.raises(ValueError, match=message):
         Target(rotate, **claims)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("json:dump", None),
+        ("json:lods", "did you mean json:loads?"),
+        ("json.dumps", "Did you mean json:dumps?"),
+        ("json/decoder.py:scan", "Did you mean json.decoder:scan?"),
+        ("nunpy", "Did you mean numpy?"),
+    ],
+)
+def test_a_wrong_name_of_a_target_names_the_right_one(name, hint):
+    if hint is None:
+        assert resolve(name).name == name
+        return
+    with pytest.raises(ValueError, match=hint.replace("?", r"\?")):
+        resolve(name)
+
+
+def test_a_wrong_name_of_a_check_names_the_right_one():
+    with pytest.raises(ValueError, match="similar: accuracy_"):
+        check_expected({"acuracy": "why"}, ())
+
+
+def test_a_case_that_is_refused_is_not_judged():
+    refuses, _ = REFUSED["128 rows"]
+    report = run_checks(refusing(refuses), cases=["rows=1,1,200"])
+    first = " ".join(" ".join(lines_of(report)).split())
+    assert first.startswith(
+        "NOT JUDGED: refuses every call: ValueError: another call; x float32[1, 1, 200, 16]"
+    )
+
+
+def test_the_last_right_position_is_advised():
+    def off_by_one(x, pos, base=10000.0):
+        pos = np.asarray(pos)
+        return ra.apply(x, np.where(pos >= 8192, pos + 1, pos) if pos.dtype.kind in "iu" else pos, base=base)
+
+    cause = find_cause(Target(off_by_one), ["accuracy_2e16[float32]", "long_sequences_from_an_offset"])
+    assert cause.claims == {"furthest": 8191}
 
 
 def test_the_command_reads_these_claims():

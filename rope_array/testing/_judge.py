@@ -130,7 +130,7 @@ class Judge:
         return Input(self.lib.asarray(numbers, dtype), numbers, dtype)
 
     def pos(self, values: Any, kind: str | None = None) -> Any:
-        """Make an array of positions, by default float32, or an integer dtype that the target takes."""
+        """Make an array of positions, by default float32 or an integer dtype that it takes."""
         values = np.asarray(self.within(values))
         kind = kind or ("float32" if values.dtype.kind == "f" else self.target.position_dtype)
         return self.lib.asarray(values.astype(kind))
@@ -301,8 +301,8 @@ class Judge:
 
     def raise_refused(self, reason: str) -> NoReturn:
         """End a check whose calls are all refused: it is reported as not applicable."""
-        if self.calls.refused and not self.calls.served:
-            raise Refused(self.calls.refused[0])
+        if self.calls.refused:
+            raise Refused(self.calls.refused[-1])
         # Where claims are declared, only a forced backend can decline a call.
         raise (Declined if self.target.declared else NotImplementedError)(reason)
 

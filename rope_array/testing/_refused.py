@@ -83,7 +83,7 @@ def _is_written(judge: Judge, x: Any) -> bool:
 def _raises(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
     """Make a call once more; return the type of its exception."""
     try:
-        judge.bare_call(x, pos, spec)
+        judge.bare_call(x, pos, dict(spec))
     except Exception as error:
         return type(error)
     return None
@@ -94,3 +94,23 @@ def _is_served_else(judge: Judge, dtype: str, spec: Mapping[str, Any]) -> bool:
     plain = judge.x(dtype=dtype), judge.pos(judge.positions())
     calls = [(*plain, {}), *(field_call(judge.target, name, value) for name, value in spec.items())]
     return not any(_raises(judge, *call) for call in calls)
+
+
+def refuses_gradient(judge: Judge, error: Exception) -> bool:
+    """Return whether a call whose gradient is recorded is refused: the plain call is not."""
+    if judge.target.declared or isinstance(error, AssertionError | Declined | CannotCompile):
+        return False
+    if not takes_gradient(judge, judge.dtype):
+        return False
+    judge.calls.refused.append(f"{one_line(error)}; while a gradient is recorded")
+    return True
+
+
+def takes_gradient(judge: Judge, dtype: str) -> bool:
+    """Return whether the plain call in a dtype is served while its gradient is recorded."""
+    x, pos = judge.x(dtype=dtype), judge.pos(judge.positions())
+    try:
+        judge.lib.pullback(lambda array: judge.bare_call(array, pos, {}), x.array)
+    except Exception:  # the target's own
+        return False
+    return True

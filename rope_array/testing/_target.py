@@ -65,9 +65,9 @@ class Target:
     head_dim : int or collection of int, optional
         The head_dims it takes, 2 or more, such as the width of a module's tables; by default any.
     layout : str
-        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd", with
-        "1" for an axis of size 1, as in "1hsd". The suite permutes its own (b, h, s, d), and calls once for
-        each element of the missing axes.
+        The axes of x. "...sd" is any rank; otherwise some of "b", "h", "s", "d" in order, such as "bshd",
+        with "1" for an axis of size 1, as in "1hsd". The suite permutes its own (b, h, s, d), and calls once
+        for each element of the missing axes.
     positions : {"any", "offset", "arange", "batch", "row"}
         The positions it takes: any; start, start + 1, ...; 0, 1, 2, ... only: then it may be a function of
         x alone; or any of shape (B, S), or (1, S), only.

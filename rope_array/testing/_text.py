@@ -252,7 +252,7 @@ def _refused(plain: _Plain, verbose: bool) -> Iterator[str]:
     groups: dict[str, list[tuple[str, _Plain]]] = {}
     for result in _of(plain, PASSED, INAPPLICABLE):
         if found := _REFUSED.match(result["detail"]):
-            error = re.sub(r"\d[\d,]*", "#", found[1].partition("; x ")[0])
+            error = re.sub(r"\d[\d,]*", "#", re.split("; (?:x|while) ", found[1])[0])
             groups.setdefault(error, []).append((found[1], result))
     if not groups:
         return

@@ -165,16 +165,21 @@ def lacks_wholly(capability: str, failed: Mapping[str, str], needing: Collection
     needing
         The names of all checks that apply and need the capability.
     """
+    some = [name for name in needing if name in failed]
     if capability in _NEVER_WITHDRAWN:
-        return False
+        return capability == "gradient" and all(map(_raises, (failed[name] for name in some)))
     if capability in DTYPES:
         return f"accuracy_small[{capability}]" in failed
-    some = [name for name in needing if name in failed]
     if 2 * len(set(map(_base, some))) < len(set(map(_base, needing))) + (len(needing) > 1):
         return False
     calls = [found for name in some if (found := _CALL.match(failed[name]))]
     factors = [_finding_of_call("", found).factors or () for found in calls]
     return not factors or min(map(len, factors)) <= 1
+
+
+def _raises(detail: str) -> bool:
+    """Return whether a finding is an exception of the code, and no wrong result."""
+    return PLACE not in detail and re.search(r"\b[A-Z]\w*(Error|Exception)\b", detail) is not None
 
 
 def _base(name: str) -> str:

@@ -16,6 +16,7 @@ from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
 from rope_array.testing._parts import MODEL_WIDTHS, RANKS
+from rope_array.testing._refused import takes_gradient
 
 _SPECS: dict[str, Any] = {
     "pairing": "half",
@@ -187,7 +188,7 @@ def inference_mode(j: Judge) -> None:
 def training_after_inference(j: Judge) -> None:
     """After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept."""
     ((name, setting),) = _modes.settings_of(j.lib, "inference_mode").items()
-    for dtype in j.dtypes:
+    for dtype in (dtype for dtype in j.dtypes if takes_gradient(j, dtype)):
         x, pos, spec = _new(j, dtype)
         with setting():
             j.call(x, j.pos(pos), **spec)
