@@ -7,8 +7,13 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
+from rope_array.testing._causes import find_causes
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
+from rope_array.testing._guess import DONATES_X
+from rope_array.testing._judge import DELETES_X, Judge
+from rope_array.testing._outcome import outcome_of
+from rope_array.testing._told import depend_on_others, told_by
 
 
 def angles(x, pos, base=10000.0, dtype=np.float64):
@@ -521,3 +526,40 @@ def test_a_missing_requirement_has_no_cause_to_look_for():
     assert "It lacks what is required." in text
     assert "No single cause" not in text
     assert "Partly declined: ranks[1]" in text
+
+
+@pytest.mark.library("jax")
+def test_a_deleted_x_is_named_and_not_the_head_dims_at_which_it_is():
+    import jax
+
+    doubled = jax.jit(lambda x: 2 * x, donate_argnums=0)
+
+    def rotate(x, pos):
+        y = ra.apply(x, pos)
+        if x.shape[-1] >= 96 and not isinstance(x, jax.core.Tracer):
+            doubled(x)
+        return y
+
+    target = Target(rotate, library="jax", declared=True)
+    (widths,) = (check for check in checks() if check.name == "widths")
+    detail = outcome_of(widths, Judge(target))[1]
+    assert detail == DELETES_X
+    cause = find_causes(target, {"widths": detail}).cause
+    assert (cause.text, cause.explained) == (DONATES_X, 1)
+
+
+def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others():
+    failed = {"settings_unchanged": "the call changed jax_enable_x64", "kind": "the result is float64"}
+    assert depend_on_others(failed, lambda name: False, True) == "the call changed jax_enable_x64"
+    assert depend_on_others(failed, lambda name: name == "kind", False) == ""
+    assert "kind" in depend_on_others({"kind": failed["kind"]}, lambda name: False, True)
+
+
+def test_wrong_results_are_named_before_an_exception_that_one_other_check_met():
+    failed = {
+        "vmap_of_positions": "vmap over positions: wrong: all elements; rotated by the inverse; 3 of 3 elements",
+        "jit_of_gradients": "compiled: ValueError: Linearization failed",
+    }
+    assert told_by(failed, dict.fromkeys(failed, "It is right.")).startswith("vmap over positions, wrong")
+    del failed["vmap_of_positions"]
+    assert "Linearization failed" in told_by(failed, {"jit_of_gradients": "It is right."})

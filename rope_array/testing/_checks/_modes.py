@@ -457,7 +457,8 @@ def jit_of_gradients(j: Judge) -> None:
     """
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
-        _check_programs(j, list(simple_cases(j, j.dtypes[1:] or j.dtypes, 2)), gradients=True)
+        cases = simple_cases(j, j.dtypes[1:] or j.dtypes, 2)
+        _check_programs(j, sorted(cases, key=lambda case: len(case.spec(j))), gradients=True)
 
 
 def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> None:
@@ -509,7 +510,7 @@ def _check_after(
     for shape, dtype in zip(shapes, itertools.cycle(j.dtypes), strict=False):
         x, pos, spec = _new(j, dtype, shape)
         if _first_of_all(j, name, check, x, pos, spec):
-            _named(f"after a call {name} of the same sizes", _check_free, j, x, pos, **spec)
+            _named(f"after {name} of the same sizes", _check_free, j, x, pos, **spec)
             if twice:
                 _named(f"{name} a second time", check, x, pos, **spec)
 
@@ -539,7 +540,7 @@ def calls_after_a_compiled_one(j: Judge) -> None:
     def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
         j.check(_traced(j, **spec)(x.array, j.pos(pos)), x, pos, **spec)
 
-    _check_after(j, "compiled", check, ("S", "BS", "B1"))
+    _check_after(j, "a compiled call", check, ("S", "BS", "B1"))
 
 
 @check("vmap")
@@ -553,7 +554,7 @@ def calls_after_a_mapped_one(j: Judge) -> None:
         y = _modes.vmap(j.lib, _call_of(j, spec), (0, 0 if both else None))(two.array, array)
         j.check(y, two, np.broadcast_to(_shaped(pos), two.values.shape[:-1]), **spec)
 
-    _check_after(j, "mapped", check)
+    _check_after(j, "a call under vmap", check)
 
 
 @check("gradient")
@@ -563,7 +564,7 @@ def calls_after_a_gradient(j: Judge) -> None:
     def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
         _check_gradient(j, x, pos, spec)
 
-    _check_after(j, "for a gradient", check)
+    _check_after(j, "a call for a gradient", check)
 
 
 @check("no_grad")
@@ -577,4 +578,4 @@ def calls_after_a_fake_one(j: Judge) -> None:
         assert tuple(y.shape) == x.values.shape, f"the result has shape {tuple(y.shape)}"
 
     # Not twice: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
-    _check_after(j, "with fake tensors", check, twice=False)
+    _check_after(j, "a call with fake tensors", check, twice=False)
