@@ -287,6 +287,22 @@ def positions_of_the_second_axis(x, pos, **spec):
     return ra.apply(x, np.asarray(pos)[None] if second else pos, **spec)
 
 
+@mutant("gradient_at_far_positions", library="torch")
+@each
+def gradient_of_float16_at_float16_positions(x, pos, **spec):
+    torch = import_module("torch")
+    if not hasattr(pos, "dtype") or x.dtype != torch.float16:
+        return ra.apply(x, pos, **spec)
+
+    def backward(gradient, pos, spec):
+        array = gradient.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            rounded = pos.to(torch.float16).to(pos.dtype)
+            return torch.autograd.grad(ra.apply(array, rounded, **spec), array, gradient)[0]
+
+    return _with_gradient(backward)(x, pos, spec)
+
+
 # ---- positions ----
 
 

@@ -149,6 +149,7 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "deterministic": lambda t: t.under("deterministic"),
     "vmap": lambda t: t.mapped((0, None)),
     "vmap_positions": lambda t: t.mapped((0, 0)),
+    "gradient": lambda t: t.recorded(),
     "jit": lambda t: t.traced(),
     "jvp": lambda t: jvp(t.lib, lambda x: t(x, t.rows(5)), t.x(), t.x()),
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
@@ -625,6 +626,11 @@ class _Trial:
         """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
         if isinstance(self.lib, Torch):
             self.lib.traced(self.target.call)(self.x(), self.pos(self.rows(5), self.target.position_dtype))
+
+    def recorded(self) -> None:
+        """Call while PyTorch records a gradient; JAX records gradients of what it traces."""
+        if isinstance(self.lib, Torch):
+            self(self.x().requires_grad_(), self.rows(5))
 
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""

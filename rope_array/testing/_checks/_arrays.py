@@ -95,7 +95,7 @@ def neighbours_unchanged(j: Judge) -> None:
 @check("keeps_x", each_dtype=True)
 def no_aliasing(j: Judge, dtype: str) -> None:
     """A result shares no memory with x, even if nothing is rotated: at position 0, of one row or several."""
-    shapes = [(5,)] if j.claims("any_positions") else []
+    shapes: list[tuple[int, ...]] = [(5,)] if j.claims("any_positions") else []
     if j.lib.calls >= 1000:  # new shapes are not compiled
         shapes += [(1,), *([(2, 1)] if j.claims("batch_positions", "offset_positions") else [])]
     for spec in _specs(j):

@@ -200,6 +200,13 @@ def gradient_at_far_positions(j: Judge) -> None:
     shapes = _few(j, [shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)], 1)
     _check_cases(j, *(_case(j, reach=reach, kind=kind) for kind in kinds for reach in reaches))
     _check_cases(j, *(_case(j, reach=reach, positions=shape) for shape in shapes for reach in reaches))
+    wide = [
+        {"width": width, **some} for width in (j.width, _wide(j, 128)) for some in with_both_pairings(j, [{}])
+    ]
+    dtypes = _few(j, j.dtypes[::-1], 1)
+    _check_cases(
+        j, *(_case(j, **some, dtype=dtype, reach=reaches[0]) for dtype in dtypes for some in _few(j, wide, 1))
+    )
 
 
 @check("gradient")
