@@ -4,7 +4,7 @@ Each check draws calls, with a fixed seed, until the values of its groups of fac
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rope_array.testing._case import (
@@ -125,7 +125,7 @@ def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], 
     check_cases(j, itertools.islice(covering_cases(j, levels, groups), few if is_compiled(j) else None))
 
 
-def simple_cases(j: Judge, dtypes: list[str], together: int) -> Iterator[Case]:
+def simple_cases(j: Judge, dtypes: Sequence[str], together: int) -> Iterator[Case]:
     """Yield calls with any two or more simple fields in each dtype, and none of the others.
 
     Code may have a path for them: without axes, rules of scaling, and frequencies of its caller's.
