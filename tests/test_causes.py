@@ -557,7 +557,7 @@ def test_a_changed_setting_is_named_and_not_that_calls_depend_on_others():
 
 def test_wrong_results_are_named_before_an_exception_that_one_other_check_met():
     failed = {
-        "vmap_of_positions": "vmap over positions: wrong: all elements; rotated by the inverse; 3 of 3",
+        "vmap_of_positions": "vmap over positions: wrong: all elements; by the inverse; 3 of 3 elements",
         "jit_of_gradients": "compiled: ValueError: Linearization failed",
     }
     assert told_by(failed, dict.fromkeys(failed, "It is right.")).startswith("vmap over positions, wrong")

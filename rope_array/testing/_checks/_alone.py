@@ -51,11 +51,13 @@ def with_both_pairings(j: Judge, fields: Iterable[dict[str, Any]]) -> list[dict[
 
 
 def _check_alone(j: Judge, values: Iterable[dict[str, Any]], compiled: int) -> None:
-    """Call and judge valid cases; `compiled` if each is compiled, four times as many by JAX."""
+    """Call and judge valid cases, if any; `compiled` if each is compiled, four times as many by JAX."""
     compiled *= 4 if j.lib.calls < 1000 else 1
     plain = plain_case(j)
     cases = [case for case in dict.fromkeys(plain._replace(**some) for some in values) if fits(j, case)]
-    check_cases(j, cases[:compiled] if is_compiled(j) else cases)
+    cases = cases[:compiled] if is_compiled(j) else cases
+    if cases:
+        check_cases(j, cases)
 
 
 @check("widths")

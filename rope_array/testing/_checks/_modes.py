@@ -222,10 +222,11 @@ def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, like: str = "", **
 
 @check("autocast")
 def autocast(j: Judge) -> None:
-    """Under torch.autocast the result has x's dtype and the angles their accuracy; x may be rounded."""
+    """Under torch.autocast the angles keep their accuracy; x may be rounded, to autocast's dtype."""
 
     def check(y: Any, x: Input, pos: np.ndarray, **spec: Any) -> None:
-        j.check_kind(y, x)
+        found = j.lib.dtype_of(y)
+        j.check_kind(y, x._replace(dtype=found) if found in ("bfloat16", "float16") else x)
         # A product of matrices with x is computed in autocast's dtype by PyTorch's rule; the angles are not.
         accuracy = j.target.accuracy._replace(arithmetic="own")
         coarse = x._replace(dtype="bfloat16")
@@ -478,6 +479,8 @@ def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) ->
             _named(
                 f"the gradient, compiled{words}", check_adjoint, j, result[1], x, x, numbers, **case.spec(j)
             )
+    if not any(results):
+        j.raise_refused("refuses every call")
 
 
 def _results_of(calls: Sequence[Callable[..., Any]], arrays: Sequence[Any]) -> list[Any]:
@@ -506,13 +509,18 @@ def _check_after(
 
     A traced or mapped array that is kept by the first call is no array in the others.
     """
-    shapes = shapes if j.claims("batch_positions", "offset_positions") else ("S",)
+    shapes, served = shapes if j.claims("batch_positions", "offset_positions") else ("S",), False
     for shape, dtype in zip(shapes, itertools.cycle(j.dtypes), strict=False):
         x, pos, spec = _new(j, dtype, shape)
-        if _first_of_all(j, name, check, x, pos, spec):
+        with _taken(j):  # the first call only: later ones do not refuse what it takes
+            with j.part(name):
+                check(x, pos, **spec)
+            served = True
             _named(f"after {name} of the same sizes", _check_free, j, x, pos, **spec)
             if twice:
                 _named(f"{name} a second time", check, x, pos, **spec)
+    if not served:
+        j.raise_refused("refuses every call")
 
 
 def _check_free(j: Judge, x: Input, pos: np.ndarray, **spec: Any) -> None:
@@ -521,16 +529,6 @@ def _check_free(j: Judge, x: Input, pos: np.ndarray, **spec: Any) -> None:
         y = j.run(x, pos, **spec)
         j.check(y, x, pos, **spec)
         assert not getattr(y, "requires_grad", False), "the result has a gradient, and x has none"
-
-
-def _first_of_all(
-    j: Judge, name: str, check: Callable[..., None], x: Input, pos: np.ndarray, spec: dict[str, Any]
-) -> bool:
-    """Check a call in a mode; return False if a target that declares nothing refuses it."""
-    with _taken(j):
-        _named(name, check, x, pos, **spec)
-        return True
-    return False
 
 
 @check("jit")
