@@ -1,19 +1,24 @@
 """Run the conformance suite on other implementations, each judged by its own claims, and write the results.
 
-Every group of bench/peers runs in a separate process with its own environment, so that a failed import or a
-crash costs the group's rows only. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the
-table between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes nothing.
+Every row of bench/peers runs in a separate process with the environment of its group, so that a failed import
+or a crash costs that row only. Writes docs/scoreboard.md, bench/results/<date>-scoreboard.json, and the table
+between the markers in README.md. `--only NAME ...` runs these groups and prints; it writes none of them.
 `--tables PATH` writes the page and README's table of an earlier result.
+
+`--reports FOLDER` keeps the suite's report of each row. A row with a report of the same suite is not run
+again, so an interrupted run continues. Delete a report to judge its row again, such as after a change of its
+adapter; a change of its notes needs no new report.
 """
 
 import argparse
 import datetime
+import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # for python -m bench.scoreboard
 from _record import RESULTS, ROOT, record
 from peers import GROUPS
 
-LIMIT = 1800  # seconds for a group
+LIMIT = 3600  # seconds for a row
+REPORTS = ROOT / ".nox" / "scoreboard"
 MANY = 8  # with more failed checks for one reason, dtypes are left out
 RANGES = ("small", "2^16", "2^20", "2^24", "int32")
 MARKERS = ("<!-- scoreboard -->", "<!-- /scoreboard -->")
@@ -61,42 +67,50 @@ The [conformance page](conformance.md#checks) lists the checks by name. Each rea
 code of that version. A reason that begins with "found" is the suite's own message."""
 
 
-# ---- one group, in its process ----
+# ---- one row, in its process ----
 
 
-def judge(module, path):
-    """Write one line of JSON for each target of a module."""
-    peer = importlib.import_module(f"peers.{module}")
-    with path.open("w", encoding="utf-8") as lines:
-        for target in peer.targets():
-            lines.write(json.dumps(judged(target, peer.NOTES)) + "\n")
-            lines.flush()
-
-
-def judged(target, notes):
+def judge(name, path):
+    """Write the suite's report of a row, with the CPU time of its checks and of the search for causes."""
     from rope_array.testing import run_checks
-    from rope_array.testing._claims import one_line
 
-    name = target if isinstance(target, str) else target.name
-    note = notes[name]
-    try:
-        report = run_checks(target)
-    except Exception as error:  # becomes a row without numbers
-        return {"missing": one_line(error), "how": note.how}
-    found = report.as_dict()
-    failed = [(each.name, each.detail) for each in report.of("failed")]
+    group = next(group for group in GROUPS if name in group.rows)
+    targets = importlib.import_module(f"peers.{group.module}").targets()
+    target = dict(zip(group.rows, targets, strict=True))[name]
+    started = time.process_time()
+    report = run_checks(target)
+    checked = time.process_time()
+    found = {**report.as_dict(), "suite": suite(), "note": target if isinstance(target, str) else target.name}
+    found |= {key: getattr(report.target, key) for key in ("positions", "furthest")}
+    found["fixed"] = {key: str(value) for key, value in report.target.fixed.items()}
+    found["cpu_seconds"] = round(checked - started, 2)
+    found["cpu_seconds_of_causes"] = round(time.process_time() - checked, 2)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    part.replace(path)  # an interrupted run leaves no half of a report
+
+
+def suite():
+    """Return a digest of the installed package."""
+    import rope_array
+
+    files = sorted(Path(rope_array.__file__).parent.rglob("*.*"))
+    files = [path for path in files if path.suffix != ".pyc" and path.is_file()]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+# ---- the rows ----
+
+
+def row_of(found, note):
+    """Return what the tables show of a report, with the reasons of the failures."""
+    failed = [(each["name"], each["detail"]) for each in found["results"] if each["outcome"] == "failed"]
+    kept = ("version", "class", "fixed", "positions", "furthest", "worst", "cause", "declines", "cpu_seconds")
     return {
-        "version": found["version"],
-        "class": found["class"],
-        "fixed": {key: str(value) for key, value in report.target.fixed.items()},
-        "positions": report.target.positions,
-        "furthest": report.target.furthest,
+        **{key: found[key] for key in kept},
         "counts": {key: found["counts"][key] for key in ("passed", "failed", "not applicable")},
-        "worst": found["worst"],
         "failed": dict(failed),
         "reasons": reasons(failed, note.why),
-        "declines": found["declines"],
-        "seconds": found["seconds"],
         "how": note.how,
     }
 
@@ -111,38 +125,36 @@ def reasons(failed, why):
     return [{"checks": names, "reason": reason} for reason, names in grouped.items()]
 
 
-# ---- all groups ----
-
-
-def run(group):
-    """Run a group; return its rows by name, with the reason for each that did not run."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lines"
-        command = [sys.executable, __file__, "--judge", group.module, str(path)]
+def run(group, name, folder):
+    """Return a row, of an earlier report of the same suite or of a new one; or why it did not run."""
+    path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+    if not path.exists() or json.loads(path.read_text("utf-8"))["suite"] != suite():
+        command = [sys.executable, __file__, "--judge", name, str(path)]
         environment = {**os.environ, **group.environment, "PYTHONWARNINGS": "ignore"}
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
             )
-            why = last_line(done.stderr) or f"its process ended with {done.returncode}"
         except subprocess.TimeoutExpired:
-            why = f"took more than {LIMIT} s"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines]
-    found += [{"missing": why}] * (len(group.rows) - len(found))
-    return dict(zip(group.rows, found, strict=True))
+            return {"missing": f"took more than {LIMIT} s"}
+        if done.returncode:
+            return {"missing": last_line(done.stderr) or f"its process ended with {done.returncode}"}
+    found = json.loads(path.read_text("utf-8"))
+    return row_of(found, importlib.import_module(f"peers.{group.module}").NOTES[found["note"]])
 
 
 def last_line(text):
     return " ".join(text.strip().rpartition("\n")[2].split())[:200]
 
 
-def rows_of(groups):
+def rows_of(groups, folder):
+    folder.mkdir(parents=True, exist_ok=True)
     rows = {}
     for group in groups:
-        started = time.perf_counter()
-        rows |= run(group)
-        print(f"{group.module}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        for name in group.rows:
+            rows[name] = run(group, name, folder)
+            took = rows[name].get("missing") or f"{rows[name]['cpu_seconds']:.0f} s of CPU time"
+            print(f"{name}: {took}", file=sys.stderr, flush=True)
     return rows
 
 
@@ -272,7 +284,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="run only these, print, write nothing")
     parser.add_argument("--tables", metavar="PATH", type=Path, help="write the tables of an earlier result")
-    parser.add_argument("--judge", nargs=2, metavar=("GROUP", "PATH"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--reports", metavar="FOLDER", type=Path, default=REPORTS, help="keep and use the rows' reports here"
+    )
+    parser.add_argument("--judge", nargs=2, metavar=("ROW", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.judge:
         judge(options.judge[0], Path(options.judge[1]))
@@ -280,7 +295,8 @@ def main():
     if options.tables:
         write_tables(json.loads(options.tables.read_text("utf-8")))
         return
-    rows = rows_of(group for group in GROUPS if not options.only or group.module in options.only)
+    groups = [group for group in GROUPS if not options.only or group.module in options.only]
+    rows = rows_of(groups, options.reports)
     print("\n".join([*counts_table(rows), "", *errors_table(rows), *failures(rows)]))
     if not options.only:
         write(rows)

@@ -10,8 +10,9 @@ from rope_array.testing import Target, check_backend, run_checks
 from rope_array.testing._causes import find_causes
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
-from rope_array.testing._guess import DONATES_X
+from rope_array.testing._guess import DONATES_X, Change, ChangedJudge
 from rope_array.testing._judge import DELETES_X, Judge
+from rope_array.testing._limits import Limit
 from rope_array.testing._outcome import outcome_of
 from rope_array.testing._told import depend_on_others, told_by
 
@@ -209,6 +210,23 @@ def test_sizes_from_which_on_results_are_wrong(rotate):
     assert not report.cause.claims
     assert report.cause.explained == report.cause.failed > 0
     assert not report.unexplained
+
+
+def test_beyond_a_limit_rows_of_zeros_are_not_computed(monkeypatch):
+    limit = Limit(2, ("float64",), "wrong results with more than 9 rows", lambda rows: rows > 9)
+    judge, asked, pos = ChangedJudge(Target(rows_from_0), Change(limits=(limit,))), [], np.arange(40)
+    values = np.zeros((1, 2, 40, 16))
+    values[:, :, [3, 39]] = 1.0
+    x = judge.array(values, "float64")
+
+    def exact(values, pos, **spec):
+        asked.append(len(pos))
+        return Judge.exact(judge, values, pos, **spec)
+
+    monkeypatch.setattr(judge, "exact", exact)
+    y = judge.call(x, pos)
+    assert asked == [2]
+    judge.check(y, x, pos)
 
 
 def test_each_cause_has_the_checks_that_it_explains():

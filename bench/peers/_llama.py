@@ -1,8 +1,8 @@
 """The embedding of transformers' Llama, whose cos and sin other kernels take."""
 
-from functools import lru_cache
-
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+
+from ._note import built
 
 
 def cos_sin(x, pos, base):
@@ -10,7 +10,7 @@ def cos_sin(x, pos, base):
     return _embedding(x.shape[-1], base)(x, pos if pos.ndim == 2 else pos[None])
 
 
-@lru_cache
+@built
 def _embedding(width, base):
     rope = {"rope_type": "default", "rope_theta": base}
     return LlamaRotaryEmbedding(

@@ -1,7 +1,8 @@
 """Notes on a peer, and helpers that several peers share."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
@@ -32,6 +33,28 @@ class Note(NamedTuple):
 
 def release(*distributions: str) -> str:
     return ", ".join(f"{name} {version(name)}" for name in distributions)
+
+
+def built(make: Callable, most: int = 64) -> Callable:
+    """Keep what a function makes of its arguments: modules, which a model makes once and outside of calls.
+
+    So they are made in PyTorch's default settings, whatever the settings of the first call that needs them.
+    """
+
+    @lru_cache(maxsize=most)
+    @wraps(make)
+    def build(*arguments):
+        import torch
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.inference_mode(False), torch.device("cpu"):
+                return make(*arguments)
+        finally:
+            torch.set_default_dtype(before)
+
+    return build
 
 
 def first(pos) -> int:

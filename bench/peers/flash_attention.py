@@ -1,11 +1,10 @@
 """flash-attention's Triton kernel, interpreted: the environment variable TRITON_INTERPRET has to be 1."""
 
 from contextlib import nullcontext
-from functools import lru_cache
 
 from rope_array.testing import Target
 
-from ._note import FAR, Note, first, release, without_init
+from ._note import FAR, Note, built, first, release, without_init
 
 NOTES = {
     "flash-attn, Triton kernel": Note(
@@ -31,7 +30,7 @@ def targets() -> list[Target]:
     torch.library.wrap_triton = lambda kernel: kernel
     from flash_attn.layers.rotary import RotaryEmbedding
 
-    @lru_cache(maxsize=8)
+    @built
     def embedding(width, base, interleaved, dtype):
         return RotaryEmbedding(width, base=base, interleaved=interleaved)
 

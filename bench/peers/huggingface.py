@@ -1,10 +1,8 @@
 """Hugging Face transformers: Llama, whose code most of its models share, RoFormer, and V-JEPA 2."""
 
-from functools import lru_cache
-
 from rope_array.testing import Target
 
-from ._note import FAR, Note, release
+from ._note import FAR, Note, built, release
 from ._timed import Timed, compiled
 
 NOTES = {
@@ -58,15 +56,20 @@ def _roformer() -> Target:
     import torch
     from transformers.models.roformer import modeling_roformer as roformer
 
-    @lru_cache
+    @built
+    def weight(length, width):
+        return roformer.RoFormerSinusoidalPositionalEmbedding(length, width).create_weight()
+
+    @built
     def table(length, width, dtype):
         made = roformer.RoFormerSinusoidalPositionalEmbedding(length, width)
-        made.weight = torch.nn.Parameter(made.create_weight().to(dtype), requires_grad=False)
+        made.weight = torch.nn.Parameter(weight(length, width).to(dtype), requires_grad=False)
         return made
 
     def rotate(x, pos):
         # 1536 is the configuration's default; longer tables, made by NumPy scalars, take seconds.
-        length = 1536 if not pos.numel() or int(pos.max()) < 1536 else 2**16 + 1
+        last = int(pos.max()) if pos.numel() else 0
+        length = 1536 if last < 1536 else 1 + (1 << (last - 1).bit_length())
         rows = table(length, x.shape[-1], x.dtype)(x.shape[:1] + x.shape[2:3], position_ids=pos)
         sinusoidal = rows[:, None] if pos.ndim == 2 else rows[None, None]
         return roformer.RoFormerSelfAttention.apply_rotary_position_embeddings(sinusoidal, x, x)[0]

@@ -1,10 +1,8 @@
 """rotary-embedding-torch."""
 
-from functools import lru_cache
-
 from rope_array.testing import Target
 
-from ._note import FAR, WIDTH_2, Note, first, release
+from ._note import FAR, WIDTH_2, Note, built, first, release
 from ._timed import Timed
 
 _POSITIONS = (
@@ -22,7 +20,7 @@ NOTES = {
 def targets() -> list[Target]:
     from rotary_embedding_torch import RotaryEmbedding
 
-    @lru_cache
+    @built
     def embedding(width, base, dtype):
         return RotaryEmbedding(dim=width, theta=base)
 

@@ -1,10 +1,10 @@
 """torchtune's RotaryPositionalEmbeddings."""
 
-from functools import lru_cache
+from functools import partial
 
 from rope_array.testing import Target
 
-from ._note import FAR, Note, release, without_init
+from ._note import FAR, Note, built, release, without_init
 
 NOTES = {
     "torchtune": Note(
@@ -20,7 +20,7 @@ def targets() -> list[Target]:
     without_init("torchtune", "torchtune.modules")
     from torchtune.modules.position_embeddings import RotaryPositionalEmbeddings
 
-    @lru_cache(maxsize=4)
+    @partial(built, most=4)  # a table of 2^20 rows has 256 MiB
     def embedding(width, length, base):
         return RotaryPositionalEmbeddings(width, max_seq_len=length, base=base)
 

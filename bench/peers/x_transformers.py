@@ -1,10 +1,8 @@
 """x-transformers."""
 
-from functools import lru_cache
-
 from rope_array.testing import Target
 
-from ._note import FAR, WIDTH_2, Note, release
+from ._note import FAR, WIDTH_2, Note, built, release
 
 NOTES = {
     "x-transformers": Note(
@@ -17,7 +15,7 @@ NOTES = {
 def targets() -> list[Target]:
     from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
 
-    @lru_cache
+    @built
     def embedding(width, base):
         return RotaryEmbedding(width, base=base)
 
