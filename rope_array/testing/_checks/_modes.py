@@ -565,9 +565,12 @@ def calls_after_a_gradient(j: Judge) -> None:
     _check_after(j, "a call for a gradient", check)
 
 
-@check("no_grad")
+@check("no_grad", thorough=True)
 def calls_after_a_fake_one(j: Judge) -> None:
-    """A call after one with fake tensors, which have no values, is right: none of them is kept."""
+    """A call after one with fake tensors, which have no values, is right: none of them is kept.
+
+    A table that a function keeps is such a tensor; few programs make both calls, so this is for `--thorough`.
+    """
 
     def check(x: Input, pos: np.ndarray, **spec: Any) -> None:
         mode, arrays = _modes.fake(x.array, j.pos(pos))
