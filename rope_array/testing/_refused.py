@@ -61,7 +61,8 @@ def refusal(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any], error: Exce
     if threading.current_thread() is not threading.main_thread() or not all(map(_has_values, inputs)):
         return ""  # beside other threads a call may raise now and not then; traced arrays have no values
     try:
-        again = _raises(judge, x, pos, spec) is type(error)
+        # A call that is compiled was repeated without the compiler.
+        again = judge.target.compiled or _raises(judge, x, pos, spec) is type(error)
         if not again or not _is_served_else(judge, inputs[0].dtype, spec):
             return ""
         if any(_is_written(judge, one) for one in inputs):
