@@ -1002,7 +1002,8 @@ def test_modules_that_cannot_be_imported_are_named(faulty, module):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_reader_that_stops_changes_no_verdict(faulty):
-    script = f"{sys.executable} -m rope_array check faulty:wide {' '.join(FEW)} --json | head -1; echo ${{PIPESTATUS[0]}}"
+    judged = f"{sys.executable} -m rope_array check faulty:wide {' '.join(FEW)} --json"
+    script = f"{judged} | head -1; echo ${{PIPESTATUS[0]}}"
     done = command(faulty, "-c", script, program=("bash",))
     assert done.stdout.split()[-1] == "1"
 
