@@ -109,6 +109,8 @@ class TablesInHalves:
         return by_halves(x, angle[:, None] if angle.ndim == 3 else angle).astype(x.dtype)
 
 
+# Checks of one dtype, where no other dtype has a part in the cause: they take half the time.
+ONE_DTYPE = {"dtypes": ("float32",)}
 FLOAT32 = "--claim angles=float32 --claim furthest=65535"
 CLAIMED = {
     float32_angles: f"float32 angles: {FLOAT32}",
@@ -164,10 +166,16 @@ DIAGNOSED = {
 }  # fmt: skip
 
 
+def diagnosed(rotate):
+    """A case of DIAGNOSED; other tests have a base and a direction by themselves."""
+    marks = pytest.mark.nightly if rotate is another_base_backwards else ()
+    return pytest.param(rotate, id=rotate.__name__, marks=marks)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rotate", DIAGNOSED, ids=lambda rotate: rotate.__name__)
+@pytest.mark.parametrize("rotate", [*map(diagnosed, DIAGNOSED)])
 def test_diagnose_is_asked(rotate):
-    cause = run_checks(rotate).cause
+    cause = run_checks(rotate, **ONE_DTYPE).cause
     assert cause.text == DIAGNOSED[rotate]
     assert not cause.claims or cause.explained >= 0.8 * cause.failed
 
@@ -235,7 +243,7 @@ def test_each_cause_has_the_checks_that_it_explains():
     def rotate(x, pos, inverse=False):
         return x.copy() if inverse else ra.apply(x, pos, pairing="half")
 
-    report = run_checks(rotate)
+    report = run_checks(rotate, **ONE_DTYPE)
     pairing, inverse = report.causes
     assert (pairing.text, pairing.options) == ("half pairing", "--claim pairing=half")
     assert "definition" in pairing.checks
@@ -252,14 +260,15 @@ def test_failures_without_a_cause_are_grouped_by_their_place():
         y[..., -2:] = x[..., -2:]
         return y
 
-    report = run_checks(rotate)
+    report = run_checks(rotate, **ONE_DTYPE)
     names = report.unexplained["the last 2 features"]
     assert len(names) > 0.9 * len(report.of("failed"))
     assert report.causes == ()
     assert report.cause.text.startswith("wrong results in the last 2 features, in ")
 
 
-DEFAULT_RUN = {float32_halves, rows_before_heads, another_base, only_the_first_batch, short_positions}
+# The command of the documentation has the cause of float32_halves: tests/test_suite.py.
+DEFAULT_RUN = {rows_before_heads, another_base, only_the_first_batch, short_positions}
 
 
 def name_of(rotate):
@@ -337,7 +346,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("rotate", FAULTS, ids=name_of)
 def test_faults_that_no_claim_replaces(rotate):
-    report = run_checks(rotate)
+    report = run_checks(rotate, **ONE_DTYPE)
     assert report.cause.text == FAULTS[rotate]
     assert not report.cause.claims
     (first, *_) = " ".join(lines_of(report)).split("\n")
@@ -353,7 +362,7 @@ def test_a_fault_of_every_result_has_no_cause():
         cos, sin = np.cos(angle), np.sin(angle) + 1e-4
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
-    report = run_checks(rotate, fixed={"pairing": "half"})
+    report = run_checks(rotate, fixed={"pairing": "half"}, **ONE_DTYPE)
     assert report.cause is None
     assert "No single cause was found." in next(lines_of(report))
     assert {"accuracy_small[float32]", "definition"} <= {result.name for result in report.of("failed")}
@@ -399,7 +408,7 @@ def test_a_module_of_another_library_is_told_all_its_claims():
 
 @pytest.fixture(scope="module")
 def failed():
-    return run_checks(float32_halves, angles="float32")
+    return run_checks(float32_halves, angles="float32", **ONE_DTYPE)
 
 
 def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
@@ -416,7 +425,7 @@ def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
 
 
 def test_claims_of_the_command_are_replaced():
-    report = run_checks(float32_angles, furthest=2**24)
+    report = run_checks(float32_angles, furthest=2**24, **ONE_DTYPE)
     lines = lines_of(report, ["check", "mylib:rotate", "--claim", "furthest=16777216"])
     (pasted,) = (line for line in lines if line.startswith("  python -m rope_array"))
     assert pasted.count("furthest=") == 1
@@ -525,7 +534,7 @@ def test_gradients_and_modes_are_named_and_not_claimed_away(name):
 
 
 def test_a_claim_to_lack_a_capability_is_said_as_one_and_not_pasted():
-    report = run_checks(only_the_first_batch, fixed={"base": 10000.0})
+    report = run_checks(only_the_first_batch, fixed={"base": 10000.0}, **ONE_DTYPE)
     assert report.cause.withdrawn == {"lacks": {"batch_positions": "wrong results"}}
     assert not report.cause.stated
     lines = list(lines_of(report, ["check", "mylib:rotate"]))

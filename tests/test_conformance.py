@@ -17,14 +17,15 @@ from rope_array.testing._own import as_records
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# Targets that compile much and run the code of another target: specs become plain numbers before any array is
-# made. Only the session `nightly` runs the checks of specs, sizes and modes on these.
+# Targets that take long and run the code of another target: specs become plain numbers before any array is
+# made. Only the session `nightly` runs the checks of specs, sizes, bits and modes on these, and the gradients
+# of more than the plain call. Code under jax.jit compiles each combination; the eager target has them all.
 SHARING = {
-    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
+    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api"), ("dask", "array-api")),
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
 }
-_SHARED = ("_alone", "_fields", "_modes", "_sizes", "_together", "_variants")
-SHARED = {f"rope_array.testing._checks.{name}" for name in _SHARED}
+SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_together", "_variants"}
+COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
 # What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient.
@@ -74,11 +75,19 @@ def targets():
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
+def is_shared(target, check):
+    """Return whether another target has the code that a check calls."""
+    subject = check.function.__module__.rpartition(".")[2]
+    if target in COMPILING_EACH:
+        return subject == "_together"
+    return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
+
+
 def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
-        if (name, how) in SHARING and check.function.__module__ in SHARED:
+        if is_shared((name, how), check):
             marks.append(pytest.mark.nightly)
         yield pytest.param(name, how, check, id=f"{label}-{check.name}", marks=marks)
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import rope_array as ra
 from rope_array.testing import rotation_matrix
 
+pytestmark = pytest.mark.neutral  # JAX compiles each random spec: one dtype runs by default
+
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 SOME = settings(max_examples=25 * TIMES)
 

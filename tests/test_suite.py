@@ -76,6 +76,22 @@ def check(folder, *arguments):
     return command(folder, "-m", "rope_array", "check", *arguments)
 
 
+# Claims of a user's module; those of one dtype and layout have half as many checks to run.
+HALF = ("--claim", "pairing=half")
+FEW = ("--claim", "dtypes=float32", "--claim", "layout=sd")
+FEWER = {"dtypes": ("float32",), "layout": "sd"}
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """One run of a faulty module with every check: its process, its report in JSON, and its JUnit file."""
+    folder = tmp_path_factory.mktemp("failing")
+    (folder / "mylib.py").write_text(MYLIB, encoding="utf-8")
+    options = ["--expect", "base=known", "--json", "--junit", "report.xml"]
+    done = check(folder, "mylib:backwards", *HALF, *options)
+    return done, json.loads(done.stdout), ElementTree.parse(folder / "report.xml").getroot()
+
+
 def rotate(x, pos, base=10000.0, pairing="interleaved"):
     return ra.apply(x, pos, base=base, pairing=pairing)
 
@@ -90,18 +106,16 @@ def test_a_user_s_module_is_checked_from_its_folder(elsewhere):
     assert "Checked: mylib:rotate" in done.stdout
 
 
-def test_a_fault_is_shown_with_its_requirement(elsewhere):
-    done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half")
-    assert done.returncode == 1
-    assert "\n  definition\n" in done.stdout or "\n  ranks\n" in done.stdout
-    assert "    required: " in done.stdout
-    assert "    found:    " in done.stdout
-    assert "direction" in done.stdout.partition("Passed")[0]
+def test_a_fault_is_shown_with_its_requirement(failing):
+    text = "\n".join(lines_of(failing[1]))
+    assert "\n  definition\n" in text or "\n  ranks\n" in text
+    assert "    required: " in text
+    assert "    found:    " in text
+    assert "direction" in text.partition("Passed")[0]
 
 
-def test_json_is_the_report(elsewhere):
-    done = check(elsewhere, "mylib:backwards", "--claim", "pairing=half", "--json")
-    report = json.loads(done.stdout)
+def test_json_is_the_report(failing):
+    done, report, _ = failing
     assert done.returncode == 1
     assert not report["ok"]
     assert report["counts"]["failed"] == sum(r["outcome"] == "failed" for r in report["results"])
@@ -136,7 +150,7 @@ def test_the_test_of_the_documentation_passes(tmp_path):
 
 
 def test_the_verdict_names_passes_that_were_expected_to_fail(elsewhere):
-    done = check(elsewhere, "mylib:rotate", "--claim", "pairing=half", "--expect", "norm=why")
+    done = check(elsewhere, "mylib:rotate", *HALF, *FEW, "--expect", "norm=why")
     assert done.returncode == 1
     verdict = " ".join(done.stdout.splitlines()[:2])
     assert verdict.startswith("FAILED: 1 of ")
@@ -144,13 +158,14 @@ def test_the_verdict_names_passes_that_were_expected_to_fail(elsewhere):
 
 
 def test_the_wrong_pairing_is_named(elsewhere):
-    done = check(elsewhere, "mylib:rotate")
+    done = check(elsewhere, "mylib:rotate", *FEW)
     assert done.returncode == 1
     assert "Likely cause: half pairing; try --claim pairing=half" in done.stdout.splitlines()[0]
 
 
-def test_a_wrong_row_in_a_table_fits_a_terminal(elsewhere):
-    assert max(map(len, check(elsewhere, "mylib:backwards").stdout.splitlines())) <= 110
+def test_a_wrong_row_in_a_table_fits_a_terminal(failing):
+    _, report, _ = failing
+    assert max(map(len, lines_of(report, ["check", "mylib:backwards"]))) <= 110
 
 
 @pytest.mark.parametrize(
@@ -213,7 +228,8 @@ def test_targets_and_checks_are_listed(elsewhere):
         assert f"  {name} " in done.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("--in-process",)], ids=["child", "in-process"])
+# The process that prints is the judge itself, or its parent, which one call is enough to see.
+@pytest.mark.parametrize("options", [("--case", "base=50.0"), ("--in-process",)], ids=["child", "in-process"])
 def test_needs_neither_pytest_nor_another_library(elsewhere, options):
     script = (
         f"import sys; from rope_array.__main__ import main; status = main(['check', 'numpy', *{options}]); "
@@ -420,11 +436,9 @@ def test_a_signal_ends_both_processes(ending, name, status):
 # ---- files of a report, and options ----
 
 
-def test_junit_has_a_test_case_for_each_check(elsewhere):
-    options = ["--claim", "pairing=half", "--expect", "base=known", "--junit", "report.xml"]
-    done = check(elsewhere, "mylib:backwards", *options)
+def test_junit_has_a_test_case_for_each_check(failing):
+    done, _, root = failing
     assert done.returncode == 1
-    root = ElementTree.parse(elsewhere / "report.xml").getroot()
     (suite,) = root.iter("testsuite")
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert [*cases] == [each.name for each in checks()]
@@ -454,10 +468,10 @@ def test_json_has_requirements_needs_and_times(elsewhere):
 def test_a_random_call_that_fails_is_printed_as_a_command(elsewhere):
     module = MYLIB + "\n\ndef rare(x, pos):\n    return rotate(x, pos) + (x.shape[-1] == 132)\n"
     (elsewhere / "mylib.py").write_text(module, encoding="utf-8")
-    done = check(elsewhere, "mylib:rare", "--claim", "pairing=half", "--examples", "300", "--seed", "1")
+    done = check(elsewhere, "mylib:rare", *HALF, *FEW, "--examples", "300", "--seed", "1")
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "--case" in line and "python -m" in line)
-    assert line == "  python -m rope_array check mylib:rare --claim pairing=half --case width=132"
+    assert line == f"  python -m rope_array check mylib:rare {' '.join(HALF + FEW)} --case width=132"
     again = command(elsewhere, *line.split()[1:])
     assert again.returncode == 1
     assert again.stdout.startswith("FAILED: 1 of 1.")
@@ -467,14 +481,14 @@ def test_a_required_capability_that_is_refused_fails(elsewhere):
     module = MYLIB + "\n\ndef narrow(x, pos):\n    assert np.ndim(pos) == 1\n    return rotate(x, pos)\n"
     (elsewhere / "mylib.py").write_text(module, encoding="utf-8")
     required = ["--require", "batch_positions", "--require", "tuple,base"]
-    done = check(elsewhere, "mylib:narrow", "--claim", "pairing=half", *required)
+    done = check(elsewhere, "mylib:narrow", *HALF, "--claim", "dtypes=float32", *required)
     assert done.returncode == 1
     assert "batch_positions is required, and the target lacks it" in " ".join(done.stdout.split())
     assert "requires[batch_positions, tuple, base]" in done.stdout
 
 
 def test_what_does_not_apply_is_one_line_unless_asked_for(elsewhere):
-    options = ["mylib:rotate", "--claim", "pairing=half"]
+    options = ["mylib:rotate", *HALF, *FEW]
     short = check(elsewhere, *options).stdout
     (count,) = re.findall(r"^(\d+) do not apply; --verbose lists them\.$", short, re.MULTILINE)
     assert f"({count} do not apply" in short.splitlines()[0]
@@ -494,7 +508,8 @@ def plugin(folder, *arguments):
 
 
 def test_plugin_runs_every_check(elsewhere):
-    done = plugin(elsewhere, "--rope-backend", "mylib:rotate", "--rope-claim", "pairing=half", "-rs")
+    claims = [option.replace("--claim", "--rope-claim") for option in HALF + FEW]
+    done = plugin(elsewhere, "--rope-backend", "mylib:rotate", *claims, "-rs")
     assert done.returncode == 0, done.stdout
     assert "inv_freq: its signature does not name it" in done.stdout
 
@@ -561,7 +576,7 @@ def test_a_default_of_the_signature_is_claimed():
     def by_half(x, pos, pairing="half", base=500.0):
         return ra.apply(x, pos, pairing=pairing, base=base)
 
-    assert check_backend(by_half).ok
+    assert check_backend(by_half, **FEWER).ok
 
 
 def test_a_field_that_is_ignored_is_not_claimed():
@@ -572,7 +587,7 @@ def test_a_field_that_is_ignored_is_not_claimed():
 
 def test_a_field_passed_in_spec_is_claimed():
     """`**spec` alone claims all fields; a field that changes nothing fails its check."""
-    target = Target(lambda x, pos, **spec: ra.apply(x, pos))
+    target = Target(lambda x, pos, **spec: ra.apply(x, pos), dtypes=("float32",))
     assert set(FIELDS) <= target.claimed
     assert {"base", "pairing", "inverse"} <= {result.name for result in run_checks(target).of("failed")}
 
@@ -583,7 +598,7 @@ def test_a_refused_field_is_not_claimed():
             raise NotImplementedError("no frequencies")
         return ra.apply(x, pos, **spec)
 
-    report = check_backend(refusing, angles="exact")
+    report = check_backend(refusing, angles="exact", **FEWER)
     assert report.target.declines["inv_freq"] == "refuses it: NotImplementedError: no frequencies"
 
 
@@ -593,7 +608,7 @@ def test_a_fault_in_a_field_is_no_refusal():
             raise ZeroDivisionError
         return ra.apply(x, pos, **spec)
 
-    assert "base" in {result.name for result in run_checks(broken).of("failed")}
+    assert "base" in {result.name for result in run_checks(broken, **FEWER).of("failed")}
 
 
 def test_refused_calls_are_listed():
@@ -602,7 +617,7 @@ def test_refused_calls_are_listed():
             raise ValueError("positions of one axis only")
         return ra.apply(x, pos, base=base)
 
-    declines = run_checks(only_rows).target.declines
+    declines = Target(only_rows).declines
     assert "positions of one axis only" in declines["batch_positions"]
 
 
@@ -625,7 +640,7 @@ def test_axes_of_its_own(layout):
             y = ra.apply(moved, pos, base=base)
         return np.moveaxis(y, -2, layout.index("s"))
 
-    report = check_backend(served, layout=layout)
+    report = check_backend(served, layout=layout, dtypes=("float32",))
     assert "definition" in {result.name for result in report.of("passed")}
 
 
@@ -634,7 +649,7 @@ def test_axes_that_are_mixed_up_fail(layout):
     def wrong(x, pos, base=10000.0):
         return ra.apply(x, pos[::-1].copy() if np.ndim(pos) else pos, base=base, seq_axis=-2)
 
-    assert not run_checks(wrong, layout=layout).ok
+    assert not run_checks(wrong, layout=layout, dtypes=("float32",)).ok
 
 
 @pytest.mark.parametrize(
@@ -661,7 +676,8 @@ def test_only_claimed_positions_are_tried(positions):
         seen.append(np.asarray(pos))
         return ra.apply(x, pos, base=base)
 
-    report = check_backend(recording, positions=positions, furthest=2**16, lacks={"tuple": "takes one array"})
+    lacks = {"tuple": "takes one array"}
+    report = check_backend(recording, positions=positions, furthest=2**16, lacks=lacks, dtypes=("float32",))
     asked = [pos for pos in seen if pos.ndim == 1]
     contiguous = all((np.diff(pos) == 1).all() for pos in asked)
     from_zero = all(pos[:1].tolist() in ([], [0]) for pos in asked)
@@ -677,7 +693,7 @@ def test_positions_beyond_a_table_are_not_tried():
         seen.append(np.max(np.abs(np.asarray(pos, dtype=float)), initial=0))
         return ra.apply(x, pos, base=base)
 
-    report = check_backend(recording, furthest=2047)
+    report = check_backend(recording, furthest=2047, dtypes=("float32",))
     assert max(seen) <= 2047
     assert report.target.declines["reaches_2e16"] == "takes positions up to 2,047"
 
@@ -718,23 +734,23 @@ def test_checks_have_stable_names_and_reasons():
 
 
 def test_iter_checks_runs_applicable_checks():
-    ran = [each.name for each, run in iter_checks(rotate) if run() is None]
-    assert ran == [result.name for result in run_checks(rotate).of("passed")]
+    ran = [each.name for each, run in iter_checks(rotate, layout="sd") if run() is None]
+    assert ran == [result.name for result in run_checks(rotate, layout="sd").of("passed")]
 
 
 def test_expected_failures_are_strict_both_ways():
     def off(x, pos, base=10000.0):
         return ra.apply(x, pos, base=base) if base == 10000.0 else ra.apply(x, pos, base=base + 1)
 
-    failing = {result.name: "known, a link" for result in run_checks(off).of("failed")}
+    failing = {result.name: "known, a link" for result in run_checks(off, **FEWER).of("failed")}
     assert "base" in failing
-    assert check_backend(off, expected_failures=failing).ok
+    assert check_backend(off, expected_failures=failing, **FEWER).ok
     with pytest.raises(ConformanceError, match="base"):
-        check_backend(off)
+        check_backend(off, **FEWER)
     with pytest.raises(ConformanceError, match="definition: unexpected pass"):
-        check_backend(off, expected_failures={**failing, "definition": "why"})
+        check_backend(off, expected_failures={**failing, "definition": "why"}, **FEWER)
     with pytest.raises(ConformanceError, match=r"inv_freq: unexpected pass: .* not applicable"):
-        check_backend(off, expected_failures={**failing, "inv_freq": "why"})
+        check_backend(off, expected_failures={**failing, "inv_freq": "why"}, **FEWER)
 
 
 def test_expected_failures_need_a_reason():
@@ -771,7 +787,7 @@ def test_worst_errors_are_measured():
     assert {"accuracy_2e20", "accuracy_2e24", "accuracy_int32"} <= failed
     assert failed.isdisjoint({"accuracy_small", "accuracy_2e16", "definition"})
     assert 1e-2 < report.worst["2^20"] < 1
-    assert run_checks("numpy").worst["2^20"] < 3e-7
+    assert run_checks(rotate, **FEWER).worst["2^20"] < 3e-7
 
 
 # ---- kinds of targets, and their faults ----
@@ -808,8 +824,9 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
 
 
 def test_limits_of_a_module_may_be_claimed():
-    report = check_backend(Tables(64, 600), fixed={"pairing": "half"}, head_dim=64, furthest=599)
-    assert report.as_dict()["claims"] == {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599}
+    claims = {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599, "dtypes": ("float32",)}
+    report = check_backend(Tables(64, 600), **claims)
+    assert report.as_dict()["claims"] == {**claims, "dtypes": ["float32"]}
     assert report.target.reach == 599
 
 
@@ -821,7 +838,7 @@ def test_limits_of_a_module_may_be_claimed():
     ],
 )  # fmt: skip
 def test_fixed_fields_apply_to_every_call(field, value):
-    assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}).ok
+    assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}, **FEWER).ok
 
 
 def test_the_other_field_of_a_built_in_slice_is_claimed():
@@ -831,8 +848,8 @@ def test_the_other_field_of_a_built_in_slice_is_claimed():
     def by_width(x, pos, rotary_dim=16, rotary_start=0):
         return ra.apply(x, pos, rotary_dim=rotary_dim, rotary_start=rotary_start)
 
-    assert "rotary_dim" in check_backend(by_start, fixed={"rotary_start": 8}).target.claimed
-    assert "rotary_start" in check_backend(by_width).target.claimed
+    assert "rotary_dim" in check_backend(by_start, fixed={"rotary_start": 8}, **FEWER).target.claimed
+    assert "rotary_start" in check_backend(by_width, **FEWER).target.claimed
 
 
 def test_defaults_of_the_call_in_a_signature():
@@ -943,7 +960,7 @@ def faulty(elsewhere):
 
 
 def test_standard_output_has_json_alone(faulty):
-    done = check(faulty, "faulty:prints", "--json", "--claim", "pairing=half")
+    done = check(faulty, "faulty:prints", "--json", *HALF, *FEW)
     assert json.loads(done.stdout)["ok"]
     assert "imported" in done.stderr
     strict = json.loads(check(faulty, "faulty:nan", "--json").stdout, parse_constant=pytest.fail)
@@ -952,7 +969,7 @@ def test_standard_output_has_json_alone(faulty):
 
 
 def test_exits_are_failures(faulty):
-    assert check(faulty, "faulty:exits").returncode == 1
+    assert check(faulty, "faulty:exits", *FEW).returncode == 1
 
 
 @pytest.mark.parametrize("exception", [SystemExit(0), GeneratorExit()])
@@ -962,15 +979,15 @@ def test_an_exit_in_a_trial_call_is_no_refusal(exception):
             raise exception
         return ra.apply(x, pos, base=base)
 
-    report = run_checks(rotate)
+    report = run_checks(rotate, **FEWER)
     assert [result.name for result in report.of("failed")] == ["refusals_raise"]
     assert type(exception).__name__ in report.of("failed")[0].detail
 
 
 def test_output_in_any_encoding(faulty):
-    for target in ("faulty:unprintable", "--list"):
-        done = command(faulty, "-m", "rope_array", "check", target, encoding="ascii")
-        assert done.returncode == (0 if target == "--list" else 1)
+    for options in (["faulty:unprintable", *FEW], ["--list"]):
+        done = command(faulty, "-m", "rope_array", "check", *options, encoding="ascii")
+        assert done.returncode == (0 if options == ["--list"] else 1)
         assert "Traceback" not in done.stderr
         assert "\x1b" not in done.stdout
 
@@ -985,7 +1002,8 @@ def test_modules_that_cannot_be_imported_are_named(faulty, module):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_reader_that_stops_changes_no_verdict(faulty):
-    script = f"{sys.executable} -m rope_array check faulty:wide --json | head -1; echo ${{PIPESTATUS[0]}}"
+    judged = f"{sys.executable} -m rope_array check faulty:wide {' '.join(FEW)} --json"
+    script = f"{judged} | head -1; echo ${{PIPESTATUS[0]}}"
     done = command(faulty, "-c", script, program=("bash",))
     assert done.stdout.split()[-1] == "1"
 
