@@ -331,17 +331,15 @@ def rule(spec):
 # Correct code refuses the calls for which this holds: (x, pos, spec). With them, checks that make such calls.
 REFUSED = {
     "4,096 rows": (lambda x, p, s: rows(x) > 4096, "more_rows_than_2e16 many_rows positions_of_a_long_batch"),
-    "128 rows": (lambda x, p, s: rows(x) > 128, "sizes more_rows_than_2e16 many_rows results_are_kept norm"),
-    "8 rows": (lambda x, p, s: rows(x) > 8,
-        "sizes positions_unchanged inputs_unchanged calls_at_like_positions"),
+    "128 rows": (lambda x, p, s: rows(x) > 128, "more_rows_than_2e16 many_rows results_are_kept norm"),
+    "8 rows": (lambda x, p, s: rows(x) > 8, "positions_unchanged inputs_unchanged calls_at_like_positions"),
     "a row": (lambda x, p, s: rows(x) == 1, "positions_offset size_one_axes"),
-    "many batches": (lambda x, p, s: x.ndim > 2 and len(x) > 8, "many_batches sizes batches_times_heads"),
+    "many batches": (lambda x, p, s: x.ndim > 2 and len(x) > 8, "many_batches batches_times_heads"),
     "many heads": (lambda x, p, s: x.ndim > 3 and x.shape[1] > 64, "many_heads many_elements"),
-    "many elements": (lambda x, p, s: x.size > 2**20, "large_sizes many_elements"),
+    "many elements": (lambda x, p, s: x.size > 2**20, "large_results_are_kept many_elements"),
     "equal sizes": (lambda x, p, s: x.ndim > 2 and len(x) == x.shape[1], "positions_of_a_batch heads_alike"),
     "wide heads": (lambda x, p, s: x.shape[-1] > 128, "widths_of_each_dtype one_field_at_every_width"),
-    "four axes": (lambda x, p, s: x.ndim == 4 and rows(x) == 5 and len(x) == 1,
-        "threads storage_offsets sizes"),
+    "four axes": (lambda x, p, s: x.ndim == 4 and rows(x) == 5 and len(x) == 1, "threads storage_offsets"),
     "strides": (lambda x, p, s: not x.flags.c_contiguous, "strides_of_zero strides results_are_writable"),
     "unaligned x": (lambda x, p, s: x.ctypes.data % 16, "storage_offsets strides"),
     "strided positions": (lambda x, p, s: np.ndim(p) and not p.flags.c_contiguous, "strides_of_positions"),
@@ -427,7 +425,7 @@ def without_the_field(x, pos, base=10000.0, pairing="interleaved"):
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(raising_at_first(), "sizes"), (writing_before_it_raises, "sizes"), (without_the_field, "pairing")],
+    [(raising_at_first(), "many_rows"), (writing_before_it_raises, "many_rows"), (without_the_field, "pairing")],
     ids=["at first", "after writing x", "a claimed field"],
 )
 def test_an_exception_that_is_no_refusal_is_a_failure(function, name):
@@ -463,16 +461,16 @@ def test_an_exception_beside_other_threads_is_a_failure():
 
 def test_refused_calls_are_in_the_report_and_may_be_required():
     def short(x, pos, base=10000.0):
-        if rows(x) > 8000:
-            raise ValueError(f"at most 8,000 rows, not {rows(x)}")
+        if rows(x) > 4000:
+            raise ValueError(f"at most 4,000 rows, not {rows(x)}")
         return ra.apply(x, pos, base=base)
 
-    report = run_checks(short, requires=["large_sizes", "base"])
+    report = run_checks(short, requires=["long_sequences_from_an_offset", "base"])
     text = " ".join(" ".join(lines_of(report)).split())
     assert "Refused, and so not judged, in" in text
-    assert "at most 8,000 rows, not 8301; x float16[1, 2, 8301, 16], positions int64[8301]" in text
-    assert [result.name for result in report.of(FAILED)] == ["requires[large_sizes]"]
-    assert "large_sizes refuses 1 of 2 calls" in report.of(FAILED)[0].detail
+    assert "at most 4,000 rows, not 8301; x float16[1, 2, 8301, 16], positions int64[8301]" in text
+    assert [result.name for result in report.of(FAILED)] == ["requires[long_sequences_from_an_offset]"]
+    assert "long_sequences_from_an_offset refuses 1 of 2 calls" in report.of(FAILED)[0].detail
 
 
 def test_what_is_claimed_does_not_hold_what_is_refused():
@@ -518,7 +516,7 @@ def test_positions_of_one_kind_may_be_claimed(function, kind):
         "accuracy_small",
         "positions_of_a_batch",
         "combinations",
-        "sizes",
+        "many_rows",
         "zero_size",
     )
     found = outcomes(Target(function, positions=kind), *names)
