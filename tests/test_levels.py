@@ -12,7 +12,7 @@ LEVELS = [*(_native.kernel.level_names() if _native.kernel else ()), "none"]
 
 
 def levels(*repeated):
-    """Return the levels as parameters; `repeated`, judged elsewhere too, are left to the session `nightly`."""
+    """Return the levels as parameters; the session `nightly` alone runs `repeated`, judged elsewhere too."""
     return [pytest.param(name, marks=pytest.mark.nightly if name in repeated else ()) for name in LEVELS]
 
 
