@@ -564,6 +564,7 @@ def test_the_example_backend_is_found_first(installed):
 def test_the_example_backend_conforms(installed):
     done = command("check", "numpy", **installed)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", done.stdout, re.DOTALL)
 
 
 def edited(tmp_path, before, after):
@@ -626,11 +627,10 @@ def test_a_fault_at_one_width_of_two_is_found(installed, tmp_path):
 
 
 def test_calls_are_counted_by_backend(installed):
-    forced = command("check", "numpy", "--backend", "mylib", **installed).stdout
+    cases = ("--case", "base=500.0", "--case", "pairing=interleaved")
+    forced = command("check", "numpy", "--backend", "mylib", *cases, **installed).stdout
     assert re.search(r"Calls: mylib served [\d,]+, and declined [\d,]+: it serves pairs in halves \(", forced)
     assert "every call that names no pairing has pairing=half" in forced
-    every = command("check", "numpy", **installed).stdout
-    assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", every, re.DOTALL)
 
 
 def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
@@ -639,7 +639,7 @@ def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "backend 'mylib' serves no call" in done.stderr
     assert "it is asleep" in done.stderr
-    assert " mylib 0, " in command("check", "numpy", **installed).stdout
+    assert " mylib 0, " in command("check", "numpy", "--case", "base=500.0", **installed).stdout
 
 
 def test_a_backend_that_raises_fails(installed, tmp_path):

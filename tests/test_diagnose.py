@@ -425,7 +425,7 @@ def test_an_output_of_a_narrower_precision_needs_a_tolerance(tolerance):
     assert "Llama3" in found.nearest[0].code
 
 
-@pytest.mark.parametrize("tokens", [2, 4])
+@pytest.mark.parametrize("tokens", [2, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", ROPES)
 def test_too_few_tokens_give_advice_or_the_right_rope(name, tokens):
     pytest.importorskip("ml_dtypes")
@@ -919,7 +919,7 @@ def test_every_row_of_a_large_array_is_checked():
         assert found.nearest[0].residual > 0.1
 
 
-@pytest.mark.parametrize("end", [1000, 1531, 2040])
+@pytest.mark.parametrize("end", [1000, 2040])
 def test_the_end_of_a_table_is_found_in_a_large_array(end):
     x = features(1, 8, 2048, 32)
     [found] = diagnose(x, ra.apply(x, np.minimum(range(2048), end)), range(2048)).explanations

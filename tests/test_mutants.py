@@ -206,7 +206,14 @@ def test_correct_torch_code_passes(rotate):
 
 @pytest.mark.slow
 @pytest.mark.library("jax")
-def test_correct_jax_code_passes():
+@pytest.mark.parametrize(
+    "claims",
+    [  # each shape and dtype is compiled
+        pytest.param({"dtypes": ("float32",), "layout": "sd", "head_dim": 16, "fields": ()}, id="one size"),
+        pytest.param({}, id="every claim", marks=pytest.mark.nightly),
+    ],
+)
+def test_correct_jax_code_passes(claims):
     jax, jnp = pytest.importorskip("jax"), pytest.importorskip("jax.numpy")
 
     @jax.jit  # without jit, each operation would be compiled for each shape
@@ -218,5 +225,5 @@ def test_correct_jax_code_passes():
         y = [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)]
         return jnp.stack(y, -1).reshape(x.shape).astype(x.dtype)
 
-    report = check_backend(rotate, library="jax:x64")
+    report = check_backend(rotate, library="jax:x64", **claims)
     assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
