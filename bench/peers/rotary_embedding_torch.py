@@ -8,11 +8,16 @@ from ._timed import Timed
 _POSITIONS = (
     "positions are made in the dtype of x; bfloat16 has every integer up to 256 only, float16 up to 2,048"
 )
+# Checks that call in several dtypes: with float32 and float64 alone they pass.
+_WITH_16_BITS = (
+    *("* bfloat16", "* float16", "*combinations", "sizes_and_fields", "no_grad", "inference_mode"),
+    *("training_after_inference", "autocast", "default_dtype", "default_device", "deterministic"),
+)
 NOTES = {
     "rotary-embedding-torch": Note(
         "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, with one module for "
         "each dtype, as a model has",
-        {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, "combinations": _POSITIONS, **FAR, **WIDTH_2},
+        {**dict.fromkeys(_WITH_16_BITS, _POSITIONS), **FAR, **WIDTH_2},
     )
 }
 

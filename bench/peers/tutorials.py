@@ -19,14 +19,19 @@ NOTES = {
         "a module that keeps cos and sin of the longest x so far, on (S, B, H, D), and copies the features "
         "that do not rotate, as in [labml's annotated "
         "papers](https://nn.labml.ai/transformers/rope/index.html); float32, as there",
-        FAR,
+        {
+            **FAR,
+            "training_after_inference": "the first call makes the table; if it is made under "
+            "`torch.inference_mode()`, PyTorch cannot save it for the gradient of a later call",
+        },
     ),
     "tutorial: matrix": Note(
         "a rotation matrix for each position and `x @ R[:S]`, as in [Llama from "
         "scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, in float32, as there",
         {
+            "autocast": "PyTorch computes `x @ R` under autocast in autocast's dtype, and returns that dtype",
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
-            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction"
+            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction",
         },
     ),
 }
