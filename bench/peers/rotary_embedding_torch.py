@@ -2,22 +2,17 @@
 
 from rope_array.testing import Target
 
-from ._note import FAR, WIDTH_2, Note, built, first, release
+from ._note import FAR, WIDTH_2, WITH_16_BITS, Note, built, first, release
 from ._timed import Timed
 
 _POSITIONS = (
     "positions are made in the dtype of x; bfloat16 has every integer up to 256 only, float16 up to 2,048"
 )
-# Checks that call in several dtypes: with float32 and float64 alone they pass.
-_WITH_16_BITS = (
-    *("* bfloat16", "* float16", "*combinations", "sizes_and_fields", "no_grad", "inference_mode"),
-    *("training_after_inference", "autocast", "default_dtype", "default_device", "deterministic"),
-)
 NOTES = {
     "rotary-embedding-torch": Note(
         "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, with one module for "
         "each dtype, as a model has",
-        {**dict.fromkeys(_WITH_16_BITS, _POSITIONS), **FAR, **WIDTH_2},
+        {**dict.fromkeys(WITH_16_BITS, _POSITIONS), **FAR, **WIDTH_2},
     )
 }
 

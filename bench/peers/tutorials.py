@@ -2,7 +2,7 @@
 
 from rope_array.testing import Target
 
-from ._note import FAR, Note, release
+from ._note import FAR, WITH_16_BITS, Note, release
 
 _CAST = (
     "`model.to(dtype)` casts the frequencies, and positions are made in the dtype of the frequencies "
@@ -13,7 +13,7 @@ NOTES = {
         "a module with a buffer inv_freq, `cat(freqs, freqs)` and `x * cos + rotate_half(x) * sin` on (S, "
         "B, H, D), as in [EleutherAI's blog](https://blog.eleuther.ai/rotary-embeddings/). The module is "
         "cast to x's dtype, as a model casts it",
-        {"* bfloat16": _CAST, "* float16": _CAST, **FAR},
+        {**dict.fromkeys(WITH_16_BITS, _CAST), **FAR},
     ),
     "tutorial: table": Note(
         "a module that keeps cos and sin of the longest x so far, on (S, B, H, D), and copies the features "
