@@ -251,7 +251,7 @@ def scoreboard(session: nox.Session) -> None:
     """Run the conformance suite on other implementations; writes docs/scoreboard.md, README.md's table."""
     session.install(TORCH)  # first and alone, as a peer would bring another build
     install(session, TORCH, *GROUPS["peers"], *GROUPS["scoreboard"])
-    # flash-attn's setup needs PyTorch. It would ask GitHub for a wheel, and compile CUDA code that no check
+    # flash-attn's setup needs PyTorch. It would ask GitHub for a wheel, and compile CUDA code, which no check
     # runs.
     alone = ("--no-deps", "--no-build-isolation", *GROUPS["scoreboard-alone"])
     env = {"FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}

@@ -10,11 +10,16 @@ _TABLE = (
     "table](https://github.com/patrick-kidger/equinox/blob/main/equinox/nn/_embedding.py) for each (d, "
     "dtype), whatever theta is; so a second theta gets the angles of the first"
 )
+# Checks that call with several bases.
+_WITH_BASES = (
+    *("base", "base_of_any_size", "*combinations", "*_and_fields", "one_field_*", "gradient_of_one_field"),
+    *("jit_of_fields", "calls_after_a_compiled_one"),
+)
 NOTES = {
     "Equinox": Note(
         "`eqx.nn.RotaryPositionalEmbedding(d, theta=base, dtype=x.dtype)(x)` on (S, D), called for each "
         "batch and head; it takes no positions",
-        {**FAR, "base": _TABLE, "base_of_any_size": _TABLE, "combinations": _TABLE},
+        {**FAR, **dict.fromkeys(_WITH_BASES, _TABLE)},
     )
 }
 

@@ -13,6 +13,8 @@ NOTES = {
         "imported without the package's `__init__`, which needs its CUDA code",
         {
             **FAR,
+            "gradient_of_a_gradient": "the module's backward rotates the incoming gradient in place, which "
+            "autograd does not record; so the gradient of a gradient is not rotated",
             "gradient*": "the module's backward rotates the incoming gradient in place; so it overwrites "
             "this gradient, and misreads the gradient of a sum, whose elements share one "
             "address",
@@ -56,6 +58,7 @@ def targets() -> list[Target]:
             lacks={
                 "negative_positions": "would be read from before its table",
                 "bfloat16": "Triton's interpreter truncates bfloat16 where a GPU rounds it",
+                "threads": "Triton's interpreter keeps its state for one thread",
                 "float64": "computes in float32",
             },
         )

@@ -46,6 +46,7 @@ def targets() -> list[Target]:
                 "broadcast_positions": "takes a row of cos and sin for each row of x",
                 "head_positions": "takes (B, S)",
                 "bfloat16": "Triton's interpreter truncates bfloat16 where a GPU rounds it",
+                "threads": "Triton's interpreter keeps its state for one thread",
             },
         )
     ]

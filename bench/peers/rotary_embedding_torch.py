@@ -2,7 +2,7 @@
 
 from rope_array.testing import Target
 
-from ._note import FAR, WIDTH_2, Note, built, first, release
+from ._note import FAR, WIDTH_2, WITH_16_BITS, Note, built, first, release
 from ._timed import Timed
 
 _POSITIONS = (
@@ -12,7 +12,7 @@ NOTES = {
     "rotary-embedding-torch": Note(
         "`RotaryEmbedding(dim, theta=base).rotate_queries_or_keys(x, offset=start)`, with one module for "
         "each dtype, as a model has",
-        {"* bfloat16": _POSITIONS, "* float16": _POSITIONS, "combinations": _POSITIONS, **FAR, **WIDTH_2},
+        {**dict.fromkeys(WITH_16_BITS, _POSITIONS), **FAR, **WIDTH_2},
     )
 }
 

@@ -2,7 +2,7 @@
 
 from rope_array.testing import Target
 
-from ._note import FAR, Note, release
+from ._note import FAR, WITH_16_BITS, Note, release
 
 _CAST = (
     "`model.to(dtype)` casts the frequencies, and positions are made in the dtype of the frequencies "
@@ -13,20 +13,25 @@ NOTES = {
         "a module with a buffer inv_freq, `cat(freqs, freqs)` and `x * cos + rotate_half(x) * sin` on (S, "
         "B, H, D), as in [EleutherAI's blog](https://blog.eleuther.ai/rotary-embeddings/). The module is "
         "cast to x's dtype, as a model casts it",
-        {"* bfloat16": _CAST, "* float16": _CAST, **FAR},
+        {**dict.fromkeys(WITH_16_BITS, _CAST), **FAR},
     ),
     "tutorial: table": Note(
         "a module that keeps cos and sin of the longest x so far, on (S, B, H, D), and copies the features "
         "that do not rotate, as in [labml's annotated "
         "papers](https://nn.labml.ai/transformers/rope/index.html); float32, as there",
-        FAR,
+        {
+            **FAR,
+            "training_after_inference": "the first call makes the table; if it is made under "
+            "`torch.inference_mode()`, PyTorch cannot save it for the gradient of a later call",
+        },
     ),
     "tutorial: matrix": Note(
         "a rotation matrix for each position and `x @ R[:S]`, as in [Llama from "
         "scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, in float32, as there",
         {
+            "autocast": "PyTorch computes `x @ R` under autocast in autocast's dtype, and returns that dtype",
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
-            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction"
+            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction",
         },
     ),
 }

@@ -103,8 +103,9 @@ def one_field_and_many_elements(j: Judge) -> None:
     elsewhere = {"seq_axis", "in_tuple", "axes"}
     fields = [some for some in single_fields(j) if some and not some.keys() & elsewhere]
     shape = (3, 7, 103, 64) if j.lib.calls >= 1000 else (1, 3, 690, 64)
-    for i, some in enumerate(fields[: 3 if is_compiled(j) else None]):
-        spec = plain_case(j)._replace(width=j.target.width_of(64), **some).spec(j)
+    cases = [plain_case(j)._replace(width=j.target.width_of(64), **some) for some in fields]
+    specs = [case.spec(j) for case in cases if fits(j, case)]
+    for i, spec in enumerate(specs[: 3 if is_compiled(j) else None]):
         with j.part(f"with {spec}"):
             check_large(j, shape, dtype=j.dtypes[-(i % 2)], **spec)
 
