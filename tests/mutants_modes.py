@@ -450,3 +450,14 @@ def jitted_pairing_ignored(x, pos, **spec):
     if _is_traced(x):
         spec.pop("pairing", None)
     return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged", library="jax")
+@each
+def x64_switched_off(x, pos, **spec):
+    """Compute with x64, then switch it off, whatever it was."""
+    jax = import_module("jax")
+    y = ra.apply(x, pos, **spec)
+    if not isinstance(y, jax.core.Tracer):
+        jax.config.update("jax_enable_x64", False)
+    return y

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -240,6 +240,10 @@ class Library:
     def thread(self) -> AbstractContextManager[Any]:
         """Return the context manager that each thread needs in addition to `running`."""
         return nullcontext()
+
+    def unusual(self) -> AbstractContextManager[Any] | None:
+        """Return the context of other settings, for threads that set none themselves, or None."""
+        return None
 
     def is_lazy(self, array: Array) -> bool:
         """Return whether an array is not computed yet."""
@@ -548,6 +552,16 @@ class Jax(Library):
 
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
+
+    @contextmanager
+    def unusual(self) -> Iterator[None]:
+        config = self.native.config
+        usual = config.jax_enable_x64
+        config.update("jax_enable_x64", not usual)
+        try:
+            yield
+        finally:
+            config.update("jax_enable_x64", usual)
 
 
 class JaxX64(Jax):

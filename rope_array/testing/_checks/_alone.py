@@ -96,7 +96,7 @@ def one_field_and_many_rows(j: Judge) -> None:
 
 @check()
 def one_field_and_many_elements(j: Judge) -> None:
-    """The plain call and every field alone are right for an x of more than 2^17 elements.
+    """Every field alone is right for an x of more than 2^17 elements.
 
     Code chooses by size: threads, blocks of memory, a kernel.
     """

@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -228,7 +229,26 @@ def settings_unchanged(j: Judge) -> None:
                     changed |= _changes(before, after := j.lib.state())
             # `settings` predates the first call, which may have changed them for good.
             changed |= _changes(j.settings, after)
+            if dtype == j.dtype and not spec:
+                changed |= _changed_in_a_thread(j, x, pos)
             assert not changed, f"the call changed {', '.join(changed)}"
+
+
+def _changed_in_a_thread(j: Judge, x: Input, pos: Any) -> dict[str, None]:
+    """Call in a thread, under other settings of the library; return the settings that the call changes."""
+    found: dict[str, None] = {}
+
+    def call(settings: Any) -> None:
+        with settings, suppress(Exception):
+            before = j.lib.defaults()
+            _bare_call(j, x, pos, {})
+            found.update(_changes(before, j.lib.defaults()))
+
+    if (settings := j.lib.unusual()) is not None:
+        thread = threading.Thread(target=call, args=(settings,))
+        thread.start()
+        thread.join()
+    return found
 
 
 def _bare_call(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> None:
