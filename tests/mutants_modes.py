@@ -461,3 +461,13 @@ def x64_switched_off(x, pos, **spec):
     if not isinstance(y, jax.core.Tracer):
         jax.config.update("jax_enable_x64", False)
     return y
+
+
+@mutant("calls_after_a_compiled_one", library="jax")
+@each
+def traced_table_of_halves_kept(x, pos, **spec):
+    jax, width = import_module("jax"), x.shape[-1]
+    if spec.get("pairing") != "half" or set(spec) - {"pairing", "base"}:
+        return ra.apply(x, pos, **spec)
+    ones = _TABLES.setdefault(("ones of halves", width, x.dtype.name), jax.numpy.ones(width, x.dtype))
+    return ra.apply(x, pos, **spec) * ones

@@ -11,7 +11,7 @@ import numpy as np
 from rope_array.testing import _modes
 from rope_array.testing._case import Case, check_adjoint, fits, inputs_of, plain_case, positions_of
 from rope_array.testing._checks._alone import single_fields
-from rope_array.testing._checks._together import simple_cases
+from rope_array.testing._checks._together import other_pairing, simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
@@ -510,8 +510,12 @@ def _check_after(
     A traced or mapped array that is kept by the first call is no array in the others.
     """
     shapes, served = shapes if j.claims("batch_positions", "offset_positions") else ("S",), False
-    for shape, dtype in zip(shapes, itertools.cycle(j.dtypes), strict=False):
+    fields: list[dict[str, Any]] = [{}] * len(shapes)
+    if j.claims("pairing"):
+        shapes, fields = (*shapes, "S"), [*fields, {"pairing": other_pairing(j.target.defaults["pairing"])}]
+    for shape, some, dtype in zip(shapes, fields, itertools.cycle(j.dtypes), strict=False):
         x, pos, spec = _new(j, dtype, shape)
+        spec = {**spec, **some}
         with _taken(j):  # the first call only: later ones do not refuse what it takes
             with j.part(name):
                 check(x, pos, **spec)
