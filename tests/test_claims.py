@@ -235,6 +235,17 @@ def test_code_that_works_in_place_may_be_claimed():
     assert not run_checks(in_place).ok
 
 
+def test_code_that_writes_x_and_returns_a_result_may_be_claimed():
+    def with_x_as_scratch(x, pos, base=10000.0):
+        y = ra.apply(x, pos, base=base)
+        for one in x if isinstance(x, tuple) else (x,):
+            one[...] = 0
+        return y
+
+    assert not run_checks(with_x_as_scratch).ok
+    check_backend(with_x_as_scratch, lacks={"keeps_x": "uses x as scratch memory"})
+
+
 def test_code_that_says_that_it_works_in_place_has_to_write():
     found = outcomes(Target(rotate, in_place=True), "definition")
     assert found == {"definition": FAILED}

@@ -97,8 +97,17 @@ def adapt_in_place(rotate: Rotate, lib: Library) -> Rotate:
     """Make a callable that writes its result into x return it, and leave x as it is."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        copies = tuple(map(lib.copied, x)) if isinstance(x, tuple) else lib.copied(x)
+        copies = _copies(lib, x)
         rotate(copies, pos, **spec)
         return copies
 
     return call
+
+
+def adapt_copies(rotate: Rotate, lib: Library) -> Rotate:
+    """Give a callable that writes into x, or deletes it, a copy of x."""
+    return lambda x, pos, **spec: rotate(_copies(lib, x), pos, **spec)
+
+
+def _copies(lib: Library, x: Any) -> Any:
+    return tuple(map(lib.copied, x)) if isinstance(x, tuple) else lib.copied(x)

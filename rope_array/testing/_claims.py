@@ -100,7 +100,7 @@ CAPABILITIES = {
     "widths": "takes the head_dims of models, 16 to 256",
     "wide_heads": "takes a head_dim beyond 256",
     "odd_width": "takes an odd head_dim with an even rotary_dim",
-    "keeps_x": "does not write x",
+    "keeps_x": "does not write or delete x",
     "zero_size": "takes arrays without elements",
     "strides": "takes arrays of any strides",
     "tuple": "takes several arrays in a tuple",

@@ -127,7 +127,7 @@ class ChangedJudge(Judge):
 
 
 WRITES_X = "it writes into x; return a new array"
-DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x"
+DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x, or claim keeps_x=REASON"
 
 
 def writes_x(target: Target) -> bool:

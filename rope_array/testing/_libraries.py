@@ -553,6 +553,9 @@ class Jax(Library):
     def thread(self) -> AbstractContextManager[Any]:
         return self.running()
 
+    def copied(self, array: Array) -> Array:
+        return self.xp.array(array, copy=True)
+
     @contextmanager
     def unusual(self) -> Iterator[None]:
         config = self.native.config

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ._calls import ORDERS, adapt_arguments, adapt_in_place, adapt_positions, leave_out_positions
+from ._calls import (
+    ORDERS,
+    adapt_arguments,
+    adapt_copies,
+    adapt_in_place,
+    adapt_positions,
+    leave_out_positions,
+)
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -297,7 +304,8 @@ class Target:
             rotate = leave_out_positions(rotate, self.arguments)
         rotate = adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
-        rotate = adapt_in_place(rotate, self.arrays) if self.in_place else rotate
+        if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not Library.copied):
+            rotate = (adapt_in_place if self.in_place else adapt_copies)(rotate, self.arrays)
         rotate = self._with_layout(rotate)
         if self.positions in ("batch", "row"):
             rotate = adapt_positions(rotate, self.positions, "axes" in self.fixed, self.arrays)
@@ -460,7 +468,8 @@ def _check_calls(target: Target) -> None:
     named, takes_any = parameters_of(target.rotate)
     if target.fields and not takes_any and (missing := [n for n in target.fields if n not in named]):
         raise ValueError(f"fields names {', '.join(missing)}, and the signature of {target.name} does not")
-    if target.in_place and type(target.arrays).copied is Library.copied:
+    kind = type(target.arrays)
+    if target.in_place and (kind.copied is Library.copied or kind.overwrite is Library.overwrite):
         raise ValueError(f"in_place is claimed, and arrays of {target.library} cannot be written")
 
 
