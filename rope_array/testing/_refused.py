@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from . import _watch
 from ._claims import field_call, one_line
 from ._compilers import CannotCompile
 from ._own import Declined
-
-if TYPE_CHECKING:
-    from ._judge import Judge
 
 
 class Refused(Declined):
@@ -43,13 +40,13 @@ class Calls:
         return f"refuses {share}: {self.refused[0]}"
 
 
-def refusal(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
+def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
     """Return the refused call with its error, as text; "" if the exception is a fault.
 
     Parameters
     ----------
     judge
-        The judge whose target raised the exception.
+        The `Judge` whose target raised the exception.
     x, pos, spec
         The call: an `Input`, or a tuple of them, positions for the target, and fields.
     error
@@ -77,11 +74,11 @@ def _has_values(x: Any) -> bool:
     return getattr(x, "array", None) is not None
 
 
-def _is_written(judge: Judge, x: Any) -> bool:
+def _is_written(judge: Any, x: Any) -> bool:
     return not np.array_equal(judge.numbers(x.array), x.values, equal_nan=True)
 
 
-def _raises(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
+def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
     """Make a call once more; return the type of its exception."""
     try:
         judge.bare_call(x, pos, dict(spec))
@@ -90,14 +87,14 @@ def _raises(judge: Judge, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exc
     return None
 
 
-def _is_served_else(judge: Judge, dtype: str, spec: Mapping[str, Any]) -> bool:
+def _is_served_else(judge: Any, dtype: str, spec: Mapping[str, Any]) -> bool:
     """Return whether the plain call is served, and every field of a call alone."""
     plain = judge.x(dtype=dtype), judge.pos(judge.positions())
     calls = [(*plain, {}), *(field_call(judge.target, name, value) for name, value in spec.items())]
     return not any(_raises(judge, *call) for call in calls)
 
 
-def refuses_gradient(judge: Judge, error: Exception) -> bool:
+def refuses_gradient(judge: Any, error: Exception) -> bool:
     """Return whether a call whose gradient is recorded is refused: the plain call is not."""
     if judge.target.declared or isinstance(error, AssertionError | Declined | CannotCompile):
         return False
@@ -107,7 +104,7 @@ def refuses_gradient(judge: Judge, error: Exception) -> bool:
     return True
 
 
-def takes_gradient(judge: Judge, dtype: str) -> bool:
+def takes_gradient(judge: Any, dtype: str) -> bool:
     """Return whether the plain call in a dtype is served while its gradient is recorded."""
     x, pos = judge.x(dtype=dtype), judge.pos(judge.positions())
     try:
