@@ -590,3 +590,25 @@ def test_wrong_results_are_named_before_an_exception_that_one_other_check_met():
     assert told_by(failed, dict.fromkeys(failed, "It is right.")).startswith("vmap over positions, wrong")
     del failed["vmap_of_positions"]
     assert "Linearization failed" in told_by(failed, {"jit_of_gradients": "It is right."})
+
+
+def test_positions_of_a_batch_are_told_before_another_layout():
+    """Tables of rows with an axis for heads broadcast to (B, S, H, D) too, as in most of Hugging Face."""
+
+    def by_position_ids(x, pos):
+        angle = angles(np.zeros((1, x.shape[-1])), pos)
+        cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        a, b = x[..., ::2], x[..., 1::2]
+        return np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape).astype(x.dtype)
+
+    cause = find_causes(Target(by_position_ids), {"definition": ""}).cause
+    assert cause.claims == {"positions": "batch"}
+
+
+def test_q_and_k_are_never_said_to_be_lacking():
+    def rotate(q, k, pos):
+        return ra.apply(q, pos), 0 * ra.apply(k, pos)
+
+    report = run_checks(rotate, arguments="q,k,pos", dtypes=["float32"])
+    assert not report.ok
+    assert "tuple=" not in str(report.cause).replace("in_tuple=", "")

@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ._calls import needs_no_positions, parameters_of_order, takes_arguments
+from ._calls import needs_no_positions, parameters_of_order, takes_arguments, takes_two
 from ._checks import checks
 from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
 from ._guess import DONATES_X, WRITES_X, Change, Guess, writes_x
@@ -24,6 +24,7 @@ from ._judge import DELETES_X, Check, Judge
 from ._likeness import find_rotation
 from ._limits import find_limits
 from ._own import OwnApply
+from ._parts import whole_of
 from ._probes import last_right, may_be
 from ._target import Target
 from ._told import depend_on_others, lacks_wholly, told_by
@@ -426,6 +427,8 @@ def _withdrawals(
         return
     names = {name for check in left for name in (*check.needs, *check.arguments)}
     failing = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
+    if takes_two(guess.target.arguments):  # every call is one of a tuple
+        failing -= {name for name in failing if whole_of(name) == "tuple"}
     needing = _checks_needing(guess.target)
     claimed = {name for name in failing if lacks_wholly(name, failed, needing.get(name, ()))}
     right = tuple(name for name in DTYPES if name in guess.target.claimed - claimed)

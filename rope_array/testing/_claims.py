@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -506,7 +507,7 @@ def _try_calls(target: Any, declines: Mapping[str, str]) -> dict[str, str]:
 def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | None:
     """Return the exception that a trial raises, or None."""
     try:
-        with target.arrays.running():
+        with target.arrays.running(), _silence():
             attempt()
     except KeyboardInterrupt:
         raise
@@ -515,6 +516,17 @@ def _exception_of(target: Any, attempt: Callable[[], Any]) -> BaseException | No
             target.exits.append(one_line(error))
         return error
     return None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Leave out what a compiler logs when a trial call is refused."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 def one_line(error: BaseException, length: int = 160) -> str:

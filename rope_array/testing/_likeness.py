@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -53,8 +53,10 @@ def find_rotation(target: Target) -> Guess | str | None:
         if place not in seen:
             seen[place] = _observe(target, place)
         found = seen[place]
-        if isinstance(found, Seen) and found.is_rotated({"pairing": pairing} if pairing else {}, change):
-            return _guess_of(target, place, found, {"pairing": pairing} if pairing else {}, change)
+        fields = {"pairing": pairing} if pairing else {}
+        if isinstance(found, Seen) and found.is_rotated(fields, change):
+            batched = _of_a_batch(target) if place[1] != target.layout else None
+            return batched or _guess_of(target, place, found, fields, change)
     first = next(iter(seen.values()))
     if isinstance(first, Exception) and (guess := _of_other_positions(target)):
         return guess
@@ -64,7 +66,9 @@ def find_rotation(target: Target) -> Guess | str | None:
             break
         diagnosed = _diagnosed(target, place)
         if isinstance(diagnosed, str):
-            return diagnosed
+            if place[:2] == (target.library, target.layout):
+                return diagnosed
+            continue  # of an x whose axes may be in another order
         if diagnosed is not None:
             return _guess_of(target, place, *diagnosed)
     return fault
@@ -78,9 +82,10 @@ _OTHER_POSITIONS = {
 }
 
 
-def _of_other_positions(target: Target) -> Guess | None:
+def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Guess | None:
     """Return the guess of a target that takes positions of another shape only, or none."""
-    for kind, text in _OTHER_POSITIONS.items() if target.positions == "any" else ():
+    for kind in kinds if target.positions == "any" else ():
+        text = _OTHER_POSITIONS[kind]
         try:
             found = find_rotation(replace(target, positions=kind))
         except ValueError:  # other claims contradict it
@@ -89,6 +94,15 @@ def _of_other_positions(target: Target) -> Guess | None:
             claims = {"positions": kind, **found.claims}
             return found._replace(texts=(text, *found.texts), claims=claims)
     return None
+
+
+def _of_a_batch(target: Target) -> Guess | None:
+    """Return the guess of positions of shape (B, S) if they explain what another layout does.
+
+    Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
+    """
+    guess = _of_other_positions(target, ["batch"])
+    return None if guess is None or "layout" in guess.claims else guess
 
 
 _UNCHANGED = "it returns x as it is"
@@ -132,7 +146,10 @@ def _observe(
 
     If the place says rows, call with positions 0, 1, 2, ..., which the target has to ignore.
     """
-    judge = _judge_of(target, place, width)
+    try:
+        judge = _judge_of(target, place, width)
+    except ValueError as error:  # a claim that contradicts the layout
+        return error
     x = judge.x() if pos is None else judge.x(1, 2, len(pos), width)
     pos = np.arange(5) if place[2] else judge.positions() if pos is None else pos
     with judge.lib.running(), np.errstate(all="ignore"):

@@ -89,8 +89,8 @@ def _advice(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the effect of the claims that help, and the command to paste."""
     if (advice := plain["advice"]) and command:
         everything = advice["explained"] == advice["failed"]
-        gone = "All failures" if everything else f"{advice['explained']} failures"
-        yield f"{gone} go away with these claims. Claim what you mean, and correct the other faults:\n"
+        gone = "all failures" if everything else f"{advice['explained']} failures"
+        yield f"With these claims {gone} go away. Keep those that describe your code; else mend the code:\n"
         yield f"  {shlex.join(['python', '-m', 'rope_array', *_repeated(command, advice['claims'])])}"
 
 
