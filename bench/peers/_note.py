@@ -21,6 +21,7 @@ FAR = dict.fromkeys(
 WITH_16_BITS = (
     *("* bfloat16", "* float16", "*combinations", "sizes_and_fields", "one_field_*", "no_grad"),
     *("inference_mode", "training_after_inference", "autocast", "default_*", "deterministic"),
+    *("widths_and_positions", "calls_that_differ_*", "threads_of_each_field", "gradient_at_far_*"),
 )
 # A fault of rotary-embedding-torch and x-transformers, by one author.
 WIDTH_2 = dict.fromkeys(

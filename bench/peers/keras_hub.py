@@ -14,7 +14,12 @@ _CAST = (
 _NOTE = Note(
     "`keras_hub.layers.RotaryEmbedding(max_wavelength=base, dtype=...)(x, positions=pos)`, with x of (B, S, "
     "H, D)",
-    {**FAR, "accuracy_float*": _CAST, "combinations": _CAST},
+    {
+        **FAR,
+        **dict.fromkeys(
+            ("accuracy_float*", "combinations", "widths_and_positions", "calls_that_differ_*"), _CAST
+        ),
+    },
 )
 _NAMES = {"jax": "keras-hub on JAX", "torch": "keras-hub on PyTorch"}
 NOTES = dict.fromkeys(_NAMES.values(), _NOTE)

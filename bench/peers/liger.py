@@ -15,6 +15,10 @@ NOTES = {
             "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence axis; "
             "with one row this stride is arbitrary, so an incoming gradient that is "
             "contiguous as (B, H, 1, D) is misread",
+            "gradient_of_a_gradient": "the backward is a kernel, which autograd does not record; so the "
+            "gradient of a gradient is not rotated",
+            "gradient*": "the kernel rotates the transposed incoming gradient in place where it is "
+            "contiguous, as with one row; so it overwrites this gradient",
         },
     )
 }

@@ -29,9 +29,8 @@ NOTES = {
         "a rotation matrix for each position and `x @ R[:S]`, as in [Llama from "
         "scratch](https://github.com/bkitano/llama-from-scratch); one head at a time, in float32, as there",
         {
-            "autocast": "PyTorch computes `x @ R` under autocast in autocast's dtype, and returns that dtype",
             "*": "the paper's exponent -2(i - 1)/d counts i from 1, the loop from 0, so the first frequency "
-            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction",
+            "is base^(2/d) instead of 1; and `x @ R` rotates in the opposite direction"
         },
     ),
 }
