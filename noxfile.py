@@ -16,6 +16,8 @@ import nox
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "virtualenv"  # not uv, which does not read pip's configuration
 nox.options.reuse_existing_virtualenvs = True
+# This is pip's way to say --no-compile, which spares time: Python compiles what is imported.
+os.environ.setdefault("PIP_NO_COMPILE", "0")
 
 ROOT = Path(__file__).parent
 DIST = ROOT / ".nox" / "dist"
@@ -34,6 +36,8 @@ TORCH = os.environ.get("ROPE_ARRAY_TORCH") or GROUPS["torch"][0]
 # One environment for the sessions that need several libraries; each installs its own wheel into it.
 SHARED = ROOT / ".nox" / "shared" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
+# RoPE.apply calls what `apply` calls, which the sessions `tests` show: other builds are judged by `apply`.
+NOT_TWICE = "not -RoPE-"
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
@@ -181,7 +185,7 @@ def pure(session: nox.Session) -> None:
     install(session, dist=PURE)
     # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
-    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", "not compil")
+    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", f"not compil and {NOT_TWICE}")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
@@ -196,7 +200,8 @@ def sanitize(session: nox.Session) -> None:
     found = (f"-print-file-name={name}.so" for name in ("libasan", "libstdc++"))
     pytest(
         *(session, ["numpy", "torch"], *map(str, sorted(ROOT.glob("tests/test_native*.py")))),
-        *("tests/test_conformance.py", "-k", "not compile and not array-api"),  # the kernel serves neither
+        # The kernel serves neither compiled functions nor the backend array-api.
+        *("tests/test_conformance.py", "-k", f"not compile and not array-api and {NOT_TWICE}"),
         LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
@@ -212,7 +217,7 @@ def tests_min(session: nox.Session) -> None:
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
     # tests(jax) tests 64 bits and compiled functions, with the newest version.
-    pytest(session, libraries, *by_default(*CONTRACT), "-k", "not x64 and not jax:jit")
+    pytest(session, libraries, *by_default(*CONTRACT), "-k", f"not x64 and not jax:jit and {NOT_TWICE}")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")

@@ -18,13 +18,15 @@ from rope_array.testing._own import as_records
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
 # Targets that take long and run the code of another target: specs become plain numbers before any array is
-# made. Only the session `nightly` runs the checks of specs, sizes, bits and modes on these, and the gradients
-# of more than the plain call. Code under jax.jit compiles each combination; the eager target has them all.
+# made. Only the session `nightly` runs the checks of specs, sizes, bits, state and modes on these, and the
+# gradients of more than the plain call. Code under jax.jit compiles each combination; the eager target has
+# them all.
 SHARING = {
-    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api"), ("dask", "array-api")),
+    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
+    *(("dask", "RoPE"), ("dask", "array-api")),
 }
-SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_together", "_variants"}
+SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}

@@ -11,12 +11,13 @@ from rope_array._backends import _native
 LEVELS = [*(_native.kernel.level_names() if _native.kernel else ()), "none"]
 
 
-def levels(*repeated):
-    """Return the levels as parameters; `repeated`, judged elsewhere too, are left to `nightly`."""
-    return [pytest.param(name, marks=pytest.mark.nightly if name in repeated else ()) for name in LEVELS]
+def levels():
+    """Return the levels as parameters; all but the lowest of the kernel's are left to `nightly`.
 
-
-BEST = LEVELS[:1]  # the kernel's own choice, which tests/test_conformance.py judges
+    tests/test_conformance.py judges the highest, tests/test_native_bits.py compares the bits of all, and
+    without the kernel the backends below serve.
+    """
+    return [pytest.param(name, marks=() if name in LEVELS[-2:-1] else pytest.mark.nightly) for name in LEVELS]
 
 
 def check(target, level, *arguments, **environment):
@@ -34,21 +35,21 @@ def check(target, level, *arguments, **environment):
 
 @pytest.mark.slow
 @pytest.mark.library("numpy")
-@pytest.mark.parametrize("level", levels(*BEST, "none"))  # "none" is the backend `numpy`, below
+@pytest.mark.parametrize("level", levels())
 def test_numpy_conforms(level):
     assert check("numpy", level).startswith("PASSED: ")
 
 
 @pytest.mark.slow
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("level", levels(*BEST))
+@pytest.mark.parametrize("level", levels())
 def test_torch_conforms(level):
     assert check("torch", level).startswith("PASSED: ")
 
 
 @pytest.mark.slow
 @pytest.mark.library("numpy")
-@pytest.mark.parametrize("backend", ["native", "numpy", "array-api"])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=pytest.mark.nightly), "numpy", "array-api"])
 def test_each_backend_conforms_by_name(backend):
     if backend == "native" and _native.kernel is None:
         pytest.skip(_native.unavailable_reason())

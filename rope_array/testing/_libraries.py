@@ -100,10 +100,11 @@ class Library:
         """Names of the floating dtypes."""
         return list(self.floats)
 
-    @property
+    @cached_property
     def lacks(self) -> dict[str, str]:
         """The missing capabilities with reasons: `gaps` without the dtypes that are available here."""
-        return {name: reason for name, reason in self.gaps.items() if name not in self.dtypes}
+        available = self.dtypes
+        return {name: reason for name, reason in self.gaps.items() if name not in available}
 
     def dtype(self, name: str) -> Any:
         """Return the library's own object for a dtype."""
