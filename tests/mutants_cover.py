@@ -594,3 +594,35 @@ def products_of_int16_positions(x, pos, **spec):
     if isinstance(pos, np.ndarray) and pos.dtype == np.int16 and pairs >= 32 and pos.size:
         pos = (pos * np.int16(pairs)).astype(np.int64) // pairs
     return ra.apply(x, pos, **spec)
+
+
+@mutant("tuples_of_two_dtypes")
+def k_in_the_dtype_of_q(x, pos, **spec):
+    if isinstance(x, tuple):
+        x = tuple(array.astype(x[0].dtype) for array in x)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("one_field_and_many_rows")
+@each
+def the_last_of_an_odd_number_of_heads(x, pos, **spec):
+    """Half pairs of more than 32 heads, two heads at a time."""
+    y = ra.apply(x, pos, **spec)
+    if x.ndim == 4 and x.shape[1] > 32 and x.shape[1] % 2 and spec.get("pairing") == "half":
+        y[:, -1] = x[:, -1]
+    return y
+
+
+@mutant("one_field_and_many_rows")
+@each
+def whole_tiles_without_the_factor(x, pos, **spec):
+    """Whole tiles of 256 rows take a faster path, which forgets the attention factor."""
+    if x.ndim > 1 and x.shape[-2] and x.shape[-2] % 256 == 0:
+        spec.pop("attention_factor", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("gradient_of_one_field", library="torch")
+@each
+def gradient_of_many_rows_without_the_factor(x, pos, **spec):
+    return with_adjoint(x, pos, spec, _without(*["attention_factor"] * (x.ndim > 1 and x.shape[-2] > 1024)))

@@ -521,3 +521,49 @@ def positions_of_a_batch_reshaped_in_place(x, pos, **spec):
     if _array_of(pos, 2) and pos.flags.c_contiguous and pos.flags.owndata and "axes" not in spec:
         pos.shape = (len(pos), 1, -1)
     return y
+
+
+# ---- calls with one field ----
+
+
+@mutant("many_results_are_kept")
+@each
+def ring_of_four_results_of_the_inverse(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if not spec.get("inverse"):
+        return y
+    ring = _STATE.setdefault(("ring", y.shape, y.dtype), [np.empty_like(y) for _ in range(4)])
+    ring.append(ring.pop(0))
+    ring[0][...] = y
+    return ring[0]
+
+
+@mutant("positions_written_in_place")
+def half_pairs_by_the_address_of_positions(x, pos, **spec):
+    """Keep the positions of the latest array: positions that advance in place are read once only."""
+    if spec.get("pairing") == "half" and isinstance(pos, np.ndarray) and pos.shape == (5,):
+        kept = _STATE.setdefault("address", [None, None])
+        if kept[0] is not pos:
+            kept[:] = pos, pos.copy()
+        pos = kept[1]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_many_batches")
+def rows_of_positions_by_an_index_of_8_bits(x, pos, **spec):
+    """Share equal rows of positions; the index of a row wraps beyond 256 rows."""
+    if _array_of(pos, 2) and len(pos) > 256 and "axes" not in spec:
+        rows, index = np.unique(pos, axis=0, return_inverse=True)
+        pos = rows[index.reshape(-1).astype(np.uint8)]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("strides", "strides_and_fields")
+@each
+def heads_of_a_fused_projection_misread(x, pos, **spec):
+    """Read (B, S, H, D) that was transposed as if its rows followed each other."""
+    rows, heads = x.shape[-2:0:-1] if x.ndim == 4 else (0, 0)
+    size = x.shape[-1] * x.itemsize
+    if x.ndim == 4 and min(rows, heads) > 1 and x.strides[-2] > heads * size and x.strides[1] == size:
+        x = np.lib.stride_tricks.as_strided(x, x.shape, (*x.strides[:2], heads * size, x.itemsize))
+    return ra.apply(x, pos, **spec)

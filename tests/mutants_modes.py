@@ -50,6 +50,26 @@ def table_made_for_inference(x, pos, **spec):
     return ra.apply(x, pos, **spec) * _TABLES.setdefault(key, x.new_ones(x.shape[-1]))
 
 
+@mutant("training_after_inference", library="torch")
+@each
+def first_rows_of_a_table_made_for_inference(x, pos, **spec):
+    """Keep a table for half pairs; a prompt from position 0 on gets views of its rows."""
+    y = ra.apply(x, pos, **spec)
+    if spec.get("pairing") != "half" or pos.ndim != 1 or len(pos) > 64 or not 0 < pos.numel() == pos[-1] + 1:
+        return y
+    key = "rows", x.shape[-1], x.dtype
+    return y * _TABLES.setdefault(key, x.new_ones(64, x.shape[-1]))[: len(pos)]
+
+
+@mutant("no_grad", "inference_mode", library="torch")
+@each
+def slice_from_0_without_gradients(x, pos, **spec):
+    if not _torch().is_grad_enabled() and "rotary_start" in spec:
+        start = spec.pop("rotary_start")
+        spec = {"rotary_dim": (x.shape[-1] - start) // 2 * 2, **spec}
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("autocast", library="torch")
 @each
 def angles_by_a_product_of_matrices(x, pos, **spec):

@@ -37,6 +37,8 @@ _MOST_CALLS = 30
 # Distinct positions of one call: each costs an exact angle for every pair.
 _DISTINCT = 8
 _WIDTHS = (36, 44, 64, 72, 80, 88, 96, 112, 128, 192, 256)
+# The value of `in_tuple` for a tuple of arrays of two dtypes.
+TWO_DTYPES = "two_dtypes"
 COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second")
 
 
@@ -82,7 +84,7 @@ class Case(NamedTuple):
     scaling: str | None = None
     axes: str | None = None
     inverse: bool | None = None
-    in_tuple: bool | None = None
+    in_tuple: bool | str | None = None
     gradient: str | None = None
 
     def spec(self, j: Judge) -> dict[str, Any]:
@@ -121,6 +123,11 @@ class Case(NamedTuple):
 def _rule_of(text: str) -> dict[str, Any]:
     """Return the rule that a text names, or is in JSON."""
     return RULES.get(text) or json.loads(text)
+
+
+def in_tuples(j: Judge) -> list[bool | str]:
+    """Return the value of `in_tuple` in cases: two dtypes if they are claimed; none without tuples."""
+    return [TWO_DTYPES if j.claims("mixed_dtypes") else True] if j.claims("tuple[2]") else []
 
 
 def plain_case(j: Judge) -> Case:
@@ -189,7 +196,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "scaling": _as_rule,
     "axes": _one_of(*MAPS),
     "inverse": _as_bool,
-    "in_tuple": _as_bool,
+    "in_tuple": lambda text: text if text == TWO_DTYPES else _as_bool(text),
     "gradient": _one_of(*COTANGENTS),
 }
 
@@ -366,7 +373,12 @@ def inputs_of(j: Judge, case: Case, seed: int) -> list[Input]:
     values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
     values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
     x = _laid_out(j, j.array(values, case.dtype), case.layout)
-    return [j.array(values[..., ::-1], j.dtypes[-1]), x] if case.in_tuple else [x]
+    return [j.array(values[..., ::-1], first_dtype(j, case)), x] if case.in_tuple else [x]
+
+
+def first_dtype(j: Judge, case: Case) -> str:
+    """Return the dtype of the first of the arrays of a call."""
+    return j.other_dtype(case.dtype) if case.in_tuple == TWO_DTYPES else case.dtype
 
 
 def _laid_out(j: Judge, x: Input, layout: str | None) -> Input:
@@ -472,13 +484,19 @@ def check_gradient(
     return True
 
 
-def check_adjoint(j: Judge, pulled: Any, x: Input, g: Input, numbers: Any, **spec: Any) -> None:
-    """Assert that a gradient is the cotangent rotated back, times the amplitude."""
+def check_adjoint(
+    j: Judge, pulled: Any, x: Input, g: Input, numbers: Any, like: str = "", **spec: Any
+) -> None:
+    """Assert that a gradient is the cotangent rotated back, times the amplitude.
+
+    It has to be as accurate as in x's dtype, or as in the dtype `like`, rotated in that dtype.
+    """
     j.check_kind(pulled, x)
     plan = pairs_of(x.values.shape[-1], {n: v for n, v in j.fields(spec).items() if v is not None})
     reciprocal = Context(prec=60).divide(Decimal(1), plan.amplitude)
     adjoint = {**spec, "inverse": not spec.get("inverse", False), "attention_factor": reciprocal}
-    j.check_values(j.numbers(pulled), g, numbers, _with_own_arithmetic(j), **adjoint)
+    accuracy = j.target.accuracy._replace(arithmetic="own") if like else _with_own_arithmetic(j)
+    j.check_values(j.numbers(pulled), g._replace(dtype=like or g.dtype), numbers, accuracy, **adjoint)
 
 
 def check_second_gradient(j: Judge, x: Input, g: Input, h: Input, numbers: Any, **spec: Any) -> bool:

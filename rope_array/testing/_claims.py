@@ -105,6 +105,7 @@ CAPABILITIES = {
     "zero_size": "takes arrays without elements",
     "strides": "takes arrays of any strides",
     "tuple": "takes several arrays in a tuple",
+    "mixed_dtypes": "takes a tuple of arrays of two dtypes",
     "nonfinite": "keeps NaN and infinities in their pair",
     "nonfinite_rows": "keeps NaN and infinities in their vector",
     "same_bits": "rotates a row to the same bits in every batch, slice and tuple",
@@ -141,6 +142,7 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "head_positions": lambda t: t(t.x(), t.rows(2, 3, 5)),
     "negative_positions": lambda t: t(t.x(), -t.rows(5)[::-1]),
     "odd_width": lambda t: t(t.x(width=WIDTH + 1), t.rows(5), rotary_dim=t.width(4)),
+    "mixed_dtypes": lambda t: t.mixed(),
     "strides": lambda t: t.call_any(t.lib.strided(t.x())),
     "no_grad": lambda t: t.under("no_grad"),
     "inference_mode": lambda t: t.under("inference_mode"),
@@ -152,7 +154,7 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "vmap_positions": lambda t: t.mapped((0, 0)),
     "gradient": lambda t: t.recorded(),
     "jit": lambda t: t.traced(),
-    "jvp": lambda t: jvp(t.lib, lambda x: t(x, t.rows(5)), t.x(), t.x()),
+    "jvp": lambda t: t.derived(),
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
     "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
@@ -201,7 +203,7 @@ def find_declines(target: Any) -> dict[str, str]:
 
 def _by_dependence(reasons: Mapping[str, str], tried: Collection[str] = ()) -> dict[str, str]:
     """Return the capabilities that need another one, which is declined; the ones `tried` need none."""
-    needs = {"odd_width": "rotary_dim"}
+    needs = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]"}
     for axes in BROADCAST:
         kind = {2: "batch_positions", 3: "head_positions"}.get(len(axes)) if axes != "scalar" else None
         needs.update({f"broadcast_positions[{axes}]": kind} if kind else {})
@@ -327,7 +329,8 @@ def by_library(target: Any) -> dict[str, str]:
 
 def _by_dtypes(target: Any) -> dict[str, str]:
     if target.dtypes is not None:
-        return {name: "not among its dtypes" for name in DTYPES if name not in target.dtypes}
+        reasons = {name: "not among its dtypes" for name in DTYPES if name not in target.dtypes}
+        return reasons | ({"mixed_dtypes": "takes one dtype"} if len(target.dtypes) == 1 else {})
     if target.arrays.name.startswith("numpy"):
         return {"bfloat16": "not a dtype of NumPy's own; name it in dtypes"}
     return {}
@@ -600,6 +603,11 @@ class _Trial:
         if count != 2 and len(ys) != count:
             raise TypeError(f"the call returned {len(ys)} results for {count} arrays")
 
+    def mixed(self) -> None:
+        """Call with tuples of two dtypes; raise if the target refuses all of them."""
+        first, *others = self.target.dtypes or self.lib.dtypes
+        self.call_any((other, (self.x(dtype=other), self.x(dtype=first))) for other in others)
+
     def pos(self, values: Any, kind: str) -> Any:
         return self.lib.asarray(np.asarray(values, kind))
 
@@ -618,7 +626,7 @@ class _Trial:
     def call_any(self, arrays: Any) -> None:
         """Raise if the target refuses every one of these arrays."""
         errors = [_exception_of(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
-        if errors[0] is not None and None not in errors:
+        if errors and None not in errors:
             raise errors[0]
 
     def under(self, mode: str) -> None:
@@ -643,6 +651,11 @@ class _Trial:
         """Call while PyTorch records a gradient; JAX records gradients of what it traces."""
         if isinstance(self.lib, Torch):
             self(self.x().requires_grad_(), self.rows(5))
+
+    def derived(self) -> None:
+        """Call for a derivative in forward mode: PyTorch gives none for an operator without a rule for it."""
+        if jvp(self.lib, lambda x: self(x, self.rows(5)), self.x(), self.x())[1] is None:
+            raise TypeError("the result has no derivative in forward mode")
 
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""

@@ -20,6 +20,7 @@ from ._case import (
     claimed_shape,
     every_width,
     fits,
+    in_tuples,
     layout_name,
     parse_case,
     plain_case,
@@ -160,7 +161,7 @@ def _draw_array(j: Judge, draw: _Draw) -> dict[str, Any]:
     return {
         "dtype": draw.one(j.dtypes),
         "layout": draw.one(layouts) if layouts and draw.chance(0.2) else None,
-        "in_tuple": True if j.claims("tuple[2]") and draw.chance(0.1) else None,
+        "in_tuple": next(iter(in_tuples(j)), None) if draw.chance(0.1) else None,
         "gradient": draw.one(cotangents) if j.claims("gradient") and draw.chance(0.3) else None,
     }
 

@@ -95,6 +95,11 @@ class Judge:
         """The default dtype of checks: float32 if claimed."""
         return self.dtypes[0]
 
+    def other_dtype(self, dtype: str) -> str:
+        """Return the dtype of the other array of a tuple with an array of `dtype`: another, if claimed."""
+        others = [each for each in self.dtypes if each != dtype and self.claims("mixed_dtypes")]
+        return others[-1] if others else dtype
+
     def claims(self, *names: str) -> bool:
         """Return whether all these capabilities are claimed."""
         return self.target.claimed.issuperset(names)
@@ -289,11 +294,11 @@ class Judge:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Name the part of a check in the message of its failure."""
+        """Name the part of a check in the message of its failure; no name changes nothing."""
         try:
             yield
         except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from None
+            raise AssertionError(f"{name}: {error}" if name else str(error)) from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""

@@ -169,6 +169,9 @@ class Library:
         yield "a slice", two[1, ...]
         yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
         yield "every second feature", self._packed(self.permute(two, (1, 2, 3, 4, 0)))[..., 0]
+        # q, k and v in one array (B, S, 3, H, D), of which x is k.
+        three = self._packed(self.permute(self.stack([array] * 3), (1, 3, 0, 2, 4)))
+        yield "a fused projection", self.permute(three[:, :, 1, ...], (0, 2, 1, 3))
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         """Broadcast an array to a shape, as a view if the library has views."""

@@ -133,8 +133,10 @@ def ln(number: Decimal) -> Decimal:
 
 
 def _number(rule: Rule, key: str, usual: float | None = None) -> Decimal:
-    value = rule[key] if usual is None else rule.get(key, usual)
-    return Decimal(value)
+    return _decimal(rule[key] if usual is None else rule.get(key, usual))
+
+
+_decimal = lru_cache(maxsize=256)(Decimal)  # conversion takes longer than a product
 
 
 def _power(number: Decimal, exponent: Decimal) -> Decimal:

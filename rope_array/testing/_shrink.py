@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from ._case import RULES, Case, check_case, every_width, fits, plain_case
+from ._case import RULES, Case, check_case, every_width, first_dtype, fits, plain_case
 from ._judge import Judge
 
 # Calls tried for one failure; fewer if each is compiled.
@@ -65,7 +65,7 @@ def simplest(j: Judge, case: Case, error: BaseException, polish: bool = False) -
     trials = _Trials(j)
     if not trials.fails(case):
         return case.text(plain), f", but not if the call is repeated: {_message_of(error)}"
-    least = simplified(case, plain, trials.fails, every_width(j), j.dtypes[-1])
+    least = simplified(case, plain, trials.fails, every_width(j), first_dtype(j, case))
     if polish and trials.left and find_spec("hypothesis") is not None:
         trials.left = min(trials.left, _FEW_TRIES) if j.lib.calls < 1000 else _POLISHING
         least = _polished(least, plain, trials.fails)
@@ -125,6 +125,7 @@ _PLAINER: dict[str, tuple[Any, ...]] = {
     "scaling": tuple(RULES),
     "gradient": ("contiguous",),
     "seq_axis": (-3,),
+    "in_tuple": (True,),
 }
 
 

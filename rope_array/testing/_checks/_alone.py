@@ -16,7 +16,8 @@ from rope_array.testing._checks._sizes import check_large
 from rope_array.testing._checks._together import check_cases, field_levels, is_compiled, other_pairing
 from rope_array.testing._judge import Judge, check
 
-_ROWS = ((1, 1, 70), (1, 130, 2), (70, 2, 2), (1, 1, 1030), (2, 3, 300))
+# Odd sizes, and powers of two, for which a faster path may be taken.
+_ROWS = ((1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1024))
 _SOME_WIDTHS = (36, 96, 112, 128, 256, 64, 80, 160)
 # Fields that the checks of wide heads below, or other checks, try alone.
 _CHECKED_ELSEWHERE = {"seq_axis", "in_tuple", "pairing", "scaling", "axes"}
@@ -39,6 +40,13 @@ def single_fields(j: Judge) -> list[dict[str, Any]]:
     claimed = list(dict.fromkeys(claimed))
     usual = j.target.defaults["pairing"]
     return [{}, *({name: other_pairing(usual) if value == "other" else value} for name, value in claimed)]
+
+
+def field_specs(j: Judge) -> list[dict[str, Any]]:
+    """Return no fields, and every claimed field alone whose positions have shape (S,), at the usual width."""
+    plain, others = plain_case(j), {"axes", "in_tuple", "seq_axis"}
+    cases = [plain._replace(**some) for some in single_fields(j) if not some.keys() & others]
+    return [case.spec(j) for case in cases if fits(j, case)]
 
 
 def with_both_pairings(j: Judge, fields: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

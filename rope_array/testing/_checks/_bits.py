@@ -68,7 +68,7 @@ def same_bits_of_strides(j: Judge, dtype: str) -> None:
 @check("tuple", "tuple[2]", "any_positions")
 def same_bits_in_company(j: Judge) -> None:
     """A row has the same bits for any other arrays in the same call."""
-    x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.dtypes[-1], seed=1), j.positions(7)
+    x, other, pos = j.x(*_SHAPE), j.x(2, 1, 7, 24, dtype=j.other_dtype(j.dtype), seed=1), j.positions(7)
     alone = [j.rotated(one, pos) for one in (other, x)]
     for y, one, expected in zip(j.run((other, x), pos), (other, x), alone, strict=True):
         j.check_same(y, expected, one, pos, "in a tuple of arrays")

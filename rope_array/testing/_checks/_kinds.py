@@ -48,8 +48,16 @@ def ranks(j: Judge) -> None:
 
 @check("tuple", "tuple[2]", values=False)
 def tuples(j: Judge) -> None:
-    """A tuple of arrays that differ in heads, and in dtype if two are claimed, gives a tuple of results."""
-    _tuple(j, (j.x(2, 4, 5, 16, dtype=j.dtypes[-1]), j.x(2, 1, 5, 16, seed=1)))
+    """A tuple of arrays that differ in heads gives a tuple of results."""
+    _tuple(j, (j.x(2, 4, 5, 16), j.x(2, 1, 5, 16, seed=1)))
+
+
+@check("tuple", "tuple[2]", "mixed_dtypes", values=False)
+def tuples_of_two_dtypes(j: Judge) -> None:
+    """Each array of a tuple is rotated in its own dtype."""
+    for one, other in zip(j.dtypes, (*j.dtypes[1:], j.dtype), strict=True):
+        with j.if_served():
+            _tuple(j, (j.x(2, 4, 5, 16, dtype=other), j.x(2, 1, 5, 16, dtype=one, seed=1)))
 
 
 @check("tuple", values=False)

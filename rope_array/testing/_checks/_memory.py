@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from rope_array.testing._checks._alone import field_specs
+from rope_array.testing._checks._together import is_compiled
 from rope_array.testing._judge import Input, Judge, check
 
 _MIB = 2**20
@@ -85,10 +87,12 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 @check()
 def many_results_are_kept(j: Judge) -> None:
-    """No result is written by 130 later calls of its shape: a ring of buffers is used again too soon."""
+    """No result is written by later calls of its shape, 130 or with a field 16: no ring of buffers ends."""
     x = [j.x(1, 2, 3, 16, seed=seed) for seed in range(2)]
-    count = 9 if j.lib.is_lazy(x[0].array) else 132
-    _check_kept(j, x, j.positions(3), count, lambda y: j.lib.snapshot(y))
+    most = 9 if j.lib.is_lazy(x[0].array) else 132
+    for spec in field_specs(j)[: 1 if is_compiled(j) else None]:
+        with j.part(f"with {spec}" if spec else ""):
+            _check_kept(j, x, j.positions(3), min(most, 18) if spec else most, j.lib.snapshot, spec)
 
 
 @check()
@@ -103,7 +107,7 @@ def large_results_are_kept(j: Judge) -> None:
         lead[axes[0]] = size // (rows * 64 * (8 if j.dtype == "float64" else 4)) + 1
         some = np.random.default_rng(0).standard_normal(1009)  # repeated: drawing many takes long
         x = [j.array(np.resize(some[seed:], (*lead, j.target.width_of(64)))) for seed in range(2)]
-        _check_kept(j, x, j.positions(rows), count, lambda y: _ends(j, y))
+        _check_kept(j, x, j.positions(rows), count, lambda y: _ends(j, y), {})
 
 
 def _ends(j: Judge, y: Any) -> bytes:
@@ -111,11 +115,13 @@ def _ends(j: Judge, y: Any) -> bytes:
     return j.lib.snapshot(y[:1, :1, ...]) + j.lib.snapshot(y[-1:, -1:, ...])
 
 
-def _check_kept(j: Judge, x: list[Input], numbers: Any, count: int, bits: Callable[[Any], bytes]) -> None:
+def _check_kept(
+    j: Judge, x: list[Input], numbers: Any, count: int, bits: Callable[[Any], bytes], spec: dict[str, Any]
+) -> None:
     pos, kept = j.pos(numbers), []
     with j.if_served():
         for i in range(count):
-            y = j.call(x[i.bit_count() % 2], pos)  # no period: buffers of a ring get other numbers
+            y = j.call(x[i.bit_count() % 2], pos, **spec)  # no period: buffers of a ring get other numbers
             kept.append((y, bits(y)))
         for i, (y, before) in enumerate(kept):
             assert bits(y) == before, f"the result of call {i + 1} of {count} was written by a later call"

@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_array.testing import _modes
 from rope_array.testing._case import Case, check_adjoint, fits, inputs_of, plain_case, positions_of
-from rope_array.testing._checks._alone import single_fields
+from rope_array.testing._checks._alone import field_specs, single_fields
 from rope_array.testing._checks._together import other_pairing, simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
@@ -18,29 +18,12 @@ from rope_array.testing._own import Declined
 from rope_array.testing._parts import MODEL_WIDTHS, RANKS
 from rope_array.testing._refused import takes_gradient
 
-_SPECS: dict[str, Any] = {
-    "pairing": "half",
-    "rotary_dim": 8,
-    "inverse": True,
-    "out_pairing": "half",
-    "base": 500.0,
-    "attention_factor": 1.2385,
-    "scaling": {"rope_type": "linear", "factor": 3.0},
-}
 # Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
 _NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
 
 
 # An x, its positions, and the fields of a call.
 Call = tuple[Input, np.ndarray, dict[str, Any]]
-
-
-def _specs(j: Judge) -> Iterator[dict[str, Any]]:
-    """Yield a call without fields, and with each field that other code is often chosen by."""
-    yield {}
-    for name, value in _SPECS.items():
-        if j.claims("scaling[linear]" if name == "scaling" else name):
-            yield {name: value}
 
 
 def _new(j: Judge, dtype: str | None = None, positions: str = "S") -> Call:
@@ -68,7 +51,7 @@ def _crossed(j: Judge) -> Iterator[Call]:
     if j.lib.calls < 100:  # each shape is compiled
         yield j.x(seed=1), _far(j, 5), half
         return
-    for i, spec in enumerate(_specs(j)):
+    for i, spec in enumerate(field_specs(j)):
         yield j.x(seed=i), _far(j, 5, i), spec
     for i, dtype in enumerate(j.dtypes[1:]):
         yield j.x(dtype=dtype, seed=i), _far(j, 5, i), half
@@ -188,11 +171,19 @@ def inference_mode(j: Judge) -> None:
 def training_after_inference(j: Judge) -> None:
     """After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept."""
     ((name, setting),) = _modes.settings_of(j.lib, "inference_mode").items()
-    for dtype in (dtype for dtype in j.dtypes if takes_gradient(j, dtype)):
-        x, pos, spec = _new(j, dtype)
-        with setting():
-            j.call(x, j.pos(pos), **spec)
-        _named(f"after a call under {name}", _check_gradient, j, x, pos, spec)
+    calls = [_new(j, dtype) for dtype in j.dtypes if takes_gradient(j, dtype)]
+    calls += [_of_the_first_rows(_new(j), some) for some in field_specs(j) if "inv_freq" not in some]
+    for x, pos, spec in calls:
+        with j.if_served():
+            with setting():
+                j.call(x, j.pos(pos), **spec)
+            _named(f"after a call under {name}{_words(spec)}", _check_gradient, j, x, pos, spec)
+
+
+def _of_the_first_rows(call: Call, spec: dict[str, Any]) -> Call:
+    """Return a call with more fields at positions from 0 on, for which a table may give its own rows."""
+    x, pos, base = call
+    return x, np.arange(pos.shape[-1]), {**base, **spec}
 
 
 def _check_gradient(
@@ -201,23 +192,12 @@ def _check_gradient(
     """Check the gradient of a call, by default of the target's own."""
     g = j.x(*x.values.shape, dtype=x.dtype, seed=1)
     pulled = _pulled(j, x, g, pos, _call_of(j, spec) if call is None else call)
-    _check_adjoint(j, pulled, g, pos, **spec)
+    check_adjoint(j, pulled, g, g, pos, **spec)
 
 
 def _pulled(j: Judge, x: Input, g: Input, pos: np.ndarray, call: Callable[..., Any]) -> Any:
     """Return the gradient of a call for a cotangent."""
     return j.lib.gradient(_with(call, j.pos(pos)), x.array, g.array)
-
-
-def _check_adjoint(j: Judge, pulled: Any, g: Input, pos: Any, like: str = "", **spec: Any) -> None:
-    """Check that the result is the adjoint rotation of a cotangent, as accurate as in the dtype `like`."""
-    j.check_kind(pulled, g)
-    amplitude = j.fields(spec).get("attention_factor") or 1.0
-    accuracy = j.target.accuracy
-    if accuracy.angles != "exact" or like:  # other code adds the gradients of products in the dtype of x
-        accuracy = accuracy._replace(arithmetic="own")
-    g = g._replace(dtype=like or g.dtype)
-    j.check_values(j.numbers(pulled) / amplitude**2, g, pos, accuracy, **spec, inverse=True)
 
 
 @check("autocast")
@@ -245,8 +225,8 @@ def gradient_under_autocast(j: Judge) -> None:
             if x.dtype == "float32" or x.dtype in name:
                 with _taken(j), setting():
                     pulled = _pulled(j, x, g, pos, _call_of(j, spec))
-                    check = partial(_check_adjoint, like="bfloat16")
-                    _named(f"under {name}{_words(spec)}", check, j, pulled, g, pos, **spec)
+                    check = partial(check_adjoint, like="bfloat16")
+                    _named(f"under {name}{_words(spec)}", check, j, pulled, g, g, pos, **spec)
 
 
 @contextmanager
@@ -291,7 +271,7 @@ def _check_shaped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any]) -> 
 def vmap(j: Judge) -> None:
     """Mapped over x, along any axis but the last two, each x is rotated as by a call of its own."""
     x, pos = j.x(2, 3, 4, 5, 16), _far(j, 5)
-    specs = list(_specs(j)) if j.lib.calls > 100 else [{}]
+    specs = field_specs(j) if j.lib.calls > 100 else [{}]
     for axis, spec in [(0, {}), (1, {}), (2, {}), *((1, spec) for spec in specs if spec)]:
         with _taken(j):
             _check_mapped(j, x, pos, spec, axis)
@@ -360,7 +340,7 @@ def vmap_of_gradients(j: Judge) -> None:
 
     with _refusals(j):
         pulled = _modes.vmap(j.lib, pull, (0, 0))(x.array, g.array)
-    _named("vmap over x", _check_adjoint, j, pulled, g, pos)
+    _named("vmap over x", check_adjoint, j, pulled, g, g, pos)
 
 
 @check("jvp", "gradient")
@@ -368,7 +348,7 @@ def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
     x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
     array_pos = j.pos(pos)
-    for spec in list(_specs(j)) if j.lib.calls > 100 else [{}]:
+    for spec in field_specs(j) if j.lib.calls > 100 else [{}]:
         with _taken(j):
             value, derivative = _modes.jvp(j.lib, _with(_call_of(j, spec), array_pos), x.array, t.array)
             _named(f"the value{_words(spec)}", j.check, value, x, pos, **spec)
@@ -391,7 +371,7 @@ def gradient_after_other_calls(j: Judge) -> None:
         return j.lib.stack([j.call(array[i], arrays[i]) for i in range(2)])
 
     pulled = j.lib.gradient(two, x.array, g.array)
-    _check_adjoint(j, pulled, g, np.stack(rows)[:, None, None])
+    check_adjoint(j, pulled, g, g, np.stack(rows)[:, None, None])
 
 
 @check("gradient", "no_grad")
@@ -402,7 +382,7 @@ def gradient_of_a_parameter(j: Judge) -> None:
     y = j.run(parameter, pos)
     assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
     (pulled,) = j.lib.native.autograd.grad(y, [parameter], g.array)
-    _check_adjoint(j, pulled, g, pos)
+    check_adjoint(j, pulled, g, g, pos)
 
 
 # ---- compiled by the library ----

@@ -176,6 +176,9 @@ def positions_of_many_batches(j: Judge) -> None:
         check_large(j, (25, 1, 2700, _narrow(j)), per_batch=True)
         check_large(j, (300, 2, 3, 16), per_batch=True)
         check_large(j, (1030, 1, 1, 16), per_batch=True)
+        x, rows = j.x(300, 1, 2, _narrow(j)), np.arange(300)[:, None] * 7 + np.arange(2)
+        with j.part("300 rows of positions that all differ"), j.if_served():
+            j.check_call(x, j.wrap(rows) if j.claims("any_positions") else rows % max(j.target.reach - 1, 1))
 
 
 # ---- features and elements ----

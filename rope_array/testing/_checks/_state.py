@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_array.testing import _watch
 from rope_array.testing._case import fits, plain_case
-from rope_array.testing._checks._alone import single_fields
+from rope_array.testing._checks._alone import field_specs, single_fields
 from rope_array.testing._checks._together import is_compiled
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._settings import unusual_settings
@@ -78,11 +78,14 @@ def calls_at_reshaped_positions(j: Judge) -> None:
 @check("any_positions")
 def positions_written_in_place(j: Judge) -> None:
     """An array of positions that was written since the last call is read again."""
-    numbers = np.arange(5) % max(j.target.reach, 1)
-    x, pos = j.x(), j.pos(numbers)
-    j.check(j.call(x, pos), x, numbers)
-    if j.target.reach and j.lib.advance(pos):
-        j.check(j.call(x, pos), x, numbers + 1)
+    x, numbers = j.x(), np.arange(5) % max(j.target.reach, 1)
+    for spec in field_specs(j)[: 1 if is_compiled(j) else None]:
+        pos = j.pos(numbers)
+        with j.part(f"with {spec}" if spec else ""), j.if_served():
+            j.check(j.call(x, pos, **spec), x, numbers, **spec)
+            if j.target.reach and j.lib.advance(pos):
+                with j.part("positions were written since the last call"):
+                    j.check(j.call(x, pos, **spec), x, numbers + 1, **spec)
 
 
 @check("inv_freq")

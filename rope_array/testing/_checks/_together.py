@@ -19,6 +19,7 @@ from rope_array.testing._case import (
     claimed_shape,
     claimed_widths,
     fits,
+    in_tuples,
     layout_name,
     plain_case,
     position_kinds,
@@ -255,7 +256,7 @@ def field_levels(j: Judge) -> Levels:
         "inverse": [True],
     }
     levels = {name: [None, *(some if j.claims(name) else ())] for name, some in values.items()}
-    return {**levels, "in_tuple": [None, *([True] if j.claims("tuple[2]") else [])]}
+    return {**levels, "in_tuple": [None, *in_tuples(j)]}
 
 
 def _levels(j: Judge) -> Levels:

@@ -54,7 +54,7 @@ def scaling_yarn(j: Judge) -> None:
         {**_YARN, "factor": 40.0, "beta_fast": 8.0, "beta_slow": 2.0},
         {**_YARN, "original_max_position_embeddings": 4096},
         {**_YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},  # equal bounds
-        {**_YARN, "factor": 0.5},
+        {**_YARN, "factor": 1.0},
     )
 
 
@@ -67,7 +67,7 @@ def scaling_amplitude(j: Judge) -> None:
         {"mscale": 1.0, "mscale_all_dim": 0.5},
         {"mscale": 0.7, "mscale_all_dim": 0.7},
         {"mscale": 0.7},
-        {"factor": 0.5},
+        {"factor": 1.0},
     ]
     _check_rules(j, *({**_YARN, "factor": 40.0, **fields} for fields in more))
 
