@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing import _modes
-from rope_array.testing._case import Case, check_adjoint, fits, inputs_of, plain_case, positions_of
+from rope_array.testing._case import (
+    Case,
+    check_adjoint,
+    claimed_widths,
+    fits,
+    inputs_of,
+    plain_case,
+    positions_of,
+)
 from rope_array.testing._checks._alone import field_specs, single_fields
-from rope_array.testing._checks._together import other_pairing, simple_cases
+from rope_array.testing._checks._together import check_cases, other_pairing, simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
@@ -424,22 +432,35 @@ def jit_of_a_batch(j: Judge) -> None:
 
 @check("jit")
 def jit_of_fields(j: Judge) -> None:
-    """Compiled with any claimed field, with x and positions traced, a call is right."""
-    plain = plain_case(j)._replace(reach=min(4001, j.target.reach))
+    """Compiled with any claimed field, with x and positions traced, a call is right; so is one after it."""
+    width = _new(j)[0].values.shape[-1]  # tables have to be made for it
+    plain = plain_case(j)._replace(reach=min(4001, j.target.reach), width=width)
     cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
-    _check_programs(j, [case for case in cases if fits(j, case)])
+    cases = [case for case in cases if fits(j, case)]
+    _check_programs(j, cases)
+    with j.part("after a compiled call of the same sizes"):
+        check_cases(j, cases)
 
 
 @check("jit", "gradient")
 def jit_of_gradients(j: Judge) -> None:
     """The gradient of a compiled call is the adjoint rotation of the cotangent, in each dtype.
 
-    With JAX, which compiles many calls as one program: with any two claimed fields too.
+    With JAX, which compiles many calls as one program: with any two claimed fields too, and with each field
+    at a wide head and for many rows.
     """
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
-        cases = simple_cases(j, j.dtypes[1:] or j.dtypes, 2)
-        _check_programs(j, sorted(cases, key=lambda case: len(case.spec(j))), gradients=True)
+        cases = sorted(simple_cases(j, j.dtypes[1:] or j.dtypes, 2), key=lambda case: len(case.spec(j)))
+        large = [{"rows": (1, 1, 1100)}, *({"width": width, "rows": (1, 2, 3)} for width in _wide(j))]
+        fields = [some for some in single_fields(j) if "in_tuple" not in some]
+        more = (plain_case(j)._replace(**some, **size) for size in large for some in fields)
+        _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
+
+
+def _wide(j: Judge) -> list[int]:
+    """Return a head_dim of models beyond 64, if one is claimed."""
+    return [width for width in (128, 96, 80, 256) if width in claimed_widths(j)][:1]
 
 
 def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> None:
