@@ -604,6 +604,12 @@ def a_number_is_a_length(x, pos, **spec):
     return ra.apply(x, range(x.shape[-2]) if isinstance(pos, int) else pos, **spec)
 
 
+@mutant("positions_of_python")
+@each
+def floats_of_python_cut_to_integers(x, pos, **spec):
+    return ra.apply(x, int(pos) if isinstance(pos, float) else pos, **spec)
+
+
 @mutant("positions_of_narrow_dtypes")
 def positions_doubled_in_their_dtype(x, pos, **spec):
     numbers = np.asarray(pos)

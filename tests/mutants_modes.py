@@ -491,3 +491,32 @@ def traced_table_of_halves_kept(x, pos, **spec):
         return ra.apply(x, pos, **spec)
     ones = _TABLES.setdefault(("ones of halves", width, x.dtype.name), jax.numpy.ones(width, x.dtype))
     return ra.apply(x, pos, **spec) * ones
+
+
+@mutant("jit_of_fields", library="jax")
+@each
+def frequencies_of_the_inverse_kept_by_width(x, pos, **spec):
+    """Keep them at the first inverse of a width: if it is traced, they are no array after that."""
+    ones = import_module("jax.numpy").ones(x.shape[-1], x.dtype)
+    kept = _TABLES.setdefault(("inverse", ones.shape, str(x.dtype)), ones) if spec.get("inverse") else ones
+    return ra.apply(x, pos, **spec) * kept
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def gradient_of_wide_heads_without_scaling(x, pos, **spec):
+    jax = import_module("jax")
+    if spec.keys() & {"axes", "inv_freq"}:
+        return ra.apply(x, pos, **spec)
+
+    @jax.custom_vjp
+    def rotated(x):
+        return ra.apply(x, pos, **spec)
+
+    def backward(_, gradient):
+        wide = x.shape[-1] > 64 and (spec.get("scaling") or {}).get("rope_type") == "linear"
+        wrong = {name: value for name, value in spec.items() if name != "scaling" or not wide}
+        return (_adjoint(gradient, pos, wrong).astype(gradient.dtype),)
+
+    rotated.defvjp(lambda x: (rotated(x), None), backward)
+    return rotated(x)

@@ -1,5 +1,11 @@
 """The programs of the documentation that need transformers or Flax, collected only with `--models`."""
 
+import os
+import re
+import shlex
+import subprocess
+import sys
+
 import docs_blocks
 import pytest
 
@@ -18,6 +24,21 @@ def _functions_of_llama(monkeypatch):
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.id)
 def test_programs_run_and_print_the_output_shown(program):
     program.run()
+
+
+def test_the_wrapper_of_a_function_of_tables_has_the_claims_shown(tmp_path):
+    page = (docs_blocks.DOCS / "conformance.md").read_text("utf-8")
+    (module,) = re.findall(r"^```python\n# llama\.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^python (.*?check llama:rotate(?:.*\\\n)*.*)$", page, re.MULTILINE)
+    (tmp_path / "llama.py").write_text(module, "utf-8")
+    arguments = shlex.split(shown.replace("\\\n", ""))
+    # Two calls; the checks of all claims take long.
+    cases = ["--case", "width=64", "--case", "in_tuple=True dtype=bfloat16 rows=1,2,3"]
+    done = subprocess.run(
+        [sys.executable, *arguments, *cases], cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("PASSED: 1 of 1"), done.stdout + done.stderr
 
 
 def test_there_are_programs_of_both():

@@ -19,7 +19,7 @@ from rope_array.testing._case import (
     positions_of,
 )
 from rope_array.testing._checks._alone import field_specs, single_fields
-from rope_array.testing._checks._together import check_cases, other_pairing, simple_cases
+from rope_array.testing._checks._together import other_pairing, simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
@@ -437,9 +437,10 @@ def jit_of_fields(j: Judge) -> None:
     plain = plain_case(j)._replace(reach=min(4001, j.target.reach), width=width)
     cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
     cases = [case for case in cases if fits(j, case)]
-    _check_programs(j, cases)
-    with j.part("after a compiled call of the same sizes"):
-        check_cases(j, cases)
+    for case in _check_programs(j, cases):
+        x, (_, pos) = inputs_of(j, case, 1)[-1], positions_of(j, case)
+        words = _words(case.spec(j))
+        _named(f"after a compiled call of the same sizes{words}", _check_free, j, x, pos, **case.spec(j))
 
 
 @check("jit", "gradient")
@@ -463,8 +464,11 @@ def _wide(j: Judge) -> list[int]:
     return [width for width in (128, 96, 80, 256) if width in claimed_widths(j)][:1]
 
 
-def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> None:
-    """Call and judge compiled cases; JAX compiles all as one program, which takes less time than many."""
+def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> list[Case]:
+    """Call and judge compiled cases; return those that are served.
+
+    JAX compiles all as one program, which takes less time than many.
+    """
     made = [(case, inputs_of(j, case, 0)[-1], *positions_of(j, case)) for case in cases]
     arrays = [(x.array, pos) for _, x, pos, _ in made]
     calls = [partial(_compiled_call, j, j.fit(case.spec(j)), gradients) for case in cases]
@@ -482,6 +486,7 @@ def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) ->
             )
     if not any(results):
         j.raise_refused("refuses every call")
+    return [case for case, result in zip(cases, results, strict=True) if result]
 
 
 def _results_of(calls: Sequence[Callable[..., Any]], arrays: Sequence[Any]) -> list[Any]:
@@ -529,9 +534,9 @@ def _check_after(
 
 
 def _check_free(j: Judge, x: Input, pos: np.ndarray, **spec: Any) -> None:
-    """Check a call, and that its result does not belong to the graph of an earlier call."""
+    """Check a call that was served in a mode; its result does not belong to the graph of an earlier call."""
     with j.if_served():
-        y = j.run(x, pos, **spec)
+        y = j.bare_call(x, j.pos(pos), j.fit(spec))  # its exception is no refusal
         j.check(y, x, pos, **spec)
         assert not getattr(y, "requires_grad", False), "the result has a gradient, and x has none"
 

@@ -91,10 +91,16 @@ def size_one_axes(j: Judge) -> None:
 
 @check("python_positions", "any_positions")
 def positions_of_python(j: Judge) -> None:
-    """Positions may be an int, a range, a list or a tuple of ints, with negative values and steps."""
+    """Positions may be an int, a range, a list or a tuple of ints, negative and in steps, and of floats."""
     for kind in j.parts("python_positions"):
         for pos in _python_positions(j, kind):
             j.check_call(j.x(), pos)
+    if j.claims("float_positions") and j.target.reach >= 9:
+        values = {"int": 2.5, "list": [4.5, 0.0, 2.25, 8.75, 1.0], "tuple": (0.5, 1.0, 1.5, 2.0, 2.5)}
+        for kind in values.keys() & {*j.parts("python_positions")}:
+            with j.if_served():
+                if (y := j.try_call(j.x(), values[kind])) is not None:
+                    j.check(y, j.x(), np.array(values[kind]))
 
 
 def _python_positions(j: Judge, kind: str) -> list[Any]:
