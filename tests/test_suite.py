@@ -76,10 +76,12 @@ def check(folder, *arguments):
     return command(folder, "-m", "rope_array", "check", *arguments)
 
 
-# Claims of a user's module; those of one dtype and layout have half as many checks to run.
+# Claims of a user's module; those of one dtype, layout and head_dim have a third as many calls to judge.
 HALF = ("--claim", "pairing=half")
-FEW = ("--claim", "dtypes=float32", "--claim", "layout=sd")
-FEWER = {"dtypes": ("float32",), "layout": "sd"}
+FEW_OF_ANY_WIDTH = ("--claim", "dtypes=float32", "--claim", "layout=sd")
+FEW = (*FEW_OF_ANY_WIDTH, "--claim", "head_dim=16")
+FEWER_OF_ANY_WIDTH = {"dtypes": ("float32",), "layout": "sd"}
+FEWER = {**FEWER_OF_ANY_WIDTH, "head_dim": 16}
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +276,7 @@ def forever():
 
 def forks():
     if os.fork() == 0:
+        signal.alarm(20)
         signal.pause()
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -468,10 +471,11 @@ def test_json_has_requirements_needs_and_times(elsewhere):
 def test_a_random_call_that_fails_is_printed_as_a_command(elsewhere):
     module = MYLIB + "\n\ndef rare(x, pos):\n    return rotate(x, pos) + (x.shape[-1] == 132)\n"
     (elsewhere / "mylib.py").write_text(module, encoding="utf-8")
-    done = check(elsewhere, "mylib:rare", *HALF, *FEW, "--examples", "300", "--seed", "1")
+    claims = HALF + FEW_OF_ANY_WIDTH
+    done = check(elsewhere, "mylib:rare", *claims, "--examples", "300", "--seed", "1")
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "--case" in line and "python -m" in line)
-    assert line == f"  python -m rope_array check mylib:rare {' '.join(HALF + FEW)} --case width=132"
+    assert line == f"  python -m rope_array check mylib:rare {' '.join(claims)} --case width=132"
     again = command(elsewhere, *line.split()[1:])
     assert again.returncode == 1
     assert again.stdout.startswith("FAILED: 1 of 1.")
@@ -838,7 +842,8 @@ def test_limits_of_a_module_may_be_claimed():
     ],
 )  # fmt: skip
 def test_fixed_fields_apply_to_every_call(field, value):
-    assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), fixed={field: value}, **FEWER).ok
+    claims = {"fixed": {field: value}, **FEWER_OF_ANY_WIDTH}
+    assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), **claims).ok
 
 
 def test_the_other_field_of_a_built_in_slice_is_claimed():
@@ -979,7 +984,7 @@ def test_an_exit_in_a_trial_call_is_no_refusal(exception):
             raise exception
         return ra.apply(x, pos, base=base)
 
-    report = run_checks(rotate, **FEWER)
+    report = run_checks(rotate, **FEWER_OF_ANY_WIDTH)
     assert [result.name for result in report.of("failed")] == ["refusals_raise"]
     assert type(exception).__name__ in report.of("failed")[0].detail
 
