@@ -1002,6 +1002,7 @@ def test_modules_that_cannot_be_imported_are_named(faulty, module):
     done = check(faulty, f"{module}:rotate")
     assert done.returncode == 2
     assert f"cannot import {module}: " in done.stderr
+    assert f"({module}.py, line 1)" in done.stderr
     assert "Traceback" not in done.stderr
 
 

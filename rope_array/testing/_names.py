@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -110,7 +112,7 @@ def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, An
     try:
         root = found = import_module(module)
     except (Exception, SystemExit) as error:
-        raise ImportError(f"cannot import {module}: {one_line(error)}") from error
+        raise ImportError(f"cannot import {module}: {one_line(error)}{_place_of(error)}") from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -124,6 +126,15 @@ def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, An
     raise ValueError(
         f"{name} is {kind}; give a callable rotate(x, pos, **spec), or a rope_array.testing.Target"
     )
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the file and line of the user's code that an import ends at, as text; "" if it began no file."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [
+        frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename
+    ]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _as_attribute(name: str) -> Iterator[str]:
