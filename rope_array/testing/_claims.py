@@ -626,8 +626,9 @@ class _Trial:
     def call_any(self, arrays: Any) -> None:
         """Raise if the target refuses every one of these arrays."""
         errors = [_exception_of(self.target, partial(self, x, self.rows(5))) for _, x in arrays]
-        if errors and None not in errors:
-            raise errors[0]
+        refused = [error for error in errors if error is not None]
+        if refused and len(refused) == len(errors):
+            raise refused[0]
 
     def under(self, mode: str) -> None:
         """Call under each setting of a mode of the library; raise if the target refuses all of them."""

@@ -453,15 +453,16 @@ def jit_of_gradients(j: Judge) -> None:
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
         cases = sorted(simple_cases(j, j.dtypes[1:] or j.dtypes, 2), key=lambda case: len(case.spec(j)))
-        large = [{"rows": (1, 1, 1100)}, *({"width": width, "rows": (1, 2, 3)} for width in _wide(j))]
+        large: list[dict[str, Any]] = [{"rows": (1, 1, 1100)}]
+        large += [{"width": width, "rows": (1, 2, 3)} for width in _wide(j)]
         fields = [some for some in single_fields(j) if "in_tuple" not in some]
         more = (plain_case(j)._replace(**some, **size) for size in large for some in fields)
         _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
 
 
 def _wide(j: Judge) -> list[int]:
-    """Return a head_dim of models beyond 64, if one is claimed."""
-    return [width for width in (128, 96, 80, 256) if width in claimed_widths(j)][:1]
+    """Return the widest head_dim of models, if it is claimed and beyond 64."""
+    return [width for width in claimed_widths(j) if width > 64][-1:]
 
 
 def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> list[Case]:
