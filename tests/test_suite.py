@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array.__main__ import main
 from rope_array.testing import (
     ConformanceError,
     MissingLibrary,
@@ -216,11 +217,17 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(failing):
         (["mylib:rotate", "--timeout", "0"], "give seconds above 0"),
     ],
 )
-def test_unusable_arguments_are_explained(elsewhere, arguments, message):
-    done = check(elsewhere, *arguments)
-    assert done.returncode == 2, done.stdout
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_unusable_arguments_are_explained(elsewhere, arguments, message, monkeypatch, capsys):
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.syspath_prepend(str(elsewhere))  # as `python -m` does
+    try:
+        status = main(["check", *arguments])
+    except SystemExit as error:  # argparse's
+        status = error.code
+    output = capsys.readouterr()
+    assert status == 2, output.out
+    assert message in output.err
+    assert "Traceback" not in output.err
 
 
 def test_targets_and_checks_are_listed(elsewhere):

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from rope_array.testing import _modes
 from rope_array.testing._case import (
     Case,
     check_adjoint,
+    claimed_shape,
     claimed_widths,
     fits,
     inputs_of,
@@ -328,8 +329,10 @@ def vmap_of_positions(j: Judge) -> None:
     """Mapped over x and positions, or positions alone, each x is rotated by its own positions."""
     pos = np.stack([j.row(start, 5) for start in (3, 4001, 0, 12345)])
     x = j.x(4, 2, 3, 5, 16)
-    both = _modes.vmap(j.lib, _call_of(j, {}), (0, 0))(x.array, j.pos(pos))
-    _named("vmap over x and positions", j.check, both, x, pos[:, None, None])
+    for spec in field_specs(j) if j.lib.calls > 100 else [{}]:
+        with _taken(j) if spec else nullcontext():
+            both = _modes.vmap(j.lib, _call_of(j, spec), (0, 0))(x.array, j.pos(pos))
+            _named(f"vmap over x and positions{_words(spec)}", j.check, both, x, pos[:, None, None], **spec)
     one = x._replace(array=x.array[0], values=x.values[0])
     with _refusals(j):
         alone = _modes.vmap(j.lib, _call_of(j, {}), (None, 0))(one.array, j.pos(pos))
@@ -448,13 +451,14 @@ def jit_of_gradients(j: Judge) -> None:
     """The gradient of a compiled call is the adjoint rotation of the cotangent, in each dtype.
 
     With JAX, which compiles many calls as one program: with any two claimed fields too, and with each field
-    at a wide head and for many rows.
+    at a wide head, for many rows, and at positions of shape (B, S).
     """
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
         cases = sorted(simple_cases(j, j.dtypes[1:] or j.dtypes, 2), key=lambda case: len(case.spec(j)))
         large: list[dict[str, Any]] = [{"rows": (1, 1, 1100)}]
         large += [{"width": width, "rows": (1, 2, 3)} for width in _wide(j)]
+        large += [{"positions": "BS"}] if claimed_shape(j, "BS") else []
         fields = [some for some in single_fields(j) if "in_tuple" not in some]
         more = (plain_case(j)._replace(**some, **size) for size in large for some in fields)
         _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
