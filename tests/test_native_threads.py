@@ -316,6 +316,7 @@ DAEMONS = """
     import numpy as np, rope_array as ra
 
     rope, x = ra.RoPE(64), np.ones(({heads}, 64, 64), np.float32)
+    rope.apply(x, range(64))  # imports the kernel
 
     def rotate_for_ever():
         while True:
@@ -334,3 +335,36 @@ def test_the_interpreter_exits_while_daemon_threads_rotate(heads):
     """A daemon thread that waits for the GIL at exit neither kills nor blocks the process."""
     for _ in range(4):
         assert child.run(DAEMONS.format(heads=heads), **{THREADS: "2"}).strip() == "good"
+
+
+# Python flushes sys.stderr twice before it begins to end daemon threads, and again afterwards.
+PYTHON_CODE_AT_EXIT = """
+    import sys, threading, time
+    import numpy as np, rope_array as ra
+    from rope_array._backends._native import kernel
+
+    x, entered = np.ones((2, 8), np.float32), threading.Event()
+    ra.RoPE(8).apply(x, [0, 1])
+
+    class SlowPlan:
+        @property
+        def native(self):
+            entered.set()
+            time.sleep(1)
+
+    class SlowStream:
+        def flush(self, sleep=time.sleep):
+            sleep(0.4)
+
+    source = (1, SlowPlan(), None)
+    threading.Thread(target=kernel.rotate, args=(x, source, -2, None), daemon=True).start()
+    entered.wait()
+    print("good", flush=True)
+    sys.stderr = SlowStream()
+"""
+
+
+@pytest.mark.library("numpy")
+def test_the_interpreter_exits_while_the_kernel_runs_python_code():
+    """A daemon thread that waits for the GIL at exit in Python code that the kernel calls ends no process."""
+    assert child.run(PYTHON_CODE_AT_EXIT).strip() == "good"

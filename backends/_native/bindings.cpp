@@ -14,6 +14,9 @@
 #include "schedule.hpp"
 #include "thread_pool.hpp"
 
+#if defined(__GLIBCXX__)
+#include <cxxabi.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -262,14 +265,27 @@ void prefer_huge_pages(char* memory, int64_t bytes) {
 #endif
 }
 
-// Take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread here: pthread_exit then
-// unwinds the stack, and aborts the process at nanobind's noexcept frames. So the thread sleeps, as it does in 3.14.
-void retake_lock(PyThreadState* state) {
+// Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread
+// that does: with glibc, pthread_exit unwinds the stack by an exception, and nanobind's frames end the process, as they
+// catch it and do not rethrow it, or are noexcept. So the thread sleeps, as it does in 3.14.
+template <class F>
+auto sleeping_at_exit(F call) {
+#if defined(__GLIBCXX__)
     try {
-        PyEval_RestoreThread(state);
-    } catch (...) {
+        return call();
+    } catch (abi::__forced_unwind&) {
         for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
     }
+#else
+    return call();
+#endif
+}
+
+// Return the function with all of its calls guarded: attributes, iterators and finalizers may be Python code, which
+// takes the lock anew.
+template <class Result, class... Args>
+auto asleep_at_exit(Result (*function)(Args...)) {
+    return [function](Args... args) { return sleeping_at_exit([&] { return function(args...); }); };
 }
 
 class Call {
@@ -334,7 +350,7 @@ class Call {
         } catch (...) {
             error = std::current_exception();
         }
-        retake_lock(state);
+        sleeping_at_exit([&] { PyEval_RestoreThread(state); });
         if (error) std::rethrow_exception(error);
     }
 
@@ -413,14 +429,14 @@ NB_MODULE(_kernel, m) {
     native_name = PyUnicode_InternFromString("native");
     m.doc() = "The rotation in C++: see rope_array/_backends/_native/__init__.py.";
     m.attr("MAX_AXES") = MAX_AXES;
-    m.def("make_plan", &make_plan);
+    m.def("make_plan", asleep_at_exit(&make_plan));
     m.def("use_tensors", &use_tensors);
     m.def("has_memory", [](nb::handle tensor) {
         ArrayView view;
         return TORCH.view(tensor, view);
     });
-    m.def("rotate", &rotate_arrays, nb::arg("x").none(), nb::arg("source").none(), nb::arg("seq_axis").none(),
-          nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
+    m.def("rotate", asleep_at_exit(&rotate_arrays), nb::arg("x").none(), nb::arg("source").none(),
+          nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level.load()->name; });
     m.def("use_level", &use_level);
