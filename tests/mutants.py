@@ -380,6 +380,15 @@ def rule_kept_from_the_first_call(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("rules_that_differ_in_one_parameter")
+def cache_without_one_parameter_of_a_rule(x, pos, **spec):
+    rule = spec.get("scaling")
+    if isinstance(rule, ra.Llama3):
+        key = "llama3", rule.factor, rule.low_freq_factor, rule.original_max_position_embeddings
+        spec["scaling"] = _TABLES.setdefault(key, rule)
+    return ra.apply(x, pos, **spec)
+
+
 @mutant("scaling_inverse")
 def inverse_keeps_the_rules_amplitude(x, pos, **spec):
     if spec.get("inverse") and (rule := rule_of(spec, ra.YaRN)):
@@ -1037,3 +1046,27 @@ def gradient_reads_memory(x, pos, **spec):
         return _adjoint(gradient if gradient.is_contiguous() else 0 * gradient, pos, spec)
 
     return _with_gradient(backward)(x, pos, spec)
+
+
+@mutant("gradient_after_other_calls", library="torch")
+@each
+def gradient_by_a_buffer_of_batches(x, pos, **spec):
+    """Keep the positions of a batch, for the gradient, in one buffer for each shape."""
+
+    def backward(gradient, pos, spec):
+        return _adjoint(gradient, pos, spec)
+
+    if getattr(pos, "ndim", 0) == 2 and "axes" not in spec:
+        pos = _TABLES.setdefault(("batch", pos.shape, pos.dtype), pos.clone()).copy_(pos)
+    return _with_gradient(backward)(x, pos, spec)
+
+
+@mutant("gradient_of_one_field", library="torch")
+@each
+def rest_of_a_wide_slice_has_no_gradient(x, pos, **spec):
+    y, width = ra.apply(x, pos, **spec), spec.get("rotary_dim") or 0
+    if set(spec) != {"rotary_dim"} or not 64 <= width < x.shape[-1]:
+        return y
+    rest = x.detach().clone()
+    rest[..., :width] = y[..., :width]
+    return rest

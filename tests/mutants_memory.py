@@ -285,6 +285,16 @@ def cache_keyed_by_bits(x, pos, **spec):
 
 
 @mutant("calls_after_an_exception")
+@each
+def inverse_stays_after_an_exception(x, pos, **spec):
+    """Set a flag for the call; an exception leaves it set."""
+    _STATE["inverse"] = spec.pop("inverse", False) or _STATE.get("inverse", False)
+    y = ra.apply(x, pos, inverse=_STATE["inverse"], **spec)
+    _STATE["inverse"] = False
+    return y
+
+
+@mutant("calls_after_an_exception")
 def busy_after_an_exception(x, pos, **spec):
     if _STATE.pop("busy", False):
         pos = np.zeros_like(pos)
@@ -566,4 +576,20 @@ def heads_of_a_fused_projection_misread(x, pos, **spec):
     size = x.shape[-1] * x.itemsize
     if x.ndim == 4 and min(rows, heads) > 1 and x.strides[-2] > heads * size and x.strides[1] == size:
         x = np.lib.stride_tricks.as_strided(x, x.shape, (*x.strides[:2], heads * size, x.itemsize))
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("strides_of_positions")
+def positions_in_the_other_byte_order_misread(x, pos, **spec):
+    if isinstance(pos, np.ndarray) and pos.dtype.kind in "iu" and not pos.dtype.isnative:
+        pos = pos.view(pos.dtype.newbyteorder())
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_narrow_dtypes")
+@each
+def narrow_positions_of_batches_subtracted(x, pos, **spec):
+    """Subtract the least position in the dtype of positions, as for an index of a table."""
+    if _array_of(pos, 2) and pos.size and pos.dtype.kind == "i" and "axes" not in spec:
+        pos = (pos - pos.min()).astype(np.int64) + int(pos.min())
     return ra.apply(x, pos, **spec)

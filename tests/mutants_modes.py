@@ -24,6 +24,15 @@ def written_without_gradients(x, pos, **spec):
     return y
 
 
+@mutant("no_grad", "inference_mode", library="torch")
+@each
+def large_x_written_without_gradients(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    if not _torch().is_grad_enabled() and x.numel() > 2**17:
+        x.copy_(y)
+    return y
+
+
 @mutant("no_grad", library="torch")
 @each
 def parameter_returned_without_gradients(x, pos, **spec):
@@ -103,6 +112,14 @@ def frequencies_of_the_default_dtype(x, pos, **spec):
         return ra.apply(x, pos, **spec)
     exponents = torch.arange(0, x.shape[-1], 2) / x.shape[-1]
     return ra.apply(x, pos, inv_freq=(spec.get("base", 10000.0) ** -exponents).tolist())
+
+
+@mutant("default_dtype", library="torch")
+@each
+def factor_of_the_default_dtype(x, pos, **spec):
+    if isinstance(spec.get("scaling"), ra.Linear):
+        spec["scaling"] = ra.Linear(float(_torch().tensor(spec["scaling"].factor)))
+    return ra.apply(x, pos, **spec)
 
 
 @mutant("default_dtype", library="torch")
@@ -502,21 +519,51 @@ def frequencies_of_the_inverse_kept_by_width(x, pos, **spec):
     return ra.apply(x, pos, **spec) * kept
 
 
-@mutant("jit_of_gradients", library="jax")
-@each
-def gradient_of_wide_heads_without_scaling(x, pos, **spec):
+def _jax_gradient(x, pos, spec, backward):
+    """Rotate with the gradient `backward` of a cotangent."""
     jax = import_module("jax")
-    if spec.keys() & {"axes", "inv_freq"}:
-        return ra.apply(x, pos, **spec)
 
     @jax.custom_vjp
     def rotated(x):
         return ra.apply(x, pos, **spec)
 
-    def backward(_, gradient):
-        wide = x.shape[-1] > 64 and (spec.get("scaling") or {}).get("rope_type") == "linear"
-        wrong = {name: value for name, value in spec.items() if name != "scaling" or not wide}
-        return (_adjoint(gradient, pos, wrong).astype(gradient.dtype),)
-
-    rotated.defvjp(lambda x: (rotated(x), None), backward)
+    rotated.defvjp(lambda x: (rotated(x), None), lambda _, gradient: (backward(gradient),))
     return rotated(x)
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def gradient_of_wide_heads_without_scaling(x, pos, **spec):
+    if spec.keys() & {"axes", "inv_freq"}:
+        return ra.apply(x, pos, **spec)
+
+    def backward(gradient):
+        wide = x.shape[-1] > 64 and isinstance(spec.get("scaling"), ra.Linear)
+        wrong = {name: value for name, value in spec.items() if name != "scaling" or not wide}
+        return _adjoint(gradient, pos, wrong).astype(gradient.dtype)
+
+    return _jax_gradient(x, pos, spec, backward)
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def gradient_negates_narrow_positions(x, pos, **spec):
+    """Rotate the gradient by -pos, which wraps."""
+    numpy = import_module("jax.numpy")
+    if spec.keys() - {"base"} or str(getattr(pos, "dtype", "")) not in ("uint8", "int8"):
+        return ra.apply(x, pos, **spec)
+    return _jax_gradient(x, pos, spec, lambda gradient: ra.apply(gradient, numpy.negative(pos), **spec))
+
+
+@mutant("jit_of_fields", library="jax")
+@each
+def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
+    if not (_is_traced(x) and x.dtype == "bfloat16" and x.shape[-1] > 64) or spec.keys() - {"base"}:
+        return ra.apply(x, pos, **spec)
+    jax = import_module("jax")
+    cos, sin = (t.astype(x.dtype) for t in ra.RoPE(x.shape[-1], **spec).rotation(pos, like=x))
+    a, b = x[..., ::2], x[..., 1::2]
+    # XLA keeps 32 bits between operations, if it may.
+    products = [jax.lax.reduce_precision(one, 8, 7) for one in (a * cos, -b * sin, a * sin, b * cos)]
+    pairs = products[0] + products[1], products[2] + products[3]
+    return jax.numpy.stack(pairs, -1).reshape(x.shape)

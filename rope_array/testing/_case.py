@@ -19,10 +19,11 @@ from ._judge import Input, Judge
 from ._parts import PARTS
 from ._refused import refuses_gradient
 
+# 16 bits round the factors.
 RULES = {
-    "linear": {"rope_type": "linear", "factor": 3.0},
-    "ntk": {"rope_type": "ntk", "factor": 3.0},
-    "yarn": {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64},
+    "linear": {"rope_type": "linear", "factor": 3.3},
+    "ntk": {"rope_type": "ntk", "factor": 3.3},
+    "yarn": {"rope_type": "yarn", "factor": 3.3, "original_max_position_embeddings": 64},
 }
 # Axes of two coordinates for a number of pairs.
 MAPS: dict[str, Callable[[int], dict[str, Any]]] = {

@@ -324,6 +324,7 @@ def by_library(target: Any) -> dict[str, str]:
         reasons["float_positions[float64]"] = lib.lacks["float64"]
     if target.library.endswith(":compile"):
         reasons["jit"] = "every call is compiled"
+        reasons["jvp"] = "torch.compile takes no forward mode"
     return reasons
 
 

@@ -161,7 +161,7 @@ class Library:
         """Return the context manager for using the library."""
         return nullcontext()
 
-    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         """Yield names and arrays of the same values with other strides or memory."""
         backwards = tuple(range(array.ndim))[::-1]
         yield "transposed", self.permute(self._packed(self.permute(array, backwards)), backwards)
@@ -172,6 +172,10 @@ class Library:
         # q, k and v in one array (B, S, 3, H, D), of which x is k.
         three = self._packed(self.permute(self.stack([array] * 3), (1, 3, 0, 2, 4)))
         yield "a fused projection", self.permute(three[:, :, 1, ...], (0, 2, 1, 3))
+
+    def exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield names and arrays of the same values in memory that few programs have."""
+        yield from ()
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         """Broadcast an array to a shape, as a view if the library has views."""
@@ -351,18 +355,16 @@ class NumPy(Library):
             array[...] = 7
         return bool(array.flags.writeable)
 
-    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         yield from super().strided(array)
         yield "reversed", array[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
         yield "Fortran order", np.asfortranarray(array)
         fixed = array.copy()
         fixed.flags.writeable = False
         yield "read-only", fixed
-        if exotic:
-            yield from self._exotic(array)
 
-    def _exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
-        if array.dtype.kind == "f":  # not ml_dtypes' bfloat16
+    def exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
+        if array.dtype.kind in "fiu":  # not ml_dtypes' bfloat16
             yield "the other byte order", array.astype(array.dtype.newbyteorder())
         shifted = np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:]
         yield "unaligned", shifted.view(array.dtype).reshape(array.shape)
@@ -513,7 +515,7 @@ class Jax(Library):
         places = () if self.platform == "cpu" else self.native.devices(self.platform)[:1]
         return self.native.device_put(array, *places)
 
-    def strided(self, array: Array, *, exotic: bool = False) -> Iterator[tuple[str, Array]]:
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         # Arrays of JAX have no strides; the program that makes one is compiled for each shape.
         backwards = tuple(range(array.ndim))[::-1]
         yield (

@@ -75,15 +75,15 @@ def one_field_at_every_width(j: Judge) -> None:
     widths = [j.target.width_of(int(label)) for label in j.parts("widths")]
     pairings = [some for some in with_both_pairings(j, [{}]) if some or not few]
     first = [width for width in (112, 64) if width in widths]  # where few calls are made
-    _check_alone(j, _at_widths(pairings, [*first, *widths], j.dtypes[:1]), 3)
+    _check_alone(j, at_widths(pairings, [*first, *widths], j.dtypes[:1]), 3)
     if not few:
-        _check_alone(j, _at_widths(pairings, [*claimed_widths(j), *_SOME_WIDTHS], j.dtypes[1:]), 0)
+        _check_alone(j, at_widths(pairings, [*claimed_widths(j), *_SOME_WIDTHS], j.dtypes[1:]), 0)
         fields = [some for some in single_fields(j) if some and not some.keys() & _CHECKED_ELSEWHERE]
-        _check_alone(j, _at_widths(fields, _SOME_WIDTHS, j.dtypes[:1]), 0)
-        _check_alone(j, _at_widths(with_both_pairings(j, fields), _SOME_WIDTHS[-3:], j.dtypes[:1]), 0)
+        _check_alone(j, at_widths(fields, _SOME_WIDTHS, j.dtypes[:1]), 0)
+        _check_alone(j, at_widths(with_both_pairings(j, fields), _SOME_WIDTHS[-3:], j.dtypes[:1]), 0)
 
 
-def _at_widths(
+def at_widths(
     fields: Iterable[dict[str, Any]], widths: Iterable[int], dtypes: Iterable[str]
 ) -> Iterable[dict[str, Any]]:
     """Yield each field at each width in each dtype; a slice is half of the head."""

@@ -111,7 +111,8 @@ def no_aliasing(j: Judge, dtype: str) -> None:
 def strides(j: Judge, dtype: str) -> None:
     """An x of any strides is rotated correctly: transposed, sliced, reversed, in Fortran order."""
     x = j.x(dtype=dtype)
-    for name, array in j.lib.strided(x.array, exotic=j.claims("same_bits")):
+    exotic = j.lib.exotic(x.array) if j.claims("same_bits") else ()
+    for name, array in (*j.lib.strided(x.array), *exotic):
         before = j.lib.snapshot(array)
         y = j.try_call(x._replace(array=array), j.pos(j.positions()))
         if y is None:
@@ -136,10 +137,12 @@ def strides_of_zero(j: Judge) -> None:
 
 @check("strides", "any_positions")
 def strides_of_positions(j: Judge) -> None:
-    """Positions of any strides are read correctly."""
+    """Positions of any strides are read correctly, and those of NumPy in the other byte order."""
     wide = np.stack([j.positions(), j.wrap(j.positions() + 1)], axis=-1)
     array = j.pos(wide)[:, 1]
     _check_view(j, "a column", array, wide[:, 1])
+    for name, array in j.lib.exotic(j.pos(j.positions())):
+        _check_view(j, name, array, j.positions())
 
 
 @check("strides", each_dtype=True)

@@ -17,6 +17,7 @@ from rope_array.testing._case import (
     fits,
     inputs_of,
     plain_case,
+    position_kinds,
     positions_of,
 )
 from rope_array.testing._checks._alone import field_specs, single_fields
@@ -67,6 +68,7 @@ def _crossed(j: Judge) -> Iterator[Call]:
     yield j.x(2, 40, 3, 16), _far(j, 3), {}
     yield j.x(1, 2, 3, 128), _far(j, 3), half
     yield j.x(1, 2, 300, 16), _far(j, 300), {}
+    yield j.x(1, 16, 520, 16), _far(j, 520), {}  # code chooses by size
     if j.claims("batch_positions", "offset_positions"):
         pos = np.stack([_far(j, 5, i) for i in range(3)])
         for spec in [{}, half] if half else [{}]:
@@ -374,15 +376,26 @@ def _with(call: Callable[..., Any], pos: Any) -> Callable[[Any], Any]:
 @check("gradient", "offset_positions")
 def gradient_after_other_calls(j: Judge) -> None:
     """A gradient belongs to its own call, also if other calls are made before it is asked for."""
+    rows = np.stack([j.row(start, 5) for start in (3, 4001)])
+    calls: list[tuple[np.ndarray, dict[str, Any]]]
+    calls = [(rows, spec) for spec in field_specs(j)[: None if j.lib.calls > 100 else 1]]
+    if j.claims("batch_positions"):
+        calls.append((np.stack([rows, rows + 7]), {}))
+    for pos, spec in calls:
+        with _taken(j) if spec or pos.ndim > 2 else nullcontext():
+            _named(f"positions of shape {pos[0].shape}{_words(spec)}", _check_two_gradients, j, pos, spec)
+
+
+def _check_two_gradients(j: Judge, pos: np.ndarray, spec: dict[str, Any]) -> None:
+    """Check the gradients of two calls, asked for together."""
     x, g = j.x(2, 2, 3, 5, 16), j.x(2, 2, 3, 5, 16, seed=1)
-    rows = [j.row(start, 5) for start in (3, 4001)]
-    arrays = [j.pos(row) for row in rows]
+    arrays = [j.pos(some) for some in pos]
 
     def two(array: Any) -> Any:
-        return j.lib.stack([j.call(array[i], arrays[i]) for i in range(2)])
+        return j.lib.stack([j.call(array[i], arrays[i], **spec) for i in range(2)])
 
     pulled = j.lib.gradient(two, x.array, g.array)
-    check_adjoint(j, pulled, g, g, np.stack(rows)[:, None, None])
+    check_adjoint(j, pulled, g, g, pos[:, None, None] if pos.ndim < 3 else pos[:, :, None], **spec)
 
 
 @check("gradient", "no_grad")
@@ -435,10 +448,15 @@ def jit_of_a_batch(j: Judge) -> None:
 
 @check("jit")
 def jit_of_fields(j: Judge) -> None:
-    """Compiled with any claimed field, with x and positions traced, a call is right; so is one after it."""
+    """Compiled with any claimed field, with x and positions traced, a call is right; so is one after it.
+
+    With JAX, which compiles many calls as one program: at a wide head in each dtype too.
+    """
     width = _new(j)[0].values.shape[-1]  # tables have to be made for it
     plain = plain_case(j)._replace(reach=min(4001, j.target.reach), width=width)
     cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
+    if isinstance(j.lib, Jax):
+        cases += [plain._replace(width=wide, dtype=dtype) for wide in _wide(j) for dtype in j.dtypes]
     cases = [case for case in cases if fits(j, case)]
     for case in _check_programs(j, cases):
         x, (_, pos) = inputs_of(j, case, 1)[-1], positions_of(j, case)
@@ -450,8 +468,8 @@ def jit_of_fields(j: Judge) -> None:
 def jit_of_gradients(j: Judge) -> None:
     """The gradient of a compiled call is the adjoint rotation of the cotangent, in each dtype.
 
-    With JAX, which compiles many calls as one program: with any two claimed fields too, and with each field
-    at a wide head, for many rows, and at positions of shape (B, S).
+    With JAX, which compiles many calls as one program: with any two claimed fields too; with each field at a
+    wide head, for many rows, and at positions of shape (B, S); and at positions of each dtype.
     """
     _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
@@ -460,7 +478,8 @@ def jit_of_gradients(j: Judge) -> None:
         large += [{"width": width, "rows": (1, 2, 3)} for width in _wide(j)]
         large += [{"positions": "BS"}] if claimed_shape(j, "BS") else []
         fields = [some for some in single_fields(j) if "in_tuple" not in some]
-        more = (plain_case(j)._replace(**some, **size) for size in large for some in fields)
+        more = [plain_case(j)._replace(**some, **size) for size in large for some in fields]
+        more += [plain_case(j)._replace(kind=kind) for kind in position_kinds(j) if "python" not in kind]
         _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
 
 

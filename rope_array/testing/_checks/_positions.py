@@ -122,17 +122,25 @@ def _python_positions(j: Judge, kind: str) -> list[Any]:
 @check("narrow_positions", "offset_positions")
 def positions_of_narrow_dtypes(j: Judge) -> None:
     """Positions of int8, uint8, int16, ... are correct up to the ends of their dtype, without wrapping."""
+    batched = j.claims("batch_positions", "any_positions")
     for kind in j.parts("narrow_positions"):
-        x, values = j.x(1, 2, 5, 16), _near_the_ends(j, kind)
-        beyond = max(int(values.max()) - j.target.reach, 0)
-        with j.if_served():
-            # As `j.pos`, which wraps positions beyond the reach.
-            y = j.try_call(x, j.lib.asarray(values.astype(kind))) if beyond else None
-            if y is None:
-                values = values - beyond
-                y = j.call(x, j.pos(values, kind))
-            j.check_kind(y, x)
-            j.check_values_at(j.numbers(y), x, values)
+        near = _near_the_ends(j, kind)
+        some = near // 4 * 3  # their differences are too large for the dtype too
+        for values in (near, *([np.stack([some, some[::-1]])] if batched else [])):
+            _check_narrow(j, values, kind)
+
+
+def _check_narrow(j: Judge, values: np.ndarray[Any, Any], kind: str) -> None:
+    x = j.x(2, 2, 5, 16)
+    beyond = max(int(values.max()) - j.target.reach, 0)
+    with j.if_served():
+        # As `j.pos`, which wraps positions beyond the reach.
+        y = j.try_call(x, j.lib.asarray(values.astype(kind))) if beyond else None
+        if y is None:
+            values = values - beyond
+            y = j.call(x, j.pos(values, kind))
+        j.check_kind(y, x)
+        j.check_values_at(j.numbers(y), x, values)
 
 
 def _near_the_ends(j: Judge, kind: str) -> np.ndarray[Any, Any]:

@@ -195,6 +195,10 @@ def calls_after_an_exception(j: Judge) -> None:
         changed -= _watched(j, x, pos, {})[1]  # changed by every call
         changed -= {"environment variables"} if j.target.compiled else set()  # a compiler's own
         assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
+    for spec in () if is_compiled(j) else field_specs(j)[1:]:
+        _raises(j, x, j.pos(j.row(3, 7)), spec)
+        with j.part(f"after a call with {spec} that may raise"):
+            j.check(j.call(x, pos), x, j.positions())
 
 
 def _watched(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> tuple[bool, set[str]]:

@@ -20,7 +20,14 @@ from rope_array.testing._case import (
     plain_case,
     position_kinds,
 )
-from rope_array.testing._checks._alone import as_text, axes_of_width, rules, single_fields, with_both_pairings
+from rope_array.testing._checks._alone import (
+    as_text,
+    at_widths,
+    axes_of_width,
+    rules,
+    single_fields,
+    with_both_pairings,
+)
 from rope_array.testing._checks._together import (
     FIELDS,
     check_cases,
@@ -164,8 +171,8 @@ def gradient_of_one_field(j: Judge) -> None:
         return _check_cases(j, *(_case(j, **some) for some in fields[: 10 if j.lib.calls < 1000 else 2]))
     dtypes = (j.dtypes[0], j.dtypes[-1])
     _check_cases(j, *(_case(j, **some, dtype=dtype) for some in fields for dtype in dtypes))
-    wide = {"width": _wide(j, 128), "rows": (1, 2, 3)}
-    _check_cases(j, *(_case(j, **{**wide, **some}) for some in with_both_pairings(j, fields)))
+    wide = at_widths(with_both_pairings(j, fields), [_wide(j, 128)], j.dtypes[:1])
+    _check_cases(j, *(_case(j, **some) for some in wide))
     _check_cases(j, *(_case(j, **some, rows=rows) for some in fields for rows in ((1, 37, 30), (1, 1, 2100))))
 
 
