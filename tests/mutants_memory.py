@@ -593,3 +593,20 @@ def narrow_positions_of_batches_subtracted(x, pos, **spec):
     if _array_of(pos, 2) and pos.size and pos.dtype.kind == "i" and "axes" not in spec:
         pos = (pos - pos.min()).astype(np.int64) + int(pos.min())
     return ra.apply(x, pos, **spec)
+
+
+@mutant("fields_that_differ_little")
+@each
+def cache_of_whole_bases(x, pos, **spec):
+    if "base" in spec:
+        spec["base"] = _STATE.setdefault(("base", int(spec["base"])), spec["base"])
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("fields_that_differ_little")
+@each
+def cache_of_the_first_frequencies(x, pos, **spec):
+    if spec.get("inv_freq") is not None:
+        key = "inv_freq", x.shape[-1], *spec["inv_freq"][:4]
+        spec["inv_freq"] = _STATE.setdefault(key, spec["inv_freq"])
+    return ra.apply(x, pos, **spec)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import numpy as np
 from mutants import _TABLES, _adjoint, each, mutant
 
 import rope_array as ra
@@ -567,3 +568,19 @@ def traced_wide_bfloat16_rotated_in_it(x, pos, **spec):
     products = [jax.lax.reduce_precision(one, 8, 7) for one in (a * cos, -b * sin, a * sin, b * cos)]
     pairs = products[0] + products[1], products[2] + products[3]
     return jax.numpy.stack(pairs, -1).reshape(x.shape)
+
+
+@mutant("vmap", library="jax")
+@each
+def mapped_scaling_ignored(x, pos, **spec):
+    if type(x).__name__ == "BatchTracer":
+        spec.pop("scaling", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("default_dtype", library="jax")
+@each
+def amplitude_widens_with_x64(x, pos, **spec):
+    jax = import_module("jax")
+    y = ra.apply(x, pos, **spec)
+    return y * jax.numpy.asarray(np.float64(1)) if "attention_factor" in spec and x.itemsize > 2 else y

@@ -59,7 +59,7 @@ def _crossed(j: Judge) -> Iterator[Call]:
     """Yield calls at large positions: with fields, in each dtype, in batches, of many heads and rows."""
     half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
     if j.lib.calls < 100:  # each shape is compiled
-        yield j.x(seed=1), _far(j, 5), half
+        yield from ((j.x(seed=1), _far(j, 5), spec) for spec in field_specs(j))
         return
     for i, spec in enumerate(field_specs(j)):
         yield j.x(seed=i), _far(j, 5, i), spec
@@ -282,10 +282,34 @@ def _check_shaped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any]) -> 
 def vmap(j: Judge) -> None:
     """Mapped over x, along any axis but the last two, each x is rotated as by a call of its own."""
     x, pos = j.x(2, 3, 4, 5, 16), _far(j, 5)
-    specs = field_specs(j) if j.lib.calls > 100 else [{}]
-    for axis, spec in [(0, {}), (1, {}), (2, {}), *((1, spec) for spec in specs if spec)]:
+    for axis in range(3):
         with _taken(j):
-            _check_mapped(j, x, pos, spec, axis)
+            _check_mapped(j, x, pos, {}, axis)
+    transform = partial(_modes.vmap, j.lib, in_axes=(1, None), out_axis=1)
+    for spec, y in _with_each_field(j, transform, x.array, j.pos(pos)):
+        _named(f"vmap over axis 1 of x{_words(spec)}", j.check, y, x, pos, **spec)
+
+
+def _with_each_field(
+    j: Judge, transform: Callable[[Callable[..., Any]], Callable[..., Any]], *arrays: Any
+) -> list[tuple[dict[str, Any], Any]]:
+    """Return no fields and each field, with the results of the transformed call, where it is taken.
+
+    JAX compiles all as one program, which takes less time than many.
+    """
+    one_program = isinstance(j.lib, Jax) and j.claims("jit")
+    specs = field_specs(j) if one_program or j.lib.calls > 100 else [{}]
+    calls = [partial(_tried, j, transform(_call_of(j, spec))) for spec in specs]
+    call = partial(_results_of, calls)
+    results = (j.lib.traced(call) if one_program else call)([arrays] * len(calls))
+    return [(spec, *result) for spec, result in zip(specs, results, strict=True) if result]
+
+
+def _tried(j: Judge, call: Callable[..., Any], *arrays: Any) -> list[Any]:
+    """Return the result of a call; [] if it is refused."""
+    with _taken(j):
+        return [call(*arrays)]
+    return []
 
 
 @check("vmap")
@@ -331,10 +355,8 @@ def vmap_of_positions(j: Judge) -> None:
     """Mapped over x and positions, or positions alone, each x is rotated by its own positions."""
     pos = np.stack([j.row(start, 5) for start in (3, 4001, 0, 12345)])
     x = j.x(4, 2, 3, 5, 16)
-    for spec in field_specs(j) if j.lib.calls > 100 else [{}]:
-        with _taken(j) if spec else nullcontext():
-            both = _modes.vmap(j.lib, _call_of(j, spec), (0, 0))(x.array, j.pos(pos))
-            _named(f"vmap over x and positions{_words(spec)}", j.check, both, x, pos[:, None, None], **spec)
+    for spec, both in _with_each_field(j, partial(_modes.vmap, j.lib, in_axes=(0, 0)), x.array, j.pos(pos)):
+        _named(f"vmap over x and positions{_words(spec)}", j.check, both, x, pos[:, None, None], **spec)
     one = x._replace(array=x.array[0], values=x.values[0])
     with _refusals(j):
         alone = _modes.vmap(j.lib, _call_of(j, {}), (None, 0))(one.array, j.pos(pos))
@@ -360,13 +382,14 @@ def vmap_of_gradients(j: Judge) -> None:
 def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
     x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
-    array_pos = j.pos(pos)
-    for spec in field_specs(j) if j.lib.calls > 100 else [{}]:
-        with _taken(j):
-            value, derivative = _modes.jvp(j.lib, _with(_call_of(j, spec), array_pos), x.array, t.array)
-            _named(f"the value{_words(spec)}", j.check, value, x, pos, **spec)
-            assert derivative is not None, f"the result{_words(spec)} has no derivative"
-            _named(f"the derivative{_words(spec)}", j.check, derivative, t, pos, **spec)
+
+    def transform(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda array, tangent, pos: _modes.jvp(j.lib, _with(call, pos), array, tangent)
+
+    for spec, (value, derivative) in _with_each_field(j, transform, x.array, t.array, j.pos(pos)):
+        _named(f"the value{_words(spec)}", j.check, value, x, pos, **spec)
+        assert derivative is not None, f"the result{_words(spec)} has no derivative"
+        _named(f"the derivative{_words(spec)}", j.check, derivative, t, pos, **spec)
 
 
 def _with(call: Callable[..., Any], pos: Any) -> Callable[[Any], Any]:

@@ -36,6 +36,40 @@ def calls_in_turn(j: Judge) -> None:
             j.check_call(x, j.positions(5 - i % 2), **spec)
 
 
+@check("any_positions")
+def fields_that_differ_little(j: Judge) -> None:
+    """A field is used after one that differs little from it: no cache rounds it, or reads a part of it."""
+    x, numbers = j.x(), j.wrap([300, 7, 41, 1, 77])
+    pairs = len(j.pairs()[0][0])
+    frequencies, coordinates = [0.5**i for i in range(pairs)], [0, 1] * (pairs // 2) + [0] * (pairs % 2)
+    last = pairs - 1
+    values: dict[str, list[Any]] = {
+        "base": [10_000.25, 10_000.75, 10_000, 10_001],
+        "attention_factor": [1.25, 1.2501, 1.0],
+        "inv_freq": [(*frequencies,), *(_with_item(frequencies, i, 0.75) for i in (last, 0, last // 2))],
+        "axes": [
+            {"coordinates": some}
+            for some in (
+                (*coordinates,),
+                *(_with_item(coordinates, i, 1 - coordinates[i]) for i in (last, 0)),
+            )
+        ],
+    }
+    claimed = {name: some for name, some in values.items() if j.claims(name)}
+    for name, some in claimed.items():
+        for value in [*some, some[0]]:
+            pos = np.stack([numbers, numbers[::-1]], -1) if name == "axes" else numbers
+            if (y := j.try_call(x, j.pos(pos), **{name: value})) is not None:
+                with j.part(f"after a call whose {name} differs little"):
+                    j.check(y, x, pos, **{name: value})
+    if not claimed:
+        j.raise_refused(f"takes no field of {', '.join(values)}")
+
+
+def _with_item(values: list[Any], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
 @check("offset_positions")
 def calls_at_other_positions(j: Judge) -> None:
     """The same shape at other positions is another rotation: no cache leaves positions out of its key."""
