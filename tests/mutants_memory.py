@@ -610,3 +610,19 @@ def cache_of_the_first_frequencies(x, pos, **spec):
         key = "inv_freq", x.shape[-1], *spec["inv_freq"][:4]
         spec["inv_freq"] = _STATE.setdefault(key, spec["inv_freq"])
     return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_at_like_positions")
+def long_positions_by_their_ends(x, pos, **spec):
+    """Take 64 positions or more for a range, if the first step and the last position fit."""
+    if _array_of(pos, 1) and pos.size >= 64 and pos[-1] - pos[0] == (pos[1] - pos[0]) * (pos.size - 1):
+        pos = pos[0] + (pos[1] - pos[0]) * np.arange(pos.size)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("long_sequences_from_an_offset")
+def different_positions_by_an_index_of_16_bits(x, pos, **spec):
+    if _array_of(pos, 1):
+        different, index = np.unique(pos, return_inverse=True)
+        pos = different[index.astype(np.uint16)]
+    return ra.apply(x, pos, **spec)

@@ -96,9 +96,14 @@ def calls_at_like_positions(j: Judge) -> None:
         j.check_call(j.x(1, 2, 7, 16), j.wrap(seven))
         if j.claims("batch_positions"):
             j.check_call(j.x(2, 1, 7, 16), j.wrap([seven, _ALIKE[0]]))
-    long = j.wrap(np.arange(1100) % 600)
-    for pos in (long, np.concatenate([long[:300], long[300:800][::-1], long[800:]])):
-        j.check_call(j.x(1, 1, 1100, 16), pos)
+    long, ordered = j.wrap(np.arange(1100) % 600), j.wrap(np.arange(300))
+    for pos in (long, _turned(long, 300, 800), _turned(ordered, 100, 200)):
+        j.check_call(j.x(1, 1, len(pos), 16), pos)
+
+
+def _turned(values: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """Return values with a part of them in reverse order."""
+    return np.concatenate([values[:start], values[start:stop][::-1], values[stop:]])
 
 
 @check("any_positions", "batch_positions")
