@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
-from rope_array.testing import check_backend
+from rope_array.testing import Target, check_backend
 from rope_array.testing._checks import checks
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
@@ -202,6 +202,49 @@ def test_correct_torch_code_passes(rotate):
     assert "gradient[float32]" in {
         result.name for result in check_backend(rotate, library="torch").of(PASSED)
     }
+
+
+def by_torch_promotion(x, pos, base=10000.0):
+    """Multiply 16-bit numbers by tables of float32: each product is rounded for the gradient."""
+    angle = torch_angles(x, pos, base)
+    cos, sin = angle.cos(), angle.sin()
+    if x.itemsize < 8:
+        cos, sin = cos.float(), sin.float()
+    a, b = x[..., ::2], x[..., 1::2]
+    return (
+        pytest.importorskip("torch").stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(x.dtype)
+    )
+
+
+def by_torch_with_a_gradient_in_16_bits(x, pos, base=10000.0):
+    torch = pytest.importorskip("torch")
+    angle = torch_angles(x, pos, base)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return by_torch_promotion(x, pos, base)
+
+        @staticmethod
+        def backward(context, gradient):
+            a, b = gradient[..., ::2], gradient[..., 1::2]
+            return torch.stack([a * cos + b * sin, b * cos - a * sin], -1).flatten(-2)
+
+    return Rotated.apply(x)
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_of_16_bits_may_add_rounded_products_and_no_more(dtype):
+    found = []
+    for rotate in (by_torch_promotion, by_torch_with_a_gradient_in_16_bits):
+        judge = Judge(Target(rotate, library="torch", dtypes=(dtype,), angles="float64"))
+        (named,) = (check for check in checks() if check.name == "gradient_combinations")
+        found.append(outcome_of(named, judge))
+    assert found[0][0] == PASSED, found[0]
+    assert found[1][0] == FAILED
+    assert f"within the error of {dtype} arithmetic" in found[1][1]
 
 
 @pytest.mark.slow

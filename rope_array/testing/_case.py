@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._claims import DTYPES, SIZES
-from ._contract import Accuracy
+from ._contract import ADDED, Accuracy
 from ._definition import pairs_of
 from ._judge import Input, Judge
 from ._parts import PARTS
@@ -496,7 +496,7 @@ def check_adjoint(
     plan = pairs_of(x.values.shape[-1], {n: v for n, v in j.fields(spec).items() if v is not None})
     reciprocal = Context(prec=60).divide(Decimal(1), plan.amplitude)
     adjoint = {**spec, "inverse": not spec.get("inverse", False), "attention_factor": reciprocal}
-    accuracy = j.target.accuracy._replace(arithmetic="own") if like else _with_own_arithmetic(j)
+    accuracy = j.target.accuracy._replace(arithmetic="own") if like else _of_gradients(j, ADDED)
     j.check_values(j.numbers(pulled), g._replace(dtype=like or g.dtype), numbers, accuracy, **adjoint)
 
 
@@ -511,14 +511,16 @@ def check_second_gradient(j: Judge, x: Input, g: Input, h: Input, numbers: Any, 
         return False
     assert pulled is not None, "its part through the call is left out, without an error"
     j.check_kind(pulled, h)
-    j.check_values(j.numbers(pulled), h, numbers, _with_own_arithmetic(j), **spec)
+    j.check_values(j.numbers(pulled), h, numbers, _of_gradients(j, "own"), **spec)
     return True
 
 
-def _with_own_arithmetic(j: Judge) -> Accuracy:
-    """Return the accuracy of gradients: other code adds those of products in the dtype of x."""
+def _of_gradients(j: Judge, arithmetic: str) -> Accuracy:
+    """Return the accuracy of gradients: the derivatives of other code add products in the dtype of x."""
     accuracy = j.target.accuracy
-    return accuracy if accuracy.angles == "exact" else accuracy._replace(arithmetic="own")
+    if accuracy.angles == "exact" or accuracy.arithmetic == "own":
+        return accuracy
+    return accuracy._replace(arithmetic=arithmetic)
 
 
 class _named:

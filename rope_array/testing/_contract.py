@@ -51,6 +51,8 @@ ARITHMETIC = {
     "float32": "16-bit numbers are rotated in float32 or wider, and rounded once",
     "own": "cos, sin, products and sums are rounded in the dtype of x",
 }
+# The arithmetic of gradients: products rounded in the dtype of x, then added. No claim has it.
+ADDED = "added"
 _UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}
 # The eps of bfloat16, the coarsest dtype of models: a larger error of an angle is not rounding.
 ANGLE_LIMIT = 2.0**-7
@@ -203,12 +205,23 @@ def allowed(
         compute = compute_dtype(dtype, accuracy)
         error = (max(2.5, ROTATED[dtype][amplitude != 1.0]) * eps(compute) + slack) * length
         bound = np.zeros(x.shape)
-        for out in (out_a, out_b):
-            near = (length if exact is None else np.abs(exact[..., out])) + error
+        rounded = np.zeros((2, 1))
+        if accuracy.arithmetic == ADDED and compute != dtype and exact is not None:
+            rounded = _rounded_products(x[..., a], x[..., b], exact[..., out_a], exact[..., out_b], dtype)
+        for out, each in ((out_a, rounded[0]), (out_b, rounded[1])):
+            near = (length if exact is None else np.abs(exact[..., out])) + error + each
             # The exact result is itself rounded to float64.
             half = 0.5 * ulp(near, dtype) + 0.51 * ulp(near, "float64")
-            bound[..., out] = error + half + _underflow(dtype, compute, amplitude, flushes)
+            bound[..., out] = error + each + half + _underflow(dtype, compute, amplitude, flushes)
     return bound
+
+
+def _rounded_products(a: Floats, b: Floats, y_a: Floats, y_b: Floats, dtype: str) -> Floats:
+    """Bound the error of rounding both products of each number of a rotated pair, from the exact pair."""
+    squares = np.maximum(a * a + b * b, np.finfo(float).tiny)
+    cos, sin = (a * y_a + b * y_b) / squares, (a * y_b - b * y_a) / squares
+    halves = [0.5 * ulp(1.001 * np.abs(product), dtype) for product in (a * cos, b * sin, a * sin, b * cos)]
+    return np.stack([halves[0] + halves[1], halves[2] + halves[3]])
 
 
 def _underflow(dtype: str, compute: str, amplitude: float, flushes: bool) -> float:
