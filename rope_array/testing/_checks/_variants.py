@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_array.testing._checks._together import is_compiled
 from rope_array.testing._judge import Judge, check
 
 # ---- scaling ----
@@ -174,7 +175,7 @@ def rules_that_differ_in_one_parameter(j: Judge) -> None:
     for rule, others in _changes(len(j.pairs()[0][0])):
         if not _claimed(j, rule):
             continue
-        names = list(others)[: 1 if j.target.compiled else None]
+        names = list(others)[: 2 if is_compiled(j) else None]
         for name, some in [("", rule), *((name, {**rule, name: others[name]}) for name in names), ("", rule)]:
             if (y := j.try_call(x, pos, scaling=some)) is not None:
                 with j.part(f"after a rule that differs in {name} only" if name else ""):
