@@ -1,6 +1,7 @@
 """Tests of the checks: every mutant fails the checks named for it, and correct code passes."""
 
 import functools
+import time
 
 import mutants
 import mutants_cover  # noqa: F401 (registers its mutants)
@@ -11,7 +12,7 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend
-from rope_array.testing._checks import checks
+from rope_array.testing._checks import _state, checks
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
 
@@ -270,3 +271,18 @@ def test_correct_jax_code_passes(claims):
 
     report = check_backend(rotate, library="jax:x64", **claims)
     assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
+
+
+@pytest.mark.library("numpy")
+def test_slow_code_is_called_less_often_from_threads(monkeypatch):
+    """Code of JAX that compiles at each call takes 0.1 s for it; the check would not end in time."""
+    calls = []
+
+    def rotate(x, pos):
+        calls.append(time.sleep(0.002))
+        return ra.apply(x, pos)
+
+    monkeypatch.setattr(_state, "_MOST_SECONDS", 0.1)
+    (named,) = (check for check in checks() if check.name == "threads_of_many_positions")
+    assert outcome_of(named, Judge(Target(rotate)))[0] == PASSED
+    assert 72 < len(calls) < 400  # 864 otherwise, and those that find what is claimed

@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,8 @@ _ALIKE = (
     [2, 3, 4, 5, 6, 7, 8], [2, 4, 3, 5, 6, 7, 8], [2, 6, 4, 5, 3, 7, 8],
     [2, 3, 7, 5, 6, 4, 8], [2, 3, 4, 5, 7, 6, 8], [2, 3, 4, 5, 6, 9, 8],
 )  # fmt: skip
+# Of the calls of several threads: JAX compiles some code at each call.
+_MOST_SECONDS = 10.0
 _SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
 
 
@@ -381,6 +384,8 @@ def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
         with j.if_served():
             if id(pos) not in alone:
                 alone[id(pos)] = j.rotated(x, pos, **spec)
+    served = [[call for call in some if id(call[1]) in alone] for some in calls]
+    times = min(times, _times_in_a_while(j, [call for some in served for call in some]))
     errors: list[BaseException] = []
     start = threading.Barrier(len(calls))
 
@@ -395,10 +400,18 @@ def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
         except BaseException as error:
             errors.append(error)
 
-    served = [[call for call in some if id(call[1]) in alone] for some in calls]
     _run_at_once([threading.Thread(target=repeat, args=(some,)) for some in served])
     if errors:
         raise errors[0]
+
+
+def _times_in_a_while(j: Judge, calls: Calls) -> int:
+    """Return how many times all of the calls can be made, about, before a check takes long; at least 1."""
+    before = time.perf_counter()
+    for x, pos, spec in calls[:1]:
+        j.run(x, pos, **spec)
+    seconds = (time.perf_counter() - before) * len(calls)
+    return max(1, int(_MOST_SECONDS / max(seconds, 1e-9)))
 
 
 def _run_at_once(at_once: list[threading.Thread]) -> None:
