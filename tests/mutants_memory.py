@@ -620,7 +620,7 @@ def long_positions_by_their_ends(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
-@mutant("long_sequences_from_an_offset")
+@mutant("more_positions_than_2e16")
 def different_positions_by_an_index_of_16_bits(x, pos, **spec):
     if _array_of(pos, 1):
         different, index = np.unique(pos, return_inverse=True)

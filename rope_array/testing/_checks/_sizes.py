@@ -147,23 +147,34 @@ def more_rows_than_2e16(j: Judge) -> None:
 
 @check("offset_positions")
 def long_sequences_from_an_offset(j: Judge) -> None:
-    """A long sequence of consecutive positions may start anywhere: prefill after a cached prefix.
-
-    One has more than 2^16 positions, as many as an index of 16 bits cannot count.
-    """
-    for start, count in ((17, 3001), (4099, 2**16 + 40)):
-        count = min(count, j.target.reach // 4 * 3 + 1)  # not all: it has to start anywhere
-        x, pos = j.x(1, 1, count, _narrow(j)), j.row(start, count)
+    """A long sequence of consecutive positions may start anywhere: prefill after a cached prefix."""
+    most = j.target.reach // 4 * 3 + 1  # not all: it has to start anywhere
+    for start, count in ((17, 3001), (4099, 5003)):
         with j.if_served():
-            y = j.run(x, pos)
-            j.check_kind(y, x)
-            rows, numbers = _some_rows(count), j.numbers(y)
-            some = Input(None, x.values[:, :, rows], x.dtype)
-            try:
-                j.check_values(numbers[:, :, rows], some, pos[rows])
-            except AssertionError:
-                j.check_values(numbers, x, pos)  # all rows, for the message
-                raise
+            _check_long(j, start, min(count, most))
+
+
+@check("offset_positions")
+def more_positions_than_2e16(j: Judge) -> None:
+    """More than 2^16 different positions are read, as many as an index of 16 bits cannot count."""
+    count = min(2**16 + 40, j.target.reach + 1)
+    with j.if_served(), j.part("of some rows"):
+        _check_long(j, 0, count, explained=False)
+
+
+def _check_long(j: Judge, start: int, count: int, explained: bool = True) -> None:
+    """Judge some rows of a long sequence; `explained` to judge all for the message, which takes long."""
+    x, pos = j.x(1, 1, count, _narrow(j)), j.row(start, count)
+    y = j.run(x, pos)
+    j.check_kind(y, x)
+    rows, numbers = _some_rows(count), j.numbers(y)
+    some = Input(None, x.values[:, :, rows], x.dtype)
+    try:
+        j.check_values(numbers[:, :, rows], some, pos[rows])
+    except AssertionError:
+        if explained:
+            j.check_values(numbers, x, pos)
+        raise
 
 
 @check("batch_positions", "offset_positions")
