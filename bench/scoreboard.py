@@ -59,9 +59,9 @@ adds checks where faults had escaped:
   is asked for twice, and a gradient of a gradient;
 * modes of the library: no gradients, inference mode, autocast, another default dtype or device,
   deterministic algorithms, mapping, forward mode and compilation, and the calls after them;
-* memory and state: the first call, results that are kept, released or written to, calls after an exception,
-  after a long call, in another order or with one thing changed, and several threads for every class of
-  accuracy.
+* memory and state, also of calls with each field alone: the first call, results that are kept, released or
+  written to, calls after an exception, after a long call, in another order, or with one thing or one number
+  of a rule changed, and several threads for every class of accuracy.
 
 Each part of a capability is tried by itself: an implementation that refuses one of its forms is now judged
 in the others.

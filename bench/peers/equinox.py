@@ -19,6 +19,7 @@ _WITH_BASES = (
         "gradient_at_wide_heads",
         "calls_that_differ_*",
         "calls_after_a_compiled_one",
+        *("default_dtype", "vmap", "jvp"),
     ),
 )
 NOTES = {
