@@ -176,6 +176,21 @@ def test_the_mode_of_the_first_call_changes_no_later_backend():
         assert child.run(script, context).split() == ["native"] * 4, context
 
 
+def test_eager_calls_do_not_import_the_compiler():
+    """torch._dynamo takes a second to import, which a first call without torch.compile need not wait for."""
+    script = """
+        import sys, torch
+        import rope_array as ra
+        rope, pos = ra.RoPE(16), torch.arange(3)
+        x = torch.ones(2, 3, 16, requires_grad=True)
+        ra.apply(x, pos).sum().backward()
+        rope.rotation(pos, like=x).apply((x, x))
+        ra.torch.RotaryEmbedding(rope)(x, pos)
+        print("torch._dynamo" in sys.modules)
+    """
+    assert child.run(script).split() == ["False"]
+
+
 BAD = {
     "a single number": (lambda: torch.ones(()), 3, {}),
     "a width": (lambda: torch.ones(5, 8), 3, {}),

@@ -8,6 +8,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 
+from rope_array import _dynamo
 from rope_array._array_api.library import Library, Memory
 from rope_array._array_api.source import Source
 from rope_array._errors import ArrayTypeError, describe
@@ -87,7 +88,7 @@ class Torch(Library):
 
 
 # A constant: Dynamo would catch an error that it traces, and run the function without compiling it.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator,unused-ignore]
+@_dynamo.traced_constant
 def _refuse_range() -> None:
     raise ArrayTypeError(
         "pos is a range inside a compiled function, which torch.compile would compile anew for each length, "
