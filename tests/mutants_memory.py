@@ -319,6 +319,30 @@ def print_options_changed(x, pos, **spec):
 
 
 @mutant("settings_unchanged")
+def buffers_of_large_strided_arrays(x, pos, **spec):
+    if whole(x).size > 2**14 and not whole(x).flags.c_contiguous:
+        np.setbufsize(2**16)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged")
+def standard_error_with_a_field(x, pos, **spec):
+    if "rotary_start" in spec:
+        np.seterr(divide="raise")
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("first_calls_under_other_settings")
+def bases_by_the_decimals_of_the_caller(x, pos, **spec):
+    if "base" in spec:
+        bases, base = _STATE.setdefault("bases", {}), spec["base"]
+        if base not in bases:
+            bases[base] = float(import_module("decimal").Decimal(base).ln().exp())
+        spec["base"] = bases[base]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("settings_unchanged")
 def warnings_ignored(x, pos, **spec):
     import_module("warnings").filterwarnings("ignore", message="overflow")
     return ra.apply(x, pos, **spec)
@@ -359,6 +383,26 @@ def scratch_of_large_calls(x, pos, **spec):
     scratch[...] = x
     time.sleep(1e-4)  # let another thread run
     return ra.apply(scratch, pos, **spec)
+
+
+@mutant("threads_of_large_calls")
+@each
+def scratch_of_large_calls_in_16_bits(x, pos, **spec):
+    return scratch_of_large_calls(x, pos, **spec) if x.itemsize == 2 else ra.apply(x, pos, **spec)
+
+
+@mutant("threads_while_tables_grow")
+@each
+def table_published_before_it_is_filled(x, pos, **spec):
+    """Keep a table of the positions so far, where calls take the rows of their positions."""
+    if set(spec) - {"base"} or not _array_of(pos, 1) or not pos.size or pos.min() < 0 or pos.max() > 2**16:
+        return ra.apply(x, pos, **spec)
+    tables, key = _STATE.setdefault("tables", {}), (x.shape[-1], *spec.values())
+    if key not in tables or len(tables[key]) <= pos.max():
+        tables[key] = np.zeros(int(pos.max()) + 1, np.int64)
+        time.sleep(1e-4)  # let another thread run
+        tables[key][:] = np.arange(len(tables[key]))
+    return ra.apply(x, tables[key][pos], **spec)
 
 
 @mutant("threads_of_different_calls")
@@ -460,6 +504,22 @@ def float16_of_2_20_elements(x, pos, **spec):
     return at_rest(y, x, np.s_[..., -1, :]) if x.dtype == np.float16 and y.size > 2**20 else y
 
 
+@mutant("many_elements_at_widths_of_models")
+@each
+def chunks_of_whole_rows_in_float16(x, pos, **spec):
+    y, width = ra.apply(x, pos, **spec), x.shape[-1]
+    return (
+        at_rest(y, x, np.s_[..., -1, :]) if x.itemsize == 2 and x.size > 2**14 and width & (width - 1) else y
+    )
+
+
+@mutant("two_fields_and_many_elements")
+@each
+def adjoint_for_the_inverse_of_2_18_elements(x, pos, **spec):
+    y, factor = ra.apply(x, pos, **spec), spec.get("attention_factor")
+    return y * (factor or 1.0) if x.size > 2**18 and spec.get("inverse") else y
+
+
 @mutant("one_field_and_many_elements")
 @each
 def amplitude_of_2_17_elements_ignored(x, pos, **spec):
@@ -469,6 +529,14 @@ def amplitude_of_2_17_elements_ignored(x, pos, **spec):
 
 
 # ---- caches, scratch memory and what calls leave to the caller ----
+
+
+@mutant("calls_at_like_positions")
+def batches_of_the_first_and_last(x, pos, **spec):
+    """Read (B, S) positions whose first and last rows are equal as if all rows were."""
+    if _array_of(pos, 2) and "axes" not in spec and (pos[0] == pos[-1]).all():
+        pos = np.repeat(pos[:1], len(pos), 0)
+    return ra.apply(x, pos, **spec)
 
 
 @mutant("calls_at_like_positions")
@@ -625,4 +693,20 @@ def different_positions_by_an_index_of_16_bits(x, pos, **spec):
     if _array_of(pos, 1):
         different, index = np.unique(pos, return_inverse=True)
         pos = different[index.astype(np.uint16)]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("more_positions_than_2e16")
+def different_positions_of_a_batch_by_an_index_of_16_bits(x, pos, **spec):
+    if _array_of(pos, 2):
+        different, index = np.unique(pos, return_inverse=True)
+        pos = different[index.astype(np.int16).reshape(pos.shape)]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_python")
+@each
+def python_numbers_in_the_dtype_of_x(x, pos, **spec):
+    if isinstance(pos, int | range | list | tuple) and x.itemsize == 2:
+        pos = np.asarray(pos).astype(x.dtype).astype(np.float64).astype(np.int64)
     return ra.apply(x, pos, **spec)

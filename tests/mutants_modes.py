@@ -7,6 +7,8 @@ from mutants import _TABLES, _adjoint, each, mutant
 
 import rope_array as ra
 
+_MADE = set()  # the tables of `default_dtype_not_restored`
+
 
 def _torch():
     return import_module("torch")
@@ -113,6 +115,21 @@ def frequencies_of_the_default_dtype(x, pos, **spec):
         return ra.apply(x, pos, **spec)
     exponents = torch.arange(0, x.shape[-1], 2) / x.shape[-1]
     return ra.apply(x, pos, inv_freq=(spec.get("base", 10000.0) ** -exponents).tolist())
+
+
+@mutant("default_dtype", library="torch")
+@each
+def default_dtype_not_restored(x, pos, **spec):
+    """Make frequencies in float64 for the first call of a head_dim and base."""
+    torch = _torch()
+    key = (x.shape[-1], spec.get("base"))
+    if key not in _MADE and not torch.compiler.is_compiling():
+        _MADE.add(key)
+        torch.set_default_dtype(torch.float64)
+        y = ra.apply(x, pos, **spec)
+        torch.set_default_dtype(torch.float32)
+        return y
+    return ra.apply(x, pos, **spec)
 
 
 @mutant("default_dtype", library="torch")

@@ -172,8 +172,7 @@ _PART_ATTEMPTS: dict[str, Callable[[_Trial, str], Any]] = {
 }
 # Positions tried in rising order, up to the first that the callable refuses.
 _REACH_STEPS = (
-    0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 2**12 - 1, 2**13 - 1, 2**14 - 1, 2**15 - 1, 2**16,
-    2**17, 2**20, 2**24 + 3, 2**31 - 1,
+    0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 2**14 - 1, 2**17, 2**20, 2**24 + 3, 2**31 - 1,
 )  # fmt: skip
 # Capabilities of the contract: not claimed for angles that are floating-point products.
 _CONTRACT_ONLY = ("same_bits", "nonfinite")

@@ -1,4 +1,4 @@
-"""Keep the first call of a target in each dtype and with each set of fields, for the check `first_call`."""
+"""Keep a target's first calls for the check `first_call`: in each dtype, with each set of fields, far on."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ class FirstCalls:
         self._calls: dict[Any, FirstCall] = {}
 
     def call(self, lib: Library, rotate: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> Any:
-        """Call; keep the numbers if it is the first call of its dtype and fields, and succeeds."""
-        key = None if isinstance(x, tuple) else (lib.dtype_of(x), *sorted(spec))
-        if key is None or key in self._calls or "values" in lib.lacks:
+        """Call; keep the numbers if it is the first call of its dtype, fields and range, and succeeds."""
+        if isinstance(x, tuple) or "values" in lib.lacks:
+            return rotate(x, pos, **spec)
+        numbers = np.array(lib.to_numpy(pos)) if lib.owns(pos) else pos
+        dtype = lib.dtype_of(x)
+        key = (dtype, *sorted(spec), _range(numbers))
+        if key in self._calls:
             return rotate(x, pos, **spec)
         values = _numbers(lib, x)
-        numbers = np.array(lib.to_numpy(pos)) if lib.owns(pos) else pos
         y = rotate(x, pos, **spec)
         if lib.owns(y) and tuple(y.shape) == values.shape:
-            self._calls[key] = FirstCall(key[0], values, numbers, dict(spec), _numbers(lib, y))
+            self._calls[key] = FirstCall(dtype, values, numbers, dict(spec), _numbers(lib, y))
         return y
 
     def of(self, claimed: Collection[str]) -> Iterator[FirstCall]:
@@ -43,6 +46,11 @@ class FirstCalls:
         for call in self._calls.values():
             if {call.dtype, *call.spec} <= set(claimed):
                 yield call
+
+
+def _range(numbers: Any) -> int:
+    """Return the number of bits of the largest position, 10 at least: tables may grow for it."""
+    return max([10, *(int(abs(one)).bit_length() for one in np.asarray(numbers, dtype=object).flat)])
 
 
 def _numbers(lib: Library, array: Any) -> np.ndarray:

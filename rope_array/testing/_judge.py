@@ -60,7 +60,7 @@ class Judge:
     thorough
         Whether to run the checks that take long, too.
     fresh
-        Number of calls that were made for the first time; see `_checks._modes`.
+        Number of calls that were made for the first time; see `_checks._first`.
     worst
         Largest error of the results in `dtype` by range of positions, in lengths of the pair.
     releases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 from ._libraries import Library
@@ -27,25 +28,40 @@ def adapt_layout(rotate: Callable[..., Any], layout: str, lib: Library) -> Calla
     added = tuple(None if a == "1" else slice(None) for a in layout)
     left_out = tuple(0 if a == "1" else slice(None) for a in layout)
 
-    def permuted(x: Any, pos: Any, **spec: Any) -> Any:
+    def arranged(x: Any) -> Any:
         x = _permute(x, order, lib)
-        if "1" in layout:
-            return _permute(rotate(x[added], pos, **spec)[left_out], back, lib)
-        return _permute(rotate(x, pos, **spec), back, lib)
+        return x[added] if "1" in layout else x
+
+    def restored(y: Any) -> Any:
+        return _permute(y[left_out] if "1" in layout else y, back, lib)
+
+    def permuted(x: Any, pos: Any, **spec: Any) -> Any:
+        return _each(restored, rotate(_each(arranged, x), pos, **spec))
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(call(each, pos, **spec) for each in x)
         if not looped:
             return permuted(x, pos, **spec)
+        xs = x if isinstance(x, tuple) else (x,)
+        if len({tuple(one.shape[axis] for axis in looped) for one in xs}) > 1:  # q and k differ in heads
+            return tuple(call(one, pos, **spec) for one in xs)
         parts = [permuted(part, row, **spec) for part, row in _parts(x, pos, looped)]
+        if parts and isinstance(parts[0], tuple | list):
+            return tuple(stacked(list(of_one), xs[0]) for of_one in zip(*parts, strict=True))
+        return stacked(parts, xs[0])
+
+    def stacked(parts: list[Any], x: Any) -> Any:
         if len(looped) == 2:
             heads = x.shape[1]
             parts = [lib.stack(parts[i : i + heads]) for i in range(0, len(parts), heads)]
-        stacked = lib.stack(parts)
-        return lib.permute(stacked, (1, 0, 2, 3)) if looped == [1] else stacked
+        y = lib.stack(parts)
+        return lib.permute(y, (1, 0, 2, 3)) if looped == [1] else y
 
     return call
+
+
+def _each(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return the result for an array, or a tuple or list of the results for each array in it."""
+    return type(x)(map(function, x)) if isinstance(x, tuple | list) else function(x)
 
 
 def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
@@ -55,11 +71,12 @@ def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
 
 def _parts(x: Any, pos: Any, looped: list[int]) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of x along the looped axes, each with its positions."""
-    for place in itertools.product(*(range(x.shape[axis]) for axis in looped)):
+    shape = (x[0] if isinstance(x, tuple) else x).shape
+    for place in itertools.product(*(range(shape[axis]) for axis in looped)):
         index: list[Any] = [slice(None)] * 4
         for axis, i in zip(looped, place, strict=True):
             index[axis] = i
-        yield x[tuple(index)], _positions_at(pos, looped, place)
+        yield _each(itemgetter(tuple(index)), x), _positions_at(pos, looped, place)
 
 
 def _positions_at(pos: Any, looped: list[int], place: tuple[int, ...]) -> Any:

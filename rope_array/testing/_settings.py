@@ -87,8 +87,8 @@ def unusual_settings(other: bool = False) -> Iterator[None]:
         stack.callback(logging.disable, logging.root.manager.disable)
         stack.callback(_set_environment, dict(os.environ))
         stack.enter_context(np.errstate(all="ignore" if other else "warn"))
-        stack.enter_context(np.printoptions(precision=5))
-        stack.enter_context(decimal.localcontext(decimal.Context(prec=41, rounding=decimal.ROUND_DOWN)))
+        stack.enter_context(np.printoptions(precision=2, threshold=4, edgeitems=1))
+        stack.enter_context(decimal.localcontext(decimal.Context(prec=6, rounding=decimal.ROUND_DOWN)))
         stack.enter_context(warnings.catch_warnings())
         seed = np.random.default_rng().integers(2**31)
         np.random.seed(int(seed))  # noqa: NPY002
@@ -116,3 +116,8 @@ def _set_environment(variables: dict[str, str]) -> None:
         if name not in variables:
             del os.environ[name]
     os.environ.update({k: v for k, v in variables.items() if os.environ.get(k) != v})
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, None]:
+    """Return the names of the settings that differ."""
+    return dict.fromkeys(name for name in before if before[name] != after[name])

@@ -11,9 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array.testing._case import claimed_widths, fits, plain_case
+from rope_array.testing._case import Case, claimed_widths, fits, plain_case
 from rope_array.testing._checks._sizes import check_large
-from rope_array.testing._checks._together import check_cases, field_levels, is_compiled, other_pairing
+from rope_array.testing._checks._together import (
+    check_cases,
+    covering_cases,
+    field_levels,
+    is_compiled,
+    other_pairing,
+    plain_levels,
+)
+from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Judge, check
 
 # Odd sizes, and powers of two, for which a faster path may be taken.
@@ -21,6 +29,8 @@ _ROWS = ((1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1
 _SOME_WIDTHS = (36, 96, 112, 128, 256, 64, 80, 160)
 # Fields that the checks of wide heads below, or other checks, try alone.
 _CHECKED_ELSEWHERE = {"seq_axis", "in_tuple", "pairing", "scaling", "axes"}
+# Fields of calls in which x or positions have other axes, or x is a tuple.
+OF_ANOTHER_SHAPE = frozenset({"axes", "in_tuple", "seq_axis"})
 _FIVE_AXES = ((2, 3, 4, 5), (2, 2, 3, 5), (2, 3, 2, 5), (3, 2, 3, 3), (2, 2, 2, 2))
 _SLICES = {
     64: ((32, 32), (40, 16), (48, 8), (33, 24), (60, None)),
@@ -44,8 +54,8 @@ def single_fields(j: Judge) -> list[dict[str, Any]]:
 
 def field_specs(j: Judge) -> list[dict[str, Any]]:
     """Return no fields, and every claimed field alone whose positions have shape (S,), at the usual width."""
-    plain, others = plain_case(j), {"axes", "in_tuple", "seq_axis"}
-    cases = [plain._replace(**some) for some in single_fields(j) if not some.keys() & others]
+    plain = plain_case(j)
+    cases = [plain._replace(**some) for some in single_fields(j) if not some.keys() & OF_ANOTHER_SHAPE]
     return [case.spec(j) for case in cases if fits(j, case)]
 
 
@@ -102,18 +112,39 @@ def one_field_and_many_rows(j: Judge) -> None:
     _check_alone(j, [{**some, "rows": rows} for some in fields for rows in _ROWS[: 1 if few else None]], 2)
 
 
+@check("widths", each_dtype=True)
+def many_elements_at_widths_of_models(j: Judge, dtype: str) -> None:
+    """Every element of a large x is rotated at head_dims that are no powers of two, in each dtype."""
+    plain, other = (with_both_pairings(j, [{}]) * 2)[:2]
+    for width, spec in ((80, plain), (36, other), (96, other), (192, plain))[: 1 if is_compiled(j) else None]:
+        if j.claims(f"widths[{width}]") or j.claims(f"wide_heads[{width}]"):
+            check_large(j, (2, 5, 131, width), dtype=dtype, **spec)
+
+
 @check()
 def one_field_and_many_elements(j: Judge) -> None:
     """Every field alone is right for an x of more than 2^17 elements.
 
     Code chooses by size: threads, blocks of memory, a kernel.
     """
-    elsewhere = {"seq_axis", "in_tuple", "axes"}
-    fields = [some for some in single_fields(j) if some and not some.keys() & elsewhere]
+    fields = [some for some in single_fields(j) if some and not some.keys() & OF_ANOTHER_SHAPE]
     shape = (3, 7, 103, 64) if j.lib.calls >= 1000 else (1, 3, 690, 64)
     cases = [plain_case(j)._replace(width=j.target.width_of(64), **some) for some in fields]
-    specs = [case.spec(j) for case in cases if fits(j, case)]
-    for i, spec in enumerate(specs[: 3 if is_compiled(j) else None]):
+    _check_large_cases(j, shape, [case for case in cases if fits(j, case)], compiled=3)
+
+
+@check()
+def two_fields_and_many_elements(j: Judge) -> None:
+    """Any two fields together are right for an x of more than 2^18 elements."""
+    fields = {name: values[:2] for name, values in field_levels(j).items() if name not in OF_ANOTHER_SHAPE}
+    levels = plain_levels(j, **fields, width=[j.target.width_of(64)])
+    _check_large_cases(j, (4, 9, 115, 64), covering_cases(j, levels, pairs_among(fields)), compiled=2)
+
+
+def _check_large_cases(j: Judge, shape: tuple[int, ...], cases: Iterable[Case], compiled: int) -> None:
+    """Rotate a large x with each case's fields, in two dtypes in turn; `compiled` if each is compiled."""
+    for i, case in enumerate(itertools.islice(cases, compiled if is_compiled(j) else None)):
+        spec = case.spec(j)
         with j.part(f"with {spec}"):
             check_large(j, shape, dtype=j.dtypes[-(i % 2)], **spec)
 

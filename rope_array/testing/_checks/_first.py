@@ -6,6 +6,12 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._parts import MODEL_WIDTHS
+
+# An x, its positions, and the fields of a call.
+Call = tuple[Input, np.ndarray, dict[str, Any]]
+# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
+_NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
 
 # A call of each field with values, sizes and positions of its own check: compiled code is compiled once.
 _FIELDS: dict[str, Any] = {
@@ -15,6 +21,25 @@ _FIELDS: dict[str, Any] = {
     "attention_factor": 1.25,
     "inverse": True,
 }
+
+
+def new_call(j: Judge, dtype: str | None = None, positions: str = "S") -> Call:
+    """Return a call that no earlier check made, so that a cache of tables has to be filled for it.
+
+    `positions` are the axes of its positions: S, BS, or B1 for a decoding step.
+    """
+    j.fresh += 1
+    rows = 1 if positions == "B1" else 3 + j.fresh % 7
+    spec = {"base": 20000.0 + j.fresh} if j.claims("base") and not j.fields({}).get("inv_freq") else {}
+    width = _NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)] if j.claims("widths") else 16
+    pos = far_row(j, rows, j.fresh % 3)
+    pos = np.stack([pos, far_row(j, rows, j.fresh % 3 + 1)]) if positions != "S" else pos
+    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), pos, spec
+
+
+def far_row(j: Judge, rows: int, i: int = 0) -> np.ndarray:
+    """Return consecutive positions: 16-bit floats round them, and products of them that are too narrow."""
+    return j.row((4001, 2101, 12345)[i % 3], rows)
 
 
 @check()

@@ -21,55 +21,31 @@ from rope_array.testing._case import (
     positions_of,
 )
 from rope_array.testing._checks._alone import field_specs, single_fields
+from rope_array.testing._checks._first import Call, far_row, new_call
 from rope_array.testing._checks._together import other_pairing, simple_cases
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
-from rope_array.testing._parts import MODEL_WIDTHS, RANKS
+from rope_array.testing._parts import RANKS
 from rope_array.testing._refused import takes_gradient
-
-# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
-_NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
-
-
-# An x, its positions, and the fields of a call.
-Call = tuple[Input, np.ndarray, dict[str, Any]]
-
-
-def _new(j: Judge, dtype: str | None = None, positions: str = "S") -> Call:
-    """Return a call that no earlier check made, so that a cache of tables has to be filled for it.
-
-    `positions` are the axes of its positions: S, BS, or B1 for a decoding step.
-    """
-    j.fresh += 1
-    rows = 1 if positions == "B1" else 3 + j.fresh % 7
-    spec = {"base": 20000.0 + j.fresh} if j.claims("base") and not j.fields({}).get("inv_freq") else {}
-    width = _NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)] if j.claims("widths") else 16
-    pos = _far(j, rows, j.fresh % 3)
-    pos = np.stack([pos, _far(j, rows, j.fresh % 3 + 1)]) if positions != "S" else pos
-    return j.x(2, 3, rows, width, dtype=dtype, seed=j.fresh), pos, spec
-
-
-def _far(j: Judge, rows: int, i: int = 0) -> np.ndarray:
-    """Return consecutive positions: 16-bit floats round them, and products of them that are too narrow."""
-    return j.row((4001, 2101, 12345)[i % 3], rows)
+from rope_array.testing._settings import changes
 
 
 def _crossed(j: Judge) -> Iterator[Call]:
     """Yield calls at large positions: with fields, in each dtype, in batches, of many heads and rows."""
     half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
     if j.lib.calls < 100:  # each shape is compiled
-        yield from ((j.x(seed=1), _far(j, 5), spec) for spec in field_specs(j))
+        yield from ((j.x(seed=1), far_row(j, 5), spec) for spec in field_specs(j))
         return
     for i, spec in enumerate(field_specs(j)):
-        yield j.x(seed=i), _far(j, 5, i), spec
+        yield j.x(seed=i), far_row(j, 5, i), spec
     for i, dtype in enumerate(j.dtypes[1:]):
-        yield j.x(dtype=dtype, seed=i), _far(j, 5, i), half
-    yield j.x(2, 40, 3, 16), _far(j, 3), {}
-    yield j.x(1, 2, 3, 128), _far(j, 3), half
-    yield j.x(1, 2, 300, 16), _far(j, 300), {}
+        yield j.x(dtype=dtype, seed=i), far_row(j, 5, i), half
+    yield j.x(2, 40, 3, 16), far_row(j, 3), {}
+    yield j.x(1, 2, 3, 128), far_row(j, 3), half
+    yield j.x(1, 2, 300, 16), far_row(j, 300), {}
     if j.claims("batch_positions", "offset_positions"):
-        pos = np.stack([_far(j, 5, i) for i in range(3)])
+        pos = np.stack([far_row(j, 5, i) for i in range(3)])
         for spec in [{}, half] if half else [{}]:
             yield j.x(3, 2, 5, 16), pos, spec
 
@@ -85,11 +61,14 @@ def _check_there_and_after(j: Judge, mode: str, check: Callable[..., None]) -> N
         for dtype in j.dtypes:
             if mode == "autocast" and not _takes_autocast(dtype, name):
                 continue
-            x, pos, spec = _new(j, dtype)
+            x, pos, spec = new_call(j, dtype)
             array_pos = j.pos(pos)
             with setting():
+                before = j.lib.defaults()
                 y = j.try_call(x, array_pos, **spec)
+                changed = changes(before, j.lib.defaults())
             if y is not None:
+                assert not changed, f"under {name}: the call changed {', '.join(changed)}"
                 _named(f"under {name}", check, y, x, pos, **spec)
                 _named(f"after a call under {name}", j.check_call, x, pos, **spec)
         for x, pos, spec in _crossed(j):
@@ -126,7 +105,7 @@ def _check_without_gradients(j: Judge, mode: str) -> None:
     """Check that calls under a setting are right, write nothing, and return memory of their own."""
     ((name, setting),) = _modes.settings_of(j.lib, mode).items()
     cases: list[Call] = [(j.x(), j.positions(), {}), (j.x(1, 4, 1, 16), j.row(5, 1), {})]
-    cases.append((j.x(1, 16, 520, 16), _far(j, 520), {}))  # code chooses by size
+    cases.append((j.x(1, 16, 520, 16), far_row(j, 520), {}))  # code chooses by size
     for x, pos, spec in (*cases, *_crossed(j)):
         if pos.shape[-1] <= j.target.reach + 1:
             for recorded in (False, True):
@@ -182,8 +161,8 @@ def inference_mode(j: Judge) -> None:
 def training_after_inference(j: Judge) -> None:
     """After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept."""
     ((name, setting),) = _modes.settings_of(j.lib, "inference_mode").items()
-    calls = [_new(j, dtype) for dtype in j.dtypes if takes_gradient(j, dtype)]
-    calls += [_of_the_first_rows(_new(j), some) for some in field_specs(j) if "inv_freq" not in some]
+    calls = [new_call(j, dtype) for dtype in j.dtypes if takes_gradient(j, dtype)]
+    calls += [_of_the_first_rows(new_call(j), some) for some in field_specs(j) if "inv_freq" not in some]
     for x, pos, spec in calls:
         with j.if_served():
             with setting():
@@ -232,7 +211,7 @@ def gradient_under_autocast(j: Judge) -> None:
     specs: list[dict[str, Any]] = [{}, *([{"pairing": "half"}] if j.claims("pairing") else [])]
     for name, setting in _modes.settings_of(j.lib, "autocast").items():
         for spec in specs:
-            x, g, pos = j.x(), j.x(seed=1), _far(j, 5)
+            x, g, pos = j.x(), j.x(seed=1), far_row(j, 5)
             if x.dtype == "float32" or x.dtype in name:
                 with _taken(j), setting():
                     pulled = _pulled(j, x, g, pos, _call_of(j, spec))
@@ -281,7 +260,7 @@ def _check_shaped(j: Judge, x: Input, pos: np.ndarray, spec: dict[str, Any]) -> 
 @check("vmap")
 def vmap(j: Judge) -> None:
     """Mapped over x, along any axis but the last two, each x is rotated as by a call of its own."""
-    x, pos = j.x(2, 3, 4, 5, 16), _far(j, 5)
+    x, pos = j.x(2, 3, 4, 5, 16), far_row(j, 5)
     for axis in range(3):
         with _taken(j):
             _check_mapped(j, x, pos, {}, axis)
@@ -318,7 +297,7 @@ def vmap_of_each_rank(j: Judge) -> None:
     half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
     for label in j.parts("ranks"):
         lead = RANKS[int(label) - 1]
-        pos = np.asarray(_far(j, lead[-1]) if lead else _far(j, 1)[0])
+        pos = np.asarray(far_row(j, lead[-1]) if lead else far_row(j, 1)[0])
         times = (1, 2) if label == "2" else (1,)
         for count in times if int(label) < 5 else ():
             x = j.x(*(2, 4)[:count], *lead, 16)
@@ -367,7 +346,7 @@ def vmap_of_positions(j: Judge) -> None:
 @check("vmap", "gradient")
 def vmap_of_gradients(j: Judge) -> None:
     """The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent."""
-    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), _far(j, 5)
+    x, g, pos = j.x(4, 2, 3, 5, 16), j.x(4, 2, 3, 5, 16, seed=1), far_row(j, 5)
     array_pos = j.pos(pos)
 
     def pull(array: Any, cotangent: Any) -> Any:
@@ -381,7 +360,7 @@ def vmap_of_gradients(j: Judge) -> None:
 @check("jvp", "gradient")
 def jvp(j: Judge) -> None:
     """The derivative along a tangent, in forward mode, is the tangent rotated."""
-    x, t, pos = j.x(), j.x(seed=1), _far(j, 5)
+    x, t, pos = j.x(), j.x(seed=1), far_row(j, 5)
 
     def transform(call: Callable[..., Any]) -> Callable[..., Any]:
         return lambda array, tangent, pos: _modes.jvp(j.lib, _with(call, pos), array, tangent)
@@ -424,7 +403,7 @@ def _check_two_gradients(j: Judge, pos: np.ndarray, spec: dict[str, Any]) -> Non
 @check("gradient", "no_grad")
 def gradient_of_a_parameter(j: Judge) -> None:
     """The gradient of a torch.nn.Parameter is right: no result is cut off the graph."""
-    x, g, pos = j.x(), j.x(seed=1), _far(j, 5)
+    x, g, pos = j.x(), j.x(seed=1), far_row(j, 5)
     parameter = j.lib.native.nn.Parameter(j.lib.asarray(x.values, x.dtype))
     y = j.run(parameter, pos)
     assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
@@ -452,7 +431,7 @@ def _traced(j: Judge, **spec: Any) -> Callable[..., Any]:
 @check("jit")
 def jit_of_each_dtype(j: Judge) -> None:
     """One compiled function is right for every dtype of x, in turn."""
-    compiled, pos = _traced(j), _far(j, 5)
+    compiled, pos = _traced(j), far_row(j, 5)
     for dtype in (*j.dtypes, j.dtypes[0]):
         x = j.x(dtype=dtype)
         _named(f"compiled for {dtype}", j.check, compiled(x.array, j.pos(pos)), x, pos)
@@ -463,7 +442,7 @@ def jit_of_a_batch(j: Judge) -> None:
     """One compiled function is right for positions of shape (S,) and (B, S), in turn, of several sizes."""
     compiled = _traced(j)
     for batch, rows in ((0, 5), (2, 5), (3, 5), (2, 1), (0, 1)):
-        pos = np.stack([_far(j, rows, i) for i in range(batch)]) if batch else _far(j, rows)
+        pos = np.stack([far_row(j, rows, i) for i in range(batch)]) if batch else far_row(j, rows)
         x = j.x(batch or 2, 3, rows, 16)
         where = f"compiled for positions of shape {pos.shape}"
         _named(where, j.check, compiled(x.array, j.pos(pos)), x, pos[:, None] if batch else pos)
@@ -475,7 +454,7 @@ def jit_of_fields(j: Judge) -> None:
 
     With JAX, which compiles many calls as one program: at a wide head in each dtype too.
     """
-    width = _new(j)[0].values.shape[-1]  # tables have to be made for it
+    width = new_call(j)[0].values.shape[-1]  # tables have to be made for it
     plain = plain_case(j)._replace(reach=min(4001, j.target.reach), width=width)
     cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
     if isinstance(j.lib, Jax):
@@ -494,7 +473,7 @@ def jit_of_gradients(j: Judge) -> None:
     With JAX, which compiles many calls as one program: with any two claimed fields too; with each field at a
     wide head, for many rows, and at positions of shape (B, S); and at positions of each dtype.
     """
-    _named("compiled", _check_gradient, j, j.x(), _far(j, 5), {}, _traced(j))
+    _named("compiled", _check_gradient, j, j.x(), far_row(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
         cases = sorted(simple_cases(j, j.dtypes[1:] or j.dtypes, 2), key=lambda case: len(case.spec(j)))
         large: list[dict[str, Any]] = [{"rows": (1, 1, 1100)}]
@@ -567,7 +546,7 @@ def _check_after(
     if j.claims("pairing"):
         shapes, fields = (*shapes, "S"), [*fields, {"pairing": other_pairing(j.target.defaults["pairing"])}]
     for shape, some, dtype in zip(shapes, fields, itertools.cycle(j.dtypes), strict=False):
-        x, pos, spec = _new(j, dtype, shape)
+        x, pos, spec = new_call(j, dtype, shape)
         spec = {**spec, **some}
         with _taken(j):  # the first call only: later ones do not refuse what it takes
             with j.part(name):

@@ -93,9 +93,8 @@ def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) ->
     used, kept = np.unique(s[large.rows], return_inverse=True)
     x, pos = large.block[:, :, used], large.numbers[..., used]
     exact = j.exact(x, pos, **spec)
-    bound = allowed(
-        x, large.x.dtype, j.fields(spec), exact=exact, pos=pos, flushes=True, accuracy=j.target.accuracy
-    )
+    call = {"exact": exact, "pos": pos, "inverse": spec.get("inverse", False), "flushes": True}
+    bound = allowed(x, large.x.dtype, j.fields(spec), accuracy=j.target.accuracy, **call)
     chosen = np.ix_(b, h, kept)
     return bool((np.abs(y[:, :, large.rows] - exact[chosen]) <= bound[chosen]).all())
 
@@ -151,26 +150,31 @@ def long_sequences_from_an_offset(j: Judge) -> None:
     most = j.target.reach // 4 * 3 + 1  # not all: it has to start anywhere
     for start, count in ((17, 3001), (4099, 5003)):
         with j.if_served():
-            _check_long(j, start, min(count, most))
+            _check_long(j, j.row(start, min(count, most)))
 
 
 @check("offset_positions")
 def more_positions_than_2e16(j: Judge) -> None:
     """More than 2^16 different positions are read, as many as an index of 16 bits cannot count."""
     count = min(2**16 + 40, j.target.reach + 1)
-    with j.if_served(), j.part("of some rows"):
-        _check_long(j, 0, count, explained=False)
+    shapes = [j.row(0, count)]
+    if j.claims("batch_positions") and count > 1:
+        shapes.append(np.stack([j.row(0, count // 2), j.row(count // 2, count // 2)]))
+    for pos in shapes:
+        with j.if_served(), j.part("of some rows"):
+            _check_long(j, pos, explained=False)
 
 
-def _check_long(j: Judge, start: int, count: int, explained: bool = True) -> None:
+def _check_long(j: Judge, pos: NDArray[Any], explained: bool = True) -> None:
     """Judge some rows of a long sequence; `explained` to judge all for the message, which takes long."""
-    x, pos = j.x(1, 1, count, _narrow(j)), j.row(start, count)
+    count = pos.shape[-1]
+    x = j.x(*(pos.shape[:-1] or (1,)), 1, count, _narrow(j))
     y = j.run(x, pos)
     j.check_kind(y, x)
     rows, numbers = _some_rows(count), j.numbers(y)
     some = Input(None, x.values[:, :, rows], x.dtype)
     try:
-        j.check_values(numbers[:, :, rows], some, pos[rows])
+        j.check_values(numbers[:, :, rows], some, pos[..., rows])
     except AssertionError:
         if explained:
             j.check_values(numbers, x, pos)

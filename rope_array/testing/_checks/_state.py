@@ -4,17 +4,20 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rope_array.testing import _watch
 from rope_array.testing._case import fits, plain_case
-from rope_array.testing._checks._alone import field_specs, single_fields
+from rope_array.testing._checks._alone import OF_ANOTHER_SHAPE, field_specs, single_fields
+from rope_array.testing._checks._first import new_call
 from rope_array.testing._checks._together import is_compiled
 from rope_array.testing._judge import Floats, Input, Judge, check
-from rope_array.testing._settings import unusual_settings
+from rope_array.testing._settings import changes, unusual_settings
 
 # Calls: x, positions and fields.
 Calls = list[tuple[Input, Any, dict[str, Any]]]
@@ -99,6 +102,7 @@ def calls_at_like_positions(j: Judge) -> None:
         j.check_call(j.x(1, 2, 7, 16), j.wrap(seven))
         if j.claims("batch_positions"):
             j.check_call(j.x(2, 1, 7, 16), j.wrap([seven, _ALIKE[0]]))
+            j.check_call(j.x(3, 1, 7, 16), j.wrap([_ALIKE[0], seven, _ALIKE[0]]))
     long, ordered = j.wrap(np.arange(1100) % 600), j.wrap(np.arange(300))
     for pos in (long, _turned(long, 300, 800), _turned(ordered, 100, 200)):
         j.check_call(j.x(1, 1, len(pos), 16), pos)
@@ -248,7 +252,7 @@ def _watched(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> tuple[bool, 
     with unusual_settings():
         before = j.lib.state()
         raised = _raises(j, x, pos, spec)
-        return raised, set(_changes(before, j.lib.state()))
+        return raised, set(changes(before, j.lib.state()))
 
 
 def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
@@ -266,22 +270,53 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
 @check()
 def settings_unchanged(j: Judge) -> None:
     """A call does not change settings of the process or library: error handling, random state, threads."""
-    specs = [{name: value} for name, value in _SPECS.items() if j.claims(name)]
-    for dtype, spec in [*((dtype, {}) for dtype in j.dtypes), *((j.dtype, spec) for spec in specs)]:
-        x, pos = j.x(dtype=dtype), j.pos(j.positions())
+    x, pos = j.x(), j.pos(j.positions())
+    for call in ((x, pos, {}), *_various_calls(j)):
         with j.if_served():
-            j.call(x, pos, **spec)  # imports what it needs
+            j.call(*call[:2], **call[2])  # imports what it needs
             changed: dict[str, None] = {}
-            for other in (False, True) if dtype == j.dtype and not spec else (False,):
+            for other in (False, True) if call[0] is x else (False,):
                 with unusual_settings(other):
                     before = j.lib.state()
-                    _bare_call(j, x, pos, spec)
-                    changed |= _changes(before, after := j.lib.state())
+                    _bare_call(j, *call)
+                    changed |= changes(before, after := j.lib.state())
             # `settings` predates the first call, which may have changed them for good.
-            changed |= _changes(j.settings, after)
-            if dtype == j.dtype and not spec:
+            changed |= changes(j.settings, after)
+            if call[0] is x:
                 changed |= _changed_in_a_thread(j, x, pos)
             assert not changed, f"the call changed {', '.join(changed)}"
+
+
+def _various_calls(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any]]]:
+    """Yield calls in each dtype, with each field, and of a large x with any strides."""
+    pos = j.pos(j.positions())
+    yield from ((j.x(dtype=dtype), pos, {}) for dtype in j.dtypes[1:])
+    if is_compiled(j):
+        yield from ((j.x(seed=1), pos, {name: value}) for name, value in _SPECS.items() if j.claims(name))
+        return
+    yield from ((j.x(seed=1), pos, spec) for spec in field_specs(j)[1:])
+    rows = min(131, j.target.reach + 1)
+    large, pos = j.x(1, 4, rows, 64), j.pos(j.row(0, rows))
+    yield large, pos, {}
+    if j.claims("strides"):
+        yield from ((large._replace(array=array), pos, {}) for _, array in j.lib.strided(large.array))
+
+
+@check("offset_positions")
+def first_calls_under_other_settings(j: Judge) -> None:
+    """The first call of a base or head_dim is right whatever the process's precision of decimals."""
+    for spec in field_specs(j)[: 2 if is_compiled(j) else None]:
+        x, pos, new = new_call(j)
+        if "inv_freq" in spec:  # as many as pairs of the usual head
+            x, pos, new = j.x(), j.positions(), {}
+        spec, array_pos = {**new, **spec}, j.pos(pos)
+        with unusual_settings():
+            y = j.try_call(x, array_pos, **spec)
+        if y is not None:
+            with j.part("under another precision of decimal, and other print options of NumPy"):
+                j.check(y, x, pos, **spec)
+            with j.part("after a call under another precision of decimal"):
+                j.check_call(x, pos, **spec)
 
 
 def _changed_in_a_thread(j: Judge, x: Input, pos: Any) -> dict[str, None]:
@@ -292,7 +327,7 @@ def _changed_in_a_thread(j: Judge, x: Input, pos: Any) -> dict[str, None]:
         with settings, suppress(Exception):
             before = j.lib.defaults()
             _bare_call(j, x, pos, {})
-            found.update(_changes(before, j.lib.defaults()))
+            found.update(changes(before, j.lib.defaults()))
 
     if (settings := j.lib.unusual()) is not None:
         thread = threading.Thread(target=call, args=(settings,))
@@ -306,10 +341,6 @@ def _bare_call(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> None:
     spec = j.fit(spec)
     _watch.calling(x.array, pos, spec)
     j.target.call(x.array, pos, **spec)
-
-
-def _changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, None]:
-    return dict.fromkeys(name for name in before if before[name] != after[name])
 
 
 @check("threads", "offset_positions")
@@ -333,10 +364,12 @@ def threads_of_many_positions(j: Judge) -> None:
 def threads_of_large_calls(j: Judge) -> None:
     """Large calls from several threads at once, which share no scratch memory, do not affect each other."""
     rows = min(120, j.target.reach + 1)
-    calls: Calls = [
-        (j.x(1, 6, rows, 64, seed=i), j.row(start, rows), {}) for i, start in enumerate((0, 33, 0, 20))
-    ]
-    _check_at_once(j, [[call] for call in calls], 8)
+    for dtype in j.dtypes[: 1 if is_compiled(j) else None]:
+        calls: Calls = [
+            (j.x(1, 6, rows, 64, seed=i, dtype=dtype), j.row(start, rows), {})
+            for i, start in enumerate((0, 33, 0, 20))
+        ]
+        _check_at_once(j, [[call] for call in calls], 8 if dtype == j.dtype else 4)
 
 
 @check("threads", "offset_positions")
@@ -354,8 +387,7 @@ def threads_of_different_calls(j: Judge) -> None:
 def threads_of_each_field(j: Judge) -> None:
     """Calls with each field, or positions of a batch, from two threads at once do not affect each other."""
     batched = [{"positions": "BS"}] if j.claims("batch_positions") else []
-    others = {"axes", "in_tuple", "seq_axis"}  # of another shape
-    fields = [some for some in single_fields(j) if some and not some.keys() & others]
+    fields = [some for some in single_fields(j) if some and not some.keys() & OF_ANOTHER_SHAPE]
     cases = [plain_case(j)._replace(**some) for some in (*fields, *batched)]
     cases = [case for case in cases if fits(j, case)]
     for i, case in enumerate(cases[:1] if is_compiled(j) else cases):
@@ -368,6 +400,44 @@ def threads_of_each_field(j: Judge) -> None:
         times = 1 if j.lib.is_lazy(calls[0][0].array) else 30
         with j.part(f"with {case.text(plain_case(j))}"):
             _check_at_once(j, [[call] for call in calls], times)
+
+
+@check("threads", "offset_positions")
+def threads_while_tables_grow(j: Judge) -> None:
+    """A call is right while another thread calls at positions far beyond it, for which tables may grow."""
+    furthest = min(j.target.reach - 4, 59_000)
+    for _ in range(1 if is_compiled(j) else 3):
+        x, _, spec = new_call(j)
+        near = 0
+        for far in (furthest // 16, furthest // 4, furthest):
+            if far > near:
+                _check_while(j, x, near, far, spec)
+                near = far
+
+
+def _check_while(j: Judge, x: Input, near: int, far: int, spec: dict[str, Any]) -> None:
+    """Judge calls of three threads at near positions while another thread calls at far ones."""
+    rows = x.values.shape[-2]
+    pos, beyond = j.row(near, rows), j.row(far, rows)
+    with j.if_served():
+        alone = j.rotated(x, pos, **spec)
+        done = threading.Event()
+
+        def grow() -> None:
+            try:
+                j.check(j.run(x, beyond, **spec), x, beyond, **spec)
+            finally:
+                done.set()
+
+        def repeat() -> None:
+            ended = False
+            while not ended:
+                ended = done.is_set()
+                y = j.run(x, pos, **spec)
+                if not np.array_equal(j.numbers(y), alone):
+                    j.check(y, x, pos, **spec)
+
+        _run_at_once(j, [grow, repeat, repeat, repeat])
 
 
 def _few_positions(j: Judge, start: int, count: int) -> Any:
@@ -386,23 +456,14 @@ def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
                 alone[id(pos)] = j.rotated(x, pos, **spec)
     served = [[call for call in some if id(call[1]) in alone] for some in calls]
     times = min(times, _times_in_a_while(j, [call for some in served for call in some]))
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(calls))
 
     def repeat(some: Calls) -> None:
-        try:
-            with j.lib.thread():
-                start.wait()
-                for x, pos, spec in some * times:
-                    y = j.run(x, pos, **spec)
-                    if not np.array_equal(j.numbers(y), alone[id(pos)]):
-                        j.check(y, x, pos, **spec)
-        except BaseException as error:
-            errors.append(error)
+        for x, pos, spec in some * times:
+            y = j.run(x, pos, **spec)
+            if not np.array_equal(j.numbers(y), alone[id(pos)]):
+                j.check(y, x, pos, **spec)
 
-    _run_at_once([threading.Thread(target=repeat, args=(some,)) for some in served])
-    if errors:
-        raise errors[0]
+    _run_at_once(j, [partial(repeat, some) for some in served])
 
 
 def _times_in_a_while(j: Judge, calls: Calls) -> int:
@@ -414,13 +475,30 @@ def _times_in_a_while(j: Judge, calls: Calls) -> int:
     return max(1, int(_MOST_SECONDS / max(seconds, 1e-9)))
 
 
-def _run_at_once(at_once: list[threading.Thread]) -> None:
-    interval = sys.getswitchinterval()
+def _run_at_once(j: Judge, works: Sequence[Callable[[], None]]) -> None:
+    """Run functions at once, each in a thread of its own; raise the first error."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            with j.lib.thread():
+                start.wait()
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads, interval = (
+        [threading.Thread(target=run, args=(work,)) for work in works],
+        sys.getswitchinterval(),
+    )
     sys.setswitchinterval(1e-6)
     try:
-        for thread in at_once:
+        for thread in threads:
             thread.start()
-        for thread in at_once:
+        for thread in threads:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
+    if errors:
+        raise errors[0]
