@@ -189,7 +189,7 @@ def _in_a_ring(y, count):
 @mutant("many_results_are_kept")
 @each
 def ring_of_results(x, pos, **spec):
-    return _in_a_ring(ra.apply(x, pos, **spec), 64)
+    return _in_a_ring(ra.apply(x, pos, **spec), 250)
 
 
 @mutant("large_results_are_kept")
@@ -710,3 +710,26 @@ def python_numbers_in_the_dtype_of_x(x, pos, **spec):
     if isinstance(pos, int | range | list | tuple) and x.itemsize == 2:
         pos = np.asarray(pos).astype(x.dtype).astype(np.float64).astype(np.int64)
     return ra.apply(x, pos, **spec)
+
+
+@mutant("positions_of_their_own", "positions_of_a_batch")
+@each
+def table_as_long_as_the_last_position(x, pos, **spec):
+    """Clip positions to a table of 4,096 rows, or as many as the last of each row needs."""
+    if isinstance(pos, np.ndarray) and 1 <= pos.ndim <= 2 and pos.size and "axes" not in spec:
+        last = int(pos[..., -1].max())
+        pos = np.minimum(pos, max(4095, last)) if pos.min() >= 0 else pos
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_after_an_exception")
+def error_handling_after_an_odd_slice(x, pos, **spec):
+    old = np.seterr(all="ignore")
+    try:
+        y = ra.apply(x, pos, **spec)
+    except Exception:
+        if spec.get("rotary_dim", 0) % 2 == 0:
+            np.seterr(**old)
+        raise
+    np.seterr(**old)
+    return y

@@ -601,3 +601,37 @@ def amplitude_widens_with_x64(x, pos, **spec):
     jax = import_module("jax")
     y = ra.apply(x, pos, **spec)
     return y * jax.numpy.asarray(np.float64(1)) if "attention_factor" in spec and x.itemsize > 2 else y
+
+
+@mutant("vmap_of_batches", library="jax")
+@each
+def mapped_batches_in_another_order(x, pos, **spec):
+    """Fold the mapped axis into the batch, and take positions in the order of the batch first."""
+    if type(x).__name__ == "BatchTracer" and getattr(pos, "ndim", 0) == 2 and len(pos) > 1:
+        pos = pos[::-1]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("vmap_of_batches", library="torch")
+@each
+def mapped_batches_at_the_first_positions(x, pos, **spec):
+    if _is_mapped(x) and getattr(pos, "ndim", 0) == 2:
+        pos = pos[:1]
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("jit_of_gradients", library="jax")
+@each
+def gradient_at_positions_of_16_bits(x, pos, **spec):
+    if spec.keys() - {"base"} or getattr(pos, "ndim", 0) != 1:
+        return ra.apply(x, pos, **spec)
+    kept = pos.astype("int16")
+    return _jax_gradient(x, pos, spec, lambda gradient: ra.apply(gradient, kept, inverse=True, **spec))
+
+
+@mutant("one_field_at_every_width", library="jax:jit")
+@each
+def half_of_192_features_in_tiles(x, pos, **spec):
+    if x.shape[-1] == 192 and spec.get("pairing") == "half":
+        spec["pairing"] = "interleaved"
+    return ra.apply(x, pos, **spec)

@@ -26,6 +26,7 @@ from rope_array.testing._judge import Judge, check
 
 # Odd sizes, and powers of two, for which a faster path may be taken.
 _ROWS = ((1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1024))
+_FIRST_WIDTHS = (112, 64, 192, 80)
 _SOME_WIDTHS = (36, 96, 112, 128, 256, 64, 80, 160)
 # Fields that the checks of wide heads below, or other checks, try alone.
 _CHECKED_ELSEWHERE = {"seq_axis", "in_tuple", "pairing", "scaling", "axes"}
@@ -81,12 +82,14 @@ def _check_alone(j: Judge, values: Iterable[dict[str, Any]], compiled: int) -> N
 @check("widths")
 def one_field_at_every_width(j: Judge) -> None:
     """The plain call and every field alone are right at the head_dims of models, in every dtype."""
-    few = is_compiled(j)
     widths = [j.target.width_of(int(label)) for label in j.parts("widths")]
-    pairings = [some for some in with_both_pairings(j, [{}]) if some or not few]
-    first = [width for width in (112, 64) if width in widths]  # where few calls are made
-    _check_alone(j, at_widths(pairings, [*first, *widths], j.dtypes[:1]), 3)
-    if not few:
+    pairings = with_both_pairings(j, [{}])
+    first = [width for width in _FIRST_WIDTHS if width in widths]  # where few calls are made
+    values = [
+        some for width in (*first, *widths) for some in at_widths(pairings[::-1], [width], j.dtypes[:1])
+    ]
+    _check_alone(j, values, 3)
+    if not is_compiled(j):
         _check_alone(j, at_widths(pairings, [*claimed_widths(j), *_SOME_WIDTHS], j.dtypes[1:]), 0)
         fields = [some for some in single_fields(j) if some and not some.keys() & _CHECKED_ELSEWHERE]
         _check_alone(j, at_widths(fields, _SOME_WIDTHS, j.dtypes[:1]), 0)

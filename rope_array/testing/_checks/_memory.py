@@ -87,9 +87,9 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 @check()
 def many_results_are_kept(j: Judge) -> None:
-    """No result is written by later calls of its shape, 130 or with a field 16: no ring of buffers ends."""
+    """No result is written by later calls of its shape, 260 or with a field 16: no ring of buffers ends."""
     x = [j.x(1, 2, 3, 16, seed=seed) for seed in range(2)]
-    most = 9 if j.lib.is_lazy(x[0].array) else 132
+    most = 9 if j.lib.is_lazy(x[0].array) else 262
     for spec in field_specs(j)[: 1 if is_compiled(j) else None]:
         with j.part(f"with {spec}" if spec else ""):
             _check_kept(j, x, j.positions(3), min(most, 18) if spec else most, j.lib.snapshot, spec)

@@ -343,6 +343,17 @@ def vmap_of_positions(j: Judge) -> None:
     _named("vmap over positions", j.check, alone, whole, pos[:, None, None])
 
 
+@check("vmap", "batch_positions", "offset_positions")
+def vmap_of_batches(j: Judge) -> None:
+    """Mapped over x, or over x and positions, each x is rotated by its positions of shape (B, S)."""
+    x = j.x(3, 2, 4, 5, 16)
+    pos = np.stack([np.stack([far_row(j, 5, i), far_row(j, 5, i + 1)]) for i in range(3)])
+    for where, numbers, axes in (("x", pos[0], (0, None)), ("x and positions", pos, (0, 0))):
+        with _taken(j):
+            y = _modes.vmap(j.lib, _call_of(j, {}), axes)(x.array, j.pos(numbers))
+            _named(f"vmap over {where}", j.check, y, x, numbers if numbers is pos else numbers[None])
+
+
 @check("vmap", "gradient")
 def vmap_of_gradients(j: Judge) -> None:
     """The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent."""
@@ -482,6 +493,8 @@ def jit_of_gradients(j: Judge) -> None:
         fields = [some for some in single_fields(j) if "in_tuple" not in some]
         more = [plain_case(j)._replace(**some, **size) for size in large for some in fields]
         more += [plain_case(j)._replace(kind=kind) for kind in position_kinds(j) if "python" not in kind]
+        reaches = [reach for reach in (2**15 + 10, 2**17, 2**31 - 1) if reach <= j.target.reach]
+        more += [plain_case(j)._replace(reach=reach) for reach in reaches]
         _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
 
 

@@ -11,7 +11,7 @@ from rope_array.testing._parts import broadcast_shape
 @check("any_positions")
 def positions_of_their_own(j: Judge) -> None:
     """Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences."""
-    for pos in ([0, 1, 2, 0, 1], [9, 3, 3, 7, 0], [4, 3, 2, 1, 0]):
+    for pos in ([0, 1, 2, 0, 1], [9, 3, 3, 7, 0], [4, 3, 2, 1, 0], [5000, 40_003, 1, 70_000, 2]):
         j.check_call(j.x(), j.wrap(pos))
 
 
@@ -30,6 +30,7 @@ def positions_of_a_batch(j: Judge) -> None:
         j.check_call(j.x(*shape), np.stack(rows))
     if j.claims("any_positions"):
         j.check_call(j.x(), j.wrap([[0, 1, 2, 3, 4], [7, 3, 100, 0, 5]]))
+        j.check_call(j.x(), j.wrap([[0, 1, 2, 3, 4], [3, 40_003, 5000, 70_000, 2]]))
 
 
 @check("batch_positions", "offset_positions")

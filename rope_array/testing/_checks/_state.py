@@ -220,13 +220,15 @@ def calls_at_positions_of_like_bits(j: Judge) -> None:
 
 
 def _refusals(j: Judge) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Return calls that most code refuses: too many positions, a pairing that is none, an odd head_dim."""
+    """Return calls that most code refuses: too many positions, or axes of them, an odd width, no pairing."""
     x, pos = j.x(), j.pos(j.positions())
     odd = Input(j.lib.asarray(x.values[..., 1:], j.dtype), x.values[..., 1:], j.dtype)
     return [
         (x, j.pos(j.row(3, 7)), {}),
         *([(x, pos, {"pairing": "none"})] if j.claims("pairing") else []),
         *([(odd, pos, {})] if j.width % 2 == 0 and not j.target.compiled else []),
+        *([(x, pos, {"rotary_dim": 7})] if j.claims("rotary_dim") else []),
+        (x, j.pos(np.zeros((5, 5, 5, 5, 5), int)), {}),
     ]
 
 
