@@ -635,3 +635,17 @@ def half_of_192_features_in_tiles(x, pos, **spec):
     if x.shape[-1] == 192 and spec.get("pairing") == "half":
         spec["pairing"] = "interleaved"
     return ra.apply(x, pos, **spec)
+
+
+@mutant("calls_after_an_exception", library="jax")
+@each
+def x64_left_on_by_an_exception(x, pos, **spec):
+    config = import_module("jax").config
+    usual = config.jax_enable_x64
+    try:
+        return ra.apply(x, pos, **spec)
+    except Exception:
+        usual = True
+        raise
+    finally:
+        config.update("jax_enable_x64", usual)
