@@ -110,23 +110,16 @@ def _rotation_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None and name != "angles"}
 
 
-def amplitude_of(width: int, fields: Mapping[str, Any]) -> float:
-    """Return the factor on cos and sin."""
-    return float(pairs_of(width, _rotation_fields(fields)).amplitude)
-
-
-def _omegas(width: int, fields: Mapping[str, Any]) -> Floats:
-    return np.array([abs(float(omega)) for omega in pairs_of(width, _rotation_fields(fields)).omegas])
-
-
-def angle_slack(
-    pos: Any, width: int, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy = EXACT
+def _angle_slack(
+    pos: Any, omegas: Floats, dtype: str, fields: Mapping[str, Any], accuracy: Accuracy
 ) -> Floats:
-    """Return for each pair the allowed error of cos and sin beyond the error at an int32 position."""
+    """Return for each pair the allowed error of cos and sin beyond the error at an int32 position.
+
+    `omegas` are the sizes of the frequencies.
+    """
     compute = compute_dtype(dtype)
     flat = np.asarray(pos if hasattr(pos, "dtype") else np.array(pos, dtype=object)).ravel().tolist()
     furthest = max((abs(p) for p in flat), default=0)
-    omegas = _omegas(width, fields)
     slack = np.zeros(len(omegas))
     if any(isinstance(p, float) for p in flat):
         slack += AT_FLOATS[compute] * np.maximum(1.0, omegas)
@@ -196,12 +189,12 @@ def allowed(
     assert fields.get("angles", "exact") == "exact", "the contract holds for exact angles only"
     x = np.asarray(x)
     assert x.dtype == np.float64, f"x is {x.dtype}; convert it to float64"
-    (a, b), (out_a, out_b) = read_and_written_pairs(x.shape[-1], fields, inverse)
-    amplitude = amplitude_of(x.shape[-1], fields)
-    amplitude = 1.0 / amplitude if inverse else amplitude
+    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
+    (a, b), (out_a, out_b) = (plan.target, plan.source) if inverse else (plan.source, plan.target)
+    amplitude = 1.0 / float(plan.amplitude) if inverse else float(plan.amplitude)
     with np.errstate(over="ignore", invalid="ignore"):
         length = amplitude * np.hypot(x[..., a], x[..., b])
-        slack = angle_slack(pos, x.shape[-1], dtype, fields, accuracy)
+        slack = _angle_slack(pos, plan.sizes, dtype, fields, accuracy)
         compute = compute_dtype(dtype, accuracy)
         error = (max(2.5, ROTATED[dtype][amplitude != 1.0]) * eps(compute) + slack) * length
         bound = np.zeros(x.shape)
@@ -211,7 +204,7 @@ def allowed(
         for out, each in ((out_a, rounded[0]), (out_b, rounded[1])):
             near = (length if exact is None else np.abs(exact[..., out])) + error + each
             # The exact result is itself rounded to float64.
-            half = 0.5 * ulp(near, dtype) + 0.51 * ulp(near, "float64")
+            half = 0.5 * ulp(near, dtype) + 0.51 * np.spacing(near)
             bound[..., out] = error + each + half + _underflow(dtype, compute, amplitude, flushes)
     return bound
 

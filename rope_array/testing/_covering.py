@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")
-_TRIES = 25
+_TRIES = 12
 
 
 def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:

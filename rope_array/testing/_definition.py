@@ -25,7 +25,7 @@ from decimal import (
     Overflow,
     localcontext,
 )
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import factorial, isfinite
 from typing import Any, TypeAlias
 
@@ -38,6 +38,8 @@ from ._rules import PI
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 Frequencies: TypeAlias = Sequence[float | Decimal]
+# Numbers, and their halves of at most 26 bits each.
+_Split: TypeAlias = tuple[Floats, Floats, Floats]
 
 PAIRINGS = ("interleaved", "half")
 
@@ -80,6 +82,11 @@ class _Plan:
     coordinates: tuple[int, ...] | None = None
     count: int = 1
     backwards: bool = False
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """The sizes of the frequencies, rounded."""
+        return np.array([abs(float(omega)) for omega in self.omegas])
 
     def inverse(self) -> _Plan:
         """Return the inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
@@ -348,7 +355,8 @@ def pairs_of(width: int, fields: Mapping[str, Any]) -> _Plan:
     Returns
     -------
     record
-        With `source` and `target`, the indices of the pairs read and written, `omegas` and `amplitude`.
+        With `source` and `target`, the indices of the pairs read and written, `omegas`, their `sizes` in
+        float64, and `amplitude`.
 
     Examples
     --------
@@ -587,11 +595,12 @@ def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
 
 def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
     """Return cos and sin times the amplitude, rounded to float64, then the two rounding errors."""
-    exact = (cos * amplitude, sin * amplitude)
-    near = [float(value) for value in exact]
-    if not all(isfinite(value) for value in near):
+    if amplitude != 1:
+        cos, sin = cos * amplitude, sin * amplitude
+    near_cos, near_sin = float(cos), float(sin)
+    if not (isfinite(near_cos) and isfinite(near_sin)):
         raise ValueError(f"attention_factor {amplitude:.3e} makes cos and sin overflow: beyond float64")
-    return near + [float(value - Decimal(rounded)) for value, rounded in zip(exact, near, strict=True)]
+    return [near_cos, near_sin, float(cos - Decimal(near_cos)), float(sin - Decimal(near_sin))]
 
 
 # ---- the product ----
@@ -633,26 +642,30 @@ def _rotate_pairs(first: Floats, second: Floats, table: Floats) -> tuple[Floats,
     finite = np.isfinite(first) & np.isfinite(second)
     with np.errstate(all="ignore"):
         a, b = np.ldexp(first, -exponent), np.ldexp(second, -exponent)
-        rotated_a = np.ldexp(_dot(cos, cos_rest, a, -sin, -sin_rest, b), exponent)
-        rotated_b = np.ldexp(_dot(cos, cos_rest, b, sin, sin_rest, a), exponent)
+        c, s, x, y = ((value, *_split(value)) for value in (cos, sin, a, b))
+        sin_y, sin_y_rest = _product(s, y)
+        rotated_a = _sum(_product(c, x), (-sin_y, -sin_y_rest), cos_rest * a - sin_rest * b)
+        rotated_b = _sum(_product(c, y), _product(s, x), cos_rest * b + sin_rest * a)
+        results = np.ldexp(rotated_a, exponent), np.ldexp(rotated_b, exponent)
+        if finite.all():
+            return results
         plain_a, plain_b = first * cos - second * sin, second * cos + first * sin
-    return np.where(finite, rotated_a, plain_a), np.where(finite, rotated_b, plain_b)
+    return np.where(finite, results[0], plain_a), np.where(finite, results[1], plain_b)
 
 
-def _dot(c: Floats, c_rest: Floats, x: Floats, s: Floats, s_rest: Floats, y: Floats) -> Floats:
-    """Return (c + c_rest) * x + (s + s_rest) * y, rounded once."""
-    left, left_rest = _two_product(c, x)
-    right, right_rest = _two_product(s, y)
-    total = left + right
-    shifted = total - left
-    total_rest = (left - (total - shifted)) + (right - shifted)
-    return np.asarray(total + (total_rest + ((left_rest + c_rest * x) + (right_rest + s_rest * y))))
+def _sum(left: tuple[Floats, Floats], right: tuple[Floats, Floats], rest: Floats) -> Floats:
+    """Add two products with their errors, and a small rest; round once."""
+    (left_near, left_rest), (right_near, right_rest) = left, right
+    total = left_near + right_near
+    shifted = total - left_near
+    total_rest = (left_near - (total - shifted)) + (right_near - shifted)
+    return np.asarray(total + (total_rest + (left_rest + right_rest + rest)))
 
 
-def _two_product(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+def _product(a: _Split, b: _Split) -> tuple[Floats, Floats]:
     """Multiply in float64; the second result is the exact error of that rounding."""
-    product = a * b
-    (a_high, a_low), (b_high, b_low) = _split(a), _split(b)
+    (whole_a, a_high, a_low), (whole_b, b_high, b_low) = a, b
+    product = whole_a * whole_b
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 

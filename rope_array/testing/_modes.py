@@ -43,7 +43,7 @@ def _torch_settings(lib: Any, mode: str) -> Settings:
             f"torch.set_default_dtype(torch.{kind})": partial(_default_dtype, torch, kind) for kind in kinds
         },
         "default_device": {'torch.device("meta")': partial(torch.device, "meta")},
-        "deterministic": {"torch.use_deterministic_algorithms(True)": partial(_deterministic, torch)},
+        "deterministic": {'torch.set_deterministic_debug_mode("error")': partial(_deterministic, torch)},
     }
     return found[mode]
 
@@ -60,12 +60,14 @@ def _default_dtype(torch: Any, kind: str) -> Iterator[None]:
 
 @contextmanager
 def _deterministic(torch: Any) -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode(
+        "error"
+    )  # use_deterministic_algorithms takes a second: it imports Inductor
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
 
 
 @contextmanager

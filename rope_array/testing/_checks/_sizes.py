@@ -78,8 +78,9 @@ def check_large(
 ) -> None:
     """Rotate a large array whose parts repeat, and judge it by the exact result of one part."""
     with j.if_served():
-        # Each field has angles of its own, which take long to compute: few positions.
-        large = _repeated(j, shape, start, dtype, per_batch, distinct=7 if spec else _PERIODS[2])
+        # Each field and wide head has many angles of its own, which take long to compute: few positions.
+        distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
+        large = _repeated(j, shape, start, dtype, per_batch, distinct)
         y = j.run(large.x, large.pos, **spec)
         j.check_kind(y, large.x)
         numbers = j.numbers(y)

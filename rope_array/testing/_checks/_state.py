@@ -402,7 +402,7 @@ def threads_of_each_field(j: Judge) -> None:
             pos = _few_positions(j, start, 1000)
             pos = np.stack([pos]) if case.positions == "BS" else pos
             calls.append((j.x(1, 2, pos.shape[-1], 16, dtype=dtype, seed=seed), pos, case.spec(j)))
-        times = 1 if j.lib.is_lazy(calls[0][0].array) else 30
+        times = 1 if j.lib.is_lazy(calls[0][0].array) else 20
         with j.part(f"with {case.text(plain_case(j))}"):
             _check_at_once(j, [[call] for call in calls], times)
 
@@ -430,9 +430,10 @@ def _check_while(j: Judge, x: Input, near: int, far: int, spec: dict[str, Any]) 
 
         def grow() -> None:
             try:
-                j.check(j.run(x, beyond, **spec), x, beyond, **spec)
+                y = j.run(x, beyond, **spec)
             finally:
                 done.set()
+            j.check(y, x, beyond, **spec)
 
         def repeat() -> None:
             ended = False
