@@ -470,7 +470,7 @@ def sticky_base(x, pos, _kept=[1e4], **spec):  # noqa: B006 (the fault)
 def one_wrong_call(x, pos, _count=[0], **spec):  # noqa: B006 (the fault)
     _count[0] += 1
     y = ra.apply(x, pos, **spec)
-    return np.zeros_like(y) if isinstance(y, np.ndarray) and _count[0] == 700 else y
+    return np.zeros_like(y) if isinstance(y, np.ndarray) and _count[0] == 900 else y
 
 
 def float64_angles_modulo_a_turn(x, pos):

@@ -74,7 +74,7 @@ MODES = {
     "autocast": "takes a call under torch.autocast()",
     "default_dtype": "takes a call under another default dtype of the library",
     "default_device": "takes a call under another default device of the library",
-    "deterministic": "takes a call under torch.use_deterministic_algorithms(True)",
+    "deterministic": "takes a call with PyTorch's deterministic algorithms",
     "vmap": "takes a call that the library's vmap maps over x",
     "vmap_positions": "takes a call that the library's vmap maps over positions",
     "jvp": "is differentiable in forward mode",
