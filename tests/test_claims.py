@@ -282,6 +282,42 @@ def test_a_fault_in_k_alone_fails():
     assert outcomes(target, "tuples") == {"tuples": FAILED}
 
 
+def q_and_k(layout, few_heads=None):
+    """Return a function of q and k that rotates at most `few_heads` heads of q."""
+
+    def rotate(q, k, pos):
+        sequence, heads = layout.index("s") - len(layout), layout.index("h")
+        y, z = ra.apply((q, k), pos, seq_axis=sequence)
+        some = (slice(None),) * heads + (slice(few_heads and min(few_heads, k.shape[heads]), None),)
+        if few_heads:
+            y[some] = q[some]
+        return y, z
+
+    return rotate
+
+
+@pytest.mark.parametrize("layout", ["bshd", "shd", "hsd"])
+def test_q_and_k_of_a_layout_are_given_together(layout):
+    claims = {"layout": layout, "arguments": "q,k,pos"}
+    assert outcomes(Target(q_and_k(layout), **claims), "tuples") == {"tuples": PASSED}
+    # Pairs of heads of q and k, as `zip` makes them, leave heads of q out.
+    assert outcomes(Target(q_and_k(layout, few_heads=100), **claims), "tuples") == {"tuples": FAILED}
+
+
+def test_a_first_far_call_is_judged_although_it_is_a_trial():
+    rows = [2048]
+
+    def by_a_table_that_doubles_once_in_a_call(x, pos):
+        if np.max(pos, initial=0) >= rows[0]:
+            rows[0] *= 2
+        return ra.apply(x, np.minimum(pos, rows[0] - 1))
+
+    target = Target(by_a_table_that_doubles_once_in_a_call, furthest=2**16 - 1, dtypes=("float32",))
+    assert target.reach == 2**16 - 1
+    rows[0] = 2**16  # as after further trial calls
+    assert outcomes(target, "first_call") == {"first_call": FAILED}
+
+
 def test_a_remainder_by_two_pi_is_within_float64_angles():
     def by_remainder(x, pos, base=10000.0):
         width = x.shape[-1]

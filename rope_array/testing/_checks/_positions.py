@@ -96,7 +96,7 @@ def positions_of_python(j: Judge) -> None:
     for kind in j.parts("python_positions"):
         for pos in _python_positions(j, kind):
             j.check_call(j.x(), pos)
-        for dtype in j.dtypes[1:]:
+        for dtype in j.dtypes[1:] if j.target.reach >= 4 else ():
             j.check_call(j.x(dtype=dtype), _far_positions(j, kind))
     if j.claims("float_positions") and j.target.reach >= 9:
         values = {"int": 2.5, "list": [4.5, 0.0, 2.25, 8.75, 1.0], "tuple": (0.5, 1.0, 1.5, 2.0, 2.5)}
@@ -108,9 +108,9 @@ def positions_of_python(j: Judge) -> None:
 
 def _far_positions(j: Judge, kind: str) -> Any:
     """Return positions of Python that 16-bit floats round."""
-    first = min(4001, j.target.reach - 4) if j.target.reach >= 4 else 0
-    row = j.wrap(range(first, first + 5)).tolist()
-    return {"int": row[-1], "range": range(row[0], row[0] + 5), "tuple": tuple(row)}.get(kind, row)
+    last = min(4005, j.target.reach)
+    row = range(last - 4, last + 1)
+    return {"int": last, "range": row, "list": list(row), "tuple": tuple(row)}[kind]
 
 
 def _python_positions(j: Judge, kind: str) -> list[Any]:
