@@ -427,6 +427,15 @@ def gradient_along_the_usual_axis(x, pos, **spec):
     return with_adjoint(x, pos, spec, change)
 
 
+@mutant("gradient_of_many_elements", library="torch")
+@each
+def gradient_of_2_17_elements_without_pairing(x, pos, **spec):
+    def change(fields, gradient):
+        return _without("pairing")(fields, gradient) if gradient.numel() > 2**17 else fields
+
+    return with_adjoint(x, pos, spec, change)
+
+
 @mutant("gradient_at_wide_heads", library="torch")
 @each
 def gradient_of_64_heads(x, pos, **spec):

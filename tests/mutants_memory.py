@@ -733,3 +733,25 @@ def error_handling_after_an_odd_slice(x, pos, **spec):
         raise
     np.seterr(**old)
     return y
+
+
+@mutant("one_field_and_many_elements")
+@each
+def last_rows_of_another_axis(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    large = x.size > 2**17 and spec.get("seq_axis", -2) in (1, -3) and x.ndim == 4
+    return at_rest(y, x, np.s_[:, -1]) if large else y
+
+
+@mutant("tuples")
+def second_of_two_large_arrays_as_it_is(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    return (y[0], x[1].copy()) if isinstance(x, tuple) and x[0].size > 2**17 else y
+
+
+@mutant("positions_of_a_long_batch")
+@each
+def float16_at_the_first_positions_of_a_long_batch(x, pos, **spec):
+    if _array_of(pos, 2) and pos.shape[1] > 4096 and x.dtype == np.float16:
+        pos = pos[:1]
+    return ra.apply(x, pos, **spec)

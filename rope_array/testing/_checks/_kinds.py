@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._parts import EMPTY, RANKS
 
@@ -48,8 +50,12 @@ def ranks(j: Judge) -> None:
 
 @check("tuple", "tuple[2]", values=False)
 def tuples(j: Judge) -> None:
-    """A tuple of arrays that differ in heads gives a tuple of results."""
-    _tuple(j, (j.x(2, 4, 5, 16), j.x(2, 1, 5, 16, seed=1)))
+    """A tuple of arrays that differ in heads gives a tuple of results, also if they are large."""
+    _tuple(j, (j.x(2, 4, 5, 16), j.x(2, 1, 5, 16, seed=1)), j.positions())
+    rows = min(130, j.target.reach + 1)
+    pos = j.wrap(np.arange(rows) % 7 * 31) if j.claims("any_positions") else j.row(0, rows)
+    with j.if_served():
+        _tuple(j, (j.x(2, 32, rows, 16), j.x(2, 8, rows, 16, seed=1)), pos)
 
 
 @check("tuple", "tuple[2]", "mixed_dtypes", values=False)
@@ -57,7 +63,7 @@ def tuples_of_two_dtypes(j: Judge) -> None:
     """Each array of a tuple is rotated in its own dtype."""
     for one, other in zip(j.dtypes, (*j.dtypes[1:], j.dtype), strict=True):
         with j.if_served():
-            _tuple(j, (j.x(2, 4, 5, 16, dtype=other), j.x(2, 1, 5, 16, dtype=one, seed=1)))
+            _tuple(j, (j.x(2, 4, 5, 16, dtype=other), j.x(2, 1, 5, 16, dtype=one, seed=1)), j.positions())
 
 
 @check("tuple", values=False)
@@ -68,19 +74,19 @@ def tuples_of_any_length(j: Judge) -> None:
         if not j.claims(f"tuple[{min(len(xs), 3)}]"):
             continue
         with j.if_served():
-            ys = _tuple(j, xs)
+            ys = _tuple(j, xs, j.positions())
             if len(xs) == 2:
                 assert ys[0] is not ys[1], "two results are one array"
                 assert not j.lib.shares_memory(ys[0], ys[1]), "two results share memory"
 
 
-def _tuple(j: Judge, xs: tuple[Input, ...]) -> Any:
-    ys = j.run(xs, j.positions())
+def _tuple(j: Judge, xs: tuple[Input, ...], pos: np.ndarray[Any, Any]) -> Any:
+    ys = j.run(xs, pos)
     assert isinstance(ys, tuple), f"the result is a {type(ys).__name__}"
     assert len(ys) == len(xs), f"{len(ys)} results for {len(xs)} arrays"
     for i, (x, y) in enumerate(zip(xs, ys, strict=True), 1):
         with j.part(f"array {i} of {len(xs)}"):
             j.check_kind(y, x)
             if j.claims("values"):
-                j.check(y, x, j.positions())
+                j.check(y, x, pos)
     return ys

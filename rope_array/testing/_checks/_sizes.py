@@ -18,7 +18,8 @@ _ROTARY_DIMS = {64: (24, 48, 32, 20), 80: (32, 20), 128: (96, 64, 32), 256: (64,
 class _Large(NamedTuple):
     """A large array whose batches, heads and rows repeat, its positions, and the rows to judge.
 
-    `places` holds the place of each batch, head and row in `block` and `numbers`, the repeated part.
+    `places` holds the place of each batch, head and row in `block` and `numbers`, the repeated part. The
+    rows of x may be along another axis; those of `block` are along the third.
     """
 
     x: Input
@@ -30,7 +31,13 @@ class _Large(NamedTuple):
 
 
 def _repeated(
-    j: Judge, shape: tuple[int, ...], start: int, dtype: str | None, per_batch: bool, distinct: int
+    j: Judge,
+    shape: tuple[int, ...],
+    start: int,
+    dtype: str | None,
+    per_batch: bool,
+    distinct: int,
+    seq_axis: int,
 ) -> _Large:
     shape = (
         tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
@@ -49,10 +56,11 @@ def _repeated(
         numbers = np.stack([j.wrap(numbers + b) if j.claims("any_positions") else _next(j, numbers, b)
                             for b in range(sizes[0])])  # fmt: skip
     block = np.random.default_rng(8).standard_normal((*sizes, shape[3]))
-    x = j.array(block[np.ix_(*index)], dtype)
+    x = j.array(np.moveaxis(block[np.ix_(*index)], 2, seq_axis), dtype)
     first = [np.unique(places, return_index=True)[1] for places in index]
     pos = numbers[np.ix_(index[0], index[2])] if per_batch else numbers[index[2]]
-    return _Large(x, pos, x.values[np.ix_(*first)], numbers, tuple(index), rows)
+    values = np.moveaxis(x.values, seq_axis, 2)
+    return _Large(x, pos, values[np.ix_(*first)], numbers, tuple(index), rows)
 
 
 def _next(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
@@ -80,11 +88,12 @@ def check_large(
     with j.if_served():
         # Each field and wide head has many angles of its own, which take long to compute: few positions.
         distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
-        large = _repeated(j, shape, start, dtype, per_batch, distinct)
+        seq_axis = spec.get("seq_axis", 2)
+        large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
         y = j.run(large.x, large.pos, **spec)
         j.check_kind(y, large.x)
         numbers = j.numbers(y)
-        if not _is_right(j, numbers, large, spec):
+        if not _is_right(j, np.moveaxis(numbers, seq_axis, 2), large, {**spec, "seq_axis": 2}):
             j.check_values(numbers, large.x, large.pos, **spec)  # all rows, for the message
             raise AssertionError(f"an x of shape {large.x.values.shape} is not rotated correctly")
 
@@ -185,7 +194,8 @@ def _check_long(j: Judge, pos: NDArray[Any], explained: bool = True) -> None:
 @check("batch_positions", "offset_positions")
 def positions_of_a_long_batch(j: Judge) -> None:
     """Positions of shape (B, S) are right for a long S."""
-    check_large(j, (2, 1, 4200, 16), per_batch=True)
+    for dtype in j.dtypes[: 1 if j.target.compiled else None]:
+        check_large(j, (2, 1, 4200, 16), dtype=dtype, per_batch=True)
 
 
 @check("batch_positions", "offset_positions")

@@ -115,6 +115,19 @@ def gradient_at_wide_heads(j: Judge) -> None:
     _check_cases(j, *(_case(j, rows=rows) for rows in ((1, 70, 2), (40, 2, 2), (1, 1, 600))))
 
 
+@check("gradient")
+def gradient_of_many_elements(j: Judge) -> None:
+    """The gradient is right for an x of more than 2^17 elements, with either pairing, in two dtypes."""
+    plain, other = (with_both_pairings(j, [{}]) * 2)[:2]
+    batch = "BS" if claimed_shape(j, "BS") else "S"
+    values = ((plain, "S", j.dtypes[0]), (other, batch, j.dtypes[-1]), (plain, batch, j.dtypes[0]))
+    large = [
+        _case(j, rows=(2, 8, 130), width=_wide(j, 64), positions=shape, dtype=dtype, **some)
+        for some, shape, dtype in values
+    ]
+    _check_cases(j, *_few(j, large, 1))
+
+
 @check("gradient", "tuple")
 def gradient_of_a_tuple(j: Judge) -> None:
     """The gradient is right for every array of a tuple, also if the others need none."""
