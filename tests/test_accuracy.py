@@ -12,7 +12,6 @@ from rope_array.testing._contract import (
     AT_INTEGERS,
     ROTATED,
     allowed,
-    amplitude_of,
     assert_contract,
     compute_dtype,
     eps,
@@ -70,8 +69,8 @@ def test_rotation_is_within_the_proved_bound(lib, float_dtype, spec):
         lib.to_numpy(ra.apply(x, int_positions(lib, pos), **spec)),
         apply_definition(values, pos, **spec),
     )
-    amplitude = amplitude_of(16, spec)
     plan = pairs_of(16, spec)
+    amplitude = float(plan.amplitude)
     length = amplitude * np.hypot(values[..., plan.source[0]], values[..., plan.source[1]])
     error = ROTATED[float_dtype][amplitude != 1.0] * eps(compute_dtype(float_dtype)) * length
     for out in plan.target:
