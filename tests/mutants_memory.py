@@ -504,7 +504,7 @@ def float16_of_2_20_elements(x, pos, **spec):
     return at_rest(y, x, np.s_[..., -1, :]) if x.dtype == np.float16 and y.size > 2**20 else y
 
 
-@mutant("many_elements_at_widths_of_models")
+@mutant("fields_and_many_elements")
 @each
 def chunks_of_whole_rows_in_float16(x, pos, **spec):
     y, width = ra.apply(x, pos, **spec), x.shape[-1]
@@ -513,7 +513,7 @@ def chunks_of_whole_rows_in_float16(x, pos, **spec):
     )
 
 
-@mutant("two_fields_and_many_elements")
+@mutant("fields_and_many_elements")
 @each
 def adjoint_for_the_inverse_of_2_18_elements(x, pos, **spec):
     y, factor = ra.apply(x, pos, **spec), spec.get("attention_factor")

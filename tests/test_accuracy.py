@@ -1,5 +1,7 @@
 """`apply` and its cos and sin against the definition, on every library, in every dtype, at every position."""
 
+import functools
+
 import numpy as np
 import oracle
 import pytest
@@ -77,6 +79,24 @@ def test_rotation_is_within_the_proved_bound(lib, float_dtype, spec):
         near = np.abs(exact[..., out]) + error
         bound = error + 0.5 * ulp(near, float_dtype) + ulp(near, "float64")
         assert (np.abs(y.astype(np.float64)[..., out] - exact[..., out]) <= bound).all()
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("spec", SPECS, ids=words)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_an_error_of_any_element_beyond_its_bound_is_found(dtype, spec, inverse):
+    pos, x = [5, 70_000], np.random.default_rng(4).standard_normal((2, 16))
+    exact = apply_definition(x, pos, inverse=inverse, **spec)
+    bound = allowed(x, dtype, spec, exact=exact, pos=pos, inverse=inverse)
+    judge = functools.partial(assert_contract, x=x, pos=pos, dtype=dtype, inverse=inverse, explain=False)
+    near = 0.5 if dtype == "float64" else 0.001  # float64 has few numbers within the bound
+    judge(exact + (1 - near) * bound * np.sign(x), **spec)
+    for index in np.ndindex(*x.shape):
+        y = exact.copy()
+        y[index] += (1 + near) * bound[index] or np.spacing(y[index])
+        with pytest.raises(AssertionError):
+            judge(y, **spec)
 
 
 @pytest.mark.parametrize("tiny", [2.0**-149, 1.35 * 2.0**-126])

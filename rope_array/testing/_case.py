@@ -11,6 +11,7 @@ from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._claims import DTYPES, SIZES
 from ._contract import ADDED, Accuracy
@@ -18,6 +19,8 @@ from ._definition import pairs_of
 from ._judge import Input, Judge
 from ._parts import PARTS
 from ._refused import refuses_gradient
+
+Ints = NDArray[np.int64]
 
 # 16 bits round the factors.
 RULES = {
@@ -32,6 +35,17 @@ MAPS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 # Axes of positions, as sizes of (B, H, S) or 1.
 SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
+# Orders of the positions in a row of n: packed sequences, a prompt that is padded on the left, and others.
+ORDERS: dict[str, Callable[[int], Ints]] = {
+    "ascending": np.arange,
+    "descending": lambda n: np.arange(n)[::-1],
+    "packed": lambda n: np.arange(n) % (n // 2 + 1),
+    "padded": lambda n: np.where(np.arange(n) < n // 2, 1, np.arange(n) - n // 2),
+    "same_ends": lambda n: np.arange(n) * (np.arange(n) < n - 1),
+    "same": lambda n: np.zeros(n, int),
+}
+# The most rows with an order: each of them may cost exact angles.
+_MOST_ORDERED = 130
 NEAR, FAR = 100, 2**31 - 1
 # Calls for one x, if the target takes no batch or no heads.
 _MOST_CALLS = 30
@@ -53,6 +67,8 @@ class Case(NamedTuple):
     positions, kind, reach
         The axes of positions, as letters of (B, H, S) or 1; their dtype; their largest value, or the smallest
         if it is negative.
+    order
+        The order of the positions in a row, by a name in `ORDERS`; None for a few positions, drawn at random.
     layout
         The strides of x, by a name of `Library.strided`.
     seq_axis, base, rotary_dim, rotary_start, pairing, out_pairing, attention_factor, inverse
@@ -73,6 +89,7 @@ class Case(NamedTuple):
     positions: str = "S"
     kind: str = "int64"
     reach: int = NEAR
+    order: str | None = None
     layout: str | None = None
     seq_axis: int | None = None
     base: float | None = None
@@ -136,6 +153,11 @@ def plain_case(j: Judge) -> Case:
     return Case(j.dtype, SIZES, j.width, kind=j.target.position_dtype, reach=min(NEAR, j.target.reach))
 
 
+def orders(j: Judge) -> list[str | None]:
+    """Return None and the orders of positions, where any are claimed."""
+    return [None, *(ORDERS if j.claims("any_positions") else ())]
+
+
 def _text_of(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
@@ -185,6 +207,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "positions": _as_shape,
     "kind": str,
     "reach": int,
+    "order": _one_of(*ORDERS),
     "layout": str,
     "seq_axis": int,
     "base": float,
@@ -239,6 +262,8 @@ def fits(j: Judge, case: Case) -> bool:
         return False
     if case.reach < 0 and case.kind.startswith("uint"):
         return False
+    if case.order and not _order_fits(j, case):
+        return False
     if (case.layout is not None and lead != 2) or not _rows_fit(j, case):
         return False
     if case.inv_freq and (case.base is not None or case.scaling):
@@ -246,6 +271,10 @@ def fits(j: Judge, case: Case) -> bool:
     if case.scaling and not j.claims(f"scaling[{_rule_of(case.scaling).get('rope_type')}]"):
         return False
     return _slice_fits(j, case) and _map_fits(j, case)
+
+
+def _order_fits(j: Judge, case: Case) -> bool:
+    return j.claims("any_positions") and case.positions.endswith("S") and case.rows[-1] <= _MOST_ORDERED
 
 
 def _rows_fit(j: Judge, case: Case) -> bool:
@@ -428,14 +457,27 @@ def _sizes(case: Case) -> dict[str, int]:
 
 
 def _numbers(j: Judge, case: Case, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Draw positions out of a few, the same few for each range."""
+    """Return positions in their order; by default drawn out of a few, the same few for each range."""
     low, high = _bounds(j, case)
     if not j.claims("any_positions"):
         return np.broadcast_to(j.row(max(low, high - 8), shape[-1]), shape)
+    if case.order:
+        return low + _ordered(case, shape) % (high - low + 1)
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
     distinct = _DISTINCT if case.width <= 32 else 3
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
+
+
+def _ordered(case: Case, shape: tuple[int, ...]) -> Ints:
+    """Return positions from 0 on in their order, elsewhere for each batch; coordinates as of an image."""
+    *lead, rows = shape[: len(case.positions)]
+    row = ORDERS[case.order or "ascending"](rows)
+    batches = np.arange(math.prod(lead))
+    # A batch whose first and last rows are alike, too.
+    starts = 11 * batches * (batches < len(batches) - 1) if case.order == "same_ends" else 11 * batches
+    numbers = starts.reshape(*lead, 1) + row
+    return np.stack([numbers // 2, numbers % 2], -1) if case.axes else numbers
 
 
 def _bounds(j: Judge, case: Case) -> tuple[int, int]:

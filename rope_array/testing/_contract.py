@@ -252,7 +252,10 @@ def assert_contract(
     assert y.shape == x.shape, f"the result has shape {y.shape}, x {x.shape}"
     if exact is None:
         exact = apply_definition(x, pos, seq_axis=seq_axis, inverse=inverse, **fields)
-    y, call = y.astype(np.float64), {"exact": exact, "pos": pos, "inverse": inverse, "flushes": flushes}
+    y = y.astype(np.float64)
+    if _is_within_products(y, x, exact, dtype, fields, inverse):
+        return
+    call = {"exact": exact, "pos": pos, "inverse": inverse, "flushes": flushes}
     bound = allowed(x, dtype, fields, accuracy=accuracy, **call)
     mask = _wrong_elements(y, x, exact, bound, dtype, fields, inverse)
     assert explain or not mask.any(), "wrong elements"
@@ -265,6 +268,25 @@ def assert_contract(
         plain = None if fields.get("axes") else pos
         found = Wrong(**arrays, pos=plain, pairs=pairs, fields=fields, inverse=inverse)
         raise AssertionError(_fault_text(found, dtype, values))
+
+
+def _is_within_products(
+    y: Floats, x: Floats, exact: Floats, dtype: str, fields: Mapping[str, Any], inverse: bool
+) -> bool:
+    """Return whether every error is within the least that any class allows: most results, told quickly.
+
+    That is 2.5 eps of the pair, and half an ulp of 16-bit results; features outside the slice are equal.
+    """
+    (a, b), out = read_and_written_pairs(x.shape[-1], fields, inverse)
+    compute, factor = compute_dtype(dtype), float(pairs_of(x.shape[-1], _rotation_fields(fields)).amplitude)
+    least, bound = 2.5 * eps(compute) * (1 / factor if inverse else factor), np.zeros(x.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        of_pair = least * np.hypot(x[..., a], x[..., b])
+        for member in out:
+            bound[..., member] = (
+                of_pair if compute == dtype else of_pair + 0.5 * ulp(exact[..., member], dtype)
+            )
+        return bool((np.abs(y - exact) <= bound).all())
 
 
 def _wrong_elements(

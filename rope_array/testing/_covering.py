@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Made = TypeVar("Made")
+Ints = NDArray[np.intp]
+# Draws for one case, of which the valid one with the most new combinations is taken.
 _TRIES = 12
 
 
@@ -33,35 +36,41 @@ def covering(
     make
         Makes a case of a value for each factor; None if it is not valid.
     """
-    draw, names = random.Random(0), list(levels)
-    counts = [len(levels[name]) for name in names]
+    draw, names = np.random.default_rng(0), list(levels)
+    counts = np.array([len(levels[name]) for name in names])
     chosen = _needed_groups([tuple(names.index(name) for name in group) for group in groups], counts)
-    read = [itemgetter(*group, group[0]) for group in chosen]  # a tuple of one factor's value too
-    missing = {
-        (g, (*values, values[0]))
-        for g, group in enumerate(chosen)
-        for values in itertools.product(*(range(counts[factor]) for factor in group))
-    }
-    order = sorted(missing)
-    draw.shuffle(order)
-    for needed in order:
-        if needed not in missing:
+    # Combinations are numbered: those of a group from its offset on, by its factors' indices times weights.
+    sizes = [int(np.prod(counts[[*group]])) for group in chosen]
+    offsets = np.cumsum([0, *sizes])
+    weights = _weights(chosen, counts)
+    missing = np.ones(offsets[-1], dtype=bool)
+    for needed in draw.permutation(offsets[-1]).tolist():
+        if not missing[needed]:
             continue
-        best: tuple[int, Made | None, set[Any]] = (0, None, set())
-        for _ in range(_TRIES):
-            indices = [int(draw.random() * count) for count in counts]
-            for factor, index in zip(chosen[needed[0]], needed[1], strict=False):
-                indices[factor] = index
-            new = missing.intersection([(g, values(indices)) for g, values in enumerate(read)])
-            if len(new) > best[0]:
-                made = make({name: levels[name][i] for name, i in zip(names, indices, strict=True)})
-                best = best if made is None else (len(new), made, new)
-        missing -= best[2] | {needed}
-        if best[1] is not None:
-            yield best[1]
+        missing[needed] = False
+        of_group = int(np.searchsorted(offsets, needed, "right")) - 1
+        group = [*chosen[of_group]]
+        indices = (draw.random((_TRIES, len(names))) * counts).astype(np.intp)
+        indices[:, group] = np.unravel_index(needed - offsets[of_group], counts[group])
+        covered = indices @ weights + offsets[:-1]
+        for i in np.argsort(-missing[covered].sum(axis=1), kind="stable").tolist():
+            made = make({name: levels[name][at] for name, at in zip(names, indices[i], strict=True)})
+            if made is not None:
+                missing[covered[i]] = False
+                yield made
+                break
 
 
-def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Sequence[int]) -> list[tuple[int, ...]]:
+def _weights(groups: Sequence[tuple[int, ...]], counts: Ints) -> Ints:
+    """Return what a step of each factor's index adds to a combination's number in each group."""
+    weights = np.zeros((len(counts), len(groups)), dtype=np.intp)
+    for column, group in enumerate(groups):
+        for place, factor in enumerate(group):
+            weights[factor, column] = np.prod(counts[[*group[place + 1 :]]], dtype=np.intp)
+    return weights
+
+
+def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Ints) -> list[tuple[int, ...]]:
     """Return the groups without factors of one value, each group once; one group at least."""
     varying = dict.fromkeys(tuple(f for f in group if counts[f] > 1) for group in groups)
     return [group for group in varying if group] or [(0,)]

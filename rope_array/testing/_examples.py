@@ -22,6 +22,7 @@ from ._case import (
     fits,
     in_tuples,
     layout_name,
+    orders,
     parse_case,
     plain_case,
     position_kinds,
@@ -177,6 +178,7 @@ def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
         "positions": draw.one(shapes) if draw.chance(0.5) else "S",
         "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.target.position_dtype,
         "reach": -reach if negative else reach,
+        "order": draw.one(orders(j)) if draw.chance(0.5) else None,
     }
 
 

@@ -11,17 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array.testing._case import Case, claimed_widths, fits, plain_case
-from rope_array.testing._checks._sizes import check_large
+from rope_array.testing._case import claimed_widths, fits, plain_case
 from rope_array.testing._checks._together import (
     check_cases,
-    covering_cases,
+    check_large_cases,
     field_levels,
     is_compiled,
     other_pairing,
-    plain_levels,
 )
-from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Judge, check
 
 # Odd sizes, and powers of two, for which a faster path may be taken.
@@ -115,15 +112,6 @@ def one_field_and_many_rows(j: Judge) -> None:
     _check_alone(j, [{**some, "rows": rows} for some in fields for rows in _ROWS[: 1 if few else None]], 2)
 
 
-@check("widths", each_dtype=True)
-def many_elements_at_widths_of_models(j: Judge, dtype: str) -> None:
-    """Every element of a large x is rotated at head_dims that are no powers of two, in each dtype."""
-    plain, other = (with_both_pairings(j, [{}]) * 2)[:2]
-    for width, spec in ((80, plain), (36, other), (96, other), (192, plain))[: 1 if is_compiled(j) else None]:
-        if j.claims(f"widths[{width}]") or j.claims(f"wide_heads[{width}]"):
-            check_large(j, (2, 5, 131, width), dtype=dtype, **spec)
-
-
 @check()
 def one_field_and_many_elements(j: Judge) -> None:
     """Every field alone is right for an x of more than 2^17 elements.
@@ -131,27 +119,9 @@ def one_field_and_many_elements(j: Judge) -> None:
     Code chooses by size: threads, blocks of memory, a kernel.
     """
     fields = [some for some in single_fields(j) if some and not some.keys() & {"axes", "in_tuple"}]
-    shape = (3, 7, 103, 64) if j.lib.calls >= 1000 else (1, 3, 690, 64)
-    cases = [plain_case(j)._replace(width=j.target.width_of(64), **some) for some in fields]
-    _check_large_cases(j, shape, [case for case in cases if fits(j, case)], compiled=3)
-
-
-@check()
-def two_fields_and_many_elements(j: Judge) -> None:
-    """Any two fields together are right for an x of more than 2^18 elements."""
-    fields = {
-        name: values[:2] for name, values in field_levels(j).items() if name not in ("axes", "in_tuple")
-    }
-    levels = plain_levels(j, **fields, width=[j.target.width_of(64)])
-    _check_large_cases(j, (4, 9, 115, 64), covering_cases(j, levels, pairs_among(fields)), compiled=2)
-
-
-def _check_large_cases(j: Judge, shape: tuple[int, ...], cases: Iterable[Case], compiled: int) -> None:
-    """Rotate a large x with each case's fields, in two dtypes in turn; `compiled` if each is compiled."""
-    for i, case in enumerate(itertools.islice(cases, compiled if is_compiled(j) else None)):
-        spec = case.spec(j)
-        with j.part(f"with {spec}"):
-            check_large(j, shape, dtype=j.dtypes[-(i % 2)], **spec)
+    rows = (3, 7, 103) if j.lib.calls >= 1000 else (1, 3, 690)
+    cases = [plain_case(j)._replace(rows=rows, width=j.target.width_of(64), **some) for some in fields]
+    check_large_cases(j, [case for case in cases if fits(j, case)], compiled=3)
 
 
 @check("rotary_dim", "rotary_start", "widths")

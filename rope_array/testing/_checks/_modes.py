@@ -16,13 +16,23 @@ from rope_array.testing._case import (
     claimed_widths,
     fits,
     inputs_of,
+    orders,
     plain_case,
     position_kinds,
     positions_of,
 )
 from rope_array.testing._checks._alone import field_specs, single_fields
 from rope_array.testing._checks._first import Call, far_row, new_call
-from rope_array.testing._checks._together import other_pairing, simple_cases
+from rope_array.testing._checks._together import (
+    covering_cases,
+    field_levels,
+    is_compiled,
+    other_pairing,
+    plain_levels,
+    simple_cases,
+    some_widths,
+)
+from rope_array.testing._covering import pairs_among
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined
@@ -32,22 +42,25 @@ from rope_array.testing._settings import changes
 
 
 def _crossed(j: Judge) -> Iterator[Call]:
-    """Yield calls at large positions: with fields, in each dtype, in batches, of many heads and rows."""
-    half: dict[str, Any] = {"pairing": "half"} if j.claims("pairing") else {}
-    if j.lib.calls < 100:  # each shape is compiled
-        yield from ((j.x(seed=1), far_row(j, 5), spec) for spec in field_specs(j))
-        return
+    """Yield calls at large positions: with each field; then with any two dtypes, sizes and head_dims."""
     for i, spec in enumerate(field_specs(j)):
         yield j.x(seed=i), far_row(j, 5, i), spec
-    for i, dtype in enumerate(j.dtypes[1:]):
-        yield j.x(dtype=dtype, seed=i), far_row(j, 5, i), half
-    yield j.x(2, 40, 3, 16), far_row(j, 3), {}
-    yield j.x(1, 2, 3, 128), far_row(j, 3), half
-    yield j.x(1, 2, 300, 16), far_row(j, 300), {}
-    if j.claims("batch_positions", "offset_positions"):
-        pos = np.stack([far_row(j, 5, i) for i in range(3)])
-        for spec in [{}, half] if half else [{}]:
-            yield j.x(3, 2, 5, 16), pos, spec
+    if is_compiled(j):
+        return
+    fields = field_levels(j)
+    levels = plain_levels(
+        j,
+        **{name: fields[name] for name in ("pairing", "inverse")},
+        dtype=j.dtypes,
+        width=list(dict.fromkeys((j.width, *some_widths(j, 128)))),
+        rows=[(2, 3, 5), (1, 40, 2), (2, 1, 130)],
+        positions=[shape for shape in ("S", "BS") if claimed_shape(j, shape)],
+        order=orders(j)[:3],
+        reach=[min(12345, j.target.reach)],
+    )
+    groups = pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse"))
+    for case in covering_cases(j, levels, groups):
+        yield inputs_of(j, case, 0)[-1], positions_of(j, case)[1], case.spec(j)
 
 
 def _takes_autocast(dtype: str, setting: str) -> bool:

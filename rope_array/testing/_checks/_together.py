@@ -21,9 +21,11 @@ from rope_array.testing._case import (
     fits,
     in_tuples,
     layout_name,
+    orders,
     plain_case,
     position_kinds,
 )
+from rope_array.testing._checks._sizes import check_large
 from rope_array.testing._covering import covering, pairs_among
 from rope_array.testing._judge import Judge, check
 from rope_array.testing._shrink import explained
@@ -32,6 +34,8 @@ Levels = dict[str, list[Any]]
 # (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1.
 _ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
 _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
+# More than 2^17 elements of 64 features: of some rows, heads and batches, of many of each, and twice as many.
+_LARGE = ((3, 7, 103), (1, 3, 690), (1, 150, 14), (120, 3, 6), (4, 9, 115))
 # Many rows, heads or batches; one at a time, and two.
 _MANY = ((1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1))
 _FEW = ((2, 1, 600), (1, 70, 2), (40, 2, 2))
@@ -90,12 +94,14 @@ def widths_and_positions(j: Judge) -> None:
         kind=[kind for kind in position_kinds(j) if not kind.startswith("python")],
         layout=[None, *(_layouts(j) if j.claims("strides") else ())],
         reach=list(dict.fromkeys(min(reach, j.target.reach) for reach in (NEAR, 5000, *_reaches(j)))),
+        order=orders(j),
     )
     groups = [
         *itertools.combinations(("dtype", "width", "reach", "positions"), 3),
         *(("width", "reach", name) for name in same_angles),
         *(("dtype", "reach", name) for name in same_angles),
         *(("width", name) for name in ("rows", "layout", "kind")),
+        *(("order", name) for name in ("width", "dtype", "rows", "positions", "pairing", "kind", "reach")),
         ("dtype", "kind"),
         ("kind", "reach"),
         *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple")),
@@ -121,6 +127,26 @@ def sizes_and_fields(j: Judge) -> None:
         ("rows", "layout"),
     ]
     check_covering(j, levels, _pairs_in(groups) if is_compiled(j) else groups, few=9)
+
+
+@check()
+def fields_and_many_elements(j: Judge) -> None:
+    """Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right together.
+
+    Calls are of more than 2^17 elements: code chooses by size.
+    """
+    fields = {name: values for name, values in field_levels(j).items() if name not in ("axes", "in_tuple")}
+    fields["rotary_dim"] = [None, *((24, "most") if j.claims("rotary_dim") else ())]
+    levels = plain_levels(
+        j,
+        **fields,
+        dtype=j.dtypes,
+        width=list(dict.fromkeys((j.target.width_of(64), *some_widths(j, 36, 80, 96, 192)))),
+        rows=_LARGE,
+        positions=_shapes(j, "S", "BS"),
+    )
+    groups = pairs_among((*fields, "dtype", "width", "rows", "positions"))
+    check_large_cases(j, covering_cases(j, levels, groups), compiled=5)
 
 
 @check("strides")
@@ -177,6 +203,15 @@ def is_compiled(j: Judge) -> bool:
 def check_covering(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]], few: int) -> None:
     """Call and judge covering cases; `few` if each is compiled. Raise if every call is refused."""
     check_cases(j, itertools.islice(covering_cases(j, levels, groups), few if is_compiled(j) else None))
+
+
+def check_large_cases(j: Judge, cases: Iterable[Case], compiled: int) -> None:
+    """Call and judge cases of many rows; `compiled` if each is compiled."""
+    for case in itertools.islice(cases, compiled if is_compiled(j) else None):
+        *lead, rows = case.rows
+        shape = (*lead, -(-rows * 64 // max(case.width, 64)), case.width)  # as many elements at each width
+        with j.part(f"with {case.text(plain_case(j))}"):
+            check_large(j, shape, dtype=case.dtype, per_batch=case.positions == "BS", **case.spec(j))
 
 
 def simple_cases(j: Judge, dtypes: Sequence[str], together: int) -> Iterator[Case]:
@@ -282,6 +317,7 @@ def _levels(j: Judge) -> Levels:
         positions=_shapes(j, *SHAPES),
         kind=position_kinds(j),
         reach=_reaches(j),
+        order=orders(j),
     )
 
 

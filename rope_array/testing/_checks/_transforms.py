@@ -8,6 +8,7 @@ import numpy as np
 from rope_array.testing._case import (
     COTANGENTS,
     MAPS,
+    NEAR,
     Case,
     check_adjoint,
     check_gradient,
@@ -17,6 +18,7 @@ from rope_array.testing._case import (
     fits,
     in_tuples,
     layout_name,
+    orders,
     plain_case,
     position_kinds,
 )
@@ -256,11 +258,15 @@ def gradient_combinations(j: Judge) -> None:
         rows=_ROWS[:2] if is_compiled(j) else _ROWS,
         width=list(dict.fromkeys((j.width, *some_widths(j, *((64,) if is_compiled(j) else (64, 128)))))),
         positions=[shape for shape in ("S", "BS", "BHS") if claimed_shape(j, shape)],
+        reach=list(dict.fromkeys(min(reach, j.target.reach) for reach in (NEAR, 2**17))),
+        order=orders(j),
         layout=[None, *layouts],
         gradient=_cotangents(j),
     )
     groups = [
-        *pairs_among((*FIELDS, "rows", "width", "positions", "layout", "gradient", "dtype")),
+        *pairs_among(
+            (*FIELDS, "rows", "width", "positions", "reach", "order", "layout", "gradient", "dtype")
+        ),
         *(("dtype", "rows", "positions"), ("dtype", "width", "pairing"), ("rows", "pairing", "inverse")),
     ]
     check_covering(j, levels, groups, few=8)
