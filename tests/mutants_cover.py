@@ -427,6 +427,17 @@ def gradient_along_the_usual_axis(x, pos, **spec):
     return with_adjoint(x, pos, spec, change)
 
 
+@mutant("gradient_combinations", library="torch")
+@each
+def gradient_of_a_slice_at_positions_of_16_bits(x, pos, **spec):
+    """Save positions as int16 for the backward pass of calls with a slice."""
+    torch, narrow = import_module("torch"), pos
+    if isinstance(pos, torch.Tensor) and "rotary_dim" in spec and not pos.is_floating_point():
+        narrow = pos.to(torch.int16).to(torch.int64)
+    y = ra.apply(x, pos, **spec)
+    return ra.apply(x, narrow, **spec) + (y - ra.apply(x, narrow, **spec)).detach() if x.requires_grad else y
+
+
 @mutant("gradient_of_many_elements", library="torch")
 @each
 def gradient_of_2_17_elements_without_pairing(x, pos, **spec):

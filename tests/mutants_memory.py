@@ -755,3 +755,53 @@ def float16_at_the_first_positions_of_a_long_batch(x, pos, **spec):
     if _array_of(pos, 2) and pos.shape[1] > 4096 and x.dtype == np.float16:
         pos = pos[:1]
     return ra.apply(x, pos, **spec)
+
+
+@mutant("fields_and_many_elements")
+@each
+def transposed_x_of_2_16_elements_written_to_a_copy(x, pos, **spec):
+    """Write heads through a reshape of the result, which copies where x is transposed."""
+    y = ra.apply(x, pos, **spec)
+    transposed = x.ndim == 4 and x.strides[1] < x.strides[2] and 1 not in x.shape
+    return np.zeros_like(y) if x.size > 2**16 and transposed else y
+
+
+@mutant("fields_and_many_elements")
+@each
+def inverse_of_2_17_float64_elements_in_float32(x, pos, **spec):
+    if x.dtype == np.float64 and x.size > 2**17 and spec.get("inverse"):
+        return ra.apply(x.astype(np.float32), pos, **spec).astype(np.float64)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("tuples")
+def tables_of_heads_cut_to_those_of_k(x, pos, **spec):
+    """Repeat a table for each head of q, and give k the first ones: those of the first batches."""
+    y = ra.apply(x, pos, **spec)
+    if isinstance(x, tuple) and _array_of(pos, 2) and "axes" not in spec and x[-1].shape[1] < x[0].shape[1]:
+        rows = np.repeat(pos, x[0].shape[1], 0)[: len(pos) * x[-1].shape[1]]
+        y = (*y[:-1], ra.apply(x[-1], rows.reshape(len(pos), -1, pos.shape[1]), **spec))
+    return y
+
+
+@mutant("calls_far_and_near")
+@each
+def rows_of_a_table_that_grew_at_both_ends(x, pos, **spec):
+    """Count rows from the old first one where a table grows below and above in one call."""
+    key = (x.shape[-1], spec.get("base"))
+    low, high = _STATE.setdefault("ends", {}).get(key, (0, 64))
+    if not _array_of(pos, 1) or "axes" in spec or not pos.size:
+        return ra.apply(x, pos, **spec)
+    least, most = int(pos.min()), int(pos.max())
+    _STATE["ends"][key] = min(low, least), max(high, most)
+    return ra.apply(x, pos - (low - least) if least < low and most > high else pos, **spec)
+
+
+@mutant("widths_and_positions")
+@each
+def batches_of_one_number_each_read_by_the_first(x, pos, **spec):
+    """Read rows of one number each, as in a decoding step, by the first batch's in calls with a base."""
+    rows = _array_of(pos, 2) and pos.shape[1] > 1 and "axes" not in spec and "base" in spec
+    if rows and (pos == pos[:, :1]).all():
+        pos = pos[:1]
+    return ra.apply(x, pos, **spec)

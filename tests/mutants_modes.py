@@ -82,6 +82,15 @@ def slice_from_0_without_gradients(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
+@mutant("no_grad", "inference_mode", library="torch")
+@each
+def narrow_wide_heads_for_inference_in_their_dtype(x, pos, **spec):
+    """Rotate 16-bit heads of 128 features in their own dtype where no gradient is recorded."""
+    torch = _torch()
+    narrow = not torch.is_grad_enabled() and x.element_size() == 2 and x.shape[-1] >= 128
+    return ra.apply(x, pos, **spec).mul(1.01) if narrow else ra.apply(x, pos, **spec)
+
+
 @mutant("autocast", library="torch")
 @each
 def angles_by_a_product_of_matrices(x, pos, **spec):

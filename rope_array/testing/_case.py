@@ -347,7 +347,7 @@ def check_case(j: Judge, case: Case) -> bool:
     spec, (pos, numbers) = case.spec(j), positions_of(j, case)
     if case.gradient:
         xs = inputs_of(j, case, 0)
-        gs = [_laid_out(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
+        gs = [laid_out(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
         return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
     watched = _judged(j, inputs_of(j, case, 0), pos, numbers, bool(case.in_tuple), spec)
     if j.releases and any(is_alive() for is_alive in watched):
@@ -402,7 +402,7 @@ def inputs_of(j: Judge, case: Case, seed: int) -> list[Input]:
     axis = case.seq_axis if case.seq_axis is not None else -2
     values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
     values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
-    x = _laid_out(j, j.array(values, case.dtype), case.layout)
+    x = laid_out(j, j.array(values, case.dtype), case.layout)
     return [j.array(values[..., ::-1], first_dtype(j, case)), x] if case.in_tuple else [x]
 
 
@@ -411,7 +411,7 @@ def first_dtype(j: Judge, case: Case) -> str:
     return j.other_dtype(case.dtype) if case.in_tuple == TWO_DTYPES else case.dtype
 
 
-def _laid_out(j: Judge, x: Input, layout: str | None) -> Input:
+def laid_out(j: Judge, x: Input, layout: str | None) -> Input:
     """Return an array of the same values in other memory; an expanded array repeats its first batch."""
     if layout is None or layout == "contiguous":
         return x

@@ -30,8 +30,8 @@ from ._case import (
 from ._judge import Check, Judge
 from ._shrink import explained, simplest
 
-# Elements of x, so that a call takes milliseconds.
-_MOST_ELEMENTS = 2**15
+# Elements of x, so that a call takes milliseconds; and of one call in ten, as code chooses by size.
+_MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
 _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 _NEEDS = {"axes": ("any_positions",)}
 # Draws for one valid call.
@@ -150,7 +150,8 @@ def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
     count = draw.one((1, 2, 3, 3, 3, 4, 5)) if j.claims("ranks[1]", "ranks[5]") else 3
     rows = [draw.one((1, 2, 3, 4, 5)) for _ in range(count)]
     if draw.chance(0.5):
-        most = _MOST_ELEMENTS // (width * max(1, math.prod(rows)))
+        elements = _MANY_ELEMENTS if draw.chance(0.2) else _MOST_ELEMENTS
+        most = elements // (width * max(1, math.prod(rows)))
         rows[draw.whole(0, count - 1)] *= draw.one([size for size in _SIZES if size <= most] or [1])
     return tuple(rows)
 

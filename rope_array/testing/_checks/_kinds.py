@@ -1,5 +1,6 @@
 """Library, shape, dtype and device of results, without their values."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,19 @@ def ranks(j: Judge) -> None:
 
 @check("tuple", "tuple[2]", values=False)
 def tuples(j: Judge) -> None:
-    """A tuple of arrays that differ in heads gives a tuple of results, also if they are large."""
+    """A tuple of arrays that differ in heads gives a tuple of results, for large arrays and (B, S) too."""
     _tuple(j, (j.x(2, 4, 5, 16), j.x(2, 1, 5, 16, seed=1)), j.positions())
-    rows = min(130, j.target.reach + 1)
-    pos = j.wrap(np.arange(rows) % 7 * 31) if j.claims("any_positions") else j.row(0, rows)
-    with j.if_served():
-        _tuple(j, (j.x(2, 32, rows, 16), j.x(2, 8, rows, 16, seed=1)), pos)
+    many = min(130, j.target.reach + 1)
+    shapes = ("S", "BS") if j.claims("batch_positions", "offset_positions") else ("S",)
+    for (first, second, rows), shape in itertools.product(((1, 4, 5), (4, 2, 5), (32, 8, many)), shapes):
+        pos = j.wrap(np.arange(rows) % 7 * 31) if j.claims("any_positions") else j.row(0, rows)
+        pos = (
+            np.stack([pos, pos[::-1] if j.claims("any_positions") else j.row(7, rows)])
+            if shape == "BS"
+            else pos
+        )
+        with j.if_served(), j.part(f"with positions of shape {pos.shape}"):
+            _tuple(j, (j.x(2, first, rows, 16), j.x(2, second, rows, 16, seed=1)), pos)
 
 
 @check("tuple", "tuple[2]", "mixed_dtypes", values=False)

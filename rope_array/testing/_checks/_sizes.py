@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rope_array.testing._case import laid_out
 from rope_array.testing._contract import allowed
 from rope_array.testing._judge import Input, Judge, check
 
@@ -82,6 +83,7 @@ def check_large(
     start: int = 3,
     dtype: str | None = None,
     per_batch: bool = False,
+    layout: str | None = None,
     **spec: Any,
 ) -> None:
     """Rotate a large array whose parts repeat, and judge it by the exact result of one part."""
@@ -90,7 +92,7 @@ def check_large(
         distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
         seq_axis = spec.get("seq_axis", 2)
         large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
-        y = j.run(large.x, large.pos, **spec)
+        y = j.run(laid_out(j, large.x, layout), large.pos, **spec)
         j.check_kind(y, large.x)
         numbers = j.numbers(y)
         if not _is_right(j, np.moveaxis(numbers, seq_axis, 2), large, {**spec, "seq_axis": 2}):

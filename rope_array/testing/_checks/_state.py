@@ -192,6 +192,16 @@ def calls_far_and_near(j: Judge) -> None:
     far = max(min(j.target.reach - 5, 5000), 1)
     for start in (0, far // 2, 2, far, 70, far - 1, 1):
         j.check_call(j.x(1, 2, 4, 16), j.row(start, 4))
+    if j.claims("negative_positions", "any_positions"):
+        _check_both_signs(j, far, min(j.target.depth, 5000))
+
+
+def _check_both_signs(j: Judge, far: int, depth: int) -> None:
+    """Judge calls at negative and positive positions together, for which a table grows at both ends."""
+    _, _, spec = new_call(j)
+    for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
+        with j.part("positions of both signs"):
+            j.check_call(j.x(1, 2, 5, 16), np.array([0, low, high, low + 1, high - 1]), **spec)
 
 
 @check("offset_positions")

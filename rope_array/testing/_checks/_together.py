@@ -34,8 +34,8 @@ Levels = dict[str, list[Any]]
 # (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1.
 _ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
 _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
-# More than 2^17 elements of 64 features: of some rows, heads and batches, of many of each, and twice as many.
-_LARGE = ((3, 7, 103), (1, 3, 690), (1, 150, 14), (120, 3, 6), (4, 9, 115))
+# More than 2^18 elements of 64 features: of some batches, heads and rows, of many rows, of many heads.
+_LARGE = ((4, 9, 115), (1, 3, 1380), (2, 150, 14))
 # Many rows, heads or batches; one at a time, and two.
 _MANY = ((1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1))
 _FEW = ((2, 1, 600), (1, 70, 2), (40, 2, 2))
@@ -81,15 +81,15 @@ def widths_and_fields(j: Judge) -> None:
 
 @check("widths")
 def widths_and_positions(j: Judge) -> None:
-    """Any three of head_dim, dtype, range and shape of positions, and pairing are correct in one call."""
+    """Any three of head_dim, dtype, pairing, and range, shape and order of positions are right together."""
     fields = field_levels(j)
     same_angles = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
     levels = plain_levels(
         j,
-        **{name: fields[name] for name in same_angles},
+        **{name: fields[name] for name in (*same_angles, "base")},
         dtype=j.dtypes,
         width=[j.width, *some_widths(j, 64, 80, 128, 256)],
-        rows=[(1, 2, 3), (2, 3, 2), (2, 1, 1)],
+        rows=[(3, 2, 3), (2, 3, 2), (2, 1, 1)],
         positions=_shapes(j, "S", "BS", "BHS", ""),
         kind=[kind for kind in position_kinds(j) if not kind.startswith("python")],
         layout=[None, *(_layouts(j) if j.claims("strides") else ())],
@@ -101,7 +101,8 @@ def widths_and_positions(j: Judge) -> None:
         *(("width", "reach", name) for name in same_angles),
         *(("dtype", "reach", name) for name in same_angles),
         *(("width", name) for name in ("rows", "layout", "kind")),
-        *(("order", name) for name in ("width", "dtype", "rows", "positions", "pairing", "kind", "reach")),
+        *(("order", name) for name in ("width", "rows", "kind", "reach")),
+        *(("order", "positions", name) for name in ("dtype", "base", *same_angles)),
         ("dtype", "kind"),
         ("kind", "reach"),
         *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple")),
@@ -133,7 +134,7 @@ def sizes_and_fields(j: Judge) -> None:
 def fields_and_many_elements(j: Judge) -> None:
     """Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right together.
 
-    Calls are of more than 2^17 elements: code chooses by size.
+    Calls are of more than 2^18 elements: code chooses by size.
     """
     fields = {name: values for name, values in field_levels(j).items() if name not in ("axes", "in_tuple")}
     fields["rotary_dim"] = [None, *((24, "most") if j.claims("rotary_dim") else ())]
@@ -144,8 +145,10 @@ def fields_and_many_elements(j: Judge) -> None:
         width=list(dict.fromkeys((j.target.width_of(64), *some_widths(j, 36, 80, 96, 192)))),
         rows=_LARGE,
         positions=_shapes(j, "S", "BS"),
+        layout=[None, *(_layouts(j)[::4] if j.claims("strides") else ())],
     )
     groups = pairs_among((*fields, "dtype", "width", "rows", "positions"))
+    groups += [("layout", name) for name in ("dtype", "rows", "pairing", "inverse")]
     check_large_cases(j, covering_cases(j, levels, groups), compiled=5)
 
 
@@ -211,7 +214,8 @@ def check_large_cases(j: Judge, cases: Iterable[Case], compiled: int) -> None:
         *lead, rows = case.rows
         shape = (*lead, -(-rows * 64 // max(case.width, 64)), case.width)  # as many elements at each width
         with j.part(f"with {case.text(plain_case(j))}"):
-            check_large(j, shape, dtype=case.dtype, per_batch=case.positions == "BS", **case.spec(j))
+            per_batch = case.positions == "BS"
+            check_large(j, shape, dtype=case.dtype, per_batch=per_batch, layout=case.layout, **case.spec(j))
 
 
 def simple_cases(j: Judge, dtypes: Sequence[str], together: int) -> Iterator[Case]:
