@@ -7,6 +7,7 @@ from mutants import _TABLES, _adjoint, each, mutant
 
 import rope_array as ra
 
+_PRECISIONS = {}  # of the tables of `precision_of_the_first_call`
 _MADE = set()  # the tables of `default_dtype_not_restored`
 
 
@@ -382,6 +383,16 @@ def traced_positions_narrowed(x, pos, **spec):
 def half_pairs_ignored_with_x64(x, pos, **spec):
     if import_module("jax").config.jax_enable_x64:
         spec.pop("pairing", None)
+    return ra.apply(x, pos, **spec)
+
+
+@mutant("float64_after_float32", library="jax")
+@each
+def precision_of_the_first_call(x, pos, **spec):
+    """Keep tables by head_dim and base, in the precision of the call that made them."""
+    made = _PRECISIONS.setdefault((x.shape[-1], spec.get("base")), str(x.dtype))
+    if made == "float32" and x.dtype == "float64":
+        return ra.apply(x.astype(made), pos, **spec).astype(x.dtype)
     return ra.apply(x, pos, **spec)
 
 

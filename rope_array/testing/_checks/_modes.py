@@ -250,6 +250,35 @@ def default_dtype(j: Judge) -> None:
     _check_there_and_after(j, "default_dtype", j.check)
 
 
+@check("default_dtype", "offset_positions")
+def float64_after_float32(j: Judge) -> None:
+    """In JAX, under jax.enable_x64, a float64 x is as exact after a call in float32: no table keeps that."""
+    declared = j.target.dtypes or ("float32", "float64")
+    if not isinstance(j.lib, Jax) or j.lib.x64 or not {"float32", "float64"} <= {*declared}:
+        j.raise_refused("takes no other dtype in another mode")
+    ((name, setting),) = _modes.settings_of(j.lib, "default_dtype").items()
+    for before in (False, True):
+        x, pos, spec = new_call(j, "float32")
+        if before:
+            j.check_call(x, pos, **spec)
+        with _taken(j):
+            with setting():
+                wide = j.array(x.values, "float64")
+                y = j.call(wide.array, j.pos(pos), **spec)
+            where = f"under {name}{' after a call in float32' if before else ''}"
+            if not before and not _is_right(j, y, wide, pos, spec):
+                j.raise_refused(f"{where} a float64 x is rotated less exactly")
+            _named(where, j.check, y, wide, pos, **spec)
+
+
+def _is_right(j: Judge, y: Any, x: Input, pos: np.ndarray, spec: dict[str, Any]) -> bool:
+    try:
+        j.check(y, x, pos, **spec)
+    except AssertionError:
+        return False
+    return True
+
+
 @check("default_device")
 def default_device(j: Judge) -> None:
     """Whatever the library's default device, the result is on x's device, and is right."""
