@@ -198,10 +198,11 @@ def calls_far_and_near(j: Judge) -> None:
 
 def _check_both_signs(j: Judge, far: int, depth: int) -> None:
     """Judge calls at negative and positive positions together, for which a table grows at both ends."""
-    _, _, spec = new_call(j)
+    new, _, spec = new_call(j)
+    x = j.x(1, 2, 5, new.values.shape[-1])
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
         with j.part("positions of both signs"):
-            j.check_call(j.x(1, 2, 5, 16), np.array([0, low, high, low + 1, high - 1]), **spec)
+            j.check_call(x, np.array([0, low, high, low + 1, high - 1]), **spec)
 
 
 @check("offset_positions")
