@@ -386,7 +386,7 @@ def half_pairs_ignored_with_x64(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
-@mutant("float64_after_float32", library="jax")
+@mutant("default_dtype", library="jax")
 @each
 def precision_of_the_first_call(x, pos, **spec):
     """Keep tables by head_dim and base, in the precision of the call that made them."""
