@@ -3,8 +3,8 @@
 The contract: |y − exact| ≤ n·eps(compute)·A·|pair| + half an ulp of the output, with n of `ROTATED`, eps of
 float64 for float64 and of float32 for every other dtype, A the amplitude and |pair| the length of an
 element's pair; elements outside the rotated slice are equal. `apply_definition` computes the exact result.
-The bounds are proved for this library (docs/numerics.md). Here n is at least 2.5: other code may compute cos
-and sin of an exact angle that it reduced and rounded to float32.
+The bounds are proved for this library (docs/numerics.md). Here n is at least `_LEAST_N`, as other code may
+compute cos and sin of an exact angle that it reduced and rounded to float32.
 
 An `Accuracy` of a weaker class adds the error of its arithmetic. Other code is held to the class it claims.
 """
@@ -40,6 +40,8 @@ AMPLIFIED = {"float32": 1.7e-7, "float64": 3.1e-16}
 # Largest error of a rotated pair before its last rounding, in eps(compute)·A·|pair|, by x's dtype: for an
 # amplitude of 1, and for any other. A result of 16 bits is rounded to float32 first.
 ROTATED = {"float32": (1.6, 2.5), "float64": (1.6, 2.5), "float16": (2.1, 3.0), "bfloat16": (2.1, 3.0)}
+# The smallest n in the bound of other code.
+_LEAST_N = 2.5
 WORD_BITS = {"float32": 64, "float64": 96}
 
 ANGLES = {
@@ -191,12 +193,11 @@ def allowed(
     assert x.dtype == np.float64, f"x is {x.dtype}; convert it to float64"
     plan = pairs_of(x.shape[-1], _rotation_fields(fields))
     (a, b), (out_a, out_b) = (plan.target, plan.source) if inverse else (plan.source, plan.target)
-    amplitude = 1.0 / float(plan.amplitude) if inverse else float(plan.amplitude)
+    amplitude, length = _pair_lengths(x, fields, inverse)
     with np.errstate(over="ignore", invalid="ignore"):
-        length = amplitude * np.hypot(x[..., a], x[..., b])
         slack = _angle_slack(pos, plan.sizes, dtype, fields, accuracy)
         compute = compute_dtype(dtype, accuracy)
-        error = (max(2.5, ROTATED[dtype][amplitude != 1.0]) * eps(compute) + slack) * length
+        error = (max(_LEAST_N, ROTATED[dtype][amplitude != 1.0]) * eps(compute) + slack) * length
         bound = np.zeros(x.shape)
         rounded = np.zeros((2, 1))
         if accuracy.arithmetic == ADDED and compute != dtype and exact is not None:
@@ -207,6 +208,15 @@ def allowed(
             half = 0.5 * ulp(near, dtype) + 0.51 * np.spacing(near)
             bound[..., out] = error + each + half + _underflow(dtype, compute, amplitude, flushes)
     return bound
+
+
+def _pair_lengths(x: Floats, fields: Mapping[str, Any], inverse: bool) -> tuple[float, Floats]:
+    """Return the factor A of a rotation, and A·|pair| for each pair that it reads."""
+    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
+    a, b = plan.target if inverse else plan.source
+    amplitude = 1.0 / float(plan.amplitude) if inverse else float(plan.amplitude)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return amplitude, amplitude * np.hypot(x[..., a], x[..., b])
 
 
 def _rounded_products(a: Floats, b: Floats, y_a: Floats, y_b: Floats, dtype: str) -> Floats:
@@ -253,7 +263,7 @@ def assert_contract(
     if exact is None:
         exact = apply_definition(x, pos, seq_axis=seq_axis, inverse=inverse, **fields)
     y = y.astype(np.float64)
-    if _is_within_products(y, x, exact, dtype, fields, inverse):
+    if _is_within_least_bound(y, x, exact, dtype, fields, inverse):
         return
     call = {"exact": exact, "pos": pos, "inverse": inverse, "flushes": flushes}
     bound = allowed(x, dtype, fields, accuracy=accuracy, **call)
@@ -270,22 +280,19 @@ def assert_contract(
         raise AssertionError(_fault_text(found, dtype, values))
 
 
-def _is_within_products(
+def _is_within_least_bound(
     y: Floats, x: Floats, exact: Floats, dtype: str, fields: Mapping[str, Any], inverse: bool
 ) -> bool:
-    """Return whether every error is within the least that any class allows: most results, told quickly.
+    """Return whether every error is within the smallest bound of any class. Most results need no other bound.
 
-    That is 2.5 eps of the pair, and half an ulp of 16-bit results; features outside the slice are equal.
+    It is `_LEAST_N` eps of the pair, plus half an ulp of a 16-bit result, and 0 outside the rotated slice.
     """
-    (a, b), out = read_and_written_pairs(x.shape[-1], fields, inverse)
-    compute, factor = compute_dtype(dtype), float(pairs_of(x.shape[-1], _rotation_fields(fields)).amplitude)
-    least, bound = 2.5 * eps(compute) * (1 / factor if inverse else factor), np.zeros(x.shape)
+    compute, bound = compute_dtype(dtype), np.zeros(x.shape)
     with np.errstate(over="ignore", invalid="ignore"):
-        of_pair = least * np.hypot(x[..., a], x[..., b])
-        for member in out:
-            bound[..., member] = (
-                of_pair if compute == dtype else of_pair + 0.5 * ulp(exact[..., member], dtype)
-            )
+        of_pair = _LEAST_N * eps(compute) * _pair_lengths(x, fields, inverse)[1]
+        for member in read_and_written_pairs(x.shape[-1], fields, inverse)[1]:
+            half = 0.0 if compute == dtype else 0.5 * ulp(exact[..., member], dtype)
+            bound[..., member] = of_pair + half
         return bool((np.abs(y - exact) <= bound).all())
 
 
