@@ -462,20 +462,20 @@ def _numbers(j: Judge, case: Case, shape: tuple[int, ...]) -> np.ndarray[Any, An
     if not j.claims("any_positions"):
         return np.broadcast_to(j.row(max(low, high - 8), shape[-1]), shape)
     if case.order:
-        return low + _ordered(case, shape) % (high - low + 1)
+        return low + _ordered(case.order, case, shape) % (high - low + 1)
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
     distinct = _DISTINCT if case.width <= 32 else 3
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
 
 
-def _ordered(case: Case, shape: tuple[int, ...]) -> Ints:
+def _ordered(order: str, case: Case, shape: tuple[int, ...]) -> Ints:
     """Return positions from 0 on in their order, elsewhere for each batch; coordinates as of an image."""
     *lead, rows = shape[: len(case.positions)]
-    row = ORDERS[case.order or "ascending"](rows)
+    row = ORDERS[order](rows)
     batches = np.arange(math.prod(lead))
     # A batch whose first and last rows are alike, too.
-    starts = 11 * batches * (batches < len(batches) - 1) if case.order == "same_ends" else 11 * batches
+    starts = 11 * batches * (batches < len(batches) - 1) if order == "same_ends" else 11 * batches
     numbers = starts.reshape(*lead, 1) + row
     return np.stack([numbers // 2, numbers % 2], -1) if case.axes else numbers
 

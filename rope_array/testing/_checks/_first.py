@@ -49,8 +49,8 @@ def first_call(j: Judge) -> None:
     Trial calls that find the claims count.
     """
     for x, pos, spec, y in (*_tried(j), *_fresh(j)):
-        first = _error(j, y, x, pos, spec)
-        if first and not _error(j, _again(j, x, pos, spec), x, pos, spec):
+        first = error_of(j, y, x, pos, spec)
+        if first and not error_of(j, _again(j, x, pos, spec), x, pos, spec):
             fields = f" with {spec}" if spec else ""
             raise AssertionError(
                 f"the first call in {x.dtype}{fields} is wrong, the second is right: {first}"
@@ -78,7 +78,7 @@ def _again(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> np.ndarray | N
         return None
 
 
-def _error(j: Judge, y: Any, x: Input, pos: Any, spec: dict[str, Any]) -> str:
+def error_of(j: Judge, y: Any, x: Input, pos: Any, spec: dict[str, Any]) -> str:
     """Return why a result is wrong, or ""."""
     try:
         assert y is not None, "it raises"

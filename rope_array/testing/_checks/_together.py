@@ -212,9 +212,9 @@ def check_large_cases(j: Judge, cases: Iterable[Case], compiled: int) -> None:
     """Call and judge cases of many rows; `compiled` if each is compiled."""
     for case in itertools.islice(cases, compiled if is_compiled(j) else None):
         *lead, rows = case.rows
-        shape = (*lead, -(-rows * 64 // max(case.width, 64)), case.width)  # as many elements at each width
+        case = case._replace(rows=(*lead, -(-rows * 64 // max(case.width, 64))))  # few elements of wide heads
+        shape, per_batch = (*case.rows, case.width), case.positions == "BS"
         with j.part(f"with {case.text(plain_case(j))}"):
-            per_batch = case.positions == "BS"
             check_large(j, shape, dtype=case.dtype, per_batch=per_batch, layout=case.layout, **case.spec(j))
 
 
