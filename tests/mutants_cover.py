@@ -434,8 +434,8 @@ def gradient_of_a_slice_at_positions_of_16_bits(x, pos, **spec):
     torch, narrow = import_module("torch"), pos
     if isinstance(pos, torch.Tensor) and "rotary_dim" in spec and not pos.is_floating_point():
         narrow = pos.to(torch.int16).to(torch.int64)
-    y = ra.apply(x, pos, **spec)
-    return ra.apply(x, narrow, **spec) + (y - ra.apply(x, narrow, **spec)).detach() if x.requires_grad else y
+    y, wrong = ra.apply(x, pos, **spec), ra.apply(x, narrow, **spec)
+    return wrong + (y - wrong).detach() if x.requires_grad else y
 
 
 @mutant("gradient_of_many_elements", library="torch")

@@ -775,8 +775,8 @@ def inverse_of_2_17_float64_elements_in_float32(x, pos, **spec):
 
 
 @mutant("tuples")
-def tables_of_heads_cut_to_those_of_k(x, pos, **spec):
-    """Repeat a table for each head of q, and give k the first ones: those of the first batches."""
+def tables_of_heads_cut_to_the_heads_of_k(x, pos, **spec):
+    """Repeat each batch's table for each head of q, and rotate k by the first of these tables."""
     y = ra.apply(x, pos, **spec)
     if isinstance(x, tuple) and _array_of(pos, 2) and "axes" not in spec and x[-1].shape[1] < x[0].shape[1]:
         rows = np.repeat(pos, x[0].shape[1], 0)[: len(pos) * x[-1].shape[1]]
@@ -787,7 +787,7 @@ def tables_of_heads_cut_to_those_of_k(x, pos, **spec):
 @mutant("calls_far_and_near")
 @each
 def rows_of_a_table_that_grew_at_both_ends(x, pos, **spec):
-    """Count rows from the old first one where a table grows below and above in one call."""
+    """Keep the old row of position 0 when a table grows below and above in one call."""
     key = (x.shape[-1], spec.get("base"))
     low, high = _STATE.setdefault("ends", {}).get(key, (0, 64))
     if not _array_of(pos, 1) or "axes" in spec or not pos.size:
@@ -799,8 +799,8 @@ def rows_of_a_table_that_grew_at_both_ends(x, pos, **spec):
 
 @mutant("widths_and_positions")
 @each
-def batches_of_one_number_each_read_by_the_first(x, pos, **spec):
-    """Read rows of one number each, as in a decoding step, by the first batch's in calls with a base."""
+def constant_rows_of_a_batch_read_as_the_first(x, pos, **spec):
+    """Use the first batch's positions for all if each row repeats one number, in calls with a base."""
     rows = _array_of(pos, 2) and pos.shape[1] > 1 and "axes" not in spec and "base" in spec
     if rows and (pos == pos[:, :1]).all():
         pos = pos[:1]

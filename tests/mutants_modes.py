@@ -7,7 +7,7 @@ from mutants import _TABLES, _adjoint, each, mutant
 
 import rope_array as ra
 
-_PRECISIONS = {}  # of the tables of `precision_of_the_first_call`
+_PRECISIONS = {}  # the dtypes of the tables of `precision_of_the_first_call`
 _MADE = set()  # the tables of `default_dtype_not_restored`
 
 
@@ -85,11 +85,11 @@ def slice_from_0_without_gradients(x, pos, **spec):
 
 @mutant("no_grad", "inference_mode", library="torch")
 @each
-def narrow_wide_heads_for_inference_in_their_dtype(x, pos, **spec):
-    """Rotate 16-bit heads of 128 features in their own dtype where no gradient is recorded."""
+def wide_16_bit_heads_scaled_for_inference(x, pos, **spec):
+    """Multiply 16-bit heads of 128 features or more by 1.01 if no gradient is recorded."""
     torch = _torch()
-    narrow = not torch.is_grad_enabled() and x.element_size() == 2 and x.shape[-1] >= 128
-    return ra.apply(x, pos, **spec).mul(1.01) if narrow else ra.apply(x, pos, **spec)
+    y, narrow = ra.apply(x, pos, **spec), x.element_size() == 2 and x.shape[-1] >= 128
+    return y * 1.01 if narrow and not torch.is_grad_enabled() else y
 
 
 @mutant("autocast", library="torch")

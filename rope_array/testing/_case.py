@@ -44,7 +44,7 @@ ORDERS: dict[str, Callable[[int], Ints]] = {
     "same_ends": lambda n: np.arange(n) * (np.arange(n) < n - 1),
     "same": lambda n: np.zeros(n, int),
 }
-# The most rows with an order: each of them may cost exact angles.
+# Rows beyond this number have no order, as each row may need exact angles of its own.
 _MOST_ORDERED = 130
 NEAR, FAR = 100, 2**31 - 1
 # Calls for one x, if the target takes no batch or no heads.
@@ -154,7 +154,7 @@ def plain_case(j: Judge) -> Case:
 
 
 def orders(j: Judge) -> list[str | None]:
-    """Return None and the orders of positions, where any are claimed."""
+    """Return the orders to try: None, and every order if the target takes any positions."""
     return [None, *(ORDERS if j.claims("any_positions") else ())]
 
 
@@ -347,7 +347,7 @@ def check_case(j: Judge, case: Case) -> bool:
     spec, (pos, numbers) = case.spec(j), positions_of(j, case)
     if case.gradient:
         xs = inputs_of(j, case, 0)
-        gs = [laid_out(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
+        gs = [with_layout(j, g, case.gradient) for g in inputs_of(j, case._replace(layout=None), 1)]
         return check_gradient(j, xs, gs, pos, numbers, in_tuple=bool(case.in_tuple), **spec)
     watched = _judged(j, inputs_of(j, case, 0), pos, numbers, bool(case.in_tuple), spec)
     if j.releases and any(is_alive() for is_alive in watched):
@@ -402,7 +402,7 @@ def inputs_of(j: Judge, case: Case, seed: int) -> list[Input]:
     axis = case.seq_axis if case.seq_axis is not None else -2
     values = np.random.default_rng(seed).standard_normal((*case.rows, case.width))
     values = np.moveaxis(values, -2, axis) if len(case.rows) > 1 or axis != -2 else values
-    x = laid_out(j, j.array(values, case.dtype), case.layout)
+    x = with_layout(j, j.array(values, case.dtype), case.layout)
     return [j.array(values[..., ::-1], first_dtype(j, case)), x] if case.in_tuple else [x]
 
 
@@ -411,7 +411,7 @@ def first_dtype(j: Judge, case: Case) -> str:
     return j.other_dtype(case.dtype) if case.in_tuple == TWO_DTYPES else case.dtype
 
 
-def laid_out(j: Judge, x: Input, layout: str | None) -> Input:
+def with_layout(j: Judge, x: Input, layout: str | None) -> Input:
     """Return an array of the same values in other memory; an expanded array repeats its first batch."""
     if layout is None or layout == "contiguous":
         return x
@@ -470,11 +470,11 @@ def _numbers(j: Judge, case: Case, shape: tuple[int, ...]) -> np.ndarray[Any, An
 
 
 def _ordered(order: str, case: Case, shape: tuple[int, ...]) -> Ints:
-    """Return positions from 0 on in their order, elsewhere for each batch; coordinates as of an image."""
+    """Return positions in an order, with a start for each batch; with axes, coordinates of an image."""
     *lead, rows = shape[: len(case.positions)]
     row = ORDERS[order](rows)
     batches = np.arange(math.prod(lead))
-    # A batch whose first and last rows are alike, too.
+    # The first and last batches have equal positions, too.
     starts = 11 * batches * (batches < len(batches) - 1) if order == "same_ends" else 11 * batches
     numbers = starts.reshape(*lead, 1) + row
     return np.stack([numbers // 2, numbers % 2], -1) if case.axes else numbers

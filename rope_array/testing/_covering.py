@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Made = TypeVar("Made")
 Ints = NDArray[np.intp]
-# Draws for one case, of which the valid one with the most new combinations is taken.
+# Draws for each case. The valid draw with the most new combinations becomes the case.
 _TRIES = 12
 
 
@@ -39,7 +39,7 @@ def covering(
     draw, names = np.random.default_rng(0), list(levels)
     counts = np.array([len(levels[name]) for name in names])
     chosen = _needed_groups([tuple(names.index(name) for name in group) for group in groups], counts)
-    # Combinations are numbered: those of a group from its offset on, by its factors' indices times weights.
+    # A combination's number is the offset of its group, plus the index times the weight of each factor.
     sizes = [int(np.prod(counts[[*group]])) for group in chosen]
     offsets = np.cumsum([0, *sizes])
     weights = _weights(chosen, counts)
@@ -62,7 +62,7 @@ def covering(
 
 
 def _weights(groups: Sequence[tuple[int, ...]], counts: Ints) -> Ints:
-    """Return what a step of each factor's index adds to a combination's number in each group."""
+    """Return the weight of each factor (row) in the number of a combination of each group (column)."""
     weights = np.zeros((len(counts), len(groups)), dtype=np.intp)
     for column, group in enumerate(groups):
         for place, factor in enumerate(group):

@@ -30,7 +30,7 @@ from ._case import (
 from ._judge import Check, Judge
 from ._shrink import explained, simplest
 
-# Elements of x, so that a call takes milliseconds; and of one call in ten, as code chooses by size.
+# The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
 _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 # Draws for one valid call.

@@ -42,7 +42,7 @@ from rope_array.testing._settings import changes
 
 
 def _crossed(j: Judge) -> Iterator[Call]:
-    """Yield calls at large positions: with each field; then with any two dtypes, sizes and head_dims."""
+    """Yield calls at large positions: with each field, then with any two of dtypes, sizes and head_dims."""
     for i, spec in enumerate(field_specs(j)):
         yield j.x(seed=i), far_row(j, 5, i), spec
     if is_compiled(j):
@@ -270,7 +270,7 @@ def _check_float64_after_float32(j: Judge) -> None:
         except Exception:  # it takes no float64
             return
         error = error_of(j, j.numbers(y), wide, pos, spec)
-        if error and not after_float32:  # its tables have the precision of float32 always
+        if error and not after_float32:  # float32 tables in every call
             return
         assert not error, f"under {name}, after a call in float32: {error}"
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rope_array.testing._case import laid_out
+from rope_array.testing._case import with_layout
 from rope_array.testing._contract import allowed
 from rope_array.testing._judge import Input, Judge, check
 
@@ -92,7 +92,7 @@ def check_large(
         distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
         seq_axis = spec.get("seq_axis", 2)
         large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
-        y = j.run(laid_out(j, large.x, layout), large.pos, **spec)
+        y = j.run(with_layout(j, large.x, layout), large.pos, **spec)
         j.check_kind(y, large.x)
         numbers = j.numbers(y)
         if not _is_right(j, np.moveaxis(numbers, seq_axis, 2), large, {**spec, "seq_axis": 2}):

@@ -34,7 +34,7 @@ Levels = dict[str, list[Any]]
 # (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1.
 _ROWS = ((2, 3, 5), (2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1))
 _ROWS_OF_ANY_RANK = ((5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3))
-# More than 2^18 elements of 64 features: of some batches, heads and rows, of many rows, of many heads.
+# (B, H, S) for more than 2^18 elements at head_dim 64: no size is large, many rows, many heads.
 _LARGE = ((4, 9, 115), (1, 3, 1380), (2, 150, 14))
 # Many rows, heads or batches; one at a time, and two.
 _MANY = ((1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1))
@@ -212,7 +212,8 @@ def check_large_cases(j: Judge, cases: Iterable[Case], compiled: int) -> None:
     """Call and judge cases of many rows; `compiled` if each is compiled."""
     for case in itertools.islice(cases, compiled if is_compiled(j) else None):
         *lead, rows = case.rows
-        case = case._replace(rows=(*lead, -(-rows * 64 // max(case.width, 64))))  # few elements of wide heads
+        # As many elements at each width.
+        case = case._replace(rows=(*lead, -(-rows * 64 // case.width)))
         shape, per_batch = (*case.rows, case.width), case.positions == "BS"
         with j.part(f"with {case.text(plain_case(j))}"):
             check_large(j, shape, dtype=case.dtype, per_batch=per_batch, layout=case.layout, **case.spec(j))
