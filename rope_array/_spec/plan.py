@@ -108,6 +108,8 @@ class Plan:
         The C++ kernel's handle for this plan; None until the kernel is first used.
     text
         The plan as text, for compiled programs of PyTorch; None until the first of them.
+    on_devices
+        The plan's constants in the memory of each GPU that has used them, by device.
     """
 
     __slots__ = (
@@ -121,6 +123,7 @@ class Plan:
         "layout",
         "max_position",
         "native",
+        "on_devices",
         "text",
         "turns_q64",
         "turns_q96",
@@ -139,6 +142,7 @@ class Plan:
     ):
         self.native: Any = None
         self.text: str | None = None
+        self.on_devices: dict[Any, Any] = {}
         self.max_position = max_position
         self.layout = layout
         self.coordinates = coordinates
