@@ -63,7 +63,7 @@ class Cuda:
         self.l2_bytes = self._known.L2_cache_size
         self.memory_bytes = self._known.total_memory
         # A clock in kHz; 2 GHz is more than any has, so that a sleep is too long rather than too short.
-        self._clock = 1e3 * getattr(self._known, "clock_rate", 2e6)
+        self._clock = 1e3 * (getattr(self._known, "clock_rate", 0) or 2e6)
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def facts(self):

@@ -27,7 +27,7 @@ def write(result, root=ROOT):
 
 
 def prefill(result):
-    """Plot the medians in copies by the number of tokens: a panel for each direction and dtype."""
+    """Plot medians and quartiles in copies by the number of tokens: a panel for each direction and dtype."""
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
     for row, direction in zip(axes, (FORWARD, BACKWARD), strict=True):
         for axis, dtype in zip(row, DTYPES, strict=True):
@@ -37,7 +37,8 @@ def prefill(result):
         axis.set(xlabel="tokens")
     for axis in axes[:, 0]:
         axis.set(ylabel="time in copies")
-    axes[0][0].legend(frameon=False, fontsize=8)
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     figure.suptitle(f"{facts(result)['name']}: heads 32+8, width 128, half pairs")
     return figure
 
@@ -50,10 +51,12 @@ def chosen(numbers, direction, dtype):
 def panel(axis, cases):
     for name, (color, marker, dash) in LINES.items():
         rows = [(case["tokens"], case["rows"].get(name, {})) for case in cases]
-        points = sorted((tokens, row["copies"][1]) for tokens, row in rows if "copies" in row)
+        points = sorted((tokens, *row["copies"]) for tokens, row in rows if "copies" in row)
         if points:
             style = {"color": color, "marker": marker, "linestyle": dash, "markersize": 4, "linewidth": 1.3}
-            axis.plot(*zip(*points, strict=True), label=name, **style)
+            tokens, lower, median, upper = zip(*points, strict=True)
+            axis.plot(tokens, median, label=name, **style)
+            axis.fill_between(tokens, lower, upper, color=color, alpha=0.15, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))

@@ -76,7 +76,7 @@ def page(result):
     for title, cases in groups(result["numbers"]).items():
         yield from (f"## {title}", "", *in_copies(cases), "")
     yield from ("## Decode", "", DECODING, "", *decoding(result["numbers"]))
-    yield from ("## Method", "", METHOD, "", *missing(result), made(result), "")
+    yield from ("## Method", "", METHOD, "", *missing(result), *backends(result), made(result), "")
 
 
 def targets(result):
@@ -153,6 +153,13 @@ def missing(result):
         yield from ("Not timed, in all cases or in some:", "")
         yield from (f"* {name}: {text.rstrip('.')}." for name, text in sorted(reasons.items()))
         yield ""
+
+
+def backends(result):
+    """Yield the backends that served our rows, with the number of cases."""
+    names = [case["backend"] for case in result["numbers"].values() if "backend" in case]
+    counts = (f"{name} in {names.count(name)} cases" for name in dict.fromkeys(names))
+    yield from (f"The rows of rope_array were served by the backends: {', '.join(counts)}.", "")
 
 
 def made(result):

@@ -17,6 +17,8 @@ from _gpu_inputs import Inputs
 from _speed_turns import one_line, spread
 from peers._timed import NotServedError, Rotate
 
+import rope_array as ra
+
 SHORTEST = 2e-3  # seconds on the device of one timing; shorter calls are repeated
 LOOPS = 200  # calls of one timing, at most
 LAUNCHES = 16  # of a call, if they could not be counted
@@ -75,8 +77,8 @@ def forget(device):
 
 
 def memory_of(case, device):
-    """Return about how many bytes a case needs: inputs, gradients, and the results and copies of 12 rows."""
-    return (4 + 12 * (1 + (case.direction != FORWARD))) * max(case.bytes, 3 * device.l2_bytes)
+    """Return about how many bytes a case needs: inputs, and copies and results of the rows."""
+    return (4 + 6 * (1 + (case.direction != FORWARD))) * max(case.bytes, 3 * device.l2_bytes)
 
 
 def timed(inputs, modules, budget, rounds, tell):
@@ -92,7 +94,15 @@ def timed(inputs, modules, budget, rounds, tell):
     if inputs.case.group == "decode":
         add_graphs(contenders, rows, inputs.device, rounds[0])
     against(times, rows)
-    return {"sets": inputs.count, "beyond_l2": inputs.beyond_l2, "rows": rows}
+    return {"sets": inputs.count, "beyond_l2": inputs.beyond_l2, "backend": backend(inputs), "rows": rows}
+
+
+def backend(inputs):
+    """Return the name of the backend that serves our row."""
+    xs = inputs.xs[0]
+    if inputs.case.direction != FORWARD:
+        xs = tuple(x.detach().requires_grad_() for x in xs)
+    return ra.explain(xs, inputs.pos, inputs.rope, seq_axis=inputs.seq_axis).backend
 
 
 def makers(inputs, modules, rows):

@@ -88,7 +88,7 @@ def measure(chosen, device, modules, missing, options, tell=print):
 def show(result):
     """Print a line for each row of each case, the missing packages, and the verdicts."""
     for name, case in result["numbers"].items():
-        print(f"\n{name}{': ' + case['failed'] if 'failed' in case else ''}")
+        print(f"\n{name}: {case.get('failed') or 'rope_array by the backend ' + case['backend']}")
         print_table(_gpu_table.HEAD, list(_gpu_table.lines(case)))
     print(*(f"\nmissing: {name}: {reason}" for name, reason in result["missing"].items()))
     print(f"\non {result['machine']['gpu']}\nwith {result['versions']}, commit {result['commit']}\n")
@@ -96,7 +96,7 @@ def show(result):
 
 
 def picked(options):
-    """Return the cases whose names have every word of --only; words of numbers match whole words."""
+    """Return the cases whose names have every word of --only."""
     words = [word.lower() for word in options.only or ()]
     return [case for case in cases(options.quick) if all(word in case.name.lower() for word in words)]
 

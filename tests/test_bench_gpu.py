@@ -560,6 +560,7 @@ def test_page_of_a_result(whole, tmp_path):
     assert "### float32, half: GPU, graph, host" in page
     assert "| 3 sequences |" in page
     assert "* vllm: ModuleNotFoundError: No module named 'vllm'." in page
+    assert f"served by the backends: torch in {len(EVERY)} cases." in page
     assert "fake device" in page
     assert all(line.count("|") > 2 for line in page.splitlines() if line.startswith("|"))
 
