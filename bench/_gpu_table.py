@@ -15,7 +15,7 @@ INTRODUCTION = f"""\
 ```
 
 The table has the targets, and whether the measured calls meet them. *Worst* is the largest number of all
-cases: a ratio of times, or launches."""
+cases: a ratio of times, or launches. 64 MB are the bytes of q and k, read and written."""
 COLUMNS = """\
 The numbers are times divided by the time of a copy of q and k in the same round,
 `torch.empty_like(x).copy_(x)`: the median of the rounds. q has 32 heads and k has 8 unless a column says

@@ -65,7 +65,7 @@ ALL_TABLES = """\
 ## All tables
 
 [Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
-All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has the tables of a GPU.
+All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has a page of its own.
 
 ```{toctree}
 :hidden:

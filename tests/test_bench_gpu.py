@@ -6,6 +6,7 @@ number here is a measured time.
 
 import json
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,14 +270,16 @@ def test_rows_without_a_time_say_why():
         small(direction=BACKWARD),
         *(peer("refuses", refuses), peer("fails", fails)),
         peer("wrong", lambda inputs: Rotate(lambda xs: tuple(2 * x for x in xs))),
+        peer("not a number", lambda inputs: Rotate(lambda xs: (xs[0] * torch.nan, rotated(inputs, xs)[1]))),
         peer("forward", lambda inputs: Rotate(lambda xs: rotated(inputs, xs), gradient=False)),
         SimpleNamespace(on_gpu=lambda inputs: 1 / 0),
     )["rows"]
     assert found["refuses"] == {"not served": "half pairs alone"}
     assert found["fails"] == {"failed": "RuntimeError: no kernel for this device"}
     assert found["wrong"]["wrong"].startswith("off by 1")
+    assert found["not a number"]["wrong"].startswith("off by nan")
     assert found["forward"] == {"not served": "has no backward"}
-    assert found["4"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert found["5"] == {"failed": "ZeroDivisionError: division by zero"}
     assert "seconds" in found[COPY]
 
 
@@ -418,6 +421,102 @@ def test_without_a_gpu_the_command_says_what_is_needed(monkeypatch):
     text = raised.value.code
     assert "needs an NVIDIA GPU" in text
     assert "\n" not in text
+
+
+# ---- the device, with PyTorch's part of CUDA replaced ----
+
+
+class Event:
+    """An event whose time is the number of the record in `order`, in milliseconds."""
+
+    order, asleep = [], []
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.order.append("record")
+        self.place = len(self.order)
+
+    def query(self):
+        return not self.asleep.pop(0)
+
+    def synchronize(self):
+        self.order.append("synchronize")
+
+    def elapsed_time(self, end):
+        return end.place - self.place
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """The class Cuda on a GPU with a clock of 1 GHz, and no nvidia-smi; `Event.order` has its actions."""
+    known = {"name": "a GPU", "major": 9, "minor": 0, "total_memory": 80 * 10**9, "L2_cache_size": 50 * 2**20}
+    known |= {"multi_processor_count": 132, "clock_rate": 10**6, "uuid": "none"}
+    Event.order, Event.asleep = [], []
+    replaced = {"is_available": lambda: True, "current_device": lambda: 0, "Event": Event}
+    replaced |= {"get_device_properties": lambda device: SimpleNamespace(**known)}
+    replaced |= {"_sleep": lambda cycles: Event.order.append(cycles)}
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    return _gpu_device.Cuda()
+
+
+def test_facts_of_a_device(cuda):
+    assert (cuda.l2_bytes, cuda.memory_bytes) == (50 * 2**20, 80 * 10**9)
+    assert cuda.facts() == {
+        "name": "a GPU",
+        "compute capability": "9.0",
+        "memory, GB": 80.0,
+        "SMs": 132,
+        "L2, MiB": 50.0,
+        "CUDA of PyTorch": torch.version.cuda,
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
+def test_facts_of_nvidia_smi(cuda, monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 580.1, 700.00, 1980, 2619, 1980, 2619, 35\n", "utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda name: str(program))
+    facts = cuda.facts()
+    assert (facts["driver"], facts["SM clock, MHz"], facts["temperature, °C"]) == ("580.1", "1980", "35")
+    program.write_text("#!/bin/sh\necho no such device\n", "utf-8")
+    assert "driver" not in cuda.facts()
+
+
+def test_the_device_sleeps_while_the_host_enqueues(cuda):
+    Event.asleep = [True]
+    timing = cuda.time(lambda: Event.order.append("call"), 3, 1e-3)
+    cycles = int((_gpu_device.AHEAD + 2 * 1e-3 * 3) * 1e9)
+    assert Event.order == [cycles, "record", "call", "call", "call", "record", "synchronize"]
+    assert timing.device == pytest.approx(4e-3 / 3)
+    assert timing.ahead
+
+
+def test_a_device_that_woke_early_sleeps_twice_as_long(cuda):
+    Event.asleep = [False, True]
+    assert cuda.time(lambda: None, 1, 1e-3).ahead
+    first, second = (each for each in Event.order if isinstance(each, int))
+    assert second == pytest.approx(2 * first)
+    Event.asleep = [False] * 4
+    assert not cuda.time(lambda: None, 1, 1e-3).ahead
+
+
+def test_launches_are_the_devices_work_in_the_profile(cuda, monkeypatch):
+    kind = torch.autograd.DeviceType
+    names = [("kernel", kind.CUDA), ("aten::add", kind.CPU), ("Activity Buffer Request", kind.CUDA)]
+    names += [("Memcpy DtoD", kind.CUDA), ("cudaLaunchKernel", kind.CUDA)]
+    found = [SimpleNamespace(name=name, device_type=device) for name, device in names]
+    found.append(SimpleNamespace(name="a range", device_type=kind.CUDA, is_user_annotation=True))
+    profile = nullcontext(SimpleNamespace(events=lambda: found))
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: profile)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert cuda.launches(lambda: None) == ["kernel", "Memcpy DtoD"]
+    found.clear()
+    assert cuda.launches(lambda: None) is None
 
 
 # ---- the calls of peers, with their packages replaced by records of the calls ----
