@@ -215,7 +215,6 @@ def take_turns(contenders, launched, device, budget, limits):
     one = sum(count * (timing.device + 2 * timing.host) for count, timing in paces.values())
     few, many = limits
     order, names, times = random.Random(0), list(contenders), {name: [] for name in contenders}
-    gc.collect()
     gc.disable()
     try:
         for _ in range(min(many, max(few, int(budget / max(one, 1e-9))))):

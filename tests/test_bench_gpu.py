@@ -377,6 +377,7 @@ def measured(path, factors=None, chosen=EVERY):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("_gpu_verdicts.LARGE", 1)
         patch.setattr("_gpu_verdicts.SHARED_HEADS", 4)
+        patch.setattr("gc.collect", lambda: 0)  # it would take most of the time
         return gpu.measure(chosen, device, modules, missing, options, lambda text: None)
 
 

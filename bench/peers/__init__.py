@@ -4,7 +4,8 @@ A module here has `targets()`, which imports its package, and `NOTES`, by the ta
 and why checks fail. `bench/scoreboard.py` runs each module in a separate process.
 
 `timed(arrays)` has a module's rows for `bench/speed.py`, `on_gpu(inputs)` its rows for `bench/gpu.py`, and
-`available()` the reason why there are none. FlashInfer and vLLM, whose kernels need a GPU, have these two only.
+`available()` the reason why there are none. The kernels of FlashInfer and vLLM need a GPU: their modules have
+the last two only.
 """
 
 from collections.abc import Mapping
