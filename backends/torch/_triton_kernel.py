@@ -144,7 +144,7 @@ def rotate_rows(
 def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
     """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers."""
     mask = pair < PAIRS
-    if REAL == tl.float64:
+    if tl.float64 == REAL:
         upper = tl.load(words + PAIRS + pair, mask, other=0)[None, :]
         lower = tl.load(words + 2 * PAIRS + pair, mask, other=0)[None, :]
         # (position · F mod 2^96) >> 32 for F = upper·2^32 + lower.
