@@ -44,6 +44,7 @@ RECORDS = (
     Record("native", ("torch:Tensor",), f"{_BACKENDS}.torch.native"),
     Record("torch", ("torch:Tensor",), f"{_BACKENDS}.torch"),
     Record("jax", ("jax:Array", "jax.core:Tracer"), f"{_BACKENDS}.jax"),
+    Record("cuda", ("cupy:ndarray",), f"{_BACKENDS}.cupy"),
     Record("dask", ("dask.array:Array",), f"{_BACKENDS}.dask"),
 )
 

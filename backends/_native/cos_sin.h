@@ -1,9 +1,13 @@
 // Phases to cos and sin, and positions to phases. The CPU kernel (loops/angles.hpp) runs these templates on vectors,
 // the CUDA source backends/cupy/rotate.cu on numbers, so a test on the CPU proves the bits of both.
 //
-// NVRTC compiles this file without any header. The unnamed namespace is explained in loops.cpp.
+// NVRTC has no standard headers. The unnamed namespace is explained in loops.cpp.
 #ifndef ROPE_ARRAY_COS_SIN_H
 #define ROPE_ARRAY_COS_SIN_H
+
+#if !defined(__CUDACC_RTC__)
+#include <cstring>
+#endif
 
 #if defined(__CUDACC__)
 #define ROPE_ALWAYS
@@ -22,7 +26,6 @@ namespace {
 // A number that is known when a call is compiled: C++ takes no constexpr parameters.
 template <int number>
 struct Index {
-    static constexpr int value = number;
     ROPE_INLINE constexpr operator int() const { return number; }
 };
 
@@ -93,8 +96,8 @@ ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[
         s[k] = z[k] * Table::sin(TOP);
     });
     unroll<TOP - 1>([&](auto i) ROPE_ALWAYS {
+        constexpr Real COS = Table::cos(TOP - 1 - i), SIN = Table::sin(TOP - 1 - i);
         unroll<K>([&](auto k) ROPE_ALWAYS {
-            constexpr Real COS = Table::cos(TOP - 1 - i), SIN = Table::sin(TOP - 1 - i);
             c[k] = (c[k] + COS) * z[k];
             s[k] = (s[k] + SIN) * z[k];
         });
@@ -112,6 +115,32 @@ ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[
         sin[k] = Ops::template bit_cast<Reals>(Ops::template bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF));
     });
 }
+
+// The operations of cos_sin() on numbers, with Word of 32 bits for float and of 64 bits for double.
+struct ScalarOps {
+    ROPE_INLINE static float to_float(unsigned int v) { return static_cast<float>(static_cast<int>(v)); }
+    ROPE_INLINE static double to_float(unsigned long long v) {
+        return static_cast<double>(static_cast<long long>(v));
+    }
+
+    template <class To, class From>
+    ROPE_INLINE static To bit_cast(From from) {
+        static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+        To to;
+        memcpy(&to, &from, sizeof to);
+        return to;
+    }
+
+    template <class Word>
+    ROPE_INLINE static bool any_bit(Word v, Word bits) {
+        return (v & bits) != 0;
+    }
+
+    template <class Real>
+    ROPE_INLINE static Real select(bool condition, Real a, Real b) {
+        return condition ? a : b;
+    }
+};
 
 // Return position · F mod 2^64, for F = round(ω/2π · 2^64). Its upper 32 bits are the phase of float32 arithmetic.
 template <class Words>
