@@ -71,7 +71,7 @@ MUTANTS = {
         "static_cast<const int*>", "static_cast<const Word32*>", "shapes_of_positions"
     ),
     "steps of 32 bits": Mutant(
-        "seq * call.seq_step", "seq * static_cast<Word32>(call.seq_step)", "python_positions"
+        "seq * call.seq_step", "seq * static_cast<Word32>(call.seq_step)", "float32_python_positions"
     ),
     "a lost carry": Mutant(
         "(((position & 0xFFFFFFFFu) * turns_q96_low) >> 32)", "0", "float64_specs", 64, HEADER
@@ -83,8 +83,8 @@ MUTANTS = {
         "Word{1} << (BITS - 3)", "Word{1} << (BITS - 4)", "float32_specs", 32, HEADER
     ),
     # 16 bits
-    "ties away from even": Mutant("0x7FFFu + (b >> 16 & 1u)", "0x8000u", "bfloat16_extremes", 8),
-    "NaN rounded as a number": Mutant("v != v ? b >> 16 | 0x40u : ", "", "bfloat16_extremes", 8),
+    "ties away from even": Mutant("0x7FFFu + (b >> 16 & 1u)", "0x8000u", "rounding_to_16_bits", 8),
+    "NaN rounded as a number": Mutant("v != v ? b >> 16 | 0x40u : ", "", "rounding_to_16_bits", 8),
     "halves of a word exchanged": Mutant(
         "to[2 * i] = Format::widen_low(chunk.word[i]);",
         "to[2 * i] = Format::widen_high(chunk.word[i]);",

@@ -1,6 +1,8 @@
 // backends/cupy/rotate.cu compiled for the CPU: each thread of each block runs in turn, which is right because the
-// kernel has no barrier and no shared memory. tests/fake_cupy.py calls launch(). ONLY is the one dtype to compile: 64, 32
-// and 16 for floats of that many bits, 8 for bfloat16.
+// kernel has no barrier and no shared memory. tests/fake_cupy.py calls launch().
+//
+// ONLY is the one dtype to compile: 64, 32 and 16 for floats of that many bits, 8 for bfloat16. ONLY_TABLES, if defined,
+// says whether angles come from tables.
 #include <cstdint>
 #include <cstring>
 
@@ -27,9 +29,14 @@ namespace {
 
 using Kernel = void (*)(const rope::Call);
 
-template <class T, bool... flags>
+template <class T, bool wide, bool reads_half, bool writes_half, bool from_tables>
 Kernel kernel() {
-    return rope::rotate<T, flags...>;
+#if defined(ONLY_TABLES)
+    if constexpr (from_tables != ONLY_TABLES)
+        return nullptr;
+    else
+#endif
+        return rope::rotate<T, wide, reads_half, writes_half, from_tables>;
 }
 
 template <class T, bool... flags, class... More>
@@ -40,6 +47,19 @@ Kernel kernel(bool flag, More... more) {
 }  // namespace
 
 extern "C" int64_t size_of_call() { return sizeof(rope::Call); }
+
+template <class Format>
+static void narrow(const float* from, uint32_t* to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = Format::narrow(from[i], -from[i]);
+}
+
+// Round each number, into the lower halves of words, and its negative, into the upper halves.
+extern "C" void narrow_float16(const float* from, uint32_t* to, int64_t count) {
+    narrow<rope::Float16Format>(from, to, count);
+}
+extern "C" void narrow_bfloat16(const float* from, uint32_t* to, int64_t count) {
+    narrow<rope::BFloat16Format>(from, to, count);
+}
 
 // Return 0; 1 if no kernel has the name, 2 after a misaligned access.
 extern "C" int launch(int dtype, bool wide, bool reads_half, bool writes_half, bool from_tables,
@@ -60,6 +80,7 @@ extern "C" int launch(int dtype, bool wide, bool reads_half, bool writes_half, b
 #endif
         default: return 1;
     }
+    if (!run) return 1;
     misaligned = false;
     blockDim = {block[0], block[1], block[2]};
     for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)

@@ -1,4 +1,4 @@
-"""A CuPy on NumPy's arrays, for tests without a GPU: its RawModule runs the CUDA source compiled for the CPU."""
+"""A CuPy on NumPy's arrays, for tests without a GPU: RawModule runs the CUDA source compiled for the CPU."""
 
 import contextlib
 import ctypes
@@ -14,13 +14,14 @@ GUARD = 4096  # bytes around new arrays, which nothing may write
 DTYPES = {"Float64": 64, "Float32": 32, "Float16": 16, "BFloat16": 8}
 
 
+_current = [0]
+
+
 class Device:
     """A device; entered, the current one."""
 
-    current = [0]
-
     def __init__(self, number=None):
-        self.id = self.current[-1] if number is None else number
+        self.id = _current[-1] if number is None else number
 
     def __eq__(self, other):
         return self.id == other.id
@@ -29,10 +30,10 @@ class Device:
         return hash(self.id)
 
     def __enter__(self):
-        self.current.append(self.id)
+        _current.append(self.id)
 
     def __exit__(self, *error):
-        self.current.pop()
+        _current.pop()
 
 
 class ndarray:
@@ -127,25 +128,34 @@ def empty_like(x):
 
 
 class Library:
-    """The CUDA source, compiled for the CPU."""
+    """The CUDA source, compiled for the CPU: a file for each dtype, by the harness's number of it."""
 
-    def __init__(self, path):
-        self.functions = ctypes.CDLL(str(path))
+    def __init__(self, paths):
+        self.functions = {dtype: ctypes.CDLL(str(path)) for dtype, path in paths.items()}
         self.launches = []
 
     def launch(self, name, grid, block, arguments):
         pattern = r"rope::rotate<rope::(\w+), (\w+), (\w+), (\w+), (\w+)>"
         dtype, *flags = re.fullmatch(pattern, name).groups()
+        functions = self.functions[DTYPES[dtype]]
         assert arguments.dtype == np.int64
-        assert arguments.nbytes == self.functions.size_of_call()
+        assert arguments.nbytes == functions.size_of_call()
         assert np.prod(block) <= 128
         assert block[2] <= 64
         assert grid[1] < 2**16
         self.launches.append((dtype, flags[0] == "true", grid, block, Device().id))
         sizes = (ctypes.c_uint * 3)(*grid, 1), (ctypes.c_uint * 3)(*block)
         flags = [ctypes.c_bool(flag == "true") for flag in flags]
-        fault = self.functions.launch(DTYPES[dtype], *flags, *sizes, ctypes.c_void_p(arguments.ctypes.data))
+        fault = functions.launch(DTYPES[dtype], *flags, *sizes, ctypes.c_void_p(arguments.ctypes.data))
         assert not fault, {1: f"no kernel {name}", 2: "an access of 16 bytes at another address"}[fault]
+
+    def narrow(self, numbers, dtype):
+        """Round float32 numbers to 16 bits; return them, and their negatives, both as 16-bit words."""
+        words = np.empty(numbers.size, np.uint32)
+        function = getattr(next(iter(self.functions.values())), f"narrow_{dtype}")
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (numbers, words))
+        function(*pointers, ctypes.c_int64(numbers.size))
+        return words.astype("u2"), (words >> 16).astype("u2")
 
 
 class Namespace(types.ModuleType):

@@ -1,4 +1,4 @@
-"""The CUDA source, compiled for the CPU, in calls of the backend "cuda": the bits of the array-api backend."""
+"""The CUDA source, compiled for the CPU, in calls of the backend "cuda": bits of the array-api backend."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,27 +26,22 @@ def test_case(kernel, name):
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory):
-    """The kernels with a fault, by the fault's name; two compilers run at once."""
+def failures(tmp_path_factory):
+    """How the case of each fault fails; two compilers run at once."""
+
+    def compiled(mutant):
+        half = (f"-DONLY_TABLES={int(mutant.case == 'tables')}",)  # compile half of the kernels, to save time
+        place = folder / str(id(mutant))
+        return str(cuda_source.compile_for_host(place, mutant.dtype, mutant.change, half))
+
+    folder, mutants = tmp_path_factory.mktemp("faulty"), MUTANTS.values()
     with ThreadPoolExecutor(2) as pool:
-        futures = {
-            name: pool.submit(
-                cuda_source.compile_for_host, tmp_path_factory.mktemp("faulty"), mutant.change, mutant.dtype
-            )
-            for name, mutant in MUTANTS.items()
-        }
-        yield {name: future.result() for name, future in futures.items()}
+        paths = [*pool.map(compiled, mutants)]
+    calls = [(mutant.case, mutant.dtype, path) for mutant, path in zip(mutants, paths, strict=True)]
+    return dict(zip(MUTANTS, cuda_source.outcomes(calls), strict=True))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_fails_its_case(name, faulty):
-    with fake_cupy.installed(faulty[name]) as library, np.errstate(all="ignore"):
-        with pytest.raises(AssertionError) as raised:
-            cuda_cases.CASES[MUTANTS[name].case](library)
-    fake_cupy.guards.clear()
-    assert "no kernel" not in str(raised.value)
-
-
-def test_every_case_of_a_fault_passes_without_it(kernel):
-    for name in {mutant.case for mutant in MUTANTS.values()}:
-        cuda_cases.CASES[name](kernel)
+def test_a_fault_fails_its_case(name, failures):
+    assert failures[name].startswith(("AssertionError", "killed by signal")), failures[name] or "it passes"
+    assert "no kernel" not in failures[name]
