@@ -14,10 +14,10 @@ from rope_array._spec.plan import Layout, Plan
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
 _SPACED, _INT32, _INT64, _TABLES = range(4)  # rotate.cu's Source
 _NO_ARRAY = (0,) * 11
-# Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and about 150 once, for its cos and
-# sin: with eight heads that is half of the 76 that an H100 has time for while it copies. If that gives fewer
-# threads than _MANY_THREADS, about 500 for each multiprocessor of an H100, memory would wait for threads, so
-# each takes fewer heads.
+# Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and at most 160 once, for cos and
+# sin and addresses (counted in the compiled code): with eight heads 32, of the 76 that an H100 has time for
+# while it copies. If that gives fewer threads than _MANY_THREADS, about 500 for each multiprocessor of an
+# H100, too few accesses are on their way, so each thread takes fewer heads.
 _HEADS_PER_THREAD = (8, 4, 2, 1)
 _MANY_THREADS = 2**16
 _MAX_THREADS = 128  # of a block; rotate.cu has it too
