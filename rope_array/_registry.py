@@ -42,6 +42,7 @@ RECORDS = (
     Record("native", ("numpy:ndarray",), f"{_BACKENDS}.numpy.native"),
     Record("numpy", ("numpy:ndarray",), f"{_BACKENDS}.numpy"),
     Record("native", ("torch:Tensor",), f"{_BACKENDS}.torch.native"),
+    Record("triton", ("torch:Tensor",), f"{_BACKENDS}.torch.triton"),
     Record("torch", ("torch:Tensor",), f"{_BACKENDS}.torch"),
     Record("jax", ("jax:Array", "jax.core:Tracer"), f"{_BACKENDS}.jax"),
     Record("cuda", ("cupy:ndarray",), f"{_BACKENDS}.cupy"),

@@ -240,7 +240,10 @@ def test_decline_reasons_of_pytorch():
     assert ra.explain(x, pos).backend == "native"
     recorded = ra.explain(x, pos.requires_grad_())
     assert recorded.backend == "torch"
-    assert recorded.declined == {"native": "a gradient of positions or tables is recorded"}
+    assert recorded.declined == {
+        "native": "a gradient of positions or tables is recorded",
+        "triton": "a tensor is on cpu; the kernel runs on GPUs",
+    }
     with torch.no_grad():
         assert ra.explain(x, pos).backend == "native"
     assert ra.explain(x.requires_grad_(), 3).backend == "native"

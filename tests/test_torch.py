@@ -33,7 +33,9 @@ from torch_cases import (
 
 import rope_array as ra
 from rope_array._array_api.source import Positions
-from rope_array._backends.torch import native
+from rope_array._backends import _native
+from rope_array._backends.torch import _gate
+from rope_array._backends.torch._cos_sin import tables_by_kernel
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
@@ -136,7 +138,7 @@ def test_another_pytorch_without_the_private_names(runs, monkeypatch):
     """Without PyTorch's private names modes cannot be detected, so the kernel declines every call."""
     x = normal(2, 5, 16)
     want = by_array_api(x)
-    monkeypatch.setattr(native, "_CAN_DETECT_MODES", False)
+    monkeypatch.setattr(_gate, "CAN_DETECT_MODES", False)
     for of in BY.values():
         assert same(of(x), want)
         leaf = x.clone().requires_grad_()
@@ -251,7 +253,7 @@ def test_any_number_of_axes(axes):
 
 def test_the_private_names_exist():
     """If PyTorch drops a private name, the kernel declines every call: fail here, not in a benchmark."""
-    assert native._CAN_DETECT_MODES
+    assert _gate.CAN_DETECT_MODES
 
 
 @KERNEL
@@ -508,7 +510,8 @@ def test_tables_by_the_kernel_have_the_array_api_backend_s_bits(dtype, fields):
             pos = torch.as_tensor([*pos] if type(pos) is range else pos)
             pos = torch.stack((pos, 3 * pos, -pos), -1)
         made, expected = rope.rotation(pos, like=x), rope.rotation(pos, like=x, backend="array-api")
-        assert native.tables_by_kernel(Positions(pos, rope._plan), x) is not NotImplemented
+        made_by_kernel = tables_by_kernel(_native.kernel, Positions(pos, rope._plan), x, _native.prepare)
+        assert made_by_kernel is not NotImplemented
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(made, expected, strict=True))
 
 

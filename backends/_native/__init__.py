@@ -84,13 +84,12 @@ def prepare(plan: Plan) -> None:
         plan.native = kernel.make_plan(plan.layout, amplitude, *turns, *axes)
 
 
-def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
-    """Rotate the arrays of a checked call, of any dtypes and by any source.
+def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[bool], Source]) -> Any:
+    """Rotate the arrays of a checked call, of any dtypes and by any source, by this kernel or a GPU's.
 
-    ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``contiguous(array, dtype)``
-    returns positions or tables as the kernel reads them.
+    ``rotate(xs, source, seq_axis, outs)`` rotates arrays of one compute dtype; ``source_for(use_float64)``
+    returns the source as the kernel reads it.
     """
-    source_for = _kernel_sources(call, contiguous)
     ys: list[Any] = [None] * len(call.xs)
     for use_float64 in {*call.float64}:
         chosen = [i for i, wide in enumerate(call.float64) if wide == use_float64]
@@ -99,7 +98,7 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
         rotated = rotate(xs, source_for(use_float64), int(call.seq_axis), into)
         if rotated is NotImplemented:  # the checks have passed
             raise BackendError(
-                "the C++ kernel declines the call: the rope's plan was changed after its first use, or the "
+                "the kernel declines the call: the rope's plan was changed after its first use, or the "
                 "memory of an array was freed meanwhile. Make the rope and the arrays anew."
             )
         for i, y in zip(chosen, rotated, strict=True):
@@ -107,8 +106,13 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, contiguous: Any) -> Any:
     return tuple(ys)
 
 
-def _kernel_sources(call: Call, contiguous: Any) -> Callable[[bool], Source]:
-    """Return the function that gives the source as the kernel reads it, for float64 arithmetic or float32."""
+def sources(
+    call: Call, contiguous: Any, prepare: Callable[[Plan], None] = prepare
+) -> Callable[[bool], Source]:
+    """Return the function that gives the source of a call as a kernel reads it, by whether it uses float64.
+
+    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them; `prepare` readies a plan.
+    """
     source, ops = call.source, call.ops
 
     def tables(cos: Any, sin: Any, use_float64: bool) -> Tables:

@@ -28,7 +28,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call, memory-mapped files too."""
-    return _native.rotate_checked(call, outs, _rotate, _contiguous)
+    return _native.rotate_checked(call, outs, _rotate, _native.sources(call, _contiguous))
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:

@@ -20,9 +20,9 @@ from .ops import ArrayOps
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
 # the precision it is used in. Errors against the functions: 5.1e-9 and 4.1e-10 for float32, 2.2e-18 and
 # 3.1e-19 for float64, far below the error of rounding.
-_S32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
-_C32 = (-0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
-_S64 = (
+SIN_32 = (0.7853981256484985, -0.08074513077735901, 0.002489370759576559, -3.5579418181441724e-05)
+COS_32 = (-0.3084251284599304, 0.015854282304644585, -0.000325863336911425, 3.4905178836197592e-06)
+SIN_64 = (
     0.7853981633974483,
     -0.08074551218827972,
     0.002490394570182007,
@@ -31,7 +31,7 @@ _S64 = (
     -1.7571158584135306e-09,
     6.866574506874848e-12,
 )
-_C64 = (
+COS_64 = (
     -0.30842513753404244,
     0.015854344243815096,
     -0.0003259918869245824,
@@ -165,16 +165,16 @@ def _add_fraction(
 def _polynomials32(u: Any) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float32; written out, as a loop costs time."""
     z = u * u
-    s0, s1, s2, s3 = _S32
-    c1, c2, c3, c4 = _C32
+    s0, s1, s2, s3 = SIN_32
+    c1, c2, c3, c4 = COS_32
     return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
 def _polynomials64(u: Any) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
     z = u * u
-    cos, sin = z * _C64[-1] + _C64[-2], z * _S64[-1] + _S64[-2]
-    for c, s in zip(_C64[-3::-1], _S64[-3::-1], strict=True):
+    cos, sin = z * COS_64[-1] + COS_64[-2], z * SIN_64[-1] + SIN_64[-2]
+    for c, s in zip(COS_64[-3::-1], SIN_64[-3::-1], strict=True):
         cos, sin = cos * z + c, sin * z + s
     return cos * z + 1.0, u * sin
 

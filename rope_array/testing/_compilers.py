@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ._claims import one_line
-from ._libraries import LIBRARIES, Jax, Library, Torch, with_own_code
+from ._libraries import LIBRARIES, Jax, Library, with_own_code
 
 Rotate = Callable[..., Any]
 
@@ -27,10 +27,9 @@ def compiler_names() -> dict[str, tuple[str, str]]:
     """Return the libraries with a compiler by name, each with its arrays' library and its compiler."""
     named = {}
     for name, lib in LIBRARIES.items():
-        if isinstance(lib, Jax):
-            named[f"{name}:jit"] = name, "jit"
-        elif isinstance(lib, Torch) and lib.device != "meta":
-            named[f"{name}:compile"] = name, "compile"
+        if lib.compiles:
+            kind = "jit" if isinstance(lib, Jax) else "compile"
+            named[f"{name}:{kind}"] = name, kind
     return named
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._settings import lasting_settings, process_settings
+from ._triton_interpreter import use_interpreter
 
 Array = Any
 
@@ -50,6 +51,10 @@ class Library:
         Number of calls in `combinations`: few if each is compiled.
     has_strides
         Whether its arrays may have any strides.
+    backend
+        The backend of rope_array that this configuration is for, or None.
+    compiles
+        Whether the library has a compiler for this configuration.
     """
 
     name = ""
@@ -60,6 +65,8 @@ class Library:
     gaps: Mapping[str, str] = MappingProxyType({})
     calls = 1000
     has_strides = True
+    backend: str | None = None
+    compiles = False
 
     def __repr__(self) -> str:
         return self.name
@@ -481,6 +488,7 @@ class Jax(Library):
     x64 = False
     platform = "cpu"
     calls = 40
+    compiles = True
     has_strides = False
     gaps = MappingProxyType(
         {
@@ -600,6 +608,7 @@ class Torch(Library):
     namespace = "array_api_compat.torch"
     floats = ("float16", "bfloat16", "float32", "float64")
     device = "cpu"
+    compiles = True
     gaps = MappingProxyType(_EAGER)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
@@ -733,6 +742,7 @@ class TorchMeta(Torch):
 
     name = "torch:meta"
     device = "meta"
+    compiles = False
     gaps = MappingProxyType({"values": "the meta device has no values", **Torch.gaps})
 
     def snapshot(self, array: Array) -> bytes:
@@ -756,6 +766,23 @@ class TorchCUDA(Torch):
             raise MissingLibrary(
                 "torch:cuda needs a GPU that PyTorch can use; torch.cuda.is_available() is False"
             )
+
+
+class TorchTritonInterpreted(Torch):
+    """PyTorch on the CPU, by the Triton kernel in Triton's interpreter."""
+
+    name = "torch:triton-interpret"
+    backend = "triton"
+    compiles = False
+    calls = 40  # each takes milliseconds
+
+    def check_present(self) -> None:
+        self.native  # noqa: B018
+        if reason := use_interpreter():
+            raise MissingLibrary(f"{self.name} needs Triton's interpreter: {reason}")
+
+    def settings(self) -> str:
+        return "the Triton kernel, interpreted"
 
 
 class CuPy(Library):
@@ -809,6 +836,7 @@ LIBRARIES: dict[str, Library] = {
         Torch(),
         TorchMeta(),
         TorchCUDA(),
+        TorchTritonInterpreted(),
         CuPy(),
     )
 }

@@ -173,6 +173,7 @@ def library_target(library: str, backend: str | None) -> Target:
     """
     lib = arrays_of(library)
     lib.check_present()
+    backend = backend or lib.backend
     with lib.running():
         served = _Served() if backend is None else _find_served(lib, backend)
         backends = _backends_of(lib)

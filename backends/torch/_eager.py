@@ -1,0 +1,129 @@
+"""Eager calls on plain tensors by a kernel: of the CPU, or of a GPU. Reverse-mode gradients are recorded.
+
+A kernel is an object with the function ``rotate(x, source, seq_axis, out, checked=False, transposed=False)``.
+It returns the result or `out`, or NotImplemented, with nothing written, for every call that it does not
+serve. `checked`: the caller has checked the call. `transposed`: rotate by the adjoint; by tables only if the
+kernel has a true `transposes_tables`.
+
+The backward of a rotation is its adjoint, by the same positions or tables.
+"""
+
+from typing import Any
+
+import torch
+
+from rope_array._array_api.source import Source, Tables
+from rope_array._backends.torch import no_autocast
+
+from ._gate import is_recorded, why_declined
+from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
+
+
+def try_fast(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+    """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
+    xs = x if type(x) is tuple else (x,)
+    recorded = is_recorded(xs)
+    if why_declined(source, recorded) is not None:
+        return NotImplemented
+    if recorded:
+        if out is not None:
+            return NotImplemented
+        ys = _rotate_with_grad(kernel, source, seq_axis, False, False, False, *xs)
+        return ys if type(x) is tuple or ys is NotImplemented else ys[0]
+    if out is None:
+        return kernel.rotate(x, source, seq_axis, None)
+    outs = out if type(out) is tuple else (out,)
+    for o in outs:
+        if type(o) is not torch.Tensor or o.requires_grad or o.is_inference():
+            return NotImplemented
+    return _written(kernel.rotate(x, source, seq_axis, out), outs)
+
+
+def rotate(
+    kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any = None, transposed: bool = False
+) -> Any:
+    """Rotate checked tensors of one compute dtype, recording a gradient if need be."""
+    if is_recorded(xs):
+        if outs is None:
+            return _rotate_with_grad(kernel, source, seq_axis, transposed, True, False, *xs)
+        return _rotate_in_place(kernel, xs, source, seq_axis, outs, transposed)
+    ys = kernel.rotate(xs, source, seq_axis, outs, True, transposed)
+    return ys if outs is None else _written(ys, outs)
+
+
+def _rotate_in_place(
+    kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool
+) -> Any:
+    """Rotate tensors, writing into x itself where a gradient is recorded.
+
+    One by one: autograd takes a view that is written in place only as the single result of a function.
+    """
+    ys: list[Any] = []
+    for x, out in zip(xs, outs, strict=True):
+        if x.requires_grad:
+            y = _rotate_with_grad(kernel, source, seq_axis, transposed, True, True, x)
+        else:
+            y = rotate(kernel, (x,), source, seq_axis, (out,), transposed)
+        if y is NotImplemented:
+            return y
+        ys += y
+    return tuple(ys)
+
+
+def _written(ys: Any, outs: Any) -> Any:
+    """Count a write to each of outs, as operations in place do: autograd then sees saved tensors change."""
+    for out in outs if ys is not NotImplemented else ():
+        torch.autograd.graph.increment_version(out)
+    return ys
+
+
+class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernel: Any,
+        source: Source,
+        seq_axis: int,
+        transposed: bool,
+        checked: bool,
+        in_place: bool,
+        *xs: Any,
+    ) -> Any:
+        ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
+        if ys is NotImplemented:
+            return ys
+        if in_place:
+            ctx.mark_dirty(*xs)
+        save_source(ctx, source)
+        ctx.kernel, ctx.seq_axis, ctx.transposed = kernel, seq_axis, transposed
+        constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
+        if constant:
+            ctx.mark_non_differentiable(*constant)
+        return ys
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        source = load_source(ctx)
+
+        def rotate_back(given: Any) -> Any:
+            return _rotate_back(ctx.kernel, given, source, ctx.seq_axis, not ctx.transposed)
+
+        return None, None, None, None, None, None, *rotate_present(grads, rotate_back)
+
+
+_rotate_with_grad: Any = _RotateFn.apply
+
+
+def _rotate_back(kernel: Any, grads: Any, source: Source, seq_axis: int, transposed: bool) -> Any:
+    """Rotate gradients by the adjoint: by the kernel, or by the array-api backend if the kernel declines."""
+    if why_declined(source, is_recorded(grads)) is None:
+        if isinstance(source, Tables) and not getattr(kernel, "transposes_tables", False):
+            back = rotate(kernel, grads, adjoint(source), seq_axis)
+        else:
+            back = rotate(kernel, grads, source, seq_axis, None, transposed)
+        if back is not NotImplemented:
+            return back
+    with no_autocast(grads[0]):
+        return rotate_by_operations(grads, source, seq_axis, transposed)

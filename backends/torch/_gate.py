@@ -1,0 +1,72 @@
+"""Reasons why a kernel declines a call: one gate for the kernels of the CPU and of GPUs.
+
+PyTorch does not see a kernel. If something intercepts its operations (a compiler, a functorch transform,
+forward-mode differentiation, a mode, a subclass), the kernel's result would be wrong or empty. So a kernel
+declines the call, and the array-api backend serves it by PyTorch's operations.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from rope_array._array_api.source import Source
+
+from ._library import PLAIN_TYPES, TRANSFORMED
+
+# Private names. If PyTorch renames one, kernels decline every call: an interception would go unseen.
+_DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
+_TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
+CAN_DETECT_MODES = None not in (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING) and hasattr(
+    forward_ad, "_current_level"
+)
+
+
+def why_declined(source: Any, recorded: bool) -> str | None:
+    """Return why a call is declined, or None; the memory of its tensors is not checked.
+
+    `recorded`: a gradient of the arrays to rotate is recorded.
+    """
+    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
+        return "the call is compiled"
+    if (reason := _active_interceptor()) is not None:
+        return reason
+    for read in source[:2]:  # Positions.values, or Tables.cos and .sin
+        if type(read) in PLAIN_TYPES:
+            if read.requires_grad and torch.is_grad_enabled():
+                return "a gradient of positions or tables is recorded"
+            if recorded and read.is_inference():
+                return "positions or tables of inference mode cannot be kept for a backward"
+    return None
+
+
+def _active_interceptor() -> str | None:
+    """Return why PyTorch's operations are intercepted, or None."""
+    if not CAN_DETECT_MODES:
+        return "this version of PyTorch does not report whether its operations are transformed"
+    if TRANSFORMED():
+        return "a functorch transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if _DISPATCH_MODES() or _FUNCTION_MODES():
+        return "a mode watches PyTorch's operations"
+    if _TRACING() is not None:
+        return "the call is traced by torch.jit"
+    return None
+
+
+def is_recorded(xs: Any) -> bool:
+    """Return whether a gradient of xs is recorded."""
+    if torch.is_grad_enabled():
+        for x in xs:
+            if getattr(x, "requires_grad", False):
+                return True
+    return False
+
+
+def why_not_plain(x: Any) -> str | None:
+    """Return why a tensor is served by PyTorch's own operations only, or None."""
+    if type(x) in PLAIN_TYPES:
+        return None
+    return f"{type(x).__name__} is a subclass of torch.Tensor, which PyTorch's own operations serve"

@@ -1,0 +1,134 @@
+"""PyTorch on a GPU by a Triton kernel: eager calls on plain tensors, with or without a gradient.
+
+With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, slowly, for tests:
+``backend="triton"`` then takes tensors of the CPU.
+"""
+
+import os
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from rope_array._array_api.source import Call, Positions, Source
+from rope_array._backends import _native
+from rope_array._backends.torch import make_tables as _make_tables_by_array_api
+from rope_array._backends.torch import no_autocast
+
+from . import _eager
+from ._cos_sin import tables_by_kernel
+from ._gate import is_recorded, why_declined, why_not_plain
+
+name = "triton"
+accepts_outs = True
+
+
+_OLDEST = (8, 0)  # compute capability that Triton supports
+
+
+def is_interpreted() -> bool:
+    """Return whether Triton's interpreter runs the kernel, on the CPU."""
+    asked = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return asked and find_spec("triton") is not None and bool(load_kernel().interpreted)
+
+
+def load_kernel() -> Any:
+    """Return the kernel; its first call imports Triton, which takes time and which the CPU does not need."""
+    from . import _launch
+
+    return _launch
+
+
+_usable: Any = None  # the kernel, once a GPU has been seen; False if it cannot be used
+
+
+def usable_kernel() -> Any:
+    """Return the kernel for tensors on a GPU, or None."""
+    global _usable
+    if _usable is None:
+        _usable = not unavailable_reason() and load_kernel()
+    return _usable or None
+
+
+def unavailable_reason() -> str:
+    """Return why the kernel cannot be used; an empty string if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; PyTorch's builds for GPUs bring it"
+    if not torch.cuda.is_available() and not is_interpreted():
+        return "PyTorch sees no GPU: torch.cuda.is_available() is False"
+    return ""
+
+
+def description() -> str:
+    """Return Triton's version, and the GPU."""
+    if reason := unavailable_reason():
+        return reason
+    import triton
+
+    device = "the CPU, interpreted" if is_interpreted() else torch.cuda.get_device_name()
+    return f"Triton {triton.__version__} on {device}"
+
+
+def decline_reason(xs: Any, source: Source) -> str | None:
+    """Return why tensors are declined, or None."""
+    if torch.compiler.is_compiling():
+        return "the call is compiled: the compiler makes one kernel of PyTorch's own operations"
+    device = xs[0].device
+    if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
+        return f"a tensor is on {device}; the kernel runs on GPUs"
+    if reason := unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs)):
+        return reason
+    for x in (*xs, *source.arrays):
+        if isinstance(x, torch.Tensor) and (reason := _why_unreadable(x)) is not None:
+            return reason
+    return None
+
+
+def _why_too_old(device: Any) -> str | None:
+    """Return why Triton has no code for a GPU, or None."""
+    if device.type == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device) >= _OLDEST:
+        return None
+    return f"{device} is older than compute capability {'.'.join(map(str, _OLDEST))}, the first for Triton"
+
+
+def _why_unreadable(x: Any) -> str | None:
+    """Return why the kernel cannot read the memory of a tensor, or None."""
+    if (reason := why_not_plain(x)) is not None:
+        return reason
+    if x.is_neg() or x._is_zerotensor() or (x.numel() and not x.data_ptr()):
+        return (
+            "a tensor's numbers are not in memory as they are: the memory has been freed, or it is a lazily "
+            "negated view"
+        )
+    return None
+
+
+def make_tables(source: Positions, like: Any) -> Any:
+    """Make cos and sin, with the bits of the array-api backend."""
+    if decline_reason((like,), source) is None:
+        made = tables_by_kernel(load_kernel(), source, like)
+        if made is not NotImplemented:
+            return made
+    return _make_tables_by_array_api(source, like)
+
+
+def rotate(call: Call, outs: Any = None) -> Any:
+    """Rotate the arrays of a call."""
+    with no_autocast(call.xs[0]):
+        kernel = load_kernel()
+        return _native.rotate_checked(call, outs, partial(_eager.rotate, kernel), _sources(call, kernel))
+
+
+def _sources(call: Call, kernel: Any) -> Any:
+    """Return the function that gives the source as the kernel reads it; most positions it reads as they are."""
+    source = call.source
+    if isinstance(source, Positions) and kernel.reads(source, call.xs[0].device):
+        return lambda use_float64: source
+    return _native.sources(call, _with_adjacent_pairs, lambda plan: None)
+
+
+def _with_adjacent_pairs(tensor: Any, dtype: Any) -> Any:
+    """Return positions or tables of a dtype, the numbers along the last axis adjacent."""
+    tensor = tensor.to(dtype)
+    return tensor if tensor.ndim == 0 or tensor.stride(-1) == 1 else tensor.contiguous()

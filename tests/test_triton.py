@@ -1,0 +1,280 @@
+"""The Triton kernel in Triton's interpreter: the definition, and the bits of the CPU's backends."""
+
+import pytest
+import torch
+from compare import assert_same, bits
+from triton_cases import CALLS, FLOATS, Call, assert_right, normal
+
+import rope_array as ra
+from rope_array._array_api.source import Positions, Tables
+from rope_array._backends.torch import _eager, _launch, triton
+
+pytestmark = pytest.mark.library("torch")
+ROPE = ra.RoPE(16, pairing="half", rotary_dim=12)
+POS = torch.tensor([0, 1, -5, 70_000, 2**31 - 1])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call(name):
+    assert_right(CALLS[name])
+
+
+# ---- memory ----
+
+
+def test_out_elsewhere():
+    q, k = normal(2, 3, 5, 16), normal(2, 1, 5, 16)
+    outs = torch.full((2, 5, 3, 16), 7.0).transpose(1, 2), torch.full((2, 1, 5, 32), 7.0)[..., ::2]
+    assert ROPE.apply((q, k), POS, out=outs, backend="triton") is outs
+    assert_same(outs, ROPE.apply((q, k), POS, backend="array-api"))
+
+
+def test_nothing_outside_of_the_result_is_written():
+    memory = torch.full((4, 9, 40), 7.0)
+    out = memory[1:3, 2:7, 3:19]
+    ROPE.apply(normal(2, 5, 16), POS, out=out, backend="triton")
+    out.fill_(7.0)
+    assert bool((memory == 7.0).all())
+
+
+@pytest.mark.parametrize("name", ["float16", "float32"])
+def test_rows_beyond_32_bits_of_elements(name):
+    """Rows are 2^31 elements and more apart: an index of 32 bits would wrap around."""
+    far = 2**31 + 16
+    memory = torch.empty(2 * far + 16, dtype=FLOATS[name])  # pages that are not touched take no memory
+    x = memory.as_strided((3, 1, 8), (far, 8, 1))
+    x.copy_(normal(3, 1, 8, dtype=name))
+    rope = ra.RoPE(8, pairing="half")
+    want = rope.apply(x.clone(memory_format=torch.contiguous_format), 5, backend="array-api")
+    assert_same(rope.apply(x, 5, out=x, backend="triton").contiguous(), want)
+    positions = torch.arange(3)
+    x.copy_(normal(3, 1, 8, dtype=name))
+    want = rope.apply(x.contiguous()[:, 0], positions, backend="array-api")
+    assert_same(rope.apply(x[:, 0], positions, out=x[:, 0], backend="triton").contiguous(), want)
+
+
+# ---- launches ----
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The launches of the kernel."""
+    seen, run = [], _launch._launch_all
+
+    def counting(launches, *arguments):
+        seen.extend(launches)
+        return run(launches, *arguments)
+
+    monkeypatch.setattr(_launch, "_launch_all", counting)
+    return seen
+
+
+def qk_calls():
+    q, k = normal(2, 4, 5, 16), normal(2, 2, 5, 16)
+    yield "heads first", Call((q, k), POS, {})
+    yield "tokens first", Call((q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()), POS, {}, -3)
+    packed = normal(2, 5, 8, 16)  # q, k and v of a fused projection
+    yield "a fused projection", Call((packed[:, :, :4], packed[:, :, 4:6]), POS, {}, -3)
+    yield "one position", Call((q, k), 3, {})
+    yield "positions of a batch", Call((q, k), POS + torch.tensor([[0], [7]]), {})
+    yield "tables", Call((q, k), POS, {}, by_tables=True)
+
+
+QK = dict(qk_calls())
+
+
+@pytest.mark.parametrize("name", QK)
+def test_one_launch_rotates_q_and_k(name, launched):
+    call = QK[name]
+    if call.by_tables:
+        rotation = call.rope().rotation(call.pos, like=call.xs[0])
+        rotation.apply(call.xs, backend="triton")
+    else:
+        call.run("triton")
+    (launch,) = launched
+    assert launch.first != launch.second
+
+
+@pytest.mark.parametrize("by_tables", [False, True], ids=["positions", "tables"])
+def test_one_launch_rotates_the_gradients_of_q_and_k(by_tables, launched):
+    q, k = normal(2, 4, 5, 16).requires_grad_(), normal(2, 2, 5, 16).requires_grad_()
+    rotation = ROPE.rotation(POS, like=q)
+    rotate = rotation.apply if by_tables else lambda xs, backend: ROPE.apply(xs, POS, backend=backend)
+    ys = rotate((q, k), backend="triton")
+    launched.clear()
+    torch.autograd.grad(ys, (q, k), (q.detach(), k.detach()))
+    assert len(launched) == 1
+
+
+def test_a_repeated_call_is_recognised():
+    """The fast entry, which makes no checks, serves a call whose checks have passed, and no other."""
+    source = Positions(POS.clone(), ROPE._plan)
+    q = normal(2, 3, 5, 16, dtype="float16")
+    _launch._launches.clear()
+    assert _eager.try_fast(_launch, q, source, -2, None) is NotImplemented
+    want = ROPE.apply(q, source.values, backend="triton")
+    assert_same(_eager.try_fast(_launch, q, source, -2, None), want)
+    assert_same(_eager.try_fast(_launch, q, source, -2, q.clone()), NotImplemented)
+    others = [
+        (q[:, :, :4], source, -2), (q, source, -3), (q.float(), source, -2), (q, source, 0), (q[0], source, -2),
+        (q, source._replace(values=POS.int()), -2), (q, source._replace(values=[1, 2, 3, 4, 5]), -2),
+        (q, source._replace(values=POS.double()), -2), (q, source._replace(values=POS[:4]), -2),
+        (q, Positions(POS, ra.RoPE(16)._plan), -2), ((q, q), source, -2), (q.numpy(), source, -2),
+        (torch._neg_view(q), source, -2), (q.to_sparse(), source, -2), ((), source, -2),
+    ]  # fmt: skip
+    for x, of, axis in others:
+        assert _eager.try_fast(_launch, x, of, axis, None) is NotImplemented
+
+
+def test_another_base_uses_the_same_launch(launched):
+    x = normal(2, 5, 16)
+    for base in (10.0, 1e6):
+        rope = ra.RoPE(16, base=base)
+        assert_same(rope.apply(x, POS, backend="triton"), rope.apply(x, POS, backend="array-api"))
+    assert launched[0] is launched[1]
+
+
+@pytest.mark.parametrize("start", [0, 5, -(2**40), 2**62])
+def test_another_start_uses_the_same_launch(start, launched):
+    x = normal(2, 5, 16)
+    for pos in (range(start, start + 5), start):
+        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
+    before = {id(launch) for launch in launched}
+    launched.clear()
+    for pos in (range(start + 9, start + 14), start + 9):
+        ROPE.apply(x, pos, backend="triton")
+    assert {id(launch) for launch in launched} == before
+
+
+def test_constants_are_copied_to_a_device_once():
+    rope = ra.RoPE(16, base=77.0)
+    rope.apply(normal(5, 16), POS, backend="triton")
+    (words, _), = rope._plan.on_devices.values()
+    rope.apply(normal(5, 16), POS, backend="triton")
+    ((again, _),) = rope._plan.on_devices.values()
+    assert again is words
+
+
+# ---- gradients, and the gate ----
+
+
+@pytest.mark.parametrize("fields", [{}, {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 8}], ids=["plain", "mixed"])
+@pytest.mark.parametrize("by_tables", [False, True], ids=["positions", "tables"])
+def test_gradients_of_any_order(fields, by_tables):
+    rope = ra.RoPE(16, attention_factor=1.3, **fields)
+    x = normal(2, 5, 16, dtype="float64").requires_grad_()
+    rotation = rope.rotation(POS, like=x)
+
+    def rotate(x):
+        return rotation.apply(x, backend="triton") if by_tables else rope.apply(x, POS, backend="triton")
+
+    assert torch.autograd.gradcheck(rotate, (x,))
+    assert torch.autograd.gradgradcheck(rotate, (x,))
+
+
+def test_positions_alone_are_saved():
+    x = normal(2, 5, 16).requires_grad_()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        ROPE.apply(x, POS, backend="triton")
+    assert [t.shape for t in saved] == [POS.shape]
+
+
+def test_a_gradient_in_place():
+    leaf = normal(2, 5, 16).requires_grad_()
+    x = leaf * 1.0
+    assert ROPE.apply(x, POS, out=x, backend="triton") is x
+    (found,) = torch.autograd.grad(x, leaf, torch.ones_like(x))
+    other = ROPE.apply(leaf, POS, backend="array-api")
+    assert_same(found, torch.autograd.grad(other, leaf, torch.ones_like(x))[0])
+
+
+def test_interceptions_are_declined():
+    """The kernel shares the gate of the CPU's kernel, which tests/test_torch_transforms.py judges."""
+    x, source = normal(2, 5, 16), Positions(POS, ROPE._plan)
+    assert triton.decline_reason((x,), source) is None
+    reasons = []
+
+    def ask(x):
+        reasons.append(triton.decline_reason((x,), source))
+        return x * 1.0
+
+    torch.func.vmap(ask)(x)
+    torch.func.jvp(ask, (x,), (x,))
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        ask(x)
+    ask(torch.nn.Buffer(x))
+    ask(type("Own", (torch.Tensor,), {})(2, 3))
+    ask(torch._neg_view(x))
+    assert None not in reasons, reasons
+    for transformed in (torch.func.vmap(lambda x: ROPE.apply(x, POS, backend=None)),):
+        assert_same(transformed(x), ROPE.apply(x, POS))
+
+
+def test_positions_that_are_not_exact_become_tables():
+    x = normal(2, 5, 16)
+    for pos in ([0.5, 1.25, -3.0, 7.0, 1e6], torch.tensor([0.5, 1.25, -3.0, 7.0, 1e6]), [5, 6, 7, 8, 9]):
+        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
+    for dtype in (torch.int8, torch.uint8, torch.int16):
+        pos = torch.arange(5).to(dtype)
+        assert_same(ROPE.apply(x, pos, backend="triton"), ROPE.apply(x, pos, backend="array-api"))
+    rope = ra.RoPE(16, angles="float32")
+    assert_same(rope.apply(x, POS, backend="triton"), rope.apply(x, POS, backend="array-api"))
+
+
+def test_arrays_of_several_dtypes():
+    xs = tuple(normal(2, 3, 5, 16, dtype=name) for name in FLOATS)
+    assert_same(ROPE.apply(xs, POS, backend="triton"), ROPE.apply(xs, POS, backend="array-api"))
+    assert [y.dtype for y in ROPE.apply(xs, POS, backend="triton")] == [*FLOATS.values()]
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_tables_have_the_bits_of_the_array_api_backend(name, launched):
+    like = normal(1, 16, dtype=name)
+    for pos in (POS, 3, range(4), torch.tensor([[1, 2], [3, 4]])):
+        found, want = (ROPE.rotation(pos, like=like, backend=b) for b in ("triton", "array-api"))
+        assert bits(tuple(found)) == bits(tuple(want))
+    assert len(launched) == 4
+
+
+def test_special_values_stay_in_their_pair():
+    x = normal(3, 16, dtype="bfloat16")
+    x[0, 3], x[1, 1], x[2, 15] = float("nan"), float("inf"), 1e-40
+    assert_same(ROPE.apply(x, 7, backend="triton"), ROPE.apply(x, 7, backend="array-api"))
+
+
+def test_the_backend_is_listed():
+    (listed,) = [each for each in ra.backends() if each.name == "triton"]
+    assert listed.usable
+    assert "interpreted" in listed.description
+
+
+# ---- the device: what a GPU adds, on a fake one ----
+
+
+def test_a_capture_needs_the_constants(monkeypatch):
+    """A CUDA graph cannot capture the copy of the constants, and keeps no memory that it reads."""
+
+    class Device:
+        type, index = "cuda", 0
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    plan = ra.RoPE(16, base=3.0)._plan
+    with pytest.raises(ra.BackendError, match="before the capture"):
+        _launch._words(plan, Device)
+    words = torch.zeros(1)
+    plan.on_devices[Device] = (words, 5)
+    monkeypatch.setattr(_launch, "_stream", lambda device: 5)
+    monkeypatch.setattr(_launch, "_CAPTURED", [])
+    assert _launch._words(plan, Device) is words
+    assert _launch._words(plan, Device) is words
+    assert [kept is words for kept in _launch._CAPTURED] == [True]
+
+
+def test_tables_of_a_rotation_serve_every_dtype():
+    x = normal(2, 5, 16)
+    tables = ROPE.rotation(POS, like=x.double())
+    for name in FLOATS:
+        one = x.to(FLOATS[name])
+        assert_same(tables.apply(one, backend="triton"), tables.apply(one, backend="array-api"))
+    assert isinstance(Tables(*tables, ROPE._plan.layout), Tables)
