@@ -21,7 +21,7 @@ from rope_array import (
 from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
-BUILTIN = ["native", "numpy", "native", "torch", "jax", "cuda", "dask", "array-api"]
+BUILTIN = ["native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "array-api"]
 BACKENDS = {
     "numpy": ["native", "numpy", "array-api"],
     "torch": ["native", "torch"],

@@ -13,7 +13,7 @@ from rope_array._backends.cupy import _launch
 
 ARCHS = ["sm_80", "sm_90", "sm_100"]
 # Instructions for a pair that an H100 has time for while it copies at 3.0 TB/s, by the size of an element.
-# Its 132 multiprocessors issue 4 · 32 in a cycle at 1.7 GHz; of a pair of 16 bits, 8 bytes are read or written.
+# Its 132 multiprocessors issue 4 · 32 a cycle at 1.7 GHz; of a pair of 16 bits, 8 bytes are read or written.
 BUDGET = {2: 76, 4: 153, 8: 306}
 IN_A_HEAD = {2: 13, 4: 12, 8: 26}  # instructions for a pair in each head
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
