@@ -349,7 +349,7 @@ def test_names_that_do_not_serve(lib):
                 assert all(repr(one) in str(caught.value) for one in served(lib) if one != "array-api")
 
 
-@pytest.mark.parametrize("backend", ["", "NumPy", "array_api", "cuda", 5, True, ("numpy",)], ids=repr)
+@pytest.mark.parametrize("backend", ["", "NumPy", "array_api", "gpu", 5, True, ("numpy",)], ids=repr)
 def test_names_of_no_backend(lib, backend):
     x = normal(lib, 5, 16)
     with lib.running():
