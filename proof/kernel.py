@@ -1,4 +1,4 @@
-"""The arithmetic of the C++ kernel, read from backends/_native/loops/angles.hpp and rotate.hpp.
+"""The arithmetic of the C++ kernel, read from backends/_native: cos_sin.h and loops/*.hpp.
 
 The function `cos_sin` is translated line by line, and run on symbols. A line of an unknown form is an error,
 so a change of the source either changes the expressions that are compared, or fails.
@@ -14,25 +14,27 @@ from typing import Any
 from .expressions import ProofError, Real, leaf
 from .recorded import Tables
 
-LOOPS = Path(__file__).resolve().parents[1] / "backends" / "_native" / "loops"
+NATIVE = Path(__file__).resolve().parents[1] / "backends" / "_native"
 _REALS = {"float32": "float", "float64": "double"}
 
 
 def source(name: str = "angles") -> str:
-    return (LOOPS / f"{name}.hpp").read_text("utf-8")
+    """Return the source of the angles, with the header that GPUs share, or of the rotation."""
+    files = {"angles": ("cos_sin.h", "loops/angles.hpp"), "rotate": ("loops/rotate.hpp",)}
+    return "".join((NATIVE / file).read_text("utf-8") for file in files[name])
 
 
 def constants(text: str, dtype: str) -> dict[str, tuple[float, ...]]:
     """Return the coefficients SIN and COS of a type."""
     body = _between(text, rf"struct Polynomials<{_REALS[dtype]}> {{", "\n};")
-    found = re.findall(r"static constexpr \w+ (SIN|COS)\[\] = \{([^}]*)\};", body)
+    found = re.findall(r"constexpr \w+ (SIN|COS)\[\] = \{([^}]*)\};", body)
     return {name: tuple(float(n.strip().rstrip("f")) for n in numbers.split(",")) for name, numbers in found}
 
 
 def tables(text: str, dtype: str) -> Tables:
     """Return cos and sin of u, before the quadrant, as `cos_sin` computes them."""
     found = constants(text, dtype)
-    table = type("Table", (), {"COS": found["COS"], "SIN": found["SIN"]})
+    table = type("Table", (), {name.lower(): staticmethod(found[name].__getitem__) for name in found})
     top = len(found["COS"]) - 1
     names: dict[str, Any] = {"u": leaf("u", dtype), "Table": table, "TOP": top}
     first, horner, last, _ = _blocks(text)
@@ -40,7 +42,8 @@ def tables(text: str, dtype: str) -> Tables:
         _run(statement, names)
     for i in range(top - 1):
         for statement in horner:
-            _run(statement, {**names, "i": i}, names)
+            step = {name: found[name][top - 1 - i] for name in ("COS", "SIN")}
+            _run(statement, {**names, **step}, names)
     for statement in last:
         _run(statement, names)
     return Tables(names["c"], names["s"])
@@ -50,8 +53,13 @@ def _blocks(text: str) -> list[list[str]]:
     """Return the statements of the four blocks of `cos_sin`: start, Horner's steps, end, quadrant."""
     body = _between(text, "ROPE_INLINE void cos_sin(", "\n}\n")
     body = re.sub(r"//[^\n]*", "", body)
-    parts = re.split(r"unroll<K>\(\[&\]\(auto k\) ROPE_ALWAYS \{", body)
-    if len(parts) != 5 or "unroll<TOP - 1>([&](auto i) ROPE_ALWAYS {" not in parts[1]:
+    body = " ".join(body.split()).replace("Ops::template ", "").replace("Ops::", "")
+    parts = body.split("unroll<K>([&](auto k) ROPE_ALWAYS {")
+    steps = (
+        "unroll<TOP - 1>([&](auto i) ROPE_ALWAYS { "
+        "constexpr Real COS = Table::cos(TOP - 1 - i), SIN = Table::sin(TOP - 1 - i);"
+    )
+    if len(parts) != 5 or not parts[1].rstrip().endswith(steps):
         raise ProofError("cos_sin has other loops than the proof knows")
     return [[s.strip() for s in part.split("});")[0].split(";") if s.strip()] for part in parts[1:]]
 
@@ -83,7 +91,13 @@ def check_quadrants(text: str, dtype: str) -> None:
         "cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant + QUARTER) & HALF))",
         "sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF))",
     ]
-    if constant not in text or start[0] != rest or end != signs:
+    operations = (
+        "return rope::to_float(v);",
+        "return rope::bit_cast<To>(v);",
+        "return rope::any_bit(v, bits);",
+        "return rope::select(mask, a, b);",
+    )
+    if any(line not in text for line in (constant, *operations)) or start[0] != rest or end != signs:
         raise ProofError("cos_sin splits phases in another way than the proof knows")
     for phase in (n * eighth // 4 + near & (2**bits - 1) for n in range(32) for near in (-1, 0, 1)):
         number = (phase + eighth) >> (bits - 2) & 3

@@ -45,6 +45,7 @@ RECORDS = (
     Record("triton", ("torch:Tensor",), f"{_BACKENDS}.torch.triton"),
     Record("torch", ("torch:Tensor",), f"{_BACKENDS}.torch"),
     Record("jax", ("jax:Array", "jax.core:Tracer"), f"{_BACKENDS}.jax"),
+    Record("cuda", ("cupy:ndarray",), f"{_BACKENDS}.cupy"),
     Record("dask", ("dask.array:Array",), f"{_BACKENDS}.dask"),
 )
 

@@ -21,7 +21,7 @@ from rope_array import (
 from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
-BUILTIN = ["native", "numpy", "native", "torch", "jax", "dask", "array-api"]
+BUILTIN = ["native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "array-api"]
 BACKENDS = {
     "numpy": ["native", "numpy", "array-api"],
     "torch": ["native", "torch"],
@@ -44,7 +44,9 @@ def test_backends_are_listed_in_the_order_of_dispatch():
     listed = [one for one in ra.backends() if one.name in BUILTIN]
     assert [one.name for one in listed] == BUILTIN
     assert listed[-1].usable is True
-    assert {one.serves.partition(":")[0] for one in listed[:-1]} == {"numpy", "torch", "jax", "dask.array"}
+    assert {one.serves.partition(":")[0] for one in listed[:-1]} == {
+        *("numpy", "torch", "jax", "cupy", "dask.array")
+    }
     for one in listed:
         assert isinstance(one.description, str)
         assert one.usable in (True, False, None)
@@ -347,7 +349,7 @@ def test_names_that_do_not_serve(lib):
                 assert all(repr(one) in str(caught.value) for one in served(lib) if one != "array-api")
 
 
-@pytest.mark.parametrize("backend", ["", "NumPy", "array_api", "cuda", 5, True, ("numpy",)], ids=repr)
+@pytest.mark.parametrize("backend", ["", "NumPy", "array_api", "gpu", 5, True, ("numpy",)], ids=repr)
 def test_names_of_no_backend(lib, backend):
     x = normal(lib, 5, 16)
     with lib.running():

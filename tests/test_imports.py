@@ -152,9 +152,11 @@ MAY_IMPORT = {
         "_array_api",
         "backend_tools",
         "_backends._native",
+        "_backends._gpu",
     ),  # and its own folder
     "_backends.torch": (  # backend_tools: for the shards of a DTensor
-        *("_errors", "_spec", "_array_api", "_dynamo", "_rotation", "backend_tools", "_backends._native"),
+        *("_errors", "_spec", "_array_api", "_dynamo", "_rotation", "backend_tools"),
+        *("_backends._native", "_backends._gpu"),
     ),
     "positions": ("_errors", "_spec", "_array_api", "_registry", "positions"),
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cos_sin.h"
 #include "kernel.hpp"
 
 #if defined(__SSE2__)
@@ -17,14 +18,6 @@
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "pairs of 16 bits are split as little-endian words"
-#endif
-
-#if defined(__GNUC__)
-#define ROPE_ALWAYS __attribute__((always_inline))
-#define ROPE_INLINE inline ROPE_ALWAYS
-#else
-#define ROPE_ALWAYS
-#define ROPE_INLINE inline
 #endif
 
 namespace rope {
@@ -90,17 +83,6 @@ inline Vec<To, W> convert(From v) {
     else
 #endif
         return static_cast<To>(v);
-}
-
-// Call f with the constants 0, 1, ... K - 1.
-template <int... k, class F>
-ROPE_INLINE void unroll(std::integer_sequence<int, k...>, const F& f) {
-    (f(std::integral_constant<int, k>{}), ...);
-}
-
-template <int K, class F>
-ROPE_INLINE void unroll(const F& f) {
-    unroll(std::make_integer_sequence<int, K>{}, f);
 }
 
 // Shuffle a and b into n lanes: lane k takes element Index::at(k, n) of a followed by b.

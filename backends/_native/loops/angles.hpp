@@ -29,61 +29,25 @@ ROPE_INLINE void for_rows(int64_t count, const Step& step) {
 template <int W>
 constexpr int POSITIONS_AT_ONCE = W == 16 ? 4 : W > 1 ? 2 : 1;
 
-// The minimax polynomials of rope_array/_array_api/angles.py, which states their errors.
-template <class Real>
-struct Polynomials;
-
-template <>
-struct Polynomials<float> {
-    static constexpr float SIN[] = {0.7853981256484985f, -0.08074513077735901f, 0.002489370759576559f,
-                                    -3.5579418181441724e-05f};
-    static constexpr float COS[] = {-0.3084251284599304f, 0.015854282304644585f, -0.000325863336911425f,
-                                    3.4905178836197592e-06f};
+// The operations of cos_sin.h on vectors.
+struct VectorOps {
+    template <class Word>
+    ROPE_INLINE static auto to_float(Word v) {
+        return rope::to_float(v);
+    }
+    template <class To, class From>
+    ROPE_INLINE static To bit_cast(From v) {
+        return rope::bit_cast<To>(v);
+    }
+    template <class Word, class Bits>
+    ROPE_INLINE static auto any_bit(Word v, Bits bits) {
+        return rope::any_bit(v, bits);
+    }
+    template <class Mask, class Real>
+    ROPE_INLINE static Real select(Mask mask, Real a, Real b) {
+        return rope::select(mask, a, b);
+    }
 };
-
-template <>
-struct Polynomials<double> {
-    static constexpr double SIN[] = {0.7853981633974483,     -0.08074551218827972,   0.002490394570182007,
-                                     -3.6576204134671484e-05, 3.1336158090831277e-07, -1.7571158584135306e-09,
-                                     6.866574506874848e-12};
-    static constexpr double COS[] = {-0.30842513753404244,   0.015854344243815096,   -0.0003259918869245824,
-                                     3.5908604394852376e-06, -2.4611354040888294e-08, 1.1499763569296203e-10,
-                                     -3.836316280346648e-13};
-};
-
-// Compute cos and sin of K vectors of phases, the fraction of a turn in all bits of the words. The operations on one
-// vector are a chain, each waiting for the previous result, so K vectors are interleaved to fill the pipeline.
-template <class Word, class Real, int K, class Words, class Reals>
-ROPE_INLINE void cos_sin(const Words (&phase)[K], Reals (&cos)[K], Reals (&sin)[K]) {
-    using Table = Polynomials<Real>;
-    constexpr int TOP = sizeof Table::COS / sizeof(Real) - 1, BITS = 8 * sizeof(Word);
-    constexpr Word EIGHTH = Word{1} << (BITS - 3), QUARTER = 2 * EIGHTH, HALF = 2 * QUARTER;
-    Reals u[K], z[K], c[K], s[K];
-    unroll<K>([&](auto k) ROPE_ALWAYS {
-        // u: eighths of a turn from the nearest axis.
-        u[k] = to_float(phase[k] << 2) * static_cast<Real>(BITS == 32 ? 0x1p-31 : 0x1p-63);
-        z[k] = u[k] * u[k];
-        c[k] = z[k] * Table::COS[TOP];
-        s[k] = z[k] * Table::SIN[TOP];
-    });
-    unroll<TOP - 1>([&](auto i) ROPE_ALWAYS {
-        unroll<K>([&](auto k) ROPE_ALWAYS {
-            c[k] = (c[k] + Table::COS[TOP - 1 - i]) * z[k];
-            s[k] = (s[k] + Table::SIN[TOP - 1 - i]) * z[k];
-        });
-    });
-    unroll<K>([&](auto k) ROPE_ALWAYS {
-        c[k] = (c[k] + Table::COS[0]) * z[k] + Real{1};
-        s[k] = u[k] * (s[k] + Table::SIN[0]);
-    });
-    unroll<K>([&](auto k) ROPE_ALWAYS {
-        const Words quadrant = phase[k] + EIGHTH;  // its number is in the two upper bits
-        const auto odd = any_bit(quadrant, QUARTER);
-        const Reals unsigned_cos = select(odd, s[k], c[k]), unsigned_sin = select(odd, c[k], s[k]);
-        cos[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_cos) ^ ((quadrant + QUARTER) & HALF));
-        sin[k] = bit_cast<Reals>(bit_cast<Words>(unsigned_sin) ^ (quadrant & HALF));
-    });
-}
 
 // Phases of W pairs in units of 2^-32 turns, (position · F mod 2^64) >> 32, at evenly spaced positions: one product
 // for the first position and one for the step, then sums, all modulo 2^64.
@@ -99,8 +63,8 @@ class PhaseSequence {
         for (int half = 0; half < W / HALF; ++half, pair += HALF) {
             const Long turns = load<Long>(frequencies.turns_q64 + pair);
             const Long start = driving_coordinates(frequencies, first, pair);
-            phase_[half] = start * turns;
-            step_[half] = (driving_coordinates(frequencies, second, pair) - start) * turns;
+            phase_[half] = turns_at(start, turns);
+            step_[half] = turns_at<Long>(driving_coordinates(frequencies, second, pair) - start, turns);
         }
         if constexpr (W > 1) {
             HighHalves<W>::split(phase_[0], phase_[1]);
@@ -148,7 +112,7 @@ class CosSinSequence {
     ROPE_INLINE void next(Real (&cos)[K], Real (&sin)[K]) {
         Vec<uint32_t, W> phase[K];
         unroll<K>([&](auto k) ROPE_ALWAYS { phase[k] = phases_.next(); });
-        cos_sin<uint32_t, float>(phase, cos, sin);
+        cos_sin<VectorOps, uint32_t, float>(phase, cos, sin);
         if (!scaled_) return;
         unroll<K>([&](auto k) ROPE_ALWAYS {
             cos[k] = cos[k] * cos_amplitude_;
@@ -200,7 +164,7 @@ struct MakeTables32 {
     }
 };
 
-// Make tables from phases in units of 2^-64 turns, (position · F mod 2^96) >> 32 for F = high·2^32 + low.
+// Make tables from phases in units of 2^-64 turns.
 struct MakeTables64 {
     const Frequencies& frequencies;
     const Positions& positions;
@@ -222,9 +186,9 @@ struct MakeTables64 {
                 high_values[k] = static_cast<uint64_t>(value >> 32);
             }
             const Word p = load<Word>(values), p_high = load<Word>(high_values);
-            const Word phase[1] = {p * high + p_high * low + (((p & 0xFFFFFFFFu) * low) >> 32)};
+            const Word phase[1] = {phase_at(p, p_high, high, low)};
             Vec<double, W> c[1], s[1];
-            cos_sin<uint64_t, double>(phase, c, s);
+            cos_sin<VectorOps, uint64_t, double>(phase, c, s);
             store(cos + r * num_pairs + i, c[0] * cos_amplitude);
             store(sin + r * num_pairs + i, s[0] * sin_amplitude);
         }

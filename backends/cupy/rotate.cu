@@ -1,0 +1,465 @@
+// Rotate the rows of one or two arrays, q and k: CUDA C++ without any header, for NVRTC. tests/cuda_on_host.cpp
+// compiles this file for the CPU too, where tests/test_cuda_source.py runs all of it.
+//
+// A thread owns a few pairs of one token: it computes their cos and sin once, and then rotates these pairs in several
+// heads. It reads and writes 16 bytes at a time if addresses, strides and widths are multiples of 16 bytes, else
+// single elements. Threads with consecutive numbers own consecutive pairs, then consecutive tokens.
+//
+// Compile with --fmad=false: see cos_sin() in cos_sin.h.
+#include "../_native/cos_sin.h"
+
+namespace rope {
+
+using Int = long long;
+using Word64 = unsigned long long;
+using Word32 = unsigned int;
+
+// ---- the arguments: 64 bits each, as backends/cupy/__init__.py writes them. Strides count elements. ----
+
+// One array and its result: `heads` rows for each token.
+struct Array {
+    const void* x;
+    void* y;
+    Int heads;
+    Int x_outer, x_seq, x_head, x_feature;
+    Int y_outer, y_seq, y_head, y_feature;
+};
+
+enum Source : Int { SPACED, INT32, INT64, TABLES };
+
+struct Call {
+    Array q, k;
+    Int outer, seq;  // a token has the index outer · seq + its index along seq
+    Int heads_per_thread;
+    // See Layout in rope_array/_spec/plan.py. Features outside the rotated slice are copied if `copies`.
+    Int head_dim, start, num_pairs, pairs_per_block, copies;
+    Int source;
+    Int first, outer_step, seq_step;  // SPACED: the position of token (0, 0), and steps modulo 2^64
+    const void* positions;            // INT32, INT64
+    Int pos_outer, pos_seq, pos_coordinate;
+    const void *cos, *sin;  // TABLES, in the compute dtype; the pairs of a token are contiguous
+    Int cos_outer, cos_seq, sin_outer, sin_seq;
+    const Int* words;  // plan_words() of backends/_gpu: rows of num_pairs numbers
+    Int several;       // positions have several coordinates: row 3 of `words` names one for each pair
+    Int scaled;        // multiply cos and sin by the amplitude
+    Int transposed;    // negate sin
+};
+
+// ---- dtypes: 16 bytes to numbers of the compute dtype and back ----
+
+struct alignas(16) Chunk {
+    Word32 word[4];
+
+    // In PTX, as compilers split some of the accesses by a struct or vector type.
+    ROPE_INLINE static Chunk load(const void* from) {
+        Chunk chunk;
+#if defined(__CUDACC__)
+        asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3])
+                     : "l"(__cvta_generic_to_global(from))
+                     : "memory");
+#else
+        copy_aligned(&chunk, from);
+#endif
+        return chunk;
+    }
+
+    ROPE_INLINE void store(void* to) const {
+#if defined(__CUDACC__)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(word[0]),
+                     "r"(word[1]), "r"(word[2]), "r"(word[3])
+                     : "memory");
+#else
+        copy_aligned(to, this);
+#endif
+    }
+};
+
+struct Float32 {
+    using Computed = Float32;
+    using Stored = float;
+    using Real = float;
+    ROPE_INLINE static Real read(Stored v) { return v; }
+    ROPE_INLINE static Stored write(Real v) { return v; }
+
+    ROPE_INLINE static void unpack(const Chunk& chunk, Real* to) {
+        unroll<4>([&](auto i) ROPE_ALWAYS { to[i] = ScalarOps::bit_cast<float>(chunk.word[i]); });
+    }
+
+    ROPE_INLINE static void pack(const Real* from, Chunk& chunk) {
+        unroll<4>([&](auto i) ROPE_ALWAYS { chunk.word[i] = ScalarOps::bit_cast<Word32>(from[i]); });
+    }
+};
+
+struct Float64 {
+    using Computed = Float64;
+    using Stored = double;
+    using Real = double;
+    ROPE_INLINE static Real read(Stored v) { return v; }
+    ROPE_INLINE static Stored write(Real v) { return v; }
+
+    ROPE_INLINE static void unpack(const Chunk& chunk, Real* to) {
+        unroll<2>([&](auto i) ROPE_ALWAYS {
+            const Word64 high = chunk.word[2 * i + 1];
+            to[i] = ScalarOps::bit_cast<double>(high << 32 | chunk.word[2 * i]);
+        });
+    }
+
+    ROPE_INLINE static void pack(const Real* from, Chunk& chunk) {
+        unroll<2>([&](auto i) ROPE_ALWAYS {
+            const Word64 bits = ScalarOps::bit_cast<Word64>(from[i]);
+            chunk.word[2 * i] = static_cast<Word32>(bits);
+            chunk.word[2 * i + 1] = static_cast<Word32>(bits >> 32);
+        });
+    }
+};
+
+// 16 bits, rotated in float32. `Format` converts one number, or two in the halves of a word.
+template <class Format>
+struct Sixteen {
+    using Computed = Float32;
+    using Stored = unsigned short;
+    using Real = float;
+    ROPE_INLINE static Real read(Stored v) { return Format::widen_low(v); }
+    ROPE_INLINE static Stored write(Real v) { return static_cast<Stored>(Format::narrow(v, 0.0f)); }
+
+    ROPE_INLINE static void unpack(const Chunk& chunk, Real* to) {
+        unroll<4>([&](auto i) ROPE_ALWAYS {
+            to[2 * i] = Format::widen_low(chunk.word[i]);
+            to[2 * i + 1] = Format::widen_high(chunk.word[i]);
+        });
+    }
+
+    ROPE_INLINE static void pack(const Real* from, Chunk& chunk) {
+        unroll<4>([&](auto i) ROPE_ALWAYS { chunk.word[i] = Format::narrow(from[2 * i], from[2 * i + 1]); });
+    }
+};
+
+struct BFloat16Format {
+    ROPE_INLINE static float widen_low(Word32 v) { return ScalarOps::bit_cast<float>(v << 16); }
+    ROPE_INLINE static float widen_high(Word32 v) { return ScalarOps::bit_cast<float>(v & 0xFFFF0000u); }
+
+    ROPE_INLINE static Word32 narrow(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        Word32 both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#else
+        return rounded(low) | rounded(high) << 16;
+#endif
+    }
+
+    // Round to nearest, ties to even. Set a bit of each NaN, whose upper half may be the bits of Inf.
+    ROPE_INLINE static Word32 rounded(float v) {
+        const Word32 b = ScalarOps::bit_cast<Word32>(v);
+        return v != v ? b >> 16 | 0x40u : (b + 0x7FFFu + (b >> 16 & 1u)) >> 16;
+    }
+};
+
+struct Float16Format {
+#if defined(__CUDACC__)
+    ROPE_INLINE static float widen(unsigned short v) {
+        float wide;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v));
+        return wide;
+    }
+
+    ROPE_INLINE static unsigned short rounded(float v) {
+        unsigned short bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+        return bits;
+    }
+#else
+    ROPE_INLINE static float widen(unsigned short v) { return ScalarOps::bit_cast<_Float16>(v); }
+    ROPE_INLINE static unsigned short rounded(float v) {
+        return ScalarOps::bit_cast<unsigned short>(static_cast<_Float16>(v));
+    }
+#endif
+    ROPE_INLINE static float widen_low(Word32 v) { return widen(static_cast<unsigned short>(v)); }
+    ROPE_INLINE static float widen_high(Word32 v) { return widen(static_cast<unsigned short>(v >> 16)); }
+
+    ROPE_INLINE static Word32 narrow(float low, float high) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        Word32 both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#else
+        return rounded(low) | static_cast<Word32>(rounded(high)) << 16;
+#endif
+    }
+};
+
+// The arithmetic of the rotation, in PTX for float: CuPy compiles with -ftz=true, by which C++ operators would take
+// subnormal numbers as zeros.
+#if defined(__CUDACC__)
+ROPE_INLINE float product(float a, float b) {
+    float c;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+ROPE_INLINE float sum(float a, float b) {
+    float c;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+ROPE_INLINE float difference(float a, float b) {
+    float c;
+    asm("sub.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+#else
+ROPE_INLINE float product(float a, float b) { return a * b; }
+ROPE_INLINE float sum(float a, float b) { return a + b; }
+ROPE_INLINE float difference(float a, float b) { return a - b; }
+#endif
+ROPE_INLINE double product(double a, double b) { return a * b; }
+ROPE_INLINE double sum(double a, double b) { return a + b; }
+ROPE_INLINE double difference(double a, double b) { return a - b; }
+
+using BFloat16 = Sixteen<BFloat16Format>;
+using Float16 = Sixteen<Float16Format>;
+
+// ---- units: the smallest pieces that are read or written at once ----
+
+// A single element.
+template <class T, bool WIDE>
+struct Unit {
+    using Stored = typename T::Stored;
+    using Raw = Stored;
+    static constexpr int SIZE = 1;
+    ROPE_INLINE static Raw load(const Stored* from) { return *from; }
+    ROPE_INLINE static void store(Stored* to, Raw raw) { *to = raw; }
+    ROPE_INLINE static void unpack(Raw raw, typename T::Real* to) { *to = T::read(raw); }
+    ROPE_INLINE static void pack(const typename T::Real* from, Raw& raw) { raw = T::write(*from); }
+};
+
+// 16 bytes.
+template <class T>
+struct Unit<T, true> {
+    using Stored = typename T::Stored;
+    using Raw = Chunk;
+    static constexpr int SIZE = 16 / static_cast<int>(sizeof(Stored));
+    ROPE_INLINE static Raw load(const Stored* from) { return Chunk::load(from); }
+    ROPE_INLINE static void store(Stored* to, const Raw& raw) { raw.store(to); }
+    ROPE_INLINE static void unpack(const Raw& raw, typename T::Real* to) { T::unpack(raw, to); }
+    ROPE_INLINE static void pack(const typename T::Real* from, Raw& raw) { T::pack(from, raw); }
+};
+
+// ---- positions, and cos and sin ----
+
+// Where a thread works: its token, and its first pair or feature.
+struct Place {
+    Int outer, seq, first;
+};
+
+ROPE_INLINE Word64 position_of(const Call& call, const Place& place, Int pair) {
+    const Word64 outer = place.outer, seq = place.seq;
+    if (call.source == SPACED) return call.first + outer * call.outer_step + seq * call.seq_step;
+    Int at = place.outer * call.pos_outer + place.seq * call.pos_seq;
+    if (call.several) at += call.words[3 * call.num_pairs + pair] * call.pos_coordinate;
+    if (call.source == INT32) return static_cast<Int>(static_cast<const int*>(call.positions)[at]);
+    return static_cast<const Int*>(call.positions)[at];
+}
+
+ROPE_INLINE Word32 phase_of(const Call& call, Word64 position, Int pair, float) {
+    const Word64 turns = call.words[pair];
+    return static_cast<Word32>(turns_at(position, turns) >> 32);
+}
+
+ROPE_INLINE Word64 phase_of(const Call& call, Word64 position, Int pair, double) {
+    const Word64 high = call.words[call.num_pairs + pair], low = call.words[2 * call.num_pairs + pair];
+    return phase_at<Word64>(position, static_cast<Int>(position) >> 32, high, low);
+}
+
+// Compute cos and sin of PAIRS pairs from the first of them on.
+template <class Real, int PAIRS>
+ROPE_INLINE void compute_angles(const Call& call, const Place& place, Real (&cos)[PAIRS], Real (&sin)[PAIRS]) {
+    using Word = decltype(phase_of(call, 0, 0, Real{}));
+    Word phase[PAIRS];
+    Word64 position = position_of(call, place, place.first);
+    unroll<PAIRS>([&](auto i) ROPE_ALWAYS {
+        if (i && call.several) position = position_of(call, place, place.first + i);
+        phase[i] = phase_of(call, position, place.first + i, Real{});
+    });
+    cos_sin<ScalarOps, Word, Real>(phase, cos, sin);
+    if (!call.scaled) return;
+    const Real amplitude = static_cast<Real>(ScalarOps::bit_cast<double>(call.words[4 * call.num_pairs]));
+    unroll<PAIRS>([&](auto i) ROPE_ALWAYS {
+        cos[i] = product(cos[i], amplitude);
+        sin[i] = product(sin[i], amplitude);
+    });
+}
+
+// Read PAIRS numbers of a table, 16 bytes at a time if possible.
+template <class T, bool WIDE, int PAIRS>
+ROPE_INLINE void read_table(const void* table, Int at, typename T::Real (&to)[PAIRS]) {
+    using Piece = Unit<T, WIDE && PAIRS % Unit<T, true>::SIZE == 0>;
+    const typename T::Stored* const from = static_cast<const typename T::Stored*>(table) + at;
+    unroll<PAIRS / Piece::SIZE>(
+        [&](auto i) ROPE_ALWAYS { Piece::unpack(Piece::load(from + i * Piece::SIZE), to + i * Piece::SIZE); });
+}
+
+// ---- rows ----
+
+// Call each(array, first head, number of heads) for the thread's heads of q and of k, which are numbered as one.
+template <class Each>
+ROPE_INLINE void for_arrays(const Call& call, Int begin, const Each& each) {
+    const Int end = begin + call.heads_per_thread;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+        const Array array = i ? call.k : call.q;
+        const Int before = i ? call.q.heads : 0;
+        const Int first = begin > before ? begin - before : 0;
+        const Int last = end - before < array.heads ? end - before : array.heads;
+        if (first < last) each(array, first, last - first);
+    }
+}
+
+template <class T>
+struct Cursor {  // a thread's first feature in a row of x and of y
+    const typename T::Stored* x;
+    typename T::Stored* y;
+
+    ROPE_INLINE Cursor(const Array& array, const Place& place, Int head, Int x_feature, Int y_feature)
+        : x(static_cast<const typename T::Stored*>(array.x) + place.outer * array.x_outer +
+            place.seq * array.x_seq + head * array.x_head + x_feature * array.x_feature),
+          y(static_cast<typename T::Stored*>(array.y) + place.outer * array.y_outer + place.seq * array.y_seq +
+            head * array.y_head + y_feature * array.y_feature) {}
+};
+
+// Call step(n) for n heads at a time: HEADS, a constant, while that many are left, then 1.
+template <int HEADS, class Step>
+ROPE_INLINE void for_heads(Int count, const Step& step) {
+#pragma unroll 1
+    for (; count >= HEADS; count -= HEADS) step(Index<HEADS>{});
+#pragma unroll 1
+    for (; count > 0; --count) step(Index<1>{});
+}
+
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
+struct Rotation {
+    using Real = typename T::Real;
+    using Piece = Unit<T, WIDE>;
+    // With half pairing, the first and the second features of a thread's pairs are a unit each. 16 bytes of interleaved
+    // pairs hold both features.
+    static constexpr int UNITS = WIDE && !READS_HALF && !WRITES_HALF ? 1 : 2;
+    static constexpr int PAIRS = UNITS * Piece::SIZE / 2;
+    // Heads that are read before the first of them is written, so that a wide thread has 64 bytes on their way.
+    static constexpr int HEADS = 4 / UNITS;
+
+    // Return the position of feature `member` of pair k among the features of a thread, in the order of memory.
+    template <bool HALF>
+    ROPE_INLINE static constexpr int at(int k, int member) {
+        return HALF ? member * PAIRS + k : 2 * k + member;
+    }
+
+    // Return the first feature of a pair, counted from the start of the slice.
+    template <bool HALF>
+    ROPE_INLINE static Int feature_of(const Call& call, Int pair) {
+        if (!HALF) return 2 * pair;
+        if (call.pairs_per_block == call.num_pairs) return pair;
+        const Int block = static_cast<Word32>(pair) / static_cast<Word32>(call.pairs_per_block);
+        return pair + block * call.pairs_per_block;
+    }
+
+    // Return the distance between a thread's two units, in features.
+    template <bool HALF>
+    ROPE_INLINE static Int second_unit(const Call& call) {
+        return HALF ? call.pairs_per_block : Piece::SIZE;
+    }
+
+    ROPE_INLINE static void run(const Call& call, const Place& place, Int first_head) {
+        Real cos[PAIRS], sin[PAIRS];
+        if constexpr (FROM_TABLES) {
+            using Computed = typename T::Computed;
+            const Int of_cos = place.outer * call.cos_outer + place.seq * call.cos_seq + place.first;
+            const Int of_sin = place.outer * call.sin_outer + place.seq * call.sin_seq + place.first;
+            read_table<Computed, WIDE>(call.cos, of_cos, cos);
+            read_table<Computed, WIDE>(call.sin, of_sin, sin);
+        } else {
+            compute_angles(call, place, cos, sin);
+        }
+        if (call.transposed) unroll<PAIRS>([&](auto i) ROPE_ALWAYS { sin[i] = product(sin[i], Real{-1}); });
+        const Int from = call.start + feature_of<READS_HALF>(call, place.first);
+        const Int to = call.start + feature_of<WRITES_HALF>(call, place.first);
+        for_arrays(call, first_head, [&](const Array& array, Int head, Int count) ROPE_ALWAYS {
+            Cursor<T> row(array, place, head, from, to);
+            const Int x_second = second_unit<READS_HALF>(call) * array.x_feature;
+            const Int y_second = second_unit<WRITES_HALF>(call) * array.y_feature;
+            for_heads<HEADS>(count, [&](auto heads) ROPE_ALWAYS {
+                constexpr int N = heads;
+                // A head is written after all of its features that this thread writes are read, so y may be x if
+                // both have the same pairing: then a thread writes the very features that it reads.
+                typename Piece::Raw raw[N][UNITS];
+                unroll<N>([&](auto n) ROPE_ALWAYS {
+                    unroll<UNITS>([&](auto u) ROPE_ALWAYS { raw[n][u] = Piece::load(row.x + u * x_second); });
+                    row.x += array.x_head;
+                });
+                unroll<N>([&](auto n) ROPE_ALWAYS {
+                    Real x[2 * PAIRS], y[2 * PAIRS];
+                    unroll<UNITS>([&](auto u) ROPE_ALWAYS { Piece::unpack(raw[n][u], x + u * Piece::SIZE); });
+                    unroll<PAIRS>([&](auto k) ROPE_ALWAYS {
+                        const Real a = x[at<READS_HALF>(k, 0)], b = x[at<READS_HALF>(k, 1)];
+                        y[at<WRITES_HALF>(k, 0)] = difference(product(a, cos[k]), product(b, sin[k]));
+                        y[at<WRITES_HALF>(k, 1)] = sum(product(b, cos[k]), product(a, sin[k]));
+                    });
+                    unroll<UNITS>([&](auto u) ROPE_ALWAYS {
+                        typename Piece::Raw result;
+                        Piece::pack(y + u * Piece::SIZE, result);
+                        Piece::store(row.y + u * y_second, result);
+                    });
+                    row.y += array.y_head;
+                });
+            });
+        });
+    }
+};
+
+// Copy a unit of the features outside the rotated slice; place.first counts these features only.
+template <class T, bool WIDE>
+ROPE_INLINE void copy_features(const Call& call, const Place& place, Int first_head) {
+    using Piece = Unit<T, WIDE>;
+    const Int feature = place.first < call.start ? place.first : place.first + 2 * call.num_pairs;
+    for_arrays(call, first_head, [&](const Array& array, Int head, Int count) ROPE_ALWAYS {
+        Cursor<T> row(array, place, head, feature, feature);
+        for_heads<4>(count, [&](auto heads) ROPE_ALWAYS {
+            constexpr int N = heads;
+            typename Piece::Raw raw[N];
+            unroll<N>([&](auto n) ROPE_ALWAYS { raw[n] = Piece::load(row.x + n * array.x_head); });
+            unroll<N>([&](auto n) ROPE_ALWAYS { Piece::store(row.y + n * array.y_head, raw[n]); });
+            row.x += N * array.x_head;
+            row.y += N * array.y_head;
+        });
+    });
+}
+
+// Return a / b of non-negative numbers: almost always a division of 32 bits, which takes fewer instructions.
+ROPE_INLINE Int quotient(Int a, Int b) {
+    if ((a | b) >> 32) return a / b;
+    return static_cast<Word32>(a) / static_cast<Word32>(b);
+}
+
+// Threads of a block. Five blocks on a multiprocessor leave a thread the 102 registers that no kernel here exceeds; 640
+// threads with 64 bytes each on their way are 40 KiB, enough to keep the memory of an H100 busy.
+constexpr int MAX_THREADS = 128;
+
+// A block has threads for groups of pairs (x), tokens (y) and chunks of heads (z).
+template <class T, bool WIDE, bool READS_HALF, bool WRITES_HALF, bool FROM_TABLES>
+__global__ void __launch_bounds__(MAX_THREADS, 5) rotate(const Call call) {
+    using Pairs = Rotation<T, WIDE, READS_HALF, WRITES_HALF, FROM_TABLES>;
+    constexpr int UNIT = Unit<T, WIDE>::SIZE;
+    const Int token = static_cast<Int>(blockIdx.x) * blockDim.y + threadIdx.y;
+    const Int first_head = (static_cast<Int>(blockIdx.y) * blockDim.z + threadIdx.z) * call.heads_per_thread;
+    if (token >= call.outer * call.seq) return;
+    const Int outer = quotient(token, call.seq), seq = token - outer * call.seq;
+    const Int rotated = call.num_pairs / Pairs::PAIRS;
+    const Int copied = call.copies ? (call.head_dim - 2 * call.num_pairs) / UNIT : 0;
+    for (Int i = threadIdx.x; i < rotated + copied; i += blockDim.x) {
+        if (i < rotated)
+            Pairs::run(call, {outer, seq, i * Pairs::PAIRS}, first_head);
+        else
+            copy_features<T, WIDE>(call, {outer, seq, (i - rotated) * UNIT}, first_head);
+    }
+}
+
+}  // namespace rope

@@ -1,0 +1,331 @@
+"""Calls of the backend "cuda" on fake_cupy's arrays, each compared with NumPy's array-api backend bit by bit.
+
+A case takes the compiled kernel, and so can be run on one with a fault: see cuda_mutants.py.
+"""
+
+import itertools
+import mmap
+
+import fake_cupy
+import numpy as np
+from compare import assert_same
+from native_cases import F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
+
+CASES = {}
+FAR = np.array([0, 1, -7, 123_456_789, 2**40])
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def on_device(x):
+    """Copy NumPy arrays to the device; other values are returned as they are."""
+    if type(x) is tuple:
+        return tuple(map(on_device, x))
+    return fake_cupy.asarray(x) if isinstance(x, np.ndarray) else x
+
+
+def same_memory(x):
+    """Make an array on the device of an array's own memory and strides."""
+    return tuple(map(same_memory, x)) if type(x) is tuple else fake_cupy.ndarray(x)
+
+
+def host(y):
+    return tuple(map(host, y)) if type(y) is tuple else y.host
+
+
+def same(got, want, what=""):
+    assert_same(host(got), want, what)
+    fake_cupy.check_guards()
+
+
+def check(rope, x, pos, what="", move=on_device, **kwargs):
+    """Compare new results, given results and results in place, rotated and rotated back."""
+    for more in ({}, {"inverse": True}):
+        more = {**more, **kwargs}
+        want = rope.apply(x, pos, backend="array-api", **more)
+        values = copied(x)
+        call = {**more, "backend": "cuda"}
+        same(rope.apply(move(x), on_device(pos), **call), want, what)
+        out = move(x)
+        same(rope.apply(on_device(values), on_device(pos), out=out, **call), want, f"{what}, out")
+        write(x, values)
+        y = move(x)
+        same(rope.apply(y, on_device(pos), out=y, **call), want, f"{what}, in place")
+        write(x, values)
+
+
+def write(x, values):
+    if type(x) is tuple:
+        for one, of_one in zip(x, values, strict=True):
+            write(one, of_one)
+    else:
+        x[...] = values
+
+
+@case
+def float32_specs(kernel):
+    for name in SPECS:
+        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim)), FAR, name)
+
+
+@case
+def float64_specs(kernel):
+    for name in SPECS:
+        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), F64), FAR, name)
+
+
+@case
+def float16_specs(kernel):
+    for name in SPECS:
+        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), F16), FAR, name)
+
+
+@case
+def bfloat16_specs(kernel):
+    for name in SPECS:
+        check(SPECS[name], normal((2, 3, 5, SPECS[name].head_dim), B), FAR, name)
+
+
+def coordinates(dtype):
+    for name in SEVERAL:
+        pos = np.random.default_rng(4).integers(-(2**40), 2**40, (2, 5, 3))
+        check(SEVERAL[name], normal((2, 3, 5, SEVERAL[name].head_dim), dtype), pos, name)
+        check(SEVERAL[name], normal((2, 3, 5, SEVERAL[name].head_dim), dtype), pos[:1].astype("i4"), name)
+
+
+@case
+def float32_coordinates(kernel):
+    coordinates(F32)
+
+
+@case
+def float64_coordinates(kernel):
+    coordinates(F64)
+
+
+@case
+def bfloat16_coordinates(kernel):
+    coordinates(B)
+
+
+@case
+def wide_accesses(kernel):
+    """Layouts of whole units of 16 bytes, with features before and after the slice."""
+    layouts = itertools.product(("interleaved", "half"), ("interleaved", "half"), (F32, F64, F16, B))
+    for pairing, out_pairing, dtype in layouts:
+        rope = RoPE(64, rotary_dim=32, rotary_start=16, pairing=pairing, out_pairing=out_pairing)
+        kernel.launches.clear()
+        check(rope, normal((2, 9, 5, 64), dtype), range(3, 8), f"{pairing} {out_pairing} {dtype}")
+        assert all(launch[1] for launch in kernel.launches)
+
+
+@case
+def float32_wide(kernel):
+    for pairing in ("interleaved", "half"):
+        rope = RoPE(64, rotary_dim=32, rotary_start=16, pairing=pairing, attention_factor=1.3)
+        check(rope, normal((2, 9, 5, 64)), range(3, 8), pairing)
+
+
+@case
+def single_elements(kernel):
+    """Addresses, strides and widths that are no multiples of 16 bytes."""
+    x = normal((2, 3, 5, 64))
+    changes = [spaced, np.asfortranarray, lambda x: x[:, :, :, ::-1], lambda x: x[..., 1:33]]
+    for change, name in itertools.product(changes, ("half", "interleaved to half", "offset slice")):
+        rope = RoPE(32 if change is changes[-1] else 64, pairing=SPECS[name].pairing)
+        kernel.launches.clear()
+        check(rope, change(x), FAR, name, move=same_memory)
+        assert not kernel.launches[0][1]
+
+
+@case
+def strides_of_axes(kernel):
+    for axes in itertools.permutations(range(3)):
+        x = normal((2, 7, 5, 16)).transpose(*axes, 3)
+        for pos in (FAR, np.arange(70).reshape(2, 7, 5)):
+            shape = pos.shape if pos.ndim == 1 else tuple(np.array(pos.shape)[list(axes)])
+            pos = np.arange(x.shape[2]) if pos.ndim == 1 else np.resize(pos, shape)
+            check(RoPE(16), x, pos, f"{axes} {pos.shape}", move=same_memory)
+    x = np.broadcast_to(normal((5, 16)), (3, 5, 16))
+    same(RoPE(16).apply(same_memory(x), on_device(FAR), backend="cuda"), RoPE(16).apply(x, FAR))
+    check(RoPE(16), normal((3, 10, 16))[:, ::-2], FAR, move=same_memory)
+
+
+@case
+def shapes_of_positions(kernel):
+    x = normal((2, 3, 5, 6))
+    for shape in ((), (1,), (5,), (1, 5), (2, 5), (2, 1), (2, 3, 5), (1, 3, 1), (2, 1, 5)):
+        pos = np.random.default_rng(2).integers(-1000, 1000, shape)
+        check(RoPE(6), x, pos, shape)
+        check(RoPE(6), x, pos.astype("i4"), shape)
+    check(RoPE(6), np.swapaxes(x, 1, 2), np.arange(10).reshape(2, 5), seq_axis=-3)
+    check(RoPE(6), x, np.arange(20)[::-4])
+    check(RoPE(6), normal((2, 3, 2, 5, 6)), np.arange(20).reshape(2, 1, 2, 5))
+
+
+def python_positions(dtype):
+    ends = (range(2**63 - 5, 2**63), range(-(2**63), -(2**63) + 5))
+    steps = (
+        range(5),
+        range(-3, 2),
+        range(4, -1, -1),
+        range(0, 50, 10),
+        range(-(2**62), 2**62, 2**61 - 2**59),
+    )
+    for pos in (0, 7, -(2**63), 2**63 - 1, [3, 1, -4, 1, 5], [[2]], *ends, *steps):
+        length = len(pos) if type(pos) is range else 5
+        check(RoPE(6), normal((2, 3, length, 6), dtype), pos, pos)
+    check(RoPE(8), normal((3, 1, 8), dtype), range(9, 10))
+    check(RoPE(8), normal((8,), dtype), 9)
+
+
+@case
+def float32_python_positions(kernel):
+    python_positions(F32)
+
+
+@case
+def float64_python_positions(kernel):
+    python_positions(F64)
+
+
+@case
+def other_angles(kernel):
+    x = normal((2, 3, 5, 16))
+    floats = np.linspace(-9, 9, 10, dtype="f4").reshape(2, 5)
+    for pos in (2.5, [0.5, 1, 2, 3, 1e6], floats, floats[0]):
+        check(RoPE(16, attention_factor=1.1), x, pos)
+    check(RoPE(16, pairing="half", angles="float32"), x, np.arange(1000, 1005))
+    for dtype in ("int8", "int16", "uint8", "uint16", "uint32"):
+        check(RoPE(16), x, np.arange(100, 105).astype(dtype), dtype)
+
+
+def padded(table):
+    """Return a table whose rows have other numbers between them."""
+    return np.concatenate([table, table], axis=-1)[..., : table.shape[-1]]
+
+
+@case
+def tables(kernel):
+    x = normal((2, 3, 5, 16))
+    for pairing, shape in itertools.product(("half", "interleaved"), ((5,), (2, 5), (2, 3, 5), ())):
+        pos = np.random.default_rng(4).integers(-999, 999, shape)
+        rotation = RoPE(16, pairing=pairing, attention_factor=1.3).rotation(pos, like=x)
+        for one in (rotation, rotation.inverse(), rotation.adjoint()):
+            for change in (lambda t: t, np.asfortranarray, spaced, np.flip, padded):
+                given = one._replace(cos=one.cos, sin=change(one.sin))
+                want = given.apply(x, backend="array-api")
+                moved = given._replace(cos=on_device(given.cos), sin=same_memory(given.sin))
+                same(moved.apply(on_device(x), backend="cuda"), want, f"{pairing} {shape}")
+
+
+@case
+def two_arrays(kernel):
+    """q and k in one launch, with other numbers of heads and other strides."""
+    for heads in ((4, 2), (9, 1), (1, 3), (17, 16)):
+        q, k = (normal((2, h, 5, 16), seed=h) for h in heads)
+        kernel.launches.clear()
+        check(RoPE(16, pairing="half"), (q, k), FAR, heads)
+        assert len(kernel.launches) == 6
+    kinds = ((1, F32), (2, F16), (3, F32), (1, F64), (2, F32), (0, F32))
+    check(RoPE(16), tuple(normal((2, h, 5, 16), dtype, h) for h, dtype in kinds), FAR)
+    apart = normal((2, 5, 3, 16)).swapaxes(1, 2), normal((2, 1, 5, 32))[..., ::2]
+    check(RoPE(16), apart, FAR, move=same_memory)
+
+
+@case
+def many_rows(kernel):
+    """Several blocks along each axis of the grid."""
+    check(RoPE(4), normal((1000, 3, 4)), range(3))
+    check(RoPE(4), normal((3, 1000, 4)), range(1000))
+    check(RoPE(300), normal((3, 7, 300)), range(7))
+    check(RoPE(2), normal((70_000, 2)), 5)
+    check(RoPE(64, pairing="half"), normal((2, 3, 301, 64)), np.arange(602).reshape(2, 301))
+
+
+@case
+def wide_heads(kernel):
+    for width in (1024, 1030):
+        check(RoPE(width, pairing="half"), normal((2, 3, width)), range(3))
+        check(RoPE(width, rotary_dim=6), normal((2, 3, width)), range(3))
+
+
+@case
+def not_a_number(kernel):
+    for dtype in (F32, F64, F16, B):
+        x = normal((2, 3, 5, 16), dtype)
+        x[0, 1, 2, 3], x[1, 2, 3, 4], x[1, 0, 0, 15] = np.nan, np.inf, -np.inf
+        check(RoPE(16), x, FAR)
+
+
+@case
+def rounding_to_16_bits(kernel):
+    """Ties, subnormal numbers, and NaN of every kind: a GPU's own is 0x7FFFFFFF."""
+    words = np.random.default_rng(5).integers(0, 2**32, 100_000).astype("u4")
+    halves = (np.arange(2**16, dtype="u4") << 16)[:, None] + np.array(
+        [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], "u4"
+    )
+    ties = (np.arange(2**19, dtype="u4") << 13)[:, None] + np.array([0xFFF, 0x1000, 0x1001], "u4")
+    for numbers in (part.ravel().view("f4") for part in (words, halves, ties)):
+        for dtype in (F16, B):
+            low, high = kernel.narrow(np.ascontiguousarray(numbers), dtype.name)
+            assert_same(low.view(dtype), numbers.astype(dtype), dtype.name)
+            assert_same(high.view(dtype), (-numbers).astype(dtype), dtype.name)
+
+
+@case
+def every_bfloat16(kernel):
+    every = np.arange(2**16, dtype="u2").view(B).reshape(-1, 1, 16)
+    for pos in (0, 1, 100):
+        check(RoPE(16), every, pos)
+
+
+@case
+def every_float16(kernel):
+    every = np.arange(2**16, dtype="u2").view(F16).reshape(-1, 1, 16)
+    for pos in (0, 1, 100):
+        check(RoPE(16), every, pos)
+
+
+@case
+def indices_beyond_32_bits(kernel):
+    """Offsets of 2^31 elements and more, in a map of memory of which a few pages are touched."""
+    far, start = 2**31 + 16, 2**32
+    memory = mmap.mmap(-1, 2 * (start + 2 * far) + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    all_of_it = np.frombuffer(memory, F16)
+    values = normal((3, 2, 3, 8), F16)
+    for strides in ((far, 24, 8), (24, far, 8), (8, 24, far), (16, 8, far)):
+        steps = [2 * stride for stride in (*strides, 1)]
+        view = np.lib.stride_tricks.as_strided(all_of_it[start:], (3, 2, 3, 8), steps)
+        view[...] = values
+        x = fake_cupy.ndarray(view)
+        for pos in (np.arange(9).reshape(3, 3), np.arange(3)):
+            want = RoPE(8).apply(values, pos, backend="array-api")
+            same(RoPE(8).apply(x, on_device(pos), backend="cuda"), want, "x")
+            same(RoPE(8).apply(x, on_device(pos), out=x, backend="cuda"), want, "x and y")
+            view[...] = values
+        view[...] = 0
+    del view, x, all_of_it
+    memory.close()
+
+
+@case
+def transposed(kernel):
+    """The flag that negates sin, which no call of CuPy sets."""
+    import rope_array._backends.cupy._launch as launch
+
+    x, y = fake_cupy.asarray(normal((3, 16))), fake_cupy.asarray(np.zeros((3, 16), F32))
+    launched = []
+    real = launch._kernel
+    launch._kernel = lambda name: lambda grid, block, args: launched.append((name, grid, block, args[0]))
+    try:
+        RoPE(16).apply(x, range(3), out=y, backend="cuda")
+    finally:
+        launch._kernel = real
+    ((name, grid, block, arguments),) = launched
+    arguments[-1] = 1
+    kernel.launch(name, grid, block, arguments)
+    same(y, RoPE(16).apply(x.host, range(3), inverse=True, backend="array-api"))

@@ -1,0 +1,93 @@
+// backends/cupy/rotate.cu compiled for the CPU: each thread of each block runs in turn, which is right because the
+// kernel has no barrier and no shared memory. tests/fake_cupy.py calls launch().
+//
+// ONLY is the one dtype to compile: 64, 32 and 16 for floats of that many bits, 8 for bfloat16. ONLY_TABLES, if defined,
+// says whether angles come from tables.
+#include <cstdint>
+#include <cstring>
+
+#define __device__
+#define __global__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct Dim3 {
+    unsigned int x, y, z;
+};
+static thread_local Dim3 blockIdx, blockDim, threadIdx;
+
+static bool misaligned;  // an access of 16 bytes at another address stops a GPU
+
+static inline void copy_aligned(void* to, const void* from) {
+    misaligned |= (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16 != 0;
+    std::memcpy(to, from, 16);
+}
+
+#include "rotate.cu"
+
+namespace {
+
+using Kernel = void (*)(const rope::Call);
+
+template <class T, bool wide, bool reads_half, bool writes_half, bool from_tables>
+Kernel kernel() {
+#if defined(ONLY_TABLES)
+    if constexpr (from_tables != ONLY_TABLES)
+        return nullptr;
+    else
+#endif
+        return rope::rotate<T, wide, reads_half, writes_half, from_tables>;
+}
+
+template <class T, bool... flags, class... More>
+Kernel kernel(bool flag, More... more) {
+    return flag ? kernel<T, flags..., true>(more...) : kernel<T, flags..., false>(more...);
+}
+
+}  // namespace
+
+extern "C" int64_t size_of_call() { return sizeof(rope::Call); }
+
+template <class Format>
+static void narrow(const float* from, uint32_t* to, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = Format::narrow(from[i], -from[i]);
+}
+
+// Round each number, into the lower halves of words, and its negative, into the upper halves.
+extern "C" void narrow_float16(const float* from, uint32_t* to, int64_t count) {
+    narrow<rope::Float16Format>(from, to, count);
+}
+extern "C" void narrow_bfloat16(const float* from, uint32_t* to, int64_t count) {
+    narrow<rope::BFloat16Format>(from, to, count);
+}
+
+// Return 0; 1 if no kernel has the name, 2 after a misaligned access.
+extern "C" int launch(int dtype, bool wide, bool reads_half, bool writes_half, bool from_tables,
+                       const unsigned int* grid, const unsigned int* block, const rope::Call* call) {
+    Kernel run;
+    switch (dtype) {
+#if !defined(ONLY) || ONLY == 64
+        case 64: run = kernel<rope::Float64>(wide, reads_half, writes_half, from_tables); break;
+#endif
+#if !defined(ONLY) || ONLY == 32
+        case 32: run = kernel<rope::Float32>(wide, reads_half, writes_half, from_tables); break;
+#endif
+#if !defined(ONLY) || ONLY == 16
+        case 16: run = kernel<rope::Float16>(wide, reads_half, writes_half, from_tables); break;
+#endif
+#if !defined(ONLY) || ONLY == 8
+        case 8: run = kernel<rope::BFloat16>(wide, reads_half, writes_half, from_tables); break;
+#endif
+        default: return 1;
+    }
+    if (!run) return 1;
+    misaligned = false;
+    blockDim = {block[0], block[1], block[2]};
+    for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x)
+                for (threadIdx.z = 0; threadIdx.z < block[2]; ++threadIdx.z)
+                    for (threadIdx.y = 0; threadIdx.y < block[1]; ++threadIdx.y)
+                        for (threadIdx.x = 0; threadIdx.x < block[0]; ++threadIdx.x) run(*call);
+    return misaligned ? 2 : 0;
+}
