@@ -161,6 +161,8 @@ def pytest_collection_modifyitems(config, items):
         if len(needed) > 1:
             item.add_marker("several")
         chosen = needed <= set(config.chosen_libraries)
+        if item.get_closest_marker("gpu_code"):
+            chosen = chosen and config.getoption("--gpu-code")
         chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, seen))
         (kept if chosen else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)
