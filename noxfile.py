@@ -71,6 +71,16 @@ def install(session: nox.Session, *specs: str, dist: Path = DIST) -> None:
     python(session, *pip, str(wheel), silent=True)
 
 
+def install_alone(session: nox.Session, *specs: str) -> None:
+    """Install `specs`, flash-attn among them, without their dependencies.
+
+    flash-attn's setup needs PyTorch. It would ask GitHub for a wheel, and compile CUDA code, which nothing
+    here runs: its rotation is a Triton kernel.
+    """
+    env = {"FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+    session.install("--no-deps", "--no-build-isolation", *specs, env=env)
+
+
 def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -> None:
     """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
@@ -256,11 +266,7 @@ def scoreboard(session: nox.Session) -> None:
     """Run the conformance suite on other implementations; writes docs/scoreboard.md, README.md's table."""
     session.install(TORCH)  # first and alone, as a peer would bring another build
     install(session, TORCH, *GROUPS["peers"], *GROUPS["scoreboard"])
-    # flash-attn's setup needs PyTorch. It would ask GitHub for a wheel, and compile CUDA code, which no check
-    # runs.
-    alone = ("--no-deps", "--no-build-isolation", *GROUPS["scoreboard-alone"])
-    env = {"FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
-    session.install(*alone, env=env)
+    install_alone(session, *GROUPS["scoreboard-alone"])
     session.run("python", "bench/scoreboard.py", *session.posargs)
 
 
@@ -271,6 +277,23 @@ def bench(session: nox.Session) -> None:
     install(session, TORCH, *GROUPS["peers"], *GROUPS["bench"])
     session.install("--no-deps", *GROUPS["bench-alone"])  # it asks for another build of PyTorch
     session.run("python", "bench/speed.py", *session.posargs)
+
+
+@nox.session(requires=["build"], default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the conformance suite and bench/gpu.py on an NVIDIA GPU; writes docs/speed/gpu.md."""
+    if not shutil.which("nvidia-smi") or not session.run(
+        "nvidia-smi", "-L", external=True, silent=True, success_codes=range(256)
+    ).startswith("GPU "):
+        session.error("This session needs an NVIDIA GPU and its driver: nvidia-smi finds none")
+    session.install(TORCH)  # first and alone, as a peer would bring another build
+    install(session, TORCH, *GROUPS["peers"], *GROUPS["gpu"])
+    install_alone(session, *GROUPS["gpu-alone"])
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for target in ("torch:cuda", "jax:gpu", "cupy"):
+        report = RESULTS / f"gpu-{target.replace(':', '-')}.xml"
+        session.run("python", "-P", "-m", "rope_array", "check", target, f"--junit={report}")
+    session.run("python", "bench/gpu.py", *session.posargs)
 
 
 @nox.session(requires=["build"], default=False)

@@ -14,14 +14,14 @@ RESULTS = ROOT / "bench" / "results"
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
-def record(name, numbers, note, packages=PACKAGES):
-    """Return a result as a dictionary for JSON."""
+def record(name, numbers, note, packages=PACKAGES, gpu=None):
+    """Return a result as a dictionary for JSON; `gpu` has the facts of the GPU that was measured."""
     return {
         "bench": name,
         "date": datetime.date.today().isoformat(),
         "what": note,
         "numbers": numbers,
-        "machine": machine(),
+        "machine": machine() | ({"gpu": gpu} if gpu else {}),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in packages}},
         "commit": commit(),
     }

@@ -65,11 +65,13 @@ ALL_TABLES = """\
 ## All tables
 
 [Every case](speed/tables.md) has a table of its own: other shapes, widths, dtypes and pairings, all threads.
+All of them are for the CPU; [Speed on a GPU](speed/gpu.md) has a page of its own.
 
 ```{toctree}
 :hidden:
 
 speed/tables
+speed/gpu
 ```"""
 README = """\
 Medians for arrays of (1, 32, tokens, 128): one token, then 2,048. *Copies* is the time divided by

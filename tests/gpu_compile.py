@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rope_array._array_api.source import Positions, Tables
+from rope_array._array_api.source import Tables
 from rope_array._backends.torch import _launch
 from rope_array._backends.torch._triton_kernel import rotate_rows
 
@@ -42,7 +42,9 @@ class Code(NamedTuple):
         found = Counter()
         for name, count in self.instructions.items():
             if name.startswith(kind):
-                (bits,) = re.findall(r"\.(8|16|32|64|128)$", re.sub(r"\.[US](8|16)\b", r".\1", name)) or ("32",)
+                (bits,) = re.findall(r"\.(8|16|32|64|128)$", re.sub(r"\.[US](8|16)\b", r".\1", name)) or (
+                    "32",
+                )
                 found[int(bits)] += count
         return found
 
@@ -91,7 +93,9 @@ def _read(cubin, pairs, shared):
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "kernel.cubin")
         Path(path).write_bytes(cubin)
-        text = subprocess.run([_tool("cuobjdump"), "-sass", path], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [_tool("cuobjdump"), "-sass", path], capture_output=True, text=True, check=True
+        ).stdout
         usage = subprocess.run(
             [_tool("cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True
         ).stdout

@@ -4,6 +4,7 @@ import pytest
 import torch
 from compare import assert_same, bits
 from triton_cases import CALLS, FLOATS, Call, assert_right, normal
+from triton_mutants import MUTANTS, installed
 
 import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
@@ -30,27 +31,30 @@ def test_out_elsewhere():
 
 
 def test_nothing_outside_of_the_result_is_written():
-    memory = torch.full((4, 9, 40), 7.0)
-    out = memory[1:3, 2:7, 3:19]
-    ROPE.apply(normal(2, 5, 16), POS, out=out, backend="triton")
+    """Heads, tokens and features around the result stay as they are; around x is memory too, of NaN."""
+    around = torch.full((5, 9, 40), torch.nan)
+    x = around[1:4, 2:7, 3:19]
+    x.copy_(normal(3, 5, 16))
+    memory = torch.full((5, 9, 41), 7.0)
+    out = memory[1:4, 2:7, 3:19]
+    ROPE.apply(x, POS, out=out, backend="triton")
+    assert_same(out.contiguous(), ROPE.apply(x, POS, backend="array-api").contiguous())
     out.fill_(7.0)
     assert bool((memory == 7.0).all())
 
 
-@pytest.mark.parametrize("name", ["float16", "float32"])
-def test_rows_beyond_32_bits_of_elements(name):
-    """Rows are 2^31 elements and more apart: an index of 32 bits would wrap around."""
+def test_rows_beyond_32_bits_of_elements():
+    """Two rows are 2^31 elements and more apart; an index of 32 bits would wrap to memory before them."""
     far = 2**31 + 16
-    memory = torch.empty(2 * far + 16, dtype=FLOATS[name])  # pages that are not touched take no memory
-    x = memory.as_strided((3, 1, 8), (far, 8, 1))
-    x.copy_(normal(3, 1, 8, dtype=name))
-    rope = ra.RoPE(8, pairing="half")
-    want = rope.apply(x.clone(memory_format=torch.contiguous_format), 5, backend="array-api")
-    assert_same(rope.apply(x, 5, out=x, backend="triton").contiguous(), want)
-    positions = torch.arange(3)
-    x.copy_(normal(3, 1, 8, dtype=name))
-    want = rope.apply(x.contiguous()[:, 0], positions, backend="array-api")
-    assert_same(rope.apply(x[:, 0], positions, out=x[:, 0], backend="triton").contiguous(), want)
+    memory = torch.empty(2**31 + far + 16, dtype=torch.float16)  # untouched pages take no memory
+    memory[16:32] = 7.0
+    x = memory[2**31 :].as_strided((2, 8), (far, 1), 2**31)
+    values = normal(2, 8, dtype="float16")
+    for pos in (5, torch.arange(2)):  # the rows are heads, then tokens
+        x.copy_(values)
+        want = ra.apply(values, pos, pairing="half", backend="array-api")
+        ra.apply(x, pos, out=x, pairing="half", backend="triton")
+        assert_same(x.contiguous(), want)
 
 
 # ---- launches ----
@@ -110,11 +114,12 @@ def test_a_repeated_call_is_recognised():
     """The fast entry, which makes no checks, serves a call whose checks have passed, and no other."""
     source = Positions(POS.clone(), ROPE._plan)
     q = normal(2, 3, 5, 16, dtype="float16")
-    _launch._launches.clear()
-    assert _eager.try_fast(_launch, q, source, -2, None) is NotImplemented
+    kernel = triton.load_kernel()
+    kernel._launches.clear()
+    assert _eager.try_fast(kernel, q, source, -2, None) is NotImplemented
     want = ROPE.apply(q, source.values, backend="triton")
-    assert_same(_eager.try_fast(_launch, q, source, -2, None), want)
-    assert_same(_eager.try_fast(_launch, q, source, -2, q.clone()), NotImplemented)
+    assert_same(_eager.try_fast(kernel, q, source, -2, None), want)
+    assert _eager.try_fast(kernel, q, source, -2, q.clone()) is NotImplemented
     others = [
         (q[:, :, :4], source, -2), (q, source, -3), (q.float(), source, -2), (q, source, 0), (q[0], source, -2),
         (q, source._replace(values=POS.int()), -2), (q, source._replace(values=[1, 2, 3, 4, 5]), -2),
@@ -123,7 +128,18 @@ def test_a_repeated_call_is_recognised():
         (torch._neg_view(q), source, -2), (q.to_sparse(), source, -2), ((), source, -2),
     ]  # fmt: skip
     for x, of, axis in others:
-        assert _eager.try_fast(_launch, x, of, axis, None) is NotImplemented
+        assert _eager.try_fast(kernel, x, of, axis, None) is NotImplemented
+
+
+def test_another_memory_is_another_launch():
+    q = normal(2, 5, 4, 16)
+    for x in (
+        q.transpose(1, 2),
+        q.transpose(1, 2).contiguous(),
+        normal(2, 4, 5, 32)[..., ::2],
+        normal(5, 16).expand(2, 4, 5, 16),
+    ):
+        assert_same(ROPE.apply(x, POS, backend="triton"), ROPE.apply(x, POS, backend="array-api"))
 
 
 def test_another_base_uses_the_same_launch(launched):
@@ -149,7 +165,7 @@ def test_another_start_uses_the_same_launch(start, launched):
 def test_constants_are_copied_to_a_device_once():
     rope = ra.RoPE(16, base=77.0)
     rope.apply(normal(5, 16), POS, backend="triton")
-    (words, _), = rope._plan.on_devices.values()
+    ((words, _),) = rope._plan.on_devices.values()
     rope.apply(normal(5, 16), POS, backend="triton")
     ((again, _),) = rope._plan.on_devices.values()
     assert again is words
@@ -158,18 +174,42 @@ def test_constants_are_copied_to_a_device_once():
 # ---- gradients, and the gate ----
 
 
-@pytest.mark.parametrize("fields", [{}, {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 8}], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 8}], ids=["plain", "mixed"]
+)
 @pytest.mark.parametrize("by_tables", [False, True], ids=["positions", "tables"])
 def test_gradients_of_any_order(fields, by_tables):
-    rope = ra.RoPE(16, attention_factor=1.3, **fields)
-    x = normal(2, 5, 16, dtype="float64").requires_grad_()
-    rotation = rope.rotation(POS, like=x)
+    rope = ra.RoPE(12, attention_factor=1.3, **fields)
+    x = normal(2, 12, dtype="float64").requires_grad_()
+    rotation = rope.rotation(POS[2:4], like=x)
 
     def rotate(x):
-        return rotation.apply(x, backend="triton") if by_tables else rope.apply(x, POS, backend="triton")
+        return rotation.apply(x, backend="triton") if by_tables else rope.apply(x, POS[2:4], backend="triton")
 
     assert torch.autograd.gradcheck(rotate, (x,))
     assert torch.autograd.gradgradcheck(rotate, (x,))
+
+
+def gradients(rotate):
+    x = normal(2, 5, 16).requires_grad_()
+    return torch.autograd.grad(rotate(x), x, normal(2, 5, 16, seed=1))
+
+
+MIXED = ra.RoPE(16, pairing="half", out_pairing="interleaved", rotary_dim=12, attention_factor=1.3)
+
+
+def test_gradients_of_positions():
+    for pos in (POS, POS.int(), 3, range(-7, 8, 3)):
+        found, want = (
+            gradients(lambda x, b=b, p=pos: MIXED.apply(x, p, backend=b)) for b in ("triton", "native")
+        )
+        assert_same(found, want)
+
+
+def test_gradients_of_tables():
+    rotation = MIXED.rotation(POS, like=normal(1, 16))
+    found, want = (gradients(lambda x, b=b: rotation.apply(x, backend=b)) for b in ("triton", "native"))
+    assert_same(found, want)
 
 
 def test_positions_alone_are_saved():
@@ -189,6 +229,7 @@ def test_a_gradient_in_place():
     assert_same(found, torch.autograd.grad(other, leaf, torch.ones_like(x))[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.func.jvp imports it
 def test_interceptions_are_declined():
     """The kernel shares the gate of the CPU's kernel, which tests/test_torch_transforms.py judges."""
     x, source = normal(2, 5, 16), Positions(POS, ROPE._plan)
@@ -202,8 +243,7 @@ def test_interceptions_are_declined():
     torch.func.vmap(ask)(x)
     torch.func.jvp(ask, (x,), (x,))
     with torch.utils._python_dispatch.TorchDispatchMode():
-        ask(x)
-    ask(torch.nn.Buffer(x))
+        reasons.append(triton.decline_reason((x,), source))
     ask(type("Own", (torch.Tensor,), {})(2, 3))
     ask(torch._neg_view(x))
     assert None not in reasons, reasons
@@ -278,3 +318,15 @@ def test_tables_of_a_rotation_serve_every_dtype():
         one = x.to(FLOATS[name])
         assert_same(tables.apply(one, backend="triton"), tables.apply(one, backend="array-api"))
     assert isinstance(Tables(*tables, ROPE._plan.layout), Tables)
+
+
+# ---- the tests themselves ----
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_fault_is_found(mutant, monkeypatch, tmp_path):
+    """Each fault, put into the sources, fails the test that it names."""
+    test = globals().get(mutant.test) or (lambda: test_every_call(mutant.test))
+    with installed(mutant, monkeypatch, tmp_path), pytest.raises(AssertionError):
+        test()
+    test()

@@ -1,4 +1,4 @@
-"""Calls of the Triton kernel in Triton's interpreter, and their judge: the definition and the bits of the CPU."""
+"""Calls of the Triton kernel in Triton's interpreter, and their judge: the definition and the CPU's bits."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,12 @@ from rope_array.testing._triton_interpreter import use_interpreter
 
 assert not use_interpreter(), use_interpreter()
 
-FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+FLOATS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 INT32 = 2**31 - 1
 
 
@@ -41,7 +46,7 @@ class Call(NamedTuple):
 
 
 def assert_right(call):
-    """Assert that results agree with the definition, and have the bits of the other backends, in place too."""
+    """Assert that results agree with the definition and have the bits of other backends, in place too."""
     ys = call.run("triton")
     for x, y in zip(call.xs, ys, strict=True):
         dtype = compare.name_of(x.dtype)
@@ -110,13 +115,18 @@ def _cases():
     yield "positions of a batch", Call(_qk(), torch.tensor([[7], [-900]]), half)
     yield "positions with strides", Call(_qk(), _random_positions(10, 4)[::2, ::2].T, half)
     yield "expanded positions", Call(_qk(), _random_positions(1, 5).expand(2, 5), half)
-    yield "sequence before heads", Call((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), _random_positions(2, 5), half, -3)
+    yield (
+        "sequence before heads",
+        Call((normal(2, 5, 4, 16), normal(2, 5, 2, 16)), _random_positions(2, 5), half, -3),
+    )
     yield "one row", Call((normal(16),), 5, half)
     yield "no row", Call((normal(2, 0, 16), normal(3, 0, 16)), range(0), half)
     yield "many heads", Call((normal(1, 70, 3, 8), normal(1, 9, 3, 8)), _random_positions(3), half)
     yield "more heads in k", Call((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), half)
     yield "three arrays", Call((*_qk(), normal(2, 3, 5, 16, seed=2)), _random_positions(2, 5), half)
-    yield "arrays that share no tokens", Call((normal(2, 3, 5, 16), normal(5, 16)), _random_positions(5), half)
+    other_rows = normal(2, 2, 5, 16), normal(2, 8, 5, 16)[:, :3]
+    yield "arrays of other shapes", Call((normal(2, 3, 5, 16), normal(5, 16)), _random_positions(5), half)
+    yield "arrays with other axes of rows", Call(other_rows, _random_positions(5), half)
     yield "many tokens", Call((normal(67, 6),), _random_positions(67), half)
     for order in ((0, 1, 2, 3), (2, 0, 1, 3), (3, 0, 1, 2), (0, 3, 2, 1)):
         for gap, skip in ((1, 0), (2, 0), (1, 3)):
@@ -133,7 +143,13 @@ def _cases():
         for name, axes, count in (("three coordinates", several, 3), ("four blocks", blocks, 2)):
             fields = {"pairing": pairing, "axes": axes}
             yield f"{name}, {pairing}", Call(_qk(), _random_positions(2, 5, count), fields)
-            yield f"{name}, {pairing}, inverse", Call(_qk(), _random_positions(5, count), fields, inverse=True)
+            yield (
+                f"{name}, {pairing}, inverse",
+                Call(_qk(), _random_positions(5, count), fields, inverse=True),
+            )
+    fields = {"pairing": "half", "axes": several}
+    strided = _random_positions(3, 5, 2).permute(1, 2, 0)[:, 0]
+    yield "strided coordinates", Call(_qk(), strided, fields)
     for width in (2, 6, 20, 24, 34, 72):
         for pairing in ("half", "interleaved"):
             xs = normal(2, 3, width, dtype="bfloat16"), normal(5, 3, width, dtype="bfloat16")

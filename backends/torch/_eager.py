@@ -51,9 +51,7 @@ def rotate(
     return ys if outs is None else _written(ys, outs)
 
 
-def _rotate_in_place(
-    kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool
-) -> Any:
+def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
     """Rotate tensors, writing into x itself where a gradient is recorded.
 
     One by one: autograd takes a view that is written in place only as the single result of a function.

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from rope_array._array_api.source import Source
-
 from ._library import PLAIN_TYPES, TRANSFORMED
 
 # Private names. If PyTorch renames one, kernels decline every call: an interception would go unseen.

@@ -153,7 +153,9 @@ def _are_aligned(tensors: Any) -> bool:
 def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) -> list[_Launch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
     view = _view(source)
-    rows = [_gpu.arrange(x.shape, x.stride(), y.stride(), seq_axis, view) for x, y in zip(xs, ys, strict=True)]
+    rows = [
+        _gpu.arrange(x.shape, x.stride(), y.stride(), seq_axis, view) for x, y in zip(xs, ys, strict=True)
+    ]
     layout = source.layout
     if transposed:
         layout = layout.transposed(layout.amplitude)

@@ -24,7 +24,11 @@ _TABLES = tl.constexpr(2)
 # Compiled for any values: UNIT and SOURCE_UNIT tell what divides the strides.
 _NUMBERS = [
     *("position", "seq", "heads0", "heads1"),
-    *(f"{array}_{axis}" for array in ("x0", "y0", "x1", "y1") for axis in ("outer", "seq", "head", "feature")),
+    *(
+        f"{array}_{axis}"
+        for array in ("x0", "y0", "x1", "y1")
+        for axis in ("outer", "seq", "head", "feature")
+    ),
     *("first_outer", "first_seq", "second_outer", "second_seq", "coordinate_stride"),
 ]
 
@@ -140,7 +144,7 @@ def rotate_rows(
 def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
     """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers."""
     mask = pair < PAIRS
-    if REAL == tl.float64:
+    if tl.float64 == REAL:
         upper = tl.load(words + PAIRS + pair, mask, other=0)[None, :]
         lower = tl.load(words + 2 * PAIRS + pair, mask, other=0)[None, :]
         # (position · F mod 2^96) >> 32 for F = upper·2^32 + lower.
@@ -202,7 +206,9 @@ def _rotate_array(
         pair = tl.arange(0, WIDTH)
         per_block: tl.constexpr = PAIRS // BLOCKS
         # In the half pairing: the first feature of each pair; the second comes `per_block` later.
-        half = START + (pair // per_block) * (2 * per_block) + pair % per_block if BLOCKS > 1 else START + pair
+        half = (
+            START + (pair // per_block) * (2 * per_block) + pair % per_block if BLOCKS > 1 else START + pair
+        )
         half = half[None, None, :]
         half_present = present & (pair < PAIRS)[None, None, :]
         feature = tl.arange(0, 2 * WIDTH)

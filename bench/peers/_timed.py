@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,3 +119,39 @@ def jitted(function, *arguments, layout="bhsd"):
     call = jax.jit(function)
     call(*arguments).block_until_ready()
     return Timed(lambda: call(*arguments).block_until_ready(), layout)
+
+
+class Rotate(NamedTuple):
+    """A rotation on a GPU: a function of a tuple of tensors, which returns a tuple of tensors.
+
+    `layout` is the order of axes that the function takes and returns: "bshd", "bhsd", or "tokens", which is
+    (B S, H, D). A function that is `in_place` writes into its arguments: it gets copies of its own.
+    `gradient` tells whether the result can be differentiated, `graph` whether a CUDA graph can capture the
+    call.
+    """
+
+    function: Callable[[tuple], tuple]
+    layout: str = "bshd"
+    in_place: bool = False
+    gradient: bool = True
+    graph: bool = True
+
+
+def why_not_imported(*modules):
+    """Return None if all modules can be imported, else the error in one line."""
+    for name in modules:
+        try:
+            import_module(name)
+        except Exception as error:  # a package for another machine can raise anything
+            return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return None
+
+
+def compiled_on_gpu(function):
+    """Return the function compiled for one case's shapes; its first call compiles."""
+    import torch
+    import torch._functorch.config
+
+    # A backward that is timed alone keeps its graph, which donated buffers forbid.
+    torch._functorch.config.donated_buffer = False
+    return torch.compile(function, dynamic=False, fullgraph=True)

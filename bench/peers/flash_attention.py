@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from rope_array.testing import Target
 
 from ._note import FAR, Note, built, first, release, without_init
+from ._timed import Rotate, why_not_imported
 
 NOTES = {
     "flash-attn, Triton kernel": Note(
@@ -63,3 +64,34 @@ def targets() -> list[Target]:
             },
         )
     ]
+
+
+def available():
+    """Return None if the Triton kernel can be imported, else the reason."""
+    try:
+        without_init("flash_attn")
+    except ModuleNotFoundError as error:
+        return f"{type(error).__name__}: {error}"
+    return why_not_imported("flash_attn.ops.triton.rotary", "flash_attn.layers.rotary")
+
+
+def on_gpu(inputs):
+    """`apply_rotary(x, cos, sin)` for q and then for k, of (B, S, H, D).
+
+    The table is made before the timing. Gradients are those of `flash_attn.layers.rotary.apply_rotary_emb`,
+    which calls the same kernel.
+    """
+    return {"flash-attn, Triton kernel": lambda: _on_gpu(inputs)}
+
+
+def _on_gpu(inputs):
+    import torch
+    from flash_attn.layers.rotary import apply_rotary_emb
+    from flash_attn.ops.triton.rotary import apply_rotary
+
+    rotate = apply_rotary if inputs.case.direction == "forward" else apply_rotary_emb
+    cos, sin = inputs.half_tables()
+    # A start for each sequence in decoding; prefill starts at 0.
+    starts = inputs.flat_pos.to(torch.int32) if inputs.case.tokens == 1 else 0
+    options = {"interleaved": inputs.case.pairing == "interleaved", "seqlen_offsets": starts}
+    return Rotate(lambda xs: tuple(rotate(x, cos, sin, **options) for x in xs))

@@ -3,6 +3,7 @@
 from rope_array.testing import Target
 
 from ._note import FAR, Note, release
+from ._timed import Rotate, why_not_imported
 
 NOTES = {
     "Liger, Triton kernel": Note(
@@ -54,3 +55,27 @@ def targets() -> list[Target]:
             },
         )
     ]
+
+
+def available():
+    """Return None if the package can be imported, else the reason."""
+    return why_not_imported("liger_kernel.ops.rope")
+
+
+def on_gpu(inputs):
+    """`LigerRopeFunction.apply(q, k, cos, sin)` in place.
+
+    cos and sin are of x's dtype, made before the timing. q and k are (B, H, S, D). If they have another order
+    of memory than (B, S, H, D), the function copies them.
+    """
+    return {"Liger, Triton kernel": lambda: _on_gpu(inputs)}
+
+
+def _on_gpu(inputs):
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    inputs.only("half")
+    inputs.only_q_and_k()
+    tables = inputs.token_tables()
+    # Newer versions return cos and sin too.
+    return Rotate(lambda xs: LigerRopeFunction.apply(*xs, *tables)[:2], "bhsd", in_place=True)

@@ -1,7 +1,7 @@
 """rope_array's own backends, by their names in the suite."""
 
 from ._note import Note
-from ._timed import Timed, compiled, jitted
+from ._timed import NotServedError, Rotate, Timed, compiled, compiled_on_gpu, jitted
 
 NAMES = ("numpy", "torch", "jax")
 NOTES = {name: Note(f"`python -m rope_array check {name}`") for name in NAMES}
@@ -105,3 +105,64 @@ def _jitted(arrays, x, pos):
 
 def _jitted_rotation(arrays, x, pos):
     return jitted(lambda rotation, x: rotation.apply(x), _rope(arrays).rotation(pos, like=x), x)
+
+
+def available():
+    return None
+
+
+def on_gpu(inputs):
+    """Exact angles in every call, except in rows with *Rotation*, whose tables are made before."""
+    rows = {
+        "rope_array": lambda: _on_gpu(inputs, _apply()),
+        "rope_array, Rotation": lambda: _rotation_on_gpu(inputs),
+        "rope_array, out=x": lambda: _on_gpu(inputs, _in_place, in_place=True, gradient=False),
+        "rope_array, CuPy": lambda: _cupy(inputs),
+    }
+    if inputs.case.more:
+        rows['rope_array, backend="array-api"'] = lambda: _on_gpu(inputs, _by_array_api)
+        rows["rope_array, torch.compile"] = lambda: _compiled_on_gpu(inputs)
+    return rows
+
+
+def _on_gpu(inputs, function, **options):
+    pos, rope, axis = inputs.pos, inputs.rope, inputs.seq_axis
+    return Rotate(lambda xs: function(xs, pos, rope, seq_axis=axis), inputs.case.layout, **options)
+
+
+def _in_place(xs, pos, rope, seq_axis):
+    return _apply()(xs, pos, rope, seq_axis=seq_axis, out=xs)
+
+
+def _by_array_api(xs, pos, rope, seq_axis):
+    return _apply()(xs, pos, rope, seq_axis=seq_axis, backend="array-api")
+
+
+def _rotation_on_gpu(inputs):
+    rotation, axis = inputs.rotation(), inputs.seq_axis
+    return Rotate(lambda xs: rotation.apply(xs, seq_axis=axis), inputs.case.layout)
+
+
+def _compiled_on_gpu(inputs):
+    rope, axis, pos = inputs.rope, inputs.seq_axis, inputs.pos
+    rotate = compiled_on_gpu(lambda xs, pos: rope.apply(xs, pos, seq_axis=axis))
+    return Rotate(lambda xs: rotate(xs, pos), inputs.case.layout)
+
+
+def _cupy(inputs):
+    """CuPy arrays of the same memory, by DLPack in every call: its host time counts both conversions.
+
+    CuPy has no bfloat16. Its default stream is PyTorch's, so the events of PyTorch time it.
+    """
+    import cupy
+    import torch
+
+    if inputs.case.dtype != "float32":
+        raise NotServedError("DLPack has no such dtype for CuPy")
+    pos, rope, axis = cupy.from_dlpack(inputs.pos), inputs.rope, inputs.seq_axis
+
+    def rotate(xs):
+        ys = _apply()(tuple(cupy.from_dlpack(x) for x in xs), pos, rope, seq_axis=axis)
+        return tuple(torch.from_dlpack(y) for y in ys)
+
+    return Rotate(rotate, inputs.case.layout, gradient=False, graph=False)
