@@ -131,8 +131,10 @@ def _launch(pieces: list[_Piece], dtype: str, itemsize: int, angles: Angles, lay
         *_source_arguments(angles, rows),
         0,  # CuPy records no gradients, so nothing asks for the transposed rotation
     )
-    # CuPy passes a NumPy array by value, as a struct.
-    _kernel(kernel_name(dtype, flags))(grid, block, (np.array(arguments, dtype=np.int64),))
+    members = np.array(arguments, dtype=np.int64)
+    # CuPy passes a NumPy array by value if it has a single element.
+    call = members.view(f"V{members.nbytes}")
+    _kernel(kernel_name(dtype, flags))(grid, block, (call,))
 
 
 def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
