@@ -41,8 +41,8 @@ class ndarray:
 
     def __init__(self, host, device=None):
         self.host, self.device = host, Device() if device is None else device
+        self.data = types.SimpleNamespace(ptr=host.__array_interface__["data"][0])
 
-    data = property(lambda self: types.SimpleNamespace(ptr=self.host.__array_interface__["data"][0]))
     shape, dtype, ndim, size, itemsize, strides = (
         property(lambda self, name=name: getattr(self.host, name))
         for name in ("shape", "dtype", "ndim", "size", "itemsize", "strides")

@@ -1,6 +1,7 @@
 """The CUDA source, compiled for the CPU, in calls of the backend "cuda": bits of the array-api backend."""
 
 import pickle
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,6 +99,35 @@ def test_constants_are_made_once_for_each_device(kernel):
     assert [*plan.on_devices.values()] == [words]
     assert pickle.loads(pickle.dumps(plan)).on_devices == {}
     assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_the_arguments_have_the_names_of_the_struct(kernel):
+    """The struct of rotate.cu and the list in _launch.py, member by member."""
+
+    def members(name):
+        body = re.search(rf"struct {name} {{\n(.*?)\n}};", text, re.DOTALL)[1]
+        lines = (line.partition("//")[0].strip() for line in body.splitlines())
+        declared = " ".join(lines).replace("*", " ").split(";")
+        return [re.findall(r"\w+", part.replace("const void", "")) for part in declared if part.strip()]
+
+    text = (cuda_source.ROOT / "backends" / "cupy" / "rotate.cu").read_text("utf-8")
+    types = {"Int", "void", "const", "Array"}
+    of_array = [word for part in members("Array") for word in part if word not in types]
+    of_call = [word for part in members("Call") for word in part if word not in types]
+    assert of_call[:2] == ["q", "k"]
+    expected = [f"{name}_{member}" for name in "qk" for member in of_array] + of_call[2:]
+    assert expected == sys.modules["rope_array._backends.cupy._launch"].CALL
+
+
+def test_equal_calls_are_prepared_once(kernel):
+    prepare = sys.modules["rope_array._backends.cupy._launch"]._prepare
+    rope, pos = RoPE(16), [fake_cupy.asarray(np.arange(5) + i) for i in range(3)]
+    prepare.cache_clear()
+    for each in pos:
+        x = normal((2, 5, 16), seed=len(kernel.launches))
+        want = rope.apply(x, each.host, backend="array-api")
+        assert_same(rope.apply(fake_cupy.asarray(x), each).host, want)
+    assert prepare.cache_info().misses == 1
 
 
 def test_an_array_without_rows_launches_nothing(kernel):
