@@ -266,7 +266,8 @@ def kernel_name(dtype: str, flags: tuple[bool, bool, bool, bool]) -> str:
     return f"rope::rotate<rope::{_DTYPES[dtype]}, {', '.join(str(flag).lower() for flag in flags)}>"
 
 
-OPTIONS = ("--std=c++17", "--fmad=false")
+# CUDA 12.1 takes lambdas in device functions for code of the host without the last of these.
+OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 
 def code() -> str:
