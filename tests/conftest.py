@@ -90,7 +90,7 @@ def pytest_ignore_collect(collection_path, config):
         return True
     if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
         return True
-    if collection_path.name.startswith("test_cuda") and not config.getoption("--gpu-code"):
+    if collection_path.name.startswith(("test_cuda", "test_triton")) and not config.getoption("--gpu-code"):
         return True
     if collection_path.name == "test_plots.py" and not _has_plots(config):
         return True

@@ -125,7 +125,9 @@ def _cases():
     yield "more heads in k", Call((normal(1, 3, 3, 8), normal(1, 70, 3, 8)), _random_positions(3), half)
     yield "three arrays", Call((*_qk(), normal(2, 3, 5, 16, seed=2)), _random_positions(2, 5), half)
     other_rows = normal(2, 2, 5, 16), normal(2, 8, 5, 16)[:, :3]
+    other_ranks = normal(2, 5, 16), normal(2, 8, 5, 16)[:, :3]
     yield "arrays of other shapes", Call((normal(2, 3, 5, 16), normal(5, 16)), _random_positions(5), half)
+    yield "arrays of other ranks", Call(other_ranks, _random_positions(5), half)
     yield "arrays with other axes of rows", Call(other_rows, _random_positions(5), half)
     yield "many tokens", Call((normal(67, 6),), _random_positions(67), half)
     for order in ((0, 1, 2, 3), (2, 0, 1, 3), (3, 0, 1, 2), (0, 3, 2, 1)):

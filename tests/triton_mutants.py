@@ -123,14 +123,14 @@ _KERNEL = [
     ),
     ("heads of the other array", "token, seq, chunk, heads1", "token, seq, chunk, heads0", "more heads in k"),
     ("the first chunk only", "head = chunk * HEADS +", "head =", "many heads"),
-    ("the first batch only", "outer = tile // tiles", "outer = tile // tiles * 0", "half"),
+    ("the first batch only", "outer = (tile // tiles)", "outer = (tile // tiles * 0)", "half"),
 ]
 _OTHERS = [
     (
         "merged axes of x alone",
         _gpu,
-        "last.strides == tuple([stride * axis.size for stride in axis.strides])",
-        "last.strides[0] == axis.strides[0] * axis.size",
+        "last.strides == tuple(n * stride for n, stride in zip(lengths, axis.strides, strict=True))",
+        "last.strides[0] == lengths[0] * axis.strides[0]",
         "test_out_elsewhere",
     ),
     (
@@ -140,7 +140,7 @@ _OTHERS = [
         "if a in along else 1",
         "half, by tables",
     ),
-    ("a wrong remaining axis", _gpu, "i * axis.strides[k]", "axis.strides[k]", "five axes"),
+    ("a wrong remaining axis", _gpu, "n * axis.strides[i]", "axis.strides[i]", "five axes"),
     (
         "units of x alone",
         _launch,
@@ -160,7 +160,7 @@ _OTHERS = [
         _launch,
         "[r.tokens for r in rows[i]] == [r.tokens for r in rows[i + 1]]",
         "True",
-        "arrays with other axes of rows",
+        "arrays of other ranks",
     ),
     (
         "launches recognised without the layout",

@@ -77,63 +77,111 @@ class Rows(NamedTuple):
         return self.outer, self.seq, self.source, self.source_offsets
 
 
-class _Axis(NamedTuple):
-    """Rows at equal distances: their number, and strides in x, in y and in each array of the source."""
+class Strided(NamedTuple):
+    """An array and its result: the shape, and the strides of both along all axes."""
 
-    size: int
+    shape: Ints
+    x: Ints
+    y: Ints
+
+
+class _Axis(NamedTuple):
+    """Rows at equal distances.
+
+    Attributes
+    ----------
+    sizes
+        Their number in each array.
+    strides
+        Their distance in each x and its y, in turn, then in each array of the source.
+    """
+
+    sizes: Ints
     strides: Ints
 
 
-def arrange(shape: Ints, x_strides: Ints, y_strides: Ints, seq_axis: int, source: SourceView) -> list[Rows]:
-    """Return the launches for an array of a checked call: one, unless its strides have more than three axes.
+def arrange(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> list[list[Rows]]:
+    """Return for each array of a checked call the launches that rotate it.
 
-    `shape` and strides are those of all axes; the last, the features, is left out of the rows.
+    An array has one launch, or several if its strides have more than three axes; none if it is empty. Arrays
+    that differ in their heads alone get the same tokens.
     """
-    if 0 in shape:
-        return []
-    axes = _row_axes(shape, x_strides, y_strides, seq_axis, source)
-    tokens = _merged([axis for axis in axes if any(axis.strides[2:])])
-    heads = _merged([axis for axis in axes if not any(axis.strides[2:])])
-    one = _Axis(1, (0,) * (2 + len(source.strides)))
+    full = [array for array in arrays if 0 not in array.shape]
+    together = _arrange_together(full, seq_axis, source) if full else []
+    if together is None:
+        together = [rows for array in full for rows in _arrange_together([array], seq_axis, source) or ()]
+    found = iter(together)
+    return [[] if 0 in array.shape else next(found) for array in arrays]
+
+
+def _arrange_together(
+    arrays: Sequence[Strided], seq_axis: int, source: SourceView
+) -> list[list[Rows]] | None:
+    """Return the launches of arrays with the same tokens; None if several of their axes differ in size."""
+    if len({len(array.shape) for array in arrays}) > 1:
+        return None
+    axes = _row_axes(arrays, seq_axis, source)
+    first_of_source = 2 * len(arrays)
+    tokens = _merged([axis for axis in axes if any(axis.strides[first_of_source:])], len(arrays))
+    heads = _merged([axis for axis in axes if not any(axis.strides[first_of_source:])], len(arrays))
+    one = _Axis((1,) * len(arrays), (0,) * (first_of_source + len(source.strides)))
+    different = [axis for axis in heads if len({*axis.sizes}) > 1]
+    if len(different) > 1:
+        return None
     # The axis with the shortest stride is last: neighbours in memory are rotated together.
-    seq, head = (tokens or [one])[-1], (heads or [one])[-1]
-    rest = sorted([*tokens[:-1], *heads[:-1]], key=lambda axis: axis.size)
+    seq, head = (tokens or [one])[-1], (different or heads or [one])[-1]
+    rest = sorted([*tokens[:-1], *(axis for axis in heads if axis is not head)], key=lambda axis: axis.sizes)
     outer = rest.pop() if rest else one
+    return [_launches_of(k, arrays, outer, seq, head, rest) for k in range(len(arrays))]
+
+
+def _launches_of(
+    k: int, arrays: Sequence[Strided], outer: _Axis, seq: _Axis, head: _Axis, rest: list[_Axis]
+) -> list[Rows]:
+    """Return the launches of array k: one for each index of the axes that are left."""
+    of_source = range(2 * len(arrays), len(outer.strides))
+    x, y = (tuple(axis.strides[2 * k + i] for axis in (outer, seq, head)) for i in (0, 1))
+    others = tuple((outer.strides[i], seq.strides[i]) for i in of_source)
     launches = []
-    for index in product(*(range(axis.size) for axis in rest)):
-        offsets = [
-            sum(i * axis.strides[k] for i, axis in zip(index, rest, strict=True))
-            for k in range(2 + len(source.strides))
-        ]
-        x, y = (tuple(axis.strides[k] for axis in (outer, seq, head)) for k in (0, 1))
-        others = tuple((outer.strides[k], seq.strides[k]) for k in range(2, 2 + len(source.strides)))
-        launches.append(
-            Rows(outer.size, seq.size, head.size, x, y, others, offsets[0], offsets[1], tuple(offsets[2:]))
-        )
+    for index in product(*(range(axis.sizes[k]) for axis in rest)):
+
+        def begin(i: int, index: Ints = index) -> int:
+            return sum(n * axis.strides[i] for n, axis in zip(index, rest, strict=True))
+
+        begins = (begin(2 * k), begin(2 * k + 1), tuple(map(begin, of_source)))
+        launches.append(Rows(outer.sizes[k], seq.sizes[k], head.sizes[k], x, y, others, *begins))
     return launches
 
 
-def _row_axes(
-    shape: Ints, x_strides: Ints, y_strides: Ints, seq_axis: int, source: SourceView
-) -> list[_Axis]:
-    """Return the axes of the rows that have more than one row."""
-    paired = paired_axes(len(shape), len(source.shape), seq_axis)
+def _row_axes(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> list[_Axis]:
+    """Return the axes of the rows, without those of one row in every array."""
+    ndim = len(arrays[0].shape)
+    paired = paired_axes(ndim, len(source.shape), seq_axis)
     along = {axis: j for j, axis in enumerate(paired) if source.shape[j] != 1}
     axes = []
-    for a, size in enumerate(shape[:-1]):
-        if size != 1:
+    for a in range(ndim - 1):
+        sizes = tuple([array.shape[a] for array in arrays])
+        if any(size != 1 for size in sizes):
+            of_arrays = [strides[a] for array in arrays for strides in (array.x, array.y)]
             of_source = [strides[along[a]] if a in along else 0 for strides in source.strides]
-            axes.append(_Axis(size, (x_strides[a], y_strides[a], *of_source)))
+            axes.append(_Axis(sizes, (*of_arrays, *of_source)))
     return axes
 
 
-def _merged(axes: list[_Axis]) -> list[_Axis]:
-    """Sort axes by their strides in x, and merge neighbours that are one axis in every array."""
+def _merged(axes: list[_Axis], count: int) -> list[_Axis]:
+    """Sort axes by their strides in the first of `count` arrays; merge neighbours that are one everywhere."""
     found: list[_Axis] = []
     for axis in sorted(axes, key=lambda axis: -abs(axis.strides[0])):
         last = found[-1] if found else None
-        if last and last.strides == tuple([stride * axis.size for stride in axis.strides]):
-            found[-1] = _Axis(last.size * axis.size, axis.strides)
+        # The sizes belong to x and y of each array; those of tokens are equal in all arrays.
+        lengths = [size for size in axis.sizes for _ in "xy"] + [axis.sizes[0]] * len(
+            axis.strides[2 * count :]
+        )
+        if last and last.strides == tuple(
+            n * stride for n, stride in zip(lengths, axis.strides, strict=True)
+        ):
+            sizes = tuple(n * size for n, size in zip(last.sizes, axis.sizes, strict=True))
+            found[-1] = _Axis(sizes, axis.strides)
         else:
             found.append(axis)
     return found

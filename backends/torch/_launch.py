@@ -153,9 +153,8 @@ def _are_aligned(tensors: Any) -> bool:
 def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) -> list[_Launch]:
     """Return the launches of a checked call: one for two arrays whose tokens line up."""
     view = _view(source)
-    rows = [
-        _gpu.arrange(x.shape, x.stride(), y.stride(), seq_axis, view) for x, y in zip(xs, ys, strict=True)
-    ]
+    arrays = [_gpu.Strided(x.shape, x.stride(), y.stride()) for x, y in zip(xs, ys, strict=True)]
+    rows = _gpu.arrange(arrays, seq_axis, view)
     layout = source.layout
     if transposed:
         layout = layout.transposed(layout.amplitude)
@@ -297,10 +296,14 @@ def _launch_all(
         if launch.compiled:
             launch.compiled[0](*arguments)
             continue
-        options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
-        compiled = rotate_rows[launch.grid](*arguments, **({} if interpreted else options))
+        compiled = rotate_rows[launch.grid](*arguments, **({} if interpreted else options_of(launch)))
         if compiled is not None:
             launch.compiled.append(compiled[(*launch.grid, 1)])
+
+
+def options_of(launch: _Launch) -> dict[str, Any]:
+    """Return the options that the kernel is compiled with. Without fusion its bits are those of the CPU."""
+    return {"num_warps": launch.num_warps, "enable_fp_fusion": False}
 
 
 def _from(tensor: Any, offset: int) -> Any:

@@ -90,11 +90,11 @@ def rotate_rows(
     HEADS1: tl.constexpr,  # 0: there is one array
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
 ):
-    # All numbers are of 64 bits, and so are offsets of rows. The interpreter takes small ones as 32 bits.
-    tiles = tl.cdiv(seq, TOKENS)
-    tile = tl.program_id(0).to(tl.int64)
-    outer = tile // tiles
-    token = (tile % tiles) * TOKENS + tl.arange(0, TOKENS)
+    # Offsets of rows have 64 bits. Programs are numbered by 32: a division of 64 takes 100 instructions.
+    tiles = tl.cdiv(seq, TOKENS).to(tl.int32)
+    tile = tl.program_id(0)
+    outer = (tile // tiles).to(tl.int64)
+    token = (tile % tiles).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     chunk = tl.program_id(1).to(tl.int64)
     pair = tl.arange(0, WIDTH)
     present = (token < seq)[:, None] & (pair < PAIRS)[None, :]

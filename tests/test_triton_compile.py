@@ -1,0 +1,184 @@
+"""The Triton kernel, compiled for GPUs that are not there: wide accesses, no spills, few instructions.
+
+The tile of a launch was chosen by these counts. For q and k of 32 and 8 heads of 128 features, bfloat16, half
+pairing, on sm_90 (Triton 3.9), instructions of a pair and registers of a thread: all heads of a token by
+1, 2 and 4 warps 19.5 and 141, 20.1 and 79, 44.0 and 56; half of the heads by 1 and 2 warps 25.2 and 78,
+28.1 and 64; half of the heads of two tokens by 2 warps 21.9 and 120. So: all heads, 128 bytes for each thread.
+"""
+
+import gpu_compile
+import pytest
+import torch
+from gpu_compile import constants_of
+from gpu_time_model import A100, B200, H100, issue_share, pair_bytes
+from triton.backends.compiler import GPUTarget
+
+import rope_array as ra
+from rope_array._array_api.source import Positions, Tables
+from rope_array._backends.torch import _launch
+
+pytestmark = pytest.mark.library("torch")
+GPU_OF = {"sm_80": A100, "sm_90": H100, "sm_100": B200}
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+PAIRINGS = {"half": {"pairing": "half"}, "interleaved": {}}
+TOKENS = 4096
+
+
+def q_and_k(dtype, heads=(32, 8), head_dim=128, tokens_first=True):
+    shapes = [(2, TOKENS, n, head_dim) if tokens_first else (2, n, TOKENS, head_dim) for n in heads if n]
+    return tuple(torch.empty(shape, dtype=DTYPES[dtype], device="meta") for shape in shapes)
+
+
+def source_of(fields, kind, dtype, head_dim=128):
+    plan = ra.RoPE(head_dim, **fields)._plan
+    if kind == "positions":
+        return Positions(torch.empty(TOKENS, dtype=torch.int64, device="meta"), plan)
+    if kind == "range":
+        return Positions(range(5, 5 + TOKENS), plan)
+    real = torch.float64 if dtype == "float64" else torch.float32
+    table = torch.empty((TOKENS, plan.layout.num_pairs), dtype=real, device="meta")
+    return Tables(table, table, plan.layout)
+
+
+CASES = {
+    f"{arch} {dtype} {pairing} {kind}": (arch, dtype, pairing, kind)
+    for arch in gpu_compile.ARCHS
+    for dtype in DTYPES
+    for pairing in PAIRINGS
+    for kind in ("positions", "tables")
+    if arch == "sm_90" or (dtype in ("bfloat16", "float32") and kind == "positions")
+}
+
+
+def compiled(arch, dtype, pairing, kind, folder, heads=(32, 8), head_dim=128, more=(), **options):
+    """Return the only launch of a call, and its code."""
+    xs = q_and_k(dtype, heads, head_dim)
+    source = source_of({**PAIRINGS[pairing], **dict(more)}, kind, dtype, head_dim)
+    (launch,) = gpu_compile.launches(xs, source, -3, **options)
+    return launch, gpu_compile.machine_code(arch, launch, xs, source, folder)
+
+
+def assert_efficient(code, launch, arch, dtype, share, least=128):
+    """Assert wide accesses, no memory of a thread, and few instructions beside the time of the bytes."""
+    itemsize = DTYPES[dtype].itemsize
+    constants = constants_of(launch)
+    rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
+    wide = rows * constants["HEAD_DIM"] * itemsize / (16 * 32 * launch.num_warps)
+    assert code.widths("STG") == {128: wide} or least < 128
+    assert code.widths("LDG")[128] >= wide or least < 128
+    assert min(code.widths("STG")) >= least
+    assert min(code.widths("LDG")) >= 32
+    assert code.stack == 0
+    assert not {name for name in code.instructions if name.startswith(("LDL", "STL"))}
+    assert code.registers <= 160
+    assert issue_share(GPU_OF[arch], pair_bytes(itemsize), code.per_pair) <= share
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wide_accesses_and_few_instructions(name, tmp_path):
+    """Instructions take at most a third of the time of the bytes on an H100; 0.75 on a B200."""
+    arch, dtype, pairing, kind = CASES[name]
+    launch, code = compiled(arch, dtype, pairing, kind, tmp_path)
+    assert_efficient(code, launch, arch, dtype, 0.75 if arch == "sm_100" else 0.34)
+    # The bits of the CPU: no fused operation, and none that takes subnormal numbers as zero.
+    assert not {name for name in code.instructions if name.startswith(("FFMA", "DFMA"))}
+    assert not {name for name in code.instructions if name.startswith(("FMUL.FTZ", "FADD.FTZ"))}
+
+
+MORE = {
+    "the adjoint": {"transposed": True},
+    "in place": {"in_place": True},
+    "8 heads": {"heads": (8, 8)},
+    "64 features": {"head_dim": 64},
+    "256 features": {"head_dim": 256},
+    "a slice": {"more": {"rotary_dim": 64, "rotary_start": 32}},
+    "the last features": {"more": {"rotary_dim": 64, "rotary_start": 64}},
+    "an amplitude": {"more": {"attention_factor": 1.3}},
+    "a range": {"kind": "range"},
+}
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("name", MORE)
+def test_other_calls(name, pairing, tmp_path):
+    options = {"kind": "positions", **MORE[name]}
+    launch, code = compiled("sm_90", "bfloat16", pairing, folder=tmp_path, **options)
+    # A few features beside the slice leave a thread less than 16 bytes.
+    least = 64 if "more" in options and "rotary_dim" in options["more"] else 128
+    assert_efficient(code, launch, "sm_90", "bfloat16", 0.75, least)
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_one_head_computes_its_angles_in_the_time_of_its_bytes(pairing, tmp_path):
+    """An exact angle for each pair still fits on an H100; reading tables would double the bytes."""
+    xs = (torch.empty((TOKENS, 128), dtype=torch.bfloat16, device="meta"),)
+    source = source_of(PAIRINGS[pairing], "positions", "bfloat16")
+    (launch,) = gpu_compile.launches(xs, source)
+    code = gpu_compile.machine_code("sm_90", launch, xs, source, tmp_path)
+    assert_efficient(code, launch, "sm_90", "bfloat16", 1.0)
+
+
+@pytest.mark.parametrize("head_dim", [40, 72, 80, 96])
+def test_widths_that_are_no_power_of_two_have_wide_accesses(head_dim, tmp_path):
+    """Rows of a multiple of 16 bytes. The strides of 40 and 72 are no multiples of 16 elements."""
+    _, code = compiled("sm_90", "bfloat16", "interleaved", "positions", tmp_path, head_dim=head_dim)
+    assert set(code.widths("STG")) == {128}
+    assert min(code.widths("LDG")) >= 32
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_all_is_read_before_anything_is_written_in_place(pairing, tmp_path):
+    """Threads write features that others read, if the pairing changes: a barrier comes between."""
+    other = {"half": "interleaved", "interleaved": "half"}[pairing]
+    options = {"more": {"out_pairing": other}, "in_place": True, "heads": (32, 0)}
+    _, code = compiled("sm_90", "bfloat16", pairing, "positions", tmp_path, **options)
+    order = [name for name in code.order if name.startswith(("LDG.E.128", "BAR.SYNC", "STG"))]
+    first_store = next(i for i, name in enumerate(order) if name.startswith("STG"))
+    assert any(name.startswith("BAR.SYNC") for name in order[:first_store][::-1][:1])
+    assert not any(name.startswith("LDG") for name in order[first_store:])
+
+
+def test_unaligned_rows_are_not_read_wide(tmp_path):
+    """Rows of 130 elements begin at multiples of 4 bytes: a wide access would be an error."""
+    xs = tuple(torch.empty((2, TOKENS, 8, 130), dtype=torch.bfloat16, device="meta")[..., :128] for _ in "qk")
+    source = source_of(PAIRINGS["half"], "positions", "bfloat16")
+    (launch,) = gpu_compile.launches(xs, source, -3)
+    code = gpu_compile.machine_code("sm_90", launch, xs, source, tmp_path)
+    assert max(code.widths("STG")) <= 32 or constants_of(launch)["UNIT"] == 8
+    assert constants_of(launch)["UNIT"] == 2
+
+
+def test_every_configuration_compiles_for_amd():
+    """Triton's other backend: an MI300, whose warps have 64 threads."""
+    for dtype in ("bfloat16", "float64"):
+        xs, source = q_and_k(dtype), source_of(PAIRINGS["half"], "positions", dtype)
+        (launch,) = gpu_compile.launches(xs, source, -3)
+        compiled = gpu_compile.compile_for(GPUTarget("hip", "gfx942", 64), launch, xs, source)
+        assert "global_load_dwordx4" in compiled.asm["amdgcn"]
+        assert "global_store_dwordx4" in compiled.asm["amdgcn"]
+        assert "scratch_store" not in compiled.asm["amdgcn"]
+
+
+@pytest.mark.parametrize("heads", [(1, 0), (1, 1), (8, 1), (32, 8), (64, 8), (128, 128)])
+@pytest.mark.parametrize("tokens_first", [True, False], ids=["tokens first", "heads first"])
+def test_one_launch_and_enough_programs(heads, tokens_first):
+    """A program has 16 KiB of x at most, and no rows in vain where the heads are a power of two."""
+    for dtype in DTYPES:
+        xs = q_and_k(dtype, heads, tokens_first=tokens_first)
+        source = source_of({}, "positions", dtype)
+        (launch,) = gpu_compile.launches(xs, source, -3 if tokens_first else -2)
+        constants = constants_of(launch)
+        rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
+        assert rows * 128 * DTYPES[dtype].itemsize <= 65536
+        assert launch.grid[0] * launch.grid[1] * rows <= 2 * sum(x.numel() // 128 for x in xs)
+
+
+def test_launches_have_the_options_of_the_tests():
+    """The same options compile the kernel here and on a GPU."""
+    (launch,) = gpu_compile.launches(q_and_k("bfloat16"), source_of({}, "positions", "bfloat16"), -3)
+    assert _launch.options_of(launch) == {"num_warps": 2, "enable_fp_fusion": False}
