@@ -9,7 +9,9 @@ import mmap
 import fake_cupy
 import numpy as np
 from compare import assert_same
-from native_cases import F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
+from native_cases import DTYPES, F16, F32, F64, SEVERAL, SPECS, B, RoPE, copied, normal, spaced
+
+from rope_array.testing._contract import assert_contract
 
 CASES = {}
 FAR = np.array([0, 1, -7, 123_456_789, 2**40])
@@ -313,6 +315,22 @@ def indices_beyond_32_bits(kernel):
 
 
 @case
+def the_contract(kernel):
+    """The definition of rope_array.testing, at positions of every size."""
+    pos = np.array([0, 1, -1, 511, 2**20 + 1, -(2**31), 2**31 - 1, 123_456_789, 99_999])
+    fields = (
+        {"pairing": "interleaved"},
+        {"pairing": "half", "base": 500_000.0},
+        {"pairing": "half", "out_pairing": "interleaved", "rotary_dim": 36, "rotary_start": 3},
+        {"pairing": "interleaved", "out_pairing": "half", "rotary_dim": 8, "attention_factor": 1.3},
+    )
+    for spec, dtype, more in itertools.product(fields, DTYPES, ({}, {"inverse": True})):
+        x = normal((2, 3, len(pos), 40), dtype)
+        y = RoPE(40, **spec).apply(on_device(x), on_device(pos), backend="cuda", **more)
+        assert_contract(y.host, x.astype(F64), pos, dtype=dtype.name, **more, **spec)
+
+
+@case
 def transposed(kernel):
     """The flag that negates sin, which no call of CuPy sets."""
     import rope_array._backends.cupy._launch as launch
@@ -326,6 +344,6 @@ def transposed(kernel):
     finally:
         launch._kernel = real
     ((name, grid, block, arguments),) = launched
-    arguments[-1] = 1
+    arguments.view(np.int64)[-1] = 1
     kernel.launch(name, grid, block, arguments)
     same(y, RoPE(16).apply(x.host, range(3), inverse=True, backend="array-api"))

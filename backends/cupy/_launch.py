@@ -1,7 +1,7 @@
 """Launches of the CUDA kernel: which rows, how many threads, and the arguments. See rotate.cu."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,16 @@ from rope_array._spec.plan import Layout, Plan
 
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
 _SPACED, _INT32, _INT64, _TABLES = range(4)  # rotate.cu's Source
-_NO_ARRAY = (0,) * 11
+_ARRAY = ["x", "y", "heads", "x_outer", "x_seq", "x_head", "x_feature"]
+_ARRAY += ["y_outer", "y_seq", "y_head", "y_feature"]
+# rotate.cu's Call.
+CALL = [f"{array}_{member}" for array in "qk" for member in _ARRAY]
+CALL += ["outer", "seq", "heads_per_thread"]
+CALL += ["head_dim", "start", "num_pairs", "pairs_per_block", "copies"]
+CALL += ["source", "first", "outer_step", "seq_step", "positions", "pos_outer", "pos_seq", "pos_coordinate"]
+CALL += ["cos", "sin", "cos_outer", "cos_seq", "sin_outer", "sin_seq"]
+CALL += ["words", "several", "scaled", "transposed"]
+_CALL = np.dtype([(member, np.int64) for member in CALL])
 # Heads of a thread. A pair of 16 bits takes 12 instructions in each head, and at most 160 once, for cos and
 # sin and addresses (counted in the compiled code): with eight heads 32, of the 76 that an H100 has time for
 # while it copies. If that gives fewer threads than _MANY_THREADS, about 500 for each multiprocessor of an
@@ -44,27 +53,54 @@ class Angles(NamedTuple):
     first: int = 0
     plan: Plan | None = None
 
+    def facts(self) -> tuple[Any, ...]:
+        """Return the facts that launches depend on: plain values."""
+        memory = tuple([(array.itemsize, array.data.ptr % 16) for array in self.arrays])
+        if self.plan is None:
+            return self.view, memory, None, False
+        several = self.plan.coordinates is not None
+        coordinate = strides(self.arrays[0])[-1] if several else None
+        return self.view, memory, coordinate, self.plan.layout.amplitude not in (None, 1.0)
+
 
 class _Piece(NamedTuple):
     """Rows of one array, for one launch."""
 
+    array: int  # its index in the call
     rows: Rows
-    arguments: tuple[int, ...]  # rotate.cu's Array
+    features: tuple[int, int]  # the strides of the features in x and y
     wide: bool
     in_place: bool
+
+
+class _Launch(NamedTuple):
+    """A launch: its kernel, and the arguments without addresses and the first position."""
+
+    name: str
+    grid: tuple[int, int]
+    block: tuple[int, int, int]
+    call: Any
+    pieces: list[_Piece]
 
 
 def rotate(both: Sequence[tuple[Any, Any]], angles: Angles, layout: Layout, seq_axis: int) -> None:
     """Rotate arrays of one dtype, each into its result, on the current device and stream."""
     dtype, itemsize = both[0][0].dtype.name, both[0][0].itemsize
-    wide = _is_wide_layout(layout, 16 // itemsize)
-    launches: dict[Any, list[_Piece]] = {}
-    for x, y in both:
-        for piece in _pieces(x, y, angles, seq_axis, wide):
-            launches.setdefault((piece.wide, piece.rows.tokens), []).append(piece)
-    for pieces in launches.values():
-        for i in range(0, len(pieces), 2):
-            _launch(pieces[i : i + 2], dtype, itemsize, angles, layout)
+    facts = tuple([(x.shape, *_facts(x), *_facts(y), x.data.ptr == y.data.ptr) for x, y in both])
+    for launch in _prepare(facts, angles.facts(), dtype, itemsize, layout, seq_axis):
+        call = launch.call.copy()
+        for name, piece in zip("qk", launch.pieces, strict=False):
+            x, y = both[piece.array]
+            call[f"{name}_x"] = x.data.ptr + piece.rows.x_offset * itemsize
+            call[f"{name}_y"] = y.data.ptr + piece.rows.y_offset * itemsize
+        offsets = launch.pieces[0].rows.source_offsets
+        for name, array, offset in zip(_pointers(angles), angles.arrays, offsets, strict=False):
+            call[name] = array.data.ptr + offset * array.itemsize
+        if angles.plan is not None:
+            call["words"] = _words(angles.plan).data.ptr
+            call["first"] = _signed64(angles.first + offsets[0])
+        # CuPy passes a NumPy array by value if it has a single element, which may be a struct.
+        _kernel(launch.name)(launch.grid, launch.block, (call,))
 
 
 def strides(x: Any) -> tuple[int, ...]:
@@ -77,6 +113,32 @@ def is_aligned(x: Any) -> bool:
     return not any(number % x.itemsize for number in (x.data.ptr, *x.strides))
 
 
+def _facts(x: Any) -> tuple[tuple[int, ...], int]:
+    return strides(x), x.data.ptr % 16
+
+
+def _pointers(angles: Angles) -> tuple[str, ...]:
+    return ("cos", "sin") if angles.plan is None else ("positions",)
+
+
+@lru_cache(256)
+def _prepare(
+    arrays: tuple[Any, ...], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout, seq_axis: int
+) -> list[_Launch]:
+    """Return the launches for arrays and a source, of which only facts are known."""
+    wide = _is_wide_layout(layout, 16 // itemsize)
+    together: dict[Any, list[_Piece]] = {}
+    for i, array in enumerate(arrays):
+        for piece in _pieces(i, array, source, itemsize, wide, seq_axis):
+            together.setdefault((piece.wide, piece.rows.tokens), []).append(piece)
+    found = [
+        _launch(pieces[i : i + 2], source, dtype, itemsize, layout)
+        for pieces in together.values()
+        for i in range(0, len(pieces), 2)
+    ]
+    return [launch for launch in found if launch is not None]
+
+
 def _is_wide_layout(layout: Layout, unit: int) -> bool:
     """Return whether rotated slices, and what is around them, consist of units of 16 bytes."""
     numbers = [layout.start, layout.stop, layout.head_dim]
@@ -85,54 +147,84 @@ def _is_wide_layout(layout: Layout, unit: int) -> bool:
     return not any(number % unit for number in numbers)
 
 
-def _pieces(x: Any, y: Any, angles: Angles, seq_axis: int, wide_layout: bool) -> Iterator[_Piece]:
-    x_strides, y_strides, itemsize = strides(x), strides(y), x.itemsize
-    x_feature, y_feature = (s[-1] if x.shape[-1] > 1 else 1 for s in (x_strides, y_strides))
-    for rows in arrange(x.shape, x_strides, y_strides, seq_axis, angles.view):
-        addresses = (x.data.ptr + rows.x_offset * itemsize, y.data.ptr + rows.y_offset * itemsize)
-        numbers = [address // itemsize for address in addresses] + [*rows.x, *rows.y]
-        wide = wide_layout and x_feature == y_feature == 1
-        wide = wide and common_alignment(numbers, itemsize) == 16 // itemsize
-        wide = wide and _has_wide_tables(angles, rows)
-        arguments = (*addresses, rows.heads, *rows.x, x_feature, *rows.y, y_feature)
-        yield _Piece(rows, arguments, wide, addresses[0] == addresses[1])
+def _pieces(
+    i: int, array: tuple[Any, ...], source: tuple[Any, ...], itemsize: int, wide_layout: bool, seq_axis: int
+) -> Iterator[_Piece]:
+    shape, x_strides, x_address, y_strides, y_address, in_place = array
+    features = (x_strides[-1], y_strides[-1]) if shape[-1] > 1 else (1, 1)
+    for rows in arrange(shape, x_strides, y_strides, seq_axis, source[0]):
+        starts = [x_address // itemsize + rows.x_offset, y_address // itemsize + rows.y_offset]
+        wide = wide_layout and features == (1, 1)
+        wide = wide and common_alignment([*starts, *rows.x, *rows.y], itemsize) == 16 // itemsize
+        wide = wide and _has_wide_tables(source, rows)
+        yield _Piece(i, rows, features, wide, in_place)
 
 
-def _has_wide_tables(angles: Angles, rows: Rows) -> bool:
-    if angles.view.kind != Kind.TABLES:
+def _has_wide_tables(source: tuple[Any, ...], rows: Rows) -> bool:
+    view, memory, *_ = source
+    if view.kind != Kind.TABLES:
         return True
-    for table, steps, offset in zip(angles.arrays, rows.source, rows.source_offsets, strict=True):
-        numbers = [table.data.ptr // table.itemsize + offset, *steps]
-        if common_alignment(numbers, table.itemsize) != 16 // table.itemsize:
+    for (itemsize, address), steps, offset in zip(memory, rows.source, rows.source_offsets, strict=True):
+        if common_alignment([address // itemsize + offset, *steps], itemsize) != 16 // itemsize:
             return False
     return True
 
 
-def _launch(pieces: list[_Piece], dtype: str, itemsize: int, angles: Angles, layout: Layout) -> None:
-    """Launch the kernel for one or two arrays that share their tokens and the width of accesses."""
-    rows = pieces[0].rows
+def _launch(
+    pieces: list[_Piece], source: tuple[Any, ...], dtype: str, itemsize: int, layout: Layout
+) -> _Launch | None:
+    """Return the launch for one or two arrays that share their tokens and the width of accesses."""
+    rows, wide = pieces[0].rows, pieces[0].wide
     reads_half, writes_half = (p == "half" for p in (layout.pairing, layout.out_pairing))
-    wide = pieces[0].wide
-    flags = (wide, reads_half, writes_half, angles.view.kind == Kind.TABLES)
     unit = 16 // itemsize if wide else 1
     pairs_of_thread = unit // 2 if wide and not (reads_half or writes_half) else unit
     unrotated = layout.head_dim - 2 * layout.num_pairs
     copies = unrotated > 0 and not all(piece.in_place for piece in pieces)
     groups = layout.num_pairs // pairs_of_thread + (unrotated // unit if copies else 0)
     if not groups:
-        return
+        return None
     heads = sum(piece.rows.heads for piece in pieces)
     grid, block, heads_per_thread = configure(rows.outer * rows.seq, heads, groups)
-    arguments = (
-        *pieces[0].arguments,
-        *(pieces[1].arguments if len(pieces) > 1 else _NO_ARRAY),
-        *(rows.outer, rows.seq, heads_per_thread),
-        *(layout.head_dim, layout.start, layout.num_pairs, layout.num_pairs // layout.blocks, copies),
-        *_source_arguments(angles, rows),
-        0,  # CuPy records no gradients, so nothing asks for the transposed rotation
-    )
-    # CuPy passes a NumPy array by value, as a struct.
-    _kernel(kernel_name(dtype, flags))(grid, block, (np.array(arguments, dtype=np.int64),))
+    members: dict[str, int] = {
+        "outer": rows.outer,
+        "seq": rows.seq,
+        "heads_per_thread": heads_per_thread,
+        "copies": copies,
+        "head_dim": layout.head_dim,
+        "start": layout.start,
+        "num_pairs": layout.num_pairs,
+        "pairs_per_block": layout.num_pairs // layout.blocks,
+        **_source_members(source, rows),
+    }
+    for name, piece in zip("qk", pieces, strict=False):
+        x_feature, y_feature = piece.features
+        numbers = (piece.rows.heads, *piece.rows.x, x_feature, *piece.rows.y, y_feature)
+        members |= {f"{name}_{member}": n for member, n in zip(_ARRAY[2:], numbers, strict=True)}
+    call = np.zeros(1, _CALL)  # `transposed` is for gradients, which CuPy does not record
+    for member, number in members.items():
+        call[member] = number
+    flags = (wide, reads_half, writes_half, source[0].kind == Kind.TABLES)
+    return _Launch(kernel_name(dtype, flags), grid, block, call, pieces)
+
+
+def _source_members(source: tuple[Any, ...], rows: Rows) -> dict[str, int]:
+    view, memory, coordinate, scaled = source
+    if view.kind == Kind.TABLES:
+        (cos_outer, cos_seq), (sin_outer, sin_seq) = rows.source
+        members = {"cos_outer": cos_outer, "cos_seq": cos_seq, "sin_outer": sin_outer, "sin_seq": sin_seq}
+        return {"source": _TABLES, **members}
+    ((outer, seq),) = rows.source
+    if view.kind == Kind.SPACED:
+        steps = {"outer_step": _signed64(outer), "seq_step": _signed64(seq)}
+        return {"source": _SPACED, "scaled": scaled, **steps}
+    return {
+        "source": _INT32 if memory[0][0] == 4 else _INT64,
+        "scaled": scaled,
+        "pos_outer": outer,
+        "pos_seq": seq,
+        "several": coordinate is not None,
+        "pos_coordinate": coordinate or 0,
+    }
 
 
 def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
@@ -148,26 +240,6 @@ def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tu
     y = min(tokens, _MAX_THREADS // x)
     z = min(chunks, _MAX_THREADS // (x * y), _MAX_THREADS_Z)
     return (-(-tokens // y), -(-chunks // z)), (x, y, z), heads_per_thread
-
-
-def _source_arguments(angles: Angles, rows: Rows) -> tuple[int, ...]:
-    """Return the members of rotate.cu's Call from `source` to `scaled`."""
-    kind, plan = angles.view.kind, angles.plan
-    if plan is None:
-        cos, sin = (
-            table.data.ptr + offset * table.itemsize
-            for table, offset in zip(angles.arrays, rows.source_offsets, strict=True)
-        )
-        return (_TABLES, *(0,) * 7, cos, sin, *rows.source[0], *rows.source[1], 0, 0, 0)
-    scaled = plan.layout.amplitude not in (None, 1.0)
-    ends = (*(0,) * 6, _words(plan).data.ptr, plan.coordinates is not None, scaled)
-    (steps,), (offset,) = rows.source, rows.source_offsets
-    if kind == Kind.SPACED:
-        return (_SPACED, *map(_signed64, (angles.first + offset, *steps)), *(0,) * 4, *ends)
-    (pos,) = angles.arrays
-    coordinate = strides(pos)[-1] if plan.coordinates is not None else 0
-    source = _INT32 if pos.itemsize == 4 else _INT64
-    return (source, 0, 0, 0, pos.data.ptr + offset * pos.itemsize, *steps, coordinate, *ends)
 
 
 def _words(plan: Plan) -> Any:
@@ -194,7 +266,8 @@ def kernel_name(dtype: str, flags: tuple[bool, bool, bool, bool]) -> str:
     return f"rope::rotate<rope::{_DTYPES[dtype]}, {', '.join(str(flag).lower() for flag in flags)}>"
 
 
-OPTIONS = ("--std=c++17", "--fmad=false")
+# CUDA 12.1 takes lambdas in device functions for code of the host without the last of these.
+OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 
 def code() -> str:
