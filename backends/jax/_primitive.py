@@ -62,9 +62,11 @@ def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: 
 
     The partner, the other member of the pair, is x shifted by the distance of the members.
     """
-    shift = 1 if layout.pairing == "interleaved" else layout.num_pairs
     feature = lax.broadcasted_iota(xp.int32, x.shape, x.ndim - 1)
-    is_first = lax.rem(feature + -layout.start % (2 * shift), 2 * shift) < shift
+    if layout.pairing == "interleaved":
+        shift, is_first = 1, feature & 1 == layout.start & 1
+    else:
+        shift, is_first = layout.num_pairs, feature < layout.start + layout.num_pairs
     cos, sin = (_at_features(table, layout) for table in (cos, sin))
     after, before = _padded(x, -shift, shift), _padded(x, shift, -shift)
     partner = xp.where(is_first, after, -before) if transposed else xp.where(is_first, -after, before)
