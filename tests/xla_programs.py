@@ -48,6 +48,8 @@ def environment(platform, dump):
     """Return the environment variables of a child process, which writes PTX into the folder `dump`."""
     variables = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     variables |= {"TPU_ACCELERATOR_TYPE": "v5e-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+    # No lock on the device, which there is none of, and no log files.
+    variables |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_LOG_DIR": "disabled"}
     if platform == "cuda":
         import nvidia
 
