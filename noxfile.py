@@ -81,15 +81,19 @@ def install_alone(session: nox.Session, *specs: str) -> None:
     session.install("--no-deps", "--no-build-isolation", *specs, env=env)
 
 
-def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -> None:
+def pytest(
+    session: nox.Session, libraries: list[str], *args: str, part: str = "", last: bool = True, **env: str
+) -> None:
     """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
-    In continuous integration the session's own environment is removed after it, to spare disk.
+    A session of several runs names the `part` of each. In continuous integration the session's own environment is
+    removed after its last run, to spare disk.
     """
-    name = re.sub(r"\W+", "-", session.name).strip("-")
+    title = f"{session.name} {part}".strip()
+    name = re.sub(r"\W+", "-", title).strip("-")
     # One worker for each core; none if the caller has arguments, such as --pdb.
     workers = ("-n", "auto", "--dist", "worksteal") if not session.posargs else ()
-    report = (f"--junitxml={RESULTS / name}.xml", "-o", f"junit_suite_name={session.name}")
+    report = (f"--junitxml={RESULTS / name}.xml", "-o", f"junit_suite_name={title}")
     python(
         session,
         *("-P", "-m", "pytest", f"--libraries={','.join(libraries)}", *report, *workers),
@@ -101,7 +105,7 @@ def pytest(session: nox.Session, libraries: list[str], *args: str, **env: str) -
         },
         success_codes=[0, 5] if session.posargs else [0],
     )
-    if os.environ.get("CI") and session.bin_paths:
+    if os.environ.get("CI") and session.bin_paths and last:
         shutil.rmtree(session.virtualenv.location)
 
 
@@ -251,6 +255,19 @@ def proof(session: nox.Session) -> None:
     install(session, *GROUPS["test"])
     # One process: the proofs start a Gappa on each core.
     pytest(session, ["numpy"], "--proof", "-n", "0", "tests/test_proof.py")
+
+
+@nox.session(name="gpu-code", requires=["build"])
+def gpu_code(session: nox.Session) -> None:
+    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers for absent devices."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["test"], *GROUPS["gpu-code"])
+    # Triton interprets all kernels of a process, or none.
+    interpreted = ("--gpu-code", "tests/test_triton.py", "tests/test_conformance.py", "-k", "triton")
+    pytest(session, ["torch"], *interpreted, part="interpreted", last=False)
+    files = ("triton_compile", "cuda_source", "cuda_compile", "inductor_offline", "jax_offline")
+    compiled = ("--gpu-code", *(f"tests/test_{name}.py" for name in files))
+    pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
 
 
 @nox.session(requires=["build"], default=False)
