@@ -86,8 +86,8 @@ def pytest(
 ) -> None:
     """Run pytest on the installed wheel. Fail if no test ran, unless the caller selected tests.
 
-    A session of several runs names the `part` of each. In continuous integration the session's own environment is
-    removed after its last run, to spare disk.
+    A session of several runs names the `part` of each. In continuous integration the session's own
+    environment is removed after its last run, to spare disk.
     """
     title = f"{session.name} {part}".strip()
     name = re.sub(r"\W+", "-", title).strip("-")
@@ -259,7 +259,7 @@ def proof(session: nox.Session) -> None:
 
 @nox.session(name="gpu-code", requires=["build"])
 def gpu_code(session: nox.Session) -> None:
-    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers for absent devices."""
+    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers."""
     session.install(TORCH)  # first and alone, as another package would bring another build
     install(session, *GROUPS["test"], *GROUPS["gpu-code"])
     # Triton interprets all kernels of a process, or none.

@@ -30,8 +30,8 @@ SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
-# What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and the kernel of
-# GPUs declines what intercepts PyTorch's operations.
+# What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and the kernel
+# of GPUs declines a call if PyTorch's operations are intercepted.
 REFUSED = {
     ("torch:compile", "gradient_of_a_gradient"),
     *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),

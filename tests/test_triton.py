@@ -120,13 +120,15 @@ def test_a_repeated_call_is_recognised():
     want = ROPE.apply(q, source.values, backend="triton")
     assert_same(_eager.try_fast(kernel, q, source, -2, None), want)
     assert _eager.try_fast(kernel, q, source, -2, q.clone()) is NotImplemented
+    lists = source._replace(values=[1, 2, 3, 4, 5])
     others = [
-        (q[:, :, :4], source, -2), (q, source, -3), (q.float(), source, -2), (q, source, 0), (q[0], source, -2),
-        (q, source._replace(values=POS.int()), -2), (q, source._replace(values=[1, 2, 3, 4, 5]), -2),
-        (q, source._replace(values=POS.double()), -2), (q, source._replace(values=POS[:4]), -2),
-        (q, Positions(POS, ra.RoPE(16)._plan), -2), ((q, q), source, -2), (q.numpy(), source, -2),
-        (torch._neg_view(q), source, -2), (q.to_sparse(), source, -2), ((), source, -2),
-    ]  # fmt: skip
+        *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
+        *((q, source._replace(values=pos), -2) for pos in (POS.int(), POS.double(), POS[:4], 2**63)),
+        *((q, source, axis) for axis in (-3, 0, 1.0)),
+        (torch._neg_view(q), source, -2),
+        (q, Positions(POS, ra.RoPE(16)._plan), -2),
+        (q, lists, -2),
+    ]
     for x, of, axis in others:
         assert _eager.try_fast(kernel, x, of, axis, None) is NotImplemented
 

@@ -109,9 +109,10 @@ def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[boo
 def sources(
     call: Call, contiguous: Any, prepare: Callable[[Plan], None] = prepare
 ) -> Callable[[bool], Source]:
-    """Return the function that gives the source of a call as a kernel reads it, by whether it uses float64.
+    """Return a function from whether a kernel computes in float64 to the source of a call as it reads it.
 
-    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them; `prepare` readies a plan.
+    ``contiguous(array, dtype)`` returns positions or tables as the kernel reads them; `prepare` readies a
+    plan for it.
     """
     source, ops = call.source, call.ops
 

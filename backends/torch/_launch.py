@@ -20,8 +20,10 @@ from ._library import PLAIN_TYPES
 from ._triton_kernel import rotate_rows
 
 transposes_tables = True
-interpreted: bool = triton.knobs.runtime.interpret
+interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
+# A compiled kernel takes all arguments, the constants too, since this version of Triton.
+_KEEPS_COMPILED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LIMIT = 1024  # launches that are kept
@@ -35,7 +37,7 @@ class _Launch(NamedTuple):
     first: int
     second: int  # the same as `first` if it rotates one array
     offsets: tuple[int, ...] | None
-    grid: tuple[int, int]
+    programs: int
     numbers: tuple[int, ...]
     constants: tuple[Any, ...]
     num_warps: int
@@ -55,7 +57,7 @@ def rotate(
     if key is None:
         return NotImplemented
     ys = [torch.empty_like(x) for x in xs] if outs is None else outs
-    key = (*key, transposed, _are_aligned((*xs, *ys, *source[:2])))
+    key = (*key, transposed, *_memory_key(xs, ys, source))
     launches = _launches.get(key)
     if launches is None:
         if not checked:
@@ -94,10 +96,7 @@ def _key(xs: Any, source: Any, seq_axis: Any, outs: Any, checked: bool) -> tuple
             given += [_tensor_key(out, device, _FLOATS) for out in outs]
         elif len(outs) != len(xs) or any([out is not x for out, x in zip(outs, xs, strict=True)]):
             return None  # whether memory overlaps is for the checks to find
-    if None in given:
-        return None
-    in_place = outs is not None and all([out is x for out, x in zip(outs, xs, strict=True)])
-    return device, *given, of_source, seq_axis, outs is None, in_place
+    return None if None in given else (device, *given, of_source, seq_axis, outs is None)
 
 
 def _tensor_key(x: Any, device: Any, dtypes: Any) -> Any:
@@ -138,13 +137,18 @@ def _is_spaced(values: Any) -> bool:
     return all([-(2**63) <= end < 2**63 for end in ends])
 
 
-def _are_aligned(tensors: Any) -> bool:
-    """Return whether tensors begin at multiples of 16 bytes."""
-    bits = 0
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            bits |= tensor.data_ptr()
-    return bits % 16 == 0
+def _memory_key(xs: Any, ys: Any, source: Any) -> tuple[Any, ...]:
+    """Return what Triton compiles for beside metadata: which results are in place, and addresses modulo 16.
+
+    For AMD also which tensors are in memory of less than 2 GiB, whose offsets have 32 bits.
+    """
+    read = [tensor for tensor in source[:2] if isinstance(tensor, torch.Tensor)]
+    addresses = [tensor.data_ptr() for tensor in (*xs, *ys, *read)]
+    in_place = [addresses[i] == addresses[i + len(xs)] for i in range(len(xs))]
+    small: list[bool] = []
+    if torch.version.hip:
+        small = [tensor.untyped_storage().nbytes() < 2**31 for tensor in (*xs, *ys, *read)]
+    return *in_place, *[address % 16 for address in addresses], *small
 
 
 # ---- from a call to its launches ----
@@ -207,26 +211,33 @@ def _launch(
     of_source = (*of_source, source[0].stride(-1) if has_coordinates else 0)
     heads = (one.heads, other.heads if other else 0)
     tile = _tile(one, heads, layout, max(x.itemsize for x, _, _ in arrays))
-    in_place = ys[i] is xs[i] or ys[j] is xs[j]
+    in_place = [ys[k].data_ptr() == xs[k].data_ptr() for k in (i, j)]
     strided = layout.head_dim > 1 and any(t.stride(-1) != 1 for array in arrays for t in array[:2])
     amplitude = layout.amplitude
     constants = (
         int(kind), unit, source_unit, strided, layout.head_dim, layout.start, layout.num_pairs, layout.blocks,
         layout.pairing == "half", layout.out_pairing == "half",
-        2 * layout.num_pairs < layout.head_dim and not (ys[i] is xs[i] and ys[j] is xs[j]),
+        2 * layout.num_pairs < layout.head_dim and not all(in_place),
         has_coordinates,
-        kind is not Kind.TABLES and amplitude not in (None, 1.0), transposed, in_place,
+        kind is not Kind.TABLES and amplitude not in (None, 1.0), transposed, any(in_place),
         triton.language.float64 if computes_in_float64(xs[i]) else triton.language.float32,
         tile.tokens, tile.heads0, tile.heads1, triton.next_power_of_2(max(1, layout.num_pairs)),
     )  # fmt: skip
     chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1) if heads[1] else 1)
-    grid = (one.outer * _ceil(one.seq, tile.tokens), chunks)
+    programs = one.outer * _ceil(one.seq, tile.tokens) * chunks
     offsets = None
     if any((*one.source_offsets, one.x_offset, one.y_offset, last.x_offset, last.y_offset)):
         of_arrays = (one.x_offset, one.y_offset, last.x_offset, last.y_offset)
         offsets = (*of_arrays, one.source_offsets[0], one.source_offsets[-1])
     return _Launch(
-        i, j, offsets, grid, (one.seq, *heads, *strides, *of_source), constants, tile.num_warps, []
+        i,
+        j,
+        offsets,
+        programs,
+        (one.seq, chunks, *heads, *strides, *of_source),
+        constants,
+        tile.num_warps,
+        [],
     )
 
 
@@ -296,9 +307,9 @@ def _launch_all(
         if launch.compiled:
             launch.compiled[0](*arguments)
             continue
-        compiled = rotate_rows[launch.grid](*arguments, **({} if interpreted else options_of(launch)))
-        if compiled is not None:
-            launch.compiled.append(compiled[(*launch.grid, 1)])
+        compiled = rotate_rows[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
+        if _KEEPS_COMPILED and not interpreted:
+            launch.compiled.append(compiled[(launch.programs, 1, 1)])
 
 
 def options_of(launch: _Launch) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _TABLES = tl.constexpr(2)
 
 # Compiled for any values: UNIT and SOURCE_UNIT tell what divides the strides.
 _NUMBERS = [
-    *("position", "seq", "heads0", "heads1"),
+    *("position", "seq", "chunks", "heads0", "heads1"),
     *(
         f"{array}_{axis}"
         for array in ("x0", "y0", "x1", "y1")
@@ -44,6 +44,7 @@ def rotate_rows(
     words,  # the plan's constants, of rope_array._backends._gpu.plan_words
     position: tl.int64,  # of the first token, if positions are spaced
     seq: tl.int64,
+    chunks: tl.int64,  # of heads
     heads0: tl.int64,
     heads1: tl.int64,
     # Strides of the rows in units of UNIT elements, and of features in elements.
@@ -91,11 +92,12 @@ def rotate_rows(
     WIDTH: tl.constexpr,  # PAIRS, up to a power of two
 ):
     # Offsets of rows have 64 bits. Programs are numbered by 32: a division of 64 takes 100 instructions.
-    tiles = tl.cdiv(seq, TOKENS).to(tl.int32)
-    tile = tl.program_id(0)
+    # One axis of programs, as the others are limited to 65,535. The chunks of a token come together.
+    tiles, chunks = tl.cdiv(seq, TOKENS).to(tl.int32), chunks.to(tl.int32)
+    program = tl.program_id(0)
+    chunk, tile = (program % chunks).to(tl.int64), program // chunks
     outer = (tile // tiles).to(tl.int64)
     token = (tile % tiles).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    chunk = tl.program_id(1).to(tl.int64)
     pair = tl.arange(0, WIDTH)
     present = (token < seq)[:, None] & (pair < PAIRS)[None, :]
     if PAIRS == 0:

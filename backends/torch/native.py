@@ -35,17 +35,13 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     if _native.kernel is None:
         return unavailable_reason()
     compiled = torch.compiler.is_compiling()
-    if compiled:
-        reason = _compiled.why_not_served(xs, source)
-    else:
-        reason = why_declined(source, is_recorded(xs))
-    if reason is not None:
-        return reason
+    why_not = _compiled.why_not_served(xs, source) if compiled else why_declined(source, is_recorded(xs))
+    of_tensor = _why_not_served if compiled else _why_unreadable
+    if why_not is not None:
+        return why_not
     for x in (*xs, *source.arrays):
-        if isinstance(x, torch.Tensor):
-            reason = _why_not_served(x) if compiled else _why_unreadable(x)
-            if reason is not None:
-                return reason
+        if isinstance(x, torch.Tensor) and (reason := of_tensor(x)) is not None:
+            return reason
     return None
 
 

@@ -125,8 +125,9 @@ def rotate(call: Call, outs: Any = None) -> Any:
 
 
 def _sources(call: Call, kernel: Any) -> Any:
-    """Return the function that gives the source as the kernel reads it; most positions it reads as they are."""
+    """Return a function from whether the kernel computes in float64 to the source as it reads it."""
     source = call.source
+    # Nothing is copied to the GPU for an int or a range, and positions of 32 bits are read as they are.
     if isinstance(source, Positions) and kernel.reads(source, call.xs[0].device):
         return lambda use_float64: source
     return _native.sources(call, _with_adjacent_pairs, lambda plan: None)
