@@ -37,6 +37,7 @@ from rope_array.testing._libraries import LIBRARIES, Library, MissingLibrary
 TIMES = int(os.environ.get("ROPE_ARRAY_EXAMPLES", "1"))
 NIGHTLY = bool(os.environ.get("ROPE_ARRAY_NIGHTLY"))
 COMPILING = {"jax"}
+GPU_CODE = ("test_cuda", "test_inductor_offline", "test_jax_offline", "test_triton")
 hypothesis.settings.register_profile("default", deadline=None, max_examples=100 * TIMES)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 else "default")
@@ -60,8 +61,8 @@ def pytest_addoption(parser):
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(LIBS)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
+    group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
     group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")
-    group.addoption("--gpu-code", action="store_true", help="test the code for GPUs; needs compilers, no GPU")
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
 
@@ -90,7 +91,7 @@ def pytest_ignore_collect(collection_path, config):
         return True
     if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
         return True
-    if collection_path.name.startswith(("test_cuda", "test_triton")) and not config.getoption("--gpu-code"):
+    if collection_path.name.startswith(GPU_CODE) and not config.getoption("--gpu-code"):
         return True
     if collection_path.name == "test_plots.py" and not _has_plots(config):
         return True
@@ -161,6 +162,8 @@ def pytest_collection_modifyitems(config, items):
         if len(needed) > 1:
             item.add_marker("several")
         chosen = needed <= set(config.chosen_libraries)
+        if item.get_closest_marker("gpu_code"):
+            chosen = chosen and config.getoption("--gpu-code")
         chosen = chosen and (NIGHTLY or not _is_for_nightly(item, needed, seen))
         (kept if chosen else left_out).append(item)
     items[:] = sorted(kept, key=lambda item: item.get_closest_marker("slow") is None)

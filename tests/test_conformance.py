@@ -30,9 +30,24 @@ SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
-# What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient.
-REFUSED = {("torch:compile", "gradient_of_a_gradient")}
+# What the library's own code refuses: compiled code of PyTorch has no gradient of a gradient, and the kernel of
+# GPUs declines what intercepts PyTorch's operations.
+REFUSED = {
+    ("torch:compile", "gradient_of_a_gradient"),
+    *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
+    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_each_rank", "_of_positions")),
+    *(("torch:triton-interpret", f"vmap_of_{name}") for name in ("batches", "gradients")),
+    ("torch:triton-interpret", "first_calls_under_other_settings"),
+}
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
+INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
+# Checks that take the interpreter many seconds: calls of 2^16 rows or more.
+LONG_INTERPRETED = {
+    *("batches_times_heads", "fields_and_many_elements", "large_results_are_kept", "many_elements"),
+    *("many_results_are_kept", "one_field_and_many_elements", "positions_of_a_long_batch"),
+    *("positions_of_many_batches", "threads_of_each_field", "threads_of_large_calls"),
+    *("threads_of_many_positions", "inference_mode", "more_positions_than_2e16"),
+}
 
 
 def by_rope(x, pos, *, seq_axis=-2, inverse=False, **spec):
@@ -91,6 +106,10 @@ def cases():
         marks = [pytest.mark.library(session_of(name))]
         if is_shared((name, how), check):
             marks.append(pytest.mark.nightly)
+        if name == INTERPRETED:
+            marks.append(pytest.mark.gpu_code)
+            if check.name.partition("[")[0] in LONG_INTERPRETED:
+                marks.append(pytest.mark.nightly)
         yield pytest.param(name, how, check, id=f"{label}-{check.name}", marks=marks)
 
 

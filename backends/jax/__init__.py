@@ -18,6 +18,8 @@ from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
+from ._primitive import align_and_rotate
+
 name = "jax"
 
 
@@ -78,7 +80,7 @@ def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) ->
     if fraction is None:
         whole, fraction = split_floats(whole, ops)
     float64 = tuple(map(computes_in_float64, xs))
-    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops)
+    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, align_and_rotate)
 
 
 @partial(jax.jit, static_argnames=("plan", "use_float64"))
@@ -91,4 +93,5 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
 
 @partial(jax.jit, static_argnames=("layout", "seq_axis"))
 def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
-    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, LIBRARY.ops(xs[0]))
+    ops = LIBRARY.ops(xs[0])
+    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, align_and_rotate)

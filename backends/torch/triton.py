@@ -5,6 +5,7 @@ With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, sl
 """
 
 import os
+import sys
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,8 +30,11 @@ _OLDEST = (8, 0)  # compute capability that Triton supports
 
 def is_interpreted() -> bool:
     """Return whether Triton's interpreter runs the kernel, on the CPU."""
-    asked = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    return asked and find_spec("triton") is not None and bool(load_kernel().interpreted)
+    kernel = sys.modules.get(f"{__package__}._launch")
+    if kernel is None:
+        asked = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+        kernel = load_kernel() if asked and find_spec("triton") is not None else None
+    return kernel is not None and bool(kernel.interpreted)
 
 
 def load_kernel() -> Any:

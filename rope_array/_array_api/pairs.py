@@ -16,7 +16,11 @@ from .ops import ArrayOps
 
 def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
-    cos, sin = align_tables_to(x, cos, sin, seq_axis, ops)
+    return rotate_aligned(x, *align_tables_to(x, cos, sin, seq_axis, ops), layout, ops)
+
+
+def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
+    """Rotate the last axis of x by tables of its compute dtype that have x's axes."""
     parts = _parts(x, cos, sin, layout, ops)
     y = parts[0] if len(parts) == 1 else ops.xp.concat(parts, axis=-1)
     if y is x:  # dask skips empty arrays, and returns a single array without joining

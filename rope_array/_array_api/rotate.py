@@ -28,7 +28,14 @@ def rotate(call: Call) -> Arrays:
 
 
 def rotate_at(
-    xs: Arrays, float64: tuple[bool, ...], whole: Any, fraction: Any, plan: Plan, seq_axis: int, ops: ArrayOps
+    xs: Arrays,
+    float64: tuple[bool, ...],
+    whole: Any,
+    fraction: Any,
+    plan: Plan,
+    seq_axis: int,
+    ops: ArrayOps,
+    rotate_one: Any = align_and_rotate,
 ) -> Arrays:
     """Rotate each of xs by positions that `read_positions` returned, with tables once per compute dtype."""
     tables = {}
@@ -37,14 +44,16 @@ def rotate_at(
             tables[wide] = cos_sin(whole, fraction, plan, wide, ops)
     ys = []
     for x, wide in zip(xs, float64, strict=True):
-        ys.append(align_and_rotate(x, *tables[wide], plan.layout, seq_axis, ops))
+        ys.append(rotate_one(x, *tables[wide], plan.layout, seq_axis, ops))
     return tuple(ys)
 
 
-def rotate_by_tables(xs: Arrays, tables: Tables, seq_axis: int, ops: ArrayOps) -> Arrays:
+def rotate_by_tables(
+    xs: Arrays, tables: Tables, seq_axis: int, ops: ArrayOps, rotate_one: Any = align_and_rotate
+) -> Arrays:
     """Rotate each of xs by tables, which may be wider than an array's arithmetic."""
     ys = []
     for x in xs:
         cos, sin = cast_tables(tables, computes_in_float64(x), ops)
-        ys.append(align_and_rotate(x, cos, sin, tables.layout, seq_axis, ops))
+        ys.append(rotate_one(x, cos, sin, tables.layout, seq_axis, ops))
     return tuple(ys)
