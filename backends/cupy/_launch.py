@@ -1,6 +1,6 @@
 """Launches of the CUDA kernel: which rows, how many threads, and the arguments. See rotate.cu."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from rope_array._backends._gpu import Kind, Rows, SourceView, arrange, common_alignment, plan_words
+from rope_array._backends._gpu import Kind, Rows, SourceView, Strided, arrange, common_alignment, plan_words
 from rope_array._spec.plan import Layout, Plan
 
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -128,8 +128,10 @@ def _prepare(
     """Return the launches for arrays and a source, of which only facts are known."""
     wide = _is_wide_layout(layout, 16 // itemsize)
     together: dict[Any, list[_Piece]] = {}
-    for i, array in enumerate(arrays):
-        for piece in _pieces(i, array, source, itemsize, wide, seq_axis):
+    strided = [Strided(shape, x, y) for shape, x, _, y, _, _ in arrays]
+    for i, launches in enumerate(arrange(strided, seq_axis, source[0])):
+        for rows in launches:
+            piece = _piece(i, arrays[i], rows, source, itemsize, wide)
             together.setdefault((piece.wide, piece.rows.tokens), []).append(piece)
     found = [
         _launch(pieces[i : i + 2], source, dtype, itemsize, layout)
@@ -147,17 +149,17 @@ def _is_wide_layout(layout: Layout, unit: int) -> bool:
     return not any(number % unit for number in numbers)
 
 
-def _pieces(
-    i: int, array: tuple[Any, ...], source: tuple[Any, ...], itemsize: int, wide_layout: bool, seq_axis: int
-) -> Iterator[_Piece]:
+def _piece(
+    i: int, array: tuple[Any, ...], rows: Rows, source: tuple[Any, ...], itemsize: int, wide_layout: bool
+) -> _Piece:
     shape, x_strides, x_address, y_strides, y_address, in_place = array
     features = (x_strides[-1], y_strides[-1]) if shape[-1] > 1 else (1, 1)
-    for rows in arrange(shape, x_strides, y_strides, seq_axis, source[0]):
-        starts = [x_address // itemsize + rows.x_offset, y_address // itemsize + rows.y_offset]
-        wide = wide_layout and features == (1, 1)
-        wide = wide and common_alignment([*starts, *rows.x, *rows.y], itemsize) == 16 // itemsize
-        wide = wide and _has_wide_tables(source, rows)
-        yield _Piece(i, rows, features, wide, in_place)
+    sizes = (rows.outer, rows.seq, rows.heads)
+    steps = [step for steps in (rows.x, rows.y) for step, n in zip(steps, sizes, strict=True) if n > 1]
+    starts = [x_address // itemsize + rows.x_offset, y_address // itemsize + rows.y_offset]
+    wide = wide_layout and features == (1, 1)
+    wide = wide and common_alignment([*starts, *steps], itemsize) == 16 // itemsize
+    return _Piece(i, rows, features, wide and _has_wide_tables(source, rows), in_place)
 
 
 def _has_wide_tables(source: tuple[Any, ...], rows: Rows) -> bool:
