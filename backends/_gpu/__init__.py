@@ -177,9 +177,8 @@ def _merged(axes: list[_Axis], count: int) -> list[_Axis]:
         lengths = [size for size in axis.sizes for _ in "xy"] + [axis.sizes[0]] * len(
             axis.strides[2 * count :]
         )
-        if last and last.strides == tuple(
-            n * stride for n, stride in zip(lengths, axis.strides, strict=True)
-        ):
+        spans = tuple(n * stride for n, stride in zip(lengths, axis.strides, strict=True))
+        if last and last.strides == spans:
             sizes = tuple(n * size for n, size in zip(last.sizes, axis.sizes, strict=True))
             found[-1] = _Axis(sizes, axis.strides)
         else:

@@ -4,10 +4,12 @@ A call whose checks have passed once is recognised afterwards by its metadata: s
 and layout. Its launches are kept under that key, so a repeated call makes its result and launches.
 """
 
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton import language
 
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.source import Positions, Source, Tables
@@ -27,8 +29,11 @@ _KEEPS_COMPILED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LIMIT = 1024  # launches that are kept
-_TILE_BYTES = 8192  # of x, in a program; measured offline: see tests/test_triton_compile.py
-_MAX_HEADS = 32  # of one array, in a program
+# The rows of a program, chosen by instructions and registers: see tests/test_triton_compile.py.
+_MAX_HEADS = 32  # of each array
+_TILE_BYTES = 8192  # up to which a program takes several tokens
+_THREAD_BYTES, _MAX_WARPS = 128, 8  # of the first array for each thread
+_CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper() or name[:-1].isupper()]
 
 
 class _Launch(NamedTuple):
@@ -163,15 +168,21 @@ def _prepare(xs: Any, ys: Any, source: Source, seq_axis: int, transposed: bool) 
     if transposed:
         layout = layout.transposed(layout.amplitude)
     found = []
-    i = 0
-    while i < len(xs):
-        pair = i + 1 < len(xs) and [r.tokens for r in rows[i]] == [r.tokens for r in rows[i + 1]]
-        second = i + 1 if pair else i
-        for k, one in enumerate(rows[i]):
-            other = rows[second][k] if pair else None
-            found.append(_launch(xs, ys, i, second, one, other, source, view.kind, layout, transposed))
-        i = second + 1
+    items = [
+        [*zip(repeat(i), repeat(x), repeat(y), rows[i])] for i, (x, y) in enumerate(zip(xs, ys, strict=True))
+    ]
+    while items:
+        first, *items = items
+        second = items[0] if items and _line_up(first, items[0]) else None
+        items = items[1:] if second else items
+        groups = [[*group] for group in (zip(first, second, strict=True) if second else zip(first))]
+        found += [_make_launch(group, source, view.kind, layout, transposed) for group in groups]
     return found
+
+
+def _line_up(first: Any, second: Any) -> bool:
+    """Return whether two arrays have the same tokens in each of their launches."""
+    return [rows.tokens for *_, rows in first] == [rows.tokens for *_, rows in second]
 
 
 def _view(source: Source) -> SourceView:
@@ -187,58 +198,78 @@ def _view(source: Source) -> SourceView:
     return SourceView(Kind.POSITIONS, tuple(values.shape[:axes]), (values.stride()[:axes],))
 
 
-def _launch(
-    xs: Any, ys: Any, i: int, j: int, one: Rows, other: Rows | None, source: Source, kind: Kind, layout: Layout,
-    transposed: bool,
-) -> _Launch:  # fmt: skip
-    """Return the launch that rotates the rows `one` of array i, and the rows `other` of array j."""
-    last = other or one
-    arrays = ((xs[i], ys[i], one), (xs[j], ys[j], last))
-    unit = min(
-        _gpu.common_alignment((*rows.x, *rows.y, rows.x_offset, rows.y_offset), x.itemsize)
-        for x, _, rows in arrays
+def _make_launch(
+    group: list[tuple[int, Any, Any, Rows]], source: Source, kind: Kind, layout: Layout, transposed: bool
+) -> _Launch:
+    """Return the launch for one or two arrays: their indices, each x, its result, and their rows."""
+    numbers, unit, source_unit = _strides(group, source, kind)
+    rows = [rows for _, _, _, rows in group]
+    heads = (rows[0].heads, rows[1].heads if len(rows) > 1 else 0)
+    tile = _tile(rows[0].seq, heads, layout, max(x.itemsize for _, x, _, _ in group))
+    in_place = [x.data_ptr() == y.data_ptr() for _, x, y, _ in group]
+    constants = {
+        "KIND": int(kind),
+        "UNIT": unit,
+        "SOURCE_UNIT": source_unit,
+        "STRIDED": layout.head_dim > 1 and any(t.stride(-1) != 1 for _, x, y, _ in group for t in (x, y)),
+        "HEAD_DIM": layout.head_dim,
+        "START": layout.start,
+        "PAIRS": layout.num_pairs,
+        "BLOCKS": layout.blocks,
+        "READS_HALF": layout.pairing == "half",
+        "WRITES_HALF": layout.out_pairing == "half",
+        "COPIES": 2 * layout.num_pairs < layout.head_dim and not all(in_place),
+        "COORDINATES": _has_coordinates(source),
+        "SCALED": kind is not Kind.TABLES and layout.amplitude not in (None, 1.0),
+        "TRANSPOSED": transposed,
+        "IN_PLACE": any(in_place),
+        "REAL": language.float64 if computes_in_float64(group[0][1]) else language.float32,
+        **tile.constants,
+        "WIDTH": triton.next_power_of_2(max(1, layout.num_pairs)),
+    }
+    chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1 or 1))
+    programs = rows[0].outer * _ceil(rows[0].seq, tile.tokens) * chunks
+    offsets = (
+        *(n for r in (rows[0], rows[-1]) for n in (r.x_offset, r.y_offset)),
+        *_both(rows[0].source_offsets),
     )
-    strides: list[int] = []
-    for x, y, rows in arrays:
-        strides += [*(stride // unit for stride in rows.x), x.stride(-1)]
-        strides += [*(stride // unit for stride in rows.y), y.stride(-1)]
-    has_coordinates = isinstance(source, Positions) and source.plan.coordinates is not None
-    of_source = (*one.source[0], *one.source[-1])
-    source_unit = 1
-    if isinstance(source, Tables):
-        source_unit = _gpu.common_alignment((*of_source, *one.source_offsets), source.cos.itemsize)
-    of_source = tuple(stride // source_unit for stride in of_source)
-    of_source = (*of_source, source[0].stride(-1) if has_coordinates else 0)
-    heads = (one.heads, other.heads if other else 0)
-    tile = _tile(one, heads, layout, max(x.itemsize for x, _, _ in arrays))
-    in_place = [ys[k].data_ptr() == xs[k].data_ptr() for k in (i, j)]
-    strided = layout.head_dim > 1 and any(t.stride(-1) != 1 for array in arrays for t in array[:2])
-    amplitude = layout.amplitude
-    constants = (
-        int(kind), unit, source_unit, strided, layout.head_dim, layout.start, layout.num_pairs, layout.blocks,
-        layout.pairing == "half", layout.out_pairing == "half",
-        2 * layout.num_pairs < layout.head_dim and not all(in_place),
-        has_coordinates,
-        kind is not Kind.TABLES and amplitude not in (None, 1.0), transposed, any(in_place),
-        triton.language.float64 if computes_in_float64(xs[i]) else triton.language.float32,
-        tile.tokens, tile.heads0, tile.heads1, triton.next_power_of_2(max(1, layout.num_pairs)),
-    )  # fmt: skip
-    chunks = max(_ceil(heads[0], tile.heads0), _ceil(heads[1], tile.heads1) if heads[1] else 1)
-    programs = one.outer * _ceil(one.seq, tile.tokens) * chunks
-    offsets = None
-    if any((*one.source_offsets, one.x_offset, one.y_offset, last.x_offset, last.y_offset)):
-        of_arrays = (one.x_offset, one.y_offset, last.x_offset, last.y_offset)
-        offsets = (*of_arrays, one.source_offsets[0], one.source_offsets[-1])
     return _Launch(
-        i,
-        j,
-        offsets,
+        group[0][0],
+        group[-1][0],
+        offsets if any(offsets) else None,
         programs,
-        (one.seq, chunks, *heads, *strides, *of_source),
-        constants,
+        (rows[0].seq, chunks, *heads, *numbers),
+        tuple([constants[name] for name in _CONSTANTS]),
         tile.num_warps,
         [],
     )
+
+
+def _strides(group: Any, source: Source, kind: Kind) -> tuple[list[int], int, int]:
+    """Return all strides as the kernel takes them, and the units that those of rows and of tables are in."""
+    unit = min(
+        _gpu.common_alignment((*rows.x, *rows.y, rows.x_offset, rows.y_offset), x.itemsize)
+        for _, x, _, rows in group
+    )
+    numbers: list[int] = []
+    for _, x, y, rows in (group[0], group[-1]):
+        numbers += [*(stride // unit for stride in rows.x), x.stride(-1)]
+        numbers += [*(stride // unit for stride in rows.y), y.stride(-1)]
+    rows, source_unit = group[0][3], 1
+    of_source = [stride for strides in _both(rows.source) for stride in strides]
+    if kind is Kind.TABLES:
+        source_unit = _gpu.common_alignment((*of_source, *rows.source_offsets), source[0].itemsize)
+    numbers += [stride // source_unit for stride in of_source]
+    return [*numbers, source[0].stride(-1) if _has_coordinates(source) else 0], unit, source_unit
+
+
+def _both(of_source: Any) -> tuple[Any, Any]:
+    """Return what belongs to the first and to the second array of a source, which may be one array."""
+    return of_source[0], of_source[-1]
+
+
+def _has_coordinates(source: Source) -> bool:
+    return isinstance(source, Positions) and source.plan.coordinates is not None
 
 
 class _Tile(NamedTuple):
@@ -249,17 +280,22 @@ class _Tile(NamedTuple):
     heads1: int
     num_warps: int
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The kernel's constants."""
+        return {"TOKENS": self.tokens, "HEADS0": self.heads0, "HEADS1": self.heads1}
 
-def _tile(rows: Rows, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
-    """Return the tile of a launch: all heads of a token if they are few enough, of several tokens if fewer."""
+
+def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
+    """Return the tile of a launch: all heads of a token if they are few, of several tokens if fewer."""
     chunks = _ceil(max(heads), _MAX_HEADS)
     heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
     row = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize
     tokens = 1
-    while tokens < rows.seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
+    while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
     num_warps = 1
-    while num_warps < 8 and 2 * num_warps * 4096 <= tokens * heads0 * row:  # 128 bytes of x for each thread
+    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * _THREAD_BYTES <= tokens * heads0 * row:
         num_warps *= 2
     return _Tile(tokens, heads0, heads1, num_warps)
 

@@ -193,7 +193,8 @@ def _rotate_array(
     y_outer, y_seq, y_head, y_feature,
     STRIDED: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr,
     BLOCKS: tl.constexpr, READS_HALF: tl.constexpr, WRITES_HALF: tl.constexpr, COPIES: tl.constexpr,
-    IN_PLACE: tl.constexpr, REAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    IN_PLACE: tl.constexpr, REAL: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Rotate a chunk of the heads of some tokens: tiles of shape (tokens, heads, features)."""
     head = chunk * HEADS + tl.arange(0, HEADS)
