@@ -63,13 +63,13 @@ def test_rows_beyond_32_bits_of_elements():
 @pytest.fixture
 def launched(monkeypatch):
     """The launches of the kernel."""
-    seen, run = [], _launch._launch_all
+    seen, run = [], _launch._run_here
 
     def counting(launches, *arguments):
         seen.extend(launches)
         return run(launches, *arguments)
 
-    monkeypatch.setattr(_launch, "_launch_all", counting)
+    monkeypatch.setattr(_launch, "_run_here", counting)
     return seen
 
 
@@ -329,6 +329,7 @@ def test_tables_of_a_rotation_serve_every_dtype():
 def test_a_fault_is_found(mutant, monkeypatch, tmp_path):
     """Each fault, put into the sources, fails the test that it names."""
     test = globals().get(mutant.test) or (lambda: test_every_call(mutant.test))
-    with installed(mutant, monkeypatch, tmp_path), pytest.raises(AssertionError):
+    # Features that a fault leaves unwritten may be any bits, at which NumPy may warn.
+    with installed(mutant, monkeypatch, tmp_path), pytest.raises((AssertionError, RuntimeWarning)):
         test()
     test()

@@ -138,6 +138,9 @@ def _cases():
             yield f"{name}, one position", Call(xs, 3, {})
     wide = normal(2, 3, 2, 5, 3, 8)
     yield "five axes", Call((wide[:, :2, :, :, 1:], wide[:, 1:, :, :, :2]), _random_positions(5), half, -3)
+    by_tables = Call((wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), half, -3, by_tables=True)
+    yield "five axes of tables", by_tables
+    yield "five axes of a range", Call((wide[:, :2, :, ::2, 1:],), range(3), half, -3)
     yield "five axes of positions", Call((wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), half, -3)
     several = {"coordinates": (0, 1, 1, None, 2, 0, 1, 2)}
     blocks = {"coordinates": (0, 0, 1, 1, 0, 0, 1, 1), "widths": (8, 8), "blocks": 4}
