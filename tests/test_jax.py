@@ -424,6 +424,53 @@ def test_vmap(narrow):
     judge(per_sample, jnp.ones_like(x), pos, inverse=True, **HALF)
 
 
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_forms_of_all_platforms(platform, name, dtype, narrow):
+    """Rotate on the CPU in the form of each platform; NaN and infinity stay in their pair."""
+    from rope_array._backends.jax._primitive import FORMS as forms
+
+    fields = FIELDS[name]
+    x, pos = normal(2, 5, 16, dtype=dtype), jnp.asarray(ENDS, dtype="int32")
+    x = x.at[0, 0, 5].set(jnp.nan).at[1, 2, 4].set(jnp.inf)
+    rotation = ra.RoPE(16, **fields).rotation(pos, like=x)
+    cos, sin = (table[None] for table in rotation)
+
+    def rotate(x, layout, transposed):
+        return jax.jit(functools.partial(forms[platform], layout=layout, transposed=transposed))(x, cos, sin)
+
+    layout = type(rotation).layout
+    judge(rotate(x, layout, False), x, pos, **fields)
+    weight = normal(2, 5, 16, dtype=dtype, seed=1)
+    adjoint = fields | {"attention_factor": 1 / fields.get("attention_factor", 1.0)}
+    judge(rotate(weight, layout.transposed(None), True), weight, pos, inverse=True, **adjoint)
+
+
+def test_explicit_sharding(narrow):
+    """The sharding of the result comes from x and from the tables, and is part of its type."""
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x, pos, weight = normal(2, 5, 16), jnp.arange(5, dtype="int32"), normal(2, 5, 16, seed=1)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, jax.sharding.PartitionSpec("batch"))
+        y, pull = jax.vjp(jax.jit(lambda x: ROPE.apply(x, pos)), x)
+        judge(y, x, pos, **HALF)
+        assert jax.typeof(y) == jax.typeof(x)
+        judge(pull(jax.device_put(weight, x.sharding))[0], weight, pos, inverse=True, **HALF)
+
+
+def test_linear_in_the_tables(narrow):
+    x, weight = normal(2, 5, 16), normal(2, 5, 16, seed=1)
+    tables = ROPE.rotation(jnp.arange(5, dtype="int32"), like=x)
+
+    def function(cos, sin):
+        return ROPE.rotation_from(cos, sin).apply(x)
+
+    transposed = jax.linear_transpose(function, *tables)(weight)
+    for found, expected in zip(transposed, jax.vjp(function, *tables)[1](weight), strict=True):
+        assert close(found, expected)
+
+
 def test_scan_over_positions_and_layers(narrow):
     x, pos = normal(6, 2, 16), jnp.asarray(np.arange(6, dtype=np.int32) * 1_000_003)
     _, ys = jax.lax.scan(lambda carry, item: (carry, ROPE.apply(*item)), 0, (x, pos))

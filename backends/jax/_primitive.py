@@ -130,7 +130,7 @@ def _padded(array: Any, before: int, after: int) -> Any:
 
 
 def _by_pairing(half: Any, interleaved: Any) -> Any:
-    """Return the lowering of the primitive by a form for each pairing; other layouts are rotated in parts."""
+    """Return the form of a platform, made of a form for each pairing; other layouts are rotated in parts."""
 
     def rotate(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
         form = _rotate_parts
@@ -140,7 +140,7 @@ def _by_pairing(half: Any, interleaved: Any) -> Any:
             form = half
         return form(x, cos, sin, layout=layout, transposed=transposed)
 
-    return mlir.lower_fun(rotate, multiple_results=False)
+    return rotate
 
 
 def _cast(array: Any, dtype: Any) -> Any:
@@ -198,12 +198,12 @@ rotate_p.def_abstract_eval(_result_type)
 ad.primitive_jvps[rotate_p] = _jvp
 ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
-_LOWERINGS = {
+FORMS = {
     None: _by_pairing(half=_rotate_parts, interleaved=_rotate_parts),
     "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=_rotate_parts),
     "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
     "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
     "tpu": _by_pairing(half=_rotate_in_place, interleaved=_rotate_in_place),
 }
-for _platform, _lowering in _LOWERINGS.items():
-    mlir.register_lowering(rotate_p, _lowering, _platform)
+for _platform, _form in FORMS.items():
+    mlir.register_lowering(rotate_p, mlir.lower_fun(_form, multiple_results=False), _platform)
