@@ -1,5 +1,8 @@
 """The Triton kernel in Triton's interpreter: the definition, and the bits of the CPU's backends."""
 
+import contextlib
+from typing import NamedTuple
+
 import pytest
 import torch
 from compare import assert_same, bits
@@ -294,12 +297,67 @@ def test_the_backend_is_listed():
 # ---- the device: what a GPU adds, on a fake one ----
 
 
+def test_calls_are_served_where_triton_fails(monkeypatch):
+    """A machine may have no compiler for Triton's launcher: PyTorch's operations serve then."""
+
+    class Driver:
+        def get_current_device(self):
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
+    monkeypatch.setattr(triton, "_usable", None)
+    runtime = __import__("triton").runtime
+    monkeypatch.setattr(runtime.driver, "_active", Driver())
+    triton._why_triton_fails.cache_clear()
+    assert "RuntimeError: Failed to find C compiler" in triton.unavailable_reason()
+    assert triton.usable_kernel() is None
+    triton._why_triton_fails.cache_clear()
+
+
+class Device:
+    type, index = "cuda", 1
+
+
+class OnDevice(NamedTuple):
+    """An array on a device."""
+
+    device: type = Device
+
+
+def test_launches_run_on_the_device_of_the_arrays(monkeypatch):
+    entered = []
+    monkeypatch.setattr(_launch, "interpreted", False)
+    monkeypatch.setattr(_launch, "_run_here", lambda *call: entered.append("run"))
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext()
+    )
+    for current, expected in ((1, ["run"]), (0, [Device, "run"])):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        entered.clear()
+        _launch._run([], (OnDevice(),), (), None)
+        assert entered == expected
+
+
+def test_another_stream_keeps_the_constants(monkeypatch):
+    """Memory that another stream made must not be reused while this stream reads it."""
+    recorded = []
+
+    class Words:
+        record_stream = recorded.append
+
+    plan = ra.RoPE(16, base=5.0)._plan
+    plan.on_devices[Device] = (Words, 5)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the other stream")
+    for stream, expected in ((5, []), (7, ["the other stream"])):
+        monkeypatch.setattr(_launch, "_stream", lambda device, stream=stream: stream)
+        assert _launch._words(plan, Device) is Words
+        assert recorded == expected
+
+
 def test_a_capture_needs_the_constants(monkeypatch):
     """A CUDA graph cannot capture the copy of the constants, and keeps no memory that it reads."""
-
-    class Device:
-        type, index = "cuda", 0
-
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     plan = ra.RoPE(16, base=3.0)._plan
     with pytest.raises(ra.BackendError, match="before the capture"):

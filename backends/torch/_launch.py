@@ -24,8 +24,6 @@ from ._triton_kernel import rotate_rows
 transposes_tables = True
 interpreted = not isinstance(rotate_rows, triton.runtime.JITFunction)
 
-# A compiled kernel takes all arguments, the constants too, since this version of Triton.
-_KEEPS_COMPILED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 _INTEGERS = (torch.int64, torch.int32)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _LIMIT = 1024  # launches that are kept
@@ -334,7 +332,7 @@ def _run_here(launches: list[_Launch], xs: Any, ys: Any, source: Any) -> None:
             launch.compiled[0](*arguments)
             continue
         compiled = rotate_rows[(launch.programs,)](*arguments, **({} if interpreted else options_of(launch)))
-        if _KEEPS_COMPILED and not interpreted:
+        if not interpreted:
             launch.compiled.append(compiled[(launch.programs, 1, 1)])
 
 

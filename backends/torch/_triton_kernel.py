@@ -13,10 +13,11 @@ import triton.language as tl
 
 from rope_array._array_api.angles import COS_32, COS_64, SIN_32, SIN_64
 
-_SIN_32 = tl.constexpr(SIN_32)
-_COS_32 = tl.constexpr(COS_32)
-_SIN_64 = tl.constexpr(SIN_64)
-_COS_64 = tl.constexpr(COS_64)
+# One constant each: older versions of Triton read no tuple of a module.
+S0, S1, S2, S3 = map(tl.constexpr, SIN_32)
+C1, C2, C3, C4 = map(tl.constexpr, COS_32)
+D0, D1, D2, D3, D4, D5, D6 = map(tl.constexpr, SIN_64)
+E1, E2, E3, E4, E5, E6, E7 = map(tl.constexpr, COS_64)
 _SPACED = tl.constexpr(0)  # rope_array._backends._gpu.Kind
 _POSITIONS = tl.constexpr(1)
 _TABLES = tl.constexpr(2)
@@ -154,11 +155,8 @@ def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         phase = numbers * upper + (numbers >> 32) * lower + carry.to(tl.int64)
         u = (phase << 2).to(tl.float64) * 1.0842021724855044e-19  # 2^-63
         z = u * u
-        cos = z * _COS_64[6] + _COS_64[5]
-        sin = z * _SIN_64[6] + _SIN_64[5]
-        for i in tl.static_range(5):
-            cos = cos * z + _COS_64[4 - i]
-            sin = sin * z + _SIN_64[4 - i]
+        cos = (((((z * E7 + E6) * z + E5) * z + E4) * z + E3) * z + E2) * z + E1
+        sin = (((((z * D6 + D5) * z + D4) * z + D3) * z + D2) * z + D1) * z + D0
         quadrant = phase + (1 << 61)
         odd = (quadrant & (1 << 62)) != 0
         cos, sin = cos * z + 1.0, u * sin
@@ -170,8 +168,8 @@ def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
         phase = ((numbers * turns) >> 32).to(tl.int32)  # position · F mod 2^64, its upper half
         u = (phase << 2).to(tl.float32) * 4.656612873077393e-10  # 2^-31
         z = u * u
-        cos = ((z * _COS_32[3] + _COS_32[2]) * z + _COS_32[1]) * z + _COS_32[0]
-        sin = ((z * _SIN_32[3] + _SIN_32[2]) * z + _SIN_32[1]) * z + _SIN_32[0]
+        cos = ((z * C4 + C3) * z + C2) * z + C1
+        sin = ((z * S3 + S2) * z + S1) * z + S0
         quadrant = phase + (1 << 29)
         odd = (quadrant & (1 << 30)) != 0
         cos, sin = cos * z + 1.0, u * sin

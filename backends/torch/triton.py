@@ -6,7 +6,7 @@ With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, sl
 
 import os
 import sys
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +16,7 @@ from rope_array._array_api.source import Call, Positions, Source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
+from rope_array._errors import printable
 
 from . import _eager
 from ._cos_sin import tables_by_kernel
@@ -25,7 +26,8 @@ name = "triton"
 accepts_outs = True
 
 
-_OLDEST = (8, 0)  # compute capability that Triton supports
+_OLDEST_GPU = (8, 0)  # compute capability that Triton supports
+_OLDEST_TRITON = (3, 3)  # since which a compiled kernel takes the constants among its arguments
 
 
 def is_interpreted() -> bool:
@@ -61,6 +63,20 @@ def unavailable_reason() -> str:
         return "Triton is not installed; PyTorch's builds for GPUs bring it"
     if not torch.cuda.is_available() and not is_interpreted():
         return "PyTorch sees no GPU: torch.cuda.is_available() is False"
+    return "" if is_interpreted() else _why_triton_fails()
+
+
+@cache
+def _why_triton_fails() -> str:
+    """Return why Triton cannot launch a kernel here, or an empty string: it needs a C compiler, for one."""
+    try:
+        import triton
+
+        triton.runtime.driver.active.get_current_device()
+    except Exception as error:  # of any kind: before any call, so calls are served without Triton
+        return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
+        return f"Triton {triton.__version__} is older than {'.'.join(map(str, _OLDEST_TRITON))}"
     return ""
 
 
@@ -91,9 +107,11 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 def _why_too_old(device: Any) -> str | None:
     """Return why Triton has no code for a GPU, or None."""
-    if device.type == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device) >= _OLDEST:
+    if device.type == "cpu" or torch.version.hip or torch.cuda.get_device_capability(device) >= _OLDEST_GPU:
         return None
-    return f"{device} is older than compute capability {'.'.join(map(str, _OLDEST))}, the first for Triton"
+    return (
+        f"{device} is older than compute capability {'.'.join(map(str, _OLDEST_GPU))}, the first for Triton"
+    )
 
 
 def _why_unreadable(x: Any) -> str | None:
