@@ -667,7 +667,6 @@ def test_page_of_a_result(whole, tmp_path):
 
 @pytest.mark.library("numpy", "torch")  # the group numpy has matplotlib
 def test_plot_of_a_result(whole, tmp_path):
-    pytest.importorskip("matplotlib")
     (tmp_path / "docs" / "speed").mkdir(parents=True)
     script = f"""
         import json, sys

@@ -195,7 +195,7 @@ def test_takes_every_shape(shape, capsys):
         (["--shape=-3,8"], "the shape is '-3,8'"),
         (["--shape", "3,7"], "head_dim is 7, odd"),
         (["--pairing", "neox"], "pairing is 'neox', which here is named 'half'"),
-        (["--backend", "cuda"], "backend is 'cuda'; give None or one of"),
+        (["--backend", "gpu"], "backend is 'gpu'; give None or one of"),
         (["--backend", "torch"], "backend 'torch' does not serve float32[1, 32, 2048, 128] (numpy)"),
         (["--base", "0"], "base is 0.0; give a finite number above 0"),
         (["--rotary-dim", "256"], "rotary_dim is 256 from rotary_start 0, beyond head_dim 128"),

@@ -168,7 +168,7 @@ MAY_IMPORT = {
 # Modules that most programs never need: only the listed modules import them at the top.
 # The package itself names rope_array.hf and rope_array.torch for type checkers.
 LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
-OWN = {"jax": {"jax", "jaxlib"}}
+OWN = {"jax": {"jax", "jaxlib"}, "torch": {"torch", "triton"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
@@ -187,7 +187,10 @@ JUDGE = {
     "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
-LATE_LIBRARIES = {f"testing.{name}" for name in ("_compilers", "_libraries", "_modes", "_own", "_shrink")}
+LATE_LIBRARIES = {
+    f"testing.{name}"
+    for name in ("_compilers", "_libraries", "_modes", "_own", "_shrink", "_triton_interpreter")
+}
 LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
 OF_PYTEST = {"testing.plugin"}
 
