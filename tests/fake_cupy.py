@@ -200,7 +200,7 @@ def _module():
     cupy = types.ModuleType("cupy")
     for value in (ndarray, asarray, empty_like, RawModule):
         setattr(cupy, value.__name__, value)
-    stream = types.SimpleNamespace(synchronize=lambda: None)
+    stream = types.SimpleNamespace(synchronize=lambda: None, is_capturing=lambda: False)
     runtime = types.SimpleNamespace(is_hip=False)
     cupy.cuda = types.SimpleNamespace(Device=Device, get_current_stream=lambda: stream, runtime=runtime)
     return cupy

@@ -11,6 +11,7 @@ from triton_mutants import MUTANTS, installed
 
 import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
+from rope_array._backends import _gpu
 from rope_array._backends.torch import _eager, _launch, triton
 
 pytestmark = pytest.mark.library("torch")
@@ -136,6 +137,54 @@ def test_a_repeated_call_is_recognised():
         assert _eager.try_fast(kernel, x, of, axis, None) is NotImplemented
 
 
+def test_a_repeated_call_in_place_is_recognised():
+    """If each array has memory of its own; else the checks find out whether they overlap."""
+    kernel, source = triton.load_kernel(), Positions(POS.clone(), ROPE._plan)
+    packed = normal(2, 2, 5, 16)
+    for xs in ((normal(2, 5, 16),), (normal(2, 5, 16), normal(1, 5, 16))):
+        want = ROPE.apply(xs, source.values, backend="triton")
+        ROPE.apply(tuple(map(torch.clone, xs)), source.values, out=xs, backend="triton")
+        again = tuple(map(torch.clone, xs))
+        ROPE.apply(again, source.values, out=again, backend="triton")
+        twice = tuple(map(torch.clone, want))
+        assert _eager.try_fast(kernel, twice, source, -2, twice) is twice
+    views = packed[0], packed[1]
+    ROPE.apply(views, source.values, out=views, backend="triton")
+    assert _eager.try_fast(kernel, views, source, -2, views) is NotImplemented
+
+
+def test_a_result_in_place_is_another_launch():
+    """Features outside of the slice are copied to another memory only."""
+    rope, x = ra.RoPE(16, rotary_dim=8), normal(2, 5, 16)
+    rope.apply(x, POS, out=x[:], backend="triton")
+    out = torch.full_like(x, 7.0)
+    rope.apply(x, POS, out=out, backend="triton")
+    assert_same(out, rope.apply(x, POS, backend="array-api"))
+
+
+def test_coordinates_are_another_launch():
+    x = normal(3, 2, 16)
+    for rope in (ra.RoPE(16), ra.RoPE(16, axes=ra.Axes((0, 1) * 4))):
+        pos = torch.tensor([[3, 5]])
+        assert_same(rope.apply(x, pos, backend="triton"), rope.apply(x, pos, backend="array-api"))
+
+
+def test_another_alignment_is_another_launch():
+    """Triton compiles accesses of 16 bytes for addresses that are multiples of 16."""
+    x, source = normal(3, 16), Positions(POS[:3], ROPE._plan)
+    keys = set()
+    for shift in (0, 4, 8, 12):
+        keys.add(_launch._memory_key((x,), (x,), source, [x.data_ptr() + shift, POS.data_ptr()]))
+    assert len(keys) == 4
+
+
+def test_the_default_device_changes_no_backend():
+    x = normal(2, 5, 16)
+    with torch.device("meta"):
+        assert ra.explain(x, 3).backend == "native"
+        assert_same(ROPE.apply(x, POS, backend="triton"), ROPE.apply(x, POS, backend="native"))
+
+
 def test_another_memory_is_another_launch():
     q = normal(2, 5, 4, 16)
     for x in (
@@ -215,6 +264,32 @@ def test_gradients_of_tables():
     rotation = MIXED.rotation(POS, like=normal(1, 16))
     found, want = (gradients(lambda x, b=b: rotation.apply(x, backend=b)) for b in ("triton", "native"))
     assert_same(found, want)
+
+
+def test_gradients_of_a_batch():
+    """torch.autograd.grad(is_grads_batched=True) gives the backward tensors without memory."""
+    x = normal(2, 5, 16).requires_grad_()
+    cotangents = normal(3, 2, 5, 16, seed=1)
+    found, want = (
+        torch.autograd.grad(ROPE.apply(x, POS, backend=b), x, cotangents, is_grads_batched=True)[0]
+        for b in ("triton", "native")
+    )
+    assert_same(found, want)
+
+
+def test_freed_memory_is_declined():
+    """Also by the fast entry, which recognises the metadata."""
+    x, pos = normal(2, 5, 16), POS.clone()
+    ROPE.apply(x, pos, backend="triton")
+    freed = normal(2, 5, 16)
+    freed.untyped_storage().resize_(0)
+    assert (
+        _eager.try_fast(triton.load_kernel(), freed, Positions(pos, ROPE._plan), -2, None) is NotImplemented
+    )
+    with pytest.raises(ra.BackendError, match="the memory has been freed"):
+        ROPE.apply(freed, pos, backend="triton")
+    pos.untyped_storage().resize_(0)
+    assert _eager.try_fast(triton.load_kernel(), x, Positions(pos, ROPE._plan), -2, None) is NotImplemented
 
 
 def test_positions_alone_are_saved():
@@ -365,10 +440,10 @@ def test_a_capture_needs_the_constants(monkeypatch):
     words = torch.zeros(1)
     plan.on_devices[Device] = (words, 5)
     monkeypatch.setattr(_launch, "_stream", lambda device: 5)
-    monkeypatch.setattr(_launch, "_CAPTURED", [])
+    monkeypatch.setattr(_gpu, "_CAPTURED", [])
     assert _launch._words(plan, Device) is words
     assert _launch._words(plan, Device) is words
-    assert [kept is words for kept in _launch._CAPTURED] == [True]
+    assert [kept is words for kept in _gpu._CAPTURED] == [True]
 
 
 def test_tables_of_a_rotation_serve_every_dtype():

@@ -142,6 +142,12 @@ def _cases():
             yield f"{name}, one position", Call(xs, 3, {})
     wide = normal(2, 3, 2, 5, 3, 8)
     yield "five axes", Call((wide[:, :2, :, :, 1:], wide[:, 1:, :, :, :2]), _random_positions(5), half, -3)
+    empty = Call(
+        (wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), {"rotary_dim": 0}, -3, by_tables=True
+    )
+    yield "five axes of empty tables", empty
+    for fields in (half, {"rotary_dim": 4}):
+        yield f"wide heads, {fields}", Call((normal(1, 3, 2, 2**14),), range(2), fields)
     by_tables = Call((wide[:, :2, :, ::2, 1:],), _random_positions(2, 2, 3), half, -3, by_tables=True)
     yield "five axes of tables", by_tables
     yield "five axes of a range", Call((wide[:, :2, :, ::2, 1:],), range(3), half, -3)

@@ -127,6 +127,34 @@ _KERNEL = [
 ]
 _OTHERS = [
     (
+        "launches recognised without results in place",
+        _launch,
+        "return *in_place, *[",
+        "return *[",
+        "test_a_result_in_place_is_another_launch",
+    ),
+    (
+        "launches recognised without coordinates",
+        _launch,
+        "of_tensor and (of_tensor, plan.layout, coordinates)",
+        "of_tensor and (of_tensor, plan.layout)",
+        "test_coordinates_are_another_launch",
+    ),
+    (
+        "memory that is shared not checked",
+        _launch,
+        "return len({*memories}) == len(memories)",
+        "return True",
+        "test_a_repeated_call_in_place_is_recognised",
+    ),
+    (
+        "freed memory read",
+        _launch,
+        "if not address and value.numel()",
+        "if False",
+        "test_freed_memory_is_declined",
+    ),
+    (
         "merged axes of x alone",
         _gpu,
         "last.strides == spans",

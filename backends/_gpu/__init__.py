@@ -11,8 +11,9 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rope_array._errors import BackendError
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import paired_axes
 
@@ -193,6 +194,22 @@ def common_alignment(numbers: Sequence[int], itemsize: int) -> int:
         while number % largest:
             largest //= 2
     return largest
+
+
+_CAPTURED: list[Any] = []  # constants that CUDA graphs read: a graph does not keep them
+
+
+def check_capture(words: Any, capturing: bool) -> None:
+    """Raise if a CUDA graph is captured before a plan's constants exist; else keep them for its replays."""
+    if not capturing:
+        return
+    if words is None:
+        raise BackendError(
+            "a CUDA graph is being captured, and the rope's frequencies are not on the GPU yet: copying them "
+            "cannot be captured. Make the same call once before the capture."
+        )
+    if not any(words is kept for kept in _CAPTURED):
+        _CAPTURED.append(words)
 
 
 def plan_words(plan: Plan) -> list[list[int]]:

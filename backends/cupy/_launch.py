@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from rope_array._backends._gpu import Kind, Rows, SourceView, Strided, arrange, common_alignment, plan_words
+from rope_array._backends._gpu import (
+    Kind,
+    Rows,
+    SourceView,
+    Strided,
+    arrange,
+    check_capture,
+    common_alignment,
+    plan_words,
+)
 from rope_array._spec.plan import Layout, Plan
 
 _DTYPES = {"float32": "Float32", "float64": "Float64", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -247,11 +256,12 @@ def configure(tokens: int, heads: int, groups: int) -> tuple[tuple[int, int], tu
 def _words(plan: Plan) -> Any:
     """Return a plan's constants on the current device."""
     key = "cupy", cupy.cuda.Device().id
-    words = plan.on_devices.get(key)
+    words, stream = plan.on_devices.get(key), cupy.cuda.get_current_stream()
+    check_capture(words, stream.is_capturing())
     if words is None:
         plan.check()
         words = cupy.asarray(np.array(plan_words(plan), dtype=np.int64))
-        cupy.cuda.get_current_stream().synchronize()  # calls on other streams will read the constants
+        stream.synchronize()  # calls on other streams will read the constants
         plan.on_devices[key] = words
     return words
 

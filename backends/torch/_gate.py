@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from ._library import PLAIN_TYPES, TRANSFORMED
 
@@ -16,6 +17,7 @@ from ._library import PLAIN_TYPES, TRANSFORMED
 _DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
+_FUNCTION_MODE_STACK: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
 CAN_DETECT_MODES = None not in (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING) and hasattr(
     forward_ad, "_current_level"
 )
@@ -47,11 +49,17 @@ def _active_interceptor() -> str | None:
         return "a functorch transform is active"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
-    if _DISPATCH_MODES() or _FUNCTION_MODES():
+    if _DISPATCH_MODES() or (_FUNCTION_MODES() and not _sets_default_device_only()):
         return "a mode watches PyTorch's operations"
     if _TRACING() is not None:
         return "the call is traced by torch.jit"
     return None
+
+
+def _sets_default_device_only() -> bool:
+    """Return whether all modes of functions set the default device, which no kernel uses."""
+    modes = _FUNCTION_MODE_STACK() if _FUNCTION_MODE_STACK else [None]
+    return all(isinstance(mode, DeviceContext) for mode in modes)
 
 
 def is_recorded(xs: Any) -> bool:

@@ -5,6 +5,7 @@ and layout. Its launches are kept under that key, so a repeated call makes its r
 """
 
 from itertools import repeat
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,6 @@ from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends import _gpu
 from rope_array._backends._gpu import Kind, Rows, SourceView
-from rope_array._errors import BackendError
 from rope_array._spec.plan import Layout, Plan
 
 from ._library import PLAIN_TYPES
@@ -30,7 +30,8 @@ _LIMIT = 1024  # launches that are kept
 # The rows of a program, chosen by instructions and registers: see tests/test_triton_compile.py.
 _MAX_HEADS = 32  # of each array
 _TILE_BYTES = 8192  # up to which a program takes several tokens
-_THREAD_BYTES, _MAX_WARPS = 128, 8  # of the first array for each thread
+_THREAD_BYTES, _MAX_WARPS = 128, 8  # of the array with more heads, for each thread
+_MAX_BYTES = 32768  # of each array, so that the rows fit into registers
 _CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper() or name[:-1].isupper()]
 
 
@@ -58,10 +59,11 @@ def rotate(
     xs = x if type(x) is tuple else (x,)
     outs = None if out is None else out if type(out) is tuple else (out,)
     key = _key(xs, source, seq_axis, outs, checked)
-    if key is None:
+    read = None if key is None else _addresses((*xs, *source[:2]))
+    if key is None or read is None:
         return NotImplemented
     ys = [torch.empty_like(x) for x in xs] if outs is None else outs
-    key = (*key, transposed, *_memory_key(xs, ys, source))
+    key = (*key, transposed, *_memory_key(xs, ys, source, read))
     launches = _launches.get(key)
     if launches is None:
         if not checked:
@@ -95,12 +97,20 @@ def _key(xs: Any, source: Any, seq_axis: Any, outs: Any, checked: bool) -> tuple
         of_source = _positions_key(source, device)
         if of_source is None:
             return None
-    if outs is not None:
-        if checked:
-            given += [_tensor_key(out, device, _FLOATS) for out in outs]
-        elif len(outs) != len(xs) or any([out is not x for out, x in zip(outs, xs, strict=True)]):
-            return None  # whether memory overlaps is for the checks to find
-    return None if None in given else (device, *given, of_source, seq_axis, outs is None)
+    in_place = outs is not None and len(outs) == len(xs) and all(map(is_, outs, xs))
+    if outs is not None and not in_place:
+        if not checked:
+            return None
+        given += [_tensor_key(out, device, _FLOATS) for out in outs]
+    if in_place and not checked and not _are_apart((*xs, *source[:2])):
+        return None
+    return None if None in given else (device, *given, of_source, seq_axis, outs is None, in_place)
+
+
+def _are_apart(tensors: Any) -> bool:
+    """Return whether tensors have a memory each; if not, the checks find out whether they overlap."""
+    memories = [t.untyped_storage().data_ptr() for t in tensors if isinstance(t, torch.Tensor)]
+    return len({*memories}) == len(memories)
 
 
 def _tensor_key(x: Any, device: Any, dtypes: Any) -> Any:
@@ -137,22 +147,42 @@ def _is_spaced(values: Any) -> bool:
         return -(2**63) <= values < 2**63
     if type(values) is not range:
         return False
-    ends = (values.start, values.step, *((values[0], values[-1]) if values else ()))
+    length = (values.stop - values.start) // values.step  # len() raises for 2^63 positions and more
+    ends = (length, values.start, values.step, *((values[0], values[-1]) if values else ()))
     return all([-(2**63) <= end < 2**63 for end in ends])
 
 
-def _memory_key(xs: Any, ys: Any, source: Any) -> tuple[Any, ...]:
-    """Return what Triton compiles for beside metadata: which results are in place, and addresses modulo 16.
+def _addresses(values: Any) -> list[int] | None:
+    """Return the addresses of the tensors among values; None if a tensor has no memory.
 
-    For AMD also which tensors are in memory of less than 2 GiB, whose offsets have 32 bits.
+    Its memory was freed, as fully sharded training does, or it is a batch of several gradients.
     """
-    read = [tensor for tensor in source[:2] if isinstance(tensor, torch.Tensor)]
-    addresses = [tensor.data_ptr() for tensor in (*xs, *ys, *read)]
-    in_place = [addresses[i] == addresses[i + len(xs)] for i in range(len(xs))]
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            try:
+                address = value.data_ptr()
+            except RuntimeError:
+                return None
+            if not address and value.numel():
+                return None
+            found.append(address)
+    return found
+
+
+def _memory_key(xs: Any, ys: Any, source: Any, read: list[int]) -> tuple[Any, ...]:
+    """Return what decides on the compiled kernel in addition to metadata; `read`: addresses of xs and source.
+
+    The results that are in place, and addresses modulo 16. For AMD also the tensors in memory of less than
+    2 GiB, whose offsets have 32 bits.
+    """
+    written = [y.data_ptr() for y in ys]
+    in_place = [written[i] == read[i] for i in range(len(ys))]
     small: list[bool] = []
     if torch.version.hip:
-        small = [tensor.untyped_storage().nbytes() < 2**31 for tensor in (*xs, *ys, *read)]
-    return *in_place, *[address % 16 for address in addresses], *small
+        tensors = (t for t in (*xs, *ys, *source[:2]) if isinstance(t, torch.Tensor))
+        small = [tensor.untyped_storage().nbytes() < 2**31 for tensor in tensors]
+    return *in_place, *[address % 16 for address in (*read, *written)], *small
 
 
 # ---- from a call to its launches ----
@@ -288,14 +318,14 @@ class _Tile(NamedTuple):
 
 def _tile(seq: int, heads: tuple[int, int], layout: Layout, itemsize: int) -> _Tile:
     """Return the tile of a launch: all heads of a token if they are few, of several tokens if fewer."""
-    chunks = _ceil(max(heads), _MAX_HEADS)
-    heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
     row = triton.next_power_of_2(max(2, layout.head_dim)) * itemsize
+    chunks = _ceil(max(heads), max(1, min(_MAX_HEADS, _MAX_BYTES // row)))
+    heads0, heads1 = (triton.next_power_of_2(_ceil(n, chunks)) if n else 0 for n in heads)
     tokens = 1
     while tokens < seq and 2 * tokens * (heads0 + heads1) * row <= _TILE_BYTES:
         tokens *= 2
-    num_warps = 1
-    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * _THREAD_BYTES <= tokens * heads0 * row:
+    num_warps, most = 1, max(heads0, heads1)
+    while num_warps < _MAX_WARPS and 2 * num_warps * 32 * _THREAD_BYTES <= tokens * most * row:
         num_warps *= 2
     return _Tile(tokens, heads0, heads1, num_warps)
 
@@ -355,31 +385,22 @@ def options_of(launch: _Launch) -> dict[str, Any]:
 
 
 def _from(tensor: Any, offset: int) -> Any:
-    """Return a tensor that begins some elements later in the same memory."""
-    return tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
-
-
-_CAPTURED: list[Any] = []  # constants that CUDA graphs read: a graph does not keep them
+    """Return a tensor that begins some elements later in the same memory; empty tables as they are."""
+    return tensor if not tensor.numel() else tensor.as_strided((1,), (1,), tensor.storage_offset() + offset)
 
 
 def _words(plan: Plan, device: Any) -> Any:
     """Return the constants of a plan on a device, copied there once."""
-    found = plan.on_devices.get(device)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if found is None:
-        if capturing:
-            raise BackendError(
-                "a CUDA graph is being captured, and the rope's frequencies are not on the GPU yet: copying "
-                "them cannot be captured. Call the rotation once before the capture."
-            )
+    words, stream = plan.on_devices.get(device, (None, None))
+    if device.type == "cuda":
+        _gpu.check_capture(words, torch.cuda.is_current_stream_capturing())
+    if words is None:
         words = torch.tensor(_gpu.plan_words(plan), dtype=torch.int64, device=device)
-        found = plan.on_devices[device] = (words, None if device.type == "cpu" else _stream(device))
-    words, stream = found
-    if stream is not None and stream != _stream(device):
+        stream = _stream(device) if device.type == "cuda" else None
+        plan.on_devices[device] = (words, stream)
+    elif stream is not None and stream != _stream(device):
         # The memory belongs to the first stream: it must not be reused while this stream reads it.
         words.record_stream(torch.cuda.current_stream(device))
-    if capturing and not any(words is kept for kept in _CAPTURED):
-        _CAPTURED.append(words)
     return words
 
 

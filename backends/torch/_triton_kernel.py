@@ -102,7 +102,7 @@ def rotate_rows(
     pair = tl.arange(0, WIDTH)
     present = (token < seq)[:, None] & (pair < PAIRS)[None, :]
     if PAIRS == 0:
-        cos, sin = None, None
+        cos, sin = 0, 0
     elif KIND == _TABLES:
         row = outer * (first_outer * SOURCE_UNIT) + token * (first_seq * SOURCE_UNIT)
         cos = tl.load(first + row[:, None] + pair[None, :], present)
@@ -147,7 +147,7 @@ def rotate_rows(
 def _cos_sin(numbers, words, pair, PAIRS: tl.constexpr, REAL: tl.constexpr):
     """Return cos and sin of pairs at positions: (tokens, 1) or (tokens, pairs) integers."""
     mask = pair < PAIRS
-    if tl.float64 == REAL:
+    if REAL == tl.float64:  # noqa: SIM300 (Triton 3.3 compares a constant with a dtype, not the reverse)
         upper = tl.load(words + PAIRS + pair, mask, other=0)[None, :]
         lower = tl.load(words + 2 * PAIRS + pair, mask, other=0)[None, :]
         # (position · F mod 2^96) >> 32 for F = upper·2^32 + lower.
