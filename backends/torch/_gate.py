@@ -5,11 +5,14 @@ forward-mode differentiation, a mode, a subclass), the kernel's result would be 
 declines the call, and the array-api backend serves it by PyTorch's operations.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
+
+from rope_array._array_api.source import Source
 
 from ._library import PLAIN_TYPES, TRANSFORMED
 
@@ -69,6 +72,14 @@ def is_recorded(xs: Any) -> bool:
             if getattr(x, "requires_grad", False):
                 return True
     return False
+
+
+def why_a_tensor_is_not_read(xs: Any, source: Source, why_not: Callable[[Any], str | None]) -> str | None:
+    """Return the reason of the first tensor of a call that has one, or None."""
+    for x in (*xs, *source.arrays):
+        if isinstance(x, torch.Tensor) and (reason := why_not(x)) is not None:
+            return reason
+    return None
 
 
 def why_not_plain(x: Any) -> str | None:

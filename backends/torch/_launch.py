@@ -32,7 +32,7 @@ _MAX_HEADS = 32  # of each array
 _TILE_BYTES = 8192  # up to which a program takes several tokens
 _THREAD_BYTES, _MAX_WARPS = 128, 8  # of the array with more heads, for each thread
 _MAX_BYTES = 32768  # of each array, so that the rows fit into registers
-_CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper() or name[:-1].isupper()]
+_CONSTANTS = [name for name in rotate_rows.arg_names if name.isupper()]
 
 
 class _Launch(NamedTuple):

@@ -12,7 +12,7 @@ from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager, triton
 from ._cos_sin import tables_by_kernel
-from ._gate import is_recorded, why_declined, why_not_plain
+from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 from ._library import PLAIN_TYPES
 
 name = "native"
@@ -36,13 +36,9 @@ def decline_reason(xs: Any, source: Source) -> str | None:
         return unavailable_reason()
     compiled = torch.compiler.is_compiling()
     why_not = _compiled.why_not_served(xs, source) if compiled else why_declined(source, is_recorded(xs))
-    of_tensor = _why_not_served if compiled else _why_unreadable
     if why_not is not None:
         return why_not
-    for x in (*xs, *source.arrays):
-        if isinstance(x, torch.Tensor) and (reason := of_tensor(x)) is not None:
-            return reason
-    return None
+    return why_a_tensor_is_not_read(xs, source, _why_not_served if compiled else _why_unreadable)
 
 
 def _why_unreadable(x: Any) -> str | None:

@@ -20,7 +20,7 @@ from rope_array._errors import printable
 
 from . import _eager
 from ._cos_sin import tables_by_kernel
-from ._gate import is_recorded, why_declined, why_not_plain
+from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 
 name = "triton"
 accepts_outs = True
@@ -99,10 +99,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
         return f"a tensor is on {device}; the kernel runs on GPUs"
     if reason := unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs)):
         return reason
-    for x in (*xs, *source.arrays):
-        if isinstance(x, torch.Tensor) and (reason := _why_unreadable(x)) is not None:
-            return reason
-    return None
+    return why_a_tensor_is_not_read(xs, source, _why_unreadable)
 
 
 def _why_too_old(device: Any) -> str | None:
