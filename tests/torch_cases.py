@@ -175,6 +175,8 @@ SERVED = {
     "under autocast to bfloat16": within(autocast(torch.bfloat16)),
     "under autocast to float16": within(autocast(torch.float16)),
     "under detect_anomaly": within(lambda: torch.autograd.detect_anomaly(False)),
+    "a device": within(lambda: torch.device("cpu")),
+    "a default device": within(default_device),
     "with one thread in backward": within(lambda: torch.autograd.set_multithreading_enabled(False)),
     "expanded": lambda of, x: of(x[None].expand(3, 2, 5, 16))[1],
     "transposed": lambda of, x: of(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)),
@@ -190,8 +192,6 @@ SERVED = {
 DECLINED = {
     "a dispatch mode": (within(RecordDispatch), "a mode watches"),
     "a function mode": (within(RecordFunctions), "a mode watches"),
-    "a device": (within(lambda: torch.device("cpu")), "a mode watches"),
-    "a default device": (within(default_device), "a mode watches"),
     "forward mode": (within(forward_ad.dual_level), "forward-mode"),
     "dual numbers": (dual, "forward-mode"),
     "a subclass": (lambda of, x: of(x.as_subclass(Tagged)).as_subclass(torch.Tensor), "Tagged is a subclass"),
