@@ -12,7 +12,7 @@ from triton_mutants import MUTANTS, installed
 import rope_array as ra
 from rope_array._array_api.source import Positions, Tables
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _eager, _launch, triton
+from rope_array._backends.torch import _eager, _gpu_kernel, _launch, triton
 
 pytestmark = pytest.mark.library("torch")
 ROPE = ra.RoPE(16, pairing="half", rotary_dim=12)
@@ -118,12 +118,12 @@ def test_a_repeated_call_is_recognised():
     """The fast entry, which makes no checks, serves a call whose checks have passed, and no other."""
     source = Positions(POS.clone(), ROPE._plan)
     q = normal(2, 3, 5, 16, dtype="float16")
-    kernel = triton.load_kernel()
+    kernel = _gpu_kernel.load_gpu_kernel()
     kernel._launches.clear()
-    assert _eager.try_fast(kernel, q, source, -2, None) is NotImplemented
+    assert _eager.try_fast(q, source, -2, None, kernel) is NotImplemented
     want = ROPE.apply(q, source.values, backend="triton")
-    assert_same(_eager.try_fast(kernel, q, source, -2, None), want)
-    assert _eager.try_fast(kernel, q, source, -2, q.clone()) is NotImplemented
+    assert_same(_eager.try_fast(q, source, -2, None, kernel), want)
+    assert _eager.try_fast(q, source, -2, q.clone(), kernel) is NotImplemented
     lists = source._replace(values=[1, 2, 3, 4, 5])
     others = [
         *((x, source, -2) for x in (q[:, :, :4], q.float(), q[0], (q, q), q.numpy(), q.to_sparse(), ())),
@@ -134,12 +134,12 @@ def test_a_repeated_call_is_recognised():
         (q, lists, -2),
     ]
     for x, of, axis in others:
-        assert _eager.try_fast(kernel, x, of, axis, None) is NotImplemented
+        assert _eager.try_fast(x, of, axis, None, kernel) is NotImplemented
 
 
 def test_a_repeated_call_in_place_is_recognised():
     """If each array has memory of its own; else the checks find out whether they overlap."""
-    kernel, source = triton.load_kernel(), Positions(POS.clone(), ROPE._plan)
+    kernel, source = _gpu_kernel.load_gpu_kernel(), Positions(POS.clone(), ROPE._plan)
     packed = normal(2, 2, 5, 16)
     for xs in ((normal(2, 5, 16),), (normal(2, 5, 16), normal(1, 5, 16))):
         want = ROPE.apply(xs, source.values, backend="triton")
@@ -147,10 +147,10 @@ def test_a_repeated_call_in_place_is_recognised():
         again = tuple(map(torch.clone, xs))
         ROPE.apply(again, source.values, out=again, backend="triton")
         twice = tuple(map(torch.clone, want))
-        assert _eager.try_fast(kernel, twice, source, -2, twice) is twice
+        assert _eager.try_fast(twice, source, -2, twice, kernel) is twice
     views = packed[0], packed[1]
     ROPE.apply(views, source.values, out=views, backend="triton")
-    assert _eager.try_fast(kernel, views, source, -2, views) is NotImplemented
+    assert _eager.try_fast(views, source, -2, views, kernel) is NotImplemented
 
 
 def test_a_result_in_place_is_another_launch():
@@ -281,15 +281,16 @@ def test_freed_memory_is_declined():
     """Also by the fast entry, which recognises the metadata."""
     x, pos = normal(2, 5, 16), POS.clone()
     ROPE.apply(x, pos, backend="triton")
-    freed = normal(2, 5, 16)
+    kernel, freed, source = _gpu_kernel.load_gpu_kernel(), normal(2, 5, 16), Positions(pos, ROPE._plan)
     freed.untyped_storage().resize_(0)
-    assert (
-        _eager.try_fast(triton.load_kernel(), freed, Positions(pos, ROPE._plan), -2, None) is NotImplemented
-    )
+    assert _eager.try_fast(freed, source, -2, None, kernel) is NotImplemented
     with pytest.raises(ra.BackendError, match="the memory has been freed"):
         ROPE.apply(freed, pos, backend="triton")
     pos.untyped_storage().resize_(0)
-    assert _eager.try_fast(triton.load_kernel(), x, Positions(pos, ROPE._plan), -2, None) is NotImplemented
+    assert (
+        _eager.try_fast(x, Positions(pos, ROPE._plan), -2, None, _gpu_kernel.load_gpu_kernel())
+        is NotImplemented
+    )
 
 
 def test_positions_alone_are_saved():
@@ -380,14 +381,14 @@ def test_calls_are_served_where_triton_fails(monkeypatch):
             raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(triton, "is_interpreted", lambda: False)
-    monkeypatch.setattr(triton, "_usable", None)
+    monkeypatch.setattr(_gpu_kernel, "is_interpreted", lambda: False)
+    monkeypatch.setattr(_gpu_kernel, "_loaded", None)
     runtime = __import__("triton").runtime
     monkeypatch.setattr(runtime.driver, "_active", Driver())
-    triton._why_triton_fails.cache_clear()
+    _gpu_kernel._why_triton_fails.cache_clear()
     assert "RuntimeError: Failed to find C compiler" in triton.unavailable_reason()
-    assert triton.usable_kernel() is None
-    triton._why_triton_fails.cache_clear()
+    assert _gpu_kernel.gpu_kernel() is None
+    _gpu_kernel._why_triton_fails.cache_clear()
 
 
 class Device:

@@ -6,7 +6,7 @@ import inspect
 from typing import NamedTuple
 
 from rope_array._backends import _gpu
-from rope_array._backends.torch import _launch, _triton_kernel, triton
+from rope_array._backends.torch import _gpu_kernel, _launch, _triton_kernel
 
 
 class Mutant(NamedTuple):
@@ -222,7 +222,7 @@ def installed(mutant, monkeypatch, folder):
     spec.loader.exec_module(module)
     with monkeypatch.context() as patch:
         if mutant.module is _launch:
-            patch.setattr(triton, "load_kernel", lambda: module)
+            patch.setattr(_gpu_kernel, "load_gpu_kernel", lambda: module)
         elif mutant.module is _gpu:
             patch.setattr(_launch, "_gpu", module)
         else:

@@ -13,22 +13,28 @@ from typing import Any
 import torch
 
 from rope_array._array_api.source import Source, Tables
+from rope_array._backends import _native
 from rope_array._backends.torch import no_autocast
 
 from ._gate import is_recorded, why_declined
+from ._gpu_kernel import gpu_kernel
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 
-def try_fast(kernel: Any, x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
+def try_fast(x: Any, source: Source, seq_axis: Any, out: Any, kernel: Any = None) -> Any:
     """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
     xs = x if type(x) is tuple else (x,)
     recorded = is_recorded(xs)
     if why_declined(source, recorded) is not None:
         return NotImplemented
+    if kernel is None:
+        kernel = _native.kernel if xs[0].is_cpu else gpu_kernel()
+        if kernel is None:
+            return NotImplemented
     if recorded:
         if out is not None:
             return NotImplemented
-        ys = _rotate_with_grad(kernel, source, seq_axis, False, False, False, *xs)
+        ys = _rotate_with_grad((kernel, source, seq_axis, False, False, False), *xs)
         return ys if type(x) is tuple or ys is NotImplemented else ys[0]
     if out is None:
         return kernel.rotate(x, source, seq_axis, None)
@@ -45,7 +51,7 @@ def rotate(
     """Rotate checked tensors of one compute dtype, recording a gradient if need be."""
     if is_recorded(xs):
         if outs is None:
-            return _rotate_with_grad(kernel, source, seq_axis, transposed, True, False, *xs)
+            return _rotate_with_grad((kernel, source, seq_axis, transposed, True, False), *xs)
         return _rotate_in_place(kernel, xs, source, seq_axis, outs, transposed)
     ys = kernel.rotate(xs, source, seq_axis, outs, True, transposed)
     return ys if outs is None else _written(ys, outs)
@@ -59,7 +65,7 @@ def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: 
     ys: list[Any] = []
     for x, out in zip(xs, outs, strict=True):
         if x.requires_grad:
-            y = _rotate_with_grad(kernel, source, seq_axis, transposed, True, True, x)
+            y = _rotate_with_grad((kernel, source, seq_axis, transposed, True, True), x)
         else:
             y = rotate(kernel, (x,), source, seq_axis, (out,), transposed)
         if y is NotImplemented:
@@ -79,23 +85,15 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
     """The rotation with its gradient: the adjoint rotation, by the same positions or tables."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        kernel: Any,
-        source: Source,
-        seq_axis: int,
-        transposed: bool,
-        checked: bool,
-        in_place: bool,
-        *xs: Any,
-    ) -> Any:
+    def forward(ctx: Any, call: tuple[Any, ...], *xs: Any) -> Any:
+        kernel, source, seq_axis, transposed, checked, in_place = call  # one argument: each takes time
         ys = kernel.rotate(xs, source, seq_axis, xs if in_place else None, checked, transposed)
         if ys is NotImplemented:
             return ys
         if in_place:
             ctx.mark_dirty(*xs)
         save_source(ctx, source)
-        ctx.kernel, ctx.seq_axis, ctx.transposed = kernel, seq_axis, transposed
+        ctx.call = kernel, seq_axis, not transposed
         constant = [y for x, y in zip(xs, ys, strict=True) if not x.requires_grad]
         if constant:
             ctx.mark_non_differentiable(*constant)
@@ -103,12 +101,13 @@ class _RotateFn(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
+        kernel, seq_axis, transposed = ctx.call
         source = load_source(ctx)
 
         def rotate_back(given: Any) -> Any:
-            return _rotate_back(ctx.kernel, given, source, ctx.seq_axis, not ctx.transposed)
+            return _rotate_back(kernel, given, source, seq_axis, transposed)
 
-        return None, None, None, None, None, None, *rotate_present(grads, rotate_back)
+        return None, *rotate_present(grads, rotate_back)
 
 
 _rotate_with_grad: Any = _RotateFn.apply

@@ -10,7 +10,7 @@ from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
 
-from . import _compiled, _eager, triton
+from . import _compiled, _eager
 from ._cos_sin import tables_by_kernel
 from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 from ._library import PLAIN_TYPES
@@ -23,6 +23,7 @@ if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
 
 unavailable_reason = _native.unavailable_reason
+try_fast = _eager.try_fast  # for GPUs too: the registry asks the first backend of a type only
 
 
 def description() -> str:
@@ -69,15 +70,6 @@ def make_tables(source: Positions, like: Any) -> Any:
         if made is not NotImplemented:
             return made
     return _make_tables_by_array_api(source, like)
-
-
-def try_fast(x: Any, source: Source, seq_axis: Any, out: Any) -> Any:
-    """Rotate plain tensors of one compute dtype, on the CPU or a GPU; NotImplemented for every other call."""
-    if torch.compiler.is_compiling():
-        return NotImplemented
-    on_gpu = (x[0] if type(x) is tuple else x).is_cuda
-    kernel = triton.usable_kernel() if on_gpu else _native.kernel
-    return NotImplemented if kernel is None else _eager.try_fast(kernel, x, source, seq_axis, out)
 
 
 def rotate(call: Call, outs: Any = None) -> Any:

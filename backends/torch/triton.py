@@ -4,10 +4,7 @@ With TRITON_INTERPRET=1 set, Triton's interpreter runs the kernel on the CPU, sl
 ``backend="triton"`` then takes tensors of the CPU.
 """
 
-import os
-import sys
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,68 +13,17 @@ from rope_array._array_api.source import Call, Positions, Source
 from rope_array._backends import _native
 from rope_array._backends.torch import make_tables as _make_tables_by_array_api
 from rope_array._backends.torch import no_autocast
-from rope_array._errors import printable
 
-from . import _eager
+from . import _eager, _gpu_kernel
 from ._cos_sin import tables_by_kernel
 from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 
 name = "triton"
 accepts_outs = True
+unavailable_reason = _gpu_kernel.why_no_gpu_kernel
 
 
 _OLDEST_GPU = (8, 0)  # compute capability that Triton supports
-_OLDEST_TRITON = (3, 3)  # since which a compiled kernel takes the constants among its arguments
-
-
-def is_interpreted() -> bool:
-    """Return whether Triton's interpreter runs the kernel, on the CPU."""
-    kernel = sys.modules.get(f"{__package__}._launch")
-    if kernel is None:
-        asked = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-        kernel = load_kernel() if asked and find_spec("triton") is not None else None
-    return kernel is not None and bool(kernel.interpreted)
-
-
-def load_kernel() -> Any:
-    """Return the kernel; its first call imports Triton, which takes time and which the CPU does not need."""
-    from . import _launch
-
-    return _launch
-
-
-_usable: Any = None  # the kernel, once a GPU has been seen; False if it cannot be used
-
-
-def usable_kernel() -> Any:
-    """Return the kernel for tensors on a GPU, or None."""
-    global _usable
-    if _usable is None:
-        _usable = not unavailable_reason() and load_kernel()
-    return _usable or None
-
-
-def unavailable_reason() -> str:
-    """Return why the kernel cannot be used; an empty string if it can."""
-    if find_spec("triton") is None:
-        return "Triton is not installed; PyTorch's builds for GPUs bring it"
-    if not torch.cuda.is_available() and not is_interpreted():
-        return "PyTorch sees no GPU: torch.cuda.is_available() is False"
-    return "" if is_interpreted() else _why_triton_fails()
-
-
-@cache
-def _why_triton_fails() -> str:
-    """Return why Triton cannot launch a kernel here, or an empty string: it needs a C compiler, for one."""
-    try:
-        import triton
-
-        triton.runtime.driver.active.get_current_device()
-    except Exception as error:  # of any kind: before any call, so calls are served without Triton
-        return printable(f"Triton cannot be used: {type(error).__name__}: {error}")
-    if tuple(map(int, triton.__version__.split(".")[:2])) < _OLDEST_TRITON:
-        return f"Triton {triton.__version__} is older than {'.'.join(map(str, _OLDEST_TRITON))}"
-    return ""
 
 
 def description() -> str:
@@ -86,7 +32,7 @@ def description() -> str:
         return reason
     import triton
 
-    device = "the CPU, interpreted" if is_interpreted() else torch.cuda.get_device_name()
+    device = "the CPU, interpreted" if _gpu_kernel.is_interpreted() else torch.cuda.get_device_name()
     return f"Triton {triton.__version__} on {device}"
 
 
@@ -95,7 +41,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
     if torch.compiler.is_compiling():
         return "the call is compiled: the compiler makes one kernel of PyTorch's own operations"
     device = xs[0].device
-    if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
+    if device.type != "cuda" and not (device.type == "cpu" and _gpu_kernel.is_interpreted()):
         return f"a tensor is on {device}; the kernel runs on GPUs"
     if reason := unavailable_reason() or _why_too_old(device) or why_declined(source, is_recorded(xs)):
         return reason
@@ -126,7 +72,7 @@ def _why_unreadable(x: Any) -> str | None:
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin, with the bits of the array-api backend."""
     if decline_reason((like,), source) is None:
-        made = tables_by_kernel(load_kernel(), source, like)
+        made = tables_by_kernel(_gpu_kernel.load_gpu_kernel(), source, like)
         if made is not NotImplemented:
             return made
     return _make_tables_by_array_api(source, like)
@@ -135,7 +81,7 @@ def make_tables(source: Positions, like: Any) -> Any:
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
-        kernel = load_kernel()
+        kernel = _gpu_kernel.load_gpu_kernel()
         return _native.rotate_checked(call, outs, partial(_eager.rotate, kernel), _sources(call, kernel))
 
 
