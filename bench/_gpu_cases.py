@@ -83,7 +83,7 @@ def _widths():
 
 
 def _heads():
-    """One head of k beside 32 of q, and one head alone, whose angles no other head shares."""
+    """One head of k with 32 of q, and a single head, whose angles no other head shares."""
     for heads, tokens in ((ONE_KEY_HEAD, 16384), (ONE_HEAD, 524288)):
         for each in product(DTYPES, PAIRINGS, (FORWARD, BACKWARD)):
             yield Case("fewer heads", 1, tokens, *each, heads=heads)

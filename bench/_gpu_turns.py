@@ -276,7 +276,7 @@ def summary(name, times, loops, launched, case):
 
 
 def against(times, rows):
-    """Add to our row its time divided by that of every other row, in the same rounds."""
+    """Add to our row its time divided by the time of every other row, in the same rounds."""
     if OURS in times:
         others = (name for name in times if name not in (OURS, COPY))
         rows[OURS]["against"] = {name: ratios(times[OURS], times[name]) for name in others}

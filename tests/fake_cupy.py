@@ -107,7 +107,7 @@ def empty(shape, dtype):
 
 
 def check_guards():
-    """Assert that nothing was written beside arrays, and forget them."""
+    """Assert that nothing was written outside of arrays, and forget them."""
     for memory, start, stop in guards:
         assert (memory[:start] == 0xA5).all(), "written before an array"
         assert (memory[stop:] == 0xA5).all(), "written after an array"

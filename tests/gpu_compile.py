@@ -57,7 +57,7 @@ class Code(NamedTuple):
 
 
 def launches(xs, source, seq_axis=-2, in_place=False, transposed=False):
-    """Return the launches of a call on tensors of the CPU, as those of a GPU would be."""
+    """Return the launches of a call. Its tensors are on the CPU; on a GPU the launches are the same."""
     ys = xs if in_place else [torch.empty_like(x) for x in xs]
     return _launch._prepare(xs, ys, source, seq_axis, transposed)
 

@@ -72,7 +72,7 @@ def arch(request):
 
 @pytest.fixture(params=KERNELS)
 def kernel(request, arch, folder):
-    """A kernel's dtype and flags, its instructions, and what it uses."""
+    """A kernel's dtype and flags, its instructions, and its registers and memory."""
     code, used = compiled(arch, folder)[request.param]
     return *KERNELS[request.param], instructions(code), used
 
@@ -149,7 +149,7 @@ def test_instructions_for_a_pair(kernel):
     loop = main_loop(dtype, code)
     in_head = len(loop) / (pairs * heads_at_once(flags))
     assert in_head <= IN_A_HEAD[ITEMSIZE[dtype]]
-    # All other instructions, as if each ran once: also those of other kinds of sources, and of copies.
+    # All other instructions, as if each ran once: other kinds of sources and copies too.
     once = (len(code) - len(loop)) / pairs
     assert in_head + once / LEAST_HEADS <= BUDGET[ITEMSIZE[dtype]]
 

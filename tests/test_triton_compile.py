@@ -72,7 +72,7 @@ def compiled(arch, dtype, pairing, kind, folder, heads=(32, 8), head_dim=128, mo
 
 
 def assert_efficient(code, launch, arch, dtype, share, least=128):
-    """Assert wide accesses, no memory of a thread, and few instructions beside the time of the bytes."""
+    """Assert wide accesses, no stack, and instructions that take a share of the time of the bytes."""
     itemsize = DTYPES[dtype].itemsize
     constants = constants_of(launch)
     rows = constants["TOKENS"] * (constants["HEADS0"] + constants["HEADS1"])
@@ -121,7 +121,7 @@ def test_other_calls(name, pairing, tmp_path):
     constants = constants_of(launch)
     assert constants["IN_PLACE"] == ("in_place" in options)
     assert constants["COPIES"] == ("rotary_dim" in options.get("more", {}))
-    # A few features beside the slice leave a thread less than 16 bytes.
+    # A few features around the slice leave a thread less than 16 bytes.
     assert_efficient(code, launch, "sm_90", "bfloat16", 0.75, 32 if constants["COPIES"] else 128)
 
 

@@ -155,7 +155,7 @@ def _launches_of(
 
 
 def _row_axes(arrays: Sequence[Strided], seq_axis: int, source: SourceView) -> list[_Axis]:
-    """Return the axes of the rows, without those of one row in every array."""
+    """Return the axes of the rows that have several rows in an array."""
     ndim = len(arrays[0].shape)
     paired = paired_axes(ndim, len(source.shape), seq_axis)
     along = {axis: j for j, axis in enumerate(paired) if source.shape[j] != 1}
@@ -174,7 +174,7 @@ def _merged(axes: list[_Axis], count: int) -> list[_Axis]:
     found: list[_Axis] = []
     for axis in sorted(axes, key=lambda axis: -abs(axis.strides[0])):
         last = found[-1] if found else None
-        # The sizes belong to x and y of each array; those of tokens are equal in all arrays.
+        # Two sizes for each array, of x and y, then the size of the source, which all arrays share.
         lengths = [size for size in axis.sizes for _ in "xy"] + [axis.sizes[0]] * len(
             axis.strides[2 * count :]
         )

@@ -151,7 +151,7 @@ def _prepare(
 
 
 def _is_wide_layout(layout: Layout, unit: int) -> bool:
-    """Return whether rotated slices, and what is around them, consist of units of 16 bytes."""
+    """Return whether the slice, its halves and the features around it consist of units of 16 bytes."""
     numbers = [layout.start, layout.stop, layout.head_dim]
     if layout.num_pairs and "half" in (layout.pairing, layout.out_pairing):
         numbers.append(layout.num_pairs // layout.blocks)

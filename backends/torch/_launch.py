@@ -171,7 +171,7 @@ def _addresses(values: Any) -> list[int] | None:
 
 
 def _memory_key(xs: Any, ys: Any, source: Any, read: list[int]) -> tuple[Any, ...]:
-    """Return what decides on the compiled kernel in addition to metadata; `read`: addresses of xs and source.
+    """Return the facts of memory that Triton compiles for; `read`: addresses of xs and of the source.
 
     The results that are in place, and addresses modulo 16. For AMD also the tensors in memory of less than
     2 GiB, whose offsets have 32 bits.
@@ -276,7 +276,7 @@ def _make_launch(
 
 
 def _strides(group: Any, source: Source, kind: Kind) -> tuple[list[int], int, int]:
-    """Return all strides as the kernel takes them, and the units that those of rows and of tables are in."""
+    """Return all strides as the kernel takes them, the unit of the rows, and the unit of the source."""
     unit = min(
         _gpu.common_alignment((*rows.x, *rows.y, rows.x_offset, rows.y_offset), x.itemsize)
         for _, x, _, rows in group
@@ -380,7 +380,7 @@ def _source_arguments(source: Any, device: Any) -> tuple[tuple[Any, Any], Any, i
 
 
 def options_of(launch: _Launch) -> dict[str, Any]:
-    """Return the options that the kernel is compiled with. Without fusion its bits are those of the CPU."""
+    """Return the options that the kernel is compiled with. Without fusion it has the bits of the CPU."""
     return {"num_warps": launch.num_warps, "enable_fp_fusion": False}
 
 

@@ -22,7 +22,7 @@ _SPACED = tl.constexpr(0)  # rope_array._backends._gpu.Kind
 _POSITIONS = tl.constexpr(1)
 _TABLES = tl.constexpr(2)
 
-# Compiled for any values: UNIT and SOURCE_UNIT tell what divides the strides.
+# Compiled for any values: the strides are multiples of UNIT and SOURCE_UNIT elements.
 _NUMBERS = [
     *("position", "seq", "chunks", "heads0", "heads1"),
     *(
