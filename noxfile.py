@@ -266,7 +266,8 @@ def gpu_code(session: nox.Session) -> None:
     interpreted = ("--gpu-code", "tests/test_triton.py", "tests/test_conformance.py", "-k", "triton")
     pytest(session, ["torch"], *interpreted, part="interpreted", last=False)
     files = ("triton_compile", "cuda_source", "cuda_compile", "inductor_offline", "jax_offline", "bench_gpu")
-    compiled = ("--gpu-code", *(f"tests/test_{name}.py" for name in files))
+    # Each worker compiles for itself, so a file is for one worker.
+    compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in files))
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
 
 

@@ -41,8 +41,10 @@ REFUSED = {
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
-# Checks that take the interpreter many seconds: calls of 2^16 rows or more.
+# Checks that take the interpreter seconds: many rows, or many calls.
 LONG_INTERPRETED = {
+    *("default_dtype", "gradient_of_many_elements", "many_rows", "no_grad", "results_are_kept"),
+    *("threads_of_different_calls", "training_after_inference"),
     *("batches_times_heads", "fields_and_many_elements", "large_results_are_kept", "many_elements"),
     *("many_results_are_kept", "one_field_and_many_elements", "positions_of_a_long_batch"),
     *("positions_of_many_batches", "threads_of_each_field", "threads_of_large_calls"),
