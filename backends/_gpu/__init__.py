@@ -47,6 +47,24 @@ class SourceView(NamedTuple):
     strides: tuple[Ints, ...]
 
 
+def is_spaced(values: Any) -> bool:
+    """Return whether positions are an int or a range whose numbers all fit into 64 bits."""
+    if type(values) is int:
+        return -(2**63) <= values < 2**63
+    if type(values) is not range:
+        return False
+    length = (values.stop - values.start) // values.step  # len() raises for 2^63 positions and more
+    ends = (length, values.start, values.step, *((values[0], values[-1]) if values else ()))
+    return all([-(2**63) <= end < 2**63 for end in ends])
+
+
+def view_spaced(values: int | range) -> SourceView:
+    """Return an int or a range as a kernel reads it."""
+    if isinstance(values, range):
+        return SourceView(Kind.SPACED, (len(values),), ((values.step,),))
+    return SourceView(Kind.SPACED, (), ((),))
+
+
 class Rows(NamedTuple):
     """The rows of one array, for one launch.
 

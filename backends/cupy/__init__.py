@@ -10,7 +10,7 @@ from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Source, Tables
 from rope_array._array_api.tables import cast_tables
-from rope_array._backends._gpu import Kind, SourceView
+from rope_array._backends._gpu import Kind, SourceView, is_spaced, view_spaced
 from rope_array._spec.plan import Plan
 
 from . import _launch
@@ -66,24 +66,14 @@ def _sources(call: Call) -> Callable[[bool], Angles]:
     if isinstance(source, Tables):
         return lambda use_float64: _of_tables(*cast_tables(source, use_float64, ops))
     plan = source.plan
-    if plan.exact and (spaced := _spaced(source.values, plan)):
+    if plan.exact and plan.coordinates is None and is_spaced(source.values):
+        first = source.values.start if isinstance(source.values, range) else source.values
+        spaced = Angles(view_spaced(source.values), (), first, plan)
         return lambda use_float64: spaced
     whole, fraction = read_positions(source.values, call.lib, ops, any(call.float64))
     if plan.exact and fraction is None:
         return partial(_of_positions, whole, plan)
     return lambda use_float64: _of_tables(*cos_sin(whole, fraction, plan, use_float64, ops))
-
-
-def _spaced(values: Any, plan: Plan) -> Angles | None:
-    """Return an int or a range as numbers of the kernel; None for others, and for those out of range."""
-    if plan.coordinates is not None or type(values) not in (int, range):
-        return None
-    each = values if type(values) is range else (values,)
-    if len(each) and not all(-(2**63) <= p < 2**63 for p in (each[0], each[-1])):
-        return None  # read_positions raises
-    shape, steps = ((len(values),), (values.step,)) if type(values) is range else ((), ())
-    first = each[0] if len(each) else 0
-    return Angles(SourceView(Kind.SPACED, shape, (steps,)), (), first, plan)
 
 
 def _of_positions(pos: Any, plan: Plan, use_float64: bool = False) -> Angles:

@@ -131,7 +131,7 @@ def _positions_key(source: Positions, device: Any) -> Any:
     if isinstance(values, torch.Tensor):
         of_tensor = _tensor_key(values, device, _INTEGERS)
         return of_tensor and (of_tensor, plan.layout, coordinates)
-    if coordinates is not None or not _is_spaced(values):
+    if coordinates is not None or not _gpu.is_spaced(values):
         return None
     return (range, len(values), values.step, plan.layout) if type(values) is range else (int, plan.layout)
 
@@ -139,17 +139,6 @@ def _positions_key(source: Positions, device: Any) -> Any:
 def reads(source: Positions, device: Any) -> bool:
     """Return whether the kernel reads positions as they are."""
     return _positions_key(source, device) is not None
-
-
-def _is_spaced(values: Any) -> bool:
-    """Return whether positions are an int or a range whose numbers all fit into 64 bits."""
-    if type(values) is int:
-        return -(2**63) <= values < 2**63
-    if type(values) is not range:
-        return False
-    length = (values.stop - values.start) // values.step  # len() raises for 2^63 positions and more
-    ends = (length, values.start, values.step, *((values[0], values[-1]) if values else ()))
-    return all([-(2**63) <= end < 2**63 for end in ends])
 
 
 def _addresses(values: Any) -> list[int] | None:
@@ -221,8 +210,7 @@ def _view(source: Source) -> SourceView:
         return SourceView(Kind.TABLES, tuple(cos.shape[:-1]), (cos.stride()[:-1], sin.stride()[:-1]))
     values, plan = source.values, source.plan
     if not isinstance(values, torch.Tensor):
-        steps = (values.step,) if type(values) is range else ()
-        return SourceView(Kind.SPACED, (len(values),) if steps else (), (steps,))
+        return _gpu.view_spaced(values)
     axes = values.ndim if plan.coordinates is None else values.ndim - 1
     return SourceView(Kind.POSITIONS, tuple(values.shape[:axes]), (values.stride()[:axes],))
 

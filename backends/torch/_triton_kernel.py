@@ -12,15 +12,15 @@ import triton
 import triton.language as tl
 
 from rope_array._array_api.angles import COS_32, COS_64, SIN_32, SIN_64
+from rope_array._backends._gpu import Kind
 
 # One constant each: older versions of Triton read no tuple of a module.
 S0, S1, S2, S3 = map(tl.constexpr, SIN_32)
 C1, C2, C3, C4 = map(tl.constexpr, COS_32)
 D0, D1, D2, D3, D4, D5, D6 = map(tl.constexpr, SIN_64)
 E1, E2, E3, E4, E5, E6, E7 = map(tl.constexpr, COS_64)
-_SPACED = tl.constexpr(0)  # rope_array._backends._gpu.Kind
-_POSITIONS = tl.constexpr(1)
-_TABLES = tl.constexpr(2)
+_SPACED = tl.constexpr(int(Kind.SPACED))
+_TABLES = tl.constexpr(int(Kind.TABLES))
 
 # Compiled for any values: the strides are multiples of UNIT and SOURCE_UNIT elements.
 _NUMBERS = [
