@@ -5,6 +5,7 @@ backends decline every call.
 """
 
 import os
+import struct
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -16,7 +17,7 @@ from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._errors import BackendError
-from rope_array._spec.plan import Plan
+from rope_array._spec.plan import Layout, Plan
 
 _LEVEL = "ROPE_ARRAY_KERNEL_LEVEL"
 
@@ -76,12 +77,24 @@ def prepare(plan: Plan) -> None:
     """Create the kernel's handle for an exact-angle plan, and cache it on `plan.native`."""
     if plan.native is None:
         plan.check()
-        amplitude = 1.0 if plan.layout.amplitude is None else plan.layout.amplitude
-        turns = (plan.turns_q64.values, plan.turns_q96[0].values, plan.turns_q96[1].values)
-        axes = ((), 0)
-        if plan.coordinates is not None:
-            axes = (plan.coordinates.of_pairs.values, plan.coordinates.number)
-        plan.native = kernel.make_plan(plan.layout, amplitude, *turns, *axes)
+        plan.native = kernel.make_plan(plan_words(plan.layout, plan))
+
+
+def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:
+    """Return a layout, and the frequencies of a plan if it is given, as set_plan() of operands.cpp reads them.
+
+    Pairs of a `transposed` rotation are rotated by the negative angles; its layout is transposed already.
+    """
+    amplitude = 1.0 if layout.amplitude is None else layout.amplitude
+    (bits,) = struct.unpack("<q", struct.pack("<d", amplitude))
+    halves = [pairing == "half" for pairing in (layout.pairing, layout.out_pairing)]
+    coordinates = plan.coordinates.number if plan and plan.coordinates else 0
+    sizes = (layout.head_dim, layout.start, layout.num_pairs, layout.blocks)
+    words = [*sizes, *map(int, halves), int(transposed), coordinates, bits]
+    if plan is None:
+        return words
+    rows = [plan.turns_q64, *plan.turns_q96, *([plan.coordinates.of_pairs] if plan.coordinates else [])]
+    return [*words, *(word for row in rows for word in row.values)]
 
 
 def rotate_checked(call: Call, outs: Any, rotate: Any, source_for: Callable[[bool], Source]) -> Any:

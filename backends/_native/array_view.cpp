@@ -25,9 +25,4 @@ bool ArrayView::is_aligned() const {
     return !(bits & static_cast<uint64_t>(itemsize - 1));
 }
 
-const Library* library_of(nb::handle array) {
-    if (is_numpy_array(array)) return &NUMPY;
-    return is_tensor(array) ? &TORCH : nullptr;
-}
-
 }  // namespace rope

@@ -1,15 +1,12 @@
-// An array's memory as any library describes it, and the libraries whose arrays the kernel reads.
+// An array's memory as any library describes it.
 #pragma once
-
-#include <nanobind/nanobind.h>
 
 #include "schedule.hpp"
 
-namespace nb = nanobind;
-
 namespace rope {
 
-constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, OTHER_DTYPE = I64 + 1;  // dtypes of arrays, in addition to DType
+// Dtypes of arrays, in addition to DType.
+constexpr int I32 = NUM_DTYPES, I64 = I32 + 1, U32 = I64 + 1, OTHER_DTYPE = U32 + 1;
 
 struct ArrayView {
     int dtype, num_axes;
@@ -42,26 +39,5 @@ bool set_view(ArrayView& view, int dtype, int64_t itemsize, int num_axes, const 
     view.data = static_cast<char*>(data);
     return data || view.is_empty();
 }
-
-struct Library {
-    bool (*view)(nb::handle array, ArrayView& view);  // false if its elements are not in memory by its strides
-    nb::object (*empty_like)(nb::handle array, ArrayView& view);
-    int (*num_threads)();  // 0 if the library does not set it
-    bool wants_huge_pages;  // hint that new results use huge pages; NumPy does so itself
-};
-
-// Return the library of an array, or null.
-const Library* library_of(nb::handle array);
-
-bool is_numpy_array(nb::handle array);
-extern const Library NUMPY;
-void import_numpy();
-
-bool is_tensor(nb::handle array);
-extern const Library TORCH;
-
-// Register PyTorch's types and functions. Tensors are read by DLPack's exchange table if their type has one and
-// `use_table` is true, otherwise by their Python attributes, as parameters always are. Return whether the table is used.
-bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle empty_like, nb::handle num_threads, bool use_table);
 
 }  // namespace rope

@@ -1,24 +1,22 @@
-// The functions that Python calls: `rotate`, the one entry for arrays of NumPy and PyTorch, and the kernel's settings.
+// The functions that Python calls: `rotate`, the one entry for arrays of NumPy and PyTorch, the handler that XLA calls,
+// and the kernel's settings.
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "array_view.hpp"
-#include "schedule.hpp"
+#include "libraries.hpp"
+#include "operands.hpp"
 #include "thread_pool.hpp"
+#include "xla_call.hpp"
 
 #if defined(__GLIBCXX__)
 #include <cxxabi.h>
-#endif
-#if defined(__linux__)
-#include <sys/mman.h>
 #endif
 
 using namespace rope;
@@ -26,10 +24,13 @@ using namespace rope;
 namespace {
 
 constexpr int64_t RELEASE_BYTES = 1 << 15;  // bytes of x from which a call releases the interpreter lock
-constexpr int64_t HUGE_BYTES = 1 << 22;     // bytes of a new result from which it asks for huge pages
+PyObject* native_name;                      // "native"
 
-std::atomic<const Level*> level{levels()[0]};
-PyObject* native_name;  // "native"
+// Return the library of an array, or null.
+const Library* library_of(nb::handle array) {
+    if (is_numpy_array(array)) return &NUMPY;
+    return is_tensor(array) ? &TORCH : nullptr;
+}
 
 // ---- plans ----
 
@@ -47,7 +48,7 @@ bool parse_pairing(nb::handle text, bool& half) {
     return half || PyUnicode_CompareWithASCIIString(text.ptr(), "interleaved") == 0;
 }
 
-// Convert a Layout of rope_array/_spec/plan.py; return false for a layout that no rope has, as its check() does.
+// Convert a Layout of rope_array/_spec/plan.py; return false for a layout that no rope has.
 bool parse_layout(nb::handle tuple, Layout& layout) {
     auto field = [tuple](Py_ssize_t i) { return nb::handle(PyTuple_GetItem(tuple.ptr(), i)); };
     int64_t stop;
@@ -56,103 +57,35 @@ bool parse_layout(nb::handle tuple, Layout& layout) {
         !parse_pairing(field(3), layout.reads_half) || !parse_pairing(field(4), layout.writes_half) ||
         !parse_int(field(6), layout.blocks))
         return false;
-    if (layout.start < 0 || stop < layout.start || layout.head_dim < stop || layout.blocks < 1) return false;
+    if (layout.start < 0 || stop < layout.start || layout.head_dim < stop || (stop - layout.start) % 2) return false;
     layout.num_pairs = (stop - layout.start) / 2;
     const nb::handle amplitude = field(5);  // the tables contain it already
     const double number = PyFloat_Check(amplitude.ptr()) ? PyFloat_AsDouble(amplitude.ptr()) : 0;
     if (!amplitude.is_none() && !(number > 0 && std::isfinite(number))) return false;
-    if (layout.blocks > std::max<int64_t>(1, layout.num_pairs)) return false;
-    return (stop - layout.start) % 2 == 0 && layout.num_pairs % layout.blocks == 0;
-}
-
-template <class To, class From = To>
-std::vector<To> to_vector(nb::handle sequence) {
-    std::vector<To> out;
-    for (nb::handle number : sequence) out.push_back(static_cast<To>(nb::cast<From>(number)));
-    return out;
+    return is_valid(layout);
 }
 
 constexpr const char* PLANS = "rope_array.KernelPlans";
-using Plans = std::array<KernelPlan, 2>;  // of a rotation, and of its transpose, the map of gradients
+
+struct Plans {
+    std::vector<int64_t> words;
+    KernelPlan each[2];  // of a rotation, and of its transpose, the map of gradients
+};
 
 // A capsule, not a class: nanobind registers a class once in a process, and a module may be imported again.
-nb::capsule make_plan(nb::handle layout, double amplitude, nb::handle turns_q64, nb::handle high, nb::handle low,
-                      nb::handle coordinate, int64_t num_coordinates) {
-    KernelPlan plan = {{}, amplitude, false, num_coordinates, to_vector<uint64_t, int64_t>(turns_q64),
-                       to_vector<uint64_t, int64_t>(high), to_vector<uint64_t, int64_t>(low),
-                       to_vector<int32_t>(coordinate)};
-    if (!parse_layout(layout, plan.layout)) throw nb::value_error("not a layout of a rope");
-    const size_t num_pairs = static_cast<size_t>(plan.layout.num_pairs);
-    for (size_t size : {plan.turns_q64.size(), plan.turns_q96_high.size(), plan.turns_q96_low.size()})
-        if (size != num_pairs) throw nb::value_error("not a frequency for each pair");
-    if (plan.coordinate.size() != (num_coordinates ? num_pairs : 0)) throw nb::value_error("not a coordinate for each pair");
-    KernelPlan transposed = plan;
-    transposed.transposed = true;
-    std::swap(transposed.layout.reads_half, transposed.layout.writes_half);
-    auto destroy = [](void* plans) noexcept { delete static_cast<Plans*>(plans); };
-    return nb::capsule(new Plans{std::move(plan), std::move(transposed)}, PLANS, destroy);
-}
-
-// ---- arrays ----
-
-// Return seq_axis counted from the front; -1 for a single vector, -2 if there is no such axis.
-int sequence_axis(int64_t seq_axis, int num_axes) {
-    if (num_axes == 0) return seq_axis == -2 ? -1 : -2;
-    const int64_t from_front = seq_axis < 0 ? seq_axis + num_axes + 1 : seq_axis;
-    return 0 <= from_front && from_front < num_axes ? static_cast<int>(from_front) : -2;
-}
-
-// Set the fields of x; return false if its dtype, width or sequence axis is not for the kernel.
-bool set_array(Array& array, const ArrayView& x, const Layout& layout, int64_t seq_axis) {
-    const int last = x.num_axes - 1;
-    if (x.dtype >= NUM_DTYPES || last < 0 || x.shape[last] != layout.head_dim) return false;
-    array.dtype = static_cast<DType>(x.dtype);
-    array.num_axes = last;
-    array.seq_axis = sequence_axis(seq_axis, last);
-    std::copy(x.shape, x.shape + last, array.shape);
-    std::copy(x.strides, x.strides + last, array.x_stride);
-    array.x_feature = x.strides[last];
-    array.x = x.data;
-    return array.seq_axis != -2;
-}
-
-void set_result(Array& array, const ArrayView& y) {
-    std::copy(y.strides, y.strides + array.num_axes, array.y_stride);
-    array.y_feature = y.strides[array.num_axes];
-    array.y = y.data;
+nb::capsule make_plan(nb::handle words) {
+    auto plans = std::make_unique<Plans>();
+    for (nb::handle word : words) plans->words.push_back(nb::cast<int64_t>(word));
+    KernelPlan& plan = plans->each[0];
+    const bool is_plan = set_plan(plan, plans->words.data(), static_cast<int64_t>(plans->words.size()));
+    if (!is_plan || (plan.layout.num_pairs && !plan.frequencies.turns_q64))
+        throw nb::value_error("not a plan of a rope");
+    plans->each[1] = transposed(plan);
+    auto destroy = [](void* made) noexcept { delete static_cast<Plans*>(made); };
+    return nb::capsule(plans.release(), PLANS, destroy);
 }
 
 // ---- sources ----
-
-bool set_positions(Source& source, const ArrayView& pos, const KernelPlan& plan) {
-    const int coordinate_axes = plan.num_coordinates ? 1 : 0;
-    source.kind = pos.dtype == I32 ? INT32 : INT64;
-    source.num_axes = pos.num_axes - coordinate_axes;
-    if ((pos.dtype != I32 && pos.dtype != I64) || source.num_axes < 0) return false;
-    std::copy(pos.shape, pos.shape + source.num_axes, source.shape);
-    std::copy(pos.strides, pos.strides + source.num_axes, source.stride);
-    source.coordinate = coordinate_axes ? pos.strides[source.num_axes] : 0;
-    source.data = pos.data;
-    return !coordinate_axes || pos.shape[source.num_axes] == plan.num_coordinates;
-}
-
-bool set_tables(Source& source, const ArrayView& cos, const ArrayView& sin, const Layout& layout) {
-    const int last = source.num_axes = cos.num_axes - 1;
-    source.kind = TABLES;
-    if ((cos.dtype != F32 && cos.dtype != F64) || sin.dtype != cos.dtype || last < 0) return false;
-    if (!cos.has_same_shape(sin) || cos.shape[last] != layout.num_pairs) return false;
-    auto is_readable = [last](const ArrayView& table) {
-        const bool is_contiguous = table.shape[last] < 2 || table.strides[last] == table.itemsize;
-        return table.is_empty() || (is_contiguous && table.is_aligned());
-    };
-    if (!is_readable(cos) || !is_readable(sin)) return false;
-    std::copy(cos.shape, cos.shape + last, source.shape);
-    std::copy(cos.strides, cos.strides + last, source.stride);
-    std::copy(sin.strides, sin.strides + last, source.sin_stride);
-    source.data = cos.data;
-    source.sin = sin.data;
-    return true;
-}
 
 bool parse_range(nb::handle range, Source& source) {
     int64_t stop;
@@ -214,7 +147,7 @@ struct ParsedSource {
         capsule = nb::steal(PyObject_GetAttr(python_plan.ptr(), native_name));
         if (!capsule.is_valid()) throw nb::python_error();
         if (!PyCapsule_IsValid(capsule.ptr(), PLANS)) return false;
-        plan = &(*static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS)))[transposed];
+        plan = &static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS))->each[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
         ArrayView pos;
@@ -250,20 +183,6 @@ struct ArrayTuple {
         return is_tuple ? nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))) : given;
     }
 };
-
-// Ask that new memory come in huge pages, a page fault for each 2 MiB instead of each 4 KiB: a hint only.
-void prefer_huge_pages(char* memory, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes < HUGE_BYTES) return;
-    constexpr uintptr_t PAGE = 4096;
-    const uintptr_t from = reinterpret_cast<uintptr_t>(memory), to = from + static_cast<uintptr_t>(bytes);
-    const uintptr_t first = (from + PAGE - 1) / PAGE * PAGE, last = to / PAGE * PAGE;
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-    (void)memory;
-    (void)bytes;
-#endif
-}
 
 // Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread
 // that does: with glibc, pthread_exit unwinds the stack by an exception, and nanobind's frames end the process, as they
@@ -437,6 +356,7 @@ NB_MODULE(_kernel, m) {
     });
     m.def("rotate", asleep_at_exit(&rotate_arrays), nb::arg("x").none(), nb::arg("source").none(),
           nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
+    m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&xla::rotate_in_program)); });
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level.load()->name; });
     m.def("use_level", &use_level);

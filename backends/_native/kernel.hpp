@@ -30,7 +30,7 @@ struct Frequencies {
     const uint64_t* turns_q64;       // round(ω/2π · 2^64)
     const uint64_t* turns_q96_high;  // round(ω/2π · 2^96): its upper 64 bits
     const uint64_t* turns_q96_low;   // and its lower 32
-    const int32_t* coordinate;       // index of the coordinate that drives each pair; null for positions of one number
+    const int64_t* coordinate;       // index of the coordinate that drives each pair; null for positions of one number
     double cos_amplitude;
     double sin_amplitude;  // negative for the transposed rotation
 };

@@ -1,5 +1,5 @@
 // NumPy's arrays, read by its C API.
-#include "array_view.hpp"
+#include "libraries.hpp"
 
 #define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
 #define NPY_TARGET_VERSION NPY_2_0_API_VERSION

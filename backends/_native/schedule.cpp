@@ -65,7 +65,7 @@ class Schedule {
   public:
     Schedule(const KernelPlan& plan, const Items<Array>& arrays, const Source& source, bool fresh,
              const Level& level)
-        : plan_(plan), frequencies_(plan.frequencies()), source_(source), fresh_(fresh), level_(level),
+        : plan_(plan), source_(source), fresh_(fresh), level_(level),
           real_bytes_(arrays[0].dtype == F64 ? 8 : 4), loops_(arrays.size()) {
         for (int j = 0; j < source.num_axes; ++j)
             if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
@@ -213,16 +213,16 @@ class Schedule {
         read_positions(values, index, count);
         rows.positions = {values, count, num_coordinates()};
         if (fused_) {
-            rows.frequencies = &frequencies_;
+            rows.frequencies = &plan_.frequencies;
             return;
         }
         char* const cos = scratch + positions_bytes();
         char* const sin = cos + table_bytes();
         if (real_bytes_ == 8)
-            level_.make_tables64(frequencies_, rows.positions, reinterpret_cast<double*>(cos),
+            level_.make_tables64(plan_.frequencies, rows.positions, reinterpret_cast<double*>(cos),
                                  reinterpret_cast<double*>(sin));
         else
-            level_.make_tables32(frequencies_, rows.positions, reinterpret_cast<float*>(cos),
+            level_.make_tables32(plan_.frequencies, rows.positions, reinterpret_cast<float*>(cos),
                                  reinterpret_cast<float*>(sin));
         rows.cos = cos;
         rows.sin = sin;
@@ -258,6 +258,7 @@ class Schedule {
     }
 
     int64_t read_integer(const char* from) const {
+        if (source_.kind == UINT32) return read_as<uint32_t>(from);
         return source_.kind == INT32 ? read_as<int32_t>(from) : read_as<int64_t>(from);
     }
 
@@ -358,7 +359,6 @@ class Schedule {
     }
 
     const KernelPlan& plan_;
-    const Frequencies frequencies_;
     const Source& source_;
     const bool fresh_;
     const Level& level_;
@@ -372,17 +372,14 @@ class Schedule {
 
 }  // namespace
 
-Frequencies KernelPlan::frequencies() const {
-    return {layout.num_pairs, turns_q64.data(), turns_q96_high.data(), turns_q96_low.data(),
-            coordinate.empty() ? nullptr : coordinate.data(), amplitude, transposed ? -amplitude : amplitude};
-}
-
 bool lines_up(const Array& array, const Source& source) {
     if (source.num_axes > array.num_axes || (source.num_axes && array.seq_axis < 0)) return false;
     for (int j = 0; j < source.num_axes; ++j)
         if (source.shape[j] != 1 && source.shape[j] != array.shape[axis_of(source, array.seq_axis, j)]) return false;
     return true;
 }
+
+std::atomic<const Level*> level{levels()[0]};
 
 // Measured: 1 MiB takes one thread 30 µs and two threads 70 µs, as a waiting thread wakes slowly.
 std::atomic<int64_t> parallel_bytes{1 << 22};

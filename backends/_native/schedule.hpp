@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <memory>
-#include <vector>
 
 #include "kernel.hpp"
 
@@ -14,13 +13,8 @@ constexpr int MAX_AXES = 64;  // NumPy's limit
 // A layout, and the frequencies of its pairs; without frequencies it rotates by tables only.
 struct KernelPlan {
     Layout layout;
-    double amplitude;
-    bool transposed;          // rotate by the negative angles: sin changes its sign
     int64_t num_coordinates;  // of a position; 0 if it is one number
-    std::vector<uint64_t> turns_q64, turns_q96_high, turns_q96_low;
-    std::vector<int32_t> coordinate;
-
-    Frequencies frequencies() const;
+    Frequencies frequencies;
 };
 
 // Items whose number is fixed at construction. Two, such as q and k, need no allocation, which would slow small calls.
@@ -60,7 +54,7 @@ struct Array {
     Array() {}  // leaves the axes uninitialized
 };
 
-enum SourceKind { SPACED, INT32, INT64, TABLES };
+enum SourceKind { SPACED, INT32, INT64, UINT32, TABLES };
 
 // Positions (numbers in equal steps, or integers in memory) or tables of cos and sin. Strides are in bytes; `num_axes`,
 // `shape` and strides leave out the axis of coordinates or pairs.
@@ -69,15 +63,18 @@ struct Source {
     int num_axes;
     int64_t shape[MAX_AXES];
     int64_t start, step;  // SPACED
-    const char* data;     // INT32, INT64: positions; TABLES: cos
+    const char* data;     // of integers: positions; TABLES: cos
     int64_t stride[MAX_AXES];
-    int64_t coordinate;  // INT32, INT64: distance between the coordinates of a position
+    int64_t coordinate;  // of integers: distance between the coordinates of a position
     const char* sin;     // TABLES, whose pairs are contiguous
     int64_t sin_stride[MAX_AXES];
 };
 
 // Whether x's axes line up with the source's: the shape rule of rope_array/_spec/shape_rule.py.
 bool lines_up(const Array& array, const Source& source);
+
+// The instruction set level that runs.
+extern std::atomic<const Level*> level;
 
 // Bytes of x from which a call uses several threads, and from which it writes results by non-temporal stores.
 extern std::atomic<int64_t> parallel_bytes, stream_bytes;

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "array_view.hpp"
+#include "libraries.hpp"
 
 namespace rope {
 namespace {
@@ -39,7 +39,7 @@ int dtype_of(nb::dlpack::dtype dtype) {
 }
 
 int dtype_of(const char* name) {
-    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64"};  // in the order of numbers
+    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32"};  // in the order of numbers
     for (int dtype = 0; dtype < OTHER_DTYPE; ++dtype)
         if (std::strcmp(name, NAMES[dtype]) == 0) return dtype;
     return OTHER_DTYPE;

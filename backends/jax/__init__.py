@@ -1,4 +1,4 @@
-"""JAX: the array-api backend under jax.jit.
+"""JAX: the C++ kernel on the CPU, and array operations that XLA fuses on other platforms.
 
 An eager call is one program; a traced call is part of the caller's program. Positions are run-time
 values of the program, so a new offset compiles nothing. The plan is static.
@@ -18,7 +18,10 @@ from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
-from ._primitive import align_and_rotate
+from ._kernel import description
+from ._primitive import rotate_by_positions, rotate_by_tables
+
+__all__ = ["description", "library", "make_tables", "name", "rotate"]
 
 name = "jax"
 
@@ -74,16 +77,22 @@ def make_tables(source: Positions, like: Any) -> Any:
     return _make_tables(whole, fraction, source.inv_freq, source.plan, use_float64)
 
 
-@partial(jax.jit, static_argnames=("plan", "seq_axis"))
+# Inlined into the caller's program, which shows the arguments that its caller donated.
+_program = partial(jax.jit, inline=True)
+
+
+@partial(_program, static_argnames=("plan", "seq_axis"))
 def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) -> Any:
     ops = LIBRARY.ops(xs[0])
     if fraction is None:
         whole, fraction = split_floats(whole, ops)
+    if fraction is None and plan.exact:
+        return tuple(rotate_by_positions(x, whole, plan, seq_axis, ops) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
-    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, align_and_rotate)
+    return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
 
 
-@partial(jax.jit, static_argnames=("plan", "use_float64"))
+@partial(_program, static_argnames=("plan", "use_float64"))
 def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float64: bool) -> Any:
     ops = LIBRARY.ops(whole)
     if fraction is None and inv_freq is None:
@@ -91,7 +100,7 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
     return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 
-@partial(jax.jit, static_argnames=("layout", "seq_axis"))
+@partial(_program, static_argnames=("layout", "seq_axis"))
 def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
     ops = LIBRARY.ops(xs[0])
-    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, align_and_rotate)
+    return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, rotate_by_tables)

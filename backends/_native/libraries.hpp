@@ -1,0 +1,30 @@
+// The libraries of Python whose arrays the kernel reads.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "array_view.hpp"
+
+namespace nb = nanobind;
+
+namespace rope {
+
+struct Library {
+    bool (*view)(nb::handle array, ArrayView& view);  // false if its elements are not in memory by its strides
+    nb::object (*empty_like)(nb::handle array, ArrayView& view);
+    int (*num_threads)();  // 0 if the library does not set it
+    bool wants_huge_pages;  // hint that new results use huge pages; NumPy does so itself
+};
+
+bool is_numpy_array(nb::handle array);
+extern const Library NUMPY;
+void import_numpy();
+
+bool is_tensor(nb::handle array);
+extern const Library TORCH;
+
+// Register PyTorch's types and functions. Tensors are read by DLPack's exchange table if their type has one and
+// `use_table` is true, otherwise by their Python attributes, as parameters always are. Return whether the table is used.
+bool use_tensors(nb::handle tensor, nb::handle parameter, nb::handle empty_like, nb::handle num_threads, bool use_table);
+
+}  // namespace rope

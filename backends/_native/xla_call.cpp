@@ -1,0 +1,116 @@
+#include "xla_call.hpp"
+
+#include <exception>
+
+#include "operands.hpp"
+#include "thread_pool.hpp"
+
+namespace rope::xla {
+namespace {
+
+struct DTypeInfo {
+    int dtype;
+    int64_t itemsize;
+};
+
+DTypeInfo dtype_of(int type) {
+    switch (type) {
+        case F32: return {rope::F32, 4};
+        case F64: return {rope::F64, 8};
+        case F16: return {rope::F16, 2};
+        case BF16: return {rope::BF16, 2};
+        case S32: return {I32, 4};
+        case S64: return {I64, 8};
+        case xla::U32: return {rope::U32, 4};
+        default: return {OTHER_DTYPE, 1};
+    }
+}
+
+// Return false if the operand is no buffer with memory, or has more axes than the kernel takes.
+bool view_operand(const Operands& operands, int64_t index, ArrayView& view) {
+    if (index >= operands.size || operands.types[index] != BUFFER) return false;
+    const Buffer& buffer = *static_cast<const Buffer*>(operands.values[index]);
+    if (buffer.rank > MAX_AXES) return false;
+    const DTypeInfo info = dtype_of(buffer.dtype);
+    int64_t strides[MAX_AXES], items = 1;
+    for (int64_t a = buffer.rank - 1; a >= 0; --a) {
+        strides[a] = items;
+        items *= buffer.shape[a];
+    }
+    return set_view(view, info.dtype, info.itemsize, static_cast<int>(buffer.rank), buffer.shape, strides, info.itemsize,
+                    buffer.data);
+}
+
+bool read_plan(const Attributes& attributes, KernelPlan& plan) {
+    if (attributes.size != 1 || attributes.types[0] != ARRAY) return false;
+    const Array& words = *static_cast<const Array*>(attributes.values[0]);
+    return words.dtype == S64 && set_plan(plan, static_cast<const int64_t*>(words.data), static_cast<int64_t>(words.size));
+}
+
+// Positions have an axis of coordinates, of size 1 if a position is one number.
+bool read_source(const Operands& arguments, const KernelPlan& plan, Source& source, bool& is_double) {
+    ArrayView first, second;
+    if (arguments.size < 2 || !view_operand(arguments, 1, first)) return false;
+    is_double = first.dtype == rope::F64;
+    if (arguments.size == 3)
+        return view_operand(arguments, 2, second) && set_tables(source, first, second, plan.layout);
+    if (!plan.num_coordinates) --first.num_axes;
+    return arguments.size == 2 && plan.frequencies.turns_q64 && set_positions(source, first, plan);
+}
+
+// Return the threads that XLA may use, which `--xla_cpu_multi_thread_eigen=false` and the processor set; 1 if it has none.
+int threads_of(const CallFrame& frame) {
+    int64_t count = 1;
+    NumThreadsArgs args = {sizeof args, nullptr, frame.context, &count};
+    if (Error* const error = frame.api->get_num_threads(&args)) {
+        ErrorDestroyArgs destroyed = {sizeof destroyed, nullptr, error};
+        frame.api->destroy_error(&destroyed);
+        return 1;
+    }
+    return static_cast<int>(count);
+}
+
+// Return false for operands that the kernel does not serve: no program of backends/jax has them.
+bool rotate_operands(const CallFrame& frame) {
+    KernelPlan plan;
+    Source source;
+    bool is_double;
+    ArrayView x, y;
+    Items<rope::Array> arrays(1);
+    if (!read_plan(frame.attributes, plan) || !read_source(frame.arguments, plan, source, is_double)) return false;
+    if (!view_operand(frame.arguments, 0, x) || !set_array(arrays[0], x, plan.layout, -2)) return false;
+    if (!view_operand(frame.results, 0, y) || y.dtype != x.dtype || !y.has_same_shape(x)) return false;
+    if (source.num_axes != arrays[0].num_axes || !lines_up(arrays[0], source)) return false;
+    if (source.kind == TABLES && (arrays[0].dtype == rope::F64) != is_double) return false;
+    set_result(arrays[0], y);
+    int64_t bytes = x.itemsize;
+    for (int a = 0; a < x.num_axes; ++a) bytes *= x.shape[a];
+    const bool in_place = x.data == y.data;
+    if (!in_place) prefer_huge_pages(y.data, bytes);
+    const bool alone = bytes < parallel_bytes.load(std::memory_order_relaxed);
+    const int threads = alone ? 1 : num_threads(threads_of(frame));
+    rotate(plan, arrays, source, !in_place, *level.load(std::memory_order_relaxed), threads);
+    return true;
+}
+
+Error* make_error(const CallFrame& frame, const char* message, int code) {
+    ErrorArgs args = {sizeof args, nullptr, message, code};
+    return frame.api->create_error(&args);
+}
+
+}  // namespace
+
+Error* rotate_in_program(CallFrame* frame) {
+    if (frame->extensions && frame->extensions->type == METADATA) {
+        reinterpret_cast<MetadataExtension*>(frame->extensions)->metadata->version = {sizeof(Version), nullptr, 0, 1};
+        return nullptr;
+    }
+    try {
+        if (rotate_operands(*frame)) return nullptr;
+        return make_error(*frame, "rope_array's kernel does not serve these operands", INVALID_ARGUMENT);
+    } catch (const std::exception& error) {  // no memory for tables
+        return make_error(*frame, error.what(), INTERNAL);
+    }
+}
+
+}  // namespace rope::xla

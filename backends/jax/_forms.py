@@ -1,0 +1,120 @@
+"""The rotation of one array by tables in operations of JAX, in a form for each platform.
+
+Without these forms JAX turns the slices of a gradient into pads, which XLA reads element by element on a GPU. Each
+platform needs a form of its own for one loop without temporary arrays; tests/test_jax_offline.py checks XLA's programs.
+"""
+
+from typing import Any
+
+import jax.numpy as xp
+from jax import lax
+
+from rope_array._array_api.ops import ArrayOps
+from rope_array._array_api.pairs import rotate_aligned
+from rope_array._spec.plan import Layout
+
+
+def rotate_parts(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate as the array-api backend does: the members of the pairs as two arrays, then joined."""
+    return rotate_aligned(x, cos, -sin if transposed else sin, layout, _OPS)
+
+
+def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate each feature where it is: y = x·cos ± partner·sin, with tables of a number for each feature.
+
+    The partner, the other member of the pair, is x shifted by the distance of the members.
+    """
+    feature = lax.broadcasted_iota(xp.int32, x.shape, x.ndim - 1)
+    if layout.pairing == "interleaved":
+        shift, is_first = 1, feature & 1 == layout.start & 1
+    else:
+        shift, is_first = layout.num_pairs, feature < layout.start + layout.num_pairs
+    cos, sin = (_at_features(table, layout) for table in (cos, sin))
+    after, before = _padded(x, -shift, shift), _padded(x, shift, -shift)
+    partner = xp.where(is_first, after, -before) if transposed else xp.where(is_first, -after, before)
+    y = x.astype(cos.dtype) * cos + partner.astype(cos.dtype) * sin
+    return _select_slice(y.astype(x.dtype), x, feature, layout)
+
+
+def _at_features(table: Any, layout: Layout) -> Any:
+    """Return a table with a number for each feature of x; zeros at the features outside of the slice."""
+    if layout.pairing == "interleaved":
+        table = xp.repeat(table, 2, axis=-1)  # a broadcast, which XLA reads in the loop over x
+    else:
+        table = xp.concat([table, table], axis=-1)
+    return _padded(table, layout.start, layout.head_dim - layout.stop)
+
+
+def _join_halves(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate the two halves of the slice, and join them with the features around it."""
+    halves = _rotate_halves(x, cos, sin, layout, transposed)
+    return xp.concat([x[..., : layout.start], *halves, x[..., layout.stop :]], axis=-1)
+
+
+def _rotate_halves_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+    """Rotate as the array-api backend does, but a gradient in the compute dtype in one loop.
+
+    The loop computes angles from positions again for each head, so the forward rotation is not in this form.
+    """
+    if x.dtype != cos.dtype or not transposed:
+        return rotate_parts(x, cos, sin, layout=layout, transposed=transposed)
+    first, second = _rotate_halves(x, cos, sin, layout, transposed)
+    middle = layout.start + layout.num_pairs
+    feature = lax.broadcasted_iota(xp.int32, x.shape, x.ndim - 1)
+    first = _padded(first, layout.start, layout.head_dim - middle)
+    second = _padded(second, middle, layout.head_dim - layout.stop)
+    return _select_slice(xp.where(feature < middle, first, second), x, feature, layout)
+
+
+def _select_slice(y: Any, x: Any, feature: Any, layout: Layout) -> Any:
+    """Return y at the features of the slice, and x at the others."""
+    if 2 * layout.num_pairs == layout.head_dim:
+        return y
+    return xp.where((layout.start <= feature) & (feature < layout.stop), y, x)
+
+
+def _rotate_halves(x: Any, cos: Any, sin: Any, layout: Layout, transposed: bool) -> list[Any]:
+    """Return the two halves of the slice rotated.
+
+    The transposed rotation has its own sums: with a negated sin, XLA reads half precision element by element.
+    """
+    a, b = (half.astype(cos.dtype) for half in xp.split(x[..., layout.start : layout.stop], 2, axis=-1))
+    if transposed:
+        first, second = a * cos + b * sin, b * cos - a * sin
+    else:
+        first, second = a * cos - b * sin, b * cos + a * sin
+    return [first.astype(x.dtype), second.astype(x.dtype)]
+
+
+def _padded(array: Any, before: int, after: int) -> Any:
+    """Return an array with zeros before and after its last axis; negative numbers cut elements off."""
+    return lax.pad(array, xp.zeros((), array.dtype), [(0, 0, 0)] * (array.ndim - 1) + [(before, after, 0)])
+
+
+def _by_pairing(half: Any, interleaved: Any) -> Any:
+    """Return the form of a platform, made of a form for each pairing; other layouts are rotated in parts."""
+
+    def rotate(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: bool) -> Any:
+        form = rotate_parts
+        if layout.pairing == layout.out_pairing == "interleaved":
+            form = interleaved
+        elif layout.pairing == layout.out_pairing and layout.blocks == 1:
+            form = half
+        return form(x, cos, sin, layout=layout, transposed=transposed)
+
+    return rotate
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    return array.astype(dtype)
+
+
+# Its other fields are for making angles.
+_OPS = ArrayOps(xp, False, {}, None, _cast, xp.reshape)
+FORMS = {
+    None: _by_pairing(half=rotate_parts, interleaved=rotate_parts),
+    "cpu": _by_pairing(half=_rotate_halves_on_cpu, interleaved=rotate_parts),
+    "cuda": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
+    "rocm": _by_pairing(half=_join_halves, interleaved=_rotate_in_place),
+    "tpu": _by_pairing(half=_rotate_in_place, interleaved=_rotate_in_place),
+}
