@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
 from jax.sharding import NamedSharding
 
 from rope_array._backends import _native
@@ -61,7 +62,7 @@ def how_to_serve(ctx: Any) -> str:
     partition the other axes of a custom call.
     """
     module = ctx.module_context
-    if _reason or module.lowering_parameters.for_export or len(module.platforms) > 1:
+    if _reason or module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
         return ""
     context = module.axis_context
     if hasattr(context, "manual_axes"):
@@ -76,7 +77,7 @@ def lower(
 ) -> Any:
     """Lower to a call of the kernel on whole arrays."""
     if plan is None and transposed:  # the sin of tables has the sign already
-        source = source[0], jax.interpreters.mlir.hlo.negate(source[1])
+        source = source[0], stablehlo.negate(source[1])
     words = np.array(_native.plan_words(layout, plan, transposed), np.int64)
     aliases = {0: 0} if _is_donated(x) else None
     rule = jax.ffi.ffi_lowering(_TARGET, operand_output_aliases=aliases)
@@ -94,12 +95,12 @@ def _is_donated(x: Any) -> bool:
     return any(name in ir.DictAttr(own) for name in ("tf.aliasing_output", "jax.buffer_donor"))
 
 
-def partitioned(primitive: Any, avals: Any, params: Any, spec_like: Any) -> Any:
+def partitioned(bind: Any, avals: Any, spec_like: Any) -> Any:
     """Return a function that rotates the part of each device, split as x is: without communication."""
 
     @custom_partitioning
     def rotate(*arrays: Any) -> Any:
-        return primitive.bind(*arrays, **params)
+        return bind(*arrays)
 
     shapes = [aval.shape for aval in avals]
 

@@ -102,7 +102,7 @@ def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
         )
     missing = frozenset().union(*map(_varying_axes, source)) - _varying_axes(x)
     if missing:
-        x = lax.pcast(x, tuple(missing), to="varying")
+        x = _vary(x, tuple(missing))
     return x, *source
 
 
@@ -118,6 +118,11 @@ def _varying_axes(array: Any) -> frozenset[Any]:
     if AxisType.Manual not in kind.sharding.mesh.axis_types:
         return frozenset()
     return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the name in JAX 0.10
+
+
+def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
+    """Return x as an array that varies along mesh axes of a `shard_map`."""
+    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # the name in JAX 0.8
 
 
 # ---- the rules ----
@@ -162,15 +167,15 @@ def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | Non
     return form(x, *_tables(x, source, plan), layout=layout, transposed=transposed)
 
 
-def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Lower to the kernel, or to array operations if it cannot serve."""
+def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lower to the kernel on the CPU; elsewhere, and where it cannot serve, to array operations."""
     serve = _kernel.how_to_serve(ctx)
     if serve == "on one device":
         return _kernel.lower(ctx, *operands, **params)
+    rotate = partial(_operations_p.bind, **params)
     if serve == "partitioned":
-        rotate = _kernel.partitioned(rotate_p, ctx.avals_in, params, spec_like)
-        return mlir.lower_fun(rotate, multiple_results=False)(ctx, *operands)
-    return _operations["cpu"](ctx, *operands, **params)
+        rotate = _kernel.partitioned(partial(rotate_p.bind, **params), ctx.avals_in, spec_like)
+    return mlir.lower_fun(rotate, multiple_results=False)(ctx, *operands)
 
 
 rotate_p.def_impl(partial(_rotate_by, rotate_parts))  # under jax.disable_jit
@@ -178,10 +183,13 @@ rotate_p.def_abstract_eval(_result_type)
 ad.primitive_jvps[rotate_p] = _jvp
 ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
-_operations = {
-    platform: mlir.lower_fun(partial(_rotate_by, form), multiple_results=False)
-    for platform, form in FORMS.items()
-}
-for _platform, _rule in _operations.items():
-    mlir.register_lowering(rotate_p, _lower_on_cpu if _platform == "cpu" else _rule, _platform)
+# Not cacheable: a cached lowering is a function of its own, whose arguments nobody donated.
+mlir.register_lowering(rotate_p, _lower, cacheable=False)
 _kernel.require_devices(rotate_p)
+
+# Only lowered, and cacheable: JAX 0.10 fails if a primitive that is not has rules for several platforms of an export.
+_operations_p = Primitive("rope_array_rotate_by_operations")
+_operations_p.def_abstract_eval(_result_type)
+for _platform, _form in FORMS.items():
+    _rule = mlir.lower_fun(partial(_rotate_by, _form), multiple_results=False)
+    mlir.register_lowering(_operations_p, _rule, _platform)
