@@ -58,8 +58,8 @@ def close(a, b):
 
 
 @contextlib.contextmanager
-def compiling_nothing():
-    """Fail if a program is compiled."""
+def compilations():
+    """Yield a list of JAX's messages about compilations, which grows."""
     import logging
 
     records = []
@@ -70,9 +70,16 @@ def compiling_nothing():
     try:
         # The messages are warnings to logging, not to Python.
         with jax.log_compiles(True):
-            yield
+            yield records
     finally:
         logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def compiling_nothing():
+    """Fail if a program is compiled."""
+    with compilations() as records:
+        yield
     compiled = [message for message in records if message.startswith(("Compiling", "Finished XLA"))]
     assert not compiled, compiled
 
@@ -277,10 +284,15 @@ def test_a_new_position_compiles_nothing(x64):
 
 def test_a_call_is_one_program(narrow):
     x, own = normal(2, 5, 16), jnp.arange(5)
-    rotation = ROPE.rotation(own, like=x)
-    for pos in (7, range(5), np.arange(5), own, own.astype("float32")):
-        for call in (ROPE.apply, lambda x, pos: ROPE.rotation(pos, like=x), lambda x, pos: rotation.apply(x)):
-            assert len(jax.make_jaxpr(lambda x, call=call, pos=pos: call(x, pos))(x).eqns) == 1
+    for n, pos in enumerate((7, range(5), np.arange(5), own, own.astype("float32"))):
+        rope = ra.RoPE(16, base=4000.0 + n)  # not compiled yet
+        rotation, compiled = rope.rotation(np.arange(5.0), like=x), []
+        for call in (lambda: rope.apply(x, pos), lambda: rope.rotation(pos, like=x), lambda: rotation.apply(x)):  # noqa: B023
+            with compilations() as records:
+                call()
+            compiled.append(sum(message.startswith("Compiling") for message in records))
+        assert compiled[:2] == [1, 1]
+        assert compiled[2] <= 1  # 0 if another rotation has the program
 
 
 def test_equal_ropes_share_a_program(narrow):
@@ -429,7 +441,7 @@ def test_vmap(narrow):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_forms_of_all_platforms(platform, name, dtype, narrow):
     """Rotate on the CPU in the form of each platform; NaN and infinity stay in their pair."""
-    from rope_array._backends.jax._primitive import FORMS as forms
+    from rope_array._backends.jax._forms import FORMS as forms
 
     fields = FIELDS[name]
     x, pos = normal(2, 5, 16, dtype=dtype), jnp.asarray(ENDS, dtype="int32")
@@ -457,6 +469,23 @@ def test_explicit_sharding(narrow):
         judge(y, x, pos, **HALF)
         assert jax.typeof(y) == jax.typeof(x)
         judge(pull(jax.device_put(weight, x.sharding))[0], weight, pos, inverse=True, **HALF)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_forms_with_explicit_sharding(platform, name, narrow):
+    """Each form has x's type as its result, forward and transposed."""
+    from rope_array._backends.jax._forms import FORMS as forms
+
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Explicit,))
+    rotation = ra.RoPE(16, **FIELDS[name]).rotation(np.arange(5), like=normal(1))
+    cos, sin = (table[None] for table in rotation)
+    layout = type(rotation).layout
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(2, 5, 16), jax.sharding.PartitionSpec("batch"))
+        for each, transposed in ((layout, False), (layout.transposed(None), True)):
+            form = functools.partial(forms[platform], layout=each, transposed=transposed)
+            assert jax.typeof(jax.jit(form)(x, cos, sin)) == jax.typeof(x)
 
 
 def test_linear_in_the_tables(narrow):
@@ -571,11 +600,12 @@ def test_no_64_bit_types_in_a_program_without_x64(narrow):
 # ---- devices ----
 
 DEVICES = """
-    import sys, warnings
+    import os, sys, warnings
     import jax, numpy as np
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec as P
     from rope_array.testing._contract import assert_contract
+    from rope_array._backends import _native
     import rope_array as ra
 
     warnings.simplefilter("error")
@@ -619,11 +649,30 @@ SHARDED = """
     NAMES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter",
              "collective-broadcast", "send(", "recv(")
 
+    KERNEL = os.environ.get("ROPE_ARRAY_KERNEL_LEVEL") != "none" and _native.kernel is not None
+
     def silent(compiled):
         text = compiled.as_text()
         found = [name for name in NAMES if name in text]
         assert not found, found
+        assert ('custom_call_target="rope_array_rotate"' in text) == KERNEL, text
 
+    def typed(x_spec, pos_spec):
+        # With explicit mesh axes, the result has x's sharding in its type.
+        mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Explicit,) * 3)
+        with jax.set_mesh(mesh):
+            x, pos = jax.device_put(X, x_spec), jax.device_put(POS, pos_spec)
+            def gradient(x, pos):
+                return jax.vjp(lambda x: rope.apply(x, pos, seq_axis=1), x)[1](x)[0]
+            for function, inverse in ((lambda x, pos: rope.apply(x, pos, seq_axis=1), False), (gradient, True)):
+                silent(jax.jit(function).lower(x, pos).compile())
+                y = jax.jit(function)(x, pos)
+                assert jax.typeof(y) == jax.typeof(x)
+                judge(y, X, POS, seq_axis=1, inverse=inverse, **HALF)
+
+    rope = ra.RoPE(16, **HALF)
+    for specs in ((P("a", "b", "c"), P("a", "b")), (P(None, ("a", "c")), P()), (P(None, None, "b"), P())):
+        typed(*specs)
     meshes = {
         "batch": (jax.make_mesh((8,), ("a",)), P("a"), P("a")),
         "sequence": (jax.make_mesh((8,), ("a",)), P(None, "a"), P(None, "a")),
@@ -667,12 +716,69 @@ SHARDED = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "on"),
-    [(SHARDED, "off"), (COMMITTED, "off"), (SHARDED, "on")],
-    ids=["sharded", "committed", "x64"],
+    ("script", "on", "level"),
+    [(SHARDED, "off", ""), (SHARDED, "off", "none"), (COMMITTED, "off", ""), (SHARDED, "on", "")],
+    ids=["sharded", "sharded without the kernel", "committed", "x64"],
 )
-def test_eight_devices(script, on):
-    child.run(DEVICES + script, on, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
+def test_eight_devices(script, on, level):
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    child.run(DEVICES + script, on, **devices, ROPE_ARRAY_KERNEL_LEVEL=level)
+
+
+PROCESSES = """
+    import os, sys
+    import jax, numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    address, process = sys.argv[1], int(sys.argv[2])
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(address, num_processes=2, process_id=process)
+    import rope_array as ra
+    from rope_array.testing._contract import assert_contract
+
+    assert len(jax.devices()) == 4 and len(jax.local_devices()) == 2
+    X = np.random.default_rng(0).standard_normal((4, 16, 2, 16)).astype("float32")
+    POS = (np.arange(64).reshape(4, 16) * 1_000_003).astype("int32")
+    mesh = jax.make_mesh((2, 2), ("data", "sequence"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    rope = ra.RoPE(16, pairing="half")
+
+    def spread(array, spec):
+        return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda part: array[part])
+
+    def gradient(x, pos):
+        return jax.vjp(lambda x: rope.apply(x, pos, seq_axis=1), x)[1](x)[0]
+
+    x, pos = spread(X, P("data", "sequence")), spread(POS, P("data", "sequence"))
+    for function, inverse in ((lambda x, pos: rope.apply(x, pos, seq_axis=1), False), (gradient, True)):
+        text = jax.jit(function).lower(x, pos).compile().as_text()
+        assert not any(name in text for name in ("all-gather", "all-reduce", "all-to-all", "permute"))
+        y = jax.jit(function)(x, pos)
+        assert y.sharding.is_equivalent_to(x.sharding, 4)
+        for part in y.addressable_shards:
+            x_part, pos_part = X[part.index], POS[part.index[:2]]
+            assert_contract(np.asarray(part.data), x_part, pos_part, seq_axis=1, pairing="half", inverse=inverse)
+    print("right")
+    jax.distributed.shutdown()
+    """
+
+
+@pytest.mark.slow
+def test_two_processes():
+    """Each process of a mesh over two rotates its own parts, without communication."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    address = f"127.0.0.1:{free_port()}"
+    with ThreadPoolExecutor(2) as pool:
+        runs = [pool.submit(child.run, PROCESSES, address, str(n), JAX_PLATFORMS="cpu") for n in range(2)]
+        assert [run.result().strip() for run in runs] == ["right", "right"]
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 def test_built_before_jax_is_imported():

@@ -24,7 +24,7 @@ def _rotate_in_place(x: Any, cos: Any, sin: Any, *, layout: Layout, transposed: 
 
     The partner, the other member of the pair, is x shifted by the distance of the members.
     """
-    feature = lax.broadcasted_iota(xp.int32, x.shape, x.ndim - 1)
+    feature = _features(x)
     if layout.pairing == "interleaved":
         shift, is_first = 1, feature & 1 == layout.start & 1
     else:
@@ -60,10 +60,15 @@ def _rotate_halves_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transpo
         return rotate_parts(x, cos, sin, layout=layout, transposed=transposed)
     first, second = _rotate_halves(x, cos, sin, layout, transposed)
     middle = layout.start + layout.num_pairs
-    feature = lax.broadcasted_iota(xp.int32, x.shape, x.ndim - 1)
+    feature = _features(x)
     first = _padded(first, layout.start, layout.head_dim - middle)
     second = _padded(second, middle, layout.head_dim - layout.stop)
     return _select_slice(xp.where(feature < middle, first, second), x, feature, layout)
+
+
+def _features(x: Any) -> Any:
+    """Return the number of each feature, with x's axes. The other axes have size 1: they have no sharding to differ."""
+    return lax.broadcasted_iota(xp.int32, (1,) * (x.ndim - 1) + x.shape[-1:], x.ndim - 1)
 
 
 def _select_slice(y: Any, x: Any, feature: Any, layout: Layout) -> Any:

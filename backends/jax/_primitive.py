@@ -94,7 +94,7 @@ def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     The source is split along explicit mesh axes as x is. In a `shard_map` x varies along the mesh axes of the source too.
     """
     spec = _explicit_spec(x)
-    if any(spec):
+    if any(map(_explicit_spec, (x, *source))):
         mesh = jax.typeof(x).sharding.mesh
         source = tuple(
             jax.sharding.reshard(array, NamedSharding(mesh, spec_like(array.shape, x.shape, spec)))
