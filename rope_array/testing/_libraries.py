@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -601,6 +601,48 @@ class JaxGPU(Jax):
     platform = "gpu"
 
 
+class JaxSharded(Jax):
+    """JAX on eight devices of the CPU: the axes of x but the last are split among them; positions are whole."""
+
+    name = "jax:sharded"
+    compiles = False
+
+    def check_present(self) -> None:
+        with suppress(RuntimeError):  # JAX has its devices already
+            self.native.config.update("jax_num_cpu_devices", 8)
+        if len(self.native.devices("cpu")) < 8:
+            raise MissingLibrary(
+                f"{self.name} needs 8 devices, and JAX runs with {len(self.native.devices('cpu'))}: start "
+                "another process, or set XLA_FLAGS=--xla_force_host_platform_device_count=8."
+            )
+
+    @cached_property
+    def mesh(self) -> Any:
+        """The devices as a mesh of 2 x 2 x 2."""
+        devices = np.array(self.native.devices("cpu")[:8]).reshape(2, 2, 2)
+        return self.native.sharding.Mesh(devices, ("a", "b", "c"))
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
+        names = iter(self.mesh.axis_names)
+        even = [size > 0 and size % 2 == 0 and array.ndim > 2 for size in array.shape[:-1]]
+        parts = [next(names, None) if is_split else None for is_split in even]
+        sharding = self.native.sharding
+        place = sharding.NamedSharding(self.mesh, sharding.PartitionSpec(*parts))
+        return self.native.device_put(array, place)
+
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+        yield "as it is", array  # a transposed array has split features
+
+    def device_of(self, array: Array) -> str:
+        # XLA chooses how a result is split.
+        is_traced = isinstance(array, self.native.core.Tracer)
+        return "" if is_traced else str(sorted(device.id for device in array.devices()))
+
+    def settings(self) -> str:
+        return "on eight devices of the CPU"
+
+
 class Torch(Library):
     """PyTorch on the CPU."""
 
@@ -833,6 +875,7 @@ LIBRARIES: dict[str, Library] = {
         Jax(),
         JaxX64(),
         JaxGPU(),
+        JaxSharded(),
         Torch(),
         TorchMeta(),
         TorchCUDA(),
