@@ -40,6 +40,7 @@ REFUSED = {
     ("torch:triton-interpret", "first_calls_under_other_settings"),
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
+IN_A_CHILD = {"jax:sharded"}  # it needs eight devices: see test_jax.py
 INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
 # Checks that take the interpreter seconds: many rows, or many calls.
 LONG_INTERPRETED = {
@@ -89,7 +90,7 @@ def session_of(name):
 
 
 def targets():
-    yield from ((name, None) for name in names() if name not in GPU)
+    yield from ((name, None) for name in names() if name not in GPU | IN_A_CHILD)
     yield from BACKENDS
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 

@@ -725,6 +725,49 @@ def test_eight_devices(script, on, level):
     child.run(DEVICES + script, on, **devices, ROPE_ARRAY_KERNEL_LEVEL=level)
 
 
+SUITE = """
+    import sys
+    import jax.numpy as jnp
+    import rope_array as ra
+    from rope_array.testing._checks import checks
+    from rope_array.testing._judge import Judge
+    from rope_array.testing._names import resolve
+    from rope_array.testing._outcome import FAILED, PASSED, outcome_of
+
+    def of_arange(x):
+        return ra.apply(x, jnp.arange(x.shape[-2]))
+
+    def from_zero(x, pos):
+        return ra.apply(x, pos - pos[..., :1])
+
+    own = resolve("jax:sharded")  # first: it makes the devices
+    chosen = set(sys.argv[1:])
+    outcomes = {check.name: outcome_of(check, Judge(own)) for check in checks() if check.name.partition("[")[0] in chosen}
+    assert PASSED in {outcome for outcome, _ in outcomes.values()}
+    assert not {name: found for name, found in outcomes.items() if found[0] == FAILED}
+    (shards,) = (check for check in checks() if check.name == "positions_of_a_shard")
+    assert outcome_of(shards, Judge(own)) == (PASSED, "")
+    for target in (resolve(of_arange, library="jax:sharded", positions="arange"), resolve(from_zero, library="jax:sharded")):
+        outcome, text = outcome_of(shards, Judge(target))
+        assert outcome == FAILED and "an arange over its own length" in text, (outcome, text)
+    """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["", "none"], ids=["kernel", "no kernel"])
+def test_the_suite_on_eight_devices(level):
+    """Some checks, and the detector of positions made of a part's length, on code that makes such positions."""
+    some = ("definition", "positions_of_a_batch", "tuples_of_any_length", "gradient", "vmap_of_batches")
+    child.run(SUITE, *some, JAX_PLATFORMS="cpu", ROPE_ARRAY_KERNEL_LEVEL=level)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("level", ["", "none"], ids=["kernel", "no kernel"])
+def test_the_whole_suite_on_eight_devices(level):
+    check = "from rope_array.__main__ import main; raise SystemExit(main(['check', 'jax:sharded']))"
+    child.run(check, JAX_PLATFORMS="cpu", ROPE_ARRAY_KERNEL_LEVEL=level)
+
+
 PROCESSES = """
     import os, sys
     import jax, numpy as np

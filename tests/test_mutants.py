@@ -74,7 +74,8 @@ def test_mutants_have_unique_names():
 
 def test_every_check_kills_a_mutant():
     named = {check for mutant in mutants.MUTANTS for check in mutant.failed_checks}
-    in_a_child = {"refusals_raise"}  # its mutant ends the process: see test_suite.py
+    # Its mutant ends the process: see test_suite.py. The other needs eight devices: see test_jax.py.
+    in_a_child = {"refusals_raise", "positions_of_a_shard"}
     assert sorted({base_name(check) for check in checks()} ^ (named | in_a_child)) == []
 
 

@@ -78,6 +78,7 @@ MODES = {
     "vmap": "takes a call that the library's vmap maps over x",
     "vmap_positions": "takes a call that the library's vmap maps over positions",
     "jvp": "is differentiable in forward mode",
+    "shards": "takes the part of a sequence that each device has, under jax.shard_map",
 }
 CAPABILITIES = {
     **{name: f"takes {name}" for name in FIELDS},
@@ -155,6 +156,7 @@ _ATTEMPTS: dict[str, Callable[[_Trial], Any]] = {
     "gradient": lambda t: t.recorded(),
     "jit": lambda t: t.traced(),
     "jvp": lambda t: t.derived(),
+    "shards": lambda t: t.in_shards(),
     "float16": lambda t: t(t.x(dtype="float16"), t.rows(5)),
     "bfloat16": lambda t: t(t.x(dtype="bfloat16"), t.rows(5)),
     "float64": lambda t: t(t.x(dtype="float64"), t.rows(5)),
@@ -661,8 +663,13 @@ class _Trial:
     def mapped(self, axes: tuple[int | None, ...]) -> None:
         """Call mapped over x, or over x and positions."""
         pos = self.rows(5) if axes[1] is None else self.rows(4, 5)
-        mapped = vmap(self.lib, self.raw, axes)
+        mapped = vmap(self.lib, self.target.call, axes)
         mapped(self.x((4, *SIZES)), self.pos(pos, self.target.position_dtype))
+
+    def in_shards(self) -> None:
+        """Call on the parts of a sequence of 16 rows."""
+        pos = self.pos(self.rows(16), self.target.position_dtype)
+        self.lib.in_shards(self.target.call, self.x((2, 3, 16)), pos)
 
     def numbers(self, y: Any) -> Any:
         return self.lib.to_numpy(y)

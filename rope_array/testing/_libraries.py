@@ -268,6 +268,10 @@ class Library:
         """Compile a function of arrays."""
         raise NotImplementedError
 
+    def in_shards(self, f: Callable[[Array, Array], Array], x: Array, pos: Array) -> Array:
+        """Call f on each device's part of a sequence, the axis -2 of x and the last of pos."""
+        raise NotImplementedError
+
     def poisoned(self, array: Array) -> Array:
         """Return an array of the same shape and dtype that raises when it is computed."""
         raise NotImplementedError
@@ -279,12 +283,14 @@ class Library:
 
 # Elements before an array in a longer memory: no multiple of a vector's width.
 _SHIFTS = (1, 3)
-_EAGER = {"lazy": "arrays are computed at once"}
+_WHOLE = {"shards": "jax:sharded has several devices"}
+_EAGER = {"lazy": "arrays are computed at once", **_WHOLE}
 _NO_MODE = "the library has no such mode"
 _OF_TORCH = dict.fromkeys(
     ("no_grad", "inference_mode", "autocast", "default_device", "deterministic"), _NO_MODE
 )
 _PLAIN = {
+    **_WHOLE,
     "gradient": "the library has no gradients",
     "jit": "the library has no compiler",
     **_OF_TORCH,
@@ -606,6 +612,7 @@ class JaxSharded(Jax):
 
     name = "jax:sharded"
     compiles = False
+    gaps = MappingProxyType({name: reason for name, reason in Jax.gaps.items() if name not in _WHOLE})
 
     def check_present(self) -> None:
         with suppress(RuntimeError):  # JAX has its devices already
@@ -630,6 +637,19 @@ class JaxSharded(Jax):
         sharding = self.native.sharding
         place = sharding.NamedSharding(self.mesh, sharding.PartitionSpec(*parts))
         return self.native.device_put(array, place)
+
+    def owns(self, value: Any) -> bool:
+        # Not by an array of its own: under shard_map nothing can be put on devices.
+        return isinstance(value, self.native.Array) and not isinstance(value, self.native.core.Tracer)
+
+    def in_shards(self, f: Callable[[Array, Array], Array], x: Array, pos: Array) -> Array:
+        sharding = self.native.sharding
+        mesh = sharding.Mesh(self.mesh.devices.reshape(-1), ("parts",))
+        of_x, of_pos = (sharding.PartitionSpec(*[None] * (a.ndim - n), "parts") for a, n in ((x, 2), (pos, 1)))
+        mapped = self.native.shard_map(f, mesh=mesh, in_specs=(of_x, of_pos), out_specs=of_x)
+        place = self.native.device_put
+        y: Array = mapped(*(place(a, sharding.NamedSharding(mesh, p)) for a, p in ((x, of_x), (pos, of_pos))))
+        return y
 
     def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         yield "as it is", array  # a transposed array has split features

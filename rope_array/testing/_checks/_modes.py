@@ -381,6 +381,32 @@ def vmap_of_positions(j: Judge) -> None:
     _named("vmap over positions", j.check, alone, whole, pos[:, None, None])
 
 
+@check("shards")
+def positions_of_a_shard(j: Judge) -> None:
+    """Under jax.shard_map over the sequence, each part is rotated by its positions in the whole sequence."""
+    x = j.x(2, 3, 16, 16)
+    for pos in (np.arange(16), far_row(j, 16)) if j.claims("offset_positions") else (np.arange(16),):
+        with _refusals(j):
+            y = j.lib.in_shards(_call_of(j, {}), x.array, j.pos(pos))
+        try:
+            j.check(y, x, pos)
+        except AssertionError as error:
+            if _is_rotated_by(j, y, x, np.tile(np.arange(2), 8)):
+                raise AssertionError(
+                    "each part is rotated by the positions 0, 1, ... of an arange over its own length. "
+                    "Take positions as an argument, and split them as x is"
+                ) from error
+            raise
+
+
+def _is_rotated_by(j: Judge, y: Any, x: Input, pos: np.ndarray) -> bool:
+    try:
+        j.check(y, x, pos)
+    except AssertionError:
+        return False
+    return True
+
+
 @check("vmap", "batch_positions", "offset_positions")
 def vmap_of_batches(j: Judge) -> None:
     """Mapped over x, or over x and positions, each x is rotated by its positions of shape (B, S)."""
