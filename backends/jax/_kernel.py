@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan
 
+# Programs that are compiled already name it: a change of the operands or of the plan needs another name.
 _TARGET = "rope_array_rotate"
 
 
