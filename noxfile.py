@@ -200,6 +200,9 @@ def pure(session: nox.Session) -> None:
     # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
     pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", f"not compil and {NOT_TWICE}")
+    # The session tests(jax) runs the tests of several devices without the kernel.
+    alone = ("tests/test_jax.py", "-k", "not eight and not processes")
+    pytest(session, ["jax"], *alone, part="jax")
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")

@@ -282,17 +282,23 @@ def test_a_new_position_compiles_nothing(x64):
                 ROPE.rotation(make(i), like=x).apply(x)
 
 
-def test_a_call_is_one_program(narrow):
-    x, own = normal(2, 5, 16), jnp.arange(5)
-    for n, pos in enumerate((7, range(5), np.arange(5), own, own.astype("float32"))):
-        rope = ra.RoPE(16, base=4000.0 + n)  # not compiled yet
-        rotation, compiled = rope.rotation(np.arange(5.0), like=x), []
-        for call in (lambda: rope.apply(x, pos), lambda: rope.rotation(pos, like=x), lambda: rotation.apply(x)):  # noqa: B023
-            with compilations() as records:
-                call()
-            compiled.append(sum(message.startswith("Compiling") for message in records))
-        assert compiled[:2] == [1, 1]
-        assert compiled[2] <= 1  # 0 if another rotation has the program
+@pytest.mark.parametrize("kind", ["int", "range", "NumPy", "JAX", "float"])
+def test_a_call_is_one_program(kind, narrow):
+    own = jnp.arange(5)
+    kinds = {"int": 7, "range": range(5), "NumPy": np.arange(5), "JAX": own, "float": own.astype("float32")}
+    x, pos = normal(2, 5, 16), kinds[kind]
+    rope = ra.RoPE(16, base=4000.0 + [*kinds].index(kind))  # not compiled yet
+    rotation = rope.rotation(np.arange(5.0), like=x)
+    assert programs_of(lambda: rope.apply(x, pos)) == 1
+    assert programs_of(lambda: rope.rotation(pos, like=x)) == 1
+    assert programs_of(lambda: rotation.apply(x)) <= 1  # 0 if another rotation has the program
+
+
+def programs_of(call):
+    """Return how many programs a call compiles."""
+    with compilations() as records:
+        call()
+    return sum(message.startswith("Compiling") for message in records)
 
 
 def test_equal_ropes_share_a_program(narrow):
@@ -664,7 +670,9 @@ SHARDED = """
             x, pos = jax.device_put(X, x_spec), jax.device_put(POS, pos_spec)
             def gradient(x, pos):
                 return jax.vjp(lambda x: rope.apply(x, pos, seq_axis=1), x)[1](x)[0]
-            for function, inverse in ((lambda x, pos: rope.apply(x, pos, seq_axis=1), False), (gradient, True)):
+            def forward(x, pos):
+                return rope.apply(x, pos, seq_axis=1)
+            for function, inverse in ((forward, False), (gradient, True)):
                 silent(jax.jit(function).lower(x, pos).compile())
                 y = jax.jit(function)(x, pos)
                 assert jax.typeof(y) == jax.typeof(x)
@@ -742,12 +750,14 @@ SUITE = """
 
     own = resolve("jax:sharded")  # first: it makes the devices
     chosen = set(sys.argv[1:])
-    outcomes = {check.name: outcome_of(check, Judge(own)) for check in checks() if check.name.partition("[")[0] in chosen}
+    some = [check for check in checks() if check.name.partition("[")[0] in chosen]
+    outcomes = {check.name: outcome_of(check, Judge(own)) for check in some}
     assert PASSED in {outcome for outcome, _ in outcomes.values()}
     assert not {name: found for name, found in outcomes.items() if found[0] == FAILED}
     (shards,) = (check for check in checks() if check.name == "positions_of_a_shard")
     assert outcome_of(shards, Judge(own)) == (PASSED, "")
-    for target in (resolve(of_arange, library="jax:sharded", positions="arange"), resolve(from_zero, library="jax:sharded")):
+    for rotate, positions in ((of_arange, "arange"), (from_zero, "any")):
+        target = resolve(rotate, library="jax:sharded", positions=positions)
         outcome, text = outcome_of(shards, Judge(target))
         assert outcome == FAILED and "an arange over its own length" in text, (outcome, text)
     """
@@ -756,9 +766,9 @@ SUITE = """
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["", "none"], ids=["kernel", "no kernel"])
 def test_the_suite_on_eight_devices(level):
-    """Some checks, and the detector of positions made of a part's length, on code that makes such positions."""
-    some = ("definition", "positions_of_a_batch", "tuples_of_any_length", "gradient", "vmap_of_batches")
-    child.run(SUITE, *some, JAX_PLATFORMS="cpu", ROPE_ARRAY_KERNEL_LEVEL=level)
+    """Some checks; and the detector of positions made of a part's length, on code that makes them."""
+    names = ("definition", "positions_of_a_batch", "tuples_of_any_length", "gradient", "vmap_of_batches")
+    child.run(SUITE, *names, JAX_PLATFORMS="cpu", ROPE_ARRAY_KERNEL_LEVEL=level)
 
 
 @pytest.mark.nightly
@@ -799,7 +809,8 @@ PROCESSES = """
         assert y.sharding.is_equivalent_to(x.sharding, 4)
         for part in y.addressable_shards:
             x_part, pos_part = X[part.index], POS[part.index[:2]]
-            assert_contract(np.asarray(part.data), x_part, pos_part, seq_axis=1, pairing="half", inverse=inverse)
+            fields = {"seq_axis": 1, "pairing": "half", "inverse": inverse}
+            assert_contract(np.asarray(part.data), x_part, pos_part, **fields)
     print("right")
     jax.distributed.shutdown()
     """

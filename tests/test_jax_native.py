@@ -104,7 +104,13 @@ def test_structs_are_those_of_jaxlibs_header(tmp_path):
     source = tmp_path / "structs.cpp"
     source.write_text("\n".join(lines))
     includes = [f"-I{folder}" for folder in (NATIVE, jax.ffi.include_dir())]
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", *includes]
+    command = [
+        os.environ.get("CXX", "g++"),
+        "-std=c++17",
+        "-fsyntax-only",
+        "-Wno-invalid-offsetof",
+        *includes,
+    ]
     done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
 
@@ -116,7 +122,10 @@ WRONG = {
     "an int32 plan": ((X, POS.reshape(1, 1, 5, 1)), {"plan": np.zeros(33, np.int32)}),
     "a plan too short": ((X, POS.reshape(1, 1, 5, 1)), {"plan": GOOD["plan"][:8]}),
     "rows too short": ((X, POS.reshape(1, 1, 5, 1)), {"plan": GOOD["plan"][:-1]}),
-    "more pairs than features": ((X, POS.reshape(1, 1, 5, 1)), {"plan": np.array([16, 0, 9, *GOOD["plan"][3:9]])}),
+    "more pairs than features": (
+        (X, POS.reshape(1, 1, 5, 1)),
+        {"plan": np.array([16, 0, 9, *GOOD["plan"][3:9]])},
+    ),
     "two attributes": ((X, POS.reshape(1, 1, 5, 1)), {**GOOD, "more": np.int64(1)}),
     "x alone": ((X,), GOOD),
     "four operands": ((X, *[POS.reshape(1, 1, 5, 1)] * 3), GOOD),
@@ -213,9 +222,9 @@ def test_an_export_runs_without_this_library(platforms, tmp_path):
     from jax import export
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (X, POS)]
-    exported = export.export(jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos))), platforms=platforms)(
-        *shapes
-    )
+    exported = export.export(
+        jax.jit(lambda x, pos: (ROPE.apply(x, pos), gradient(x, pos))), platforms=platforms
+    )(*shapes)
     assert f"@{TARGET}" not in exported.mlir_module()
     path = tmp_path / "program"
     path.write_bytes(exported.serialize())
@@ -290,7 +299,9 @@ def test_calls_from_many_threads():
     x = normal((4, 64, 64))
     wants = [by_array_api(ra.RoPE(64), x, n) for n in range(16)]
     with ThreadPoolExecutor(8) as pool:
-        for y, want in zip(pool.map(lambda n: ra.apply(jax.numpy.asarray(x), n), range(16)), wants, strict=True):
+        for y, want in zip(
+            pool.map(lambda n: ra.apply(jax.numpy.asarray(x), n), range(16)), wants, strict=True
+        ):
             assert_same(np.asarray(y), want)
 
 

@@ -148,8 +148,12 @@ def test_invalid_sources():
     for pos in (np.zeros((5, 2), int), np.zeros(5, int), np.zeros((), int), 3, range(5)):  # three needed
         source = Positions(pos, prepared(SEVERAL["chunked axes"]._plan))
         assert kernel.rotate(np.zeros((5, 72), F32), source, -2, None) is NotImplemented
-    with pytest.raises(ValueError, match="layout"):
-        kernel.make_plan(LAYOUT._replace(start=-2), 1.0, *[(0,) * 4] * 3, (), 0)
+    good = _native.plan_words(PLAN.layout, PLAN)
+    kernel.make_plan(good)
+    no_amplitude, no_width = [*good[:8], 0, *good[9:]], [0, *good[1:]]
+    for wrong in (good[:-1], good[:9], [], [good[0], -2, *good[2:]], no_amplitude, no_width):
+        with pytest.raises(ValueError, match="not a plan"):
+            kernel.make_plan(wrong)
 
 
 @pytest.mark.parametrize(

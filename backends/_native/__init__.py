@@ -81,7 +81,7 @@ def prepare(plan: Plan) -> None:
 
 
 def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = False) -> list[int]:
-    """Return a layout, and the frequencies of a plan if it is given, as set_plan() of operands.cpp reads them.
+    """Return a layout, and a plan's frequencies if it is given, as set_plan() of operands.cpp reads them.
 
     Pairs of a `transposed` rotation are rotated by the negative angles; its layout is transposed already.
     """
@@ -93,7 +93,8 @@ def plan_words(layout: Layout, plan: Plan | None = None, transposed: bool = Fals
     words = [*sizes, *map(int, halves), int(transposed), coordinates, bits]
     if plan is None:
         return words
-    rows = [plan.turns_q64, *plan.turns_q96, *([plan.coordinates.of_pairs] if plan.coordinates else [])]
+    drivers = [plan.coordinates.of_pairs] if plan.coordinates else []
+    rows = (plan.turns_q64, *plan.turns_q96, *drivers)
     return [*words, *(word for row in rows for word in row.values)]
 
 

@@ -8,49 +8,21 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as xp
 
 from rope_array._array_api import rotate as _rotate
-from rope_array._array_api.library import Library, computes_in_float64, numpy_library
-from rope_array._array_api.ops import ArrayOps
+from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import read_positions, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
 from ._kernel import description
+from ._library import LIBRARY
 from ._primitive import rotate_by_positions, rotate_by_tables
 
 __all__ = ["description", "library", "make_tables", "name", "rotate"]
 
 name = "jax"
-
-
-class Jax(Library):
-    """JAX: 64-bit integers only with x64, and XLA chooses the device of new arrays."""
-
-    def has_int64(self) -> bool:
-        config: Any = jax.config  # its type lacks the flags
-        return bool(config.jax_enable_x64)
-
-    def host_ops(self, ops: ArrayOps) -> ArrayOps:
-        # Pass NumPy arrays to the program: making each array in JAX would run a program of its own.
-        return numpy_library().ops(None)._replace(has_int64=ops.has_int64)
-
-    def is_array(self, value: Any) -> bool:
-        return isinstance(value, jax.Array)
-
-    def device(self, x: Any) -> Any:
-        """Return the devices of a committed array; None for tracers and uncommitted arrays."""
-        bound = not isinstance(x, jax.core.Tracer) and x.committed
-        return x.sharding.device_set if bound else None
-
-    def same_device(self, a: Any, b: Any) -> bool:
-        places = {frozenset(d) for d in map(self.device, (a, b)) if d is not None}
-        return len(places) < 2
-
-
-LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)
 
 
 def library(x: Any) -> Library:

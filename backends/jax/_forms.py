@@ -1,7 +1,8 @@
 """The rotation of one array by tables in operations of JAX, in a form for each platform.
 
-Without these forms JAX turns the slices of a gradient into pads, which XLA reads element by element on a GPU. Each
-platform needs a form of its own for one loop without temporary arrays; tests/test_jax_offline.py checks XLA's programs.
+Without these forms JAX turns the slices of a gradient into pads, which XLA reads element by element on a GPU.
+Each platform needs a form of its own for one loop without temporary arrays; tests/test_jax_offline.py checks
+XLA's programs.
 """
 
 from typing import Any
@@ -67,7 +68,7 @@ def _rotate_halves_on_cpu(x: Any, cos: Any, sin: Any, *, layout: Layout, transpo
 
 
 def _features(x: Any) -> Any:
-    """Return the number of each feature, with x's axes. The other axes have size 1: they have no sharding to differ."""
+    """Return the number of each feature. Its other axes have size 1: with x's sizes it needs x's sharding."""
     return lax.broadcasted_iota(xp.int32, (1,) * (x.ndim - 1) + x.shape[-1:], x.ndim - 1)
 
 

@@ -1,7 +1,7 @@
 """The C++ kernel in XLA's programs for the CPU: a custom call, and its partitioning among several devices.
 
-The program contains the plan as an attribute, and positions are an operand. The result is written into x's memory if
-the caller donated x to the program.
+The program contains the plan as an attribute, and positions are an operand. The result is written into x's
+memory if the caller donated x to the program.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan
 
-# Programs that are compiled already name it: a change of the operands or of the plan needs another name.
+# Compiled programs are kept on disk and name it: a change of the operands or words needs another name.
 _TARGET = "rope_array_rotate"
 
 
@@ -59,8 +59,8 @@ _partitions = False
 def how_to_serve(ctx: Any) -> str:
     """Return how the kernel serves a program: "on one device", "partitioned", or "" if it does not.
 
-    An exported program must run without this library. Where a `shard_map` splits some mesh axes only, JAX cannot
-    partition the other axes of a custom call.
+    An exported program must run without this library. Where a `shard_map` splits some mesh axes only, JAX
+    cannot partition a custom call along the others.
     """
     module = ctx.module_context
     if _reason or module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
@@ -73,9 +73,7 @@ def how_to_serve(ctx: Any) -> str:
     return "partitioned" if _partitions and getattr(context, "device_assignment", None) else ""
 
 
-def lower(
-    ctx: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool
-) -> Any:
+def lower(ctx: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
     """Lower to a call of the kernel on whole arrays."""
     if plan is None and transposed:  # the sin of tables has the sign already
         source = source[0], stablehlo.negate(source[1])
@@ -135,7 +133,10 @@ def _sharding_rule(shapes: list[tuple[int, ...]]) -> tuple[str, tuple[str, ...]]
     axes = [f"x{i}" for i in range(len(x) - 1)]
     operands = [[*axes, "feature"]]
     for n, shape in enumerate(source):
-        paired = [axis if size == shape[i] else f"one{n}_{i}" for i, (axis, size) in enumerate(zip(axes, x, strict=False))]
+        paired = [
+            axis if size == shape[i] else f"one{n}_{i}"
+            for i, (axis, size) in enumerate(zip(axes, x, strict=False))
+        ]
         operands.append([*paired, f"last{n}"])
     text = ", ".join(" ".join(operand) for operand in operands)
     return f"{text} -> {' '.join(operands[0])}", ("feature", *(f"last{n}" for n in range(len(source))))

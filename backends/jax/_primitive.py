@@ -1,11 +1,12 @@
 """The rotation of one array as a primitive of JAX: its transforms, and a lowering for each platform.
 
-The operands are x and its source: integer positions with the plan as a parameter, or cos and sin. All have x's axes,
-each of x's size or 1, and a last axis: features, coordinates (one for positions of one number), or pairs.
+The operands are x and its source: integer positions with the plan as a parameter, or cos and sin. All have
+x's axes, each of x's size or 1, and a last axis: features, coordinates (one for positions of one number), or
+pairs.
 
-The rotation is linear in x: it also rotates x's tangent, and its transpose is the adjoint rotation. On the CPU the
-primitive is a call of the C++ kernel; on other platforms, and where the kernel cannot serve, it is array operations,
-which XLA fuses.
+The rotation is linear in x: it also rotates x's tangent, and its transpose is the adjoint rotation. On the
+CPU the primitive is a call of the C++ kernel; on other platforms, and where the kernel cannot serve, it is
+array operations, which XLA fuses.
 """
 
 from functools import partial
@@ -27,6 +28,7 @@ from rope_array._spec.shape_rule import placement
 
 from . import _kernel
 from ._forms import FORMS, rotate_parts
+from ._library import LIBRARY
 
 rotate_p = Primitive("rope_array_rotate")
 # Narrower integers are cast, in an operation of the size of positions.
@@ -53,12 +55,10 @@ def _aligned(array: Any, x: Any, seq_axis: int) -> Any:
 
 
 def _rotate(x: Any, source: tuple[Any, ...], layout: Layout, plan: Plan | None, ops: ArrayOps) -> Any:
-    if not layout.num_pairs:
-        return rotate_aligned(x, *source[:1], *source[-1:], layout, ops)  # a copy of x
-    if _splits_features(x):
-        return rotate_aligned(x, *_tables(x, source, plan), layout, ops)
-    x, *source = _with_type_of_result(x, *source)
-    return rotate_p.bind(x, *source, layout=layout, plan=plan, transposed=False)
+    if not layout.num_pairs or _splits_features(x):
+        cos, sin = _tables(x, source, plan)
+        return rotate_aligned(x, cos, sin, layout, ops)
+    return rotate_p.bind(*_with_type_of_result(x, *source), layout=layout, plan=plan, transposed=False)
 
 
 def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ...]:
@@ -66,20 +66,14 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
     if plan is None:
         return source
     whole = source[0] if plan.coordinates else source[0][..., 0]
-    return cos_sin(whole, None, plan, computes_in_float64(x), _library().ops(x))
-
-
-def _library() -> Any:
-    from . import LIBRARY  # the package imports this module
-
-    return LIBRARY
+    return cos_sin(whole, None, plan, computes_in_float64(x), LIBRARY.ops(x))
 
 
 # ---- types: with explicit mesh axes and in a shard_map, the result has x's type ----
 
 
 def _splits_features(x: Any) -> bool:
-    """Return whether explicit mesh axes split the features; then JAX derives the types of plain operations."""
+    """Return whether explicit mesh axes split the features. Then JAX has to type the plain operations."""
     return any(_explicit_spec(x)[x.ndim - 1 :])
 
 
@@ -91,7 +85,8 @@ def _explicit_spec(x: Any) -> tuple[Any, ...]:
 def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     """Return x and its source, of types for which the result's type is x's.
 
-    The source is split along explicit mesh axes as x is. In a `shard_map` x varies along the mesh axes of the source too.
+    The source is split along explicit mesh axes as x is. In a `shard_map` x varies along the mesh axes of the
+    source too.
     """
     spec = _explicit_spec(x)
     if any(map(_explicit_spec, (x, *source))):
@@ -117,12 +112,17 @@ def _varying_axes(array: Any) -> frozenset[Any]:
     kind = jax.typeof(array)
     if AxisType.Manual not in kind.sharding.mesh.axis_types:
         return frozenset()
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)  # the name in JAX 0.10
+    return frozenset(
+        kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
+    )  # the name in JAX 0.10
 
 
 def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
     """Return x as an array that varies along mesh axes of a `shard_map`."""
-    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)  # the name in JAX 0.8
+    functions: Any = lax  # its type has the names of one version
+    if hasattr(lax, "pcast"):
+        return functions.pcast(x, axes, to="varying")
+    return functions.pvary(x, axes)  # JAX 0.8
 
 
 # ---- the rules ----
@@ -187,7 +187,7 @@ batching.primitive_batchers[rotate_p] = _batch
 mlir.register_lowering(rotate_p, _lower, cacheable=False)
 _kernel.require_devices(rotate_p)
 
-# Only lowered, and cacheable: JAX 0.10 fails if a primitive that is not has rules for several platforms of an export.
+# Only lowered. Cacheable: JAX 0.10 fails if another primitive has rules for several platforms of an export.
 _operations_p = Primitive("rope_array_rotate_by_operations")
 _operations_p.def_abstract_eval(_result_type)
 for _platform, _form in FORMS.items():

@@ -608,7 +608,7 @@ class JaxGPU(Jax):
 
 
 class JaxSharded(Jax):
-    """JAX on eight devices of the CPU: the axes of x but the last are split among them; positions are whole."""
+    """JAX on eight devices of the CPU. The axes of x but the last are split; positions are whole."""
 
     name = "jax:sharded"
     compiles = False
@@ -645,7 +645,9 @@ class JaxSharded(Jax):
     def in_shards(self, f: Callable[[Array, Array], Array], x: Array, pos: Array) -> Array:
         sharding = self.native.sharding
         mesh = sharding.Mesh(self.mesh.devices.reshape(-1), ("parts",))
-        of_x, of_pos = (sharding.PartitionSpec(*[None] * (a.ndim - n), "parts") for a, n in ((x, 2), (pos, 1)))
+        of_x, of_pos = (
+            sharding.PartitionSpec(*[None] * (a.ndim - n), "parts") for a, n in ((x, 2), (pos, 1))
+        )
         mapped = self.native.shard_map(f, mesh=mesh, in_specs=(of_x, of_pos), out_specs=of_x)
         place = self.native.device_put
         y: Array = mapped(*(place(a, sharding.NamedSharding(mesh, p)) for a, p in ((x, of_x), (pos, of_pos))))

@@ -1,0 +1,36 @@
+"""The facts of JAX that the checks of a call need."""
+
+from typing import Any
+
+import jax
+import jax.numpy as xp
+
+from rope_array._array_api.library import Library, numpy_library
+from rope_array._array_api.ops import ArrayOps
+
+
+class Jax(Library):
+    """JAX: 64-bit integers only with x64, and XLA chooses the device of new arrays."""
+
+    def has_int64(self) -> bool:
+        config: Any = jax.config  # its type lacks the flags
+        return bool(config.jax_enable_x64)
+
+    def host_ops(self, ops: ArrayOps) -> ArrayOps:
+        # Pass NumPy arrays to the program: making each array in JAX would run a program of its own.
+        return numpy_library().ops(None)._replace(has_int64=ops.has_int64)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, jax.Array)
+
+    def device(self, x: Any) -> Any:
+        """Return the devices of a committed array; None for tracers and uncommitted arrays."""
+        bound = not isinstance(x, jax.core.Tracer) and x.committed
+        return x.sharding.device_set if bound else None
+
+    def same_device(self, a: Any, b: Any) -> bool:
+        places = {frozenset(d) for d in map(self.device, (a, b)) if d is not None}
+        return len(places) < 2
+
+
+LIBRARY = Jax("jax", xp, takes_numpy=True, implicit_device=True)
