@@ -325,11 +325,9 @@ def main():
     )
     rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     numbers = {
-        "one thread by": HOW,
-        "rotation": measure(chosen, rounds, seconds),
-        "neighbours": measure(near, rounds, seconds),
+        name: measure(each, rounds, seconds) for name, each in (("rotation", chosen), ("neighbours", near))
     }
-    result = record("jitted", numbers, __doc__, PACKAGES)
+    result = record("jitted", numbers, __doc__, PACKAGES) | {"one thread by": HOW}
     show(numbers)
     finish(result, options)
 
