@@ -124,7 +124,7 @@ def equinox(case):
 
 
 def copy(case):
-    return lambda x, source: x + (1 if case.length == 1 else 0)
+    return lambda x: x + (1 if case.length == 1 else 0)
 
 
 def functions(case, pos):
@@ -155,8 +155,9 @@ def calls(case):
     x, g = (normal(seed, case.dtype, 1, HEADS, case.length, WIDTH) for seed in (0, 1))
     found = {part: {} for part in PARTS}
     for name, (function, source) in functions(case, jnp.asarray(case.positions)).items():
-        for part, jitted in parts(function, name == COPY).items():
-            found[part][name] = lambda jitted=jitted, s=source: jax.block_until_ready(jitted(x, g, s))
+        made = copies(function, x, g) if name == COPY else parts(function, x, g, source)
+        for part, call in zip(PARTS, made, strict=True):
+            found[part][name] = call
     y, dx = (
         case.rope.apply(np.asarray(a, np.float32), case.positions, inverse=inverse)
         for a, inverse in ((x, False), (g, True))
@@ -164,22 +165,25 @@ def calls(case):
     return found, {"forward": (y,), "gradient": (dx,), "both": (y, dx)}
 
 
-def parts(function, is_copy):
-    """Return the jitted functions of (x, g, source) by part; each returns a tuple."""
+def parts(function, x, g, source):
+    """Return the calls of the parts: forward, gradient, both."""
 
     def both(x, g, source):
         y, pull = jax.vjp(lambda x: function(x, source), x)
         return y, *pull(g)
 
-    def two_copies(x, g, source):
-        return function(x, source), function(g, source)
+    gradient = jitted(lambda x, g, source: both(x, g, source)[1], x, g, source)
+    return jitted(function, x, source), gradient, jitted(both, x, g, source)
 
-    two = two_copies if is_copy else both
-    return {
-        "forward": jax.jit(lambda x, g, source: (function(x, source),)),
-        "gradient": jax.jit(lambda x, g, source: two(x, g, source)[1:]),
-        "both": jax.jit(two),
-    }
+
+def copies(function, x, g):
+    return jitted(function, x), jitted(function, g), jitted(lambda x, g: (function(x), function(g)), x, g)
+
+
+def jitted(function, *arguments):
+    """Return a call of the jitted function, which waits for the result."""
+    compiled = jax.jit(function)
+    return lambda: jax.block_until_ready(compiled(*arguments))
 
 
 def check(name, found, expected, dtype):
@@ -187,7 +191,7 @@ def check(name, found, expected, dtype):
     for row, call in found.items():
         if row in (COPY, "alone"):
             continue
-        for y, right in zip(call(), expected, strict=True):
+        for y, right in zip(jax.tree.leaves(call()), expected, strict=True):
             error = np.abs(np.asarray(y, np.float32) - right).max() / np.abs(right).max()
             if not error <= TOLERANCE[dtype]:
                 raise SystemExit(f"{name}: the result of {row} is off by {error:.2g} of the largest |y|")
@@ -246,10 +250,7 @@ def neighbour_calls(case):
         ARRAYS: rotated("array-api"),
         "alone": lambda x, weight, pos: after(before(x, weight)),
     }
-    found = {}
-    for name, function in rows.items():
-        jitted = jax.jit(function)
-        found[name] = lambda jitted=jitted: (jax.block_until_ready(jitted(x, weight, pos)),)
+    found = {name: jitted(function, x, weight, pos) for name, function in rows.items()}
     right = np.asarray(before(x, weight), np.float32)
     return found, (after(rope.apply(right, positions, seq_axis=axis)),)
 
