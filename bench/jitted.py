@@ -39,7 +39,7 @@ import rope_array as ra
 PACKAGES = ("numpy", "jax", "jaxlib", "equinox", "array-api-compat", "rope-array")
 HEADS, LENGTH, WIDTH, MODEL = 32, 2048, 128, 256
 BASE, START = 10_000.0, 4095  # the base that Equinox's table has; the position of one token
-ROUNDS, SECONDS = 9, 0.15  # of a block
+ROUNDS, SECONDS = 7, 0.1  # of a block
 TOLERANCE = {"float32": 2e-3, "bfloat16": 3e-2}  # of the largest |y|; angles of theirs are float32
 COPY, OURS, ARRAYS, EQUINOX, TEXTBOOK = "copy", "ours", "array form", "Equinox", "textbook"
 PARTS = ("forward", "gradient", "both")
