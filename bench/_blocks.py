@@ -84,6 +84,14 @@ def ratio(times, over):
     return round(statistics.median(a / b for a, b in zip(times, over, strict=True)), 3)
 
 
+def compare(times, own):
+    """Return the median milliseconds of each function, and the ratios of one's times to the others'."""
+    return {
+        "ms": {name: milliseconds(each) for name, each in times.items()},
+        "ratios": {name: ratio(times[own], each) for name, each in times.items() if name != own},
+    }
+
+
 def milliseconds(times):
     return float(f"{1e3 * statistics.median(times):.4g}")
 

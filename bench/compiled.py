@@ -27,7 +27,7 @@ from typing import NamedTuple
 os.environ |= {"ROPE_ARRAY_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 import torch
-from _blocks import finish, milliseconds, parse, print_table, ratio, take_turns
+from _blocks import compare, finish, parse, print_table, take_turns
 from _record import record
 
 import rope_array as ra
@@ -216,11 +216,7 @@ def measure_case(case, rounds, seconds):
     begun, numbers = time.perf_counter(), {}
     for part, found in zip(("forward", "forward and backward"), calls(case), strict=True):
         check(case, found)
-        times = take_turns(found, rounds, seconds)
-        numbers[part] = {
-            "ms": {name: milliseconds(each) for name, each in times.items()},
-            "ratios": {name: ratio(times["ours"], times[name]) for name in times if name != "ours"},
-        }
+        numbers[part] = compare(take_turns(found, rounds, seconds), "ours")
     print(f"  {case.name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     return numbers
 

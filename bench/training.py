@@ -16,10 +16,7 @@ gradients and temporary tensors; it lacks memory that libraries allocate by them
 
 import argparse
 import os
-import random
-import statistics
 import sys
-import time
 import warnings
 
 os.environ |= {
@@ -30,20 +27,30 @@ os.environ |= {
 }
 
 import torch
-from _blocks import finish, parse, print_table, time_one
-from _record import ROOT, record
+from _blocks import finish, parse
+from _record import record
+from _training import (
+    BASE,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    LENGTH,
+    NONE,
+    OURS,
+    ROUNDS,
+    WIDTH,
+    Run,
+    show,
+    text_batches,
+    train,
+)
 from torch import nn
 from torch.nn import functional
 
 import rope_array as ra
 
 PACKAGES = ("numpy", "torch", "transformers", "rotary-embedding-torch", "array-api-compat", "rope-array")
-LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 256, 4, 512, 2
-HEAD_DIM, BASE = WIDTH // HEADS, 10_000.0
-WARM_UP, ROUNDS, BLOCK = 2, 10, 3  # steps before the timing, rounds, steps of a block
-NONE, OURS, THEIRS = "no rotation", "rope_array", "transformers"
-DIFFERENCE = "largest difference of a loss to rope_array's"
-HEAD = ("", "tokens/s", f"÷ {THEIRS}", "rotation, % of step", "peak, MiB", "last loss", "largest difference")
+THEIRS = "transformers"
 
 
 # ---- rotations: `tables` once per forward pass, then `forward` in each layer; q and k are (B, H, S, D) ----
@@ -211,11 +218,10 @@ class GPT(nn.Module):
 # ---- training ----
 
 
-class Run:
-    """A model in training, its losses so far."""
-
+class TorchRun(Run):
     def __init__(self, name, compiled, autocast, batches):
-        self.model, self.autocast, self.batches, self.losses = GPT(ROTATIONS[name]()), autocast, batches, []
+        super().__init__(batches)
+        self.model, self.autocast = GPT(ROTATIONS[name]()), autocast
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95))
         self.loss = torch.compile(self.model, dynamic=False) if compiled else self.model
 
@@ -227,12 +233,7 @@ class Run:
         self.optimizer.step()
         self.losses.append(loss.item())
 
-    def block(self, steps):
-        """Return the median seconds of some steps. No step is left out: the losses are a curve."""
-        return statistics.median(time_one(self.step) for _ in range(steps))
-
     def peak(self):
-        """Do one step, and return the peak of the memory allocated within it, in bytes."""
         self.optimizer.zero_grad()
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
@@ -245,48 +246,11 @@ class Run:
         return peak
 
 
-def text_batches(count):
-    """Return batches of random sequences of the documentation's bytes, of LENGTH inputs and one more."""
-    text = b"".join(path.read_bytes() for path in sorted((ROOT / "docs").glob("*.md")))
-    tokens, generator = (
-        torch.frombuffer(bytearray(text), dtype=torch.uint8).long(),
-        torch.Generator().manual_seed(0),
-    )
-    starts = torch.randint(len(tokens) - LENGTH, (count, BATCH), generator=generator)
-    return tokens[starts[..., None] + torch.arange(LENGTH + 1)]
-
-
 def setting(compiled, autocast, rounds):
-    """Train every model, in turns, and return the numbers of each."""
     torch._dynamo.reset()
-    batches = text_batches(WARM_UP + rounds * BLOCK + 1)
-    runs = {name: Run(name, compiled, autocast, batches) for name in ROTATIONS}
-    begun = time.perf_counter()
-    for run in runs.values():
-        run.block(WARM_UP)
-    ready, order, names = time.perf_counter() - begun, random.Random(0), list(runs)
-    times = {name: [] for name in names}
-    for _ in range(rounds):
-        order.shuffle(names)
-        for name in names:
-            times[name].append(runs[name].block(BLOCK))
-    print(f"  first steps {ready:.0f} s, all {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    peaks = {name: run.peak() for name, run in runs.items()}
-    return {name: numbers(name, runs, times, peaks[name]) for name in ROTATIONS}
-
-
-def numbers(name, runs, times, peak):
-    own, losses, reference = times[name], runs[name].losses, runs[OURS].losses
-    against = lambda other: statistics.median(a / b for a, b in zip(own, times[other], strict=True))  # noqa: E731
-    return {
-        "tokens per second": round(BATCH * LENGTH / statistics.median(own)),
-        "step, ms": float(f"{1e3 * statistics.median(own):.4g}"),
-        f"time ÷ {THEIRS}": round(against(THEIRS), 3),
-        "rotation, % of the step": round(100 * (1 - 1 / against(NONE)), 1),
-        "peak memory of a step, MiB": round(peak / 2**20, 1),
-        DIFFERENCE: max(abs(a - b) for a, b in zip(losses, reference, strict=True)),
-        "losses": [round(loss, 6) for loss in losses],
-    }
+    batches = torch.from_numpy(text_batches(rounds)).long()
+    runs = {name: TorchRun(name, compiled, autocast, batches) for name in ROTATIONS}
+    return train(runs, rounds, (THEIRS,))
 
 
 # ---- results ----
@@ -302,25 +266,6 @@ def measure(rounds):
     return found
 
 
-def show(result):
-    for name, models in result["numbers"].items():
-        print(f"\n{name}")
-        print_table(HEAD, [row(*each) for each in models.items()])
-
-
-def row(name, found):
-    different = "" if name == NONE else f"{found[DIFFERENCE]:.1e}"
-    return (
-        name,
-        found["tokens per second"],
-        found[f"time ÷ {THEIRS}"],
-        "" if name == NONE else found["rotation, % of the step"],
-        found["peak memory of a step, MiB"],
-        f"{found['losses'][-1]:.4f}",
-        different,
-    )
-
-
 def main():
     options = parse(argparse.ArgumentParser(description=__doc__.partition("\n")[0]), "training")
     torch.set_num_threads(1)
@@ -329,7 +274,7 @@ def main():
         "ignore", "Torchinductor does not support code generation for complex", UserWarning
     )
     result = record("training", measure(1 if options.quick else ROUNDS), __doc__, PACKAGES)
-    show(result)
+    show(result, (THEIRS,))
     finish(result, options)
 
 

@@ -7,6 +7,7 @@ tests/test_hf_docs.py.
 import re
 import tomllib
 
+import child
 import docs_blocks
 import pytest
 
@@ -31,6 +32,22 @@ def test_programs_run_and_print_the_output_shown(program):
 def test_each_library_has_a_program():
     found = {library for program in PROGRAMS for library in program.libraries}
     assert found == docs_blocks.LIBRARIES
+
+
+@pytest.mark.library("jax")
+def test_a_sharded_rotation_needs_no_communication_on_eight_devices():
+    child.run(
+        """
+        import docs_blocks
+        import jax
+
+        assert jax.device_count() == 8
+        (program,) = (p for p in docs_blocks.programs() if p.id == "in-my-model/jax.md: Sharding")
+        program.run()
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+        JAX_PLATFORMS="cpu",
+    )
 
 
 def test_a_block_with_another_output_fails():
