@@ -379,6 +379,17 @@ def test_gradient_is_the_adjoint(dtype, name, x64):
         judge(pullback(weight)[0], weight, pos, inverse=True, **adjoint)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_by_tables(dtype, narrow):
+    x, weight = (normal(2, 5, 16, dtype=dtype, seed=n) for n in (0, 1))
+    pos = np.array(ENDS)
+    for fields in FIELDS.values():
+        rotation = ra.RoPE(16, **fields).rotation(pos, like=x)
+        gradient = jax.jit(lambda x, rotation=rotation: jax.vjp(rotation.apply, x)[1](weight)[0])(x)
+        adjoint = fields | {"attention_factor": 1 / fields.get("attention_factor", 1.0)}
+        judge(gradient, weight, pos, inverse=True, **adjoint)
+
+
 def test_grad_jvp_linearize(x64):
     x, weight, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
     function = functools.partial(ROPE.apply, pos=pos)
@@ -475,6 +486,23 @@ def test_explicit_sharding(narrow):
         judge(y, x, pos, **HALF)
         assert jax.typeof(y) == jax.typeof(x)
         judge(pull(jax.device_put(weight, x.sharding))[0], weight, pos, inverse=True, **HALF)
+
+
+def test_shard_map_over_positions_alone(narrow):
+    """x is the same on each device and its positions are not: the result varies, and its gradient is summed."""
+    from rope_array._backends.jax._primitive import _varying_axes
+
+    def rotate(x, pos):
+        y = ROPE.apply(x, pos)
+        assert "parts" in _varying_axes(y)
+        return y
+
+    mesh = jax.make_mesh((1,), ("parts",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"mesh": mesh, "in_specs": (jax.P(), jax.P("parts")), "out_specs": jax.P(None, "parts")}
+    x, weight, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
+    y, pull = jax.vjp(lambda x: jax.shard_map(rotate, **specs)(x, pos), x)
+    judge(y, x, pos, **HALF)
+    judge(pull(weight)[0], weight, pos, inverse=True, **HALF)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
@@ -663,7 +691,7 @@ SHARDED = """
         assert not found, found
         assert ('custom_call_target="rope_array_rotate"' in text) == KERNEL, text
 
-    def typed(x_spec, pos_spec):
+    def typed(x_spec, pos_spec, is_silent=True):
         # With explicit mesh axes, the result has x's sharding in its type.
         mesh = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Explicit,) * 3)
         with jax.set_mesh(mesh):
@@ -673,7 +701,8 @@ SHARDED = """
             def forward(x, pos):
                 return rope.apply(x, pos, seq_axis=1)
             for function, inverse in ((forward, False), (gradient, True)):
-                silent(jax.jit(function).lower(x, pos).compile())
+                if is_silent:
+                    silent(jax.jit(function).lower(x, pos).compile())
                 y = jax.jit(function)(x, pos)
                 assert jax.typeof(y) == jax.typeof(x)
                 judge(y, X, POS, seq_axis=1, inverse=inverse, **HALF)
@@ -681,6 +710,7 @@ SHARDED = """
     rope = ra.RoPE(16, **HALF)
     for specs in ((P("a", "b", "c"), P("a", "b")), (P(None, ("a", "c")), P()), (P(None, None, "b"), P())):
         typed(*specs)
+    typed(P(), P("a", "b"), is_silent=False)  # positions are gathered, as x is whole
     meshes = {
         "batch": (jax.make_mesh((8,), ("a",)), P("a"), P("a")),
         "sequence": (jax.make_mesh((8,), ("a",)), P(None, "a"), P(None, "a")),

@@ -112,9 +112,8 @@ def _varying_axes(array: Any) -> frozenset[Any]:
     kind = jax.typeof(array)
     if AxisType.Manual not in kind.sharding.mesh.axis_types:
         return frozenset()
-    return frozenset(
-        kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying
-    )  # the name in JAX 0.10
+    # JAX 0.10 has the second name.
+    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)
 
 
 def _vary(x: Any, axes: tuple[Any, ...]) -> Any:
