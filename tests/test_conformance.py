@@ -25,6 +25,7 @@ SHARING = {
     *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
     *(("dask", "RoPE"), ("dask", "array-api")),
+    *((name, None) for name in ("array_api_strict:no_x64", "ndonnx", "tensorflow", "marray")),
 }
 SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
 COMPILING_EACH = {("jax:jit", None)}
