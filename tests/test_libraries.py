@@ -285,7 +285,7 @@ def test_an_old_mlx_is_refused(monkeypatch):
     import mlx.core as mx
 
     monkeypatch.delattr(mx, "__array_namespace_info__")
-    assert "install 0.32 or newer" in explained(mx.ones((2, 4)))
+    assert "install MLX 0.32 or newer" in explained(mx.ones((2, 4)))
 
 
 # ---- TensorFlow ----

@@ -20,7 +20,7 @@ class MLX(Library):
     def check_supported(self, value: Any) -> None:
         if not hasattr(mx, "__array_namespace_info__"):
             raise ArrayTypeError(
-                f"MLX {mx.__version__} lacks functions of the Array API; install 0.32 or newer."
+                "this MLX lacks functions of the Array API; install MLX 0.32 or newer."
             )
 
     def device(self, x: Any) -> Any:
