@@ -19,9 +19,7 @@ class MLX(Library):
 
     def check_supported(self, value: Any) -> None:
         if not hasattr(mx, "__array_namespace_info__"):
-            raise ArrayTypeError(
-                "this MLX lacks functions of the Array API; install MLX 0.32 or newer."
-            )
+            raise ArrayTypeError("this MLX lacks functions of the Array API; install MLX 0.32 or newer.")
 
     def device(self, x: Any) -> Any:
         """Return None: an operation has a device, an array has none."""

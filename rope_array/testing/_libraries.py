@@ -454,6 +454,7 @@ class StrictNoX64(StrictDevice1):
         {
             **Strict.gaps,
             "float64": "the device has no float64",
+            "mixed_dtypes": "the device has one floating dtype",
             "wide_positions": "the device has no 64-bit integers",
         }
     )
