@@ -25,6 +25,8 @@ PURE = ROOT / ".nox" / "dist-pure"
 SANITIZED = ROOT / ".nox" / "dist-sanitize"
 RESULTS = ROOT / ".nox" / "results"
 LIBRARIES = ["numpy", "strict", "dask", "jax", "torch"]
+# Of the session `tests(more)`: served by short backends or by none, and refused.
+MORE = ["mlx", "ndonnx", "tensorflow", "marray", "sparse", "blosc2"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 REQUIRED = PYPROJECT["project"]["dependencies"]
@@ -162,6 +164,13 @@ def tests(session: nox.Session, library: str) -> None:
     """Test with one library and NumPy."""
     install(session, *GROUPS["test"], *needs(library))
     pytest(session, [library])
+
+
+@nox.session(name="tests(more)", requires=["build"])
+def tests_more(session: nox.Session) -> None:
+    """Test the libraries of the group `more`: the suite, and the tests that name them."""
+    install(session, *GROUPS["test"], *GROUPS["more"])
+    pytest(session, MORE, *(f"tests/test_{name}.py" for name in ("conformance", "libraries", "docs")))
 
 
 @nox.session(name="tests(all)", requires=["build", "shared"], venv_backend="none")
@@ -350,7 +359,7 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included."""
     os.environ[NIGHTLY] = "1"
     names = [
-        *(f"tests({library})" for library in [*LIBRARIES, "all"]),
+        *(f"tests({library})" for library in [*LIBRARIES, "more", "all"]),
         "models",
         "pure",
         "sanitize",

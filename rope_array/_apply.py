@@ -7,13 +7,14 @@ from . import _dispatch
 from ._array_api.checks import check_arrays
 from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
-from ._dispatch import ArrayOrTuple
+from ._dispatch import ArrayOrTuple, without_autograph
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
 from ._spec.shape_rule import is_unknown_size
 from ._spec.spec import Fields, Spec, plan_of, require_plan
 
 
+@without_autograph
 def apply(
     x: ArrayOrTuple,
     pos: Any,

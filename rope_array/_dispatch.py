@@ -1,5 +1,6 @@
 """Check a call once, choose its backend, and run it: for `apply`, `Rotation` and dask's chunks."""
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from . import _registry
@@ -10,6 +11,16 @@ from ._array_api.source import Positions, Source, Tables
 from ._errors import ArrayTypeError, describe
 
 ArrayOrTuple = TypeVar("ArrayOrTuple")  # for the front functions: the result has the type of x
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_autograph(function: Function) -> Function:
+    """Mark a function that TensorFlow's AutoGraph calls as it is, without translating its code.
+
+    `tf.autograph.experimental.do_not_convert` sets this attribute too.
+    """
+    function.autograph_info__ = {}  # type: ignore[attr-defined]
+    return function
 
 
 def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:

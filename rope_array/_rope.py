@@ -8,7 +8,7 @@ from ._array_api import builders
 from ._array_api.library import numpy_library
 from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
-from ._dispatch import ArrayOrTuple
+from ._dispatch import ArrayOrTuple, without_autograph
 from ._errors import SpecError, short
 from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.plan import Pairing
@@ -75,6 +75,7 @@ class RoPE(Spec):
     [1.0, 0.037606, 0.001414, 5.3e-05]
     """
 
+    @without_autograph
     def apply(
         self,
         x: ArrayOrTuple,
@@ -117,6 +118,7 @@ class RoPE(Spec):
         y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
         return y
 
+    @without_autograph
     def rotation(self, pos: Any, *, like: Any, inv_freq: Any = None, backend: str | None = None) -> Rotation:
         """Make cos and sin once, for all layers of a forward pass.
 

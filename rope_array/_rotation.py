@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Never
 from . import _dispatch, _dynamo
 from ._array_api.source import Tables
 from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
-from ._dispatch import ArrayOrTuple
+from ._dispatch import ArrayOrTuple, without_autograph
 from ._dynamo import traced_memo
 from ._errors import SpecError, describe
 from ._spec.plan import Layout, Pairing
@@ -64,6 +64,7 @@ class Rotation(_CosSin):
         layout = ", ".join(f"{k}={v!r}" for k, v in self.layout._asdict().items())
         return f"Rotation(cos={describe(self.cos)}, sin={describe(self.sin)}, {layout})"
 
+    @without_autograph
     def apply(
         self, x: ArrayOrTuple, *more: Never, seq_axis: int = -2, out: Any = None, backend: str | None = None
     ) -> ArrayOrTuple:

@@ -6,12 +6,15 @@ A backend's ``rotate(call)`` gets a checked `Call`: its arrays, and their source
 from typing import Any
 
 from . import _dispatch
+from ._array_api import rotate as _rotate
 from ._array_api import tables as _tables
 from ._array_api.library import Library
 from ._array_api.source import Call, Positions, Source, Tables
+from ._errors import ArrayTypeError
 from ._spec.plan import Layout
 
 __all__ = [
+    "ArrayTypeError",
     "Call",
     "Layout",
     "Library",
@@ -21,6 +24,7 @@ __all__ = [
     "aligned_tables",
     "make_tables_for",
     "rotate_by",
+    "rotate_by_array_api",
 ]
 
 
@@ -44,6 +48,30 @@ def aligned_tables(call: Call) -> list[tuple[Any, Any]]:
         A position in host memory is out of range.
     """
     return _tables.aligned_tables(call)
+
+
+def rotate_by_array_api(call: Call) -> tuple[Any, ...]:
+    """Rotate the arrays of a call by their library's functions of the Array API.
+
+    For a backend that adapts a library: its ``library(x)`` returns a `Library`, whose `xp` has the functions.
+    Angles are exact. Gradients are the library's own.
+
+    Parameters
+    ----------
+    call : Call
+        The call that a backend's ``rotate`` gets.
+
+    Returns
+    -------
+    tuple of array
+        The rotated arrays, with the shapes and dtypes of ``call.xs``.
+
+    Raises
+    ------
+    PositionError
+        A position in host memory is out of range.
+    """
+    return _rotate.rotate(call)
 
 
 def rotate_by(x: Any, source: Source, seq_axis: int) -> Any:

@@ -9,6 +9,9 @@ A test is deselected, not skipped, unless every library that it needs is chosen:
 * `@pytest.mark.without("dask")` keeps a library from `lib`;
 * a test without these needs NumPy, so that one of the sessions `tests` runs it.
 
+The libraries of the session `tests(more)` run the suite and the tests that name them: without the mark, `lib`
+is none of them.
+
 tests/test_plots.py needs matplotlib, and runs with NumPy: the group `numpy` of pyproject.toml has both.
 
 Tests that need two or more libraries get the mark `several`; the session `tests(all)` runs them.
@@ -49,16 +52,29 @@ LIBS: dict[str, Library] = {
 }
 
 
+class Refused(Library):
+    """A library whose arrays are refused."""
+
+    def __init__(self, name):
+        self.name = self.module = name
+
+
+# The libraries of the session `tests(more)`.
+MORE = {name: LIBRARIES[name] for name in ("mlx", "ndonnx", "tensorflow", "marray")}
+MORE |= {name: Refused(name) for name in ("sparse", "blosc2")}
+ALL = {**LIBS, **MORE}
+
+
 def _importable(name):
     try:
-        return bool(LIBS[name].native)
+        return bool(ALL[name].native)
     except MissingLibrary:
         return False
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("rope_array")
-    group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(LIBS)}; default: those installed")
+    group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(ALL)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
     group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
@@ -69,19 +85,19 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     given = config.getoption("--libraries")
     if given is None:
-        config.chosen_libraries = [name for name in LIBS if _importable(name)]
+        config.chosen_libraries = [name for name in ALL if _importable(name)]
         return
     config.chosen_libraries = names = [name.strip() for name in given.split(",")]
-    unknown = [name for name in names if name not in LIBS]
+    unknown = [name for name in names if name not in ALL]
     if unknown:
-        raise pytest.UsageError(f"--libraries: unknown {', '.join(unknown)}; known: {', '.join(LIBS)}")
+        raise pytest.UsageError(f"--libraries: unknown {', '.join(unknown)}; known: {', '.join(ALL)}")
     missing = [name for name in names if not _importable(name)]
     if missing:
         raise pytest.UsageError(f"--libraries: {', '.join(missing)} cannot be imported in this environment")
 
 
 def pytest_report_header(config):
-    return "libraries: " + ", ".join(f"{name} {LIBS[name].version}" for name in config.chosen_libraries)
+    return "libraries: " + ", ".join(f"{name} {ALL[name].version}" for name in config.chosen_libraries)
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -121,7 +137,7 @@ def pytest_generate_tests(metafunc):
         if name in (_marked(node, "library") or LIBS) and name not in _marked(node, "without")
     ]
     if "float_dtype" in metafunc.fixturenames:
-        pairs = [(name, dtype) for name in names for dtype in LIBS[name].dtypes] or [(None, "none")]
+        pairs = [(name, dtype) for name in names for dtype in ALL[name].dtypes] or [(None, "none")]
         ids = [f"{name}-{dtype}" for name, dtype in pairs]
         metafunc.parametrize(("lib", "float_dtype"), pairs, ids=ids, indirect=["lib"])
     else:
@@ -131,13 +147,13 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")  # so that Hypothesis tests may use it
 def lib(request) -> Library:
     """One of the chosen libraries."""
-    return LIBS[request.param]
+    return ALL[request.param]
 
 
 def _libraries_of(item):
     """Return the names of the libraries that a test needs."""
     needed = _marked(item, "library")
-    assert needed <= LIBS.keys(), f"{item.nodeid}: unknown library in {needed}"
+    assert needed <= ALL.keys(), f"{item.nodeid}: unknown library in {needed}"
     if "lib" in item.fixturenames:
         params = getattr(item, "callspec", None)
         needed |= {params.params.get("lib", "numpy") if params else "numpy"}

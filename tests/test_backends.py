@@ -21,7 +21,10 @@ from rope_array import (
 from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
-BUILTIN = ["native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "array-api"]
+BUILTIN = [
+    *("native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "mlx", "ndonnx", "tensorflow"),
+    "array-api",
+]
 BACKENDS = {
     "numpy": ["native", "numpy", "array-api"],
     "torch": ["native", "torch"],
@@ -45,7 +48,7 @@ def test_backends_are_listed_in_the_order_of_dispatch():
     assert [one.name for one in listed] == BUILTIN
     assert listed[-1].usable is True
     assert {one.serves.partition(":")[0] for one in listed[:-1]} == {
-        *("numpy", "torch", "jax", "cupy", "dask.array")
+        *("numpy", "torch", "jax", "cupy", "dask.array", "mlx.core", "ndonnx", "tensorflow")
     }
     for one in listed:
         assert isinstance(one.description, str)
@@ -67,6 +70,7 @@ def test_listing_backends_imports_no_library():
         import sys
         import rope_array as ra
         libraries = {"numpy", "torch", "jax", "jaxlib", "dask", "cupy", "array_api_strict", "ml_dtypes"}
+        libraries |= {"mlx", "ndonnx", "tensorflow"}
         listed = ra.backends()
         assert not libraries & set(sys.modules), libraries & set(sys.modules)
         print(*(f"{one.name}={one.usable}" for one in listed))

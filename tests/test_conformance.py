@@ -25,6 +25,7 @@ SHARING = {
     *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
     *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
     *(("dask", "RoPE"), ("dask", "array-api")),
+    *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
 SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
 COMPILING_EACH = {("jax:jit", None)}
@@ -38,6 +39,11 @@ REFUSED = {
     *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_each_rank", "_of_positions")),
     *(("torch:triton-interpret", f"vmap_of_{name}") for name in ("batches", "gradients")),
     ("torch:triton-interpret", "first_calls_under_other_settings"),
+}
+# Checks that take a library long: MLX compiles by a C++ compiler.
+LONG = {
+    *(("mlx", name) for name in ("jit", "jit_of_a_batch", "jit_of_each_dtype", "jit_of_fields")),
+    *(("mlx", "calls_after_a_compiled_one"), ("ndonnx", "large_results_are_kept")),
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
 IN_A_CHILD = {"jax:sharded"}  # it needs eight devices: see test_jax.py
@@ -107,7 +113,7 @@ def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
-        if is_shared((name, how), check):
+        if is_shared((name, how), check) or (name, check.name.partition("[")[0]) in LONG:
             marks.append(pytest.mark.nightly)
         if name == INTERPRETED:
             marks.append(pytest.mark.gpu_code)

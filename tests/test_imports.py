@@ -29,6 +29,7 @@ PACKAGE = Path(rope_array.__file__).parent
 # Installed: a folder of the package. In a checkout: a folder next to the package, or a link to it.
 BACKENDS = PACKAGE / "_backends" if (PACKAGE / "_backends").is_dir() else PACKAGE.parent / "backends"
 LIBRARIES = ["numpy", "torch", "jax", "jaxlib", "dask", "cupy", "array_api_strict", "ml_dtypes"]
+LIBRARIES += ["mlx", "ndonnx", "tensorflow"]
 
 # ---- import rope_array ----
 
@@ -145,7 +146,7 @@ MAY_IMPORT = {
     "_rotation": ("_errors", "_dynamo", "_spec", "_array_api", "_dispatch"),
     "_rope": ("_errors", "_spec", "_array_api", "_dispatch", "_rotation", "_config"),
     "_explain": ("_errors", "_spec", "_array_api", "_registry", "_dispatch", "_apply", "_rope"),
-    "backend_tools": ("_array_api", "_spec.plan", "_dispatch"),
+    "backend_tools": ("_errors", "_array_api", "_spec.plan", "_dispatch"),
     "_backends": (
         "_errors",
         "_spec",

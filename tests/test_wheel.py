@@ -79,7 +79,7 @@ def test_holds(wheel, name):
     assert f"rope_array/{name}" in wheel.namelist()
 
 
-@pytest.mark.parametrize("library", ["torch", "jax", "cupy", "dask"])
+@pytest.mark.parametrize("library", ["torch", "jax", "cupy", "dask", "mlx", "ndonnx", "tensorflow"])
 def test_holds_the_backends_of(wheel, library):
     assert any(name.startswith(f"rope_array/_backends/{library}/") for name in wheel.namelist())
 

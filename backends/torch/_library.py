@@ -34,6 +34,9 @@ class Torch(Library):
     def has_int64(self) -> bool:
         return True
 
+    def has_int64_for(self, x: Any) -> bool:
+        return True
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 

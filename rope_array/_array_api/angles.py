@@ -83,7 +83,7 @@ def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     if use_float64:
         return _phase_of_96(pos, plan, ops)
     # Signed integers wrap modulo 2^64 in every array library, and the shift keeps the sign: floor division.
-    return (pos * _row(plan.turns_q64, pos, ops.xp.int64, ops)) >> 32
+    return ops.right_shift(pos * _row(plan.turns_q64, pos, ops.xp.int64, ops), 32)
 
 
 def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
@@ -100,9 +100,10 @@ def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     """Return (pos·F mod 2^96) >> 32 for F in an upper signed 64-bit and a lower unsigned 32-bit word."""
     upper, lower = (_row(words, pos, ops.xp.int64, ops) for words in plan.turns_q96)
     # pos = high·2^32 + low with low unsigned, split once more by 16 bits: no carry is lost.
-    low, high = pos & 0xFFFFFFFF, pos >> 32
-    carry = ((low & 0xFFFF) * lower >> 16) + (low >> 16) * lower
-    return pos * upper + high * lower + (carry >> 16)
+    shift = ops.right_shift
+    low, high = pos & 0xFFFFFFFF, shift(pos, 32)
+    carry = shift((low & 0xFFFF) * lower, 16) + shift(low, 16) * lower
+    return pos * upper + high * lower + shift(carry, 16)
 
 
 def _phase_in_uint32(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
@@ -138,7 +139,7 @@ def _quadrant(phase: Any, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple
     """Split a phase into its quadrant, an integer modulo 4, and the rest in eighths of a turn, |u| ≤ 1."""
     top, half, mask, unit = _SPLIT64 if use_float64 else _SPLIT32
     shifted = phase + half
-    quadrant, rest = shifted >> top, shifted & mask
+    quadrant, rest = ops.right_shift(shifted, top), shifted & mask
     if not ops.has_int64:
         # The subtraction below needs signed integers, and both now fit into them.
         quadrant, rest = ops.cast(quadrant, ops.xp.int32), ops.cast(rest, ops.xp.int32)

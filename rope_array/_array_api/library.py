@@ -20,6 +20,7 @@ from rope_array._spec.plan import Constants
 
 from .ops import ArrayOps
 from .source import Source
+from .trial import check_by_trial, check_names, unsupported
 
 X_DTYPES = ("float32", "bfloat16", "float16", "float64")
 POSITION_DTYPES = frozenset(
@@ -65,6 +66,13 @@ class Library:
         """Return whether the library has 64-bit integers now; in JAX a setting decides, which may change."""
         return "int64" in self.xp.__array_namespace_info__().dtypes(kind="integral")
 
+    def has_int64_for(self, x: Any) -> bool:
+        """Return whether the device of x has 64-bit integers."""
+        if self.implicit_device:
+            return self.has_int64()
+        info = self.xp.__array_namespace_info__()
+        return "int64" in info.dtypes(device=self.device(x), kind="integral")
+
     def is_array(self, value: Any) -> bool:
         """Return whether a value is an array of this library."""
         return _libraries.get(type(value)) is self or (
@@ -95,7 +103,13 @@ class Library:
         if self.xp is None:  # of a backend whose library has no Array API, and which needs no operations
             return None  # type: ignore[return-value]
         creation_kwargs = {} if self.implicit_device else {"device": self.device(x)}
-        return ArrayOps(self.xp, self.has_int64(), creation_kwargs, self.constants, self.cast, self.reshape)
+        try:
+            has_int64 = self.has_int64_for(x)
+        except Exception as error:  # array-api-strict's, of versions of the standard without this information
+            fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
+            raise unsupported(x, self.name, fault) from None
+        made = (self.constants, self.cast, self.reshape)
+        return ArrayOps(self.xp, has_int64, creation_kwargs, *made, right_shift=self.right_shift)
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
@@ -127,6 +141,10 @@ class Library:
     def reshape(self, array: Any, shape: tuple[int, ...]) -> Any:
         """Give an array another shape."""
         return self.xp.reshape(array, shape)
+
+    def right_shift(self, array: Any, count: int) -> Any:
+        """Shift signed integers right by a number of bits, rounding down."""
+        return array >> count
 
 
 class NumPy(Library):
@@ -220,7 +238,10 @@ def _detect(x: Any) -> Library:
         ) from None
     lazy = compat.is_jax_array(x) or compat.is_dask_array(x)
     name = "cupy" if compat.is_cupy_array(x) else library_name(x)  # a subclass may be another package's
-    return Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
+    found = Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
+    check_names(x, xp, name)
+    check_by_trial(x, found.ops(x), name)
+    return found
 
 
 def _refuse_numpy_subclasses(x: Any) -> None:

@@ -1,5 +1,6 @@
 """The array-library operations handed to the arithmetic, so that it imports no library."""
 
+from operator import rshift
 from typing import Any, NamedTuple
 
 
@@ -22,6 +23,8 @@ class ArrayOps(NamedTuple):
         Gives an array another shape: ``reshape(array, shape)``.
     needs_equal_ndim
         Whether factors need equally many axes, which JAX can be configured to enforce.
+    right_shift
+        Shifts integers right: ``right_shift(array, count)``. TensorFlow has no operator for it.
     """
 
     xp: Any
@@ -31,3 +34,4 @@ class ArrayOps(NamedTuple):
     cast: Any
     reshape: Any
     needs_equal_ndim: bool = True
+    right_shift: Any = rshift

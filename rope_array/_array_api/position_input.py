@@ -206,7 +206,7 @@ def _checked_integer(pos: Any, ops: ArrayOps) -> int:
 
 
 def _integer_out_of_range(pos: Any, ops: ArrayOps) -> PositionError:
-    limit = "2**63" if ops.has_int64 else "2**31, as JAX has no wider integers without x64"
+    limit = "2**63" if ops.has_int64 else "2**31, as this device, or JAX without x64, has no wider integers"
     return _out_of_range(pos, limit)
 
 

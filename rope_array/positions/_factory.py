@@ -84,17 +84,17 @@ def need_of(boolean: bool) -> str:
 def integers(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
     """Return the factory of a call with an integer result."""
     lib, like = find_library(like, values)
-    return _new_factory(lib, like, _integer_name(lib, dtype), ("int32", "int64"))
+    return _new_factory(lib, like, _integer_name(lib, like, dtype), ("int32", "int64"))
 
 
 def integers_or_float32(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
     """Return the factory of a call with an integer result, or a float32 result by `dtype`."""
     lib, like = find_library(like, values)
-    return _new_factory(lib, like, _integer_name(lib, dtype), ("int32", "int64", "float32"))
+    return _new_factory(lib, like, _integer_name(lib, like, dtype), ("int32", "int64", "float32"))
 
 
-def _integer_name(lib: _library.Library, dtype: Any) -> str:
-    return ("int64" if lib.has_int64() else "int32") if dtype is None else name_of_dtype(dtype)
+def _integer_name(lib: _library.Library, like: Any, dtype: Any) -> str:
+    return ("int64" if lib.has_int64_for(like) else "int32") if dtype is None else name_of_dtype(dtype)
 
 
 def floats(dtype: Any, like: Any) -> ArrayFactory:
@@ -108,10 +108,10 @@ def floats(dtype: Any, like: Any) -> ArrayFactory:
 def _new_factory(lib: _library.Library, like: Any, name: str, allowed: tuple[str, ...]) -> ArrayFactory:
     if name not in allowed:
         raise ArrayTypeError(f"dtype is {name!r}; give one of {', '.join(map(repr, allowed))}.")
-    if name.endswith("64") and not lib.has_int64():
+    if name.endswith("64") and not lib.has_int64_for(like):
         raise ArrayTypeError(
-            f"dtype is {name!r}, and {lib.name} has 64-bit dtypes only by a setting (JAX: jax_enable_x64); "
-            f"give {name[:-2]}32, or enable them."
+            f"dtype is {name!r}, and {lib.name} has no 64-bit dtypes on this device, or a setting (JAX: "
+            f"jax_enable_x64) disables them; give {name[:-2]}32, or enable them."
         )
     return ArrayFactory(lib, like, lib.ops(like).creation_kwargs, getattr(lib.xp, name), int(name[-2:]) - 1)
 

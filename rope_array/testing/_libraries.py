@@ -289,6 +289,9 @@ _NO_MODE = "the library has no such mode"
 _OF_TORCH = dict.fromkeys(
     ("no_grad", "inference_mode", "autocast", "default_device", "deterministic"), _NO_MODE
 )
+_NOT_MAPPED = dict.fromkeys(
+    ("default_dtype", "vmap", "vmap_positions", "jvp"), "the suite has this mode for JAX and PyTorch only"
+)
 _PLAIN = {
     **_WHOLE,
     "gradient": "the library has no gradients",
@@ -407,7 +410,7 @@ class Strict(Library):
 
     name = "array_api_strict"
     module = namespace = "array_api_strict"
-    floats = ("float32", "float64")
+    floats: tuple[str, ...] = ("float32", "float64")
     gaps = MappingProxyType(
         {"float16": "the standard has none", "bfloat16": "the standard has none", **_PLAIN, **_EAGER}
     )
@@ -433,16 +436,34 @@ class StrictDevice1(Strict):
     """array-api-strict on a device that is not the default one."""
 
     name = "array_api_strict:device1"
+    place = "device1"
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         made = super().asarray(array, dtype)
-        return self.xp.asarray(made, device=self.native.Device("device1"))
+        return self.xp.asarray(made, device=self.native.Device(self.place))
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return super().to_numpy(self.xp.asarray(array, device=self.native.Device("CPU_DEVICE")))
 
     def settings(self) -> str:
-        return f"{super().settings()}; arrays on device1"
+        return f"{super().settings()}; arrays on {self.place}"
+
+
+class StrictNoX64(StrictDevice1):
+    """array-api-strict on a device without 64-bit dtypes."""
+
+    name = "array_api_strict:no_x64"
+    floats = ("float32",)
+    integers = ("int32", "int16", "int8", "uint8", "uint16", "uint32")
+    place = "no_x64"
+    gaps = MappingProxyType(
+        {
+            **Strict.gaps,
+            "float64": "the device has no float64",
+            "mixed_dtypes": "the device has one floating dtype",
+            "wide_positions": "the device has no 64-bit integers",
+        }
+    )
 
 
 class Dask(Library):
@@ -873,6 +894,159 @@ class CuPy(Library):
         return bool(self.native.shares_memory(a, b))
 
 
+class MLX(Library):
+    """MLX on its default device."""
+
+    name = "mlx"
+    module = namespace = "mlx.core"
+    floats = ("float16", "bfloat16", "float32", "float64")
+    has_strides = False
+    gaps = MappingProxyType(
+        {
+            "float64": "MLX has float64 on the CPU only",
+            "lazy": "an array does not show whether it is computed",
+            **_OF_TORCH,
+            **_NOT_MAPPED,
+        }
+    )
+
+    @property
+    def version(self) -> str:
+        return str(self.native.__version__)
+
+    @property
+    def dtypes(self) -> list[str]:
+        on_cpu = self.native.default_device() == self.native.Device(self.native.cpu, 0)
+        return list(self.floats if on_cpu else self.floats[:3])
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = widened(np.asarray(array))
+        return self.native.array(array, self.dtype(array.dtype.name)).astype(
+            self.dtype(dtype or array.dtype.name)
+        )
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        wide = array.astype(self.native.float32) if array.dtype == self.native.bfloat16 else array
+        return np.array(wide)
+
+    def copied(self, array: Array) -> Array:
+        return self.native.array(array)
+
+    def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def pull(cotangent: Any) -> Any:
+            if not isinstance(x, tuple):
+                return self.native.vjp(f, [x], [cotangent])[1][0]
+            pulled = self.native.vjp(lambda *xs: f(xs), [*x], [*cotangent])[1]
+            return tuple(pulled)
+
+        return f(x), pull
+
+    def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
+        return self.native.vjp(lambda cotangent: self.native.vjp(f, [x], [cotangent])[1][0], [g], [h])[1][0]
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        compiled: Callable[..., Array] = self.native.compile(f)
+        return compiled
+
+
+class TensorFlow(Library):
+    """TensorFlow's tensors."""
+
+    name = module = namespace = "tensorflow"
+    floats = ("float16", "bfloat16", "float32", "float64")
+    has_strides = False
+    gaps = MappingProxyType({**_EAGER, **_OF_TORCH, **_NOT_MAPPED})
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = self.native.constant(np.array(array))
+        return made if dtype is None else self.native.cast(made, self.dtype(dtype))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return widened(array.numpy())
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.native.transpose(array, axes)
+
+    def copied(self, array: Array) -> Array:
+        return self.native.identity(array)
+
+    def pullback(self, f: Callable[[Any], Any], x: Any) -> tuple[Any, Callable[[Any], Any]]:
+        with self.native.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = f(x)
+        return y, lambda cotangent: tape.gradient(y, x, cotangent)
+
+    def second_gradient(self, f: Callable[[Array], Array], x: Array, g: Array, h: Array) -> Array | None:
+        with self.native.GradientTape() as tape:
+            tape.watch(g)
+            _y, pull = self.pullback(f, x)
+            pulled = pull(g)
+        return tape.gradient(pulled, g, h)
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        compiled: Callable[..., Array] = self.native.function(f, autograph=False)
+        return compiled
+
+
+class NDonnx(Library):
+    """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
+
+    name = module = namespace = "ndonnx"
+    has_strides = False
+    gaps = MappingProxyType(
+        {
+            "bfloat16": "ndonnx has no bfloat16",
+            **{name: reason for name, reason in _PLAIN.items() if name != "jit"},
+            **_EAGER,
+        }
+    )
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return np.asarray(array.unwrap_numpy())
+
+    def copied(self, array: Array) -> Array:
+        return array.copy()
+
+    def traced(self, f: Callable[..., Array]) -> Callable[..., Array]:
+        def run(*arrays: Array) -> Array:
+            names = [f"input{i}" for i, _ in enumerate(arrays)]
+            made = [self.native.argument(shape=array.shape, dtype=array.dtype) for array in arrays]
+            model = self.native.build(dict(zip(names, made, strict=True)), {"y": f(*made)})
+            session = import_module("onnxruntime").InferenceSession(model.SerializeToString())
+            values = map(self.to_numpy, arrays)
+            return self.asarray(session.run(None, dict(zip(names, values, strict=True)))[0])
+
+        return run
+
+
+class MArray(Library):
+    """marray over NumPy, with no element masked."""
+
+    name = module = "marray"
+    floats = ("float32", "float64")
+    has_strides = False
+    gaps = MappingProxyType(
+        {"float16": "marray has the standard's dtypes", "bfloat16": "marray has the standard's dtypes"}
+        | {**_PLAIN, **_EAGER}
+    )
+
+    @cached_property
+    def xp(self) -> Any:
+        return self.native.numpy  # each look-up makes a namespace, with an array type of its own
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return np.asarray(array.data)
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.xp.permute_dims(array, axes)
+
+    def stack(self, arrays: list[Array]) -> Array:
+        return self.xp.stack(arrays)
+
+    def copied(self, array: Array) -> Array:
+        return self.xp.asarray(array, copy=True)
+
+
 # Compiling takes seconds: compile float32, and bfloat16 for all widened dtypes.
 NOT_COMPILED = {
     **dict.fromkeys(
@@ -893,6 +1067,7 @@ LIBRARIES: dict[str, Library] = {
         ReadOnlyNumPy(),
         Strict(),
         StrictDevice1(),
+        StrictNoX64(),
         Dask(),
         Jax(),
         JaxX64(),
@@ -903,6 +1078,10 @@ LIBRARIES: dict[str, Library] = {
         TorchCUDA(),
         TorchTritonInterpreted(),
         CuPy(),
+        MLX(),
+        TensorFlow(),
+        NDonnx(),
+        MArray(),
     )
 }
 

@@ -1,0 +1,42 @@
+"""MLX: the array-api backend with MLX's own functions. They are lazy, and an array has no device."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from rope_array.backend_tools import ArrayTypeError, Library, rotate_by_array_api
+
+name = "mlx"
+is_array_api = True
+rotate = rotate_by_array_api
+
+
+class MLX(Library):
+    """MLX: arrays are in memory that all its devices share."""
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, mx.array)
+
+    def check_supported(self, value: Any) -> None:
+        if not hasattr(mx, "__array_namespace_info__"):
+            raise ArrayTypeError("this MLX lacks functions of the Array API; install MLX 0.32 or newer.")
+
+    def device(self, x: Any) -> Any:
+        """Return None: an operation has a device, an array has none."""
+        return None
+
+    def cast(self, array: Any, dtype: Any) -> Any:
+        return array.astype(dtype)
+
+
+LIBRARY = MLX("mlx", mx, implicit_device=True)
+
+
+def library(x: Any) -> Library:
+    """Return MLX."""
+    return LIBRARY
+
+
+def description() -> str:
+    """Return what serves a call."""
+    return "MLX's own functions of the Array API"

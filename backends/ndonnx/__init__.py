@@ -1,0 +1,59 @@
+"""ndonnx: NumPy's backend rotates arrays with values; the array-api backend adds others to the ONNX graph."""
+
+from typing import Any
+
+import ndonnx as xp
+import numpy as np
+
+from rope_array.backend_tools import Call, Library, Positions, Source, make_tables_for, rotate_by
+
+name = "ndonnx"
+
+
+class NDonnx(Library):
+    """ndonnx: arrays of values, and arrays of graphs, whose sizes may be unknown."""
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, xp.Array)
+
+    def reshape(self, array: Any, shape: Any) -> Any:
+        if None not in shape:
+            return xp.reshape(array, shape)
+        have = array.dynamic_shape  # an axis of unknown size keeps its place
+        sizes = [have[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
+        return xp.reshape(array, xp.stack(sizes))
+
+
+LIBRARY = NDonnx("ndonnx", xp, implicit_device=True)
+
+
+def library(x: Any) -> Library:
+    """Return ndonnx."""
+    return LIBRARY
+
+
+def decline_reason(xs: tuple[Any, ...], source: Source) -> str | None:
+    """Return why a call is declined, or None."""
+    try:
+        for value in (*xs, *source.arrays):
+            _to_numpy(value)
+    except ValueError:
+        return "an array has no value: it is computed when the ONNX graph runs"
+    return None
+
+
+def rotate(call: Call) -> tuple[Any, ...]:
+    """Rotate arrays that have values."""
+    xs, source = map(_to_numpy, call.xs), type(call.source)(*map(_to_numpy, call.source))
+    ys = rotate_by(tuple(xs), source, call.seq_axis)
+    return tuple(map(xp.asarray, ys))
+
+
+def make_tables(source: Positions, like: Any) -> tuple[Any, Any]:
+    """Make cos and sin of positions that have values."""
+    tables = make_tables_for(Positions(*map(_to_numpy, source)), _to_numpy(like))
+    return xp.asarray(tables.cos), xp.asarray(tables.sin)
+
+
+def _to_numpy(value: Any) -> Any:
+    return np.asarray(value.unwrap_numpy()) if isinstance(value, xp.Array) else value

@@ -1,0 +1,58 @@
+"""TensorFlow: the array-api backend with TensorFlow's functions under the standard's names."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import tensorflow as tf
+
+from rope_array.backend_tools import ArrayTypeError, Library, rotate_by_array_api
+
+name = "tensorflow"
+is_array_api = True
+rotate = rotate_by_array_api
+
+
+class TensorFlow(Library):
+    """TensorFlow: eager tensors, and the tensors of tf.function, whose sizes may be unknown."""
+
+    def has_int64(self) -> bool:
+        return True
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, (tf.Tensor, tf.Variable))
+
+    def check_supported(self, value: Any) -> None:
+        if isinstance(value, tf.Variable):
+            raise ArrayTypeError(
+                "a tf.Variable is no tensor; give its tensor: tf.convert_to_tensor(variable)."
+            )
+
+    def reshape(self, array: Any, shape: Any) -> Any:
+        sizes = tf.shape(array)  # an axis of unknown size keeps its place
+        return tf.reshape(array, [sizes[i] if size is None else size for i, size in enumerate(shape)])
+
+    def right_shift(self, array: Any, count: int) -> Any:
+        return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
+
+
+def _asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    return tf.identity(value) if copy else tf.convert_to_tensor(value, dtype)
+
+
+_NAMES = ("broadcast_to", "concat", "cos", "exp", "reshape", "round", "sin", "stack", "where", "zeros_like")
+_DTYPES = ("int32", "int64", "uint32", "float32", "float64")
+_XP = SimpleNamespace(
+    **{name: getattr(tf, name) for name in (*_NAMES, *_DTYPES)},
+    arange=tf.range,
+    asarray=_asarray,
+    astype=lambda array, dtype, copy=True: tf.cast(array, dtype),
+    full=lambda shape, value, dtype: tf.fill(shape, tf.constant(value, dtype)),
+    permute_dims=tf.transpose,
+    take=tf.gather,
+)
+LIBRARY = TensorFlow("tensorflow", _XP, takes_numpy=True, implicit_device=True)
+
+
+def library(x: Any) -> Library:
+    """Return TensorFlow."""
+    return LIBRARY

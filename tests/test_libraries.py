@@ -1,0 +1,476 @@
+"""Libraries that the array-api backend serves or refuses, and the backends that adapt a library to it."""
+
+import logging
+import re
+import types
+from pathlib import Path
+
+import array_api_compat.numpy as numpy_xp
+import numpy as np
+import pytest
+from compare import bits
+
+import rope_array as ra
+from rope_array._array_api import library as _library
+from rope_array._array_api import trial as _trial
+
+FAR = np.array([0, 1, -5, 2**31 - 1, 10**12])
+# Fields of calls that use all functions of a namespace.
+FIELDS = {
+    "half": {"pairing": "half"},
+    "interleaved": {},
+    "from_interleaved_to_half": {"out_pairing": "half"},
+    "part": {"rotary_dim": 8, "rotary_start": 4},
+    "float32_angles": {"angles": "float32"},
+}
+
+
+def values(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+# ---- libraries that have half of the Array API ----
+
+
+class Array:
+    """An array of no values, of a library whose functions are NumPy's but for the given replacements."""
+
+    def __init__(self, **replaced):
+        names = {name: getattr(numpy_xp, name) for name in (*_trial.FUNCTIONS, "int64", "uint32")}
+        self.xp = types.ModuleType("half")
+        vars(self.xp).update({**names, **replaced})
+        self.dtype, self.shape, self.ndim, self.device = np.dtype("float32"), (2, 4), 2, "cpu"
+
+    def __array_namespace__(self, api_version=None):
+        return self.xp
+
+
+def without(name):
+    """Return an array of a library without a function."""
+    x = Array()
+    delattr(x.xp, name)
+    return x
+
+
+def raises(*args, **kwargs):
+    raise ValueError("half of it is missing")
+
+
+def explained(x):
+    """Return the refusal of `explain`, `apply` and `rotation`, which is the same."""
+    texts = set()
+    for call in (ra.explain, ra.apply, lambda x, pos: ra.RoPE(4).rotation(pos, like=x)):
+        with pytest.raises(ra.ArrayTypeError) as error:
+            call(x, range(2))
+        texts.add(str(error.value))
+    (text,) = texts
+    return text
+
+
+@pytest.fixture
+def fresh_types(monkeypatch):
+    """No memory of the types that earlier tests used."""
+    monkeypatch.setattr(_library, "_libraries", {})
+    monkeypatch.setattr(_library, "_found", {})
+
+
+@pytest.mark.usefixtures("fresh_types")
+@pytest.mark.parametrize("name", _trial.FUNCTIONS)
+def test_a_library_without_a_function_is_refused(name):
+    text = explained(without(name))
+    assert f"lacks {name} of the Python Array API" in text
+    assert "docs/backends.md" in text
+
+
+@pytest.mark.usefixtures("fresh_types")
+@pytest.mark.parametrize("name", ["device", "ndim"])
+def test_a_library_whose_arrays_lack_an_attribute_is_refused(name):
+    x = Array()
+    delattr(x, name)
+    assert f"lacks the array's {name}" in explained(x)
+
+
+@pytest.mark.usefixtures("fresh_types")
+@pytest.mark.parametrize("name", ["asarray", "arange", "astype", "concat", "reshape", "where"])
+def test_a_library_with_a_broken_function_is_refused(name):
+    assert "raised ValueError: half of it is missing in a trial rotation" in explained(
+        Array(**{name: raises})
+    )
+
+
+@pytest.mark.usefixtures("fresh_types")
+def test_a_library_whose_results_have_another_shape_is_refused():
+    text = explained(Array(reshape=lambda array, shape: numpy_xp.reshape(array, (-1,))))
+    assert "returned float32[4] (numpy), not float32[2, 2]" in text
+
+
+@pytest.mark.usefixtures("fresh_types")
+def test_a_library_without_information_on_dtypes_is_refused():
+    text = explained(Array(__array_namespace_info__=raises))
+    assert "raised ValueError in __array_namespace_info__" in text
+
+
+@pytest.mark.usefixtures("fresh_types")
+def test_a_complete_library_is_tried_once():
+    calls = []
+
+    def asarray(*args, **kwargs):
+        calls.append(args)
+        return numpy_xp.asarray(*args, **kwargs)
+
+    x = Array(asarray=asarray)
+    assert ra.explain(x, 0).backend == "array-api"
+    count = len(calls)
+    assert count
+    assert ra.explain(x, 0).backend == "array-api"
+    assert len(calls) == count
+
+
+@pytest.mark.usefixtures("fresh_types")
+def test_a_refusal_is_not_remembered():
+    x = Array(where=raises)
+    explained(x)
+    x.xp.where = numpy_xp.where
+    assert ra.explain(x, 0).backend == "array-api"
+
+
+def test_the_names_that_are_checked_are_those_that_a_rotation_uses():
+    folder = Path(_trial.__file__).parent
+    modules = ("angles", "library", "pairs", "position_input", "rotate", "tables")
+    used = {
+        name
+        for module in modules
+        for name in re.findall(r"\bxp\.(\w+)", (folder / f"{module}.py").read_text("utf-8"))
+    }
+    # Dtypes that a device may lack.
+    assert used - {"int64", "uint32", "float64"} == set(_trial.FUNCTIONS)
+
+
+@pytest.mark.library("sparse")
+def test_a_sparse_array_is_refused():
+    import sparse
+
+    text = explained(sparse.COO.from_numpy(np.ones((2, 4), np.float32)))
+    assert "sparse lacks arange" in text
+    assert "its todense()" in text
+
+
+@pytest.mark.library("blosc2")
+def test_a_compressed_array_is_refused():
+    import blosc2
+
+    assert "blosc2 raised" in explained(blosc2.asarray(np.ones((2, 4), np.float32)))
+
+
+@pytest.mark.library("strict")
+def test_a_version_of_the_standard_without_information_on_dtypes_is_refused():
+    import array_api_strict
+
+    x = array_api_strict.asarray([[1.0, 2.0, 3.0, 4.0]] * 2, dtype=array_api_strict.float32)
+    with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):
+        assert "2022.12" in explained(x)
+    assert ra.explain(x, range(2)).backend == "array-api"
+    with array_api_strict.ArrayAPIStrictFlags(api_version="2022.12"):  # the type is known now
+        assert "2022.12" in explained(x)
+
+
+# ---- a device without 64-bit dtypes ----
+
+
+@pytest.fixture
+def on_narrow_device():
+    """Make arrays on array-api-strict's device without 64-bit dtypes."""
+    import array_api_strict as xp
+
+    return lambda array: xp.asarray(array, device=xp.Device("no_x64"))
+
+
+@pytest.mark.library("strict")
+@pytest.mark.parametrize("pos", [[0, 1, -5, 2**31 - 1], [0.5, 1.0, 3.25, 7.0], range(4)], ids=str)
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_a_device_without_int64_has_the_same_bits(on_narrow_device, pos, fields):
+    import array_api_strict as xp
+
+    x = values(2, 4, 16)
+    y = ra.apply(on_narrow_device(x), pos, **fields)
+    assert y.device == xp.Device("no_x64")
+    assert bits(xp.asarray(y, device=xp.Device("CPU_DEVICE"))) == bits(ra.apply(xp.asarray(x), pos, **fields))
+
+
+@pytest.mark.library("strict")
+def test_a_device_without_int64_has_positions_and_tables(on_narrow_device):
+    x = on_narrow_device(values(2, 4))
+    pos = ra.positions.offset(2, 5, like=x)
+    assert str(pos.dtype).endswith("int32")
+    assert pos.device == x.device == ra.RoPE(4).rotation(pos, like=x).cos.device
+    assert ra.RoPE(4).matrix(3, like=x).device == x.device
+    with pytest.raises(ra.PositionError, match=r"2\*\*31, as this device"):
+        ra.apply(x, 2**31)
+    with pytest.raises(ra.ArrayTypeError, match="no 64-bit dtypes on this device"):
+        ra.positions.offset(2, 5, like=x, dtype="int64")
+
+
+# ---- backends that adapt a library ----
+
+ADAPTED = {"mlx": "mlx", "ndonnx": "ndonnx", "tensorflow": "tensorflow", "marray": "array-api"}
+
+
+@pytest.mark.library(*ADAPTED)
+def test_each_library_has_its_backend(lib):
+    x = lib.asarray(values(2, 4))
+    assert ra.explain(x, range(2)).backend == ADAPTED[lib.name]
+    forced = {"mlx": "mlx", "tensorflow": "tensorflow"}.get(lib.name, "array-api")
+    assert ra.explain(x, range(2), backend="array-api").backend == forced
+    with pytest.raises(ra.ArrayTypeError, match="out="):
+        ra.apply(x, range(2), out=x)
+    with pytest.raises(ra.ArrayTypeError, match="two libraries"):
+        ra.apply((x, values(2, 4)), 0)
+
+
+@pytest.mark.library(*ADAPTED)
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_adapted_libraries_have_the_bits_of_numpy(lib, fields):
+    x, pos = values(2, 3, 5, 16), FAR
+    y = ra.apply(lib.asarray(x), lib.asarray(pos), **fields)
+    want = ra.apply(x, pos, backend="array-api", **fields)
+    if "angles" in fields:  # each library has its own cos and sin
+        np.testing.assert_allclose(lib.to_numpy(y), want, rtol=0, atol=1e-5)
+    else:
+        assert lib.to_numpy(y).tobytes() == want.tobytes()
+
+
+# ---- MLX ----
+
+
+@pytest.mark.library("mlx")
+def test_mlx_compiles_a_call_once_for_all_positions():
+    import mlx.core as mx
+
+    traced = []
+
+    @mx.compile
+    def rotate(x, pos):
+        traced.append(x.shape)
+        return ra.apply(x, pos)
+
+    x = mx.array(values(2, 3, 16))
+    for start in (0, 7, 2**31 - 4):
+        pos = mx.arange(start, start + 3, dtype=mx.int64)
+        np.testing.assert_allclose(np.array(rotate(x, pos)), np.array(ra.apply(x, pos)), rtol=0, atol=1e-6)
+    assert len(traced) == 1
+
+
+@pytest.mark.library("mlx")
+def test_mlx_maps_a_call():
+    import mlx.core as mx
+
+    x, pos = mx.array(values(4, 3, 16)), mx.array(FAR[:3])
+    mapped = mx.vmap(lambda one: ra.apply(one, pos))(x)
+    assert np.array_equal(np.array(mapped), np.array(ra.apply(x, pos)))
+
+
+@pytest.mark.library("mlx")
+def test_mlx_has_gradients_of_float_positions():
+    import mlx.core as mx
+
+    x, step = mx.array(values(3, 16)), 2.0**-8
+    pos = mx.array(np.array([0.25, 1.5, 3.125], np.float32))
+    total = lambda pos: (ra.apply(x, pos) * x).sum()  # noqa: E731
+    found = np.array(mx.grad(total)(pos)).sum()
+    assert abs(found - ((total(pos + step) - total(pos - step)) / (2 * step)).item()) < 1e-2
+
+
+@pytest.mark.library("mlx")
+def test_an_old_mlx_is_refused(monkeypatch):
+    import mlx.core as mx
+
+    monkeypatch.delattr(mx, "__array_namespace_info__")
+    assert "install MLX 0.32 or newer" in explained(mx.ones((2, 4)))
+
+
+# ---- TensorFlow ----
+
+
+@pytest.fixture
+def logged():
+    """The messages that TensorFlow logs, such as those of AutoGraph about code that it cannot translate."""
+    import tensorflow as tf
+
+    messages = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    handler = Handler()
+    tf.get_logger().addHandler(handler)
+    yield messages
+    tf.get_logger().removeHandler(handler)
+
+
+@pytest.mark.library("tensorflow")
+@pytest.mark.parametrize("fields", [*FIELDS.values(), "axes"], ids=[*FIELDS, "axes"])
+def test_tensorflow_traces_unknown_sizes(fields, logged):
+    import tensorflow as tf
+
+    axes = fields == "axes"
+    rope = ra.RoPE(16, axes=ra.Axes.axial(8, 8, blocks=True)) if axes else ra.RoPE(16, **fields)
+    traced, shape = [], (None, 2) if axes else (None,)
+
+    @tf.function(
+        input_signature=[tf.TensorSpec((None, 3, None, 16), tf.float32), tf.TensorSpec(shape, tf.int64)]
+    )
+    def rotate(x, pos):
+        traced.append(x)
+        return rope.apply(x, pos), rope.rotation(pos, like=x).apply(x), ra.apply(x, pos, rope)
+
+    for batch, length in ((2, 5), (1, 3), (0, 4)):
+        x, pos = tf.constant(values(batch, 3, length, 16)), tf.constant(FAR[:length])
+        pos = tf.stack([pos, pos + 3], axis=-1) if axes else pos
+        for y in rotate(x, pos):
+            np.testing.assert_allclose(y, rope.apply(x, pos), rtol=0, atol=1e-6)
+    assert len(traced) == 1
+    assert not [message for message in logged if "AutoGraph" in message]
+
+
+@pytest.mark.library("tensorflow")
+def test_tensorflow_compiles_by_xla():
+    import tensorflow as tf
+
+    x, pos = tf.constant(values(2, 3, 5, 16)), tf.constant(FAR)
+    y = tf.function(lambda x, pos: ra.apply(x, pos), jit_compile=True, autograph=False)(x, pos)
+    np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
+
+
+@pytest.mark.library("tensorflow")
+def test_tensorflow_saves_a_call(tmp_path):
+    import tensorflow as tf
+
+    module = tf.Module()
+    signature = [tf.TensorSpec((None, 16), tf.bfloat16), tf.TensorSpec((None,), tf.int64)]
+    module.rotate = tf.function(lambda x, pos: ra.apply(x, pos), input_signature=signature, autograph=False)
+    tf.saved_model.save(module, str(tmp_path))
+    x, pos = tf.cast(values(5, 16), tf.bfloat16), tf.constant(FAR)
+    y = tf.saved_model.load(str(tmp_path)).rotate(x, pos)
+    assert bool(tf.reduce_all(y == ra.apply(x, pos)))
+
+
+@pytest.mark.library("tensorflow")
+def test_tensorflow_has_gradients_of_float_positions():
+    import tensorflow as tf
+
+    x, pos = tf.constant(values(3, 16, dtype=np.float64)), tf.constant([0.25, 1.5, 3.125], tf.float64)
+    found, wanted = tf.test.compute_gradient(lambda pos: ra.apply(x, pos), [pos])
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.library("tensorflow")
+def test_a_tensorflow_variable_is_refused():
+    import tensorflow as tf
+
+    x = tf.Variable(values(2, 4))
+    assert "tf.convert_to_tensor" in explained(x)
+    assert ra.apply(tf.convert_to_tensor(x), range(2)).shape == (2, 4)
+
+
+@pytest.mark.library("tensorflow")
+def test_tensorflow_takes_positions_of_numpy():
+    import tensorflow as tf
+
+    x = tf.constant(values(5, 16))
+    assert bool(tf.reduce_all(ra.apply(x, FAR) == ra.apply(x, tf.constant(FAR))))
+
+
+# ---- ndonnx ----
+
+
+def run_in_onnxruntime(function, **arrays):
+    """Make an ONNX graph of a function of arrays whose sizes are unknown, and run it."""
+    import ndonnx as ndx
+    import onnxruntime
+
+    shapes = {"x": ("batch", 3, "length", 16), "pos": ("length",), "coordinates": ("length", 2)}
+    inputs = {
+        name: ndx.argument(shape=shapes[name], dtype=ndx.asarray(array).dtype)
+        for name, array in arrays.items()
+    }
+    model = ndx.build(inputs, {"y": function(*inputs.values())})
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
+    return y
+
+
+@pytest.mark.library("ndonnx")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_an_onnx_graph_has_the_values_of_numpy(fields, dtype):
+    x = values(2, 3, 5, 16, dtype=dtype)
+    y = run_in_onnxruntime(lambda x, pos: ra.apply(x, pos, **fields), x=x, pos=FAR)
+    want = ra.apply(x, FAR, backend="array-api", **fields)
+    assert y.dtype == want.dtype
+    error = 1e-5 if "angles" in fields else {"float16": 2e-3, "float32": 5e-7, "float64": 1e-15}[dtype]
+    np.testing.assert_allclose(y, want, rtol=0, atol=error)
+
+
+@pytest.mark.library("ndonnx")
+def test_an_onnx_graph_of_coordinates_and_of_float_positions():
+    x, rope = values(2, 3, 5, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 4))
+    coordinates = np.stack([FAR, FAR[::-1]], axis=-1)
+    y = run_in_onnxruntime(rope.apply, x=x, coordinates=coordinates)
+    np.testing.assert_allclose(y, rope.apply(x, coordinates), rtol=0, atol=1e-6)
+    pos = np.array([0.25, 1, 2.5, -3, 100], np.float32)
+    y = run_in_onnxruntime(ra.apply, x=x, pos=pos)
+    np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
+
+
+@pytest.mark.library("ndonnx")
+def test_an_onnx_graph_takes_positions_with_values():
+    x = values(2, 3, 5, 16)
+    for pos in (range(3, 8), FAR):
+        y = run_in_onnxruntime(lambda x, pos=pos: ra.apply(x, as_ndonnx(pos)), x=x)
+        np.testing.assert_allclose(y, ra.apply(x, pos), rtol=0, atol=1e-6)
+
+
+def as_ndonnx(pos):
+    import ndonnx as ndx
+
+    return pos if isinstance(pos, range) else ndx.asarray(pos)
+
+
+@pytest.mark.library("ndonnx")
+def test_explain_says_which_arrays_extend_the_graph():
+    import ndonnx as ndx
+
+    x, pos = ndx.asarray(values(5, 16)), ndx.argument(shape=(5,), dtype=ndx.int64)
+    for explanation in (ra.explain(x, pos), ra.explain(ndx.argument(shape=(5, 16), dtype=ndx.float32), 3)):
+        assert explanation.backend == "array-api"
+        assert "ONNX graph" in explanation.declined["ndonnx"]
+    with pytest.raises(ra.BackendError, match="ONNX graph"):
+        ra.apply(x, pos, backend="ndonnx")
+
+
+# ---- marray ----
+
+
+@pytest.mark.library("marray")
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_a_masked_feature_masks_its_pair(pairing):
+    from marray import numpy as xp
+
+    mask = np.zeros((2, 4), bool)
+    mask[1, 0] = True
+    data = values(2, 4)
+    y = ra.apply(xp.asarray(data, mask=mask), range(2), pairing=pairing)
+    partner = 2 if pairing == "half" else 1
+    assert np.argwhere(np.asarray(y.mask)).tolist() == [[1, 0], [1, partner]]
+    want = ra.apply(data, range(2), pairing=pairing, backend="array-api")
+    assert np.array_equal(np.asarray(y.data)[~y.mask], want[~y.mask])
+
+
+@pytest.mark.library("marray")
+def test_a_masked_position_masks_its_row():
+    from marray import numpy as xp
+
+    pos = xp.asarray(np.arange(3), mask=np.array([False, True, False]))
+    y = ra.apply(xp.asarray(values(2, 3, 4)), pos)
+    assert np.asarray(y.mask).all(axis=-1).tolist() == [[False, True, False]] * 2
+    assert np.asarray(y.mask).any(axis=-1).tolist() == [[False, True, False]] * 2
