@@ -6,7 +6,7 @@ import numpy as np
 
 
 def numbers(batches, heads, rows, width):
-    """Return float32 numbers that depend on the ranges of the first three axes, not on how they are chunked."""
+    """Return float32 numbers for ranges of the first three axes, however they are chunked."""
     row = (np.arange(rows.start, rows.stop) * 7919 % 65521).astype(np.float32)[:, None]
     head = np.array(heads, np.float32)[:, None, None] * 0.37
     batch = np.array(batches, np.float32)[:, None, None, None] * 0.11

@@ -21,7 +21,7 @@ from rope_array import (
 from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
-BUILTIN = ["native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "array-api"]
+BUILTIN = ["native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "cubed", "array-api"]
 BACKENDS = {
     "numpy": ["native", "numpy", "array-api"],
     "torch": ["native", "torch"],
@@ -45,7 +45,7 @@ def test_backends_are_listed_in_the_order_of_dispatch():
     assert [one.name for one in listed] == BUILTIN
     assert listed[-1].usable is True
     assert {one.serves.partition(":")[0] for one in listed[:-1]} == {
-        *("numpy", "torch", "jax", "cupy", "dask.array")
+        *("numpy", "torch", "jax", "cupy", "dask.array", "cubed")
     }
     for one in listed:
         assert isinstance(one.description, str)

@@ -27,6 +27,7 @@ SHARING = {
     *(("dask", "RoPE"), ("dask", "array-api")),
 }
 SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
+SLOW = {"cubed"}  # each call takes tens of milliseconds: for the session `nightly`
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
@@ -106,7 +107,7 @@ def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
-        if is_shared((name, how), check):
+        if name in SLOW or is_shared((name, how), check):
             marks.append(pytest.mark.nightly)
         if name == INTERPRETED:
             marks.append(pytest.mark.gpu_code)

@@ -34,7 +34,8 @@ def client():
 @pytest.mark.slow
 def test_an_array_larger_than_memory(client):
     pieces = tuple((size,) * (n // size) for n, size in zip(SHAPE, CHUNKS, strict=True))
-    x = da.map_blocks(cluster_cases.chunk, chunks=pieces, dtype=np.float32, meta=np.empty((0,) * 4, "float32"))
+    meta = np.empty((0,) * 4, np.float32)
+    x = da.map_blocks(cluster_cases.chunk, chunks=pieces, dtype=np.float32, meta=meta)
     assert x.nbytes > 3 * MEMORY
     y = ROPE.apply(x, range(SHAPE[2]))
     found = y.map_blocks(cluster_cases.checksum, chunks=(1, 1, 1, 1), dtype=np.uint32).compute()

@@ -140,10 +140,10 @@ def _rotate_chunk_by_tables(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_a
 
 
 def _checked(pos: Any, plan: Plan) -> Any:
-    """Check values on the host; return an array of dask or NumPy, a range, or a number, which every task gets."""
+    """Check values on the host; return an array of dask or NumPy, a range, or a number."""
     read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
     if isinstance(pos, range) and plan.coordinates is None:
-        return pos  # each task gets its part, which is three numbers
+        return pos  # a part of it, three numbers, is in each task
     return np.asarray(pos) if isinstance(pos, (range, list, tuple)) else pos
 
 
@@ -152,7 +152,7 @@ def _shape(pos: Any) -> tuple[Any, ...]:
 
 
 def _in_chunks(pos: Any, plan: Plan, like: Any) -> Any:
-    """Return positions as a dask array; of positions on the host, a chunk's tables have dask's size of chunks."""
+    """Return a dask array of positions; on the host, the tables of a chunk get dask's chunk size."""
     if LIBRARY.is_array(pos):
         return pos
     pos = np.asarray(pos)

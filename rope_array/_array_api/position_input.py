@@ -255,5 +255,6 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         "jax": "jax.numpy.asarray(pos)",
         "cupy": "cupy.asarray(pos)",
         "dask": "dask.array.asarray(pos)",
+        "cubed": "cubed.from_array(pos, spec=x.spec)",
     }.get(lib.name, "asarray(pos) of x's own library")
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."
