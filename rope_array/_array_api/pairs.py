@@ -50,7 +50,7 @@ def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[An
         half = layout.head_dim // 2  # joining two parts copies x in every library
         return [x[..., :half], x[..., half:]]
     parts = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
-    if layout.start:  # cubed joins no part of width 0
+    if layout.start:
         parts = [x[..., : layout.start], *parts]
     return parts if layout.stop == layout.head_dim else [*parts, x[..., layout.stop :]]
 
