@@ -162,8 +162,9 @@ def shared(session: nox.Session) -> None:
 @nox.parametrize("library", LIBRARIES, ids=LIBRARIES)
 def tests(session: nox.Session, library: str) -> None:
     """Test with one library and NumPy."""
-    install(session, *GROUPS["test"], *needs(library))
-    pytest(session, [library])
+    chunks = GROUPS["chunks"] if library == "dask" else []
+    install(session, *GROUPS["test"], *needs(library), *chunks)
+    pytest(session, [library, "cubed"] if chunks else [library])
 
 
 @nox.session(name="tests(more)", requires=["build"])

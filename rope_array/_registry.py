@@ -47,6 +47,7 @@ RECORDS = (
     Record("jax", ("jax:Array", "jax.core:Tracer"), f"{_BACKENDS}.jax"),
     Record("cuda", ("cupy:ndarray",), f"{_BACKENDS}.cupy"),
     Record("dask", ("dask.array:Array",), f"{_BACKENDS}.dask"),
+    Record("cubed", ("cubed:Array",), f"{_BACKENDS}.cubed"),
     Record("mlx", ("mlx.core:array",), f"{_BACKENDS}.mlx"),
     Record("ndonnx", ("ndonnx:Array",), f"{_BACKENDS}.ndonnx"),
     Record("tensorflow", ("tensorflow:Tensor", "tensorflow:Variable"), f"{_BACKENDS}.tensorflow"),

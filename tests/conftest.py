@@ -6,7 +6,7 @@ A test is deselected, not skipped, unless every library that it needs is chosen:
 * the fixture `lib` runs a test once for each chosen library; with `float_dtype` too, once for each of that
   library's floating dtypes, by name;
 * `@pytest.mark.library("jax", "torch")` needs both; with `lib` too, `lib` is each of these in turn;
-* `@pytest.mark.without("dask")` keeps a library from `lib`;
+* `@pytest.mark.without("dask")` keeps a library from `lib`, which cubed is only where the mark names it;
 * a test without these needs NumPy, so that one of the sessions `tests` runs it.
 
 The libraries of the session `tests(more)` run the suite and the tests that name them: without the mark, `lib`
@@ -48,8 +48,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") and TIMES == 1 els
 
 # By label: the library's name, except "strict" for array_api_strict.
 LIBS: dict[str, Library] = {
-    lib.label: lib for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "jax", "torch"))
+    lib.label: lib
+    for lib in (LIBRARIES[n] for n in ("numpy", "array_api_strict", "dask", "cubed", "jax", "torch"))
 }
+MARKED_ONLY = {"cubed"}  # each call takes tens of milliseconds
 
 
 class Refused(Library):
@@ -131,11 +133,8 @@ def pytest_generate_tests(metafunc):
     if "lib" not in metafunc.fixturenames:
         return
     node = metafunc.definition
-    names = [
-        name
-        for name in metafunc.config.chosen_libraries
-        if name in (_marked(node, "library") or LIBS) and name not in _marked(node, "without")
-    ]
+    wanted = (_marked(node, "library") or LIBS.keys() - MARKED_ONLY) - _marked(node, "without")
+    names = [name for name in metafunc.config.chosen_libraries if name in wanted]
     if "float_dtype" in metafunc.fixturenames:
         pairs = [(name, dtype) for name in names for dtype in ALL[name].dtypes] or [(None, "none")]
         ids = [f"{name}-{dtype}" for name, dtype in pairs]

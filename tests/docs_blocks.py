@@ -16,7 +16,7 @@ BLOCK = re.compile(
     r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
-LIBRARIES = {"numpy", "dask", "jax", "torch", "mlx", "ndonnx", "tensorflow", "marray"}
+LIBRARIES = {"numpy", "dask", "cubed", "jax", "torch", "mlx", "ndonnx", "tensorflow", "marray"}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,20 @@ from rope_array._backends import _native
 
 NUMPY, TORCH = pytest.mark.library("numpy"), pytest.mark.library("torch")
 BUILTIN = [
-    *("native", "numpy", "native", "triton", "torch", "jax", "cuda", "dask", "mlx", "ndonnx", "tensorflow"),
+    *(
+        "native",
+        "numpy",
+        "native",
+        "triton",
+        "torch",
+        "jax",
+        "cuda",
+        "dask",
+        "cubed",
+        "mlx",
+        "ndonnx",
+        "tensorflow",
+    ),
     "array-api",
 ]
 BACKENDS = {
@@ -48,7 +61,7 @@ def test_backends_are_listed_in_the_order_of_dispatch():
     assert [one.name for one in listed] == BUILTIN
     assert listed[-1].usable is True
     assert {one.serves.partition(":")[0] for one in listed[:-1]} == {
-        *("numpy", "torch", "jax", "cupy", "dask.array", "mlx.core", "ndonnx", "tensorflow")
+        *("numpy", "torch", "jax", "cupy", "dask.array", "cubed", "mlx.core", "ndonnx", "tensorflow")
     }
     for one in listed:
         assert isinstance(one.description, str)

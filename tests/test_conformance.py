@@ -28,6 +28,7 @@ SHARING = {
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
 SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
+SLOW = {"cubed"}  # each call takes tens of milliseconds: for the session `nightly`
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
 THOROUGH = {("numpy", None), ("torch", None)}
@@ -113,7 +114,7 @@ def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
-        if is_shared((name, how), check) or (name, check.name.partition("[")[0]) in LONG:
+        if name in SLOW or is_shared((name, how), check) or (name, check.name.partition("[")[0]) in LONG:
             marks.append(pytest.mark.nightly)
         if name == INTERPRETED:
             marks.append(pytest.mark.gpu_code)

@@ -2,11 +2,13 @@
 
 import pickle
 
+import cluster_cases
 import compare
 import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array._backends import _native
 from rope_array.testing._contract import assert_contract
 
 dask = pytest.importorskip("dask")
@@ -363,6 +365,57 @@ def test_matrix():
     np.testing.assert_allclose(
         matrix.compute(), rotation_matrix(np.arange(S), head_dim=16, **HALF), atol=1e-15
     )
+
+
+# ---- large arrays: few tasks, small graphs ----
+
+
+@pytest.mark.skipif(_native.kernel is None, reason="the C++ kernel is not built")
+@pytest.mark.parametrize("pos", [7, range(S), [*range(S)], BS], ids=["int", "range", "list", "NumPy"])
+def test_the_kernel_rotates_each_chunk(pos, monkeypatch):
+    cluster_cases.leave_the_kernel_alone(monkeypatch.setattr)
+    x = da.from_array(X, chunks=CHUNKS)
+    np.testing.assert_array_equal(ROPE.apply(x, pos).compute(), ROPE.apply(X, pos))
+    np.testing.assert_array_equal(ROPE.rotation(pos, like=x).apply(x).compute(), ROPE.apply(X, pos))
+
+
+LAYERS, LENGTH = 24, 2**17
+LARGE = (LAYERS, 32, LENGTH, 256)  # 103 GB of float32
+SLICES = {"range": range(LENGTH), "int": 3, "dask": "dask", "a range down": range(LENGTH, 0, -1)}
+
+
+@pytest.mark.parametrize("pos", SLICES.values(), ids=SLICES)
+def test_100_gigabytes_are_planned_as_one_task_for_each_chunk(lazily, pos):
+    cloudpickle = pytest.importorskip("cloudpickle")
+    x = da.zeros(LARGE, chunks=(1, 32, 4096, 256), dtype="float32")
+    pos = da.arange(LENGTH, chunks=4096) if isinstance(pos, str) else pos
+    assert x.nbytes > 100e9
+    y = ra.RoPE(256, **HALF).apply(x, pos)
+    own = tasks(pos) if isinstance(pos, da.Array) else 0
+    assert tasks(y) == 2 * x.npartitions + own
+    (optimized,) = dask.optimize(y)
+    assert tasks(optimized) == x.npartitions + own  # made and rotated by one task
+    assert len(cloudpickle.dumps(y)) < 300 * x.npartitions
+
+
+def test_a_task_has_its_own_positions_only():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    x = da.zeros((2, 1, LENGTH, 16), chunks=(1, 1, 2**12, 16))
+    sizes = {}
+    for name, pos in {"int": 3, "range": range(LENGTH), "NumPy": np.arange(LENGTH)}.items():
+        (optimized,) = dask.optimize(ROPE.apply(x, pos))
+        sizes[name] = max(len(cloudpickle.dumps(task)) for task in dict(optimized.__dask_graph__()).values())
+    assert sizes["range"] < sizes["int"] + 200
+    assert sizes["NumPy"] < sizes["int"] + 8 * 2**12 + 1000
+
+
+def test_tables_of_many_positions_are_chunked(lazily):
+    x = da.zeros((1, 4, 2**20, 256), chunks=(1, 1, 2**12, 256), dtype="float32")
+    rope, limit = ra.RoPE(256), dask.utils.parse_bytes(dask.config.get("array.chunk-size"))
+    for pos in (range(2**20), np.arange(2**20)):
+        cos = rope.rotation(pos, like=x).cos
+        assert cos.nbytes > 2 * limit
+        assert max(cos.chunks[0]) * cos.shape[1] * cos.itemsize <= limit
 
 
 # ---- names, pickles, schedulers ----

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat.dask.array as xp
 import dask.array as da
 import numpy as np
-from dask.array.core import slices_from_chunks
+from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.layers import ArrayValuesDep
 
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
@@ -49,13 +49,14 @@ def rotate(call: Call) -> Any:
     source, seq_axis = call.source, call.seq_axis
     if isinstance(source, Tables):
         return tuple(_rotate_by_tables(x, source, seq_axis) for x in call.xs)
-    pos = _checked(source.values)
+    pos = _checked(source.values, source.plan)
     return tuple(_rotate_at(x, pos, source.plan, seq_axis) for x in call.xs)
 
 
 def make_tables(source: Positions, like: Any) -> Any:
     """Make cos and sin as lazy arrays, chunked as the positions are."""
-    pos, inv_freq, plan = da.asarray(_checked(source.values)), source.inv_freq, source.plan
+    inv_freq, plan = source.inv_freq, source.plan
+    pos = _in_chunks(_checked(source.values, plan), plan, like)
     more = _more_axes(plan)
     pos = _whole_last(pos) if more else pos
     axes = tuple(range(pos.ndim - len(more)))
@@ -77,7 +78,7 @@ def make_tables(source: Positions, like: Any) -> Any:
 
 def _rotate_at(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
     x = _whole_last(x)
-    shape = without_coordinates(np.shape(pos), plan)
+    shape = without_coordinates(_shape(pos), plan)
     axes = paired_axes(x.ndim, len(shape), seq_axis)
     operand = _operand(pos, x, axes, _more_axes(plan))
     spread = tuple(size == 1 for size in shape)
@@ -112,7 +113,7 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
 
 
 def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any) -> Any:
-    _check_sizes(x, without_coordinates(np.shape(pos), plan), seq_axis, spread)
+    _check_sizes(x, without_coordinates(_shape(pos), plan), seq_axis, spread)
     if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library_of(x).takes_numpy:
         pos = library_of(x).xp.asarray(pos)
     return rotate_by(x, Positions(pos, plan), seq_axis)
@@ -138,10 +139,27 @@ def _rotate_chunk_by_tables(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_a
     return rotate_by(x, Tables(cos, sin, layout), seq_axis)
 
 
-def _checked(pos: Any) -> Any:
-    """Check values on the host; return an array of dask or NumPy, or a number, which every task gets."""
+def _checked(pos: Any, plan: Plan) -> Any:
+    """Check values on the host; return an array of dask or NumPy, a range, or a number."""
     read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
+    if isinstance(pos, range) and plan.coordinates is None:
+        return pos  # a part of it, three numbers, is in each task
     return np.asarray(pos) if isinstance(pos, (range, list, tuple)) else pos
+
+
+def _shape(pos: Any) -> tuple[Any, ...]:
+    return (len(pos),) if isinstance(pos, range) else np.shape(pos)
+
+
+def _in_chunks(pos: Any, plan: Plan, like: Any) -> Any:
+    """Return a dask array of positions; on the host, the tables of a chunk get dask's chunk size."""
+    if LIBRARY.is_array(pos):
+        return pos
+    pos = np.asarray(pos)
+    shape = without_coordinates(pos.shape, plan)
+    itemsize = 2 * max(1, plan.layout.num_pairs) * (8 if computes_in_float64(like) else 4)
+    chunks = normalize_chunks("auto", shape, dtype=np.dtype(f"V{itemsize}")) if shape else ()
+    return da.from_array(pos, chunks=(*chunks, *((n,) for n in pos.shape[len(shape) :])))
 
 
 def _whole_last(x: Any) -> Any:
@@ -151,7 +169,7 @@ def _whole_last(x: Any) -> Any:
 
 def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """Rechunk positions as x is chunked along their axes, so that x itself is never rechunked."""
-    chunks = tuple((1,) if size == 1 else x.chunks[axis] for size, axis in zip(pos.shape, axes, strict=False))
+    chunks = tuple((1,) if n == 1 else x.chunks[axis] for n, axis in zip(_shape(pos), axes, strict=False))
     if any(is_unknown_size(size) for sizes in chunks for size in sizes):
         return _unknown_chunks(pos, x, axes)
     if not isinstance(pos, da.Array):
@@ -162,9 +180,10 @@ def _chunked_like(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _cut(pos: Any, chunks: Any) -> dict[tuple[int, ...], Any]:
-    """Return the part of NumPy positions for each block; the block's own task contains it."""
+    """Return the part of NumPy positions or of a range for each block; the block's own task contains it."""
     blocks = product(*(range(len(sizes)) for sizes in chunks))
-    return dict(zip(blocks, (pos[part] for part in slices_from_chunks(chunks)), strict=True))
+    parts = (pos[part[0] if isinstance(pos, range) else part] for part in slices_from_chunks(chunks))
+    return dict(zip(blocks, parts, strict=True))
 
 
 def _unknown_chunks(pos: Any, x: Any, axes: tuple[int, ...]) -> Any:

@@ -93,7 +93,7 @@ def positions_per_pair(pos: Any, plan: Plan, ops: ArrayOps) -> Any:
     # Indices, not slices: slices with a stride have been miscompiled (pytorch issue 193183).
     integer = ops.xp.int64 if ops.has_int64 else ops.xp.int32
     index = ops.constants(plan.coordinates.of_pairs, integer, ops.creation_kwargs)
-    return ops.xp.take(pos, index, axis=-1)
+    return ops.xp.take(pos, index, axis=pos.ndim - 1)  # cubed reads -1 wrong
 
 
 def _phase_of_96(pos: Any, plan: Plan, ops: ArrayOps) -> Any:

@@ -22,11 +22,16 @@ def align_and_rotate(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, 
 def rotate_aligned(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype that have x's axes."""
     parts = _parts(x, cos, sin, layout, ops)
-    y = parts[0] if len(parts) == 1 else ops.xp.concat(parts, axis=-1)
+    y = parts[0] if len(parts) == 1 else join(parts, ops)
     if y is x:  # dask skips empty arrays, and returns a single array without joining
         return ops.xp.asarray(x, copy=True)
     # NumPy's concat returns native byte order.
     return y if y.dtype == x.dtype else ops.cast(y, x.dtype)
+
+
+def join(parts: list[Any], ops: ArrayOps) -> Any:
+    """Concatenate along the last axis, by its number: cubed reads -1 wrong."""
+    return ops.xp.concat(parts, axis=parts[0].ndim - 1)
 
 
 def align_tables_to(x: Any, cos: Any, sin: Any, seq_axis: int, ops: ArrayOps) -> tuple[Any, Any]:
@@ -41,10 +46,13 @@ def _parts(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[An
     """Return the features before the slice, the parts of the slice rotated, and the features after it."""
     if layout.stop - layout.start == layout.head_dim:
         return _rotate_slice(x, cos, sin, layout, ops)
-    middle = []
-    if layout.num_pairs:
-        middle = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
-    return [x[..., : layout.start], *middle, x[..., layout.stop :]]
+    if not layout.num_pairs:
+        half = layout.head_dim // 2  # joining two parts copies x in every library
+        return [x[..., :half], x[..., half:]]
+    parts = _rotate_slice(x[..., layout.start : layout.stop], cos, sin, layout, ops)
+    if layout.start:
+        parts = [x[..., : layout.start], *parts]
+    return parts if layout.stop == layout.head_dim else [*parts, x[..., layout.stop :]]
 
 
 def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> list[Any]:
@@ -52,7 +60,7 @@ def _rotate_slice(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> 
     if layout.blocks == 1:
         return _rotate_block(x, cos, sin, layout, ops)
     x, cos, sin = (split_blocks(array, layout, ops) for array in (x, cos, sin))
-    y = ops.xp.concat(_rotate_block(x, cos, sin, layout, ops), axis=-1)
+    y = join(_rotate_block(x, cos, sin, layout, ops), ops)
     return [ops.reshape(y, (*y.shape[:-2], 2 * layout.num_pairs))]
 
 
@@ -75,4 +83,4 @@ def _rotate_block(x: Any, cos: Any, sin: Any, layout: Layout, ops: ArrayOps) -> 
     if layout.out_pairing == "half":
         return [first, second]
     # As stack, which is slow in NumPy for small arrays; reshaping to x.shape merges the last two axes.
-    return [ops.reshape(ops.xp.concat([first[..., None], second[..., None]], axis=-1), x.shape)]
+    return [ops.reshape(join([first[..., None], second[..., None]], ops), x.shape)]

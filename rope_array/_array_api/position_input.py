@@ -175,17 +175,22 @@ def _from_numpy(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Check NumPy positions before the library narrows them to its dtypes; split floats in float64."""
     integer = "int64" if ops.has_int64 else "int32"
     if dtype_name(pos) == "uint32" and not ops.has_int64:
-        return ops.xp.asarray(pos), None  # all uint32 values are served as they are
+        return _from_host(pos, ops), None  # all uint32 values are served as they are
     if dtype_name(pos).startswith("float"):
         if pos.size and not abs(pos).max() < _FLOAT_LIMIT:
             raise _out_of_range(abs(pos).max(), "2**31 for float positions")
         nearest = pos.round().clip(max=_LARGEST)
         fraction = (pos - nearest).astype(dtype_name(pos) if ops.has_int64 else "float32")
-        return ops.xp.asarray(nearest.astype(integer)), ops.xp.asarray(fraction)
+        return _from_host(nearest.astype(integer), ops), _from_host(fraction, ops)
     if pos.size:
         for end in (pos.min(), pos.max()):
             _checked_integer(int(end), ops)
-    return ops.xp.asarray(pos.astype(integer)), None
+    return _from_host(pos.astype(integer), ops), None
+
+
+def _from_host(array: Any, ops: ArrayOps) -> Any:
+    """Make an array of a NumPy array."""
+    return ops.xp.asarray(array, **ops.creation_kwargs)
 
 
 def _all_integers(pos: Any) -> bool:
@@ -250,5 +255,6 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         "jax": "jax.numpy.asarray(pos)",
         "cupy": "cupy.asarray(pos)",
         "dask": "dask.array.asarray(pos)",
+        "cubed": "cubed.from_array(pos, spec=x.spec)",
     }.get(lib.name, "asarray(pos) of x's own library")
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."

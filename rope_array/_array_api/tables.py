@@ -9,7 +9,7 @@ from rope_array._spec.validation import choice
 from .angles import cos_sin, floats, positions_per_pair, product_cos_sin
 from .library import X_DTYPES, Library, computes_in_float64, dtype_name
 from .ops import ArrayOps
-from .pairs import align_tables_to, split_blocks
+from .pairs import align_tables_to, join, split_blocks
 from .position_input import read_positions
 from .source import Call, Positions, Tables
 
@@ -73,10 +73,10 @@ def one_per_feature(table: Any, layout: Layout, ops: ArrayOps) -> Any:
         return table
     shape = (*table.shape[:-1], 2 * layout.num_pairs)
     if layout.pairing == "interleaved":
-        return ops.reshape(ops.xp.concat([table[..., None]] * 2, axis=-1), shape)
+        return ops.reshape(join([table[..., None]] * 2, ops), shape)
     if layout.blocks == 1:
-        return ops.xp.concat([table] * 2, axis=-1)
-    return ops.reshape(ops.xp.concat([split_blocks(table, layout, ops)] * 2, axis=-1), shape)
+        return join([table] * 2, ops)
+    return ops.reshape(join([split_blocks(table, layout, ops)] * 2, ops), shape)
 
 
 def cast_table(table: Any, dtype: Any, ops: ArrayOps) -> Any:

@@ -504,6 +504,42 @@ class Dask(Library):
         return context
 
 
+class Cubed(Library):
+    """cubed: arrays in chunks, two along each axis but the last."""
+
+    name = module = "cubed"
+    namespace = "cubed.array_api"
+    gaps = MappingProxyType({"bfloat16": "cubed is tested with NumPy's own dtypes", **_PLAIN})
+    calls = 40  # each takes tens of milliseconds
+    has_strides = False
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = np.asarray(array, dtype=None if dtype is None else numpy_dtype(dtype))
+        chunks = tuple(max(1, (n + 1) // 2) for n in array.shape[:-1]) + array.shape[-1:]
+        return self.native.from_array(array, chunks=chunks)
+
+    def dtype(self, name: str) -> Any:
+        return numpy_dtype(name)
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return widened(np.asarray(array.compute()))
+
+    def is_lazy(self, array: Array) -> bool:
+        return self.owns(array)
+
+    def poisoned(self, array: Array) -> Array:
+        return self.native.map_blocks(_computed, array, dtype=array.dtype)
+
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+        yield "transposed", self.permute(self.asarray(self.to_numpy(array).T), (*range(array.ndim),)[::-1])
+
+    def part_of(self, array: Array, index: slice) -> Array | None:
+        return array[index] if (index.step or 1) > 0 else None  # cubed has no negative steps
+
+    def watch(self, array: Array) -> Callable[[], bool]:
+        return lambda: False  # each operation reads the callers' frames, which keeps their variables
+
+
 class Jax(Library):
     """JAX with its defaults: no 64-bit numbers."""
 
@@ -1069,6 +1105,7 @@ LIBRARIES: dict[str, Library] = {
         StrictDevice1(),
         StrictNoX64(),
         Dask(),
+        Cubed(),
         Jax(),
         JaxX64(),
         JaxGPU(),

@@ -1,0 +1,112 @@
+"""cubed: one operation rotates each chunk of x by the backend of the chunk's own library. Nothing runs here.
+
+Positions get the axes of x, so that cubed pairs their chunks. Tables and coordinates have an axis that x
+lacks, which cubed cannot pair: the array-api backend serves these, by cubed's own operations.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import cubed
+import cubed.array_api
+import numpy as np
+
+from rope_array._array_api.library import Library, numpy_library
+from rope_array._array_api.library import library as library_of
+from rope_array._array_api.ops import ArrayOps
+from rope_array._array_api.position_input import read_positions
+from rope_array._spec.plan import Plan
+from rope_array._spec.shape_rule import placement, sequence_axis
+from rope_array.backend_tools import Call, Positions, Source, Tables, rotate_by
+
+name = "cubed"
+
+
+def _concat(arrays: Any, /, *, axis: int) -> Any:
+    """Concatenate into one chunk along the axis: cubed mixes up parts that are chunked differently there."""
+    chunks = list(arrays[0].chunks)
+    chunks[axis] = (sum(a.shape[axis] for a in arrays),)
+    return cubed.array_api.concat([_whole(a, axis) for a in arrays], axis=axis, chunks=tuple(chunks))
+
+
+def _asarray(values: Any, /, *, dtype: Any = None, copy: bool | None = None, spec: Any = None) -> Any:
+    """Make an array of host values; cubed's own function takes 1 MB at most."""
+    if LIBRARY.is_array(values):
+        return values
+    array = np.asarray(values, dtype=dtype)
+    make = cubed.array_api.asarray if array.nbytes <= 10**6 else cubed.from_array
+    return make(array, spec=spec)
+
+
+def _arange(start: int, stop: int, step: int, *, dtype: Any, spec: Any) -> Any:
+    """Return the integers of a range; cubed's own function fails for a negative step."""
+    return _asarray(np.arange(start, stop, step, dtype=dtype), spec=spec)
+
+
+class Cubed(Library):
+    """cubed: accepts NumPy arrays too; all arrays of a call need one spec."""
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, cubed.Array)
+
+    def ops(self, x: Any) -> ArrayOps:
+        return super().ops(x)._replace(creation_kwargs={"spec": x.spec})
+
+
+_OWN = {"asarray": _asarray, "arange": _arange, "concat": _concat}
+_xp = SimpleNamespace(**{**vars(cubed.array_api), **_OWN})
+LIBRARY = Cubed("cubed", _xp, takes_numpy=True, implicit_device=True)
+
+
+def library(x: Any) -> Library:
+    """Return cubed."""
+    return LIBRARY
+
+
+def decline_reason(xs: Any, source: Source) -> str | None:
+    """Return why cubed's own operations rotate by the source, or None."""
+    if isinstance(source, Tables):
+        return "it takes positions, not a Rotation"
+    return None if source.plan.coordinates is None else "it takes positions of one coordinate"
+
+
+def rotate(call: Call) -> Any:
+    """Rotate the arrays of a call, lazily."""
+    assert isinstance(call.source, Positions)
+    pos = call.source.values
+    if not LIBRARY.is_array(pos):
+        # Checks the values, whose range depends on their type.
+        read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
+        pos = np.asarray(pos)
+    return tuple(_rotate(_whole(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
+
+
+def _rotate(x: Any, pos: Any, plan: Plan, seq_axis: int) -> Any:
+    pos = _chunked_like(_with_axes_of(x, pos, seq_axis), x)
+    return cubed.map_blocks(_rotate_chunk, x, pos, dtype=x.dtype, plan=plan, seq_axis=seq_axis)
+
+
+def _with_axes_of(x: Any, pos: Any, seq_axis: int) -> Any:
+    """Give positions the axes of x: size 1 where they have none, and along the features."""
+    order, index = placement(x.ndim, pos.ndim, seq_axis)
+    pos = pos[..., None]
+    if order is not None:
+        pos = (cubed.array_api if LIBRARY.is_array(pos) else np).permute_dims(pos, order)
+    return pos[index]
+
+
+def _chunked_like(pos: Any, x: Any) -> Any:
+    chunks = tuple(1 if n == 1 else c for n, c in zip(pos.shape, x.chunksize, strict=True))
+    return pos.rechunk(chunks) if LIBRARY.is_array(pos) else cubed.from_array(pos, chunks, spec=x.spec)
+
+
+def _rotate_chunk(x: Any, pos: Any, *, plan: Plan, seq_axis: int) -> Any:
+    pos = pos[..., 0]
+    if pos.ndim:  # the sequence last, as in the shape rule
+        pos = library_of(pos).xp.moveaxis(pos, sequence_axis(x.ndim, seq_axis), -1)
+    return rotate_by(x, Positions(pos, plan), seq_axis)
+
+
+def _whole(x: Any, axis: int) -> Any:
+    """Rechunk an axis into one chunk."""
+    return x if x.numblocks[axis] == 1 else x.rechunk({axis: x.shape[axis]})

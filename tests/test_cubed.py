@@ -1,0 +1,157 @@
+"""cubed: one operation of bounded memory rotates each chunk, with the bits of NumPy."""
+
+import cluster_cases
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array._backends import _native
+
+cubed = pytest.importorskip("cubed")
+pytestmark = pytest.mark.library("cubed")
+
+B, H, S = 2, 3, 6
+X = np.random.default_rng(0).standard_normal((B, H, S, 16)).astype(np.float32)
+CHUNKS = (1, 3, 4, 16)
+BS = np.random.default_rng(1).integers(-(10**9), 10**9, (B, S))
+HALF = {"pairing": "half", "base": 500_000.0}
+ROPE = ra.RoPE(16, **HALF)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """A folder for results in between, and the memory that a task may use."""
+    return cubed.Spec(work_dir=str(tmp_path), allowed_mem="100MB")
+
+
+def chunked(x, spec, chunks=CHUNKS):
+    return cubed.from_array(x, chunks=chunks, spec=spec)
+
+
+def operations(array):
+    """Return the number of the operations that compute an array."""
+    return sum("primitive_op" in node for _, node in array.plan().dag.nodes(data=True))
+
+
+POSITIONS = {
+    "int": 7,
+    "float": 0.5,
+    "range": range(3, 9),
+    "range down": range(12, 6, -1),
+    "list": [9, 8, 2**31 - 1, -(2**31), 0, 5],
+    "NumPy": BS[0],
+    "NumPy floats": np.arange(S) - 2.25,
+    "NumPy (B, S)": BS,
+    "NumPy (B, 1)": BS[:, :1],
+    "NumPy (B, 1, S)": BS[:, None],
+}
+
+
+@pytest.mark.parametrize("pos", POSITIONS.values(), ids=POSITIONS)
+def test_apply(pos, spec):
+    y = ROPE.apply(chunked(X, spec), pos)
+    assert y.chunks == chunked(X, spec).chunks
+    np.testing.assert_array_equal(y.compute(), ROPE.apply(X, pos), strict=True)
+
+
+@pytest.mark.parametrize("chunks", [(B, S), (2, 4), (1, 5)], ids=str)
+@pytest.mark.parametrize("how", ["apply", "apply by array-api", "rotation"])
+def test_positions_of_cubed(how, chunks, spec):
+    pos, x = cubed.from_array(BS, chunks=chunks, spec=spec), chunked(X, spec)
+    if how == "rotation":
+        y, expected = ROPE.rotation(pos, like=x).apply(x), ROPE.rotation(BS, like=X).apply(X)
+    else:
+        backend = None if how == "apply" else "array-api"
+        y, expected = ROPE.apply(x, pos, backend=backend), ROPE.apply(X, BS)
+    np.testing.assert_array_equal(y.compute(), expected, strict=True)
+
+
+# The array-api backend joins parts; a part of width 0, or parts of several sizes, were beyond cubed.
+FIELDS = {
+    "first features": {"rotary_dim": 8},
+    "features inside": {"rotary_dim": 8, "rotary_start": 4, "attention_factor": 1.25},
+    "last features": {"rotary_dim": 8, "rotary_start": 8, "pairing": "half"},
+    "no features": {"rotary_dim": 0},
+    "written in halves": {"out_pairing": "half"},
+    "axes": {"axes": ra.Axes.chunked(4, 4)},
+    "blocks": {"axes": ra.Axes.axial(8, 8, blocks=True), "pairing": "half"},
+}
+
+
+@pytest.mark.parametrize("backend", [None, "array-api"])
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_fields(fields, backend, spec):
+    pos = np.stack([BS[0], BS[1]], axis=-1) if "axes" in fields else BS[0]
+    y = ra.apply(chunked(X, spec), pos, backend=backend, **fields)
+    np.testing.assert_array_equal(y.compute(), ra.apply(X, pos, **fields), strict=True)
+
+
+@pytest.mark.parametrize("backend", [None, "array-api"])
+def test_split_heads_and_sequence_before_heads(backend, spec):
+    x = X.transpose(0, 2, 1, 3)
+    y = ROPE.apply(chunked(x, spec, (2, 4, 1, 5)), BS, seq_axis=-3, backend=backend)
+    np.testing.assert_array_equal(y.compute(), ROPE.apply(x, BS, seq_axis=-3), strict=True)
+
+
+def test_tuple_of_two_dtypes(spec):
+    q, k = X, X[:, :1].astype(np.float64)
+    found = ROPE.apply((chunked(q, spec), chunked(k, spec, (1, 1, 5, 16))), BS)
+    for y, expected in zip(found, ROPE.apply((q, k), BS), strict=True):
+        np.testing.assert_array_equal(y.compute(), expected, strict=True)
+
+
+def test_more_than_a_megabyte_of_positions(spec):
+    pos, rope = [*range(2**17, 0, -1)], ra.RoPE(2)
+    x = np.ones((2**17, 2), np.float32)
+    for backend in (None, "array-api"):
+        y = rope.apply(chunked(x, spec, (2**15, 2)), pos, backend=backend)
+        np.testing.assert_array_equal(y.compute(), rope.apply(x, pos), strict=True)
+
+
+def test_one_operation_rotates(spec):
+    x = chunked(X, spec)
+    y = ROPE.apply(x, cubed.from_array(BS, chunks=(2, 4), spec=spec))
+    assert ra.explain(x, BS, ROPE).backend == "cubed"
+    by_operations = ROPE.apply(x, cubed.from_array(BS, chunks=(2, 4), spec=spec), backend="array-api")
+    assert operations(y) <= 4 < operations(by_operations)
+
+
+def test_nothing_is_computed(spec):
+    def refuse(block):
+        raise AssertionError("something was computed")
+
+    x = cubed.map_blocks(refuse, chunked(X, spec), dtype=X.dtype)
+    for pos in (BS, range(S), cubed.map_blocks(refuse, cubed.from_array(BS, spec=spec), dtype=BS.dtype)):
+        assert ROPE.apply(x, pos).shape == X.shape
+        assert ROPE.rotation(pos, like=x).apply(x).shape == X.shape
+
+
+def test_memory_is_known_before_anything_runs(spec):
+    def ones(tokens):
+        return cubed.ones((1, 8, 2**20, 128), dtype=np.float32, chunks=(1, 8, tokens, 128), spec=spec)
+
+    y = ra.RoPE(128).apply(ones(2**12), range(2**20))
+    assert y.nbytes > 4e9
+    assert y.plan().max_projected_mem <= spec.allowed_mem
+    y = ra.RoPE(128).apply(ones(2**16), range(2**20))
+    assert y.plan().max_projected_mem > spec.allowed_mem
+
+
+@pytest.mark.skipif(_native.kernel is None, reason="the C++ kernel is not built")
+def test_the_kernel_rotates_each_chunk(spec, monkeypatch):
+    y = ROPE.apply(chunked(X, spec), BS)
+    expected = ROPE.apply(X, BS)
+    cluster_cases.leave_the_kernel_alone(monkeypatch.setattr)
+    np.testing.assert_array_equal(y.compute(), expected, strict=True)
+
+
+def test_misfits_raise_at_once(spec):
+    x = chunked(X, spec)
+    with pytest.raises(ra.ShapeError, match="line up"):
+        ROPE.apply(x, range(S + 1))
+    with pytest.raises(ra.ArrayTypeError, match="pos is float16"):
+        ROPE.apply(x, np.ones(S, np.float16))
+    with pytest.raises(ra.PositionError):
+        ROPE.apply(x, [2**63] * S)
+    with pytest.raises(ra.BackendError, match="Rotation"):
+        ROPE.rotation(3, like=x).apply(x, backend="cubed")
