@@ -14,7 +14,7 @@ from native_cases import BF16, SEVERAL, SPECS, assert_same, by_array_api, kernel
 import rope_array as ra
 
 jax = pytest.importorskip("jax")
-_kernel = pytest.importorskip("rope_array._backends.jax._kernel")  # registers the handler
+_custom_call = pytest.importorskip("rope_array._backends.jax._custom_call")  # registers the handler
 pytestmark = pytest.mark.library("jax")
 
 HALF = {"pairing": "half", "base": 500_000.0}
@@ -153,12 +153,12 @@ def test_a_refused_registration_is_told(monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("incompatible version")
 
-    assert "C++ kernel, " in _kernel.description()
+    assert "C++ kernel, " in _custom_call.description()
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
-    reason = _kernel._register()
+    reason = _custom_call._register()
     assert reason == "XLA does not take the C++ kernel (incompatible version)"
-    monkeypatch.setattr(_kernel, "_reason", reason)
-    assert reason in _kernel.description()
+    monkeypatch.setattr(_custom_call, "_reason", reason)
+    assert reason in _custom_call.description()
 
 
 # ---- where it is called ----

@@ -16,7 +16,7 @@ from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
 from rope_array._spec.plan import Layout, Plan
 
-from ._kernel import description
+from ._custom_call import description
 from ._library import LIBRARY
 from ._primitive import rotate_by_positions, rotate_by_tables
 

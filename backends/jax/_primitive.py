@@ -26,7 +26,7 @@ from rope_array._array_api.pairs import rotate_aligned
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
-from . import _kernel
+from . import _custom_call
 from ._forms import FORMS, rotate_parts
 from ._library import LIBRARY
 
@@ -168,12 +168,12 @@ def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | Non
 
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to the kernel on the CPU; elsewhere, and where it cannot serve, to array operations."""
-    serve = _kernel.how_to_serve(ctx)
+    serve = _custom_call.how_to_serve(ctx)
     if serve == "on one device":
-        return _kernel.lower(ctx, *operands, **params)
+        return _custom_call.lower(ctx, *operands, **params)
     rotate = partial(_operations_p.bind, **params)
     if serve == "partitioned":
-        rotate = _kernel.partitioned(partial(rotate_p.bind, **params), ctx.avals_in, spec_like)
+        rotate = _custom_call.partitioned(partial(rotate_p.bind, **params), ctx.avals_in, spec_like)
     return mlir.lower_fun(rotate, multiple_results=False)(ctx, *operands)
 
 
@@ -184,7 +184,7 @@ ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
 # Not cacheable: a cached lowering is a function of its own, whose arguments nobody donated.
 mlir.register_lowering(rotate_p, _lower, cacheable=False)
-_kernel.require_devices(rotate_p)
+_custom_call.require_devices(rotate_p)
 
 # Only lowered. Cacheable: JAX 0.10 fails if another primitive has rules for several platforms of an export.
 _operations_p = Primitive("rope_array_rotate_by_operations")
