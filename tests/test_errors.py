@@ -688,12 +688,8 @@ def test_two_libraries(first: str, second: str) -> None:
     if second == "numpy" and first in ("jax", "dask"):
         ra.apply(x, pos)  # these accept NumPy positions
         return
-    says = [
-        *names,
-        "int32[2]",
-        "float32[2, 4]",
-        "asarray(pos)" if first != "torch" else "torch.as_tensor(pos",
-    ]
+    remedies = {"torch": "torch.as_tensor(pos", "cubed": "cubed.from_array(pos"}
+    says = [*names, "int32[2]", "float32[2, 4]", remedies.get(first, "asarray(pos)")]
     refused(ArrayTypeError, says, lambda: ra.apply(x, pos))
     refused(ArrayTypeError, says[:3], lambda: RoPE(4).rotation(pos, like=x))
 

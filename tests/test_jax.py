@@ -390,6 +390,39 @@ def test_gradient_by_tables(dtype, narrow):
         judge(gradient, weight, pos, inverse=True, **adjoint)
 
 
+def test_vmap_over_one_table(narrow):
+    x, pos = normal(2, 5, 16), np.arange(5)
+    cos, sin = ROPE.rotation(pos, like=x)
+    for which in (0, 1):
+        pair = [jnp.stack([table, table]) if n == which else table for n, table in enumerate((cos, sin))]
+        axes = [0 if n == which else None for n in range(2)]
+        y = jax.vmap(lambda c, s: ROPE.rotation_from(c, s).apply(x), axes)(*pair)
+        for each in y:
+            judge(each, x, pos, **HALF)
+
+
+def test_tangents_of_x_and_tables(narrow):
+    """The derivative by both is the sum of the derivatives; the value is not affected."""
+    rope = OTHER
+    x, dx = normal(2, 5, 16), normal(2, 5, 16, seed=1)
+    tables = tuple(rope.rotation(np.arange(5), like=x))
+    dtables = tuple(normal(5, 4, seed=n) for n in (2, 3))
+
+    def function(x, cos, sin):
+        return rope.rotation_from(cos, sin).apply(x)
+
+    zeros = jax.tree.map(jnp.zeros_like, (x, *tables))
+    y, whole = jax.jvp(function, (x, *tables), (dx, *dtables))
+    by_x = jax.jvp(function, (x, *tables), (dx, *zeros[1:]))[1]
+    by_tables = jax.jvp(function, (x, *tables), (zeros[0], *dtables))[1]
+    assert close(y, function(x, *tables))
+    assert close(whole, by_x + by_tables)
+    steps = [
+        function(x + s * dx, *(t + s * d for t, d in zip(tables, dtables, strict=True))) for s in (-1, 1)
+    ]
+    np.testing.assert_allclose(values(whole), (values(steps[1]) - values(steps[0])) / 2, atol=1e-5)
+
+
 def test_grad_jvp_linearize(x64):
     x, weight, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
     function = functools.partial(ROPE.apply, pos=pos)
@@ -655,6 +688,77 @@ DEVICES = """
         assert_contract(np.asarray(y), np.asarray(x), np.asarray(pos), flushes=True, **fields)
     """
 
+MESHES = """
+    import tempfile
+    from jax import export
+
+    AUTO, EXPLICIT = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    rope = ra.RoPE(16, **HALF)
+    x = X.swapaxes(1, 2)    # (batch, heads, sequence, features)
+
+    def mesh_of(kind, *sizes):
+        return jax.make_mesh(sizes, ("a", "b")[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+    def put(array, mesh, *spec):
+        return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+    auto, explicit, line = mesh_of(AUTO, 2, 4), mesh_of(EXPLICIT, 2, 4), mesh_of(AUTO, 8)
+
+    # An argument without a place, and a constraint in the program.
+    with jax.set_mesh(auto):
+        y = jax.jit(lambda x, pos: rope.apply(jax.lax.with_sharding_constraint(x, P("a")), pos))(x, POS)
+    judge(y, x, POS, **HALF)
+
+    # Explicit axes, and an x without a mesh.
+    own = jnp.asarray(x)
+    with jax.set_mesh(explicit):
+        for call in (jax.jit(lambda x: rope.apply(x, range(16))), lambda x: rope.apply(x, range(16)),
+                     lambda x: rope.rotation(range(16), like=x).apply(x)):
+            judge(call(own), x, range(16), **HALF)
+        y, pull = jax.vjp(lambda x: rope.apply(x, range(16)), own)
+        judge(pull(own)[0], x, range(16), inverse=True, **HALF)
+        # A batch of positions stays split.
+        mapped = jax.jit(jax.vmap(lambda pos: rope.apply(own[0, 0], pos)))
+        split = jax.device_put(POS, P("a"))
+        assert jax.typeof(mapped(split)).sharding.spec[0] == "a"
+        assert "all-gather" not in mapped.lower(split).compile().as_text()
+    judge(jax.jit(rope.apply)(x, put(POS, explicit, "a")), x, POS, **HALF)
+
+    # Two meshes in a program, and lowering without devices.
+    y, _ = jax.jit(lambda x, pos, z: (rope.apply(x, pos), z * 2))(put(x, auto, "a"), POS, put(x, line, "a"))
+    judge(y, x, POS, **HALF)
+    place = NamedSharding(auto.abstract_mesh, P("a"))
+    described = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in (x, POS)]
+    for platform in ("cpu", "cuda", "tpu"):
+        jax.jit(rope.apply).trace(*described).lower(lowering_platforms=(platform,))
+    to_all = export.export(jax.jit(rope.apply), platforms=("cpu", "cuda", "tpu"))
+    to_all(put(x, auto, "a"), put(POS, auto, "a")).serialize(vjp_order=2)
+
+    # Split features are gathered or not, and the result is right.
+    for spec in (("a", None, None, "b"), (None, None, None, ("a", "b"))):
+        judge(jax.jit(rope.apply)(put(x, auto, *spec), POS), x, POS, **HALF)
+    part = x[:, :3]    # 3 heads on 4 devices
+    place = NamedSharding(auto, P(None, "b"))
+    uneven = jax.jit(lambda x: rope.apply(jax.lax.with_sharding_constraint(x, place), POS))
+    judge(uneven(part), part, POS, **HALF)
+
+    # The partitioner before Shardy.
+    jax.config.update("jax_use_shardy_partitioner", False)
+    for spec, of_pos in ((("a", "b"), ("a",)), ((), ("a",)), (("a",), ())):
+        judge(jax.jit(rope.apply)(put(x, auto, *spec), put(POS, auto, *of_pos)), x, POS, **HALF)
+    jax.config.update("jax_use_shardy_partitioner", True)
+
+    # Programs in the cache on disk differ by their ropes.
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        for base in range(100, 120):
+            fields = {"base": float(base)}
+            judge(jax.jit(lambda x: ra.apply(x, POS, **fields))(put(x, auto, "a")), x, POS, **fields)
+            jax.clear_caches()
+    """
+
 COMMITTED = """
     x = jax.device_put(X, devices[3])
     rope, wrong = ra.RoPE(16, **HALF), []
@@ -685,11 +789,11 @@ SHARDED = """
 
     KERNEL = os.environ.get("ROPE_ARRAY_KERNEL_LEVEL") != "none" and _native.kernel is not None
 
-    def silent(compiled):
+    def silent(compiled, by_kernel=KERNEL):
         text = compiled.as_text()
         found = [name for name in NAMES if name in text]
         assert not found, found
-        assert ('custom_call_target="rope_array_rotate"' in text) == KERNEL, text
+        assert ('custom_call_target="rope_array_rotate"' in text) == by_kernel, text
 
     def typed(x_spec, pos_spec, is_silent=True):
         # With explicit mesh axes, the result has x's sharding in its type.
@@ -708,16 +812,17 @@ SHARDED = """
                 judge(y, X, POS, seq_axis=1, inverse=inverse, **PARTIAL)
 
     PARTIAL = {**HALF, "rotary_dim": 12}
+    AUTO = (jax.sharding.AxisType.Auto,) * 3
     rope = ra.RoPE(16, **PARTIAL)
     for specs in ((P("a", "b", "c"), P("a", "b")), (P(None, ("a", "c")), P()), (P(None, None, "b"), P())):
         typed(*specs)
     typed(P(), P("a", "b"), is_silent=False)  # positions are gathered, as x is whole
     meshes = {
-        "batch": (jax.make_mesh((8,), ("a",)), P("a"), P("a")),
-        "sequence": (jax.make_mesh((8,), ("a",)), P(None, "a"), P(None, "a")),
-        "sequence, positions whole": (jax.make_mesh((8,), ("a",)), P(None, "a"), P()),
-        "heads": (jax.make_mesh((8,), ("a",)), P(None, None, "a"), P()),
-        "all": (jax.make_mesh((2, 2, 2), ("a", "b", "c")), P("a", "b", "c"), P("a", "b")),
+        "batch": (jax.make_mesh((8,), ("a",), axis_types=AUTO[:1]), P("a"), P("a")),
+        "sequence": (jax.make_mesh((8,), ("a",), axis_types=AUTO[:1]), P(None, "a"), P(None, "a")),
+        "sequence, positions whole": (jax.make_mesh((8,), ("a",), axis_types=AUTO[:1]), P(None, "a"), P()),
+        "heads": (jax.make_mesh((8,), ("a",), axis_types=AUTO[:1]), P(None, None, "a"), P()),
+        "all": (jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=AUTO), P("a", "b", "c"), P("a", "b")),
     }
     if sys.argv[1] == "on":
         meshes = {"all": meshes["all"]}
@@ -734,7 +839,7 @@ SHARDED = """
                 return jax.vjp(lambda x: forward(x, pos), x)[1](x)[0]
             for function, inverse in ((forward, False), (tables, False), (gradient, True)):
                 jitted = jax.jit(function)
-                silent(jitted.lower(x, pos).compile())
+                silent(jitted.lower(x, pos).compile(), KERNEL and function is not tables)
                 y = jitted(x, pos)
                 assert y.sharding.is_equivalent_to(place, 4), (label, function, y.sharding)
                 judge(y, X, POS, seq_axis=1, inverse=inverse, **fields)
@@ -756,8 +861,11 @@ SHARDED = """
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "on", "level"),
-    [(SHARDED, "off", ""), (SHARDED, "off", "none"), (COMMITTED, "off", ""), (SHARDED, "on", "")],
-    ids=["sharded", "sharded without the kernel", "committed", "x64"],
+    [
+        *((SHARDED, "off", ""), (SHARDED, "off", "none"), (SHARDED, "on", "")),
+        *((MESHES, "off", ""), (COMMITTED, "off", "")),
+    ],
+    ids=["sharded", "sharded without the kernel", "sharded with x64", "meshes", "committed"],
 )
 def test_eight_devices(script, on, level):
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

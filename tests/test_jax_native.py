@@ -136,6 +136,8 @@ WRONG = {
     "an integer x": ((X.astype("int32"), POS.reshape(1, 1, 5, 1)), GOOD),
     "tables of another width": ((X, *[np.ones((1, 1, 5, 4), np.float32)] * 2), GOOD),
     "half-precision tables": ((X, *[np.ones((1, 1, 5, 8), np.float16)] * 2), GOOD),
+    "positions of width 0": ((X, np.zeros((1, 1, 5, 0), np.int32)), GOOD),
+    "positions of width 7": ((X, np.zeros((1, 1, 5, 7), np.int32)), GOOD),
     "frequencies missing": ((X, POS.reshape(1, 1, 5, 1)), {"plan": GOOD["plan"][:9]}),
 }
 
@@ -149,11 +151,18 @@ def test_operands_that_are_refused(name):
         jax.block_until_ready(call(*map(jax.numpy.asarray, operands), **attributes))
 
 
+def test_two_results_are_refused():
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    call = jax.ffi.ffi_call(TARGET, (shape, shape))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="does not serve these operands"):
+        jax.block_until_ready(call(X, POS.reshape(1, 1, 5, 1), **GOOD))
+
+
 def test_a_refused_registration_is_told(monkeypatch):
     def refuse(*args, **kwargs):
         raise ValueError("incompatible version")
 
-    assert "C++ kernel, " in _custom_call.description()
+    assert "the C++ kernel, " in _custom_call.description()
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
     reason = _custom_call._register()
     assert reason == "XLA does not take the C++ kernel (incompatible version)"
@@ -286,6 +295,25 @@ def test_threads_keep_the_bits(threads, monkeypatch):
     finally:
         kernel.share_out_from(usual)
     assert_same(np.asarray(y), by_array_api(ra.RoPE(64), x, pos))
+
+
+def test_positions_that_repeat():
+    """The kernel shares the angles of axes along which positions are equal, and of no other axes."""
+    rng = np.random.default_rng(2)
+    x = normal((3, 4, 5, 16))
+    for shape in ((3, 4, 5), (3, 1, 5), (1, 4, 1), (1, 1, 1), (1, 4, 5)):
+        pos = np.broadcast_to(rng.integers(0, 2**20, shape), (3, 4, 5))
+        for each in (pos, pos.copy()):
+            each = np.asarray(each)
+            assert_same(np.asarray(ROPE.apply(jax.numpy.asarray(x), each)), by_array_api(ROPE, x, each))
+    pos = np.zeros((3, 4, 5), int)
+    pos[2, 3, 4] = 9  # equal but for the last
+    assert_same(np.asarray(ROPE.apply(jax.numpy.asarray(x), pos)), by_array_api(ROPE, x, pos))
+
+
+def test_more_axes_than_the_kernel_takes():
+    x = jax.numpy.ones((1,) * 64 + (16,))
+    np.testing.assert_allclose(ROPE.apply(x, 3).ravel(), ROPE.apply(np.ones(16, np.float32), 3), atol=1e-6)
 
 
 def test_many_axes():

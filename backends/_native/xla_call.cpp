@@ -1,5 +1,6 @@
 #include "xla_call.hpp"
 
+#include <cstring>
 #include <exception>
 
 #include "operands.hpp"
@@ -47,6 +48,28 @@ bool read_plan(const Attributes& attributes, KernelPlan& plan) {
     return words.dtype == S64 && set_plan(plan, static_cast<const int64_t*>(words.data), static_cast<int64_t>(words.size));
 }
 
+// Whether all positions along an axis are equal. `from` points to the elements at the first indices of axes before `at`.
+bool is_constant_along(const ArrayView& pos, int axis, const char* from, int at = 0) {
+    const int64_t stride = pos.strides[at];
+    for (int64_t i = at == axis; i < pos.shape[at]; ++i) {
+        const char* const other = from + i * stride;
+        if (at < axis ? !is_constant_along(pos, axis, other, at + 1) : std::memcmp(from, other, static_cast<size_t>(stride)))
+            return false;
+    }
+    return true;
+}
+
+// Give axes along which all positions are equal the size 1, so that rows share their angles. XLA splits a call among
+// devices along axes that all operands have, so the positions of such a call are repeated.
+void drop_repeated(ArrayView& pos) {
+    if (pos.is_empty()) return;
+    for (int a = 0; a < pos.num_axes - 1; ++a)
+        if (pos.shape[a] > 1 && is_constant_along(pos, a, pos.data)) {
+            pos.shape[a] = 1;
+            pos.strides[a] = 0;
+        }
+}
+
 // Positions have an axis of coordinates, of size 1 if a position is one number.
 bool read_source(const Operands& arguments, const KernelPlan& plan, Source& source, bool& is_double) {
     ArrayView first, second;
@@ -54,11 +77,13 @@ bool read_source(const Operands& arguments, const KernelPlan& plan, Source& sour
     is_double = first.dtype == rope::F64;
     if (arguments.size == 3)
         return view_operand(arguments, 2, second) && set_tables(source, first, second, plan.layout);
-    if (!plan.num_coordinates) --first.num_axes;
-    return arguments.size == 2 && plan.frequencies.turns_q64 && set_positions(source, first, plan);
+    if (arguments.size != 2 || !first.num_axes) return false;
+    drop_repeated(first);
+    if (!plan.num_coordinates && first.shape[--first.num_axes] != 1) return false;
+    return plan.frequencies.turns_q64 && set_positions(source, first, plan);
 }
 
-// Return the threads that XLA may use, which `--xla_cpu_multi_thread_eigen=false` and the processor set; 1 if it has none.
+// Return the size of XLA's thread pool; 1 if it has none.
 int threads_of(const CallFrame& frame) {
     int64_t count = 1;
     NumThreadsArgs args = {sizeof args, nullptr, frame.context, &count};
@@ -79,7 +104,7 @@ bool rotate_operands(const CallFrame& frame) {
     Items<rope::Array> arrays(1);
     if (!read_plan(frame.attributes, plan) || !read_source(frame.arguments, plan, source, is_double)) return false;
     if (!view_operand(frame.arguments, 0, x) || !set_array(arrays[0], x, plan.layout, -2)) return false;
-    if (!view_operand(frame.results, 0, y) || y.dtype != x.dtype || !y.has_same_shape(x)) return false;
+    if (frame.results.size != 1 || !view_operand(frame.results, 0, y) || y.dtype != x.dtype || !y.has_same_shape(x)) return false;
     if (source.num_axes != arrays[0].num_axes || !lines_up(arrays[0], source)) return false;
     if (source.kind == TABLES && (arrays[0].dtype == rope::F64) != is_double) return false;
     set_result(arrays[0], y);

@@ -1,4 +1,4 @@
-"""The C++ kernel in XLA's programs for the CPU: a custom call, and its partitioning among several devices.
+"""The C++ kernel in XLA's programs for the CPU: a custom call, which XLA can split among several devices.
 
 The program contains the plan as an attribute, and positions are an operand. The result is written into x's
 memory if the caller donated x to the program.
@@ -8,10 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
-from jax.sharding import NamedSharding
+from jax.extend.mlir.dialects import sdy, stablehlo
 
 from rope_array._backends import _native
 from rope_array._spec.plan import Layout, Plan
@@ -26,6 +24,7 @@ def _register() -> str:
         return _native.unavailable_reason()
     try:
         jax.ffi.register_ffi_target(_TARGET, _native.kernel.xla_handler(), platform="cpu")
+        jax.ffi.register_ffi_target_as_batch_partitionable(_TARGET)
     except Exception as error:  # XLA of a later version may refuse the interface's version
         return f"XLA does not take the C++ kernel ({error})"
     return ""
@@ -35,51 +34,48 @@ _reason = _register()
 
 
 def description() -> str:
-    """Return what rotates on the CPU."""
-    kernel = _reason or f"the C++ kernel, {_native.description()}"
-    operations = "operations that XLA fuses"
-    return f"on the CPU {operations}: {kernel}" if _reason else f"on the CPU {kernel}; elsewhere {operations}"
+    """Return what rotates on the CPU, and elsewhere."""
+    if _reason:
+        return f"operations that XLA fuses: {_reason}"
+    level = _native.kernel.level_name()
+    return (
+        f"on the CPU the C++ kernel, {level} instructions, XLA's threads; elsewhere operations that XLA fuses"
+    )
 
 
-def require_devices(primitive: Any) -> None:
-    """Tell JAX that the lowering needs the devices of a program, which custom partitioning asks for."""
-    global _partitions
-    try:
-        from jax._src import dispatch  # has no public name
-
-        dispatch.prim_requires_devices_during_lowering.add(primitive)
-        _partitions = True
-    except (ImportError, AttributeError):
-        _partitions = False  # several devices rotate by array operations
-
-
-_partitions = False
-
-
-def how_to_serve(ctx: Any) -> str:
-    """Return how the kernel serves a program: "on one device", "partitioned", or "" if it does not.
+def serves(ctx: Any, plan: Plan | None) -> bool:
+    """Return whether a call of the kernel can be part of a program.
 
     An exported program must run without this library. Where a `shard_map` splits some mesh axes only, JAX
-    cannot partition a custom call along the others.
+    cannot split a custom call along the others. XLA splits axes that all operands have: positions are
+    repeated for them, but tables would then be as large as x.
     """
-    module = ctx.module_context
+    module, x = ctx.module_context, ctx.avals_in[0]
     if _reason or module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
-        return ""
+        return False
+    if x.ndim > _native.kernel.MAX_AXES:
+        return False
     context = module.axis_context
     if hasattr(context, "manual_axes"):
-        return "on one device" if set(context.manual_axes) == set(context.mesh.axis_names) else ""
-    if getattr(context, "num_devices", 0) == 1:
-        return "on one device"
-    return "partitioned" if _partitions and getattr(context, "device_assignment", None) else ""
+        return set(context.manual_axes) == set(context.mesh.axis_names)
+    return plan is not None or not _may_be_split(ctx)
+
+
+def _may_be_split(ctx: Any) -> bool:
+    return getattr(ctx.module_context.axis_context, "num_devices", 1) > 1
 
 
 def lower(ctx: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
-    """Lower to a call of the kernel on whole arrays."""
-    if plan is None and transposed:  # the sin of tables has the sign already
+    """Lower to a call of the kernel."""
+    attributes = {}
+    if _may_be_split(ctx):
+        source = tuple(_repeated(array, x) for array in source)
+        attributes = _splitting(x, source)
+    if plan is None and transposed:  # the kernel takes the sign of the angles from sin
         source = source[0], stablehlo.negate(source[1])
     words = np.array(_native.plan_words(layout, plan, transposed), np.int64)
     aliases = {0: 0} if _is_donated(x) else None
-    rule = jax.ffi.ffi_lowering(_TARGET, operand_output_aliases=aliases)
+    rule = jax.ffi.ffi_lowering(_TARGET, operand_output_aliases=aliases, extra_attributes=attributes)
     return rule(ctx, x, *source, plan=words)
 
 
@@ -94,49 +90,41 @@ def _is_donated(x: Any) -> bool:
     return any(name in ir.DictAttr(own) for name in ("tf.aliasing_output", "jax.buffer_donor"))
 
 
-def partitioned(bind: Any, avals: Any, spec_like: Any) -> Any:
-    """Return a function that rotates the part of each device, split as x is: without communication."""
+# ---- several devices ----
 
-    @custom_partitioning
-    def rotate(*arrays: Any) -> Any:
-        return bind(*arrays)
 
-    shapes = [aval.shape for aval in avals]
+def _repeated(positions: Any, x: Any) -> Any:
+    """Repeat positions along the axes of x; the kernel finds axes along which they are equal."""
+    kind, like = ir.RankedTensorType(positions.type), ir.RankedTensorType(x.type)
+    repeated = ir.RankedTensorType.get([*like.shape[:-1], kind.shape[-1]], kind.element_type)
+    return stablehlo.broadcast_in_dim(repeated, positions, [*range(kind.rank)])
 
-    def split_like(whole: Any) -> tuple[Any, ...]:
-        spec = (*whole.sharding.spec[: len(shapes[0]) - 1], None)
-        return tuple(NamedSharding(whole.sharding.mesh, spec_like(s, shapes[0], spec)) for s in shapes)
 
-    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
-        shardings = split_like(result)
-        return mesh, rotate.fun, shardings[0], shardings
+def _splitting(x: Any, source: tuple[Any, ...]) -> dict[str, Any]:
+    """Return attributes of the call by which XLA splits all axes but the last, as x is split."""
+    shapes = [ir.RankedTensorType(operand.type).shape for operand in (x, *source)]
+    count = len(shapes[0]) - 1
+    number = ir.StringAttr.get(str(count))
+    attributes = {"mhlo.frontend_attributes": ir.DictAttr.get({"num_batch_dims": number})}
+    if jax.config.jax_use_shardy_partitioner:
+        attributes["sdy.sharding_rule"] = _sharding_rule(shapes, count)
+    return attributes
 
-    def result_sharding(mesh: Any, arguments: Any, result: Any) -> Any:
-        return split_like(arguments[0])[0]
 
-    rule, whole = _sharding_rule(shapes)
-    rotate.def_partition(
-        partition,
-        infer_sharding_from_operands=result_sharding,
-        sharding_rule=rule,
-        need_replication_factors=whole,
+def _sharding_rule(shapes: list[list[int]], count: int) -> Any:
+    """Return Shardy's rule: operands share their first axes, and the last axis of each is whole."""
+
+    def mapping(last: int) -> Any:
+        axes = [sdy.DimMappingAttr.get(factor_indices=[axis]) for axis in (*range(count), last)]
+        return sdy.TensorMappingAttr.get(dim_mappings=axes)
+
+    lasts = [*range(count, count + len(shapes))]
+    return sdy.OpShardingRuleAttr.get(
+        factor_sizes=[*shapes[0][:-1], *(shape[-1] for shape in shapes)],
+        operand_mappings=[mapping(last) for last in lasts],
+        result_mappings=[mapping(count)],
+        is_custom=True,
+        reduction_factors=[],
+        need_replication_factors=lasts,
+        permutation_factors=[],
     )
-    return rotate
-
-
-def _sharding_rule(shapes: list[tuple[int, ...]]) -> tuple[str, tuple[str, ...]]:
-    """Return the rule of Shardy for operands of these shapes, and the axes that must be whole.
-
-    Axes of x's size are split as x is; the features, and the last axes of the source, are whole.
-    """
-    x, *source = shapes
-    axes = [f"x{i}" for i in range(len(x) - 1)]
-    operands = [[*axes, "feature"]]
-    for n, shape in enumerate(source):
-        paired = [
-            axis if size == shape[i] else f"one{n}_{i}"
-            for i, (axis, size) in enumerate(zip(axes, x, strict=False))
-        ]
-        operands.append([*paired, f"last{n}"])
-    text = ", ".join(" ".join(operand) for operand in operands)
-    return f"{text} -> {' '.join(operands[0])}", ("feature", *(f"last{n}" for n in range(len(source))))

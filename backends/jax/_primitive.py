@@ -77,9 +77,12 @@ def _splits_features(x: Any) -> bool:
     return any(_explicit_spec(x)[x.ndim - 1 :])
 
 
-def _explicit_spec(x: Any) -> tuple[Any, ...]:
-    sharding = jax.typeof(x).sharding
-    return tuple(sharding.spec) if AxisType.Explicit in sharding.mesh.axis_types else ()
+def _has_explicit_axes(array: Any) -> bool:
+    return AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types
+
+
+def _explicit_spec(array: Any) -> tuple[Any, ...]:
+    return tuple(jax.typeof(array).sharding.spec) if _has_explicit_axes(array) else ()
 
 
 def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
@@ -88,23 +91,23 @@ def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     The source is split along explicit mesh axes as x is. In a `shard_map` x varies along the mesh axes of the
     source too.
     """
-    spec = _explicit_spec(x)
-    if any(map(_explicit_spec, (x, *source))):
-        mesh = jax.typeof(x).sharding.mesh
-        source = tuple(
-            jax.sharding.reshard(array, NamedSharding(mesh, spec_like(array.shape, x.shape, spec)))
-            for array in source
-        )
+    meshes = [jax.typeof(array).sharding.mesh for array in (x, *source) if _has_explicit_axes(array)]
+    if meshes:
+        x, *source = (_resharded(array, x, meshes[0]) for array in (x, *source))
     missing = frozenset().union(*map(_varying_axes, source)) - _varying_axes(x)
     if missing:
         x = _vary(x, tuple(missing))
     return x, *source
 
 
-def spec_like(shape: tuple[int, ...], x_shape: tuple[int, ...], spec: Any) -> PartitionSpec:
-    """Return x's partition spec for an array with x's axes: axes of size 1 and the last one are whole."""
-    sizes = zip(shape[:-1], x_shape, spec, strict=False)
-    return PartitionSpec(*(part if size == x_size else None for size, x_size, part in sizes))
+def _resharded(array: Any, x: Any, mesh: Any) -> Any:
+    """Split an array with x's axes along a mesh as x is. Axes of size 1 and the last one are whole."""
+    spec = _explicit_spec(x) or (None,) * x.ndim
+    sizes = zip(array.shape[:-1], x.shape, spec, strict=False)
+    own = PartitionSpec(*(part if size == x_size else None for size, x_size, part in sizes), None)
+    if _has_explicit_axes(array) and tuple(own) == _explicit_spec(array):
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, own))
 
 
 def _varying_axes(array: Any) -> frozenset[Any]:
@@ -132,12 +135,15 @@ def _result_type(x: Any, *source: Any, **params: Any) -> Any:
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    """Rotate the tangent of x. Tangents of the tables too: differentiate the operations."""
+    """Rotate the tangent of x. For tangents of the tables, differentiate the operations."""
+    x, *source = primals
     dx, *dsource = tangents
-    if all(type(tangent) is ad.Zero for tangent in dsource):
-        return rotate_p.bind(*primals, **params), rotate_p.bind(dx, *primals[1:], **params)
-    rotate = partial(rotate_parts, layout=params["layout"], transposed=params["transposed"])
-    return jax.jvp(rotate, primals, tuple(map(ad.instantiate_zeros, tangents)))
+    dy = dx if type(dx) is ad.Zero else rotate_p.bind(dx, *source, **params)
+    if not all(type(tangent) is ad.Zero for tangent in dsource):
+        rotate = partial(rotate_parts, x, layout=params["layout"], transposed=params["transposed"])
+        by_tables = jax.jvp(rotate, source, [*map(ad.instantiate_zeros, dsource)])[1]
+        dy = by_tables if type(dy) is ad.Zero else dy + by_tables
+    return rotate_p.bind(*primals, **params), dy
 
 
 def _transpose(dy: Any, x: Any, *source: Any, layout: Layout, transposed: bool, **params: Any) -> Any:
@@ -151,14 +157,28 @@ def _transpose(dy: Any, x: Any, *source: Any, layout: Layout, transposed: bool, 
 
 
 def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
-    """Rotate all of a batch, whose axis becomes the first."""
-    size = next(array.shape[axis] for array, axis in zip(arrays, axes, strict=True) if axis is not None)
-    x, *source = (
+    """Rotate all of a batch, whose axis becomes the first. The result has x's shape, and cos has sin's."""
+    moved = [
         array[None] if axis is None else xp.moveaxis(array, axis, 0)
         for array, axis in zip(arrays, axes, strict=True)
-    )
-    x = xp.broadcast_to(x, (size, *x.shape[1:]))
+    ]
+    like = next(array for array, axis in zip(moved, axes, strict=True) if axis is not None)
+    x, *source = moved
+    if axes[0] is None:
+        x = _repeated(x, like)
+    if len({len(array) for array in source}) > 1:
+        source = [array if len(array) == len(like) else _repeated(array, like) for array in source]
     return rotate_p.bind(x, *source, **params), 0
+
+
+def _repeated(array: Any, like: Any) -> Any:
+    """Repeat an array along its first axis, as often as another has elements there, and split as it is."""
+    shape, spec = (like.shape[0], *array.shape[1:]), _explicit_spec(like)[:1]
+    if not any(spec):
+        return xp.broadcast_to(array, shape)
+    parts = PartitionSpec(*spec, *(_explicit_spec(array)[1:] or (None,) * (array.ndim - 1)))
+    mesh = jax.typeof(like).sharding.mesh
+    return xp.broadcast_to(array, shape, out_sharding=NamedSharding(mesh, parts))
 
 
 def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | None, transposed: bool) -> Any:
@@ -168,12 +188,9 @@ def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | Non
 
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to the kernel on the CPU; elsewhere, and where it cannot serve, to array operations."""
-    serve = _custom_call.how_to_serve(ctx)
-    if serve == "on one device":
+    if _custom_call.serves(ctx, params["plan"]):
         return _custom_call.lower(ctx, *operands, **params)
     rotate = partial(_operations_p.bind, **params)
-    if serve == "partitioned":
-        rotate = _custom_call.partitioned(partial(rotate_p.bind, **params), ctx.avals_in, spec_like)
     return mlir.lower_fun(rotate, multiple_results=False)(ctx, *operands)
 
 
@@ -184,7 +201,6 @@ ad.primitive_transposes[rotate_p] = _transpose
 batching.primitive_batchers[rotate_p] = _batch
 # Not cacheable: a cached lowering is a function of its own, whose arguments nobody donated.
 mlir.register_lowering(rotate_p, _lower, cacheable=False)
-_custom_call.require_devices(rotate_p)
 
 # Only lowered. Cacheable: JAX 0.10 fails if another primitive has rules for several platforms of an export.
 _operations_p = Primitive("rope_array_rotate_by_operations")

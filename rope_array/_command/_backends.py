@@ -61,7 +61,7 @@ def _table(listed: Sequence[Any]) -> Iterator[str]:
     usable_text = {True: "yes", False: "no", None: "?"}
     rows = [("name", "serves", "usable", "about")]
     rows += [(b.name, b.serves, usable_text[b.usable], b.description) for b in listed]
-    first, second = (min(max(len(row[i]) for row in rows), 32) for i in (0, 1))
+    first, second = (min(max(len(row[i]) for row in rows), 40) for i in (0, 1))
     for name, serves, usable, about in rows:
         start = f"{name:<{first}}  {serves:<{second}}  {usable:<6}  "
         yield from textwrap.wrap(start + about, _WIDTH, subsequent_indent=" " * len(start)) or [start]

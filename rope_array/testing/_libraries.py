@@ -701,9 +701,9 @@ class JaxSharded(Jax):
 
     def in_shards(self, f: Callable[[Array, Array], Array], x: Array, pos: Array) -> Array:
         sharding = self.native.sharding
-        mesh = sharding.Mesh(self.mesh.devices.reshape(-1), ("parts",))
+        mesh = sharding.Mesh(self.mesh.devices.reshape(-1), ("sequence",))
         of_x, of_pos = (
-            sharding.PartitionSpec(*[None] * (a.ndim - n), "parts") for a, n in ((x, 2), (pos, 1))
+            sharding.PartitionSpec(*[None] * (a.ndim - n), "sequence") for a, n in ((x, 2), (pos, 1))
         )
         mapped = self.native.shard_map(f, mesh=mesh, in_specs=(of_x, of_pos), out_specs=of_x)
         place = self.native.device_put
