@@ -111,7 +111,9 @@ def test_each_backend_describes_itself(lib):
     assert (done.returncode, done.stderr) == (0, "")
     found, rest = rows(done.stdout)
     own = {name: row for (name, serves), row in found.items() if serves.startswith(lib.name)}
-    assert own[lib.name] == ("yes", "")
+    usable, about = own[lib.name]
+    assert usable == "yes"
+    assert ("C++ kernel" in about) if lib.name == "jax" else not about
     assert not rest
     if "native" in own:
         usable, about = own["native"]

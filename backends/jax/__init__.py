@@ -18,7 +18,7 @@ from rope_array._spec.plan import Layout, Plan
 
 from ._custom_call import description
 from ._library import LIBRARY
-from ._primitive import rotate_by_positions, rotate_by_tables
+from ._primitive import rotate_by_positions, rotate_by_tables, tables_by_positions
 
 __all__ = ["description", "library", "make_tables", "name", "rotate"]
 
@@ -69,6 +69,8 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
     ops = LIBRARY.ops(whole)
     if fraction is None and inv_freq is None:
         whole, fraction = split_floats(whole, ops)
+        if fraction is None and plan.exact:
+            return tables_by_positions(whole, plan, use_float64, ops)
     return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 

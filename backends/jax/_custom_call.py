@@ -106,7 +106,8 @@ def _splitting(x: Any, source: tuple[Any, ...]) -> dict[str, Any]:
     count = len(shapes[0]) - 1
     number = ir.StringAttr.get(str(count))
     attributes = {"mhlo.frontend_attributes": ir.DictAttr.get({"num_batch_dims": number})}
-    if jax.config.jax_use_shardy_partitioner:
+    config: Any = jax.config  # its type lacks the flags
+    if config.jax_use_shardy_partitioner:
         attributes["sdy.sharding_rule"] = _sharding_rule(shapes, count)
     return attributes
 

@@ -48,6 +48,17 @@ def rotate_by_positions(x: Any, whole: Any, plan: Plan, seq_axis: int, ops: Arra
     return _rotate(x, (_aligned(whole, x, seq_axis),), plan.layout, plan, ops)
 
 
+def tables_by_positions(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return cos and sin at integer positions: (1, 0) rotated in each pair, with the bits of a rotation."""
+    plan, dtype = plan.of_units(), xp.float64 if use_float64 else xp.float32
+    rows = whole[..., :1] if plan.coordinates else whole[..., None]
+    units = (xp.arange(plan.layout.head_dim) < plan.layout.num_pairs).astype(rows.dtype)
+    # XLA removes the sum. It gives the units the sharding of the positions, which JAX may need to know.
+    x = (units[(None,) * (rows.ndim - 1)] + rows * 0).astype(dtype)
+    y = rotate_by_positions(x, whole, plan, -2, ops)
+    return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
+
+
 def _aligned(array: Any, x: Any, seq_axis: int) -> Any:
     """Give positions or a table the axes of x, by the shape rule."""
     order, index = placement(x.ndim, array.ndim - 1, seq_axis)
@@ -93,7 +104,8 @@ def _with_type_of_result(x: Any, *source: Any) -> tuple[Any, ...]:
     """
     meshes = [jax.typeof(array).sharding.mesh for array in (x, *source) if _has_explicit_axes(array)]
     if meshes:
-        x, *source = (_resharded(array, x, meshes[0]) for array in (x, *source))
+        source = tuple(_resharded(array, x, meshes[0]) for array in source)
+        x = _resharded(x, x, meshes[0])
     missing = frozenset().union(*map(_varying_axes, source)) - _varying_axes(x)
     if missing:
         x = _vary(x, tuple(missing))

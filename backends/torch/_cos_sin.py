@@ -9,7 +9,7 @@ from rope_array import _dynamo
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Positions
-from rope_array._spec.plan import Layout, Plan
+from rope_array._spec.plan import Plan
 
 from ._library import LIBRARY
 
@@ -41,11 +41,4 @@ def tables_by_kernel(
     return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))
 
 
-def _make_unit_plan(plan: Plan) -> Plan:
-    """Return a plan that rotates unit vectors (1, 0), as half pairs, by the frequencies of a plan."""
-    width = 2 * len(plan.frequencies.values)
-    layout = Layout(width, 0, width, "half", "half", plan.layout.amplitude)
-    return Plan(layout, True, *plan.words(), None, plan.coordinates)
-
-
-_unit_plan = _dynamo.traced_memo(_make_unit_plan)
+_unit_plan = _dynamo.traced_memo(Plan.of_units)

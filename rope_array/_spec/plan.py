@@ -191,6 +191,12 @@ class Plan:
         turns96 = [u << 32 | w for u, w in zip(upper, lower, strict=True)]
         return [*self.frequencies.values], [*self.turns_q64.values], turns96
 
+    def of_units(self) -> "Plan":
+        """Return the plan for which a kernel rotates (1, 0) in each pair, as half pairs, to (cos, sin)."""
+        width = 2 * self.layout.num_pairs
+        layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)
+        return Plan(layout, True, *self.words(), None, self.coordinates)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
         return Plan, (self.layout, self.exact, *self.words(), None, self.coordinates)
