@@ -50,10 +50,10 @@ def serves(ctx: Any, plan: Plan | None) -> bool:
     cannot split a custom call along the others. XLA splits axes that all operands have: positions are
     repeated for them, but tables would then be as large as x.
     """
-    module, x = ctx.module_context, ctx.avals_in[0]
-    if _reason or module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
+    module, x, kernel = ctx.module_context, ctx.avals_in[0], _native.kernel
+    if _reason or kernel is None or x.ndim > kernel.MAX_AXES:
         return False
-    if x.ndim > _native.kernel.MAX_AXES:
+    if module.lowering_parameters.for_export or tuple(module.platforms) != ("cpu",):
         return False
     context = module.axis_context
     if hasattr(context, "manual_axes"):
