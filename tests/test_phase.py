@@ -201,7 +201,7 @@ def test_all_libraries_and_routes_agree():
 
     pos = np.concatenate([INT32_ENDS, random_positions(31, 3000, seed=3)]).astype(np.int32)
     bits = {}
-    for lib in LIBS.values():
+    for lib in (LIBS[name] for name in ("numpy", "torch", "jax", "dask", "strict")):
         for wide in (True, False):
             if lib.name == "torch" and not wide:
                 continue
