@@ -68,7 +68,7 @@ class Library:
 
     def has_int64_for(self, x: Any) -> bool:
         """Return whether the device of x has 64-bit integers."""
-        if self.implicit_device:
+        if self.implicit_device or self.name == "cupy":  # all GPUs have them
             return self.has_int64()
         info = self.xp.__array_namespace_info__()
         return "int64" in info.dtypes(device=self.device(x), kind="integral")
@@ -236,10 +236,10 @@ def _detect(x: Any) -> Library:
             "Array API, or several in one plain tuple: (q, k). A list of numbers becomes an array by "
             "numpy.asarray."
         ) from None
-    lazy = compat.is_jax_array(x) or compat.is_dask_array(x)
-    name = "cupy" if compat.is_cupy_array(x) else library_name(x)  # a subclass may be another package's
+    lazy, is_cupy = compat.is_jax_array(x) or compat.is_dask_array(x), compat.is_cupy_array(x)
+    name = "cupy" if is_cupy else library_name(x)  # a subclass may be another package's
     found = Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
-    if not lazy:  # their backends know what they lack
+    if not (lazy or is_cupy):  # their backends know what they lack
         check_names(x, xp, name)
         check_by_trial(x, found.ops(x), name)
     return found
