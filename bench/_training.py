@@ -29,11 +29,11 @@ class Run:
 
     def step(self):
         """Do one step with the next batch, and append its loss."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each library's Run has its own
 
     def peak(self):
         """Return the peak of the memory allocated within one step, in bytes."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each library's Run has its own
 
     def block(self, steps):
         """Return the median seconds of some steps. No step is left out: the losses are a curve."""

@@ -1,4 +1,4 @@
-"""The C++ kernel in JAX's programs on the CPU: its bits, where it is called, and what it refuses."""
+"""The C++ kernel in JAX's programs on the CPU: its bits, its calls and its refusals."""
 
 import os
 import shutil

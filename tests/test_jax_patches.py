@@ -3,7 +3,7 @@
 Neither package is installed here, as Gemma's requirements include TensorFlow, and MaxText's are larger still.
 Stand-ins have the names, signatures and conventions of
 
-* google-deepmind/gemma 7691fd4e, gemma/gm/math/_positional_embeddings.py, which is that of gemma 3.3.0 too;
+* google-deepmind/gemma 7691fd4e, gemma/gm/math/_positional_embeddings.py; gemma 3.3.0 has the same file;
 * AI-Hypercomputer/maxtext e591f30c, src/maxtext/layers/embeddings.py and attentions.py.
 
 The replacements were run on these files too, and the other rows of the page's table compared with them: up to

@@ -293,7 +293,7 @@ def test_an_old_mlx_is_refused(monkeypatch):
 
 @pytest.fixture
 def logged():
-    """The messages that TensorFlow logs, such as those of AutoGraph about code that it cannot translate."""
+    """The messages that TensorFlow logs, such as AutoGraph's about code that it cannot translate."""
     import tensorflow as tf
 
     messages = []

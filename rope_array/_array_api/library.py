@@ -239,7 +239,7 @@ def _detect(x: Any) -> Library:
     lazy, is_cupy = compat.is_jax_array(x) or compat.is_dask_array(x), compat.is_cupy_array(x)
     name = "cupy" if is_cupy else library_name(x)  # a subclass may be another package's
     found = Library(name, xp, takes_numpy=lazy, implicit_device=lazy)
-    if not (lazy or is_cupy):  # their backends know what they lack
+    if not (lazy or is_cupy):  # their own backends check their arrays
         check_names(x, xp, name)
         check_by_trial(x, found.ops(x), name)
     return found

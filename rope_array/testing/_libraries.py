@@ -270,7 +270,7 @@ class Library:
 
     def in_shards(self, f: Callable[[Array, Array], Array], x: Array, pos: Array) -> Array:
         """Call f on each device's part of a sequence, the axis -2 of x and the last of pos."""
-        raise NotImplementedError
+        raise NotImplementedError  # only JaxSharded claims `shards`
 
     def poisoned(self, array: Array) -> Array:
         """Return an array of the same shape and dtype that raises when it is computed."""
