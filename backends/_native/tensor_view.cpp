@@ -39,8 +39,8 @@ int dtype_of(nb::dlpack::dtype dtype) {
 }
 
 int dtype_of(const char* name) {
-    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32"};  // in the order of numbers
-    for (int dtype = 0; dtype < OTHER_DTYPE; ++dtype)
+    constexpr const char* NAMES[] = {"float32", "float64", "float16", "bfloat16", "int32", "int64"};  // in the order of numbers
+    for (int dtype = 0; dtype <= I64; ++dtype)
         if (std::strcmp(name, NAMES[dtype]) == 0) return dtype;
     return OTHER_DTYPE;
 }
