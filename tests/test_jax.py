@@ -390,6 +390,33 @@ def test_gradient_by_tables(dtype, narrow):
         judge(gradient, weight, pos, inverse=True, **adjoint)
 
 
+def test_products_with_the_hessian(narrow):
+    """Of the sum of cubes of y: H·v = Rᵀ(6·y·(R·v))."""
+    x, v, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
+    gradient = jax.grad(lambda x: (ROPE.apply(x, pos) ** 3).sum())
+    y, rotated = (apply_definition(values(array), pos, **HALF) for array in (x, v))
+    exact = apply_definition(6 * y * rotated, pos, inverse=True, **HALF)
+    for transform in (lambda f: f, jax.jit):
+        product = transform(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])(x, v)
+        # A few roundings of float32, of numbers up to 100.
+        np.testing.assert_allclose(values(product), exact, atol=20 * eps("float32") * 100)
+
+
+def test_inside_custom_derivatives(narrow):
+    x, weight, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
+    by_vjp = jax.custom_vjp(lambda x: ROPE.apply(x, pos))
+    by_vjp.defvjp(lambda x: (by_vjp(x), None), lambda _, g: (ROPE.apply(g, pos, inverse=True),))
+    judge(jax.jit(jax.vjp(by_vjp, x)[1])(weight)[0], weight, pos, inverse=True, **HALF)
+    by_jvp = jax.custom_jvp(lambda x: ROPE.apply(x, pos))
+    by_jvp.defjvp(lambda primals, tangents: (by_jvp(*primals), ROPE.apply(*tangents, pos)))
+    judge(jax.vjp(by_jvp, x)[1](weight)[0], weight, pos, inverse=True, **HALF)
+
+
+def test_vmap_of_vmap(narrow):
+    x, pos = normal(3, 2, 5, 16), jnp.asarray(np.arange(15, dtype=np.int32).reshape(3, 5))
+    judge(jax.vmap(jax.vmap(ROPE.apply, (0, None)))(x, pos), x, pos, **HALF)
+
+
 def test_vmap_over_one_table(narrow):
     x, pos = normal(2, 5, 16), np.arange(5)
     cos, sin = ROPE.rotation(pos, like=x)
