@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from rope_array._array_api import angles, pairs
+from rope_array._array_api.ops import ArrayOps
 
 from .expressions import Integer, ProofError, Real, leaf
 
@@ -58,12 +59,14 @@ XP = SimpleNamespace(
     where=_where,
     round=lambda u: Real("round", u.dtype, u),
 )
-OPS: Any = SimpleNamespace(
+# The real tuple: an operation that the arithmetic starts to use by its default is there.
+OPS = ArrayOps(
     xp=XP,
     has_int64=True,
-    cast=cast,
-    constants=lambda name, dtype, _: cast(leaf(name, "float64"), dtype),
     creation_kwargs={},
+    constants=lambda name, dtype, _: cast(leaf(name, "float64"), dtype),
+    cast=cast,
+    reshape=None,
     needs_equal_ndim=False,
 )
 
