@@ -172,7 +172,8 @@ class Namespace(types.ModuleType):
         return function
 
     def __array_namespace_info__(self):
-        return numpy_xp.__array_namespace_info__()
+        dtypes = numpy_xp.__array_namespace_info__().dtypes
+        return types.SimpleNamespace(dtypes=lambda *, device, kind: dtypes(kind=kind))
 
     def asarray(self, values, dtype=None, device=None, copy=None):
         return asarray(values, dtype)

@@ -15,7 +15,7 @@ rotate = rotate_by_array_api
 class TensorFlow(Library):
     """TensorFlow: eager tensors, and the tensors of tf.function, whose sizes may be unknown."""
 
-    def has_int64(self) -> bool:
+    def has_int64(self, x: Any) -> bool:
         return True
 
     def is_array(self, value: Any) -> bool:

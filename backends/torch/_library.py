@@ -31,10 +31,7 @@ INLINED = 8
 class Torch(Library):
     """PyTorch: types are tested directly, as Dynamo warns about array-api-compat's cache."""
 
-    def has_int64(self) -> bool:
-        return True
-
-    def has_int64_for(self, x: Any) -> bool:
+    def has_int64(self, x: Any) -> bool:
         return True
 
     def is_array(self, value: Any) -> bool:

@@ -62,16 +62,10 @@ class Library:
         self.takes_numpy = takes_numpy
         self.implicit_device = implicit_device
 
-    def has_int64(self) -> bool:
-        """Return whether the library has 64-bit integers now; in JAX a setting decides, which may change."""
-        return "int64" in self.xp.__array_namespace_info__().dtypes(kind="integral")
-
-    def has_int64_for(self, x: Any) -> bool:
-        """Return whether the device of x has 64-bit integers."""
-        if self.implicit_device or self.name == "cupy":  # all GPUs have them
-            return self.has_int64()
-        info = self.xp.__array_namespace_info__()
-        return "int64" in info.dtypes(device=self.device(x), kind="integral")
+    def has_int64(self, x: Any) -> bool:
+        """Return whether the device of x has 64-bit integers now; in JAX a setting decides, which may change."""
+        where = {} if self.implicit_device else {"device": self.device(x)}
+        return "int64" in self.xp.__array_namespace_info__().dtypes(kind="integral", **where)
 
     def is_array(self, value: Any) -> bool:
         """Return whether a value is an array of this library."""
@@ -104,7 +98,7 @@ class Library:
             return None  # type: ignore[return-value]
         creation_kwargs = {} if self.implicit_device else {"device": self.device(x)}
         try:
-            has_int64 = self.has_int64_for(x)
+            has_int64 = self.has_int64(x)
         except Exception as error:  # array-api-strict's, of versions of the standard without this information
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
             raise unsupported(x, self.name, fault) from None

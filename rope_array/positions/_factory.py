@@ -94,7 +94,7 @@ def integers_or_float32(dtype: Any, like: Any, **values: Any) -> ArrayFactory:
 
 
 def _integer_name(lib: _library.Library, like: Any, dtype: Any) -> str:
-    return ("int64" if lib.has_int64_for(like) else "int32") if dtype is None else name_of_dtype(dtype)
+    return ("int64" if lib.has_int64(like) else "int32") if dtype is None else name_of_dtype(dtype)
 
 
 def floats(dtype: Any, like: Any) -> ArrayFactory:
@@ -108,7 +108,7 @@ def floats(dtype: Any, like: Any) -> ArrayFactory:
 def _new_factory(lib: _library.Library, like: Any, name: str, allowed: tuple[str, ...]) -> ArrayFactory:
     if name not in allowed:
         raise ArrayTypeError(f"dtype is {name!r}; give one of {', '.join(map(repr, allowed))}.")
-    if name.endswith("64") and not lib.has_int64_for(like):
+    if name.endswith("64") and not lib.has_int64(like):
         raise ArrayTypeError(
             f"dtype is {name!r}, and {lib.name} has no 64-bit dtypes on this device, or a setting (JAX: "
             f"jax_enable_x64) disables them; give {name[:-2]}32, or enable them."
