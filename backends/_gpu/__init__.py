@@ -230,7 +230,7 @@ def check_capture(words: Any, capturing: bool) -> None:
         _CAPTURED.append(words)
 
 
-def plan_words(plan: Plan) -> list[list[int]]:
+def plan_rows(plan: Plan) -> list[list[int]]:
     """Return the constants of a plan as rows of 64-bit integers, one number for each pair.
 
     The rows: ω/2π in units of 2^-64; the upper 64 and the lower 32 bits of ω/2π in units of 2^-96; the

@@ -16,7 +16,7 @@ from rope_array._backends._gpu import (
     arrange,
     check_capture,
     common_alignment,
-    plan_words,
+    plan_rows,
 )
 from rope_array._spec.plan import Layout, Plan
 
@@ -260,7 +260,7 @@ def _words(plan: Plan) -> Any:
     check_capture(words, stream.is_capturing())
     if words is None:
         plan.check()
-        words = cupy.asarray(np.array(plan_words(plan), dtype=np.int64))
+        words = cupy.asarray(np.array(plan_rows(plan), dtype=np.int64))
         stream.synchronize()  # calls on other streams will read the constants
         plan.on_devices[key] = words
     return words

@@ -383,7 +383,7 @@ def _words(plan: Plan, device: Any) -> Any:
     if device.type == "cuda":
         _gpu.check_capture(words, torch.cuda.is_current_stream_capturing())
     if words is None:
-        words = torch.tensor(_gpu.plan_words(plan), dtype=torch.int64, device=device)
+        words = torch.tensor(_gpu.plan_rows(plan), dtype=torch.int64, device=device)
         stream = _stream(device) if device.type == "cuda" else None
         plan.on_devices[device] = (words, stream)
     elif stream is not None and stream != _stream(device):

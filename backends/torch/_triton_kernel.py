@@ -42,7 +42,7 @@ def rotate_rows(
     y1,
     first,  # positions, or cos
     second,  # sin
-    words,  # the plan's constants, of rope_array._backends._gpu.plan_words
+    words,  # the plan's constants, of rope_array._backends._gpu.plan_rows
     position: tl.int64,  # of the first token, if positions are spaced
     seq: tl.int64,
     chunks: tl.int64,  # of heads
