@@ -57,10 +57,26 @@ def describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if hasattr(value, "dtype") and shape is not None and hasattr(shape, "__iter__"):
         dtype = getattr(value.dtype, "name", None) or str(value.dtype).rpartition(".")[2]
-        return f"{dtype}[{', '.join(map(str, shape))}] ({library_name(value)})"
+        traced = (
+            ", traced" if type(value).__name__.endswith("Tracer") else ""
+        )  # JAX's: its value is not known
+        return f"{dtype}[{', '.join(map(str, shape))}] ({library_name(value)}{traced})"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of length {len(value)}"
     return f"{short(value)} ({type(value).__name__})"
+
+
+def describe_other(value: Any) -> str:
+    """Describe a value that is no array, though it may have a shape and a dtype, or hold an array."""
+    if not hasattr(value, "dtype") or isinstance(value, type):
+        return describe(value)
+    holds = " that holds an array" if hasattr(value, "__jax_array__") else ", not an array"
+    return f"{describe(value)}, a {type(value).__name__}{holds}"
+
+
+def static_remedy(argument: str) -> str:
+    """Return the remedy for an array in the place of a plain value: jax.jit makes one of each argument."""
+    return f" For jax.jit, set it before: jax.jit(functools.partial(rope.apply, {argument}))."
 
 
 def short(value: Any) -> str:

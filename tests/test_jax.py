@@ -226,6 +226,57 @@ def test_refused_positions(dtype, narrow):
         ROPE.apply(normal(2, 5, 16), jnp.ones(5, dtype))
 
 
+class Holder:
+    """An object with the names of the array that it holds, like a Variable of Flax NNX."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __jax_array__(self):
+        return self.array
+
+    def __getattr__(self, name):
+        return getattr(self.array, name)
+
+
+# Of each wrong call: x and pos, options, and words of the message.
+WRONG = {
+    "traced seq_axis": (
+        lambda x, p: jax.jit(ROPE.apply)(x, p, seq_axis=-2),
+        ["seq_axis", "traced", "partial("],
+    ),
+    "seq_axis of JAX": (lambda x, p: ROPE.apply(x, p, seq_axis=jnp.int32(-2)), ["seq_axis is int32[] (jax)"]),
+    "traced inverse": (
+        lambda x, p: jax.jit(ROPE.apply)(x, p, inverse=True),
+        ["inverse", "traced", "partial("],
+    ),
+    "traced base": (lambda x, p: jax.jit(ra.apply)(x, p, base=1e4), ["base is float32[] (jax, traced)"]),
+    "x of NumPy": (
+        lambda x, p: jax.jit(lambda p: ROPE.apply(np.ones((5, 16), "f4"), p))(p),
+        ["two libraries", "jax.numpy.asarray(x)"],
+    ),
+    "x is described": (
+        lambda x, p: ROPE.apply(jax.ShapeDtypeStruct(x.shape, x.dtype), p),
+        ["a ShapeDtypeStruct, not an array"],
+    ),
+    "x is held": (lambda x, p: ROPE.apply(Holder(x), p), ["a Holder that holds an array", "variable[...]"]),
+    "like is held": (lambda x, p: ROPE.rotation(p, like=Holder(x)), ["a Holder that holds an array"]),
+    "a traced x is held": (
+        lambda x, p: jax.jit(lambda x: ROPE.apply(Holder(x), p))(x),
+        ["a Holder that holds an array"],
+    ),
+    "pos is held": (lambda x, p: ROPE.apply(x, Holder(p)), ["a Holder that holds an array", "pos[...]"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name, narrow):
+    call, words = WRONG[name]
+    with pytest.raises(ra.RoPEError) as caught:
+        call(normal(2, 5, 16), jnp.arange(5))
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
 def test_tuple_of_dtypes(x64):
     dtypes = ["float16", "float32", "bfloat16", *(["float64"] if x64 else [])]
     xs = tuple(normal(2, heads, 5, 16, dtype=d) for heads, d in zip((8, 1, 2, 3), dtypes, strict=False))
@@ -292,6 +343,40 @@ def test_a_call_is_one_program(kind, narrow):
     assert programs_of(lambda: rope.apply(x, pos)) == 1
     assert programs_of(lambda: rope.rotation(pos, like=x)) == 1
     assert programs_of(lambda: rotation.apply(x)) <= 1  # 0 if another rotation has the program
+
+
+def test_eager_transforms_are_programs(narrow):
+    """An eager gradient, derivative or recomputation is one program, as the forward call is."""
+    x, pos, rope = normal(2, 5, 16), jnp.arange(5), ra.RoPE(16, base=4100.0)
+    pull, push = (
+        jax.vjp(lambda x: rope.apply(x, pos), x)[1],
+        jax.linearize(lambda x: rope.apply(x, pos), x)[1],
+    )
+    again = jax.checkpoint(lambda x: rope.apply(x, pos)[0])
+    for call in (pull, push, again):
+        call(normal(2, 5, 16))  # JAX's own operations around it, such as the axes of pos
+    rope = ra.RoPE(16, base=4200.0)
+    assert programs_of(lambda: jax.vjp(lambda x: rope.apply(x, pos), x)) == 1
+    pull = jax.vjp(lambda x: rope.apply(x, pos), x)[1]
+    assert programs_of(lambda: pull(x)) == 1
+    assert programs_of(lambda: jax.checkpoint(lambda x: rope.apply(x, pos)[0])(x)) <= 1  # the forward program
+
+
+def test_explain_without_programs(narrow):
+    x = normal(2, 5, 16)
+    with jax.disable_jit():
+        assert "one after the other" in str(ra.explain(x, 3))
+    assert "one after the other" not in str(ra.explain(x, 3))
+
+
+def test_a_program_as_text_is_the_same_in_each_process(narrow):
+    x, code = (
+        normal(2, 5, 16),
+        "print(jax.make_jaxpr(lambda x: ra.apply(x, 3, base=77.0))(jnp.ones((2, 5, 16))))",
+    )
+    own = str(jax.make_jaxpr(lambda x: ra.apply(x, 3, base=77.0))(x))
+    assert own.strip() == child.run(f"import jax, jax.numpy as jnp, rope_array as ra\n{code}").strip()
+    assert own != str(jax.make_jaxpr(lambda x: ra.apply(x, 3, base=78.0))(x))
 
 
 def programs_of(call):
@@ -410,6 +495,30 @@ def test_inside_custom_derivatives(narrow):
     by_jvp = jax.custom_jvp(lambda x: ROPE.apply(x, pos))
     by_jvp.defjvp(lambda primals, tangents: (by_jvp(*primals), ROPE.apply(*tangents, pos)))
     judge(jax.vjp(by_jvp, x)[1](weight)[0], weight, pos, inverse=True, **HALF)
+
+
+def test_a_result_whose_gradient_is_not_needed(narrow):
+    """A later rule returns None for k: the gradient is that of q, by positions and by tables."""
+    product = jax.custom_vjp(lambda q, k: (q * k).sum())
+    product.defvjp(lambda q, k: (product(q, k), k), lambda k, g: (g * k, None))
+    q, k, pos = normal(2, 5, 16), normal(2, 5, 16, seed=1), np.arange(5)
+    rotation = ROPE.rotation(pos, like=q)
+    y = ROPE.apply(k, pos)
+    for rotate in (functools.partial(ROPE.apply, pos=pos), rotation.apply):
+        for run in (lambda f: f, jax.jit):
+            for function in (
+                lambda q, k, rotate=rotate: product(*rotate((q, k))),
+                lambda q, k, rotate=rotate: product(rotate(q), rotate(k)),
+            ):
+                dq, dk = run(jax.grad(function, (0, 1)))(q, k)
+                judge(dq, y, pos, inverse=True, **HALF)
+                assert not values(dk).any()
+
+    def by_tables(cos, sin):
+        return product(q, ROPE.rotation_from(cos, sin).apply(k))
+
+    for table in jax.grad(by_tables, (0, 1))(*rotation):
+        assert not values(table).any()
 
 
 def test_vmap_of_vmap(narrow):
@@ -650,6 +759,23 @@ def test_export(x64):
         judge(exported.call(x, pos), x, pos, **HALF)
 
 
+def test_tables_in_a_kernel_of_pallas(narrow):
+    """As docs/backends.md says: tables are inputs of the kernel, and the operations are the core's."""
+    from jax import export
+    from jax.experimental import pallas
+
+    x, pos = normal(8, 16), np.arange(8)
+    leaves, tree = jax.tree.flatten(ROPE.rotation(pos, like=x))
+
+    def kernel(x, cos, sin, y):
+        rotation = jax.tree.unflatten(tree, (cos[...], sin[...]))
+        y[...] = rotation.apply(x[...], backend="array-api")
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    judge(pallas.pallas_call(kernel, out_shape=shape, interpret=True)(x, *leaves), x, pos, **HALF)
+    export.export(jax.jit(pallas.pallas_call(kernel, out_shape=shape)), platforms=("tpu",))(x, *leaves)
+
+
 def test_no_tracer_leaks(narrow):
     x, pos = normal(2, 5, 16), np.arange(5)
     rope = ra.RoPE(16, base=3131.0)
@@ -744,6 +870,12 @@ MESHES = """
             judge(call(own), x, range(16), **HALF)
         y, pull = jax.vjp(lambda x: rope.apply(x, range(16)), own)
         judge(pull(own)[0], x, range(16), inverse=True, **HALF)
+        # Coordinates are split.
+        axes = {"coordinates": [0, 0, 0, 0, 1, 1, 1, 1], "widths": [8, 8]}
+        axial, pairs = ra.RoPE(16, axes=ra.Axes.axial(8, 8)), np.stack([POS, POS[::-1]], -1)
+        split = jax.device_put(pairs, P(None, None, "a"))
+        judge(axial.apply(own, split), x, pairs, axes=axes)
+        judge(axial.rotation(split, like=own).apply(own), x, pairs, axes=axes)
         # A batch of positions stays split.
         mapped = jax.jit(jax.vmap(lambda pos: rope.apply(own[0, 0], pos)))
         split = jax.device_put(POS, P("a"))

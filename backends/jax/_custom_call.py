@@ -35,6 +35,9 @@ _reason = _register()
 
 def description() -> str:
     """Return what rotates on the CPU, and elsewhere."""
+    config: Any = jax.config  # its type lacks the flags
+    if config.jax_disable_jit:
+        return "operations, one after the other: jax.disable_jit is on"
     if _reason:
         return f"operations that XLA fuses: {_reason}"
     level = _native.kernel.level_name()

@@ -51,9 +51,10 @@ def rotate_by_positions(x: Any, whole: Any, plan: Plan, seq_axis: int, ops: Arra
 def tables_by_positions(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin at integer positions: (1, 0) rotated in each pair, with the bits of a rotation."""
     plan, dtype = plan.of_units(), xp.float64 if use_float64 else xp.float32
-    rows = whole[..., :1] if plan.coordinates else whole[..., None]
+    # The largest coordinate and not the first: explicit mesh axes may split them.
+    rows = whole.max(-1, keepdims=True) if plan.coordinates else whole[..., None]
     units = (xp.arange(plan.layout.head_dim) < plan.layout.num_pairs).astype(rows.dtype)
-    # XLA removes the sum. It gives the units the sharding of the positions, which JAX may need to know.
+    # XLA removes the sum of zeros. It gives the units the sharding of the positions, which JAX may need.
     x = (units[(None,) * (rows.ndim - 1)] + rows * 0).astype(dtype)
     y = rotate_by_positions(x, whole, plan, -2, ops)
     return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
@@ -159,6 +160,8 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _transpose(dy: Any, x: Any, *source: Any, layout: Layout, transposed: bool, **params: Any) -> Any:
+    if type(dy) is ad.Zero:  # a later rule needs no gradient of the result
+        return tuple(ad.Zero(a.aval) if ad.is_undefined_primal(a) else None for a in (x, *source))
     if ad.is_undefined_primal(x):
         layout = layout.transposed(layout.amplitude)
         dx = rotate_p.bind(dy, *source, layout=layout, transposed=not transposed, **params)
@@ -198,6 +201,19 @@ def _rotate_by(form: Any, x: Any, *source: Any, layout: Layout, plan: Plan | Non
     return form(x, *_tables(x, source, plan), layout=layout, transposed=transposed)
 
 
+def _impl(*operands: Any, **params: Any) -> Any:
+    """Run one program, for an eager gradient or checkpoint; under `jax.disable_jit` run the operations."""
+    config: Any = jax.config  # its type lacks the flags
+    if config.jax_disable_jit:
+        return _rotate_by(rotate_parts, *operands, **params)
+    return _rotate_in_program(*operands, **params)
+
+
+@partial(jax.jit, static_argnames=("layout", "plan", "transposed"))
+def _rotate_in_program(*operands: Any, **params: Any) -> Any:
+    return rotate_p.bind(*operands, **params)
+
+
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to the kernel on the CPU; elsewhere, and where it cannot serve, to array operations."""
     if _custom_call.serves(ctx, params["plan"]):
@@ -206,7 +222,7 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     return mlir.lower_fun(rotate, multiple_results=False)(ctx, *operands)
 
 
-rotate_p.def_impl(partial(_rotate_by, rotate_parts))  # under jax.disable_jit
+rotate_p.def_impl(_impl)
 rotate_p.def_abstract_eval(_result_type)
 ad.primitive_jvps[rotate_p] = _jvp
 ad.primitive_transposes[rotate_p] = _transpose

@@ -15,7 +15,7 @@ except ModuleNotFoundError:  # a checkout without an installation
     ) from None
 
 from rope_array import _dynamo
-from rope_array._errors import ArrayTypeError, describe, library_name
+from rope_array._errors import ArrayTypeError, describe, describe_other, library_name
 from rope_array._spec.plan import Constants
 
 from .ops import ArrayOps
@@ -63,7 +63,7 @@ class Library:
         self.implicit_device = implicit_device
 
     def has_int64(self, x: Any) -> bool:
-        """Return whether the device of x has 64-bit integers now; in JAX a setting decides, which may change."""
+        """Return whether the device of x has 64-bit integers now; in JAX a setting decides."""
         where = {} if self.implicit_device else {"device": self.device(x)}
         return "int64" in self.xp.__array_namespace_info__().dtypes(kind="integral", **where)
 
@@ -185,6 +185,15 @@ def library(x: Any) -> Library:
     return found if found is not None else _register_type(x)
 
 
+def is_array_of_any_library(value: Any) -> bool:
+    """Return whether a value is an array, and not an object that holds one, such as a Variable of Flax NNX.
+
+    Such objects have all names of an array, but no array's functions take them in a program of JAX.
+    """
+    holds_array = hasattr(value, "__jax_array__") and not compat.is_jax_array(value)
+    return bool(compat.is_array_api_obj(value)) and not holds_array
+
+
 def is_numpy(value: Any) -> bool:
     """Return whether a value is a NumPy array; raise for masked arrays and matrices."""
     if not compat.is_numpy_array(value):
@@ -223,13 +232,16 @@ def _detect(x: Any) -> Library:
         _refuse_numpy_subclasses(x)
         return NumPy()
     try:
-        xp = compat.array_namespace(x)
+        xp = compat.array_namespace(x) if is_array_of_any_library(x) else None
     except (TypeError, AttributeError):  # AttributeError if a fake module replaces a library
+        xp = None
+    if xp is None:
         raise ArrayTypeError(
-            f"x is {describe(x)}; give an array of NumPy, PyTorch, JAX, CuPy, dask or any library with the "
-            "Array API, or several in one plain tuple: (q, k). A list of numbers becomes an array by "
-            "numpy.asarray."
-        ) from None
+            f"x is {describe_other(x)}; give an array of NumPy, PyTorch, JAX, TensorFlow, MLX, CuPy, dask or "
+            "any library with the Array API, or several in one plain tuple: (q, k). A list becomes an "
+            "array by numpy.asarray. Of an object that holds an array, give that: variable[...] of Flax, "
+            "or data of xarray."
+        )
     lazy, is_cupy = compat.is_jax_array(x) or compat.is_dask_array(x), compat.is_cupy_array(x)
     name = "cupy" if is_cupy else library_name(x)  # a subclass may be another package's
     found = Library(name, xp, takes_numpy=lazy, implicit_device=lazy)

@@ -7,10 +7,18 @@ its floats in float64, exactly.
 from numbers import Integral, Real
 from typing import Any
 
-from rope_array._errors import ArrayTypeError, PositionError, ShapeError, describe, short
+from rope_array._errors import (
+    ArrayTypeError,
+    PositionError,
+    ShapeError,
+    describe,
+    describe_other,
+    library_name,
+    short,
+)
 from rope_array._spec.shape_rule import without_coordinates
 
-from .library import POSITION_DTYPES, Library, dtype_name, is_numpy, is_numpy_scalar
+from .library import POSITION_DTYPES, Library, dtype_name, is_array_of_any_library, is_numpy, is_numpy_scalar
 from .ops import ArrayOps
 from .source import Positions
 
@@ -257,4 +265,9 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         "dask": "dask.array.asarray(pos)",
         "cubed": "cubed.from_array(pos, spec=x.spec)",
     }.get(lib.name, "asarray(pos) of x's own library")
+    if not is_array_of_any_library(pos):
+        held = "the array that it holds: pos[...] of Flax, or pos.data of xarray."
+        return f"pos is {describe_other(pos)}; give {hint}, or {held}"
+    if library_name(pos) == "jax" and lib.name == "numpy":
+        hint += ", or in a traced function jax.numpy.asarray(x)"
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."

@@ -3,11 +3,12 @@
 All records here are hashable plain Python, so tracers (jax.jit, torch.compile) take them as constants.
 """
 
+import zlib
 from collections.abc import Sequence
 from math import inf, pi
 from typing import Any, Literal, NamedTuple, get_args
 
-from rope_array._errors import SpecError
+from rope_array._errors import ArrayTypeError, SpecError, describe, static_remedy
 
 from .validation import MAX_PAIRS
 
@@ -172,6 +173,14 @@ class Plan:
         omegas, back64, back96 = ([-n for n in ns] for ns in (self.frequencies.values, turns64, turns96))
         return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
 
+    def turned(self, inverse: Any) -> "Plan":
+        """Return the plan, or that of the inverse rotation; raise if `inverse` is traced."""
+        try:
+            return self.inverse if inverse else self
+        except Exception:  # of the library that traces
+            text = f"inverse is {describe(inverse)}; give True or False.{static_remedy('inverse=True')}"
+            raise ArrayTypeError(text) from None
+
     def check(self) -> None:
         """Raise SpecError for a plan that no rope has, such as one with a layout changed by hand."""
         self.layout.check()
@@ -200,6 +209,11 @@ class Plan:
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
         return Plan, (self.layout, self.exact, *self.words(), None, self.coordinates)
+
+    def __repr__(self) -> str:
+        """Return a line for programs of JAX: equal plans have equal texts, in every process."""
+        number = zlib.crc32(repr(self._key).encode())
+        return f"Plan(num_pairs={self.layout.num_pairs}, exact={self.exact}, crc32={number:#010x})"
 
     def __hash__(self) -> int:
         return self._hash

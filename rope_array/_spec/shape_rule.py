@@ -1,9 +1,10 @@
 """The shape rule: how the axes of positions pair with the axes of x. Plain integers and tuples."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
-from rope_array._errors import ShapeError, short
+from rope_array._errors import ShapeError, describe, static_remedy
 
 from .plan import Plan
 
@@ -16,10 +17,9 @@ def sequence_axis(ndim: int, seq_axis: int) -> int:
 
 
 def _checked_axis(ndim: int, seq_axis: Any) -> int:
-    if isinstance(seq_axis, bool) or not hasattr(seq_axis, "__index__"):
-        raise ShapeError(
-            f"seq_axis is {short(seq_axis)}; give an int: the axis of x along which positions run."
-        )
+    if isinstance(seq_axis, bool) or not isinstance(seq_axis, Integral):
+        text = f"seq_axis is {describe(seq_axis)}; give an int: the axis of x along which positions run."
+        raise ShapeError(text + (static_remedy("seq_axis=-3") if hasattr(seq_axis, "dtype") else ""))
     axis = seq_axis + ndim if seq_axis < 0 else seq_axis
     if 0 <= axis < ndim - 1:
         return int(axis)
