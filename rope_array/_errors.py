@@ -60,10 +60,17 @@ def describe(value: Any) -> str:
         traced = (
             ", traced" if type(value).__name__.endswith("Tracer") else ""
         )  # JAX's: its value is not known
-        return f"{dtype}[{', '.join(map(str, shape))}] ({library_name(value)}{traced})"
+        return f"{dtype}[{_sizes(shape)}] ({library_name(value)}{traced})"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of length {len(value)}"
     return f"{short(value)} ({type(value).__name__})"
+
+
+def _sizes(shape: Any) -> str:
+    try:
+        return ", ".join(map(str, shape))
+    except ValueError:  # TensorFlow's, of an unknown number of axes
+        return "..."
 
 
 def describe_other(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import cluster_cases
 import numpy as np
+import position_cases
 import pytest
 
 import rope_array as ra
@@ -93,6 +94,19 @@ def test_split_heads_and_sequence_before_heads(backend, spec):
     np.testing.assert_array_equal(y.compute(), ROPE.apply(x, BS, seq_axis=-3), strict=True)
 
 
+@pytest.mark.parametrize("name", position_cases.MAKERS)
+def test_positions(name, spec):
+    position_cases.check(
+        name, lambda array: cubed.from_array(array, chunks=3, spec=spec), cubed.Array.compute
+    )
+
+
+def test_as_many_coordinates_as_pairs(spec):
+    """cubed's own take returns the array itself if there are as many indices as elements."""
+    chunks = lambda array: cubed.from_array(array, chunks=3, spec=spec)  # noqa: E731
+    position_cases.check_as_many_coordinates_as_pairs(chunks, cubed.Array.compute)
+
+
 def test_tuple_of_two_dtypes(spec):
     q, k = X, X[:, :1].astype(np.float64)
     found = ROPE.apply((chunked(q, spec), chunked(k, spec, (1, 1, 5, 16))), BS)
@@ -137,6 +151,13 @@ def test_memory_is_known_before_anything_runs(spec):
     assert y.plan().max_projected_mem > spec.allowed_mem
 
 
+def test_a_rotation_of_many_positions_of_the_host_is_in_chunks(spec):
+    x = cubed.ones((2, 2**17, 64), dtype=np.float32, chunks=(1, 2**10, 64), spec=spec)
+    for pos in (range(2**17), np.arange(2**18).reshape(2, -1)):
+        y = ra.RoPE(64).rotation(pos, like=x).apply(x)
+        assert y.plan().max_projected_mem <= spec.allowed_mem
+
+
 @pytest.mark.skipif(_native.kernel is None, reason="the C++ kernel is not built")
 def test_the_kernel_rotates_each_chunk(spec, monkeypatch):
     y = ROPE.apply(chunked(X, spec), BS)
@@ -153,5 +174,7 @@ def test_misfits_raise_at_once(spec):
         ROPE.apply(x, np.ones(S, np.float16))
     with pytest.raises(ra.PositionError):
         ROPE.apply(x, [2**63] * S)
+    with pytest.raises(ra.ArrayTypeError, match="two specs"):
+        ROPE.apply(x, cubed.from_array(np.arange(S)))
     with pytest.raises(ra.BackendError, match="Rotation"):
         ROPE.rotation(3, like=x).apply(x, backend="cubed")

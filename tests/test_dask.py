@@ -343,7 +343,7 @@ def test_sizes(shape):
 def test_masked_chunks_are_refused(lazily):
     x = da.ma.masked_greater(da.from_array(X, chunks=CHUNKS), 1.0)
     for call in (lambda: ROPE.apply(x, 3), lambda: ROPE.rotation(3, like=da.from_array(X)).apply(x)):
-        with pytest.raises(ra.ArrayTypeError, match="masked"):
+        with pytest.raises(ra.ArrayTypeError, match=r"map_blocks .* masked"):
             call()
 
 

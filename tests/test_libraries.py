@@ -7,6 +7,7 @@ from pathlib import Path
 
 import array_api_compat.numpy as numpy_xp
 import numpy as np
+import position_cases
 import pytest
 from compare import bits
 
@@ -156,6 +157,24 @@ def test_a_sparse_array_is_refused():
 
 
 @pytest.mark.library("blosc2")
+def test_positions_of_other_libraries_are_refused():
+    sparse = pytest.importorskip("sparse")
+    with pytest.raises(ra.ArrayTypeError, match="Give positions of NumPy"):
+        ra.apply(values(5, 16), sparse.COO(np.arange(5)))
+
+
+class Quantity(np.ndarray):
+    """An array with a unit, by the name of astropy's."""
+
+
+def test_an_array_with_a_unit_is_refused():
+    whole = np.arange(5).view(Quantity)
+    for call in (ra.apply, ra.explain):
+        with pytest.raises(ra.ArrayTypeError, match="has a unit"):
+            call(values(5, 16), whole)
+    assert "has a unit" in explained(values(2, 4).view(Quantity))
+
+
 def test_a_compressed_array_is_refused():
     import blosc2
 
@@ -237,6 +256,17 @@ def test_adapted_libraries_have_the_bits_of_numpy(lib, fields):
         np.testing.assert_allclose(lib.to_numpy(y), want, rtol=0, atol=1e-5)
     else:
         assert lib.to_numpy(y).tobytes() == want.tobytes()
+
+
+@pytest.mark.library(*ADAPTED)
+@pytest.mark.parametrize("name", position_cases.MAKERS)
+def test_positions_of_each_library(lib, name):
+    position_cases.check(name, lib.asarray, lib.to_numpy)
+
+
+@pytest.mark.library(*ADAPTED)
+def test_as_many_coordinates_as_pairs(lib):
+    position_cases.check_as_many_coordinates_as_pairs(lib.asarray, lib.to_numpy)
 
 
 # ---- MLX ----
@@ -334,6 +364,38 @@ def test_tensorflow_traces_unknown_sizes(fields, logged):
 
 
 @pytest.mark.library("tensorflow")
+@pytest.mark.parametrize("by_xla", [False, True])
+@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["interleaved"], FIELDS["part"]], ids=str)
+def test_unknown_sizes_that_do_not_line_up_fail_in_tensorflow(fields, by_xla):
+    """x is never repeated: not its one token, nor its one sequence."""
+    import tensorflow as tf
+
+    x, pos = tf.TensorSpec((None, 3, None, 16), tf.float32), tf.TensorSpec((None, None), tf.int64)
+    rotate = tf.function(
+        lambda x, pos: ra.apply(x, pos, **fields), [x, pos], jit_compile=by_xla, autograph=False
+    )
+    assert rotate.get_concrete_function().output_shapes.as_list() == x.shape.as_list()
+    assert rotate(tf.ones((2, 3, 5, 16)), tf.ones((1, 5), tf.int64)).shape == (2, 3, 5, 16)
+    for size in ((2, 3, 1, 16), (1, 3, 5, 16), (1, 3, 1, 16)):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            rotate(tf.ones(size), tf.ones((2, 5), tf.int64))
+
+
+@pytest.mark.library("tensorflow")
+def test_tensors_without_a_shape_are_refused():
+    import tensorflow as tf
+
+    x, unknown = tf.constant(values(5, 16)), [tf.TensorSpec(None, tf.float32)]
+    rope = ra.RoPE(16)
+    for call in (lambda t: rope.apply(t, 3), lambda t: ra.explain(t, 3, rope), lambda t: rope.apply(x, t)):
+        with pytest.raises(ra.ArrayTypeError, match=r"unknown number of axes; tf\.ensure_shape"):
+            tf.function(call, unknown, autograph=False).get_concrete_function()
+    with pytest.raises(ra.ArrayTypeError, match="a RaggedTensor, not an array"):
+        ra.apply(x, tf.ragged.constant([[1, 2], [3]]))
+    assert "a SparseTensor, not an array" in explained(tf.sparse.from_dense(x))
+
+
+@pytest.mark.library("tensorflow")
 def test_tensorflow_compiles_by_xla():
     import tensorflow as tf
 
@@ -412,6 +474,27 @@ def test_an_onnx_graph_has_the_values_of_numpy(fields, dtype):
 
 
 @pytest.mark.library("ndonnx")
+@pytest.mark.parametrize("fields", [FIELDS["half"], FIELDS["interleaved"], FIELDS["part"]], ids=str)
+def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
+    import ndonnx as ndx
+    import onnxruntime
+
+    x = ndx.argument(shape=("batch", 3, "length", 16), dtype=ndx.float32)
+    pos = ndx.argument(shape=("positions",), dtype=ndx.int64)
+    y = ra.apply(x, pos, **fields)
+    assert y.shape == (None, 3, None, 16)
+    model = ndx.build({"x": x, "pos": pos}, {"y": ra.apply(y, pos, **fields)})
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for batch, length in ((2, 5), (0, 5), (2, 0)):
+        given = {"x": values(batch, 3, length, 16), "pos": FAR[:length]}
+        assert session.run(None, given)[0].shape == (batch, 3, length, 16)
+    with pytest.raises(
+        Exception, match="status code returned while running"
+    ):  # ONNX Runtime has no public class
+        session.run(None, {"x": values(2, 3, 1, 16), "pos": FAR})
+
+
+@pytest.mark.library("ndonnx")
 def test_an_onnx_graph_of_coordinates_and_of_float_positions():
     x, rope = values(2, 3, 5, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 4))
     coordinates = np.stack([FAR, FAR[::-1]], axis=-1)
@@ -449,6 +532,15 @@ def test_explain_says_which_arrays_extend_the_graph():
 
 
 # ---- marray ----
+
+
+@pytest.mark.library("marray")
+def test_two_namespaces_of_marray_are_not_mixed():
+    from marray import numpy as one
+    from marray import numpy as other
+
+    with pytest.raises(ra.ArrayTypeError, match=r"two namespaces of marray .* Give both of one namespace"):
+        ra.apply(one.asarray(values(2, 4)), other.asarray(np.arange(2)))
 
 
 @pytest.mark.library("marray")

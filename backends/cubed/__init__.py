@@ -4,6 +4,7 @@ Positions get the axes of x, so that cubed pairs their chunks. Tables and coordi
 lacks, which cubed cannot pair: the array-api backend serves these, by cubed's own operations.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,13 @@ from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.position_input import read_positions
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import placement, sequence_axis
-from rope_array.backend_tools import Call, Positions, Source, Tables, rotate_by
+from rope_array.backend_tools import ArrayTypeError, Call, Positions, Source, Tables, rotate_by
 
 name = "cubed"
+_CHUNK = 4096  # numbers of the host in a chunk: positions, whose tables have a number for each pair
 
 
-def _concat(arrays: Any, /, *, axis: int) -> Any:
+def _concat(arrays: Any, /, *, axis: int = 0) -> Any:
     """Concatenate into one chunk along the axis: cubed mixes up parts that are chunked differently there."""
     chunks = list(arrays[0].chunks)
     chunks[axis] = (sum(a.shape[axis] for a in arrays),)
@@ -30,17 +32,32 @@ def _concat(arrays: Any, /, *, axis: int) -> Any:
 
 
 def _asarray(values: Any, /, *, dtype: Any = None, copy: bool | None = None, spec: Any = None) -> Any:
-    """Make an array of host values; cubed's own function takes 1 MB at most."""
+    """Make an array of host values, in chunks that tables fit in; cubed's own function takes 1 MB at most."""
     if LIBRARY.is_array(values):
         return values
-    array = np.asarray(values, dtype=dtype)
-    make = cubed.array_api.asarray if array.nbytes <= 10**6 else cubed.from_array
-    return make(array, spec=spec)
+    array, chunks, room = np.asarray(values, dtype=dtype), [], _CHUNK
+    for size in reversed(array.shape):
+        chunks.append(min(size, room))
+        room = max(1, room // max(1, size))
+    return cubed.from_array(array, tuple(reversed(chunks)), spec=spec)
 
 
-def _arange(start: int, stop: int, step: int, *, dtype: Any, spec: Any) -> Any:
+def _arange(*ends: int, dtype: Any = None, spec: Any = None) -> Any:
     """Return the integers of a range; cubed's own function fails for a negative step."""
-    return _asarray(np.arange(start, stop, step, dtype=dtype), spec=spec)
+    return _asarray(np.arange(*ends, dtype=dtype), spec=spec)
+
+
+def _searchsorted(values: Any, x: Any, /, *, side: str = "left") -> Any:
+    """Find places in sorted values, which are computed; cubed's own function makes arrays of another spec."""
+    find = partial(np.searchsorted, values.compute(), side=side)
+    return cubed.map_blocks(find, x, dtype=np.int64)
+
+
+def _take(x: Any, indices: Any, /, *, axis: int) -> Any:
+    """Take elements along an axis; for as many indices as elements, cubed's own function returns x."""
+    indices = np.asarray(indices.compute() if LIBRARY.is_array(indices) else indices)
+    before = (slice(None),) * (axis % x.ndim)
+    return x[(*before, np.append(indices, 0))][(*before, slice(indices.size))]
 
 
 class Cubed(Library):
@@ -49,11 +66,25 @@ class Cubed(Library):
     def is_array(self, value: Any) -> bool:
         return isinstance(value, cubed.Array)
 
+    def check_mix(self, xs: tuple[Any, ...], source: Source) -> None:
+        for array in (*xs[1:], *source.arrays):
+            if self.is_array(array) and array.spec != xs[0].spec:
+                raise ArrayTypeError(
+                    "the arrays of one call have two specs, and cubed computes with one; make positions by "
+                    "cubed.from_array(pos, spec=x.spec)."
+                )
+
     def ops(self, x: Any) -> ArrayOps:
         return super().ops(x)._replace(creation_kwargs={"spec": x.spec})
 
 
-_OWN = {"asarray": _asarray, "arange": _arange, "concat": _concat}
+_OWN = {
+    "arange": _arange,
+    "asarray": _asarray,
+    "concat": _concat,
+    "searchsorted": _searchsorted,
+    "take": _take,
+}
 _xp = SimpleNamespace(**{**vars(cubed.array_api), **_OWN})
 LIBRARY = Cubed("cubed", _xp, takes_numpy=True, implicit_device=True)
 

@@ -16,7 +16,7 @@ from dask.layers import ArrayValuesDep
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.position_input import read_positions
-from rope_array._errors import ShapeError
+from rope_array._errors import ArrayTypeError, ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
 from rope_array.backend_tools import Call, Positions, Tables, make_tables_for, rotate_by
@@ -31,7 +31,11 @@ class Dask(Library):
         return isinstance(value, da.Array)
 
     def check_supported(self, value: Any) -> None:
-        library_of(value._meta)  # refuses chunks that are masked arrays
+        try:
+            library_of(value._meta)
+        except ArrayTypeError as error:  # chunks that are masked or sparse arrays
+            text = "a dask array cannot be used for its chunks, which x.map_blocks can convert. Of a chunk"
+            raise ArrayTypeError(f"{text}: {error}") from None
 
 
 LIBRARY = Dask("dask", xp, takes_numpy=True, implicit_device=True)
@@ -148,7 +152,7 @@ def _checked(pos: Any, plan: Plan) -> Any:
 
 
 def _shape(pos: Any) -> tuple[Any, ...]:
-    return (len(pos),) if isinstance(pos, range) else np.shape(pos)
+    return (len(pos),) if isinstance(pos, range) else getattr(pos, "shape", ())
 
 
 def _in_chunks(pos: Any, plan: Plan, like: Any) -> Any:

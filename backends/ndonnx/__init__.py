@@ -4,6 +4,7 @@ from typing import Any
 
 import ndonnx as xp
 import numpy as np
+import spox.opset.ai.onnx.v21 as op
 
 from rope_array.backend_tools import Call, Library, Positions, Source, make_tables_for, rotate_by
 
@@ -22,6 +23,13 @@ class NDonnx(Library):
         have = array.dynamic_shape  # an axis of unknown size keeps its place
         sizes = [have[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
         return xp.reshape(array, xp.stack(sizes))
+
+    def of_shape_of(self, y: Any, x: Any) -> Any:
+        y = xp.reshape(y, x.dynamic_shape)
+        known = op.const(
+            [n or 0 for n in x.shape], np.int64
+        )  # 0 keeps a size, so that the graph knows the others
+        return xp.asarray(op.reshape(y.unwrap_spox(), known))
 
 
 LIBRARY = NDonnx("ndonnx", xp, implicit_device=True)

@@ -26,6 +26,8 @@ class TensorFlow(Library):
             raise ArrayTypeError(
                 "a tf.Variable is no tensor; give its tensor: tf.convert_to_tensor(variable)."
             )
+        if value.shape.rank is None:
+            raise ArrayTypeError("a tensor has an unknown number of axes; tf.ensure_shape sets its shape.")
 
     def reshape(self, array: Any, shape: Any) -> Any:
         sizes = tf.shape(array)  # an axis of unknown size keeps its place
@@ -34,20 +36,28 @@ class TensorFlow(Library):
     def right_shift(self, array: Any, count: int) -> Any:
         return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
 
+    def of_shape_of(self, y: Any, x: Any) -> Any:
+        y = tf.reshape(y, tf.shape(x), name="rope_array_positions_have_to_line_up_with_x")  # in its error
+        return tf.ensure_shape(y, x.shape)
+
 
 def _asarray(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
     return tf.identity(value) if copy else tf.convert_to_tensor(value, dtype)
 
 
-_NAMES = ("broadcast_to", "concat", "cos", "exp", "reshape", "round", "sin", "stack", "where", "zeros_like")
+_NAMES = ("broadcast_to", "cos", "exp", "eye", "reshape", "round", "sin", "stack", "where", "zeros_like")
 _DTYPES = ("int32", "int64", "uint32", "float32", "float64")
 _XP = SimpleNamespace(
     **{name: getattr(tf, name) for name in (*_NAMES, *_DTYPES)},
     arange=tf.range,
     asarray=_asarray,
     astype=lambda array, dtype, copy=True: tf.cast(array, dtype),
+    concat=lambda arrays, axis=0: tf.concat(arrays, axis),
+    cumulative_sum=lambda array, axis, dtype: tf.cumsum(tf.cast(array, dtype), axis),
     full=lambda shape, value, dtype: tf.fill(shape, tf.constant(value, dtype)),
+    matrix_transpose=tf.linalg.matrix_transpose,
     permute_dims=tf.transpose,
+    searchsorted=tf.searchsorted,
     take=tf.gather,
 )
 LIBRARY = TensorFlow("tensorflow", _XP, takes_numpy=True, implicit_device=True)

@@ -103,7 +103,7 @@ class Library:
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
             raise unsupported(x, self.name, fault) from None
         made = (self.constants, self.cast, self.reshape)
-        return ArrayOps(self.xp, has_int64, creation_kwargs, *made, right_shift=self.right_shift)
+        return ArrayOps(self.xp, has_int64, creation_kwargs, *made, True, self.right_shift, self.of_shape_of)
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
@@ -139,6 +139,10 @@ class Library:
     def right_shift(self, array: Any, count: int) -> Any:
         """Shift signed integers right by a number of bits, rounding down."""
         return array >> count
+
+    def of_shape_of(self, y: Any, x: Any) -> Any:
+        """Give y, a rotated x of unknown sizes, the shape of x. Fail when the sizes are known and differ."""
+        return y
 
 
 class NumPy(Library):
@@ -259,6 +263,8 @@ def _refuse_numpy_subclasses(x: Any) -> None:
             f"{describe(x)} is a masked array; a rotation mixes the members of a pair, so a mask is "
             "ambiguous after it. Give its filled(0), or its data, and keep the mask separately."
         )
+    if "Quantity" in names:  # astropy's
+        raise ArrayTypeError(f"{describe(x)} has a unit, and a rotation needs plain numbers; give its value.")
     if "matrix" in names:
         raise ArrayTypeError(
             f"{describe(x)} is a numpy.matrix, whose * multiplies matrices; give numpy.asarray of it."

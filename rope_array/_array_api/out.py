@@ -71,6 +71,8 @@ def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _check_kind(out: Any, x: Any, lib: Library) -> None:
     if not lib.is_array(out):
+        if lib.memory(x) is None:
+            raise _not_written(lib)
         raise ArrayTypeError(f"out is {describe(out)}; give an array of {lib.name}, as x is.")
     lib.check_supported(out)
     if tuple(out.shape) != tuple(x.shape):
@@ -88,11 +90,15 @@ def _memory(out: Any, x: Any, others: tuple[Any, ...], lib: Library) -> Memory:
     lib.check_out(out, x, others)
     memory = lib.memory(out)
     if memory is None:
-        raise ArrayTypeError(
-            f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and "
-            "CuPy. Omit out, and use the result."
-        )
+        raise _not_written(lib)
     return memory
+
+
+def _not_written(lib: Library) -> ArrayTypeError:
+    return ArrayTypeError(
+        f"out is given, and arrays of {lib.name} are not written into; out= serves NumPy, PyTorch and CuPy. "
+        "Omit out, and use the result."
+    )
 
 
 def _check_writable(out: Any, memory: Memory) -> None:

@@ -262,12 +262,18 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         "numpy": "numpy.asarray(pos)",
         "jax": "jax.numpy.asarray(pos)",
         "cupy": "cupy.asarray(pos)",
+        "tensorflow": "tensorflow.convert_to_tensor(pos)",
         "dask": "dask.array.asarray(pos)",
         "cubed": "cubed.from_array(pos, spec=x.spec)",
     }.get(lib.name, "asarray(pos) of x's own library")
     if not is_array_of_any_library(pos):
         held = "the array that it holds: pos[...] of Flax, or pos.data of xarray."
         return f"pos is {describe_other(pos)}; give {hint}, or {held}"
-    if library_name(pos) == "jax" and lib.name == "numpy":
+    what = "libraries"
+    if library_name(pos) == library_name(x):  # marray makes a namespace for each import
+        what, hint = f"namespaces of {lib.name}", "both of one namespace"
+    elif lib.name == "numpy" and library_name(pos) == "jax":
         hint += ", or in a traced function jax.numpy.asarray(x)"
-    return f"pos is {describe(pos)} and x {describe(x)}; arrays of two libraries are not mixed. Give {hint}."
+    elif lib.name == "numpy" and (hasattr(pos, "todense") or not hasattr(pos, "__array__")):
+        hint = "positions of NumPy"
+    return f"pos is {describe(pos)} and x {describe(x)}; arrays of two {what} are not mixed. Give {hint}."

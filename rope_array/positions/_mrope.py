@@ -225,8 +225,8 @@ def _read(name: str, value: Any, boolean: bool = False, kind: type = Integral) -
         read = None
     if read is None:
         raise ArrayTypeError(
-            f"{name} is {describe(value)}, whose values cannot be read here; call mrope outside of compiled "
-            "functions, on values (of a dask array, its compute())."
+            f"{name} is {describe(value)}, whose values cannot be read; give values of NumPy, outside of "
+            "compiled functions (of a lazy array, its compute())."
         ) from None
     return read, tuple(value.shape)
 

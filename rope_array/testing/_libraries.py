@@ -941,6 +941,7 @@ class MLX(Library):
         {
             "float64": "MLX has float64 on the CPU only",
             "lazy": "an array does not show whether it is computed",
+            **_WHOLE,
             **_OF_TORCH,
             **_NOT_MAPPED,
         }
