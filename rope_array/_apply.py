@@ -105,7 +105,7 @@ def apply(
         plan = plan_for(x, rope, spec)
     if plan.max_position is not None:
         check_largest(pos, plan.max_position)
-    source = Positions(pos, plan if inverse is False else plan.turned(inverse))
+    source = Positions(pos, plan if inverse is False else plan.for_direction(inverse))
     y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
     return y
 

@@ -57,9 +57,8 @@ def describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if hasattr(value, "dtype") and shape is not None and hasattr(shape, "__iter__"):
         dtype = getattr(value.dtype, "name", None) or str(value.dtype).rpartition(".")[2]
-        traced = (
-            ", traced" if type(value).__name__.endswith("Tracer") else ""
-        )  # JAX's: its value is not known
+        # JAX's: their values are not known.
+        traced = ", traced" if type(value).__name__.endswith("Tracer") else ""
         return f"{dtype}[{_sizes(shape)}] ({library_name(value)}{traced})"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of length {len(value)}"

@@ -24,11 +24,10 @@ class NDonnx(Library):
         sizes = [have[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
         return xp.reshape(array, xp.stack(sizes))
 
-    def of_shape_of(self, y: Any, x: Any) -> Any:
+    def with_shape_of(self, y: Any, x: Any) -> Any:
         y = xp.reshape(y, x.dynamic_shape)
-        known = op.const(
-            [n or 0 for n in x.shape], np.int64
-        )  # 0 keeps a size, so that the graph knows the others
+        # 0 keeps a size. So the graph knows the others, which a reshape to sizes of the run forgets.
+        known = op.const([n or 0 for n in x.shape], np.int64)
         return xp.asarray(op.reshape(y.unwrap_spox(), known))
 
 

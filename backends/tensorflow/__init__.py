@@ -36,7 +36,7 @@ class TensorFlow(Library):
     def right_shift(self, array: Any, count: int) -> Any:
         return tf.bitwise.right_shift(array, tf.constant(count, array.dtype))
 
-    def of_shape_of(self, y: Any, x: Any) -> Any:
+    def with_shape_of(self, y: Any, x: Any) -> Any:
         y = tf.reshape(y, tf.shape(x), name="rope_array_positions_have_to_line_up_with_x")  # in its error
         return tf.ensure_shape(y, x.shape)
 

@@ -103,7 +103,9 @@ class Library:
             fault = f"raised {type(error).__name__} in __array_namespace_info__: {error}"
             raise unsupported(x, self.name, fault) from None
         made = (self.constants, self.cast, self.reshape)
-        return ArrayOps(self.xp, has_int64, creation_kwargs, *made, True, self.right_shift, self.of_shape_of)
+        return ArrayOps(
+            self.xp, has_int64, creation_kwargs, *made, True, self.right_shift, self.with_shape_of
+        )
 
     def host_ops(self, ops: ArrayOps) -> ArrayOps:
         """Return the operations that make arrays of host positions, if the library accepts NumPy arrays."""
@@ -140,8 +142,8 @@ class Library:
         """Shift signed integers right by a number of bits, rounding down."""
         return array >> count
 
-    def of_shape_of(self, y: Any, x: Any) -> Any:
-        """Give y, a rotated x of unknown sizes, the shape of x. Fail when the sizes are known and differ."""
+    def with_shape_of(self, y: Any, x: Any) -> Any:
+        """Give y, a rotated x of unknown sizes, the shape of x; fail in the run if the sizes differ."""
         return y
 
 

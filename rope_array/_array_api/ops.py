@@ -25,8 +25,8 @@ class ArrayOps(NamedTuple):
         Whether factors need equally many axes, which JAX can be configured to enforce.
     right_shift
         Shifts integers right: ``right_shift(array, count)``. TensorFlow has no operator for it.
-    of_shape_of
-        Gives a result the shape of an x of unknown sizes: ``of_shape_of(y, x)``.
+    with_shape_of
+        Gives a result the shape of an x of unknown sizes: ``with_shape_of(y, x)``.
     """
 
     xp: Any
@@ -37,4 +37,4 @@ class ArrayOps(NamedTuple):
     reshape: Any
     needs_equal_ndim: bool = True
     right_shift: Any = rshift
-    of_shape_of: Any = None
+    with_shape_of: Any = None

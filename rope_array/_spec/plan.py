@@ -173,7 +173,7 @@ class Plan:
         omegas, back64, back96 = ([-n for n in ns] for ns in (self.frequencies.values, turns64, turns96))
         return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
 
-    def turned(self, inverse: Any) -> "Plan":
+    def for_direction(self, inverse: Any) -> "Plan":
         """Return the plan, or that of the inverse rotation; raise if `inverse` is traced."""
         try:
             return self.inverse if inverse else self
