@@ -17,7 +17,8 @@ def sequence_axis(ndim: int, seq_axis: int) -> int:
 
 
 def _checked_axis(ndim: int, seq_axis: Any) -> int:
-    if isinstance(seq_axis, bool) or not isinstance(seq_axis, Integral):
+    is_integer = isinstance(seq_axis, Integral) and not isinstance(seq_axis, bool)
+    if not is_integer:
         text = f"seq_axis is {describe(seq_axis)}; give an int: the axis of x along which positions run."
         raise ShapeError(text + (static_remedy("seq_axis=-3") if hasattr(seq_axis, "dtype") else ""))
     axis = seq_axis + ndim if seq_axis < 0 else seq_axis
