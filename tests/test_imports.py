@@ -169,7 +169,7 @@ MAY_IMPORT = {
 # Modules that most programs never need: only the listed modules import them at the top.
 # The package itself names rope_array.hf and rope_array.torch for type checkers.
 LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
-OWN = {"jax": {"jax", "jaxlib"}, "torch": {"torch", "triton"}}
+OWN = {"jax": {"jax", "jaxlib"}, "ndonnx": {"ndonnx", "spox"}, "torch": {"torch", "triton"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}

@@ -156,9 +156,10 @@ def test_a_sparse_array_is_refused():
     assert "its todense()" in text
 
 
-@pytest.mark.library("blosc2")
-def test_positions_of_other_libraries_are_refused():
-    sparse = pytest.importorskip("sparse")
+@pytest.mark.library("sparse")
+def test_positions_of_another_library_are_refused():
+    import sparse
+
     with pytest.raises(ra.ArrayTypeError, match="Give positions of NumPy"):
         ra.apply(values(5, 16), sparse.COO(np.arange(5)))
 
@@ -175,6 +176,7 @@ def test_an_array_with_a_unit_is_refused():
     assert "has a unit" in explained(values(2, 4).view(Quantity))
 
 
+@pytest.mark.library("blosc2")
 def test_a_compressed_array_is_refused():
     import blosc2
 
