@@ -3,10 +3,10 @@
 import contextlib
 from typing import NamedTuple
 
+import child
 import pytest
 import torch
 from compare import assert_same, bits
-from triton.runtime.errors import InterpreterError
 from triton_cases import CALLS, FLOATS, Call, assert_right, normal
 from triton_mutants import MUTANTS, installed
 
@@ -457,15 +457,32 @@ def test_tables_of_a_rotation_serve_every_dtype():
     assert isinstance(Tables(*tables, ROPE._plan.layout), Tables)
 
 
+# ---- the interpreter ----
+
+
+def test_triton_imported_to_compile_is_refused():
+    """Its own functions would then be compiled for ever, and each call of the kernel would fail."""
+    script = """
+        import triton
+        from rope_array.testing._triton_interpreter import use_interpreter
+        print(use_interpreter())
+    """
+    reason = child.run(script, TRITON_INTERPRET="0")
+    assert "already imported, to compile for a GPU; start another process" in reason
+
+
 # ---- the tests themselves ----
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_is_found(mutant, monkeypatch, tmp_path):
     """Each fault, put into the sources, fails the test that it names."""
+    # Not at the top, as triton_cases has to be the first to import Triton.
+    from triton.runtime.errors import InterpreterError
+
     test = globals().get(mutant.test) or (lambda: test_every_call(mutant.test))
-    # What a fault leaves unwritten, or reads elsewhere, may be any bits, at which NumPy may warn: in the test, or in
-    # the interpreter, which wraps the warning.
+    # What a fault leaves unwritten, or reads elsewhere, may be any bits, of which NumPy may warn.
+    # The interpreter wraps the warning.
     found = (AssertionError, RuntimeWarning, InterpreterError)
     with installed(mutant, monkeypatch, tmp_path), pytest.raises(found):
         test()

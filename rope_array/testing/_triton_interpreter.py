@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from threading import Lock
 from typing import Any
@@ -11,19 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_KERNEL = "rope_array._backends.torch._triton_kernel"
-
 
 def use_interpreter() -> str:
     """Have Triton interpret the kernel from now on; return why that is impossible, or ""."""
-    kernel = sys.modules.get(_KERNEL)
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         interpreter = import_module("triton.runtime.interpreter")
     except ImportError as error:
         return f"Triton cannot be imported: {error}"
-    if kernel is not None and not hasattr(kernel.rotate_rows, "rewrite"):
-        return "the kernel is already loaded for a GPU; start another process"
+    # A function of Triton's own that the kernel calls: compiled or interpreted since Triton's import.
+    if not hasattr(interpreter.tl.cdiv, "rewrite"):
+        return "Triton is already imported, to compile for a GPU; start another process"
     if interpreter.GridExecutor.__call__.__module__ != __name__:
         _round_to_nearest(interpreter)
         _run_one_by_one(interpreter)
