@@ -186,19 +186,23 @@ struct ArrayTuple {
 
 // Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread
 // that does: with glibc, pthread_exit unwinds the stack by an exception, and nanobind's frames end the process, as they
-// catch it and do not rethrow it, or are noexcept. So the thread sleeps, as it does in 3.14.
-template <class F>
-auto sleeping_at_exit(F call) {
+// catch it and do not rethrow it, or are noexcept. So the thread sleeps, as it does in 3.14. The reference that is caught
+// is null, which sanitizers would report.
 #if defined(__GLIBCXX__)
+template <class F>
+__attribute__((no_sanitize("null", "alignment"))) auto sleeping_at_exit(F call) {
     try {
         return call();
     } catch (abi::__forced_unwind&) {
         for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
     }
-#else
-    return call();
-#endif
 }
+#else
+template <class F>
+auto sleeping_at_exit(F call) {
+    return call();
+}
+#endif
 
 // Return the function with all of its calls guarded: attributes, iterators and finalizers may be Python code, which
 // takes the lock anew.
