@@ -15,9 +15,10 @@ class Encoding(nn.Module):
 
     shared = False  # whether all layers use the same module, as T5 and TUPE do
 
-    def __init__(self, head_dim: int, num_heads: int, max_length: int) -> None:
+    def __init__(self, head_dim: int, num_heads: int, max_length: int, causal: bool = False) -> None:
         super().__init__()
         self.head_dim, self.num_heads, self.max_length = head_dim, num_heads, max_length
+        self.causal = causal  # whether a query sees earlier keys only: T5's buckets depend on it
 
     def embed(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Add positions to embeddings (B, S, H·D), of which the first is at position `start`."""

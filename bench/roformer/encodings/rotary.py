@@ -8,8 +8,8 @@ from ._base import Encoding, positions
 class Rotary(Encoding):
     """Scores (R_m q)·(R_n k)/√D, with R_m the rotation of pair i by m·base^(−2i/D)."""
 
-    def __init__(self, head_dim, num_heads, max_length, **fields):
-        super().__init__(head_dim, num_heads, max_length)
+    def __init__(self, head_dim, num_heads, max_length, causal=False, **fields):
+        super().__init__(head_dim, num_heads, max_length, causal)
         self.rope = ra.RoPE(head_dim, **fields)
 
     def scores(self, q, k):

@@ -1,0 +1,88 @@
+"""The masked language model of several experiments: its sizes, batches, loss and accuracy."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ..data import batches
+from ..data.tokens import CLS
+from ..model import Config, LanguageModel, Transformer
+
+# Seeds of the held-out batches, which all arms and seeds share.
+VALIDATION, TEST = 1_000_001, 1_000_002
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a model and of its batches."""
+
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    max_length: int = 256  # of learned positions: training on long texts goes on with this length
+
+    def config(self, vocab_size: int, encoding: str, **options: Any) -> Config:
+        """Return the config of a model. Weights begin with the variance 1/width, at which sums keep theirs."""
+        return Config(
+            vocab_size,
+            encoding,
+            self.width,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            max_length=self.max_length,
+            deviation=float(__import__('os').environ.get('STD',self.width**-0.5)),
+            **options,
+        )
+
+
+def windows(tokens: np.ndarray, seed: int, step: int, batch: int, length: int) -> np.ndarray:
+    """Return [CLS] and length − 1 tokens of text in each of `batch` rows."""
+    text = batches.batches(tokens, seed, step, batch, length - 1)
+    return np.insert(text, 0, CLS, axis=1)
+
+
+def masked(
+    tokens: np.ndarray, vocab_size: int, seed: int, step: int, batch: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the masked tokens of a batch and its labels, both (batch, length)."""
+    rows = windows(tokens, seed, step, batch, length)
+    inputs, labels = batches.mask_tokens(rows, seed, step, vocab_size)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+
+def loss_and_hits(model: LanguageModel, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[Any, Any]:
+    """Return the mean loss of the masked tokens, and whether each is the likeliest word."""
+    chosen = labels != batches.IGNORED
+    logits = model.head(model.body(inputs)[chosen])  # the head computes the masked tokens only
+    return cross_entropy(logits, labels[chosen]), logits.argmax(-1) == labels[chosen]
+
+
+@torch.no_grad()
+def score(
+    model: LanguageModel, tokens: np.ndarray, seed: int, count: int, batch: int, length: int
+) -> dict[str, float]:
+    """Return loss and accuracy of the masked tokens in `count` batches."""
+    losses, hits = [], []
+    for step in range(count):
+        inputs, labels = masked(tokens, model.body.config.vocab_size, seed, step, batch, length)
+        loss, hit = loss_and_hits(model, inputs, labels)
+        losses.append(loss.item() * len(hit))
+        hits.append(hit)
+    every = torch.cat(hits)
+    return {"loss": sum(losses) / len(every), "accuracy": every.double().mean().item()}
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Return the number of trained numbers; a module that layers share counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def load_body(body: Transformer, path: Any) -> None:
+    """Read the transformer of a language model's weights into that of another model."""
+    weights = torch.load(path, weights_only=True)
+    body.load_state_dict(
+        {name.removeprefix("body."): each for name, each in weights.items() if name.startswith("body.")}
+    )

@@ -1,0 +1,480 @@
+"""bench/roformer/encodings against the papers' formulas, one query, key and head at a time, in float64."""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+from roformer import encodings
+from roformer.encodings import ENCODINGS
+from roformer.encodings.performer import orthogonal_normals
+from roformer.encodings.t5 import buckets
+from roformer.model import Config
+
+pytestmark = pytest.mark.library("torch")
+
+B, H, D, LENGTH = 2, 3, 4, 96
+BOTH = pytest.mark.parametrize("causal", [False, True], ids=["encoder", "decoder"])
+
+
+def make(name, causal=False, **options):
+    """Return an encoding in float64 with every parameter drawn anew, from N(0, 1)."""
+    torch.manual_seed(sum(map(ord, name)))
+    encoding = ENCODINGS[name](D, H, LENGTH, causal=causal, **options).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter)
+    return encoding
+
+
+def draw(*lengths, seed=1):
+    """Return arrays (B, H, length, D) in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, H, n, D, generator=generator, dtype=torch.float64) for n in lengths]
+
+
+def array(parameter):
+    return parameter.detach().numpy()
+
+
+def close(result, expected, tolerance=1e-12):
+    result = result.detach().numpy()
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance * max(1, np.abs(expected).max()))
+
+
+# The formulas: score(encoding, q, k, h, m, n) of a query q (D,) at m and a key k (D,) at n, in head h.
+
+
+def dot(encoding, q, k, h, m, n):
+    return q @ k / math.sqrt(D)
+
+
+def sinusoid(pos, width):
+    angles = [pos / 10000 ** (2 * (i // 2) / width) for i in range(width)]
+    return np.array([math.cos(a) if i % 2 else math.sin(a) for i, a in enumerate(angles)])
+
+
+def of_head(x, h):
+    """Return the D features of head h, of a vector of all heads."""
+    return x[h * D : (h + 1) * D]
+
+
+def clip(distance, low, high):
+    return min(max(distance, low), high)
+
+
+def shaw(encoding, q, k, h, m, n, reach=16):
+    return q @ (k + array(encoding.keys)[clip(m - n, -reach, reach) + reach]) / math.sqrt(D)
+
+
+def transformer_xl(encoding, q, k, h, m, n):
+    w, u, v = map(array, (encoding.w, encoding.u, encoding.v))
+    r = of_head(w @ sinusoid(m - n, H * D), h)
+    return (q @ k + q @ r + u[h] @ k + v[h] @ r) / math.sqrt(D)
+
+
+def bucket(distance, causal, count=32, reach=128):
+    """T5's bucket by integers alone: the logarithm's floor is the number of powers that fit."""
+    if not causal:
+        half = count // 2
+        return bucket(abs(distance), True, half, reach) + (half if distance < 0 else 0)
+    exact, wide = count // 2, count - count // 2
+    if distance < exact:
+        return max(distance, 0)
+    # log(d/e)/log(r/e)·w ≥ j is d^w·e^j ≥ r^j·e^w, with e exact buckets, reach r and w wide buckets.
+    fits = [j for j in range(1, wide) if distance**wide * exact**j >= reach**j * exact**wide]
+    return exact + len(fits)
+
+
+def t5(encoding, q, k, h, m, n):
+    return dot(encoding, q, k, h, m, n) + array(encoding.table)[bucket(m - n, encoding.causal), h]
+
+
+def tupe_absolute(encoding, q, k, h, m, n):
+    p, u_q, u_k = map(array, (encoding.table, encoding.u_q, encoding.u_k))
+    return (q @ k + of_head(u_q @ p[m], h) @ of_head(u_k @ p[n], h)) / math.sqrt(2 * D)
+
+
+def tupe_relative(encoding, q, k, h, m, n):
+    bias = array(encoding.relative.table)[bucket(m - n, encoding.causal), h]
+    return tupe_absolute(encoding, q, k, h, m, n) + bias
+
+
+def deberta(encoding, q, k, h, m, n, reach=32):
+    def delta(i, j):
+        return 0 if i - j <= -reach else 2 * reach - 1 if i - j >= reach else i - j + reach
+
+    p, w_q, w_k = map(array, (encoding.table, encoding.w_q, encoding.w_k))
+    k_r, q_r = of_head(w_k @ p[delta(m, n)], h), of_head(w_q @ p[delta(n, m)], h)
+    return (q @ k + q @ k_r + k @ q_r) / math.sqrt(3 * D)
+
+
+def alibi(encoding, q, k, h, m, n):
+    slope = [1 / 2**4, 1 / 2**8, 1 / 2**2][h]  # 2 heads: 2^−4, 2^−8; then the first of 4 heads: 2^−2
+    return dot(encoding, q, k, h, m, n) - slope * abs(m - n)
+
+
+def rotated_dot(q, k, distance, frequencies):
+    """Return (R_m q)·(R_n k) as RoFormer's eq. 12: the real part of q k* e^(i(m−n)θ), for each pair."""
+    q, k = q[::2] + 1j * q[1::2], k[::2] + 1j * k[1::2]
+    return (q * k.conj() * np.exp(1j * distance * np.array(frequencies))).real
+
+
+def thetas(width, base=10000.0):
+    return [base ** (-2 * i / width) for i in range(width // 2)]
+
+
+def rope(encoding, q, k, h, m, n):
+    return sum(rotated_dot(q, k, m - n, thetas(D))) / math.sqrt(D)
+
+
+def rope_linear(encoding, q, k, h, m, n, factor=2.0):
+    return sum(rotated_dot(q, k, (m - n) / factor, thetas(len(q)))) / math.sqrt(len(q))
+
+
+def rope_ntk(encoding, q, k, h, m, n, factor=2.0):
+    frequencies = thetas(len(q), 10000.0 * factor ** (len(q) / (len(q) - 2)))
+    return sum(rotated_dot(q, k, m - n, frequencies)) / math.sqrt(len(q))
+
+
+def rope_yarn(encoding, q, k, h, m, n, factor=2.0, original_length=LENGTH / 2):
+    # The pair with 32 rotations, and with 1, in the original length (YaRN, the authors' code).
+    d = len(q)
+    pairs = [d * math.log(original_length / (2 * math.pi * r)) / (2 * math.log(10000)) for r in (32, 1)]
+    low, high = max(math.floor(pairs[0]), 0), min(math.ceil(pairs[1]), d - 1)
+    ramps = [clip((i - low) / (high - low), 0, 1) for i in range(d // 2)]
+    frequencies = [w * (1 - ramp) + w / factor * ramp for w, ramp in zip(thetas(d), ramps, strict=True)]
+    temperature = (0.1 * math.log(factor) + 1) ** 2
+    return sum(rotated_dot(q, k, m - n, frequencies)) * temperature / math.sqrt(d)
+
+
+def xpos(encoding, q, k, h, m, n):
+    zeta = [(2 * i / D + 0.4) / 1.4 for i in range(D // 2)]
+    decay = [z ** ((m - n) / 512) for z in zeta]
+    return rotated_dot(q, k, m - n, thetas(D)) @ decay / math.sqrt(D)
+
+
+SCORES = {
+    "none": dot,
+    "sinusoidal": dot,
+    "learned": dot,
+    "shaw": shaw,
+    "transformer-xl": transformer_xl,
+    "t5": t5,
+    "tupe-absolute": tupe_absolute,
+    "tupe-relative": tupe_relative,
+    "deberta": deberta,
+    "alibi": alibi,
+    "rope": rope,
+    "rope-linear": rope_linear,
+    "rope-ntk": rope_ntk,
+    "rope-yarn": rope_yarn,
+    "xpos": xpos,
+}
+
+
+def elu_features(encoding, x):
+    return np.where(x > 0, x + 1, np.exp(x))
+
+
+def favor_features(encoding, x):
+    x = x / D**0.25
+    return np.exp([w @ x - x @ x / 2 for w in array(encoding.omega)])
+
+
+FEATURES = {
+    "linear": elu_features,
+    "linear-rope": elu_features,
+    "performer": favor_features,
+    "performer-rope": favor_features,
+}
+ADDED = {
+    "sinusoidal": lambda encoding, x, pos: x * math.sqrt(len(x)) + sinusoid(pos, len(x)),
+    "learned": lambda encoding, x, pos: x + array(encoding.table)[pos],
+}
+ABSOLUTE = {"tupe-absolute", "tupe-relative"}
+RELATIVE = sorted({*SCORES} - ABSOLUTE - {"none", *ADDED})
+
+
+def test_every_encoding_has_a_formula():
+    assert {*SCORES, *FEATURES} == {*ENCODINGS} >= {*ADDED}
+
+
+def test_every_module_is_short():
+    files = list(Path(encodings.__file__).parent.glob("*.py"))
+    assert len(files) > 10
+    assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) > 60} == {}
+
+
+@BOTH
+@pytest.mark.parametrize("queries", [45, 3], ids=["all-queries", "last-queries"])
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_are_the_formula(name, queries, causal):
+    encoding, keys = make(name, causal), 45  # further apart than any of the encodings' clipped distances
+    q, k = draw(queries, keys)
+    expected = np.empty((B, H, queries, keys))
+    for b, h, s, n in np.ndindex(*expected.shape):
+        m = keys - queries + s
+        expected[b, h, s, n] = SCORES[name](encoding, array(q)[b, h, s], array(k)[b, h, n], h, m, n)
+    close(encoding.scores(q, k), expected)
+
+
+@BOTH
+@pytest.mark.parametrize("name", SCORES)
+def test_attention_is_the_softmax_of_the_scores(name, causal):
+    encoding, queries, keys = make(name, causal), 6, 20
+    q, k, v = draw(queries, keys, keys)
+    keep = torch.ones(B, keys, dtype=torch.bool)
+    keep[1, 12:] = keep[0, 2:5] = False
+    scores, expected = array(encoding.scores(q, k)), np.zeros((B, H, queries, D))
+    for b, h, s in np.ndindex(B, H, queries):
+        m = keys - queries + s
+        seen = [n for n in range(keys) if keep[b, n] and not (causal and n > m)]
+        weights = np.exp(scores[b, h, s, seen])
+        for n, weight in zip(seen, weights / weights.sum(), strict=True):
+            value = array(v)[b, h, n]
+            if name == "shaw":
+                value = value + array(encoding.values)[clip(m - n, -16, 16) + 16]
+            expected[b, h, s] += weight * value
+    close(encoding.attend(q, k, v, keep, causal), expected)
+
+
+@pytest.mark.parametrize("start", [0, 7])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_embeddings_get_the_position(name, start):
+    encoding = make(name)
+    x = torch.randn(B, 5, H * D, dtype=torch.float64)
+    unchanged = lambda encoding, x, pos: x  # noqa: E731
+    expected = np.empty(x.shape)
+    for b, s in np.ndindex(B, 5):
+        expected[b, s] = ADDED.get(name, unchanged)(encoding, array(x)[b, s], start + s)
+    close(encoding.embed(x, start), expected)
+
+
+@BOTH
+@pytest.mark.parametrize("name", FEATURES)
+def test_linear_attention_is_its_quadratic_form(name, causal):
+    encoding, queries, keys = make(name, causal), 70, 75  # more than one chunk, and keys before all queries
+    q, k, v = draw(queries, keys, keys)
+    keep = torch.ones(B, keys, dtype=torch.bool)
+    keep[1, 60:] = keep[0, 3:9] = False
+    phi = lambda x: np.apply_along_axis(lambda row: FEATURES[name](encoding, row), -1, array(x))  # noqa: E731
+    phi_q, phi_k = phi(q), phi(k) + getattr(encoding, "eps", 0)
+    frequencies = thetas(phi_q.shape[-1])
+    result, expected = encoding.attend(q, k, v, keep, causal), np.empty((2, queries, D))
+    for i, s in np.ndindex(2, queries):
+        b, h = [(0, 0), (1, 2)][i]
+        m, above, below = keys - queries + s, np.zeros(D), 0.0
+        for n in (n for n in range(keys) if keep[b, n] and not (causal and n > m)):
+            plain = phi_q[b, h, s] @ phi_k[b, h, n]
+            rotated = sum(rotated_dot(phi_q[b, h, s], phi_k[b, h, n], m - n, frequencies))
+            above += (rotated if name.endswith("rope") else plain) * array(v)[b, h, n]
+            below += plain
+        expected[i, s] = above / below
+    close(result[[0, 1], [0, 2]], expected)
+
+
+def test_rotated_linear_attention_has_negative_weights():
+    """RoFormer, section 3.3: rotated products may be negative, and the weights are no probabilities."""
+    encoding = make("linear-rope")
+    q, k = draw(LENGTH, LENGTH)
+    v = torch.eye(LENGTH, dtype=torch.float64).expand(B, H, -1, -1)
+    weights = encoding.attend(q, k, v)
+    assert weights.min() < 0
+    assert make("linear").attend(q, k, v).min() > 0
+
+
+@BOTH
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_last_queries_give_the_last_rows(name, causal):
+    encoding = make(name, causal)
+    q, k, v = draw(80, 80, 80)
+    whole = array(encoding.attend(q, k, v, causal=causal))
+    for queries in (1, 2, 70):
+        close(encoding.attend(q[:, :, -queries:], k, v, causal=causal), whole[:, :, -queries:], 1e-11)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_later_keys_change_no_causal_result(name):
+    encoding = make(name, causal=True)
+    q, k, v = draw(70, 70, 70)
+    before = encoding.attend(q, k, v, causal=True)
+    k, v = (torch.cat([x[:, :, :50], 9 * x[:, :, 50:]], -2) for x in (k, v))
+    after = encoding.attend(q, k, v, causal=True)
+    close(after[:, :, :50], array(before[:, :, :50]), 1e-13)
+    assert (after[:, :, 50:] - before[:, :, 50:]).abs().amax() > 0.1
+
+
+def shifted_scores(encoding, by):
+    """Return the scores of five queries and keys, the first of them at position `by`."""
+    (q, k), (earlier,) = draw(5, 5), draw(by, seed=2)
+    return encoding.scores(q, torch.cat([earlier, k], -2))[..., by:]
+
+
+@BOTH
+@pytest.mark.parametrize("name", RELATIVE)
+def test_scores_depend_on_distances_alone(name, causal):
+    encoding = make(name, causal)
+    close(shifted_scores(encoding, 37), array(shifted_scores(encoding, 0)))
+
+
+@pytest.mark.parametrize("name", sorted(ABSOLUTE))
+def test_scores_of_absolute_encodings_depend_on_positions(name):
+    encoding = make(name)
+    assert (shifted_scores(encoding, 37) - shifted_scores(encoding, 0)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", sorted({*ENCODINGS} - ABSOLUTE - {"learned"}))
+def test_sequences_may_be_longer_than_max_length(name):
+    encoding, n = make(name), LENGTH + 10
+    assert encoding.embed(torch.ones(1, n, H * D)).shape == (1, n, H * D)
+    assert encoding.attend(*draw(n, n, n)).isfinite().all()
+
+
+def test_learned_positions_end_at_max_length():
+    x, (q, k) = torch.ones(1, 6, H * D), draw(2, LENGTH + 1)
+    with pytest.raises(ValueError, match=rf"sequence of {LENGTH + 1} .* max_length={LENGTH}"):
+        make("learned").embed(x, start=LENGTH - 5)
+    for name in ABSOLUTE:
+        with pytest.raises(ValueError, match=rf"sequence of {LENGTH + 1} .* max_length={LENGTH}"):
+            make(name).scores(q, k)
+    assert make("learned").embed(x, start=LENGTH - 6).shape == x.shape
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "reach"), [(32, 128), (16, 50)])
+def test_buckets_far_beyond_the_largest_distance(count, reach, causal):
+    distances = range(-3 * reach, 3 * reach)
+    expected = [bucket(d, causal, count, reach) for d in distances]
+    assert buckets(torch.tensor(distances), count, reach, causal).tolist() == expected
+    assert {*expected} == {*range(count)} - (
+        {count // 2} if not causal else set()
+    )  # no later key is at distance 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [(1, [8]), (4, [2, 4, 6, 8]), (16, [h / 2 for h in range(1, 17)]), (6, [2, 4, 6, 8, 1, 3])],
+    ids=["one", "four", "sixteen", "six"],
+)
+def test_slopes_of_alibi(heads, exponents):
+    encoding = ENCODINGS["alibi"](D, heads, LENGTH)
+    assert encoding.slopes.tolist() == [2.0**-e for e in exponents]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rope-linear", {"factor": 8.0}),
+        ("rope-ntk", {"factor": 8.0}),
+        ("rope-yarn", {"factor": 8.0, "original_length": 1000}),
+        ("rope-yarn", {}),
+    ],
+    ids=["linear", "ntk", "yarn", "yarn-default-length"],
+)
+def test_scaled_rope_of_wide_heads(name, options):
+    """Heads of 64 features have pairs that YaRN keeps, interpolates and mixes."""
+    encoding = ENCODINGS[name](64, 1, LENGTH, **options)
+    q, k = torch.randn(2, 1, 1, 30, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = np.empty((1, 1, 30, 30))
+    for m, n in np.ndindex(30, 30):
+        expected[0, 0, m, n] = SCORES[name](
+            encoding, array(q)[0, 0, m], array(k)[0, 0, n], 0, m, n, **options
+        )
+    close(encoding.scores(q, k), expected)
+
+
+def test_weights_of_rope_fit_its_scaled_kinds():
+    state = make("rope").state_dict()
+    for name in ("rope-linear", "rope-ntk", "rope-yarn", "xpos"):
+        make(name).load_state_dict(state, strict=True)
+
+
+def test_features_of_performer_are_orthogonal_in_blocks():
+    torch.manual_seed(0)
+    omega = orthogonal_normals(11, 4).double().numpy()
+    assert omega.shape == (11, 4)
+    for block in (omega[:4], omega[4:8], omega[8:]):
+        lengths = np.linalg.norm(block, axis=1)
+        np.testing.assert_allclose(block @ block.T, np.diag(lengths**2), rtol=0, atol=1e-5)
+    assert abs(omega[0] @ omega[4]) > 1e-3
+    assert np.ptp(np.linalg.norm(omega, axis=1)) > 0.5
+
+
+def test_features_of_performer_are_normal():
+    """A QR decomposition alone fixes signs: the mean of ω would be off by 40 standard errors and more."""
+    torch.manual_seed(0)
+    omega = torch.stack([orthogonal_normals(D, D) for _ in range(5000)]).double().numpy()
+    within(omega, 0.0)
+    within(omega**2, 1.0)
+    within(omega**4, 3.0)
+
+
+def test_performer_estimates_softmax_without_bias():
+    torch.manual_seed(0)
+    q, k = (0.5 * x for x in draw(3, 3))
+    kinds = [ENCODINGS["performer"](D, H, LENGTH).double() for _ in range(3000)]
+    estimates = np.array([(e.exponents(q).exp() @ e.exponents(k).exp().mT / 16).numpy() for e in kinds])
+    within(estimates, np.exp(array(q) @ array(k.mT) / math.sqrt(D)))
+
+
+def within(samples, mean, errors=5):
+    """Assert that the mean of samples is within some standard errors, and that these are small."""
+    error = samples.std(0) / math.sqrt(len(samples))
+    assert error.max() < 0.1 * max(1, np.max(mean))
+    assert (np.abs(samples.mean(0) - mean) < errors * error).all()
+
+
+def test_performer_draws_from_the_generator_of_torch():
+    one, same = make("performer"), make("performer")
+    torch.testing.assert_close(one.omega, same.omega, rtol=0, atol=0)
+    assert not torch.equal(one.omega, ENCODINGS["performer"](D, H, LENGTH).omega)
+    assert "omega" in one.state_dict()
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["performer", "performer-rope"])
+def test_performer_is_finite_for_large_queries_and_keys(name, causal):
+    torch.manual_seed(0)
+    encoding = ENCODINGS[name](64, H, LENGTH)
+    q, k, v = (scale * torch.randn(B, H, LENGTH, 64) for scale in (30, 30, 1))
+    q.requires_grad_(), k.requires_grad_()
+    y = encoding.attend(q, k, v, causal=causal)
+    y.sum().backward()
+    assert all(x.isfinite().all() for x in (y, q.grad, k.grad))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_gradients_are_deterministic_and_reach_every_parameter(name):
+    def gradients():
+        encoding = ENCODINGS[name](D, H, LENGTH)
+        encoding.load_state_dict(make(name).state_dict())
+        q, k, v = (x.float().requires_grad_() for x in draw(40, 40, 40))
+        x = encoding.embed(q.transpose(1, 2).flatten(2)).unflatten(-1, (H, D)).transpose(1, 2)
+        encoding.attend(x, k, v).square().sum().backward()
+        return {"q": q.grad, "k": k.grad, "v": v.grad} | {
+            key: p.grad for key, p in encoding.named_parameters()
+        }
+
+    first, second = gradients(), gradients()
+    for key, gradient in first.items():
+        assert gradient.abs().max() > 0, key
+        assert torch.equal(gradient, second[key]), key
+
+
+@pytest.mark.parametrize("name", ["learned", "t5", "tupe-absolute", "tupe-relative"])
+def test_layers_share_one_module_where_the_paper_has_one(name):
+    first, second = Config(100, encoding=name).make_encodings(2)
+    assert first is second
+    first, second = Config(100, encoding="shaw").make_encodings(2)
+    assert first is not second
+
+
+@BOTH
+def test_the_config_tells_the_encoding_whether_it_is_causal(causal):
+    assert Config(100, encoding="t5", causal=causal).make_encodings(1)[0].causal is causal
