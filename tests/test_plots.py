@@ -27,7 +27,7 @@ from rope_array.testing import apply_definition, cos_sin
 from rope_array.testing._definition import pairs_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PICTURES = sorted(path.name for path in (DOCS / "pictures").iterdir())
+PICTURES = sorted(path.name for path in (DOCS / "pictures").glob("*.svg"))
 ROPE = ra.RoPE(head_dim=16, base=500_000.0)
 LLAMA = ra.RoPE(head_dim=16, base=500_000.0, pairing="half", scaling=ra.Llama3(factor=8.0))
 DRAWN = [plots.angle_error, plots.wavelengths, plots.scaling, plots.decay, plots.rotation, plots.scores]

@@ -195,7 +195,7 @@ FEATURES = {
 }
 ADDED = {
     "sinusoidal": lambda encoding, x, pos: x * math.sqrt(len(x)) + sinusoid(pos, len(x)),
-    "learned": lambda encoding, x, pos: x + array(encoding.table)[pos],
+    "learned": lambda encoding, x, pos: x + array(encoding.table.weight)[pos],
 }
 ABSOLUTE = {"tupe-absolute", "tupe-relative"}
 RELATIVE = sorted({*SCORES} - ABSOLUTE - {"none", *ADDED})

@@ -1,16 +1,19 @@
 """The encoder and decoder of the study: RoFormer, where the encoding is `rope`.
 
-With the weights of Hugging Face's RoFormer (`weights.py`) it computes the same. Layers are BERT's: the layer norm
-comes after each residual sum (Vaswani et al., arXiv 1706.03762; Devlin et al., arXiv 1810.04805).
+With the weights of Hugging Face's RoFormer (`weights.py`) it computes the same. Layers are BERT's: the layer
+norm comes after each residual sum (Vaswani et al., arXiv 1706.03762; Devlin et al., arXiv 1810.04805).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn.functional import gelu
 
 from .encodings import ENCODINGS
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Config:
     vocab_size: int
     encoding: str = "rope"
     hidden_size: int = 64
-    embedding_size: int | None = None  # None: hidden_size
+    embedding_size: int | None = None  # None: hidden_size, which encodings that add to embeddings need
     num_layers: int = 2
     num_heads: int = 4
     intermediate_size: int | None = None  # None: 4 hidden_size
@@ -28,13 +31,21 @@ class Config:
     num_types: int = 2  # kinds of token: of the first and of the second sentence
     causal: bool = False
     eps: float = 1e-12  # of layer norms
+    deviation: float = 0.02  # of the first weights, as in BERT
 
     def make_encodings(self, count: int) -> list[nn.Module]:
         """Return an encoding for each layer: one module for all where the encoding is shared."""
         kind = ENCODINGS[self.encoding]
-        sizes = self.hidden_size // self.num_heads, self.num_heads, self.max_length
+        sizes = self.hidden_size // self.num_heads, self.num_heads, self.max_length, self.causal
         first = kind(*sizes)
         return [first, *(first if first.shared else kind(*sizes) for _ in range(count - 1))]
+
+    def initialise(self, module: nn.Module) -> None:
+        """Draw the weights of linear maps and embeddings from a normal distribution, as BERT does."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.deviation)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
 
 
 class Attention(nn.Module):
@@ -47,31 +58,53 @@ class Attention(nn.Module):
         self.num_heads, self.encoding, self.causal = config.num_heads, encoding, causal
 
     def forward(self, x, keep=None, context=None, cache=None):
-        q, k, v = self._heads(self.query(x)), *self._keys_and_values(x if context is None else context)
-        if cache is not None:
-            k, v = cache.append(self, k, v)
+        """Return (B, S, hidden_size) from x (B, S, hidden_size); `keep` (B, T) is False for padding.
+
+        The T keys are those of the context if there is one, else of the cached tokens and x.
+        """
+        q = self._heads(self.query(x))
+        k, v = self._keys_and_values(x, context, cache)
         y = self.encoding.attend(q, k, v, keep, self.causal)
         return self.output(y.transpose(1, 2).flatten(2))
 
-    def _keys_and_values(self, context):
-        return self._heads(self.key(context)), self._heads(self.value(context))
+    def _keys_and_values(self, x, context, cache):
+        if cache is None:
+            return self._project(x if context is None else context)
+        if context is None:
+            return cache.extend(self, *self._project(x))
+        return cache.once(self, lambda: self._project(context))
+
+    def _project(self, x):
+        return self._heads(self.key(x)), self._heads(self.value(x))
 
     def _heads(self, x):
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class Cache:
-    """The keys and values of the tokens that a decoder has seen, before any rotation."""
+    """Keys and values (B, H, T, D) of the `length` tokens that a decoder has seen, before any rotation."""
 
     def __init__(self) -> None:
-        self.tokens, self.kept = 0, {}
+        self.length = 0
+        self._grown: dict[Attention, Pair] = {}  # self-attention: more with each token
+        self._fixed: dict[Attention, Pair] = {}  # cross attention: the context does not change
 
-    def append(self, layer, k, v):
-        """Return all keys and values of a layer, with those of new tokens at the end."""
-        if layer in self.kept:
-            k, v = (torch.cat(pair, -2) for pair in zip(self.kept[layer], (k, v), strict=True))
-        self.kept[layer] = k, v
+    def extend(self, layer: Attention, k: torch.Tensor, v: torch.Tensor) -> Pair:
+        """Return all keys and values of a layer, the new ones at the end."""
+        if layer in self._grown:
+            k, v = (torch.cat(pair, -2) for pair in zip(self._grown[layer], (k, v), strict=True))
+        self._grown[layer] = k, v
         return k, v
+
+    def once(self, layer: Attention, compute: Callable[[], Pair]) -> Pair:
+        """Return the keys and values of a layer's context, computed at the first call."""
+        if layer not in self._fixed:
+            self._fixed[layer] = compute()
+        return self._fixed[layer]
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Replace the batch by its sequences `rows`: each by a sequence with the same context."""
+        self._grown = {layer: (k[rows], v[rows]) for layer, (k, v) in self._grown.items()}
 
 
 class Layer(nn.Module):
@@ -90,31 +123,37 @@ class Layer(nn.Module):
     def forward(self, x, keep=None, context=None, context_keep=None, cache=None):
         x = self.attention_norm(x + self.attention(x, keep, cache=cache))
         if context is not None:
-            x = self.cross_norm(x + self.cross(x, context_keep, context))
+            x = self.cross_norm(x + self.cross(x, context_keep, context, cache))
         return self.norm(x + self.outer(gelu(self.inner(x))))
 
 
 class Transformer(nn.Module):
-    """Embeddings and layers: an encoder, or with `causal` a decoder, or with `cross` the decoder of a pair."""
+    """Embeddings and layers: an encoder; with `config.causal`, a decoder; with `cross`, also of a context."""
 
     def __init__(self, config: Config, cross: bool = False) -> None:
         super().__init__()
         self.config = config
         narrow, width = config.embedding_size or config.hidden_size, config.hidden_size
-        self.words, self.types = nn.Embedding(config.vocab_size, narrow), nn.Embedding(config.num_types, narrow)
+        self.words = nn.Embedding(config.vocab_size, narrow)
+        self.types = nn.Embedding(config.num_types, narrow)
         self.embedding_norm = nn.LayerNorm(narrow, config.eps)
         self.project = nn.Identity() if narrow == width else nn.Linear(narrow, width)
         encodings = config.make_encodings(config.num_layers)
         self.layers = nn.ModuleList(Layer(config, each, config.causal, cross) for each in encodings)
-        self.apply(_initialise)
+        self.apply(config.initialise)
 
     def forward(self, tokens, keep=None, types=None, context=None, context_keep=None, cache=None):
-        """Return hidden states (B, S, hidden_size) of tokens (B, S); `keep` (B, T) is False for padding."""
+        """Return hidden states (B, S, hidden_size) of tokens (B, S); `keep` (B, T) is False for padding.
+
+        With a cache, the tokens follow the cached ones: T counts both, and the cache then has all T.
+        """
         x = self.words(tokens) + self.types(torch.zeros_like(tokens) if types is None else types)
-        x = self.layers[0].attention.encoding.embed(x)
+        x = self.layers[0].attention.encoding.embed(x, cache.length if cache else 0)
         x = self.project(self.embedding_norm(x))
         for layer in self.layers:
             x = layer(x, keep, context, context_keep, cache)
+        if cache:
+            cache.length += tokens.shape[1]
         return x
 
 
@@ -126,7 +165,7 @@ class WordHead(nn.Module):
         narrow = words.embedding_dim
         self.dense, self.norm = nn.Linear(config.hidden_size, narrow), nn.LayerNorm(narrow, config.eps)
         self.words, self.bias = words, nn.Parameter(torch.zeros(config.vocab_size))
-        self.dense.apply(_initialise)
+        self.dense.apply(config.initialise)
 
     def forward(self, x):
         return nn.functional.linear(self.norm(gelu(self.dense(x))), self.words.weight, self.bias)
@@ -152,15 +191,30 @@ class Classifier(nn.Module):
         self.body = Transformer(config)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, num_classes)
-        self.dense.apply(_initialise), self.output.apply(_initialise)
+        self.dense.apply(config.initialise), self.output.apply(config.initialise)
 
     def forward(self, tokens, **options):
         return self.output(gelu(self.dense(self.body(tokens, **options)[:, 0])))
 
 
-def _initialise(module: nn.Module) -> None:
-    """Draw weights of linear maps and embeddings as BERT does: normal, deviation 0.02."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
+class Seq2Seq(nn.Module):
+    """An encoder of the source and a decoder of the target, with one word table for both and for the output.
+
+    The shape is Vaswani et al.'s (section 3), of BERT's layers. Cross attention has no position: RoFormer
+    encodes positions in self-attention only (section 4.1).
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.encoder = Transformer(replace(config, causal=False))
+        self.decoder = Transformer(replace(config, causal=True), cross=True)
+        self.decoder.words = self.encoder.words
+        self.head = WordHead(config, self.encoder.words)
+
+    def forward(self, source, source_keep, target):
+        """Return the logits (B, T, vocab_size) of the word after each of target (B, T), for source (B, S)."""
+        return self.decode(target, self.encoder(source, source_keep), source_keep)
+
+    def decode(self, target, context, context_keep=None, cache=None):
+        """Return logits as `forward` does, for the context (B, S, hidden_size): the encoded source."""
+        return self.head(self.decoder(target, context=context, context_keep=context_keep, cache=cache))

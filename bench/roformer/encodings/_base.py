@@ -26,7 +26,7 @@ class Encoding(nn.Module):
 
     def scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Return the scores (B, H, S, T) of q (B, H, S, D) and k (B, H, T, D), before mask and softmax."""
-        return q @ k.mT / math.sqrt(self.head_dim)
+        return (q / math.sqrt(self.head_dim)) @ k.mT  # q has fewer elements than the scores
 
     def mix(self, weights: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Return the weighted sums (B, H, S, D) of v (B, H, T, D), by weights (B, H, S, T)."""

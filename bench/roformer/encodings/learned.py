@@ -13,10 +13,10 @@ class Learned(Encoding):
 
     def __init__(self, head_dim, num_heads, max_length, causal=False):
         super().__init__(head_dim, num_heads, max_length, causal)
-        self.table = nn.Parameter(0.02 * torch.randn(max_length, num_heads * head_dim))
+        self.table = nn.Embedding(max_length, num_heads * head_dim)  # a model draws it as its words
 
     def embed(self, x, start=0):
-        return x + rows(self.table, start + x.shape[-2])[start:]
+        return x + rows(self.table.weight, start + x.shape[-2])[start:]
 
 
 def rows(table: torch.Tensor, length: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Sizes:
             num_layers=self.layers,
             num_heads=self.heads,
             max_length=self.max_length,
-            deviation=float(__import__('os').environ.get('STD',self.width**-0.5)),
+            deviation=self.width**-0.5,
             **options,
         )
 

@@ -45,7 +45,7 @@ def run(job: Job, context: Context) -> dict:
     for multiple in settings.multiples:
         length = multiple * settings.length
         model = _make_model(job, context, data.tokenizer.vocab_size, multiple)
-        losses[length] = _loss(model, data.text["test"][0], settings.tokens, length)
+        losses[str(length)] = _loss(model, data.text["test"][0], settings.tokens, length)
         context.report(sum(m <= multiple for m in settings.multiples) / len(settings.multiples))
     return {"loss": losses}
 

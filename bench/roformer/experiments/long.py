@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from ..data import batches, lengths, prepare
+from ..data import batches, prepare
+from ..data.lengths import LENGTHS, NUM_TRIPLES, bag_accuracy
 from ..jobs import Context, Job
 from ..model import Transformer
 from ..training import seed_everything, train
@@ -28,13 +29,13 @@ class Settings(Sizes):
 
     pretraining: masked.Settings = masked.FULL
     length: int = 256  # of training
-    lengths: tuple[int, ...] = lengths.LENGTHS
+    lengths: tuple[int, ...] = LENGTHS
     batch: int = 16
     steps: int = 100
     warmup: int = 10
     rate: float = 1e-3
     temperature: float = 0.05
-    triples: int = lengths.NUM_TRIPLES
+    triples: int = NUM_TRIPLES
 
 
 FULL = Settings()
@@ -43,7 +44,13 @@ QUICK = Settings(pretraining=masked.QUICK, length=32, lengths=(16, 32), batch=4,
 
 def jobs(settings: Settings, seeds) -> list[Job]:
     return [
-        Job(NAME, arm, seed, () if arm == BAG else (f"{masked.NAME}/{arm}/{seed}",), cost=1 if arm == BAG else 25)
+        Job(
+            NAME,
+            arm,
+            seed,
+            () if arm == BAG else (f"{masked.NAME}/{arm}/{seed}",),
+            cost=1 if arm == BAG else 25,
+        )
         for arm in ARMS
         for seed in seeds
     ]
@@ -53,7 +60,7 @@ def run(job: Job, context: Context) -> dict:
     data, settings = prepare(context.data), context.settings
     triples = data.triples["test"][: settings.triples]
     if job.arm == BAG:
-        return {"accuracy": {length: lengths.bag_accuracy(triples, length) for length in settings.lengths}}
+        return {"accuracy": {str(length): bag_accuracy(triples, length) for length in settings.lengths}}
     seed_everything(job.seed)
     body = Transformer(settings.config(data.tokenizer.vocab_size, job.arm))
     load_body(body, context.weights(job.needs[0]))
@@ -66,7 +73,7 @@ def run(job: Job, context: Context) -> dict:
         checkpoint=context.folder / "checkpoint.pt",
         report=context.report,
     )
-    return {"accuracy": {length: _accuracy(body, triples, length) for length in settings.lengths}}
+    return {"accuracy": {str(length): _accuracy(body, triples, length) for length in settings.lengths}}
 
 
 def _contrast(body: Transformer, triples: dict, seed: int, step: int, settings: Settings) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Masked language model: loss against steps with each encoding (RoFormer, section 4.2, figure 3 left)."""
 
-import time
 from dataclasses import dataclass
 
 from ..data import prepare
@@ -63,7 +62,6 @@ def run(job: Job, context: Context) -> dict:
     def scored(tokens, seed, count):
         return score(model, tokens, seed, count, 4 * settings.batch, settings.length)
 
-    begun = time.perf_counter()
     curve = train(
         model,
         loss_of_step,
@@ -75,11 +73,5 @@ def run(job: Job, context: Context) -> dict:
         evaluate=lambda: scored(held_out, VALIDATION, settings.held_out)["loss"],
         every=settings.steps // settings.points,
     )
-    seconds = time.perf_counter() - begun
     save_weights(model, context.folder / "weights.pt")
-    return {
-        "curve": curve,
-        "test": scored(test, TEST, settings.test),
-        "parameters": count_parameters(model),
-        "seconds": seconds,
-    }
+    return {"curve": curve, "test": scored(test, TEST, settings.test), "parameters": count_parameters(model)}

@@ -1,0 +1,109 @@
+"""The command of the study. In the folder bench: `python -m roformer all --quick`."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from _record import ROOT, record
+
+from .experiments import EXPERIMENTS
+from .jobs import Task, plan
+from .runner import collect, is_done, run_tasks
+
+SEEDS, QUICK_SEEDS = 5, 2
+REPORT = "report"  # the name that writes page and figures anew, from the results that are there
+PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "transformers", "rope-array")
+NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
+
+
+def prepare_data(folder: Path) -> None:
+    """Make the data that all jobs share, unless the folder has it."""
+    from .data import prepare
+
+    prepare(folder)
+
+
+def write_report(results: dict, out: Path, quick: bool) -> None:
+    """Write the page and its figures."""
+    from .report import write
+
+    write(results, out, quick)
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    modules: Mapping[str, str] = EXPERIMENTS,
+    prepare: Callable[[Path], None] = prepare_data,
+    report: Callable[[dict, Path, bool], None] = write_report,
+) -> int:
+    """Run the command, and return its exit status."""
+    options = parse(arguments, modules)
+    out = options.out / ("quick" if options.quick else "full")
+    everything = {"all", REPORT} & {*options.names}
+    num_seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    tasks = plan(modules if everything else options.names, modules, range(num_seeds), options.quick)
+    if options.list:
+        return print_list(tasks, out)
+    if options.names != [REPORT]:
+        prepare(options.out / "data")
+        if status := run(tasks, options.out / "data", out, options.processes):
+            return status
+    results = write_results(tasks, out)
+    if everything:
+        report(results, out, options.quick)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None, modules: Mapping[str, str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m roformer", description=__doc__)
+    names = ("all", *modules, REPORT)
+    parser.add_argument("names", nargs="*", default=["all"], metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes: minutes, to see that all works")
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"{SEEDS}, or {QUICK_SEEDS} with --quick")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N", help="one a core")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "roformer", metavar="FOLDER")
+    parser.add_argument("--list", action="store_true", help="print the jobs and their expected seconds, only")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in names]:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(names)}")
+    return options
+
+
+def print_list(tasks: dict[str, Task], out: Path) -> int:
+    """Print the jobs and their expected seconds."""
+    for key, task in tasks.items():
+        print(f"{key:<50}{task.job.cost:8.0f} s{'  done' if is_done(task, out) else ''}")
+    left = sum(task.job.cost for task in tasks.values() if not is_done(task, out))
+    print(f"{len(tasks)} jobs, {left:.0f} s left on one core")
+    return 0
+
+
+def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
+    """Run the jobs that are not done, and return the exit status: 1 after a failure, 130 after Ctrl-C."""
+    try:
+        failed = run_tasks(tasks, data, out, processes)
+    except KeyboardInterrupt:
+        num_done = sum(is_done(task, out) for task in tasks.values())
+        print(f"stopped, {num_done} of {len(tasks)} jobs done; the same command continues", file=sys.stderr)
+        return 130
+    for key, reason in failed.items():
+        print(f"{key}: {reason.splitlines()[-1]}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def write_results(tasks: dict[str, Task], out: Path) -> dict:
+    """Write results.json: the results that are done, with settings, date, machine, versions, commit; return it."""
+    results = record("roformer", collect(tasks, out), NOTE, PACKAGES)
+    results["seconds"] = collect(tasks, out, "seconds")
+    results["settings"] = {task.job.experiment: asdict(task.settings) for task in tasks.values()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

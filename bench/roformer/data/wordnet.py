@@ -1,0 +1,44 @@
+"""The synsets of WordNet 3.0, from its files data.noun, data.verb, data.adj and data.adv (see wndb(5WN))."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+FILES = ("noun", "verb", "adj", "adv")
+HYPERNYM = "@"
+
+
+class Synset(NamedTuple):
+    """A meaning: its key (part of speech, offset), its definition, its examples and its hypernyms' keys."""
+
+    key: tuple[str, str]
+    category: int  # of the 45 lexicographer files
+    definition: str
+    examples: tuple[str, ...]
+    hypernyms: tuple[tuple[str, str], ...]
+
+
+def read_synsets(folder: Path) -> list[Synset]:
+    """Return all synsets of the unpacked package, in the order of the files."""
+    wordnet = folder / "usr" / "share" / "wordnet"
+    texts = ((wordnet / f"data.{name}").read_text("utf-8") for name in FILES)
+    lines = (line for text in texts for line in text.splitlines())
+    return [parse(line) for line in lines if not line.startswith("  ")]  # the licence is indented
+
+
+def parse(line: str) -> Synset:
+    """Return the synset of a line: offset, file, part of speech, words, pointers, then | and the gloss."""
+    head, _, gloss = line.partition(" | ")
+    offset, category, part, num_words, *fields = head.split()
+    pointers = fields[2 * int(num_words, 16) :]  # after each word its number
+    count = int(pointers[0])
+    each = zip(pointers[1::4][:count], pointers[2::4], pointers[3::4], strict=False)
+    hypernyms = tuple((kind, target) for symbol, target, kind in each if symbol == HYPERNYM)
+    definition, examples = split_gloss(gloss)
+    return Synset((part, offset), int(category), definition, examples, hypernyms)
+
+
+def split_gloss(gloss: str) -> tuple[str, tuple[str, ...]]:
+    """Return the definition and the quoted examples of a gloss."""
+    definition = re.split(r';? *"', gloss, maxsplit=1)[0].strip(" ;\n")
+    return definition, tuple(re.findall(r'"([^"]+)"', gloss))

@@ -1,0 +1,287 @@
+"""The page of the study: tables and sentences of the results, between markers of docs/roformer.md.
+
+All numbers of results on the page are written here. The text around them has none, and a test holds the page to the
+committed results.
+"""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from _record import RESULTS, ROOT
+from scoreboard import table
+
+from . import mathematics, pictures
+from .encodings import ENCODINGS
+from .experiments import lengths, linear, long, masked, sentences, stages, translation
+from .statistics import Verdict, summarise, verdict, verdicts
+
+PAGE = ROOT / "docs" / "roformer.md"
+PICTURES = ROOT / "docs" / "pictures" / "roformer"
+PAPER = json.loads((Path(__file__).parent / "paper.json").read_text("utf-8"))
+BLOCK = re.compile(r"(<!-- roformer: ([\w-]+) -->\n).*?(<!-- /roformer -->)", re.DOTALL)
+TASKS = {"sentiment": "sentiment (SST-2)", "order": "word order (CoLA)", "hypernym": "hypernym (pairs)"}
+PAPERS = {"1": ("Transformer-base", "RoFormer")}
+
+
+class Results:
+    """The results of a run: numbers of each experiment and arm, by seed."""
+
+    def __init__(self, record: dict) -> None:
+        self.record, self.numbers = record, record["numbers"]
+
+    def arms(self, experiment: str) -> list[str]:
+        """Return the arms of an experiment, in the order of its module."""
+        order = {"masked": masked, "sentences": sentences, "linear": linear, "long": long}
+        order |= {"lengths": lengths, "translation": translation, "stages": stages}
+        return [arm for arm in order[experiment].ARMS if arm in self.numbers[experiment]]
+
+    def values(self, experiment: str, arm: str, *path: str | int) -> list:
+        """Return one value of each seed: the entry at `path` of the results."""
+        seeds = self.numbers[experiment][arm]
+        return [_entry(seeds[seed], path) for seed in sorted(seeds, key=int)]
+
+    def by_arm(self, experiment: str, *path: str | int) -> dict[str, list]:
+        """Return the values of each arm that has them."""
+        found = {arm: self.values(experiment, arm, *path) for arm in self.arms(experiment)}
+        return {arm: values for arm, values in found.items() if None not in values}
+
+    @property
+    def num_seeds(self) -> int:
+        return max(len(seeds) for arms in self.numbers.values() for seeds in arms.values())
+
+
+def _entry(result, path):
+    for key in path:
+        result = result[key]
+    return result
+
+
+# ---- parts of sentences and cells ----
+
+
+def interval(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
+    """Return the mean and the half-width of its 95 % interval, such as 4.04 ± 0.02; – without values."""
+    if not values or None in values:
+        return "–"
+    found = summarise([scale * value for value in values])
+    if found.high == found.low or found.high != found.high:
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} ± {found.high - found.mean:.{digits}f}"
+
+
+def p_value(found: Verdict) -> str:
+    return f"p = {found.p:.1g}" if found.p >= 0.001 else "p < 0.001"
+
+
+def against(found: dict[str, Verdict], arm: str, smaller_is_better: bool) -> str:
+    """Return the cell that compares RoPE with an arm, from the verdicts of RoPE against each."""
+    if arm not in found:
+        return ""
+    each = found[arm]
+    word = "no difference shown" if each.better is None else f"RoPE {'better' if each.better else 'worse'}"
+    return f"{word}, {p_value(each)}"
+
+
+def names(arms: Iterable[str]) -> str:
+    """Return names as a list of words: a, b and c."""
+    *first, last = arms
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def groups(found: dict[str, Verdict], measure: str) -> list[str]:
+    """Return a sentence for the arms that RoPE is better than, worse than, and cannot be told from."""
+    texts = {
+        True: f"RoPE has a better {measure} than {{}}.",
+        False: f"RoPE has a worse {measure} than {{}}.",
+        None: f"RoPE and {{}} cannot be told apart by {measure}.",
+    }
+    arms = {kind: [arm for arm, each in found.items() if each.better is kind] for kind in texts}
+    return [texts[kind].format(names(each)) for kind, each in arms.items() if each]
+
+
+# ---- the blocks ----
+
+
+def origin(results: Results) -> list[str]:
+    record, machine = results.record, results.record["machine"]
+    seconds = sum(
+        each
+        for arms in results.record["seconds"].values()
+        for seeds in arms.values()
+        for each in seeds.values()
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    return [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
+        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds. All jobs together "
+        f"took {seconds / 60:.0f} minutes of one core, so {seconds / 60 / machine['cores']:.0f} minutes on "
+        f"{machine['cores']} cores."
+    ]
+
+
+def translation_block(results: Results) -> list[str]:
+    rows = [
+        (arm, *(interval(results.values("translation", arm, score), 2) for score in ("bleu", "chrf")), paper)
+        for arm, paper in zip(translation.ARMS, PAPER["tables"]["1"]["rows"].values(), strict=True)
+    ]
+    found = verdict(
+        results.values("translation", "rope", "bleu"),
+        results.values("translation", "sinusoidal", "bleu"),
+        smaller_is_better=False,
+        names=("The BLEU of rope", "that of sinusoidal"),
+    )
+    head = ("positions", "BLEU", "chrF", "paper, BLEU")
+    return [*table(head, [tuple(map(str, row)) for row in rows], head[1:]), "", f"{found.text}."]
+
+
+def translation_examples(results: Results) -> list[str]:
+    by_arm = [results.values("translation", arm, "examples")[0] for arm in translation.ARMS]
+    rows = [
+        tuple(f"`{text}`" for text in (english, german, *(each[i][2] for each in by_arm)))
+        for i, (english, german, _) in enumerate(by_arm[0])
+        if "|" not in english + german and "`" not in english + german
+    ]
+    return table(("English", "German of the catalogue", *translation.ARMS), rows[:6], ())
+
+
+def masked_block(results: Results) -> list[str]:
+    losses = results.by_arm("masked", "test", "loss")
+    found = verdicts(losses, "rope", smaller_is_better=True)
+    rows = [
+        (
+            arm,
+            interval(losses[arm], 3),
+            interval(results.values("masked", arm, "test", "accuracy"), 1, 100),
+            f"{results.values('masked', arm, 'parameters')[0]:,}",
+            against(found, arm, True),
+        )
+        for arm in losses
+    ]
+    head = ("encoding", "loss", "accuracy, %", "parameters", "loss of RoPE")
+    return [*table(head, rows, head[1:4]), "", *groups(found, "loss")]
+
+
+def sentences_block(results: Results) -> list[str]:
+    arms = results.arms("sentences")
+    head = ("encoding", *(TASKS[task] for task in sentences.TASKS))
+    rows = [
+        (arm, *(interval(results.values("sentences", arm, t, "accuracy"), 1, 100) for t in sentences.TASKS))
+        for arm in arms
+    ]
+    lines = [*table(head, rows, head[1:]), ""]
+    for task in sentences.TASKS:
+        found = verdicts(results.by_arm("sentences", task, "accuracy"), "rope", smaller_is_better=False)
+        lines += ["", f"*{TASKS[task]}.* " + " ".join(groups(found, "accuracy"))]
+    return lines
+
+
+def glue_block(results: Results) -> list[str]:
+    rows = PAPER["tables"]["2"]["rows"]
+    head = ("paper", *rows["BERT"])
+    return table(head, [(name, *map(str, row.values())) for name, row in rows.items()], head[1:])
+
+
+def linear_block(results: Results) -> list[str]:
+    losses = results.by_arm("linear", "test", "loss")
+    lines = [
+        *table(("attention", "loss"), [(arm, interval(losses[arm], 3)) for arm in losses], ("loss",)),
+        "",
+    ]
+    for plain, rotated in (("linear", "linear-rope"), ("performer", "performer-rope")):
+        found = verdict(losses[rotated], losses[plain], True, (f"The loss of {rotated}", f"that of {plain}"))
+        lines += ["", f"{found.text}."]
+    return lines
+
+
+def stages_block(results: Results) -> list[str]:
+    head = (
+        "stage",
+        "length",
+        "steps",
+        "loss",
+        "accuracy, %",
+        "paper: length",
+        "steps",
+        "loss",
+        "accuracy, %",
+    )
+    rows = []
+    for number, paper in enumerate(PAPER["tables"]["4"]["rows"].values()):
+        first = results.values("stages", "rope", "stages", number)[0]
+        loss, accuracy = (results.values("stages", "rope", "stages", number, k) for k in ("loss", "accuracy"))
+        ours = (number + 1, first["length"], first["steps"], interval(loss, 3), interval(accuracy, 1, 100))
+        rows.append((*ours, paper["max_length"], f"{paper['steps']:,}", paper["loss"], paper["accuracy"]))
+    return table(head, [tuple(map(str, row)) for row in rows], head)
+
+
+def long_block(results: Results) -> list[str]:
+    arms, at = results.arms("long"), results.record["settings"]["long"]["lengths"]
+    head = ("encoder", *(f"{length:,} tokens" for length in at))
+    by_length = {length: results.by_arm("long", "accuracy", str(length)) for length in at}
+    rows = [(arm, *(interval(by_length[length].get(arm), 1, 100) for length in at)) for arm in arms]
+    lines = [*table(head, rows, head[1:]), ""]
+    trained = results.record["settings"]["long"]["length"]
+    longest, rope = at[-1], "rope"
+    found = verdict(
+        by_length[longest][rope],
+        by_length[trained][rope],
+        False,
+        (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
+    )
+    others = {arm: values for arm, values in by_length[longest].items() if arm != long.BAG}
+    lines += ["", f"{found.text}.", f"At {longest:,} tokens: "]
+    return [*lines, *groups(verdicts(others, rope, False), "accuracy")]
+
+
+def lengths_block(results: Results) -> list[str]:
+    settings = results.record["settings"]["lengths"]
+    at = [multiple * settings["length"] for multiple in settings["multiples"]]
+    head = ("encoding", *(f"{length:,} tokens" for length in at))
+    rows = [
+        (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
+        for arm in results.arms("lengths")
+    ]
+    return table(head, rows, head[1:])
+
+
+def facts_block(key: Callable[[dict], list[str]]) -> Callable[[Results], list[str]]:
+    return lambda results: key(mathematics.facts())
+
+
+BLOCKS: dict[str, Callable[[Results], list[str]]] = {
+    "origin": origin,
+    "translation": translation_block,
+    "translation-examples": translation_examples,
+    "masked": masked_block,
+    "sentences": sentences_block,
+    "glue": glue_block,
+    "linear": linear_block,
+    "stages": stages_block,
+    "long": long_block,
+    "lengths": lengths_block,
+}
+
+
+def fill(page: str, record: dict) -> str:
+    """Return the page with every block of results written anew."""
+    results = Results(record)
+    return BLOCK.sub(lambda found: "\n".join([found[1], *BLOCKS[found[2]](results), "", found[3]]), page)
+
+
+def write(record: dict, out: Path, quick: bool) -> None:
+    """Write page and figures: of a full run into docs and bench/results, of a quick one into `out`."""
+    page, folder = (out / "roformer.md", out / "pictures") if quick else (PAGE, PICTURES)
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures.draw(record, folder)
+    page.write_text(fill(PAGE.read_text("utf-8"), record), "utf-8")
+    if not quick:
+        path = RESULTS / f"{datetime.date.today()}-roformer.json"
+        path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+def newest() -> dict:
+    """Return the newest committed results."""
+    return json.loads(max(RESULTS.glob("*-roformer.json")).read_text("utf-8"))

@@ -1,0 +1,120 @@
+"""Comparisons of two arms: over seeds, which pair the arms' runs, and over the items of a test set.
+
+With 5 seeds the exact sign-flip test has no p below 2/2⁵ = 0.0625, so the paired t-test decides.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05  # of significance; intervals have 1 − LEVEL
+RESAMPLES = 2000
+LOWER, HIGHER, SAME = "lower", "higher", "cannot be told apart"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The mean of an arm over seeds, its deviation, and the 95 % interval of the mean; nan with one seed."""
+
+    mean: float
+    deviation: float  # of a seed, with n − 1
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The word on the first arm against the second, and the p that decided it."""
+
+    word: str  # LOWER, HIGHER or SAME
+    p: float
+    better: bool | None  # None: cannot be told apart
+    text: str
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Return mean, standard deviation and the 95 % interval of the mean by Student's t."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return Summary(mean, math.nan, math.nan, math.nan)
+    deviation = float(np.std(values, ddof=1))
+    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * deviation / math.sqrt(n)
+    return Summary(mean, deviation, mean - half, mean + half)
+
+
+def paired_t(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the two-sided p of the paired t-test; of the sign flips where all differences are equal."""
+    differences = np.subtract(a, b)
+    if np.ptp(differences) == 0:
+        return sign_flips(a, b)  # the t statistic is 0/0 or infinite
+    return float(stats.ttest_rel(a, b).pvalue)
+
+
+def sign_flips(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the exact two-sided p of the mean difference under all 2ⁿ flips of the differences' signs."""
+    differences = (np.subtract(a, b),)
+    if len(a) < 2:
+        return 1.0  # both flips of one difference are as large
+    kind = {"permutation_type": "samples", "n_resamples": np.inf}  # all flips of one sample's signs
+    return float(stats.permutation_test(differences, np.mean, **kind).pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p of each comparison in a family (Holm 1979)."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def bootstrap(
+    a: np.ndarray, b: np.ndarray, seed: int, score: Callable[[np.ndarray], float] = np.mean
+) -> tuple[float, float, float]:
+    """Return the 95 % interval of score(a) − score(b), and the two-sided p, from test items drawn again.
+
+    `a` and `b` have one row for each item, the same items in the same order: for accuracy 0 or 1, for BLEU
+    its counts, with a `score` that adds up the rows (Koehn 2004).
+    """
+    difference = lambda rows: score(a[rows]) - score(b[rows])  # noqa: E731
+    how = {"vectorized": False, "method": "percentile", "n_resamples": RESAMPLES, "rng": seed}
+    found = stats.bootstrap((np.arange(len(a)),), difference, **how)
+    drawn = found.bootstrap_distribution
+    tail = min(np.sum(drawn <= 0), np.sum(drawn >= 0))
+    low, high = found.confidence_interval
+    return float(low), float(high), float(min(1.0, 2 * (tail + 1) / (RESAMPLES + 1)))
+
+
+def verdict(
+    a: Sequence[float],
+    b: Sequence[float],
+    smaller_is_better: bool,
+    names: tuple[str, str],
+    p: float | None = None,
+) -> Verdict:
+    """Judge arm a against arm b, by seed; `p` replaces the paired t-test's, as after Holm's correction."""
+    p = paired_t(a, b) if p is None else p
+    difference = summarise(np.subtract(a, b))
+    if p >= LEVEL:
+        return Verdict(SAME, p, None, f"{names[0]} and {names[1]} cannot be told apart (p = {p:.2g})")
+    word = LOWER if difference.mean < 0 else HIGHER
+    better = (word == LOWER) == smaller_is_better
+    size = f"{word} than {names[1]} by {abs(difference.mean):.3g}"
+    interval = f"95 % interval {difference.low:+.3g} to {difference.high:+.3g}"
+    text = f"{names[0]} is {size} ({'better' if better else 'worse'}; {interval}; p = {p:.2g})"
+    return Verdict(word, p, better, text)
+
+
+def verdicts(
+    arms: Mapping[str, Sequence[float]], reference: str, smaller_is_better: bool
+) -> dict[str, Verdict]:
+    """Judge the reference arm against every other: one family, corrected by Holm."""
+    others = [name for name in arms if name != reference]
+    adjusted = holm([paired_t(arms[reference], arms[name]) for name in others])
+    return {
+        name: verdict(arms[reference], arms[name], smaller_is_better, (reference, name), p)
+        for name, p in zip(others, adjusted, strict=True)
+    }

@@ -1,0 +1,140 @@
+"""The study's statistics against textbook values, and against the enumeration of all draws."""
+
+import itertools
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
+pytest.importorskip("scipy")
+from roformer import statistics
+from roformer.statistics import bootstrap, holm, paired_t, sign_flips, summarise, verdict, verdicts
+
+pytestmark = pytest.mark.library("torch")
+
+# The extra hours of sleep of ten patients with two drugs (Student, The probable error of a mean, 1908).
+FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+SECOND = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+def test_students_sleep_data():
+    # R: t.test(extra ~ group, sleep, paired = TRUE) prints these.
+    assert paired_t(FIRST, SECOND) == pytest.approx(0.002833, abs=5e-7)
+    found = summarise(np.subtract(FIRST, SECOND))
+    assert found.mean == pytest.approx(-1.58, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
+
+
+def test_deviation_is_of_a_sample():
+    # Mean 5; squared differences 9, 1, 1, 1, 0, 0, 4, 16 sum to 32; 32 ÷ 7.
+    assert summarise([2, 4, 4, 4, 5, 5, 7, 9]).deviation == pytest.approx(math.sqrt(32 / 7), rel=1e-15)
+
+
+def count_flips(a, b):
+    differences = np.subtract(a, b).round(10)
+    sums = [abs(round(np.dot(signs, differences), 9)) for signs in itertools.product((1, -1), repeat=len(a))]
+    return sum(each >= abs(round(differences.sum(), 9)) for each in sums) / len(sums)
+
+
+def test_sign_flips_are_all_counted():
+    assert sign_flips(FIRST, SECOND) == count_flips(FIRST, SECOND)
+    rng = np.random.default_rng(2)
+    for n in (1, 2, 5, 6):
+        a, b = rng.normal(size=(2, n)).round(1)  # rounded, so that sums are equal
+        assert sign_flips(a, b) == count_flips(a, b)
+
+
+def test_five_seeds_have_no_p_below_a_sixteenth():
+    assert sign_flips([1, 2, 3, 4, 5.5], [0, 0, 0, 0, 0]) == 2 / 32
+
+
+def test_equal_differences_have_the_p_of_the_flips():
+    assert paired_t([2, 3, 4, 5, 6], [1, 2, 3, 4, 5]) == 2 / 32
+    assert paired_t([1, 2], [1, 2]) == 1.0
+
+
+def test_one_seed_tells_nothing_apart():
+    found = verdict([1.0], [2.0], True, ("rope", "learned"))
+    assert (found.word, found.p, found.better) == ("cannot be told apart", 1.0, None)
+    assert math.isnan(summarise([1.0]).low)
+
+
+def test_holm_example():
+    # Sorted .005, .01, .03, .04, times 4, 3, 2, 1; the last is raised to the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], rel=1e-15)
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def enumerate_draws(a, b, score):
+    draws = map(list, itertools.product(range(len(a)), repeat=len(a)))
+    return np.array([score(a[draw]) - score(b[draw]) for draw in draws])
+
+
+def ratio(rows):
+    matches, length = rows.sum(0)
+    return matches / length
+
+
+@pytest.mark.parametrize("score", [np.mean, ratio], ids=["mean", "counts"])
+def test_bootstrap_draws_items_in_pairs(monkeypatch, score):
+    monkeypatch.setattr(statistics, "RESAMPLES", 20_000)
+    rng = np.random.default_rng(8)
+    a = rng.integers(1, 9, size=(5, 2)).astype(float)
+    b = a + np.array([[1, 0], [0, 2], [2, 0], [-1, 0], [1, 1]])
+    a, b = (a[:, 0], b[:, 0]) if score is np.mean else (a, b)
+    exact = enumerate_draws(a, b, score)
+    low, high, p = bootstrap(a, b, 0, score)
+    below = lambda x: np.mean(exact <= x + 1e-12)  # noqa: E731
+    # The share below a drawn quantile is binomial; 5 deviations of 20,000 draws are 0.006.
+    assert below(low) >= 0.025 - 0.006
+    assert np.mean(exact < low - 1e-12) <= 0.025 + 0.006
+    assert below(high) >= 0.975 - 0.006
+    assert np.mean(exact < high - 1e-12) <= 0.975 + 0.006
+    assert p == pytest.approx(min(1, 2 * min(np.mean(exact <= 0), np.mean(exact >= 0))), abs=0.04)
+    assert bootstrap(a, b, 0, score) == (low, high, p)
+
+
+def test_bootstrap_of_equal_systems():
+    correct = np.array([0.0, 1.0, 1.0, 0.0])
+    assert bootstrap(correct, correct, 0) == (0.0, 0.0, 1.0)
+
+
+LOW, HIGH = [1.0, 1.1, 1.2, 1.0, 1.3], [2.0, 2.2, 2.1, 2.1, 2.3]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "smaller_is_better", "word", "better"),
+    [
+        (LOW, HIGH, True, "lower", True),
+        (LOW, HIGH, False, "lower", False),
+        (HIGH, LOW, True, "higher", False),
+        (HIGH, LOW, False, "higher", True),
+        (LOW, [1.2, 1.0, 1.2, 1.1, 1.1], True, "cannot be told apart", None),
+    ],
+)
+def test_verdicts_of_two_arms(a, b, smaller_is_better, word, better):
+    found = verdict(a, b, smaller_is_better, ("rope", "learned"))
+    assert (found.word, found.better) == (word, better)
+
+
+def test_verdict_as_a_sentence():
+    # The differences −1.0, −1.1, −0.9, −1.1, −1.0 have mean −1.02, deviation √0.007, and t(0.975, 4) = 2.776.
+    found = verdict(LOW, HIGH, True, ("rope", "learned"), p=0.01)
+    interval = "95 % interval -1.12 to -0.916"
+    assert found.text == f"rope is lower than learned by 1.02 (better; {interval}; p = 0.01)"
+
+
+def test_a_family_of_verdicts_is_corrected():
+    # Student's data give p 0.0028 alone; among 20 comparisons Holm makes it 0.057.
+    arms = {"rope": FIRST, "second": SECOND}
+    assert verdicts(arms, "rope", True)["second"].word == "lower"
+    rng = np.random.default_rng(0)
+    even = {f"noise {i}": list(np.add(FIRST, rng.permutation([-1, 1] * 5))) for i in range(19)}
+    found = verdicts({**arms, **even}, "rope", True)
+    assert found["second"].word == "cannot be told apart"
+    assert found["second"].p == pytest.approx(20 * 0.002833, abs=1e-5)
+    assert len(found) == 20
