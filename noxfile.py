@@ -251,7 +251,7 @@ def tests_min(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """Compare every rotary class of transformers, and whole models, with the library's reading of configs."""
     install(session)
-    names = ("", "_models", "_modules", "_positions", "_patch", "_families", "_docs")
+    names = ("", "_models", "_modules", "_positions", "_patch", "_families", "_docs", "_roformer")
     files = (f"tests/test_hf{name}.py" for name in names)
     pytest(session, ["numpy", "torch"], "--models", *files)
 

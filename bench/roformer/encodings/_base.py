@@ -35,11 +35,12 @@ class Encoding(nn.Module):
     def attend(self, q, k, v, keep=None, causal=False):
         """Return softmax attention (B, H, S, D); `keep` (B, T) is False for padding."""
         scores = self.scores(q, k)
+        lowest = torch.finfo(scores.dtype).min  # and not −∞: a query that sees no key would get NaN
         if keep is not None:
-            scores = scores.masked_fill(~keep[:, None, None, :], -math.inf)
+            scores = scores.masked_fill(~keep[:, None, None, :], lowest)
         if causal:
             future = distances(q, k) < 0
-            scores = scores.masked_fill(future, -math.inf)
+            scores = scores.masked_fill(future, lowest)
         return self.mix(scores.softmax(-1), v)
 
 

@@ -22,10 +22,11 @@ class Sizes:
     width: int = 64
     layers: int = 2
     heads: int = 4
+    deviation: float = 0.125  # of the first weights: 1/√width, at which sums keep their variance
     max_length: int = 256  # of learned positions: training on long texts goes on with this length
 
     def config(self, vocab_size: int, encoding: str, **options: Any) -> Config:
-        """Return the config of a model. Weights begin with the variance 1/width, at which sums keep theirs."""
+        """Return the config of a model."""
         return Config(
             vocab_size,
             encoding,
@@ -33,7 +34,7 @@ class Sizes:
             num_layers=self.layers,
             num_heads=self.heads,
             max_length=self.max_length,
-            deviation=self.width**-0.5,
+            deviation=self.deviation,
             **options,
         )
 
