@@ -398,6 +398,19 @@ def test_tensors_without_a_shape_are_refused():
 
 
 @pytest.mark.library("tensorflow")
+def test_tensorflow_rotates_in_graphs_of_version_1():
+    """In such a graph == and != compare the tensor objects."""
+    import tensorflow as tf
+
+    x = values(2, 3, 5, 16)
+    for fields in FIELDS.values():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            y = session.run(ra.apply(tf.constant(x), tf.constant(FAR), **fields))
+        want = ra.apply(x, FAR, backend="array-api", **fields)
+        np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.library("tensorflow")
 def test_tensorflow_compiles_by_xla():
     import tensorflow as tf
 
