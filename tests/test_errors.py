@@ -108,7 +108,7 @@ def test_exceptions_derive_from_rope_error_and_a_builtin() -> None:
         (ra.apply, "ArrayTypeError ShapeError PositionError SpecError BackendError"),
         (RoPE, "SpecError"),
         (RoPE.rotation, "ArrayTypeError PositionError BackendError ShapeError"),
-        (RoPE.matrix, "ArrayTypeError PositionError"),
+        (RoPE.matrix, "ArrayTypeError PositionError ShapeError"),
         (ra.Rotation.apply, "ArrayTypeError ShapeError BackendError"),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),

@@ -510,6 +510,38 @@ def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
 
 
 @pytest.mark.library("ndonnx")
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["halves", "blocks"])
+def test_a_graph_knows_the_sizes_of_tables_in_full_width(pairing, blocks):
+    rope = ra.RoPE(16, pairing=pairing, axes=ra.Axes.axial(8, 8, blocks=blocks))
+
+    def rotate(x, coordinates):
+        tables = rope.rotation(coordinates, like=x).full_width()
+        assert [table.shape for table in tables] == [(None, 16)] * 2
+        return rope.rotation_from(*tables).apply(x)
+
+    x, coordinates = values(2, 3, 5, 16), np.stack([FAR, FAR[::-1]], axis=-1)
+    y = run_in_onnxruntime(rotate, x=x, coordinates=coordinates)
+    np.testing.assert_allclose(y, rope.apply(x, coordinates, backend="array-api"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.library("ndonnx")
+def test_sizes_that_a_graph_has_to_know():
+    import ndonnx as ndx
+
+    pos, rope = ndx.argument(shape=("length",), dtype=ndx.int64), ra.RoPE(16)
+    for shape in (("batch", "length", "width"), (16, "length", "width")):
+        x = ndx.argument(shape=shape, dtype=ndx.float32)
+        for call in (rope.apply, ra.apply):
+            with pytest.raises(ra.ShapeError, match=r"None\] \(ndonnx\).* unknown.*reshape x"):
+                call(x, pos)
+    x = ndx.argument(shape=("length", 16), dtype=ndx.float32)
+    with pytest.raises(ra.ShapeError, match=r"pos is int64\[None\] \(ndonnx\), of unknown size"):
+        rope.matrix(pos, like=x)
+    assert rope.matrix(ndx.argument(shape=(3,), dtype=ndx.int64), like=x).shape == (3, 16, 16)
+
+
+@pytest.mark.library("ndonnx")
 def test_an_onnx_graph_of_coordinates_and_of_float_positions():
     x, rope = values(2, 3, 5, 16), ra.RoPE(16, axes=ra.Axes.chunked(4, 4))
     coordinates = np.stack([FAR, FAR[::-1]], axis=-1)
