@@ -181,8 +181,9 @@ def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
     x, *source = moved
     if axes[0] is None:
         x = _repeated(x, like)
-    if len({len(array) for array in source}) > 1:
-        source = [array if len(array) == len(like) else _repeated(array, like) for array in source]
+    count = like.shape[0]  # may be symbolic, in an export
+    if any(array.shape[0] != source[0].shape[0] for array in source):
+        source = [array if array.shape[0] == count else _repeated(array, like) for array in source]
     return rotate_p.bind(x, *source, **params), 0
 
 
