@@ -962,6 +962,18 @@ MESHES = """
         split = jax.device_put(POS, P("a"))
         assert jax.typeof(mapped(split)).sharding.spec[0] == "a"
         assert "all-gather" not in mapped.lower(split).compile().as_text()
+        # Split features are gathered, rotated and split again.
+        for fields in (HALF, INTERLEAVED, {**HALF, "rotary_dim": 0}):
+            partial = ra.RoPE(16, **fields)
+            for spec in (P(None, None, None, "b"), P("a", None, None, "b"), P(None, None, None, ("a", "b"))):
+                split = jax.device_put(x, spec)
+                y, pull = jax.vjp(jax.jit(lambda x: partial.apply(x, range(16))), split)
+                tables = partial.rotation(range(16), like=split).apply(split)
+                (dx,) = pull(split)
+                assert jax.typeof(y) == jax.typeof(dx) == jax.typeof(tables) == jax.typeof(split)
+                judge(y, x, range(16), **fields)
+                judge(tables, x, range(16), **fields)
+                judge(dx, x, range(16), inverse=True, **fields)
     judge(jax.jit(rope.apply)(x, put(POS, explicit, "a")), x, POS, **HALF)
 
     # Two meshes in a program, and lowering without devices.

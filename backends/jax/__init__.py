@@ -62,7 +62,7 @@ def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) ->
     if fraction is None:
         whole, fraction = split_floats(whole, ops)
     if fraction is None and plan.exact:
-        return tuple(rotate_by_positions(x, whole, plan, seq_axis, ops) for x in xs)
+        return tuple(rotate_by_positions(x, whole, plan, seq_axis) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
     return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
 
@@ -73,7 +73,7 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
     if fraction is None and inv_freq is None:
         whole, fraction = split_floats(whole, ops)
         if fraction is None and plan.exact:
-            return tables_by_positions(whole, plan, use_float64, ops)
+            return tables_by_positions(whole, plan, use_float64)
     return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 
