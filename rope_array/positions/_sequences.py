@@ -55,7 +55,7 @@ def offset(length: int, offsets: Any = 0, *, like: Any = None, dtype: Any = None
     _factory.check_range("offsets", offsets, factory, length)
     start, tokens = factory.array("offsets", offsets), factory.arange(length)
     # As many axes as `start` has: jax_numpy_rank_promotion may forbid others.
-    return start[..., None] + tokens[(None,) * start.ndim]
+    return start[..., None] + tokens[(*(None,) * start.ndim, ...)]
 
 
 def packed(
