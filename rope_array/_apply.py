@@ -4,7 +4,7 @@ import operator
 from typing import Any, Never, Unpack
 
 from . import _dispatch
-from ._array_api.checks import check_arrays
+from ._array_api.checks import MAKE_KNOWN, check_arrays
 from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
@@ -147,5 +147,5 @@ def _width(x: Any) -> int:
         check_arrays(xs, _dispatch.backends_for(xs).library(xs[0]))
         raise
     if is_unknown_size(width):
-        raise ShapeError(f"x is {describe(xs[0])}, its last axis of unknown size; compute its size first.")
+        raise ShapeError(f"x is {describe(xs[0])}, its last axis of unknown size; {MAKE_KNOWN}")
     return operator.index(width)  # torch.compile may hold the size as a symbol, and the plan needs a number

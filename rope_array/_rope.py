@@ -9,9 +9,10 @@ from ._array_api.library import numpy_library
 from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
-from ._errors import SpecError, short
+from ._errors import ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.plan import Pairing
+from ._spec.shape_rule import is_unknown_size
 from ._spec.spec import Spec, require_plan
 from ._spec.validation import integer, number, positive
 
@@ -423,6 +424,8 @@ class RoPE(Spec):
         ------
         ArrayTypeError, PositionError
             As in `rope_array.apply`.
+        ShapeError
+            The positions are of unknown size.
 
         Examples
         --------
@@ -436,6 +439,8 @@ class RoPE(Spec):
         rotation = self.rotation(pos, like=like)
         lib = _dispatch.library_of_like(like)
         lead = tuple(rotation.cos.shape)[:-1]
+        if any(map(is_unknown_size, lead)):
+            raise ShapeError(f"pos is {describe(pos)}, of unknown size; give positions of known sizes.")
         units = lib.xp.eye(self.head_dim, dtype=like.dtype, **lib.ops(like).creation_kwargs)
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))
         # Row j is the image of the unit vector j: column j of the matrix.

@@ -1,5 +1,6 @@
 """Rotation: cos and sin as a value, made once per forward pass and used by every layer."""
 
+import copyreg
 from collections.abc import Callable
 from typing import Any, NamedTuple, Never
 
@@ -17,7 +18,11 @@ class _CosSin(NamedTuple):
     sin: Any
 
 
-class Rotation(_CosSin):
+class _RotationType(type):
+    """Metaclass of Rotation, for which copyreg has a rule: a type is pickled as its layout."""
+
+
+class Rotation(_CosSin, metaclass=_RotationType):
     """Cos and sin of a rope at some positions, made by `RoPE.rotation` or `RoPE.rotation_from`.
 
     A named tuple: ``cos, sin = rotation``.
@@ -240,6 +245,19 @@ rotation_type: Types = traced_memo(_make_type, _type_key)  # of a layout, given 
 type_of_plan: Types = traced_memo(lambda plan: rotation_type(*plan.layout))
 _inverse_type: Types = traced_memo(_make_inverse)
 _adjoint_type: Types = traced_memo(_make_adjoint)
+
+
+def _reduce_type(cls: Any) -> Any:
+    """Return what pickle stores for a type: the name of Rotation itself, else the layout."""
+    return cls.__qualname__ if cls is Rotation else (load_type, tuple(cls.layout))
+
+
+copyreg.pickle(_RotationType, _reduce_type)
+
+
+def load_type(*layout: Any) -> type[Rotation]:
+    """Return a pickled type of Rotation."""
+    return rotation_type(*layout)
 
 
 def load_rotation(layout: Layout, cos: Any, sin: Any) -> Rotation:

@@ -289,8 +289,14 @@ def test_unknown_sizes_that_may_not_match_raise(call):
 
 def test_unknown_width_is_refused(lazily):
     x = da.from_array(X, chunks=CHUNKS)[..., da.arange(16) < 20]
-    with pytest.raises(ra.ShapeError, match="head_dim"):
-        ROPE.apply(x, 3)
+    for call in (ROPE.apply, ra.apply):
+        with pytest.raises(ra.ShapeError, match=r"nan\] \(dask\).* unknown.*x\.compute_chunk_sizes\(\)"):
+            call(x, 3)
+
+
+def test_a_width_computed_as_the_error_says():
+    x = da.from_array(X, chunks=CHUNKS)[..., da.arange(16) < 20].compute_chunk_sizes()
+    judge(ROPE.apply(x, 3), X, 3, **HALF)
 
 
 # ---- arrays of every kind ----
@@ -478,5 +484,6 @@ def test_chunks_of_jax():
         x = da.from_array(jax.numpy.asarray(X), chunks=CHUNKS, asarray=False)
         pos = (np.arange(S) * 1_000_003).astype(np.int32)
         for own in (3, pos, da.from_array(pos, chunks=3)):
-            result = lazy(ROPE.apply, x, own).compute()
-            assert_contract(np.asarray(result), X, host(own), flushes=True, **HALF)
+            by_tables = lazy(ROPE.rotation(own, like=x).apply, x)  # dask joins chunks to arrays of NumPy
+            for y in (lazy(ROPE.apply, x, own), by_tables):
+                assert_contract(np.asarray(y.compute()), X, host(own), flushes=True, **HALF)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +109,7 @@ def test_exceptions_derive_from_rope_error_and_a_builtin() -> None:
         (ra.apply, "ArrayTypeError ShapeError PositionError SpecError BackendError"),
         (RoPE, "SpecError"),
         (RoPE.rotation, "ArrayTypeError PositionError BackendError ShapeError"),
-        (RoPE.matrix, "ArrayTypeError PositionError"),
+        (RoPE.matrix, "ArrayTypeError PositionError ShapeError"),
         (ra.Rotation.apply, "ArrayTypeError ShapeError BackendError"),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
@@ -379,9 +380,13 @@ CALLS[ArrayTypeError] = {
         lambda lib: ra.apply(of(lib, "complex64", 2, 4), 0),
         ["complex64[2, 4]", "real", "float32"],
     ),
-    "list of arrays": (lambda lib: ra.apply([ones(lib, 2, 4)], 0), ["x is a list", "array", "tuple"]),
-    "number": (lambda lib: ra.apply(1.0, 0), ["x is 1.0", "float", "array"]),
+    "list of arrays": (lambda lib: ra.apply([ones(lib, 2, 4)], 0), ["got a list", "array", "tuple"]),
+    "number": (lambda lib: ra.apply(1.0, 0), ["got 1.0", "float", "array"]),
     "empty tuple": (lambda lib: ra.apply((), 0), ["empty tuple", "array"]),
+    "object as like": (
+        lambda lib: RoPE(4).rotation(0, like=types.SimpleNamespace(dtype="float32", shape=(4,))),
+        ["got float32[4]", "not an array", "give an array"],
+    ),
     "int like": (lambda lib: RoPE(4).rotation(0, like=of(lib, "int32", 2, 4)), ["int32[2, 4]", "float32"]),
     "complex like of a matrix": (
         lambda lib: RoPE(4).matrix(0, like=of(lib, "complex64", 2, 4)),
@@ -410,7 +415,7 @@ CALLS[ArrayTypeError] = {
         lambda lib: rotated(of(lib, "int32", 2, 4), lib),
         ["int32[2, 4]", "float32"],
     ),
-    "rotation of a list": (lambda lib: rotated([ones(lib, 2, 4)], lib), ["x is a list", "array"]),
+    "rotation of a list": (lambda lib: rotated([ones(lib, 2, 4)], lib), ["got a list", "array"]),
     "second is a list": (lambda lib: ra.apply((ones(lib, 2, 4), [1.0]), 0), ["list", "array"]),
     "second is of integers": (
         lambda lib: ra.apply((ones(lib, 2, 4), of(lib, "int32", 2, 4)), 0),

@@ -159,6 +159,10 @@ MAY_IMPORT = {
         *("_errors", "_spec", "_array_api", "_dynamo", "_rotation", "backend_tools"),
         *("_backends._native", "_backends._gpu"),
     ),
+    "_backends.jax": (  # _rotation: jax.export asks for a name of each type
+        *("_errors", "_spec", "_array_api", "_rotation", "backend_tools"),
+        *("_backends._native", "_backends._gpu"),
+    ),
     "positions": ("_errors", "_spec", "_array_api", "_registry", "positions"),
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),

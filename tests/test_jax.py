@@ -12,6 +12,7 @@ import pytest
 from compare import judge, same, values
 
 import rope_array as ra
+from rope_array._rotation import rotation_type
 from rope_array.testing import apply_definition, rotation_matrix
 from rope_array.testing._contract import eps
 
@@ -759,6 +760,86 @@ def test_export(x64):
         judge(exported.call(x, pos), x, pos, **HALF)
 
 
+def test_export_of_a_batch_of_any_size(narrow):
+    """The batch rule takes symbolic sizes: of positions, of x, and of a table whose other table is shared."""
+    from jax import export
+
+    (count,) = export.symbolic_shape("b")
+    struct = jax.ShapeDtypeStruct
+    by_positions = export.export(jax.jit(jax.vmap(ROPE.apply)))(
+        struct((count, 5, 16), "float32"), struct((count, 5), "int32")
+    )
+    rotate = jax.vmap(lambda x, cos, sin: ROPE.rotation_from(cos, sin).apply(x), in_axes=(0, None, 0))
+    by_tables = export.export(jax.jit(rotate))(
+        struct((count, 5, 16), "float32"), struct((5, 8), "float32"), struct((count, 5, 8), "float32")
+    )
+    for size in (1, 3):
+        x, pos = normal(size, 5, 16), jnp.asarray(ENDS, "int32")
+        judge(by_positions.call(x, jnp.tile(pos, (size, 1))), x, ENDS, **HALF)
+        cos, sin = ROPE.rotation(pos, like=x)
+        judge(by_tables.call(x, cos, jnp.tile(sin, (size, 1, 1))), x, ENDS, **HALF)
+
+
+ROTATE_BY_SAVED = """
+    import sys
+    from pathlib import Path
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import export
+    import rope_array as ra
+
+    folder, rope = Path(sys.argv[1]), ra.RoPE(16, pairing="half", base=500_000.0)
+    x = jnp.asarray(np.load(folder / "x.npy"))
+    rotation = rope.rotation(range(5), like=x)  # so that JAX knows its type
+    program = export.deserialize(bytearray((folder / "program").read_bytes()))
+    np.save(folder / "y.npy", program.call(rotation, x))
+    """
+
+
+def test_export_takes_a_rotation(tmp_path, narrow):
+    """Another process reads the program as docs/in-my-model/jax.md says."""
+    from jax import export
+
+    x = normal(2, 5, 16)
+    rotation = ROPE.rotation(range(5), like=x)
+    exported = export.export(jax.jit(lambda rotation, x: rotation.apply(x)))(rotation, x)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    np.save(tmp_path / "x.npy", x)
+    child.run(ROTATE_BY_SAVED, str(tmp_path))
+    judge(jnp.asarray(np.load(tmp_path / "y.npy")), x, range(5), **HALF)
+
+
+def test_more_types_than_the_memo_holds(narrow):
+    """JAX keeps the name of a type that the memo dropped; a new type of the same layout works."""
+    x = normal(2, 5, 16)
+    cos, sin = rotation = ROPE.rotation(range(5), like=x)
+    for i in range(300):
+        rotation_type(*rotation.layout._replace(amplitude=2.0 + i))
+    again = rotation_type(*rotation.layout)
+    assert again is not type(rotation)
+    judge(jax.jit(lambda rotation: rotation.apply(x))(again(cos, sin)), x, range(5), **HALF)
+
+
+def test_a_tree_with_a_rotation_is_pickled(narrow):
+    """JAX's serialize_executable returns such trees, of the arguments and the results."""
+    x = normal(2, 5, 16)
+    rotation = ROPE.rotation(range(5), like=x)
+    leaves, tree = jax.tree.flatten((x, rotation))
+    x, again = jax.tree.unflatten(pickle.loads(pickle.dumps(tree)), leaves)
+    judge(again.apply(x), x, range(5), **HALF)
+
+
+def test_nan_checks_of_checkify(narrow):
+    """As docs/backends.md says: they check the operations of array-api, not the primitive."""
+    from jax.experimental import checkify
+
+    x = normal(2, 5, 16).at[0, 0, 0].set(jnp.nan)
+    for backend, found in ((None, False), ("array-api", True)):
+        rotate = functools.partial(ROPE.apply, pos=3, backend=backend)
+        error, _ = checkify.checkify(rotate, errors=checkify.nan_checks)(x)
+        assert (error.get() is not None) == found
+
+
 def test_tables_in_a_kernel_of_pallas(narrow):
     """As docs/backends.md says: tables are inputs of the kernel, and the operations are the core's."""
     from jax import export
@@ -881,6 +962,18 @@ MESHES = """
         split = jax.device_put(POS, P("a"))
         assert jax.typeof(mapped(split)).sharding.spec[0] == "a"
         assert "all-gather" not in mapped.lower(split).compile().as_text()
+        # Split features are gathered, rotated and split again.
+        for fields in (HALF, INTERLEAVED, {**HALF, "rotary_dim": 0}):
+            partial = ra.RoPE(16, **fields)
+            for spec in (P(None, None, None, "b"), P("a", None, None, "b"), P(None, None, None, ("a", "b"))):
+                split = jax.device_put(x, spec)
+                y, pull = jax.vjp(jax.jit(lambda x: partial.apply(x, range(16))), split)
+                tables = partial.rotation(range(16), like=split).apply(split)
+                (dx,) = pull(split)
+                assert jax.typeof(y) == jax.typeof(dx) == jax.typeof(tables) == jax.typeof(split)
+                judge(y, x, range(16), **fields)
+                judge(tables, x, range(16), **fields)
+                judge(dx, x, range(16), inverse=True, **fields)
     judge(jax.jit(rope.apply)(x, put(POS, explicit, "a")), x, POS, **HALF)
 
     # Two meshes in a program, and lowering without devices.

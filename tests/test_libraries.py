@@ -398,6 +398,19 @@ def test_tensors_without_a_shape_are_refused():
 
 
 @pytest.mark.library("tensorflow")
+def test_tensorflow_rotates_in_graphs_of_version_1():
+    """In such a graph == and != compare the tensor objects."""
+    import tensorflow as tf
+
+    x = values(2, 3, 5, 16)
+    for fields in FIELDS.values():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            y = session.run(ra.apply(tf.constant(x), tf.constant(FAR), **fields))
+        want = ra.apply(x, FAR, backend="array-api", **fields)
+        np.testing.assert_allclose(y, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.library("tensorflow")
 def test_tensorflow_compiles_by_xla():
     import tensorflow as tf
 
@@ -494,6 +507,38 @@ def test_a_graph_knows_the_sizes_of_x_and_fails_for_others(fields):
         Exception, match="status code returned while running"
     ):  # ONNX Runtime has no public class
         session.run(None, {"x": values(2, 3, 1, 16), "pos": FAR})
+
+
+@pytest.mark.library("ndonnx")
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("blocks", [False, True], ids=["halves", "blocks"])
+def test_a_graph_knows_the_sizes_of_tables_in_full_width(pairing, blocks):
+    rope = ra.RoPE(16, pairing=pairing, axes=ra.Axes.axial(8, 8, blocks=blocks))
+
+    def rotate(x, coordinates):
+        tables = rope.rotation(coordinates, like=x).full_width()
+        assert [table.shape for table in tables] == [(None, 16)] * 2
+        return rope.rotation_from(*tables).apply(x)
+
+    x, coordinates = values(2, 3, 5, 16), np.stack([FAR, FAR[::-1]], axis=-1)
+    y = run_in_onnxruntime(rotate, x=x, coordinates=coordinates)
+    np.testing.assert_allclose(y, rope.apply(x, coordinates, backend="array-api"), rtol=0, atol=1e-6)
+
+
+@pytest.mark.library("ndonnx")
+def test_sizes_that_a_graph_has_to_know():
+    import ndonnx as ndx
+
+    pos, rope = ndx.argument(shape=("length",), dtype=ndx.int64), ra.RoPE(16)
+    for shape in (("batch", "length", "width"), (16, "length", "width")):
+        x = ndx.argument(shape=shape, dtype=ndx.float32)
+        for call in (rope.apply, ra.apply):
+            with pytest.raises(ra.ShapeError, match=r"None\] \(ndonnx\).* unknown.*reshape x"):
+                call(x, pos)
+    x = ndx.argument(shape=("length", 16), dtype=ndx.float32)
+    with pytest.raises(ra.ShapeError, match=r"pos is int64\[None\] \(ndonnx\), of unknown size"):
+        rope.matrix(pos, like=x)
+    assert rope.matrix(ndx.argument(shape=(3,), dtype=ndx.int64), like=x).shape == (3, 16, 16)
 
 
 @pytest.mark.library("ndonnx")

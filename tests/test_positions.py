@@ -115,6 +115,17 @@ def test_dtypes_asked_for(lib, like):
 
 
 @pytest.mark.library("jax")
+def test_offset_where_jax_promotes_no_ranks():
+    import jax
+
+    for offsets in (7, [0, 10, -2], [[1, 2], [3, 4]]):
+        with jax.numpy_rank_promotion("raise"):
+            result = positions.offset(4, jax.numpy.asarray(offsets))
+        assert result.shape == (*np.shape(offsets), 4)
+        assert np.ravel(result).tolist() == [start + k for start in np.ravel(offsets) for k in range(4)]
+
+
+@pytest.mark.library("jax")
 def test_jax_with_x64_has_int64():
     import jax
     import jax.numpy as jnp

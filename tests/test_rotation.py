@@ -595,6 +595,24 @@ def test_pickles(lib: Any, protocol: int) -> None:
     check_copies(lib, lambda rotation: pickle.loads(pickle.dumps(rotation, protocol)))
 
 
+LOAD_TYPE = """
+    import pickle, sys
+    import numpy as np
+    from rope_array import RoPE
+    cls = pickle.loads(bytes.fromhex(sys.argv[1]))
+    assert cls is type(RoPE(8, pairing="half", attention_factor=2.0).rotation(0, like=np.ones(8)))
+    """
+
+
+def test_types_are_pickled() -> None:
+    rotation = RoPE(8, pairing="half", attention_factor=2.0).rotation(0, like=np.ones(8))
+    cls = type(rotation)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        for one in (Rotation, cls, type(rotation.inverse())):
+            assert pickle.loads(pickle.dumps(one, protocol)) is one
+    child.run(LOAD_TYPE, pickle.dumps(cls).hex())  # where the type was not made before
+
+
 @pytest.mark.without("strict")  # arrays of old versions cannot be copied
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
 def test_copies(lib: Any, make: Any) -> None:

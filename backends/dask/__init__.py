@@ -118,9 +118,14 @@ def _blockwise(function: Any, x: Any, *operands: Any, **constants: Any) -> Any:
 
 def _rotate_chunk_at(x: Any, pos: Any, *, plan: Plan, seq_axis: int, spread: Any) -> Any:
     _check_sizes(x, without_coordinates(_shape(pos), plan), seq_axis, spread)
-    if isinstance(pos, np.ndarray) and not isinstance(x, np.ndarray) and not library_of(x).takes_numpy:
-        pos = library_of(x).xp.asarray(pos)
+    pos = pos if library_of(x).takes_numpy else _in_library_of(x, pos)
     return rotate_by(x, Positions(pos, plan), seq_axis)
+
+
+def _in_library_of(x: Any, array: Any) -> Any:
+    """Return an array of x's library, as dask joins the chunks of any library to an array of NumPy."""
+    same = isinstance(x, np.ndarray) or not isinstance(array, np.ndarray)
+    return array if same else library_of(x).xp.asarray(array)
 
 
 def _check_sizes(x: Any, pos_shape: Any, seq_axis: int, spread: Any) -> None:
@@ -140,7 +145,7 @@ def _tables_of_chunk(pos: Any, inv_freq: Any = None, *, like: Any, plan: Plan) -
 
 def _rotate_chunk_by_tables(x: Any, cos: Any, sin: Any, *, layout: Layout, seq_axis: int, spread: Any) -> Any:
     _check_sizes(x, cos.shape[:-1], seq_axis, spread)
-    return rotate_by(x, Tables(cos, sin, layout), seq_axis)
+    return rotate_by(x, Tables(_in_library_of(x, cos), _in_library_of(x, sin), layout), seq_axis)
 
 
 def _checked(pos: Any, plan: Plan) -> Any:

@@ -4,16 +4,19 @@ An eager call is one program; a traced call is part of the caller's program. Pos
 values of the program, so a new offset compiles nothing. The plan is static.
 """
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jax
+from jax import export
 
 from rope_array._array_api import rotate as _rotate
 from rope_array._array_api.library import Library, computes_in_float64
 from rope_array._array_api.position_input import read_positions, split_floats
 from rope_array._array_api.source import Call, Positions, Tables
 from rope_array._array_api.tables import tables_at
+from rope_array._rotation import watch_types
 from rope_array._spec.plan import Layout, Plan
 
 from ._custom_call import description
@@ -59,7 +62,7 @@ def _rotate_at(xs: Any, whole: Any, fraction: Any, plan: Plan, seq_axis: int) ->
     if fraction is None:
         whole, fraction = split_floats(whole, ops)
     if fraction is None and plan.exact:
-        return tuple(rotate_by_positions(x, whole, plan, seq_axis, ops) for x in xs)
+        return tuple(rotate_by_positions(x, whole, plan, seq_axis) for x in xs)
     float64 = tuple(map(computes_in_float64, xs))
     return _rotate.rotate_at(xs, float64, whole, fraction, plan, seq_axis, ops, rotate_by_tables)
 
@@ -70,7 +73,7 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
     if fraction is None and inv_freq is None:
         whole, fraction = split_floats(whole, ops)
         if fraction is None and plan.exact:
-            return tables_by_positions(whole, plan, use_float64, ops)
+            return tables_by_positions(whole, plan, use_float64)
     return tables_at(whole, fraction, plan, use_float64, ops, inv_freq)
 
 
@@ -78,3 +81,13 @@ def _make_tables(whole: Any, fraction: Any, inv_freq: Any, plan: Plan, use_float
 def _rotate_by_tables(xs: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int) -> Any:
     ops = LIBRARY.ops(xs[0])
     return _rotate.rotate_by_tables(xs, Tables(cos, sin, layout), seq_axis, ops, rotate_by_tables)
+
+
+def _register_type(cls: Any) -> None:
+    """Name a type of Rotation for jax.export; a program is deserialized where this type exists."""
+    name = f"rope_array.Rotation{tuple(cls.layout)}"
+    with suppress(ValueError):  # the memo of types dropped a type of this layout, which keeps the name
+        export.register_namedtuple_serialization(cls, serialized_name=name)
+
+
+watch_types(_register_type)

@@ -22,7 +22,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from rope_array._array_api.angles import cos_sin
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.ops import ArrayOps
-from rope_array._array_api.pairs import rotate_aligned
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import placement
 
@@ -37,18 +36,18 @@ _POSITION_DTYPES = (xp.int32, xp.int64, xp.uint32)
 
 def rotate_by_tables(x: Any, cos: Any, sin: Any, layout: Layout, seq_axis: int, ops: ArrayOps) -> Any:
     """Rotate the last axis of x by tables of its compute dtype."""
-    return _rotate(x, (_aligned(cos, x, seq_axis), _aligned(sin, x, seq_axis)), layout, None, ops)
+    return _rotate(x, (_aligned(cos, x, seq_axis), _aligned(sin, x, seq_axis)), layout, None)
 
 
-def rotate_by_positions(x: Any, whole: Any, plan: Plan, seq_axis: int, ops: ArrayOps) -> Any:
+def rotate_by_positions(x: Any, whole: Any, plan: Plan, seq_axis: int) -> Any:
     """Rotate the last axis of x by integer positions, at exact angles."""
     if whole.dtype not in _POSITION_DTYPES:
         whole = whole.astype(xp.int32)
     whole = whole if plan.coordinates else whole[..., None]
-    return _rotate(x, (_aligned(whole, x, seq_axis),), plan.layout, plan, ops)
+    return _rotate(x, (_aligned(whole, x, seq_axis),), plan.layout, plan)
 
 
-def tables_by_positions(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> tuple[Any, Any]:
+def tables_by_positions(whole: Any, plan: Plan, use_float64: bool) -> tuple[Any, Any]:
     """Return cos and sin at integer positions: (1, 0) rotated in each pair, with the bits of a rotation."""
     plan, dtype = plan.of_units(), xp.float64 if use_float64 else xp.float32
     # The largest coordinate and not the first: explicit mesh axes may split them.
@@ -56,7 +55,7 @@ def tables_by_positions(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps
     units = (xp.arange(plan.layout.head_dim) < plan.layout.num_pairs).astype(rows.dtype)
     # XLA removes the sum of zeros. It gives the units the sharding of the positions, which JAX may need.
     x = (units[(None,) * (rows.ndim - 1)] + rows * 0).astype(dtype)
-    y = rotate_by_positions(x, whole, plan, -2, ops)
+    y = rotate_by_positions(x, whole, plan, -2)
     return y[..., : plan.layout.num_pairs], y[..., plan.layout.num_pairs :]
 
 
@@ -66,11 +65,11 @@ def _aligned(array: Any, x: Any, seq_axis: int) -> Any:
     return (array if order is None else xp.permute_dims(array, order))[index]
 
 
-def _rotate(x: Any, source: tuple[Any, ...], layout: Layout, plan: Plan | None, ops: ArrayOps) -> Any:
-    if not layout.num_pairs or _splits_features(x):
-        cos, sin = _tables(x, source, plan)
-        return rotate_aligned(x, cos, sin, layout, ops)
-    return rotate_p.bind(*_with_type_of_result(x, *source), layout=layout, plan=plan, transposed=False)
+def _rotate(x: Any, source: tuple[Any, ...], layout: Layout, plan: Plan | None) -> Any:
+    if not layout.num_pairs:
+        return xp.copy(x)
+    y = rotate_p.bind(*_with_type_of_result(x, *source), layout=layout, plan=plan, transposed=False)
+    return jax.sharding.reshard(y, jax.typeof(x).sharding) if _splits_features(x) else y
 
 
 def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ...]:
@@ -85,7 +84,7 @@ def _tables(x: Any, source: tuple[Any, ...], plan: Plan | None) -> tuple[Any, ..
 
 
 def _splits_features(x: Any) -> bool:
-    """Return whether explicit mesh axes split the features. Then JAX has to type the plain operations."""
+    """Return whether explicit mesh axes split the features: `_resharded` gathers them."""
     return any(_explicit_spec(x)[x.ndim - 1 :])
 
 
@@ -181,8 +180,9 @@ def _batch(arrays: Any, axes: Any, **params: Any) -> Any:
     x, *source = moved
     if axes[0] is None:
         x = _repeated(x, like)
-    if len({len(array) for array in source}) > 1:
-        source = [array if len(array) == len(like) else _repeated(array, like) for array in source]
+    count = like.shape[0]  # may be symbolic, in an export
+    if any(array.shape[0] != source[0].shape[0] for array in source):
+        source = [array if array.shape[0] == count else _repeated(array, like) for array in source]
     return rotate_p.bind(x, *source, **params), 0
 
 

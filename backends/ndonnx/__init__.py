@@ -22,13 +22,16 @@ class NDonnx(Library):
             return xp.reshape(array, shape)
         have = array.dynamic_shape  # an axis of unknown size keeps its place
         sizes = [have[i] if n is None else xp.asarray(n) for i, n in enumerate(shape)]
-        return xp.reshape(array, xp.stack(sizes))
+        return _with_known_sizes(xp.reshape(array, xp.stack(sizes)), shape)
 
     def with_shape_of(self, y: Any, x: Any) -> Any:
-        y = xp.reshape(y, x.dynamic_shape)
-        # 0 keeps a size. So the graph knows the others, which a reshape to sizes of the run forgets.
-        known = op.const([n or 0 for n in x.shape], np.int64)
-        return xp.asarray(op.reshape(y.unwrap_spox(), known))
+        return _with_known_sizes(xp.reshape(y, x.dynamic_shape), x.shape)
+
+
+def _with_known_sizes(array: Any, shape: Any) -> Any:
+    """Return an array whose graph knows these sizes, which a reshape to sizes of the run forgets."""
+    sizes = op.const([n or 0 for n in shape], np.int64)  # 0 keeps the size that the axis has
+    return xp.asarray(op.reshape(array.unwrap_spox(), sizes))
 
 
 LIBRARY = NDonnx("ndonnx", xp, implicit_device=True)

@@ -182,7 +182,7 @@ def _polynomials64(u: Any) -> tuple[Any, Any]:
 
 def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Rotate (cos, sin) by `quadrant` right angles."""
-    odd = (quadrant & 1) != 0
+    odd = (quadrant & 1) > 0  # in graphs of TensorFlow 1, != compares the tensor objects
     cos, sin = ops.xp.where(odd, sin, cos), ops.xp.where(odd, cos, sin)
     # 1 - 0 or 1 - 2: cos is negative in the quadrants 1 and 2, sin in 2 and 3.
     return cos * ops.cast(1 - (quadrant + 1 & 2), dtype), sin * ops.cast(1 - (quadrant & 2), dtype)

@@ -10,6 +10,8 @@ from .library import X_DTYPES, Library, computes_in_float64, dtype_name, name_of
 from .position_input import check_positions
 from .source import Call, Positions, Source, Tables
 
+MAKE_KNOWN = "make it known first: call x.compute_chunk_sizes() in dask, or reshape x in a graph."
+
 Arrays = tuple[Any, ...]
 
 
@@ -74,13 +76,15 @@ def _wrong_width(x: Any, head_dim: int) -> ShapeError:
     """Return the error for an x whose last axis is not a head, with the lines that make it one."""
     text = f"x is {describe(x)}; its last axis must hold the {head_dim} features of one head ({head_dim=})."
     width, others = x.shape[-1], [axis for axis, size in enumerate(x.shape[:-1]) if size == head_dim]
+    if is_unknown_size(width):
+        return ShapeError(f"{text} Its size is unknown; {MAKE_KNOWN}")
     if others:
         axis = others[-1]
         return ShapeError(
             f"{text} If they are along axis {axis}, move them last, and back: y = rope.apply(xp.moveaxis(x, "
             f"{axis}, -1), pos); y = xp.moveaxis(y, -1, {axis}), where xp is the library."
         )
-    if not is_unknown_size(width) and width and width % head_dim == 0:
+    if width and width % head_dim == 0:
         heads = width // head_dim
         return ShapeError(
             f"{text} Split its {heads} heads: rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, "

@@ -243,7 +243,7 @@ def _detect(x: Any) -> Library:
         xp = None
     if xp is None:
         raise ArrayTypeError(
-            f"x is {describe_other(x)}; give an array of NumPy, PyTorch, JAX, TensorFlow, MLX, CuPy, dask or "
+            f"got {describe_other(x)}; give an array of NumPy, PyTorch, JAX, TensorFlow, MLX, CuPy, dask or "
             "any library with the Array API, or several in one plain tuple: (q, k). A list becomes an "
             "array by numpy.asarray. Of an object that holds an array, give that: variable[...] of Flax, "
             "or data of xarray."

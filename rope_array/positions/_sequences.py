@@ -53,8 +53,9 @@ def offset(length: int, offsets: Any = 0, *, like: Any = None, dtype: Any = None
     length = _factory.size_of("length", length)
     factory = _factory.integers(dtype, like, offsets=offsets)
     _factory.check_range("offsets", offsets, factory, length)
-    start = factory.array("offsets", offsets)
-    return start[..., None] + factory.arange(length)
+    start, tokens = factory.array("offsets", offsets), factory.arange(length)
+    # As many axes as `start` has: jax_numpy_rank_promotion may forbid others.
+    return start[..., None] + tokens[(*(None,) * start.ndim, ...)]
 
 
 def packed(
