@@ -184,17 +184,26 @@ class LanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A transformer and the logits of classes, from the first token's hidden state."""
+    """A transformer and the logits of classes, from the first token's hidden state, or with `mean` from all."""
 
-    def __init__(self, config: Config, num_classes: int) -> None:
+    def __init__(self, config: Config, num_classes: int, mean: bool = False) -> None:
         super().__init__()
-        self.body = Transformer(config)
+        self.body, self.mean = Transformer(config), mean
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, num_classes)
         self.dense.apply(config.initialise), self.output.apply(config.initialise)
 
-    def forward(self, tokens, **options):
-        return self.output(gelu(self.dense(self.body(tokens, **options)[:, 0])))
+    def forward(self, tokens, keep=None, **options):
+        x = self.body(tokens, keep, **options)
+        return self.output(gelu(self.dense(mean_of(x, keep) if self.mean else x[:, 0])))
+
+
+def mean_of(x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the mean (B, W) of hidden states (B, S, W), without padding."""
+    if keep is None:
+        return x.mean(1)
+    weights = keep[..., None].to(x.dtype)
+    return (x * weights).sum(1) / weights.sum(1)
 
 
 class Seq2Seq(nn.Module):

@@ -41,30 +41,25 @@ def sentiment(vader: Path) -> Task:
 
 
 def order(synsets: Iterable[Synset]) -> Task:
-    """Return WordNet's example sentences; label 1 if intact, 0 with two neighbours swapped (as CoLA)."""
+    """Return WordNet's example sentences; label 1 if intact, 0 with their words shuffled (in the manner of CoLA)."""
     sentences = (text for synset in synsets for text in synset.examples)
-    task = _split((text, None, 1) for text in sentences if swap_neighbours(text))
+    task = _split((text, None, 1) for text in sentences if shuffle_words(text))
     for examples in task.values():
-        examples[1::2] = [(swap_neighbours(text), None, 0) for text, *_ in examples[1::2]]
+        examples[1::2] = [(shuffle_words(text), None, 0) for text, *_ in examples[1::2]]
     return task
 
 
-def swap_neighbours(text: str) -> str | None:
-    """Return text with two neighbouring words swapped, at a place that the text's hash draws.
+def shuffle_words(text: str) -> str | None:
+    """Return text with its words in an order that the text's hash draws; None if the text is short.
 
-    None if the text is short. Both words consist of small letters only: a capital or a comma in the wrong
-    place would show the swap without any grammar.
+    Words with a capital or a comma keep their places: elsewhere they would show the label without any grammar.
     """
     words = text.split()
-    places = [i for i in range(len(words) - 1) if _may_swap(words[i], words[i + 1])]
-    if len(words) < MIN_WORDS or not places:
-        return None
-    i = places[int(fraction("swap " + text) * len(places))]
-    return " ".join([*words[:i], words[i + 1], words[i], *words[i + 2 :]])
-
-
-def _may_swap(a: str, b: str) -> bool:
-    return a != b and all(word.isalpha() and word.islower() for word in (a, b))
+    places = [i for i, word in enumerate(words) if word.isalpha() and word.islower()]
+    drawn = sorted(places, key=lambda i: fraction(f"shuffle {i} {text}"))
+    moved = dict(zip(places, (words[i] for i in drawn), strict=True))
+    shuffled = " ".join(moved.get(i, word) for i, word in enumerate(words))
+    return None if len(words) < MIN_WORDS or shuffled == " ".join(words) else shuffled
 
 
 def hypernym(synsets: Sequence[Synset]) -> Task:

@@ -21,9 +21,9 @@ class Settings(Sizes):
 
     length: int = 128
     batch: int = 16
-    steps: int = 500
-    warmup: int = 50
-    rate: float = 3e-3
+    steps: int = 300
+    warmup: int = 30
+    rate: float = 4e-3
     points: int = 10
     held_out: int = 4  # batches of a point, of four times the size
     test: int = 16  # batches of the final test

@@ -20,7 +20,7 @@ from ._language import Sizes, load_body
 
 NAME = "long"
 BAG = "token counts"  # no encoder: the cosine of how often each token occurs
-ARMS = ("none", "sinusoidal", "learned", "t5", "alibi", "rope", "xpos", BAG)
+ARMS = ("sinusoidal", "learned", "t5", "alibi", "rope", BAG)
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Settings(Sizes):
     length: int = 256  # of training
     lengths: tuple[int, ...] = LENGTHS
     batch: int = 16
-    steps: int = 100
-    warmup: int = 10
+    steps: int = 80
+    warmup: int = 8
     rate: float = 1e-3
     temperature: float = 0.05
     triples: int = NUM_TRIPLES

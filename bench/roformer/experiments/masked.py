@@ -34,7 +34,7 @@ class Settings(Sizes):
     batch: int = 32
     steps: int = 600
     warmup: int = 60
-    rate: float = 3e-3
+    rate: float = 4e-3
     points: int = 12  # of a curve
     held_out: int = 4  # batches of a point, of four times the size
     test: int = 16  # batches of the final test

@@ -15,7 +15,7 @@ from . import masked
 from ._language import Sizes, load_body
 
 NAME = "sentences"
-TASKS = ("sentiment", "order", "hypernym")
+TASKS = {"sentiment": 2, "order": 2, "category": 26}  # and the number of their labels
 SCRATCH = "rope from scratch"  # RoPE without pre-training
 ARMS = (*masked.SOFTMAX, SCRATCH)
 
@@ -25,11 +25,11 @@ class Settings(Sizes):
     """Sizes, and the training on each task."""
 
     pretraining: masked.Settings = masked.FULL
-    length: int = 128  # longer pairs are cut
+    length: int = 64  # longer pairs are cut
     batch: int = 32
-    steps: int = 200
-    warmup: int = 20
-    rate: float = 1e-3
+    steps: int = 150
+    warmup: int = 15
+    rate: float = 2e-3
     test: int = 1000  # examples at most
 
 
@@ -57,7 +57,7 @@ def _finetune(job: Job, context: Context, task: str, splits: dict, vocab_size: i
     settings = context.settings
     seed_everything(job.seed)
     encoding = "rope" if job.arm == SCRATCH else job.arm
-    model = Classifier(settings.config(vocab_size, encoding), num_classes=2)
+    model = Classifier(settings.config(vocab_size, encoding), TASKS[task], mean=True)
     if job.needs:
         load_body(model.body, context.weights(job.needs[0]))
     examples = splits["train"]
@@ -74,7 +74,7 @@ def _finetune(job: Job, context: Context, task: str, splits: dict, vocab_size: i
         learning_rate=settings.rate,
         warmup=settings.warmup,
         checkpoint=context.folder / f"checkpoint-{task}.pt",
-        report=lambda part: context.report((TASKS.index(task) + part) / len(TASKS)),
+        report=lambda part: context.report(([*TASKS].index(task) + part) / len(TASKS)),
     )
     return {"accuracy": _accuracy(model, splits["test"][: settings.test], settings)}
 

@@ -20,7 +20,7 @@ class Settings(Sizes):
     steps: tuple[int, ...] = (440, 28, 264, 176, 22, 66)
     batch_tokens: int = 2048
     warmup: float = 0.1  # the share of a stage's steps
-    rate: float = 3e-3
+    rate: float = 4e-3
     test_tokens: int = 2**16
 
 
