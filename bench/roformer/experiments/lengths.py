@@ -33,7 +33,7 @@ QUICK = Settings(**vars(masked.QUICK), tokens=256)
 
 def jobs(settings: Settings, seeds) -> list[Job]:
     return [
-        Job(NAME, arm, seed, (f"{masked.NAME}/{SCALED.get(arm, arm)}/{seed}",), cost=5)
+        Job(NAME, arm, seed, (f"{masked.NAME}/{SCALED.get(arm, arm)}/{seed}",), cost=3)
         for arm in ARMS
         for seed in seeds
     ]

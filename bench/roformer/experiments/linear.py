@@ -34,7 +34,7 @@ QUICK = Settings(length=32, batch=4, steps=4, warmup=1, points=2, held_out=1, te
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:
-    return [Job(NAME, arm, seed, cost=20) for arm in ARMS for seed in seeds]
+    return [Job(NAME, arm, seed, cost=25) for arm in ARMS for seed in seeds]
 
 
 def run(job: Job, context: Context) -> dict:

@@ -49,7 +49,7 @@ def jobs(settings: Settings, seeds) -> list[Job]:
             arm,
             seed,
             () if arm == BAG else (f"{masked.NAME}/{arm}/{seed}",),
-            cost=1 if arm == BAG else 25,
+            cost=1 if arm == BAG else 37,
         )
         for arm in ARMS
         for seed in seeds

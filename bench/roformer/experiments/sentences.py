@@ -27,8 +27,8 @@ class Settings(Sizes):
     pretraining: masked.Settings = masked.FULL
     length: int = 64  # longer pairs are cut
     batch: int = 32
-    steps: int = 150
-    warmup: int = 15
+    steps: int = 120
+    warmup: int = 12
     rate: float = 2e-3
     test: int = 1000  # examples at most
 
@@ -39,7 +39,7 @@ QUICK = Settings(pretraining=masked.QUICK, length=32, batch=4, steps=2, warmup=1
 
 def jobs(settings: Settings, seeds) -> list[Job]:
     return [
-        Job(NAME, arm, seed, () if arm == SCRATCH else (f"{masked.NAME}/{arm}/{seed}",), cost=20)
+        Job(NAME, arm, seed, () if arm == SCRATCH else (f"{masked.NAME}/{arm}/{seed}",), cost=13)
         for arm in ARMS
         for seed in seeds
     ]

@@ -29,7 +29,7 @@ QUICK = Settings(lengths=(16, 32), steps=(2, 2), batch_tokens=64, test_tokens=12
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:
-    return [Job(NAME, arm, seed, cost=25) for arm in ARMS for seed in seeds]
+    return [Job(NAME, arm, seed, cost=40) for arm in ARMS for seed in seeds]
 
 
 def run(job: Job, context: Context) -> dict:

@@ -41,7 +41,7 @@ QUICK = Settings(max_tokens=6, batch_tokens=60000, epochs=1, warmup=1, points=1,
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:
-    return [Job(NAME, arm, seed, cost=100) for arm in ARMS for seed in seeds]
+    return [Job(NAME, arm, seed, cost=90) for arm in ARMS for seed in seeds]
 
 
 def run(job: Job, context: Context) -> dict:
