@@ -20,11 +20,11 @@ PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "transformers", "rope-array
 NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
 
 
-def prepare_data(folder: Path) -> None:
-    """Make the data that all jobs share, unless the folder has it."""
+def prepare_data(folder: Path) -> list[dict]:
+    """Make the data that all jobs share, unless the folder has it; return its sources."""
     from .data import prepare
 
-    prepare(folder)
+    return [vars(source) for source in prepare(folder, print).sources]
 
 
 def write_report(results: dict, out: Path, quick: bool) -> None:
@@ -37,7 +37,7 @@ def write_report(results: dict, out: Path, quick: bool) -> None:
 def main(
     arguments: Sequence[str] | None = None,
     modules: Mapping[str, str] = EXPERIMENTS,
-    prepare: Callable[[Path], None] = prepare_data,
+    prepare: Callable[[Path], list[dict] | None] = prepare_data,
     report: Callable[[dict, Path, bool], None] = write_report,
 ) -> int:
     """Run the command, and return its exit status."""
@@ -48,11 +48,11 @@ def main(
     tasks = plan(modules if everything else options.names, modules, range(num_seeds), options.quick)
     if options.list:
         return print_list(tasks, out)
-    if options.names != [REPORT]:
-        prepare(options.out / "data")
-        if status := run(tasks, options.out / "data", out, options.processes):
-            return status
-    results = write_results(tasks, out)
+    data = options.out / "data"
+    sources = prepare(data)
+    if options.names != [REPORT] and (status := run(tasks, data, out, options.processes)):
+        return status
+    results = write_results(tasks, out, sources)
     if everything:
         report(results, out, options.quick)
     return 0
@@ -95,10 +95,11 @@ def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
     return 1 if failed else 0
 
 
-def write_results(tasks: dict[str, Task], out: Path) -> dict:
-    """Write results.json: the results that are done, with settings, date, machine, versions, commit; return it."""
+def write_results(tasks: dict[str, Task], out: Path, sources: list[dict] | None) -> dict:
+    """Write results.json: finished results with settings, sources, machine, versions, commit; return it."""
     results = record("roformer", collect(tasks, out), NOTE, PACKAGES)
     results["seconds"] = collect(tasks, out, "seconds")
+    results["sources"] = sources
     results["settings"] = {task.job.experiment: asdict(task.settings) for task in tasks.values()}
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")

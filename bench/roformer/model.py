@@ -184,7 +184,7 @@ class LanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A transformer and the logits of classes, from the first token's hidden state, or with `mean` from all."""
+    """A transformer and the logits of classes, from the first token's hidden state; with `mean`, from all."""
 
     def __init__(self, config: Config, num_classes: int, mean: bool = False) -> None:
         super().__init__()

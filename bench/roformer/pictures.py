@@ -1,7 +1,92 @@
-"""The figures of the experiments, drawn from their results."""
+"""The figures of the experiments, drawn from their results, with the helpers of `figures.py`."""
 
+from functools import partial
 from pathlib import Path
 
+from matplotlib.figure import Figure
 
-def draw(record: dict, folder: Path) -> None:
-    """Write the figures of all experiments into a folder."""
+from .figures import count_ticks, curves, figure, points, save
+from .results import Results, band
+from .statistics import summarise
+
+SHOWN = ("none", "sinusoidal", "t5", "alibi", "deberta", "rope")  # of the masked language models
+SCALED = ("rope", "rope-linear", "rope-ntk", "rope-yarn")
+UNSCALED = ("sinusoidal", "t5", "alibi", "xpos")
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Write the figures of all experiments into a folder; return the files."""
+    drawn = {
+        "translation": partial(draw_curves, "translation", ("sinusoidal", "rope")),
+        "masked": partial(draw_curves, "masked", SHOWN),
+        "masked-losses": draw_losses,
+        "linear": partial(draw_curves, "linear", ("linear", "linear-rope", "performer", "performer-rope")),
+        "long": draw_long,
+        "lengths": draw_lengths,
+    }
+    return [save(name, partial(each, results=results), folder) for name, each in drawn.items()]
+
+
+def draw_curves(experiment: str, arms: tuple[str, ...], results: Results) -> Figure:
+    """Draw the loss on held-out text against the steps of training."""
+    found = figure(7.4, 3.6)
+    ax = found.subplots()
+    curves(ax, {arm: results.curve(experiment, arm) for arm in arms})
+    ax.set(xlabel="steps of training", ylabel="loss on held-out text")
+    ax.legend(loc="upper right")
+    return found
+
+
+def draw_losses(results: Results) -> Figure:
+    """Draw the loss on the test text of every masked language model, with each seed."""
+    losses = results.by_arm("masked", "test", "loss")
+    rows = {arm: (losses[arm], *_interval(losses[arm])) for arm in losses}
+    found = figure(7.4, 4.2)
+    ax = found.subplots()
+    points(ax, rows)
+    ax.set(xlabel="loss on the test text: mean, 95 % interval, and each seed")
+    return found
+
+
+def draw_long(results: Results) -> Figure:
+    """Draw the accuracy of the comparison of texts against their length."""
+    settings = results.settings("long")
+    lines = {
+        arm: _line(results, "long", "accuracy", arm, settings["lengths"]) for arm in results.arms("long")
+    }
+    found = figure(7.4, 3.6)
+    ax = found.subplots()
+    curves(ax, lines)
+    ax.axvline(settings["length"], linestyle=":", color="#6e7781")
+    ax.set(xlabel="tokens of each text (dotted: trained at)", ylabel="accuracy", xscale="log")
+    count_ticks(ax.xaxis, settings["lengths"])
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return found
+
+
+def draw_lengths(results: Results) -> Figure:
+    """Draw the loss against the length: RoPE with and without scaling, and other encodings."""
+    found, at = figure(7.4, 3.6), results.lengths()
+    for ax, arms, title in zip(
+        found.subplots(1, 2),
+        (SCALED, ("rope", *UNSCALED)),
+        ("RoPE and scaling rules", "RoPE and others"),
+        strict=True,
+    ):
+        curves(ax, {arm: _line(results, "lengths", "loss", arm, at) for arm in arms})
+        ax.set(title=title, xlabel="tokens", ylabel="loss", xscale="log")
+        count_ticks(ax.xaxis, at)
+        ax.legend()
+    return found
+
+
+def _line(results: Results, experiment: str, measure: str, arm: str, at: list[int]) -> tuple:
+    """Return the lengths that an arm serves, and mean, low and high of its values."""
+    rows = {length: results.values(experiment, arm, measure, str(length)) for length in at}
+    served = {length: row for length, row in rows.items() if None not in row}
+    return [*served], *band([*served.values()])
+
+
+def _interval(values: list[float]) -> tuple[float, float, float]:
+    found = summarise(values)
+    return found.mean, found.low, found.high

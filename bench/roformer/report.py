@@ -1,7 +1,7 @@
 """The page of the study: tables and sentences of the results, between markers of docs/roformer.md.
 
-All numbers of results on the page are written here. The text around them has none, and a test holds the page to the
-committed results.
+This module writes all numbers of results on the page; the text around them has none. A test holds the page
+to the committed results.
 """
 
 import datetime
@@ -13,50 +13,16 @@ from pathlib import Path
 from _record import RESULTS, ROOT
 from scoreboard import table
 
-from . import mathematics, pictures
-from .encodings import ENCODINGS
-from .experiments import lengths, linear, long, masked, sentences, stages, translation
+from . import figures, mathematics, pictures
+from .experiments import long, sentences, translation
+from .results import Results
 from .statistics import Verdict, summarise, verdict, verdicts
 
 PAGE = ROOT / "docs" / "roformer.md"
 PICTURES = ROOT / "docs" / "pictures" / "roformer"
 PAPER = json.loads((Path(__file__).parent / "paper.json").read_text("utf-8"))
 BLOCK = re.compile(r"(<!-- roformer: ([\w-]+) -->\n).*?(<!-- /roformer -->)", re.DOTALL)
-TASKS = {"sentiment": "sentiment (SST-2)", "order": "word order (CoLA)", "hypernym": "hypernym (pairs)"}
-PAPERS = {"1": ("Transformer-base", "RoFormer")}
-
-
-class Results:
-    """The results of a run: numbers of each experiment and arm, by seed."""
-
-    def __init__(self, record: dict) -> None:
-        self.record, self.numbers = record, record["numbers"]
-
-    def arms(self, experiment: str) -> list[str]:
-        """Return the arms of an experiment, in the order of its module."""
-        order = {"masked": masked, "sentences": sentences, "linear": linear, "long": long}
-        order |= {"lengths": lengths, "translation": translation, "stages": stages}
-        return [arm for arm in order[experiment].ARMS if arm in self.numbers[experiment]]
-
-    def values(self, experiment: str, arm: str, *path: str | int) -> list:
-        """Return one value of each seed: the entry at `path` of the results."""
-        seeds = self.numbers[experiment][arm]
-        return [_entry(seeds[seed], path) for seed in sorted(seeds, key=int)]
-
-    def by_arm(self, experiment: str, *path: str | int) -> dict[str, list]:
-        """Return the values of each arm that has them."""
-        found = {arm: self.values(experiment, arm, *path) for arm in self.arms(experiment)}
-        return {arm: values for arm, values in found.items() if None not in values}
-
-    @property
-    def num_seeds(self) -> int:
-        return max(len(seeds) for arms in self.numbers.values() for seeds in arms.values())
-
-
-def _entry(result, path):
-    for key in path:
-        result = result[key]
-    return result
+TASKS = {"sentiment": "sentiment", "order": "word order", "category": "category"}
 
 
 # ---- parts of sentences and cells ----
@@ -120,6 +86,42 @@ def origin(results: Results) -> list[str]:
         f"took {seconds / 60:.0f} minutes of one core, so {seconds / 60 / machine['cores']:.0f} minutes on "
         f"{machine['cores']} cores."
     ]
+
+
+def sources_block(results: Results) -> list[str]:
+    rows = [
+        (each["package"], each["version"], f"`{each['sha256'][:12]}`") for each in results.record["sources"]
+    ]
+    return table(("package", "version", "SHA-256 begins"), rows, ())
+
+
+def decay_block(results: Results) -> list[str]:
+    facts, at = mathematics.facts(), (1, 10, 100, 250)
+    lines = {
+        "bound": "the bound",
+        "equal": "mean score, k = q",
+        "independent": "mean score, independent q and k",
+    }
+    rows = [(label, *(f"{facts[f'decay_{name}_{n}']:.3f}" for n in at)) for name, label in lines.items()]
+    head = ("D = 128, relative to distance 0", *(f"distance {n}" for n in at))
+    return table(head, rows, head[1:])
+
+
+def base_block(results: Results) -> list[str]:
+    facts = mathematics.facts()
+    keys = {
+        "shortest wavelength, D = 128": ("wavelength_shortest", ",.2f"),
+        "longest wavelength, D = 128": ("wavelength_longest", ",.0f"),
+        "first distance with a score of 0 or less, q = k, D = 128": ("zero", ",d"),
+        "longest wavelength, D = 16": ("wavelength_longest_narrow", ",.0f"),
+        "first distance beyond 100 with a score above 0.8 of the first, D = 16": ("repeat_above_0.8", ",d"),
+    }
+    rows = [
+        (label, *(format(facts[f"{key}_{base:.0f}"], style) for base in mathematics.BASES))
+        for label, (key, style) in keys.items()
+    ]
+    head = ("positions", *(f"base {base:,.0f}" for base in mathematics.BASES))
+    return table(head, rows, head[1:])
 
 
 def translation_block(results: Results) -> list[str]:
@@ -218,12 +220,12 @@ def stages_block(results: Results) -> list[str]:
 
 
 def long_block(results: Results) -> list[str]:
-    arms, at = results.arms("long"), results.record["settings"]["long"]["lengths"]
+    arms, at = results.arms("long"), results.settings("long")["lengths"]
     head = ("encoder", *(f"{length:,} tokens" for length in at))
     by_length = {length: results.by_arm("long", "accuracy", str(length)) for length in at}
     rows = [(arm, *(interval(by_length[length].get(arm), 1, 100) for length in at)) for arm in arms]
     lines = [*table(head, rows, head[1:]), ""]
-    trained = results.record["settings"]["long"]["length"]
+    trained = results.settings("long")["length"]
     longest, rope = at[-1], "rope"
     found = verdict(
         by_length[longest][rope],
@@ -237,8 +239,7 @@ def long_block(results: Results) -> list[str]:
 
 
 def lengths_block(results: Results) -> list[str]:
-    settings = results.record["settings"]["lengths"]
-    at = [multiple * settings["length"] for multiple in settings["multiples"]]
+    at = results.lengths()
     head = ("encoding", *(f"{length:,} tokens" for length in at))
     rows = [
         (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
@@ -247,12 +248,11 @@ def lengths_block(results: Results) -> list[str]:
     return table(head, rows, head[1:])
 
 
-def facts_block(key: Callable[[dict], list[str]]) -> Callable[[Results], list[str]]:
-    return lambda results: key(mathematics.facts())
-
-
 BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "origin": origin,
+    "sources": sources_block,
+    "decay": decay_block,
+    "base": base_block,
     "translation": translation_block,
     "translation-examples": translation_examples,
     "masked": masked_block,
@@ -275,7 +275,8 @@ def write(record: dict, out: Path, quick: bool) -> None:
     """Write page and figures: of a full run into docs and bench/results, of a quick one into `out`."""
     page, folder = (out / "roformer.md", out / "pictures") if quick else (PAGE, PICTURES)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures.draw(record, folder)
+    figures.draw_mathematics(folder)
+    pictures.draw(Results(record), folder)
     page.write_text(fill(PAGE.read_text("utf-8"), record), "utf-8")
     if not quick:
         path = RESULTS / f"{datetime.date.today()}-roformer.json"

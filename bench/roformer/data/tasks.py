@@ -41,7 +41,7 @@ def sentiment(vader: Path) -> Task:
 
 
 def order(synsets: Iterable[Synset]) -> Task:
-    """Return WordNet's example sentences; label 1 if intact, 0 with their words shuffled (in the manner of CoLA)."""
+    """Return WordNet's example sentences; label 1 if intact, 0 with shuffled words (as CoLA)."""
     sentences = (text for synset in synsets for text in synset.examples)
     task = _split((text, None, 1) for text in sentences if shuffle_words(text))
     for examples in task.values():
@@ -52,7 +52,7 @@ def order(synsets: Iterable[Synset]) -> Task:
 def shuffle_words(text: str) -> str | None:
     """Return text with its words in an order that the text's hash draws; None if the text is short.
 
-    Words with a capital or a comma keep their places: elsewhere they would show the label without any grammar.
+    Words with a capital or a comma keep their places: elsewhere they would show the label without grammar.
     """
     words = text.split()
     places = [i for i, word in enumerate(words) if word.isalpha() and word.islower()]

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data import batches
-from ..data.tokens import CLS
-from ..model import Config, LanguageModel, Transformer
+from roformer.data import batches
+from roformer.data.tokens import CLS
+from roformer.model import Config, LanguageModel, Transformer
 
 # Seeds of the held-out batches, which all arms and seeds share.
 VALIDATION, TEST = 1_000_001, 1_000_002
@@ -22,7 +22,9 @@ class Sizes:
     width: int = 64
     layers: int = 2
     heads: int = 4
-    deviation: float = 0.06  # of the first weights: of 0.02 to 0.125, RoPE and sinusoids learned fastest with it
+    deviation: float = (
+        0.06  # of the first weights: of 0.02 to 0.125, RoPE and sinusoids learned fastest with it
+    )
     max_length: int = 256  # of learned positions: training on long texts goes on with this length
 
     def config(self, vocab_size: int, encoding: str, **options: Any) -> Config:

@@ -1,16 +1,17 @@
 """Sequences longer than in training: the loss of the masked language models at each length.
 
-A model trained with plain RoPE is also read with the frequencies of Linear, NTK-aware and YaRN scaling, without any
-further training.
+A model trained with plain RoPE is also read with the frequencies of Linear, NTK-aware and YaRN scaling,
+without any further training.
 """
 
 from dataclasses import dataclass
 
-from ..data import prepare
-from ..encodings import ENCODINGS
-from ..jobs import Context, Job
-from ..model import LanguageModel
-from ..training import load_weights, seed_everything
+from roformer.data import prepare
+from roformer.encodings import ENCODINGS
+from roformer.jobs import Context, Job
+from roformer.model import LanguageModel
+from roformer.training import load_weights, seed_everything
+
 from . import masked
 from ._language import TEST, score
 

@@ -1,14 +1,15 @@
-"""Causal language model by linear attention, without and with RoPE (RoFormer, section 4.4, figure 3 right)."""
+"""Causal language model with linear attention, without and with RoPE (RoFormer, 4.4, figure 3 right)."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data import prepare
-from ..jobs import Context, Job
-from ..model import LanguageModel
-from ..training import seed_everything, train
+from roformer.data import prepare
+from roformer.jobs import Context, Job
+from roformer.model import LanguageModel
+from roformer.training import seed_everything, train
+
 from ._language import TEST, VALIDATION, Sizes, windows
 
 NAME = "linear"

@@ -1,7 +1,7 @@
 """Comparison of long texts at several lengths, trained at one (RoFormer, section 4.5.4, table 5).
 
-Of three excerpts A, B and C, the encoder says which of B and C is of A's document: the one whose mean hidden state is
-nearer by the cosine. Training draws A and B nearer than the other documents of a batch (InfoNCE).
+Of three excerpts A, B and C, the encoder says which of B and C is of A's document: the excerpt whose mean
+hidden state is nearer by the cosine. Training brings A nearer to B than to the other documents of a batch.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from ..data import batches, prepare
-from ..data.lengths import LENGTHS, NUM_TRIPLES, bag_accuracy
-from ..jobs import Context, Job
-from ..model import Transformer
-from ..training import seed_everything, train
+from roformer.data import batches, prepare
+from roformer.data.lengths import LENGTHS, NUM_TRIPLES, bag_accuracy
+from roformer.jobs import Context, Job
+from roformer.model import Transformer
+from roformer.training import seed_everything, train
+
 from . import masked
 from ._language import Sizes, load_body
 

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..data import prepare
-from ..jobs import Context, Job
-from ..model import LanguageModel
-from ..training import save_weights, seed_everything, train
+from roformer.data import prepare
+from roformer.jobs import Context, Job
+from roformer.model import LanguageModel
+from roformer.training import save_weights, seed_everything, train
+
 from ._language import TEST, VALIDATION, Sizes, count_parameters, loss_and_hits, masked, score
 
 NAME = "masked"

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data import prepare
-from ..data.tokens import CLS, PAD, SEP
-from ..jobs import Context, Job
-from ..model import Classifier
-from ..training import seed_everything, train
+from roformer.data import prepare
+from roformer.data.tokens import CLS, PAD, SEP
+from roformer.jobs import Context, Job
+from roformer.model import Classifier
+from roformer.training import seed_everything, train
+
 from . import masked
 from ._language import Sizes, load_body
 

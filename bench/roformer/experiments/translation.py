@@ -1,4 +1,4 @@
-"""English to German on message catalogues: sinusoidal positions against RoPE (RoFormer, section 4.1, table 1)."""
+"""English to German on message catalogues: sinusoidal positions and RoPE (RoFormer, 4.1, table 1)."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,12 +8,13 @@ import sacrebleu
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..data import prepare
-from ..data.tokens import CLS, PAD, SEP
-from ..generation import translate
-from ..jobs import Context, Job
-from ..model import Seq2Seq
-from ..training import seed_everything, train
+from roformer.data import prepare
+from roformer.data.tokens import CLS, PAD, SEP
+from roformer.generation import translate
+from roformer.jobs import Context, Job
+from roformer.model import Seq2Seq
+from roformer.training import seed_everything, train
+
 from ._language import Sizes
 
 NAME = "translation"
