@@ -284,6 +284,25 @@ def gpu_code(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
 
 
+@nox.session(requires=["build"])
+def study(session: nox.Session) -> None:
+    """Test the study of the RoFormer paper in bench/roformer, and run all of it at its smallest size."""
+    if sys.platform == "win32":
+        session.skip("The study starts its jobs from a fork server, which Windows lacks")
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["test"], *GROUPS["roformer"])
+    pytest(session, ["numpy", "torch"], "--study", *map(str, sorted(ROOT.glob("tests/test_roformer_*.py"))))
+
+
+@nox.session(requires=["build"], default=False)
+def roformer(session: nox.Session) -> None:
+    """Run the study of the RoFormer paper: under an hour on two cores; writes docs/roformer.md."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["roformer"])
+    with session.chdir("bench"):
+        session.run("python", "-m", "roformer", *(session.posargs or ["all"]))
+
+
 @nox.session(requires=["build"], default=False)
 def peers(session: nox.Session) -> None:
     """Compare with other implementations: Hugging Face, ONNX, Meta's complex form, rotary-embedding-torch."""

@@ -80,6 +80,7 @@ def pytest_addoption(parser):
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
     group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
+    group.addoption("--study", action="store_true", help="test the study of the RoFormer paper too")
     group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")
     group.addoption("--wheel", metavar="PATH", help="the wheel for tests/test_wheel.py, left out without it")
 
@@ -110,6 +111,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
         return True
     if collection_path.name.startswith(GPU_CODE) and not config.getoption("--gpu-code"):
+        return True
+    if collection_path.name.startswith("test_roformer") and not config.getoption("--study"):
         return True
     if collection_path.name == "test_plots.py" and not _has_plots(config):
         return True

@@ -16,7 +16,7 @@ from .runner import collect, is_done, run_tasks
 
 SEEDS, QUICK_SEEDS = 5, 2
 REPORT = "report"  # the name that writes page and figures anew, from the results that are there
-PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "transformers", "rope-array")
+PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "sacrebleu", "matplotlib", "rope-array")
 NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
 
 
