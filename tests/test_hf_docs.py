@@ -20,6 +20,12 @@ def _functions_of_llama(monkeypatch):
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", modeling_llama.apply_rotary_pos_emb)
 
 
+@pytest.fixture(autouse=True)
+def _bench_on_the_path(monkeypatch):
+    """Find the package of docs/roformer.md, whose reader starts Python in the folder bench."""
+    monkeypatch.syspath_prepend(docs_blocks.DOCS.parent / "bench")
+
+
 @pytest.mark.filterwarnings("default")  # allow the warnings of transformers and Flax
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.id)
 def test_programs_run_and_print_the_output_shown(program):

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "bench"))
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 from roformer.experiments import EXPERIMENTS
 
+ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.library("torch"),
     pytest.mark.slow,
     pytest.mark.skipif(
         not (shutil.which("apt-get") or os.environ.get("ROPE_ARRAY_STUDY_DATA")),
-        reason="the data comes from apt-get: Debian or Ubuntu, or set ROPE_ARRAY_STUDY_DATA to unpacked packages",
+        reason="needs Debian's apt-get, or ROPE_ARRAY_STUDY_DATA with unpacked packages",
     ),
 ]
 
@@ -27,7 +27,9 @@ pytestmark = [
 def run(out, *arguments):
     """Run the command in bench, with the data of earlier runs; return what it printed."""
     command = [sys.executable, "-m", "roformer", *arguments, "--quick", f"--out={out}"]
-    done = subprocess.run(command, cwd=ROOT / "bench", capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT / "bench", capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

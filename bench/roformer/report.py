@@ -82,8 +82,8 @@ def origin(results: Results) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
-        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds. All jobs together "
-        f"took {seconds / 60:.0f} minutes of one core, so {seconds / 60 / machine['cores']:.0f} minutes on "
+        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds. All jobs "
+        f"together took {seconds / 60:.0f} minutes of one core, so {seconds / 60 / machine['cores']:.0f} minutes on "
         f"{machine['cores']} cores."
     ]
 
@@ -133,7 +133,7 @@ def translation_block(results: Results) -> list[str]:
         results.values("translation", "rope", "bleu"),
         results.values("translation", "sinusoidal", "bleu"),
         smaller_is_better=False,
-        names=("The BLEU of rope", "that of sinusoidal"),
+        names=("The BLEU of rope", "the BLEU of sinusoidal"),
     )
     head = ("positions", "BLEU", "chrF", "paper, BLEU")
     return [*table(head, [tuple(map(str, row)) for row in rows], head[1:]), "", f"{found.text}."]
@@ -193,7 +193,9 @@ def linear_block(results: Results) -> list[str]:
         "",
     ]
     for plain, rotated in (("linear", "linear-rope"), ("performer", "performer-rope")):
-        found = verdict(losses[rotated], losses[plain], True, (f"The loss of {rotated}", f"that of {plain}"))
+        found = verdict(
+            losses[rotated], losses[plain], True, (f"The loss of {rotated}", f"the loss of {plain}")
+        )
         lines += ["", f"{found.text}."]
     return lines
 
