@@ -152,10 +152,10 @@ def build(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def shared(session: nox.Session) -> None:
-    """Install all libraries and transformers, for the sessions that need several libraries."""
+    """Install all libraries, transformers and the study's packages, for the sessions that share them."""
     session.install(TORCH)  # first and alone, as transformers would bring another build
     libraries = (spec for name in LIBRARIES for spec in needs(name))
-    session.install(*REQUIRED, *BUILDING, *GROUPS["test"], *libraries, *GROUPS["models"])
+    session.install(*REQUIRED, *BUILDING, *GROUPS["test"], *libraries, *GROUPS["models"], *GROUPS["roformer"])
 
 
 @nox.session(requires=["build"])
@@ -284,13 +284,12 @@ def gpu_code(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=["build", "shared"], venv_backend="none")
 def study(session: nox.Session) -> None:
     """Test the study of the RoFormer paper in bench/roformer, and run all of it at its smallest size."""
     if sys.platform == "win32":
         session.skip("The study starts its jobs from a fork server, which Windows lacks")
-    session.install(TORCH)  # first and alone, as another package would bring another build
-    install(session, *GROUPS["test"], *GROUPS["roformer"])
+    install(session)
     pytest(session, ["numpy", "torch"], "--study", *map(str, sorted(ROOT.glob("tests/test_roformer_*.py"))))
 
 

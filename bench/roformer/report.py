@@ -73,18 +73,14 @@ def groups(found: dict[str, Verdict], measure: str) -> list[str]:
 
 def origin(results: Results) -> list[str]:
     record, machine = results.record, results.record["machine"]
-    seconds = sum(
-        each
-        for arms in results.record["seconds"].values()
-        for seeds in arms.values()
-        for each in seeds.values()
-    )
+    by_arm = (seeds for arms in record["seconds"].values() for seeds in arms.values())
+    minutes = sum(seconds for seeds in by_arm for seconds in seeds.values()) / 60
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
-        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds. All jobs "
-        f"together took {seconds / 60:.0f} minutes of one core, so {seconds / 60 / machine['cores']:.0f} minutes on "
-        f"{machine['cores']} cores."
+        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds.",
+        f"All jobs together took {minutes:.0f} minutes of one core: {minutes / machine['cores']:.0f} minutes "
+        f"on {machine['cores']} cores.",
     ]
 
 
