@@ -14,7 +14,7 @@ from _record import RESULTS, ROOT
 from scoreboard import table
 
 from . import figures, mathematics, pictures
-from .experiments import long, sentences, translation
+from .experiments import sentences, translation
 from .results import Results
 from .statistics import Verdict, summarise, verdict, verdicts
 
@@ -154,12 +154,13 @@ def masked_block(results: Results) -> list[str]:
             interval(losses[arm], 3),
             interval(results.values("masked", arm, "test", "accuracy"), 1, 100),
             f"{results.values('masked', arm, 'parameters')[0]:,}",
+            interval(results.seconds("masked", arm), 0),
             against(found, arm, True),
         )
         for arm in losses
     ]
-    head = ("encoding", "loss", "accuracy, %", "parameters", "loss of RoPE")
-    return [*table(head, rows, head[1:4]), "", *groups(found, "loss")]
+    head = ("encoding", "loss", "accuracy, %", "parameters", "seconds", "loss of RoPE")
+    return [*table(head, rows, head[1:5]), "", *groups(found, "loss")]
 
 
 def sentences_block(results: Results) -> list[str]:
@@ -231,9 +232,8 @@ def long_block(results: Results) -> list[str]:
         False,
         (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
     )
-    others = {arm: values for arm, values in by_length[longest].items() if arm != long.BAG}
-    lines += ["", f"{found.text}.", f"At {longest:,} tokens: "]
-    return [*lines, *groups(verdicts(others, rope, False), "accuracy")]
+    lines += ["", f"{found.text}.", "", f"At {longest:,} tokens:"]
+    return [*lines, *groups(verdicts(by_length[longest], rope, False), "accuracy")]
 
 
 def lengths_block(results: Results) -> list[str]:
@@ -243,7 +243,9 @@ def lengths_block(results: Results) -> list[str]:
         (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
         for arm in results.arms("lengths")
     ]
-    return table(head, rows, head[1:])
+    losses = results.by_arm("lengths", "loss", str(at[-1]))
+    found = verdicts({arm: losses[arm] for arm in pictures.SCALED}, "rope", smaller_is_better=True)
+    return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(found, "loss")]
 
 
 BLOCKS: dict[str, Callable[[Results], list[str]]] = {

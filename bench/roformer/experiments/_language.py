@@ -1,5 +1,6 @@
 """The masked language model of several experiments: its sizes, batches, loss and accuracy."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from roformer.data import batches
 from roformer.data.tokens import CLS
+from roformer.jobs import Context
 from roformer.model import Config, LanguageModel, Transformer
+from roformer.training import train
 
 # Seeds of the held-out batches, which all arms and seeds share.
 VALIDATION, TEST = 1_000_001, 1_000_002
@@ -39,6 +42,44 @@ class Sizes:
             deviation=self.deviation,
             **options,
         )
+
+
+@dataclass(frozen=True)
+class Training(Sizes):
+    """Sizes, and the training of a language model on text."""
+
+    length: int = 64
+    batch: int = 32
+    steps: int = 600
+    warmup: int = 60
+    rate: float = 4e-3
+    points: int = 12  # of a curve
+    held_out: int = 4  # batches of a point, of four times the size
+    test: int = 16  # batches of the final test
+
+
+TINY = {"length": 32, "batch": 4, "steps": 4, "warmup": 1, "points": 2, "held_out": 1, "test": 1}
+
+
+def fit(
+    model: torch.nn.Module,
+    loss_of_step: Callable[[int], torch.Tensor],
+    context: Context,
+    evaluate: Callable[[], float],
+) -> list:
+    """Train a model by the settings of a job that is a `Training`, and return its curve."""
+    settings = context.settings
+    return train(
+        model,
+        loss_of_step,
+        settings.steps,
+        learning_rate=settings.rate,
+        warmup=settings.warmup,
+        checkpoint=context.folder / "checkpoint.pt",
+        report=context.report,
+        evaluate=evaluate,
+        every=settings.steps // settings.points,
+    )
 
 
 def windows(tokens: np.ndarray, seed: int, step: int, batch: int, length: int) -> np.ndarray:

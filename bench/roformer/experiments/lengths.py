@@ -13,7 +13,7 @@ from roformer.model import LanguageModel
 from roformer.training import load_weights, seed_everything
 
 from . import masked
-from ._language import TEST, score
+from ._language import TEST, Training, score
 
 NAME = "lengths"
 SCALED = {"rope-linear": "rope", "rope-ntk": "rope", "rope-yarn": "rope"}
@@ -21,7 +21,7 @@ ARMS = (*masked.SOFTMAX, *SCALED)
 
 
 @dataclass(frozen=True)
-class Settings(masked.Settings):
+class Settings(Training):
     """The trained model's settings, and the lengths that it reads."""
 
     multiples: tuple[int, ...] = (1, 2, 4, 8)  # of the length of training

@@ -1,13 +1,11 @@
 """Masked language model: loss against steps with each encoding (RoFormer, section 4.2, figure 3 left)."""
 
-from dataclasses import dataclass
-
 from roformer.data import prepare
 from roformer.jobs import Context, Job
 from roformer.model import LanguageModel
-from roformer.training import save_weights, seed_everything, train
+from roformer.training import save_weights, seed_everything
 
-from ._language import TEST, VALIDATION, Sizes, count_parameters, loss_and_hits, masked, score
+from ._language import TEST, TINY, VALIDATION, Training, count_parameters, fit, loss_and_hits, masked, score
 
 NAME = "masked"
 SOFTMAX = (
@@ -27,25 +25,11 @@ SOFTMAX = (
 ARMS = (*SOFTMAX, "linear-rope", "performer-rope")
 
 
-@dataclass(frozen=True)
-class Settings(Sizes):
-    """Sizes, and the training of a masked language model."""
-
-    length: int = 64
-    batch: int = 32
-    steps: int = 600
-    warmup: int = 60
-    rate: float = 4e-3
-    points: int = 12  # of a curve
-    held_out: int = 4  # batches of a point, of four times the size
-    test: int = 16  # batches of the final test
+FULL = Training()
+QUICK = Training(**TINY)
 
 
-FULL = Settings()
-QUICK = Settings(length=32, batch=4, steps=4, warmup=1, points=2, held_out=1, test=1)
-
-
-def jobs(settings: Settings, seeds) -> list[Job]:
+def jobs(settings: Training, seeds) -> list[Job]:
     return [Job(NAME, arm, seed, cost=26) for arm in ARMS for seed in seeds]
 
 
@@ -63,16 +47,6 @@ def run(job: Job, context: Context) -> dict:
     def scored(tokens, seed, count):
         return score(model, tokens, seed, count, 4 * settings.batch, settings.length)
 
-    curve = train(
-        model,
-        loss_of_step,
-        settings.steps,
-        learning_rate=settings.rate,
-        warmup=settings.warmup,
-        checkpoint=context.folder / "checkpoint.pt",
-        report=context.report,
-        evaluate=lambda: scored(held_out, VALIDATION, settings.held_out)["loss"],
-        every=settings.steps // settings.points,
-    )
+    curve = fit(model, loss_of_step, context, lambda: scored(held_out, VALIDATION, settings.held_out)["loss"])
     save_weights(model, context.folder / "weights.pt")
     return {"curve": curve, "test": scored(test, TEST, settings.test), "parameters": count_parameters(model)}

@@ -13,7 +13,7 @@ from roformer.model import Classifier
 from roformer.training import seed_everything, train
 
 from . import masked
-from ._language import Sizes, load_body
+from ._language import Sizes, Training, load_body
 
 NAME = "sentences"
 TASKS = {"sentiment": 2, "order": 2, "category": 26}  # and the number of their labels
@@ -25,7 +25,7 @@ ARMS = (*masked.SOFTMAX, SCRATCH)
 class Settings(Sizes):
     """Sizes, and the training on each task."""
 
-    pretraining: masked.Settings = masked.FULL
+    pretraining: Training = masked.FULL
     length: int = 64  # longer pairs are cut
     batch: int = 32
     steps: int = 120
