@@ -325,7 +325,7 @@ def _texts(examples):
     return {splits.normalise(each) for a, b, _ in examples for each in (a, b) if each is not None}
 
 
-@pytest.mark.parametrize("make", [tasks.hypernym, tasks.order, tasks.category])
+@pytest.mark.parametrize("make", [tasks.order, tasks.category])
 def test_tasks_are_deterministic_and_share_no_text_between_splits(make):
     synsets = _synsets()
     task = make(synsets)
@@ -334,29 +334,6 @@ def test_tasks_are_deterministic_and_share_no_text_between_splits(make):
         assert task[a]
         assert task[b]
         assert not _texts(task[a]) & _texts(task[b])
-
-
-def test_hypernym_labels_are_right_and_balanced():
-    synsets = _synsets()
-    above = {each.definition: f"{each.key[0]} definition {int(each.key[1]) // 2}" for each in synsets}
-    for examples in tasks.hypernym(synsets).values():
-        assert all((b == above[a]) == bool(label) for a, b, label in examples)
-        assert all(a[0] == b[0] for a, b, _ in examples)  # the part of speech
-        assert len({a for a, *_ in examples}) == len(examples)
-        assert abs(sum(2 * label - 1 for *_, label in examples)) <= 1
-
-
-def test_a_wrong_hypernym_is_neither_the_synset_nor_above_it():
-    parents = {"a": "b", "b": "c", "c": "d", "d": None, "e": "f", "f": None}
-    by_key = {
-        ("n", name): wordnet.Synset(("n", name), 3, name, (), (("n", above),) if above else ())
-        for name, above in parents.items()
-    }
-    pair = lambda a, b: (by_key["n", a], by_key["n", b])  # noqa: E731
-    exchanged = tasks._exchange([pair("a", "b"), pair("b", "c"), pair("c", "d"), pair("e", "f")], by_key)
-    # The next pair's seconds are c for a, d for b, f for c and b for e.
-    assert {(a.definition, b.definition) for a, b in exchanged} == {("c", "f"), ("e", "b")}
-    assert tasks._exchange([pair("a", "b"), pair("b", "c")], by_key) == []  # c for a, b for b
 
 
 def test_order_labels_are_right_and_balanced():
@@ -370,20 +347,26 @@ def test_order_labels_are_right_and_balanced():
         assert abs(sum(2 * label - 1 for *_, label in examples)) <= 1
 
 
-@pytest.mark.parametrize(
-    "sentence", ["one two three", "The The Cat, Sat, On", "One Two three Four five Six", "go go go go go"]
-)
-def test_a_sentence_without_two_plain_words_is_not_swapped(sentence):
-    assert tasks.swap_neighbours(sentence) is None
+@pytest.mark.parametrize("sentence", ["one two three four", "The The Cat, Sat, On", "go go go go go"])
+def test_a_sentence_without_another_order_is_not_shuffled(sentence):
+    assert tasks.shuffle_words(sentence) is None
 
 
-def test_a_swap_exchanges_two_neighbours():
-    words = ["the", "quick", "fox", "jumps", "over", "it"]
-    swapped = tasks.swap_neighbours(" ".join(words)).split()
-    moved = [i for i in range(6) if swapped[i] != words[i]]
-    assert moved[1] == moved[0] + 1
-    assert len(moved) == 2
-    assert (swapped[moved[0]], swapped[moved[1]]) == (words[moved[1]], words[moved[0]])
+def test_a_shuffle_moves_plain_words_only():
+    sentence = "The quick fox, jumps over it and Ann sleeps."
+    words, shuffled = sentence.split(), tasks.shuffle_words(sentence).split()
+    kept = [0, 2, 7, 8]  # with a capital, a comma or a full stop
+    assert [shuffled[i] for i in kept] == [words[i] for i in kept]
+    assert sorted(shuffled) == sorted(words)
+    assert shuffled != words
+
+
+def test_shuffles_draw_every_place():
+    """Count where the first of five words goes: to each place in a fifth of the sentences."""
+    firsts = ["x" * (i % 40 + 1) for i in range(2000)]
+    shuffled = [tasks.shuffle_words(f"{word} b c d {'e' * (i + 1)}") for i, word in enumerate(firsts)]
+    places = Counter(text.split().index(word) for word, text in zip(firsts, shuffled, strict=True) if text)
+    assert all(400 - 80 < places[place] < 400 + 80 for place in range(5))  # 4 deviations are 72
 
 
 def test_sentiment_has_the_sign_of_the_rating(tmp_path):

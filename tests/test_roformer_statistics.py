@@ -11,8 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 pytest.importorskip("scipy")
-from roformer import statistics
-from roformer.statistics import bootstrap, holm, paired_t, sign_flips, summarise, verdict, verdicts
+from roformer.statistics import holm, paired_t, sign_flips, summarise, verdict, verdicts
 
 pytestmark = pytest.mark.library("torch")
 
@@ -67,40 +66,6 @@ def test_holm_example():
     # Sorted .005, .01, .03, .04, times 4, 3, 2, 1; the last is raised to the one before it.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], rel=1e-15)
     assert holm([0.5, 0.9]) == [1.0, 1.0]
-
-
-def enumerate_draws(a, b, score):
-    draws = map(list, itertools.product(range(len(a)), repeat=len(a)))
-    return np.array([score(a[draw]) - score(b[draw]) for draw in draws])
-
-
-def ratio(rows):
-    matches, length = rows.sum(0)
-    return matches / length
-
-
-@pytest.mark.parametrize("score", [np.mean, ratio], ids=["mean", "counts"])
-def test_bootstrap_draws_items_in_pairs(monkeypatch, score):
-    monkeypatch.setattr(statistics, "RESAMPLES", 20_000)
-    rng = np.random.default_rng(8)
-    a = rng.integers(1, 9, size=(5, 2)).astype(float)
-    b = a + np.array([[1, 0], [0, 2], [2, 0], [-1, 0], [1, 1]])
-    a, b = (a[:, 0], b[:, 0]) if score is np.mean else (a, b)
-    exact = enumerate_draws(a, b, score)
-    low, high, p = bootstrap(a, b, 0, score)
-    below = lambda x: np.mean(exact <= x + 1e-12)  # noqa: E731
-    # The share below a drawn quantile is binomial; 5 deviations of 20,000 draws are 0.006.
-    assert below(low) >= 0.025 - 0.006
-    assert np.mean(exact < low - 1e-12) <= 0.025 + 0.006
-    assert below(high) >= 0.975 - 0.006
-    assert np.mean(exact < high - 1e-12) <= 0.975 + 0.006
-    assert p == pytest.approx(min(1, 2 * min(np.mean(exact <= 0), np.mean(exact >= 0))), abs=0.04)
-    assert bootstrap(a, b, 0, score) == (low, high, p)
-
-
-def test_bootstrap_of_equal_systems():
-    correct = np.array([0.0, 1.0, 1.0, 0.0])
-    assert bootstrap(correct, correct, 0) == (0.0, 0.0, 1.0)
 
 
 LOW, HIGH = [1.0, 1.1, 1.2, 1.0, 1.3], [2.0, 2.2, 2.1, 2.1, 2.3]

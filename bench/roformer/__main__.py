@@ -15,6 +15,7 @@ from .jobs import Task, plan
 from .runner import collect, is_done, run_tasks
 
 SEEDS, QUICK_SEEDS = 5, 2
+RESULTS = "results.json"
 REPORT = "report"  # the name that writes page and figures anew, from the results that are there
 PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "sacrebleu", "matplotlib", "rope-array")
 NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
@@ -45,16 +46,18 @@ def main(
     out = options.out / ("quick" if options.quick else "full")
     everything = {"all", REPORT} & {*options.names}
     num_seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
-    tasks = plan(modules if everything else options.names, modules, range(num_seeds), options.quick)
+    every_task = plan(modules, modules, range(num_seeds), options.quick)
+    tasks = every_task if everything else plan(options.names, modules, range(num_seeds), options.quick)
     if options.list:
         return print_list(tasks, out)
-    data = options.out / "data"
-    sources = prepare(data)
-    if options.names != [REPORT] and (status := run(tasks, data, out, options.processes)):
-        return status
-    results = write_results(tasks, out, sources)
+    if options.names != [REPORT]:
+        data = options.out / "data"
+        sources = prepare(data)
+        if status := run(tasks, data, out, options.processes):
+            return status
+        write_results(every_task, out, sources)
     if everything:
-        report(results, out, options.quick)
+        report(json.loads((out / RESULTS).read_text("utf-8")), out, options.quick)
     return 0
 
 
@@ -95,15 +98,14 @@ def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
     return 1 if failed else 0
 
 
-def write_results(tasks: dict[str, Task], out: Path, sources: list[dict] | None) -> dict:
-    """Write results.json: finished results with settings, sources, machine, versions, commit; return it."""
+def write_results(tasks: dict[str, Task], out: Path, sources: list[dict] | None) -> None:
+    """Write results.json: finished results with settings, sources, machine, versions and commit."""
     results = record("roformer", collect(tasks, out), NOTE, PACKAGES)
     results["seconds"] = collect(tasks, out, "seconds")
     results["sources"] = sources
     results["settings"] = {task.job.experiment: asdict(task.settings) for task in tasks.values()}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    return results
+    (out / RESULTS).write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

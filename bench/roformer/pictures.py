@@ -33,7 +33,7 @@ def draw_curves(experiment: str, arms: tuple[str, ...], results: Results) -> Fig
     ax = found.subplots()
     curves(ax, {arm: results.curve(experiment, arm) for arm in arms})
     ax.set(xlabel="steps of training", ylabel="loss on held-out text")
-    ax.legend(loc="upper right")
+    ax.legend(loc="lower left")
     return found
 
 
@@ -67,16 +67,15 @@ def draw_long(results: Results) -> Figure:
 def draw_lengths(results: Results) -> Figure:
     """Draw the loss against the length: RoPE with and without scaling, and other encodings."""
     found, at = figure(7.4, 3.6), results.lengths()
-    for ax, arms, title in zip(
-        found.subplots(1, 2),
-        (SCALED, ("rope", *UNSCALED)),
-        ("RoPE and scaling rules", "RoPE and others"),
-        strict=True,
-    ):
+    left, right = found.subplots(1, 2)
+    for ax, arms in ((left, SCALED), (right, ("rope", *UNSCALED))):
         curves(ax, {arm: _line(results, "lengths", "loss", arm, at) for arm in arms})
-        ax.set(title=title, xlabel="tokens", ylabel="loss", xscale="log")
+        ax.set(xlabel="tokens", ylabel="loss", xscale="log")
         count_ticks(ax.xaxis, at)
-        ax.legend()
+    left.set_title("RoPE and scaling rules")
+    left.legend(loc="upper left")
+    right.set_title("RoPE and others")
+    right.legend(loc=(0.02, 0.18))
     return found
 
 

@@ -4,7 +4,6 @@ This module writes all numbers of results on the page; the text around them has 
 to the committed results.
 """
 
-import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +38,7 @@ def interval(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
 
 
 def p_value(found: Verdict) -> str:
-    return f"p = {found.p:.1g}" if found.p >= 0.001 else "p < 0.001"
+    return f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
 
 
 def against(found: dict[str, Verdict], arm: str, smaller_is_better: bool) -> str:
@@ -51,10 +50,10 @@ def against(found: dict[str, Verdict], arm: str, smaller_is_better: bool) -> str
     return f"{word}, {p_value(each)}"
 
 
-def names(arms: Iterable[str]) -> str:
+def names(arms: Iterable[str], word: str) -> str:
     """Return names as a list of words: a, b and c."""
     *first, last = arms
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def groups(found: dict[str, Verdict], measure: str) -> list[str]:
@@ -62,10 +61,11 @@ def groups(found: dict[str, Verdict], measure: str) -> list[str]:
     texts = {
         True: f"RoPE has a better {measure} than {{}}.",
         False: f"RoPE has a worse {measure} than {{}}.",
-        None: f"RoPE and {{}} cannot be told apart by {measure}.",
+        None: f"RoPE cannot be told apart from {{}} by {measure}.",
     }
     arms = {kind: [arm for arm, each in found.items() if each.better is kind] for kind in texts}
-    return [texts[kind].format(names(each)) for kind, each in arms.items() if each]
+    last = {True: "and", False: "and", None: "or"}
+    return [texts[kind].format(names(each, last[kind])) for kind, each in arms.items() if each]
 
 
 # ---- the blocks ----
@@ -227,8 +227,7 @@ def long_block(results: Results) -> list[str]:
     trained = results.settings("long")["length"]
     longest, rope = at[-1], "rope"
     found = verdict(
-        by_length[longest][rope],
-        by_length[trained][rope],
+        *([100 * value for value in by_length[length][rope]] for length in (longest, trained)),
         False,
         (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
     )
@@ -279,7 +278,7 @@ def write(record: dict, out: Path, quick: bool) -> None:
     pictures.draw(Results(record), folder)
     page.write_text(fill(PAGE.read_text("utf-8"), record), "utf-8")
     if not quick:
-        path = RESULTS / f"{datetime.date.today()}-roformer.json"
+        path = RESULTS / f"{record['date']}-roformer.json"
         path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 

@@ -1,17 +1,16 @@
-"""Comparisons of two arms: over seeds, which pair the arms' runs, and over the items of a test set.
+"""Comparisons of two arms over seeds, which pair the arms' runs.
 
 With 5 seeds the exact sign-flip test has no p below 2/2⁵ = 0.0625, so the paired t-test decides.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 LEVEL = 0.05  # of significance; intervals have 1 − LEVEL
-RESAMPLES = 2000
 LOWER, HIGHER, SAME = "lower", "higher", "cannot be told apart"
 
 
@@ -69,23 +68,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def bootstrap(
-    a: np.ndarray, b: np.ndarray, seed: int, score: Callable[[np.ndarray], float] = np.mean
-) -> tuple[float, float, float]:
-    """Return the 95 % interval of score(a) − score(b), and the two-sided p, from test items drawn again.
-
-    `a` and `b` have one row for each item, the same items in the same order: for accuracy 0 or 1, for BLEU
-    its counts, with a `score` that adds up the rows (Koehn 2004).
-    """
-    difference = lambda rows: score(a[rows]) - score(b[rows])  # noqa: E731
-    how = {"vectorized": False, "method": "percentile", "n_resamples": RESAMPLES, "rng": seed}
-    found = stats.bootstrap((np.arange(len(a)),), difference, **how)
-    drawn = found.bootstrap_distribution
-    tail = min(np.sum(drawn <= 0), np.sum(drawn >= 0))
-    low, high = found.confidence_interval
-    return float(low), float(high), float(min(1.0, 2 * (tail + 1) / (RESAMPLES + 1)))
 
 
 def verdict(

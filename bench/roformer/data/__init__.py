@@ -29,7 +29,7 @@ from .packages import Source
 from .splits import SPLITS
 from .tokens import Tokenizer, encode_documents
 
-VERSION = 2  # of the prepared files: raise it when their content changes
+VERSION = 3  # of the prepared files: raise it when their content changes
 VOCAB_SIZE = 512
 PAIR_VOCAB_SIZE = 2048
 Report = Callable[[str], None]

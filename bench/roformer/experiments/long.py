@@ -40,7 +40,7 @@ class Settings(Sizes):
 
 
 FULL = Settings()
-QUICK = Settings(pretraining=masked.QUICK, length=32, lengths=(16, 32), batch=4, steps=2, warmup=1, triples=8)
+QUICK = Settings(pretraining=masked.QUICK, length=16, lengths=(16, 32), batch=4, steps=2, warmup=1, triples=8)
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:

@@ -1,4 +1,4 @@
-"""Pre-training in stages of different lengths, with one RoFormer (section 4.5.3, table 4)."""
+"""Pre-training in stages of different lengths, with one RoFormer (section 4.5.2, table 4)."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Settings(Sizes):
 
 
 FULL = Settings()
-QUICK = Settings(lengths=(16, 32), steps=(2, 2), batch_tokens=64, test_tokens=128)
+QUICK = Settings(lengths=(16, 32) * 3, steps=(2,) * 6, batch_tokens=64, test_tokens=128)
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:
