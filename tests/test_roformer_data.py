@@ -297,27 +297,19 @@ LINE = (
 
 def test_a_line_of_wordnet_is_parsed():
     synset = wordnet.parse(LINE)
-    assert synset.key == ("n", "00001740")
+    assert synset.part == "n"
     assert synset.category == 18
     assert synset.definition == "a sailor; of rank"
     assert synset.examples == ("the able seaman went", "he was one")
-    assert synset.hypernyms == (("n", "00000017"), ("n", "00000018"))
-
-
-def test_the_number_of_words_is_hexadecimal():
-    words = " ".join(f"word{i} 0" for i in range(10))
-    synset = wordnet.parse(f"00000001 00 a 0a {words} 002 & 00000005 a 0000 @ 00000017 a 0000 | large  \n")
-    assert synset.hypernyms == (("a", "00000017"),)
 
 
 def _synsets(count=3000):
-    """Return a tree of nouns and a tree of verbs: the hypernym of node i is node i // 2 of the same part."""
+    """Return nouns and verbs."""
     rows = []
     for part in "nv":
         for i in range(count):
-            above = ((part, str(i // 2)),) if i else ()
             examples = (f"the {part} of word number x{'abcdefghij'[i % 10]} goes {i} home today",)
-            rows.append(wordnet.Synset((part, str(i)), 3 + i % 26, f"{part} definition {i}", examples, above))
+            rows.append(wordnet.Synset(part, 3 + i % 26, f"{part} definition {i}", examples))
     return rows
 
 
@@ -513,7 +505,6 @@ def test_the_texts_of_prepare_are_the_manuals_and_the_triples_their_excerpts(unp
         parts = [data.tokenizer.decode(ids[a : b - 1]) for a, b in itertools.pairwise(offsets)]
         documents += parts
     assert sorted(documents) == sorted(manuals)
-    assert sum(data.num_bytes.values()) == sum(len(each.encode()) for each in manuals)
     for split in ("validation", "test"):
         assert data.triples[split].shape == (lengths.NUM_TRIPLES, 3, 1024)
         windows = {

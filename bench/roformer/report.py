@@ -41,7 +41,7 @@ def p_value(found: Verdict) -> str:
     return f"p = {found.p:.2g}" if found.p >= 0.001 else "p < 0.001"
 
 
-def against(found: dict[str, Verdict], arm: str, smaller_is_better: bool) -> str:
+def against(found: dict[str, Verdict], arm: str) -> str:
     """Return the cell that compares RoPE with an arm, from the verdicts of RoPE against each."""
     if arm not in found:
         return ""
@@ -109,6 +109,7 @@ def base_block(results: Results) -> list[str]:
         "shortest wavelength, D = 128": ("wavelength_shortest", ",.2f"),
         "longest wavelength, D = 128": ("wavelength_longest", ",.0f"),
         "first distance with a score of 0 or less, q = k, D = 128": ("zero", ",d"),
+        "highest score from distance 100 on, relative to distance 0, q = k, D = 128": ("highest_wide", ".2f"),
         "longest wavelength, D = 16": ("wavelength_longest_narrow", ",.0f"),
         "first distance beyond 100 with a score above 0.8 of the first, D = 16": ("repeat_above_0.8", ",d"),
     }
@@ -118,6 +119,12 @@ def base_block(results: Results) -> list[str]:
     ]
     head = ("positions", *(f"base {base:,.0f}" for base in mathematics.BASES))
     return table(head, rows, head[1:])
+
+
+def tutorial_block(results: Results) -> list[str]:
+    facts = mathematics.facts()
+    factors = [f"{facts[f'tutorial_stretch_{d}']:.2f} for D = {d}" for d in (16, 128)]
+    return [f"The factor 10000^(2/D) is {factors[0]} and {factors[1]}."]
 
 
 def translation_block(results: Results) -> list[str]:
@@ -155,7 +162,7 @@ def masked_block(results: Results) -> list[str]:
             interval(results.values("masked", arm, "test", "accuracy"), 1, 100),
             f"{results.values('masked', arm, 'parameters')[0]:,}",
             interval(results.seconds("masked", arm), 0),
-            against(found, arm, True),
+            against(found, arm),
         )
         for arm in losses
     ]
@@ -252,6 +259,7 @@ BLOCKS: dict[str, Callable[[Results], list[str]]] = {
     "sources": sources_block,
     "decay": decay_block,
     "base": base_block,
+    "tutorial": tutorial_block,
     "translation": translation_block,
     "translation-examples": translation_examples,
     "masked": masked_block,

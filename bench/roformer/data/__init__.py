@@ -59,11 +59,6 @@ class Data:
         return {split: (self._map(f"text_{split}"), self._map(f"offsets_{split}")) for split in SPLITS}
 
     @cached_property
-    def num_bytes(self) -> dict[str, int]:
-        """By split, the bytes of the text in UTF-8, for losses in bits per byte."""
-        return self._read("num_bytes")
-
-    @cached_property
     def pairs(self) -> dict[str, list[tuple[Ids, Ids, str, str]]]:
         """By split, (English ids, German ids, English text, German text), without [CLS] and [SEP]."""
         return {split: [tuple(row) for row in rows] for split, rows in self._read("pairs").items()}
@@ -155,8 +150,6 @@ def _build_text(folders: dict[str, Path], out: Path, vocab_size: int) -> Tokeniz
         tokens, offsets = encode_documents(tokenizer, texts[split])
         np.save(out / f"text_{split}.npy", tokens)
         np.save(out / f"offsets_{split}.npy", offsets)
-    sizes = {split: sum(len(each.encode()) for each in texts[split]) for split in SPLITS}
-    _write(out, "num_bytes", sizes)
     return tokenizer
 
 

@@ -58,7 +58,7 @@ def shuffle_words(text: str) -> str | None:
 def category(synsets: Iterable[Synset]) -> Task:
     """Return definitions of nouns and their lexicographer file, of 26: animal, artifact, body and so on."""
     nouns = [
-        (each.definition, None, each.category - FIRST_NOUN_CATEGORY) for each in synsets if each.key[0] == "n"
+        (each.definition, None, each.category - FIRST_NOUN_CATEGORY) for each in synsets if each.part == "n"
     ]
     return _split(_first(nouns, NUM_EXAMPLES))
 

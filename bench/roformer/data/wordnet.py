@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILES = ("noun", "verb", "adj", "adv")
-HYPERNYM = "@"
 
 
 class Synset(NamedTuple):
-    """A meaning: its key (part of speech, offset), its definition, its examples and its hypernyms' keys."""
+    """A meaning: its part of speech, the number of its lexicographer file, its definition and examples."""
 
-    key: tuple[str, str]
+    part: str
     category: int  # of the 45 lexicographer files
     definition: str
     examples: tuple[str, ...]
-    hypernyms: tuple[tuple[str, str], ...]
 
 
 def read_synsets(folder: Path) -> list[Synset]:
@@ -27,15 +25,10 @@ def read_synsets(folder: Path) -> list[Synset]:
 
 
 def parse(line: str) -> Synset:
-    """Return the synset of a line: offset, file, part of speech, words, pointers, then | and the gloss."""
+    """Return the synset of a line: offset, file, part of speech, words and pointers, then | and the gloss."""
     head, _, gloss = line.partition(" | ")
-    offset, category, part, num_words, *fields = head.split()
-    pointers = fields[2 * int(num_words, 16) :]  # after each word its number
-    count = int(pointers[0])
-    each = zip(pointers[1::4][:count], pointers[2::4], pointers[3::4], strict=False)
-    hypernyms = tuple((kind, target) for symbol, target, kind in each if symbol == HYPERNYM)
-    definition, examples = split_gloss(gloss)
-    return Synset((part, offset), int(category), definition, examples, hypernyms)
+    _, category, part, *_ = head.split()
+    return Synset(part, int(category), *split_gloss(gloss))
 
 
 def split_gloss(gloss: str) -> tuple[str, tuple[str, ...]]:
