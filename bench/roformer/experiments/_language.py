@@ -1,4 +1,4 @@
-"""The masked language model of several experiments: its sizes, batches, loss and accuracy."""
+"""The language models of several experiments: sizes, training, batches, loss and accuracy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,9 +25,7 @@ class Sizes:
     width: int = 64
     layers: int = 2
     heads: int = 4
-    deviation: float = (
-        0.06  # of the first weights: of 0.02 to 0.125, RoPE and sinusoids learned fastest with it
-    )
+    deviation: float = 0.06  # of the first weights: of 0.02 to 0.125, RoPE learned fastest with it
     max_length: int = 256  # of learned positions: training on long texts goes on with this length
 
     def config(self, vocab_size: int, encoding: str, **options: Any) -> Config:
