@@ -117,7 +117,7 @@ def base_block(results: Results) -> list[str]:
         (label, *(format(facts[f"{key}_{base:.0f}"], style) for base in mathematics.BASES))
         for label, (key, style) in keys.items()
     ]
-    head = ("positions", *(f"base {base:,.0f}" for base in mathematics.BASES))
+    head = ("quantity, in positions or relative", *(f"base {base:,.0f}" for base in mathematics.BASES))
     return table(head, rows, head[1:])
 
 
