@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def run(out, *arguments):
-    """Run the command, and return what it printed."""
+    """Run the command, and return its output."""
     command = [sys.executable, "-m", "roformer", *arguments, "--quick", f"--out={out}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "bench")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)

@@ -123,7 +123,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 def load_body(body: Transformer, path: Any) -> None:
-    """Read the transformer of a language model's weights into that of another model."""
+    """Read the weights of a language model's transformer into `body`, the transformer of another model."""
     weights = torch.load(path, weights_only=True)
     body.load_state_dict(
         {name.removeprefix("body."): each for name, each in weights.items() if name.startswith("body.")}
