@@ -335,7 +335,7 @@ def test_order_labels_are_right_and_balanced():
     for examples in tasks.order(synsets).values():
         assert all((a in intact) == bool(label) for a, _, label in examples)
         used = Counter(tuple(sorted(a.split())) for a, *_ in examples)
-        assert not used - sorted_words  # each example has the words of one sentence, and no sentence serves twice
+        assert not used - sorted_words  # the words of one sentence, and no sentence twice
         assert abs(sum(2 * label - 1 for *_, label in examples)) <= 1
 
 
