@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+MEASURED = ("rope_array", "backends", "bench", ":!bench/results")  # what a result depends on, for git
 PACKAGES = ("numpy", "array-api-compat", "rope-array")
 
 
@@ -55,10 +56,10 @@ def version(package):
 
 
 def commit():
-    """Return the checkout's commit, with a + if the package has uncommitted changes."""
+    """Return the checkout's commit, with a + if the package or the benchmarks have uncommitted changes."""
     if not (head := git("rev-parse", "HEAD")):
         return None
-    return head + ("+" if git("status", "--porcelain", "--", "rope_array", "backends") else "")
+    return head + ("+" if git("status", "--porcelain", "--", *MEASURED) else "")
 
 
 def git(*arguments):

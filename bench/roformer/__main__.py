@@ -11,8 +11,8 @@ from pathlib import Path
 from _record import ROOT, record
 
 from .experiments import EXPERIMENTS
-from .jobs import Task, plan
-from .runner import collect, is_done, run_tasks
+from .jobs import Task, plan, result_file
+from .runner import collect, is_done, run_tasks, with_other_code
 
 SEEDS, QUICK_SEEDS = 5, 2
 RESULTS = "results.json"
@@ -87,6 +87,12 @@ def print_list(tasks: dict[str, Task], out: Path) -> int:
 
 def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
     """Run the jobs that are not done, and return the exit status: 1 after a failure, 130 after Ctrl-C."""
+    if kept := with_other_code(tasks, out):
+        print(
+            f"Finished jobs that ran with other code, and are kept: {len(kept)}. To run one again, remove "
+            f"{result_file(out, kept[0])}",
+            file=sys.stderr,
+        )
     try:
         failed = run_tasks(tasks, data, out, processes)
     except KeyboardInterrupt:
@@ -102,6 +108,7 @@ def write_results(tasks: dict[str, Task], out: Path, sources: list[dict] | None)
     """Write results.json: finished results with settings, sources, machine, versions and commit."""
     results = record("roformer", collect(tasks, out), NOTE, PACKAGES)
     results["seconds"] = collect(tasks, out, "seconds")
+    results["with_other_code"] = with_other_code(tasks, out)
     results["sources"] = sources
     results["settings"] = {task.job.experiment: asdict(task.settings) for task in tasks.values()}
     out.mkdir(parents=True, exist_ok=True)

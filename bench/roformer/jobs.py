@@ -13,9 +13,13 @@ import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# What jobs run of this folder, but for the runner: files, and folders.
+SOURCES = ("model.py", "training.py", "data", "encodings", "experiments")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Job:
     experiment: str
     arm: str
     seed: int
-    needs: tuple[str, ...] = ()  # the keys of jobs whose results or weights this job uses
+    needs: tuple[str, ...] = ()  # the keys of jobs whose weights this job uses
     cost: float = 1.0  # expected seconds on one core, for the order and the time left
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Context:
-    """The settings and folders of a job, and the results of the jobs that it needs."""
+    """The settings and folders of a job, and the weights of the jobs that it needs."""
 
     job: Job
     settings: Any  # FULL or QUICK of the experiment
@@ -53,18 +57,11 @@ class Context:
         """The folder of this job's weights.pt, and of checkpoint*.pt, which the runner removes at the end."""
         return folder_of(self.out, self.job.key)
 
-    def results(self, key: str) -> dict[str, Any]:
-        """Return the result of a job that this job needs."""
-        return json.loads(result_file(self.out, self._needed(key)).read_text("utf-8"))["result"]
-
     def weights(self, key: str) -> Path:
         """Return the path of the weights.pt that a needed job has written."""
-        return folder_of(self.out, self._needed(key)) / "weights.pt"
-
-    def _needed(self, key: str) -> str:
         if key not in self.job.needs:
             raise ValueError(f"{self.job.key} reads {key}, which its needs {self.job.needs} do not have")
-        return key
+        return folder_of(self.out, key) / "weights.pt"
 
 
 @dataclass(frozen=True)
@@ -102,6 +99,14 @@ def plan(
         for key in experiments[name].jobs:
             _add(key, experiments, tasks, ())
     return tasks
+
+
+def hash_code() -> str:
+    """Return the hash of the code that jobs run: of `SOURCES`, and of PyTorch's version."""
+    folder = Path(__file__).parent
+    paths = sorted(path for name in SOURCES for path in [folder / name, *(folder / name).rglob("*.py")])
+    files = [(path.name, path.read_text("utf-8")) for path in paths if path.is_file()]
+    return _hash(version("torch"), files)
 
 
 @dataclass(frozen=True)

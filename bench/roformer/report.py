@@ -76,9 +76,11 @@ def origin(results: Results) -> list[str]:
     by_arm = (seeds for arms in record["seconds"].values() for seeds in arms.values())
     minutes = sum(seconds for seeds in by_arm for seconds in seeds.values()) / 60
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    older = len(record.get("with_other_code", ()))
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
-        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds.",
+        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds."
+        + (f" {older} jobs ran with other code than this commit's." if older else ""),
         f"All jobs together took {minutes:.0f} minutes of one core: {minutes / machine['cores']:.0f} minutes "
         f"on {machine['cores']} cores.",
     ]

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from .jobs import Context, Task, result_file
+from .jobs import Context, Task, hash_code, result_file
 from .progress import Progress
 
 REPORT_SECONDS = 0.5  # between the messages of a job
@@ -47,6 +47,12 @@ def is_done(task: Task, out: Path) -> bool:
     return (saved := _read(task, out)) is not None and saved["fingerprint"] == task.fingerprint
 
 
+def with_other_code(tasks: dict[str, Task], out: Path) -> list[str]:
+    """Return the keys of the tasks that are done, but by code that has changed since."""
+    code = hash_code()
+    return [key for key, task in tasks.items() if is_done(task, out) and _read(task, out)["code"] != code]
+
+
 def collect(tasks: dict[str, Task], out: Path, part: str = "result") -> dict[str, dict[str, dict[str, Any]]]:
     """Return the results, or the seconds, of all tasks that are done, by experiment, arm and seed."""
     results: dict[str, dict[str, dict[str, Any]]] = {}
@@ -62,14 +68,15 @@ def run_job(task: Task, data: Path, out: Path, report: Callable[[float], None]) 
     from .training import seed_everything, write_atomically
 
     context = Context(task.job, task.settings, data, out, report)
-    _own_folder(context.folder, task.fingerprint)
+    code = hash_code()
+    _own_folder(context.folder, f"{task.fingerprint} {code}")
     use_one_thread()
     seed_everything(task.job.seed)
     started = time.monotonic()
     result = importlib.import_module(task.module).run(task.job, context)
     seconds = round(time.monotonic() - started, 2)
-    saved = {"key": task.job.key, "fingerprint": task.fingerprint, "seconds": seconds, "result": result}
-    text = json.dumps(saved, allow_nan=False)
+    facts = {"key": task.job.key, "fingerprint": task.fingerprint, "code": code, "seconds": seconds}
+    text = json.dumps(facts | {"result": result}, allow_nan=False)
     write_atomically(result_file(out, task.job.key), lambda part: part.write_text(text, "utf-8"))
     for path in context.folder.glob("checkpoint*"):
         path.unlink()
@@ -192,7 +199,7 @@ class _Reporter:
 
 
 def _own_folder(folder: Path, fingerprint: str) -> None:
-    """Create the folder of a job, without files that it has from other settings."""
+    """Create the folder of a job, without files that it has from other settings or other code."""
     mark = folder / "fingerprint"
     if not mark.exists() or mark.read_text("utf-8") != fingerprint:
         shutil.rmtree(folder, ignore_errors=True)
