@@ -75,7 +75,9 @@ def _reflected(name):
     return lambda self, other: wrapped(np.asarray(function(unwrapped(other), self.host)))
 
 
-for _name in ("add", "sub", "mul", "truediv", "and_", "rshift", "gt", "lt"):
+for _name in ("eq", "ge", "gt", "le", "lt", "ne"):
+    setattr(ndarray, f"__{_name}__", _operator(_name))
+for _name in ("add", "sub", "mul", "truediv", "and_", "rshift"):
     setattr(ndarray, f"__{_name.strip('_')}__", _operator(_name))
     setattr(ndarray, f"__r{_name.strip('_')}__", _reflected(_name))
 ndarray.__neg__ = lambda self: wrapped(-self.host)

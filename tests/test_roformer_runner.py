@@ -22,7 +22,7 @@ import roformer_toy as toy
 from roformer import jobs, progress
 from roformer.__main__ import main
 from roformer.jobs import Context, Job, plan
-from roformer.runner import collect, run_tasks
+from roformer.runner import collect, of_other_origin, run_tasks
 
 pytestmark = pytest.mark.library("torch")
 BENCH = sys.path[-1]
@@ -246,44 +246,76 @@ def test_the_command_runs_writes_results_and_gives_the_status(tmp_path, monkeypa
     assert capfd.readouterr().err.endswith("toy/c/0: not run: a job that it needs failed\n")
 
 
-def test_changed_code_is_told_and_continues_no_checkpoint(run, tmp_path, monkeypatch, capfd):
+def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(toy, "QUICK", toy.Settings(fault="raise"))  # d and e end; a leaves a checkpoint
     command, out = ["toy", "--quick", "--seeds", "1", "--out", str(tmp_path)], tmp_path / "quick"
     out.mkdir()
     main(command, MODULES, print)
+    (out / "log.txt").unlink()
     main(command, MODULES, print)
-    assert "other code" not in capfd.readouterr().err
-    assert "step 0 of toy/a/0" not in read(out)[read(out).index("end toy/e/0") :]
+    assert "are kept" not in capfd.readouterr().err
+    assert read(out) == ["start toy/a/0"]  # and no step: the checkpoint is of the last
 
     (out / "log.txt").unlink()
-    (out / "toy" / "a-0" / "fingerprint").write_text("of other code")
-    result = out / "toy" / "d-0.json"
-    result.write_text(result.read_text().replace(jobs.hash_code(), "0" * 16))
+    mark, result = out / "toy" / "a-0" / "fingerprint", out / "toy" / "d-0.json"
+    for path in (mark, result):
+        path.write_text(path.read_text().replace(jobs.hash_origin(tmp_path / "data"), "0" * 16))
+    monkeypatch.setattr(toy, "FAULTS", {"raise": str})
     main(command, MODULES, print)
-    told = f"Finished jobs that ran with other code, and are kept: 1. To run one again, remove {result}"
+    told = (
+        f"Finished jobs of other code, packages or data, which are kept: 1. To run one again, remove {result}"
+    )
     assert told in capfd.readouterr().err.splitlines()
     assert read(out)[:2] == ["start toy/a/0", "step 0 of toy/a/0"]
     assert "start toy/d/0" not in read(out)
 
 
-def test_the_hash_of_the_code_follows_the_files_that_jobs_run(monkeypatch, tmp_path):
+def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path):
+    run()
+    tasks, out = plan(["toy"], MODULES, range(1)), tmp_path / "out"
+    path = out / "toy" / "b-0.json"
+    assert of_other_origin(tasks, out, tmp_path) == []
+    path.write_text(path.read_text().replace(jobs.hash_origin(tmp_path), "0" * 16))
+    assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0", "toy/c/0"]
+    saved = json.loads(path.read_text())
+    del saved["origin"]
+    path.write_text(json.dumps(saved))
+    assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0", "toy/c/0"]
+    path.unlink()
+    assert started(run().log) == ["toy/b/0", "toy/c/0"]
+
+
+def test_the_record_lists_the_jobs_of_another_origin(tmp_path, monkeypatch):
+    command, path = ["toy", "--seeds", "1", "--out", str(tmp_path)], tmp_path / "full" / "results.json"
+    (tmp_path / "full").mkdir()
+    main(command, MODULES, print)
+    assert json.loads(path.read_text())["of_other_origin"] == []
+    (tmp_path / "data" / "prepared").mkdir(parents=True)
+    (tmp_path / "data" / "prepared" / "sources.json").write_text("[]")
+    main(command, MODULES, print)
+    assert json.loads(path.read_text())["of_other_origin"] == [f"toy/{arm}/0" for arm in "abcde"]
+
+
+def test_the_origin_has_every_file_that_the_experiments_import(tmp_path, monkeypatch):
+    script = "import sys; sys.path[:0] = sys.argv[1:]\nfrom importlib import import_module as load\n"
+    script += "from roformer.experiments import EXPERIMENTS\nfor path in EXPERIMENTS.values(): load(path)\n"
+    script += "print(*(m.__file__ for name, m in sys.modules.items() if name.startswith('roformer.')))"
     folder = tmp_path / "roformer"
     shutil.copytree(Path(jobs.__file__).parent, folder)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path, BENCH], capture_output=True, text=True, check=True
+    )
+    imported = {Path(path) for path in done.stdout.split()} - {folder / "jobs.py"}
+    assert len(imported) > 30
+
     monkeypatch.setattr(jobs, "__file__", str(folder / "jobs.py"))
-    hashes = [jobs.hash_code()]
-    for name in ("report.py", "runner.py"):
-        (folder / name).write_text("")
-        assert [jobs.hash_code()] == hashes
-    for name in (
-        "model.py",
-        "encodings/alibi.py",
-        "data/text.py",
-        "experiments/_language.py",
-        "encodings/new.py",
-    ):
-        (folder / name).write_text("# changed")
-        hashes.append(jobs.hash_code())
-    assert len({*hashes}) == len(hashes) == 6
+    hashes = {jobs.hash_origin(tmp_path)}
+    (folder / "report.py").write_text("")
+    assert {jobs.hash_origin(tmp_path)} == hashes
+    for path in imported:
+        path.write_text("# changed")
+        hashes.add(jobs.hash_origin(tmp_path))
+    assert len(hashes) == 1 + len(imported)
 
 
 def test_the_command_lists_jobs(tmp_path, capsys):

@@ -11,13 +11,12 @@ from pathlib import Path
 from _record import ROOT, record
 
 from .experiments import EXPERIMENTS
-from .jobs import Task, plan, result_file
-from .runner import collect, is_done, run_tasks, with_other_code
+from .jobs import PACKAGES, Task, plan, result_file
+from .runner import collect, is_done, of_other_origin, run_tasks
 
 SEEDS, QUICK_SEEDS = 5, 2
 RESULTS = "results.json"
-REPORT = "report"  # the name that writes page and figures anew, from the results that are there
-PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "sacrebleu", "matplotlib", "rope-array")
+REPORT = "report"  # the name that writes page and figures anew
 NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
 
 
@@ -28,36 +27,38 @@ def prepare_data(folder: Path) -> list[dict]:
     return [vars(source) for source in prepare(folder, print).sources]
 
 
-def write_report(results: dict, out: Path, quick: bool) -> None:
-    """Write the page and its figures."""
-    from .report import write
+def write_report(out: Path, quick: bool) -> None:
+    """Write the page and its figures, from the results in `out`; without these, from the committed ones."""
+    from .report import newest, write
 
-    write(results, out, quick)
+    path = out / RESULTS
+    if quick and not path.exists():
+        raise SystemExit(f"no results of --quick: {path} is missing; run `python -m roformer all --quick`")
+    write(json.loads(path.read_text("utf-8")) if path.exists() else newest(), out, quick)
 
 
 def main(
     arguments: Sequence[str] | None = None,
     modules: Mapping[str, str] = EXPERIMENTS,
     prepare: Callable[[Path], list[dict] | None] = prepare_data,
-    report: Callable[[dict, Path, bool], None] = write_report,
+    report: Callable[[Path, bool], None] = write_report,
 ) -> int:
     """Run the command, and return its exit status."""
     options = parse(arguments, modules)
     out = options.out / ("quick" if options.quick else "full")
-    everything = {"all", REPORT} & {*options.names}
     num_seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
-    every_task = plan(modules, modules, range(num_seeds), options.quick)
-    tasks = every_task if everything else plan(options.names, modules, range(num_seeds), options.quick)
+    names = modules if "all" in options.names else [name for name in options.names if name != REPORT]
+    every_task, tasks = (plan(each, modules, range(num_seeds), options.quick) for each in (modules, names))
     if options.list:
         return print_list(tasks, out)
-    if options.names != [REPORT]:
+    if tasks:
         data = options.out / "data"
         sources = prepare(data)
         if status := run(tasks, data, out, options.processes):
             return status
-        write_results(every_task, out, sources)
-    if everything:
-        report(json.loads((out / RESULTS).read_text("utf-8")), out, options.quick)
+        write_results(every_task, out, data, sources)
+    if {"all", REPORT} & {*options.names}:
+        report(out, options.quick)
     return 0
 
 
@@ -87,10 +88,10 @@ def print_list(tasks: dict[str, Task], out: Path) -> int:
 
 def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
     """Run the jobs that are not done, and return the exit status: 1 after a failure, 130 after Ctrl-C."""
-    if kept := with_other_code(tasks, out):
+    if kept := of_other_origin(tasks, out, data):
         print(
-            f"Finished jobs that ran with other code, and are kept: {len(kept)}. To run one again, remove "
-            f"{result_file(out, kept[0])}",
+            f"Finished jobs of other code, packages or data, which are kept: {len(kept)}. "
+            f"To run one again, remove {result_file(out, kept[0])}",
             file=sys.stderr,
         )
     try:
@@ -104,11 +105,11 @@ def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
     return 1 if failed else 0
 
 
-def write_results(tasks: dict[str, Task], out: Path, sources: list[dict] | None) -> None:
+def write_results(tasks: dict[str, Task], out: Path, data: Path, sources: list[dict] | None) -> None:
     """Write results.json: finished results with settings, sources, machine, versions and commit."""
-    results = record("roformer", collect(tasks, out), NOTE, PACKAGES)
+    results = record("roformer", collect(tasks, out), NOTE, (*PACKAGES, "matplotlib"))
     results["seconds"] = collect(tasks, out, "seconds")
-    results["with_other_code"] = with_other_code(tasks, out)
+    results["of_other_origin"] = of_other_origin(tasks, out, data)
     results["sources"] = sources
     results["settings"] = {task.job.experiment: asdict(task.settings) for task in tasks.values()}
     out.mkdir(parents=True, exist_ok=True)

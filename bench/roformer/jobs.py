@@ -13,13 +13,15 @@ import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# What jobs run of this folder, but for the runner: files, and folders.
-SOURCES = ("model.py", "training.py", "data", "encodings", "experiments")
+from _record import version
+
+# Files and folders of the code that gives the numbers, and the packages that it uses.
+SOURCES = ("generation.py", "model.py", "training.py", "data", "encodings", "experiments")
+PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "sacrebleu", "rope-array")
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,14 @@ def plan(
     return tasks
 
 
-def hash_code() -> str:
-    """Return the hash of the code that jobs run: of `SOURCES`, and of PyTorch's version."""
+def hash_origin(data: Path) -> str:
+    """Return the hash of what gives the numbers: `SOURCES`, versions of `PACKAGES`, and the prepared data."""
     folder = Path(__file__).parent
-    paths = sorted(path for name in SOURCES for path in [folder / name, *(folder / name).rglob("*.py")])
-    files = [(path.name, path.read_text("utf-8")) for path in paths if path.is_file()]
-    return _hash(version("torch"), files)
+    code = sorted(path for name in SOURCES for path in [folder / name, *(folder / name).rglob("*.py")])
+    paths = [path for path in code if path.is_file()] + sorted(data.glob("*/sources.json"))
+    return _hash(
+        [version(name) for name in PACKAGES], [(path.name, path.read_text("utf-8")) for path in paths]
+    )
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ class Config:
 class Attention(nn.Module):
     """Attention of several heads, from x to itself or to a context of another sequence."""
 
-    def __init__(self, config: Config, encoding: nn.Module, causal: bool = False) -> None:
+    def __init__(self, config: Config, encoding: nn.Module) -> None:
         super().__init__()
         width = config.hidden_size
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
-        self.num_heads, self.encoding, self.causal = config.num_heads, encoding, causal
+        self.num_heads, self.encoding = config.num_heads, encoding
 
     def forward(self, x, keep=None, context=None, cache=None):
         """Return (B, S, hidden_size) from x (B, S, hidden_size); `keep` (B, T) is False for padding.
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         """
         q = self._heads(self.query(x))
         k, v = self._keys_and_values(x, context, cache)
-        y = self.encoding.attend(q, k, v, keep, self.causal)
+        y = self.encoding.attend(q, k, v, keep)
         return self.output(y.transpose(1, 2).flatten(2))
 
     def _keys_and_values(self, x, context, cache):
@@ -110,11 +110,11 @@ class Cache:
 class Layer(nn.Module):
     """Attention to x, then to a context if the layer has `cross`, then two linear maps with GELU between."""
 
-    def __init__(self, config: Config, encoding: nn.Module, causal: bool = False, cross: bool = False):
+    def __init__(self, config: Config, encoding: nn.Module, cross: bool = False):
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size or 4 * config.hidden_size
         norm = lambda: nn.LayerNorm(width, config.eps)  # noqa: E731
-        self.attention, self.attention_norm = Attention(config, encoding, causal), norm()
+        self.attention, self.attention_norm = Attention(config, encoding), norm()
         if cross:
             no_position = ENCODINGS["none"](width // config.num_heads, config.num_heads, config.max_length)
             self.cross, self.cross_norm = Attention(config, no_position), norm()
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         self.embedding_norm = nn.LayerNorm(narrow, config.eps)
         self.project = nn.Identity() if narrow == width else nn.Linear(narrow, width)
         encodings = config.make_encodings(config.num_layers)
-        self.layers = nn.ModuleList(Layer(config, each, config.causal, cross) for each in encodings)
+        self.layers = nn.ModuleList(Layer(config, each, cross) for each in encodings)
         self.apply(config.initialise)
 
     def forward(self, tokens, keep=None, types=None, context=None, context_keep=None, cache=None):

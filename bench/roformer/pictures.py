@@ -9,7 +9,7 @@ from .figures import count_ticks, curves, figure, points, save
 from .results import Results, band
 from .statistics import summarise
 
-SHOWN = ("none", "sinusoidal", "t5", "alibi", "deberta", "rope")  # of the masked language models
+SHOWN = ("none", "learned", "t5", "alibi", "deberta", "rope")  # of the masked language models
 SCALED = ("rope", "rope-linear", "rope-ntk", "rope-yarn")
 UNSCALED = ("sinusoidal", "t5", "alibi", "xpos")
 

@@ -1,7 +1,7 @@
 """The page of the study: tables and sentences of the results, between markers of docs/roformer.md.
 
-This module writes all numbers of results on the page; the text around them has none. A test holds the page
-to the committed results.
+This module writes all results on the page; the text around them has no decimal but the paper's. Tests hold
+the page to the committed results, and the counts in its text to the data.
 """
 
 import json
@@ -46,7 +46,7 @@ def against(found: dict[str, Verdict], arm: str) -> str:
     if arm not in found:
         return ""
     each = found[arm]
-    word = "no difference shown" if each.better is None else f"RoPE {'better' if each.better else 'worse'}"
+    word = "cannot be told apart" if each.better is None else f"RoPE {'better' if each.better else 'worse'}"
     return f"{word}, {p_value(each)}"
 
 
@@ -76,13 +76,14 @@ def origin(results: Results) -> list[str]:
     by_arm = (seeds for arms in record["seconds"].values() for seeds in arms.values())
     minutes = sum(seconds for seeds in by_arm for seconds in seeds.values()) / 60
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    older = len(record.get("with_other_code", ()))
+    older = len(record.get("of_other_origin", ()))
+    commit = record["commit"] or "none"
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
-        f"{record['date']}, commit {(record['commit'] or 'none')[:10]}. {results.num_seeds} seeds."
-        + (f" {older} jobs ran with other code than this commit's." if older else ""),
+        f"{record['date']}, commit {commit[:10]}{'+' * commit.endswith('+')}. {results.num_seeds} seeds."
+        + (f" Jobs of other code, packages or data than the rest: {older}." if older else ""),
         f"All jobs together took {minutes:.0f} minutes of one core: {minutes / machine['cores']:.0f} minutes "
-        f"on {machine['cores']} cores.",
+        f"of each of {machine['cores']} cores, without the download of the data and the figures.",
     ]
 
 
@@ -97,12 +98,14 @@ def decay_block(results: Results) -> list[str]:
     facts, at = mathematics.facts(), (1, 10, 100, 250)
     lines = {
         "bound": "the bound",
-        "equal": "mean score, k = q",
-        "independent": "mean score, independent q and k",
+        "equal": "mean \\|score\\|, k = q",
+        "independent": "mean \\|score\\|, independent q and k",
     }
     rows = [(label, *(f"{facts[f'decay_{name}_{n}']:.3f}" for n in at)) for name, label in lines.items()]
     head = ("D = 128, relative to distance 0", *(f"distance {n}" for n in at))
-    return table(head, rows, head[1:])
+    first = (mathematics.WIDE // 2 + 1) / 2  # the mean of |S_j| = j, for j = 1 … D/2
+    note = f"The bound at distance 0 is {first}. Multiply by it for the axis of the paper's figure 2."
+    return [*table(head, rows, head[1:]), "", note]
 
 
 def base_block(results: Results) -> list[str]:
@@ -113,7 +116,10 @@ def base_block(results: Results) -> list[str]:
         "first distance with a score of 0 or less, q = k, D = 128": ("zero", ",d"),
         "highest score from distance 100 on, relative to distance 0, q = k, D = 128": ("highest_wide", ".2f"),
         "longest wavelength, D = 16": ("wavelength_longest_narrow", ",.0f"),
-        "first distance beyond 100 with a score above 0.8 of the first, D = 16": ("repeat_above_0.8", ",d"),
+        "first distance from 100 on with a score above 0.8 of that at 0, q = k, D = 16": (
+            "repeat_above_0.8",
+            ",d",
+        ),
     }
     rows = [
         (label, *(format(facts[f"{key}_{base:.0f}"], style) for base in mathematics.BASES))
@@ -151,7 +157,8 @@ def translation_examples(results: Results) -> list[str]:
         for i, (english, german, _) in enumerate(by_arm[0])
         if "|" not in english + german and "`" not in english + german
     ]
-    return table(("English", "German of the catalogue", *translation.ARMS), rows[:6], ())
+    spread = rows[:: max(1, len(rows) // 6)][:6]
+    return table(("English", "German of the catalogue", *translation.ARMS), spread, ())
 
 
 def masked_block(results: Results) -> list[str]:
@@ -168,7 +175,7 @@ def masked_block(results: Results) -> list[str]:
         )
         for arm in losses
     ]
-    head = ("encoding", "loss", "accuracy, %", "parameters", "seconds", "loss of RoPE")
+    head = ("encoding", "loss", "accuracy, %", "parameters", "seconds per job", "RoPE against it, by loss")
     return [*table(head, rows, head[1:5]), "", *groups(found, "loss")]
 
 
@@ -207,17 +214,8 @@ def linear_block(results: Results) -> list[str]:
 
 
 def stages_block(results: Results) -> list[str]:
-    head = (
-        "stage",
-        "length",
-        "steps",
-        "loss",
-        "accuracy, %",
-        "paper: length",
-        "steps",
-        "loss",
-        "accuracy, %",
-    )
+    columns = ("length", "steps", "loss", "accuracy, %")
+    head = ("stage", *columns, *(f"paper: {column}" for column in columns))
     rows = []
     for number, paper in enumerate(PAPER["tables"]["4"]["rows"].values()):
         first = results.values("stages", "rope", "stages", number)[0]
@@ -239,6 +237,7 @@ def long_block(results: Results) -> list[str]:
         *([100 * value for value in by_length[length][rope]] for length in (longest, trained)),
         False,
         (f"The accuracy of rope at {longest:,} tokens", f"at {trained:,} tokens, the length of training,"),
+        unit=" percentage points",
     )
     lines += ["", f"{found.text}.", "", f"At {longest:,} tokens:"]
     return [*lines, *groups(verdicts(by_length[longest], rope, False), "accuracy")]
@@ -251,8 +250,7 @@ def lengths_block(results: Results) -> list[str]:
         (arm, *(interval(results.values("lengths", arm, "loss", str(length)), 3) for length in at))
         for arm in results.arms("lengths")
     ]
-    losses = results.by_arm("lengths", "loss", str(at[-1]))
-    found = verdicts({arm: losses[arm] for arm in pictures.SCALED}, "rope", smaller_is_better=True)
+    found = verdicts(results.by_arm("lengths", "loss", str(at[-1])), "rope", smaller_is_better=True)
     return [*table(head, rows, head[1:]), "", f"At {at[-1]:,} tokens:", *groups(found, "loss")]
 
 

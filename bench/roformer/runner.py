@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from .jobs import Context, Task, hash_code, result_file
+from .jobs import Context, Task, hash_origin, result_file
 from .progress import Progress
 
 REPORT_SECONDS = 0.5  # between the messages of a job
@@ -30,7 +30,11 @@ def run_tasks(tasks: dict[str, Task], data: Path, out: Path, processes: int | No
 
     KeyboardInterrupt stops the running jobs. Finished jobs keep their results, the others their checkpoints.
     """
-    left = {key: task for key, task in tasks.items() if not is_done(task, out)}
+    left: dict[str, Task] = {}
+    for key, task in tasks.items():
+        if not is_done(task, out) or left.keys() & task.job.needs:  # again, if a job that it needs runs again
+            left[key] = task
+            result_file(out, key).unlink(missing_ok=True)  # so that an interrupted run continues with it
     if not left:
         return {}
     runner = _Runner(left, data, out, processes or os.cpu_count() or 1)
@@ -47,10 +51,13 @@ def is_done(task: Task, out: Path) -> bool:
     return (saved := _read(task, out)) is not None and saved["fingerprint"] == task.fingerprint
 
 
-def with_other_code(tasks: dict[str, Task], out: Path) -> list[str]:
-    """Return the keys of the tasks that are done, but by code that has changed since."""
-    code = hash_code()
-    return [key for key, task in tasks.items() if is_done(task, out) and _read(task, out)["code"] != code]
+def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
+    """Return the keys of tasks that are done, but whose origin, or that of a task they need, has changed."""
+    origin, found = hash_origin(data), dict[str, None]()
+    for key, task in tasks.items():  # each after those that it needs
+        if is_done(task, out) and (_read(task, out).get("origin") != origin or found.keys() & task.job.needs):
+            found[key] = None
+    return [*found]
 
 
 def collect(tasks: dict[str, Task], out: Path, part: str = "result") -> dict[str, dict[str, dict[str, Any]]]:
@@ -68,14 +75,14 @@ def run_job(task: Task, data: Path, out: Path, report: Callable[[float], None]) 
     from .training import seed_everything, write_atomically
 
     context = Context(task.job, task.settings, data, out, report)
-    code = hash_code()
-    _own_folder(context.folder, f"{task.fingerprint} {code}")
+    origin = hash_origin(data)
+    _own_folder(context.folder, f"{task.fingerprint} {origin}")
     use_one_thread()
     seed_everything(task.job.seed)
     started = time.monotonic()
     result = importlib.import_module(task.module).run(task.job, context)
     seconds = round(time.monotonic() - started, 2)
-    facts = {"key": task.job.key, "fingerprint": task.fingerprint, "code": code, "seconds": seconds}
+    facts = {"key": task.job.key, "fingerprint": task.fingerprint, "origin": origin, "seconds": seconds}
     text = json.dumps(facts | {"result": result}, allow_nan=False)
     write_atomically(result_file(out, task.job.key), lambda part: part.write_text(text, "utf-8"))
     for path in context.folder.glob("checkpoint*"):
@@ -199,7 +206,7 @@ class _Reporter:
 
 
 def _own_folder(folder: Path, fingerprint: str) -> None:
-    """Create the folder of a job, without files that it has from other settings or other code."""
+    """Create the folder of a job, without files that it has from other settings or another origin."""
     mark = folder / "fingerprint"
     if not mark.exists() or mark.read_text("utf-8") != fingerprint:
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,37 +11,34 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.05  # of significance; intervals have 1 − LEVEL
-LOWER, HIGHER, SAME = "lower", "higher", "cannot be told apart"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The mean of an arm over seeds, its deviation, and the 95 % interval of the mean; nan with one seed."""
+    """The mean of an arm over seeds, and the 95 % interval of the mean; nan with one seed."""
 
     mean: float
-    deviation: float  # of a seed, with n − 1
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The word on the first arm against the second, and the p that decided it."""
+    """Whether the first arm is better than the second, and the p that decided it."""
 
-    word: str  # LOWER, HIGHER or SAME
     p: float
     better: bool | None  # None: cannot be told apart
     text: str
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Return mean, standard deviation and the 95 % interval of the mean by Student's t."""
+    """Return the mean and its 95 % interval by Student's t."""
     mean, n = float(np.mean(values)), len(values)
     if n < 2:
-        return Summary(mean, math.nan, math.nan, math.nan)
+        return Summary(mean, math.nan, math.nan)
     deviation = float(np.std(values, ddof=1))
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * deviation / math.sqrt(n)
-    return Summary(mean, deviation, mean - half, mean + half)
+    return Summary(mean, mean - half, mean + half)
 
 
 def paired_t(a: Sequence[float], b: Sequence[float]) -> float:
@@ -76,18 +73,20 @@ def verdict(
     smaller_is_better: bool,
     names: tuple[str, str],
     p: float | None = None,
+    unit: str = "",
 ) -> Verdict:
     """Judge arm a against arm b, by seed; `p` replaces the paired t-test's, as after Holm's correction."""
     p = paired_t(a, b) if p is None else p
     difference = summarise(np.subtract(a, b))
     if p >= LEVEL:
-        return Verdict(SAME, p, None, f"{names[0]} and {names[1]} cannot be told apart (p = {p:.2g})")
-    word = LOWER if difference.mean < 0 else HIGHER
-    better = (word == LOWER) == smaller_is_better
-    size = f"{word} than {names[1]} by {abs(difference.mean):.3g}"
-    interval = f"95 % interval {difference.low:+.3g} to {difference.high:+.3g}"
+        return Verdict(p, None, f"{names[0]} and {names[1]} cannot be told apart (p = {p:.2g})")
+    lower = difference.mean < 0
+    better = lower == smaller_is_better
+    size = f"{'lower' if lower else 'higher'} than {names[1]} by {abs(difference.mean):.3g}{unit}"
+    low, high = sorted(math.copysign(1, difference.mean) * end for end in (difference.low, difference.high))
+    interval = f"95 % interval of the difference {low:.3g} to {high:.3g}"
     text = f"{names[0]} is {size} ({'better' if better else 'worse'}; {interval}; p = {p:.2g})"
-    return Verdict(word, p, better, text)
+    return Verdict(p, better, text)
 
 
 def verdicts(

@@ -29,7 +29,7 @@ from .packages import Source
 from .splits import SPLITS
 from .tokens import Tokenizer, encode_documents
 
-VERSION = 3  # of the prepared files: raise it when their content changes
+VERSION = 4  # of the prepared files: raise it when their content changes
 VOCAB_SIZE = 512
 PAIR_VOCAB_SIZE = 2048
 Report = Callable[[str], None]
@@ -64,8 +64,8 @@ class Data:
         return {split: [tuple(row) for row in rows] for split, rows in self._read("pairs").items()}
 
     @cached_property
-    def tasks(self) -> dict[str, dict[str, list[tuple[Ids, Ids | None, int]]]]:
-        """By task and split, (first ids, second ids or None, label), without [CLS] and [SEP]."""
+    def tasks(self) -> dict[str, dict[str, list[tuple[Ids, int]]]]:
+        """By task and split, (ids of the text, label), without [CLS] and [SEP]."""
         return {
             name: {split: [tuple(row) for row in rows] for split, rows in task.items()}
             for name, task in self._read("tasks").items()
@@ -185,13 +185,9 @@ def _build_tasks(folders: dict[str, Path], out: Path, tokenizer: Tokenizer) -> N
     _write(out, "tasks", encoded)
 
 
-def _encode_examples(
-    tokenizer: Tokenizer, examples: list[tasks.Example]
-) -> list[tuple[Ids, Ids | None, int]]:
-    firsts, seconds, labels = zip(*examples, strict=True)
-    encoded = tokenizer.encode_all(second or "" for second in seconds)
-    second_ids = [None if second is None else ids for second, ids in zip(seconds, encoded, strict=True)]
-    return list(zip(tokenizer.encode_all(firsts), second_ids, labels, strict=True))
+def _encode_examples(tokenizer: Tokenizer, examples: list[tasks.Example]) -> list[tuple[Ids, int]]:
+    texts, labels = zip(*examples, strict=True)
+    return list(zip(tokenizer.encode_all(texts), labels, strict=True))
 
 
 def _write(out: Path, name: str, content: dict | list) -> None:

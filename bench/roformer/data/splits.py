@@ -17,9 +17,9 @@ def fraction(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def split_of(text: str, share: float = SHARE) -> str:
+def split_of(text: str) -> str:
     """Return the split of a text, by the hash of its normalised form."""
     at = fraction(normalise(text))
-    if at < 2 * share:
-        return "validation" if at < share else "test"
+    if at < 2 * SHARE:
+        return "validation" if at < SHARE else "test"
     return "train"

@@ -1,7 +1,7 @@
 """Small classification tasks in the manner of GLUE (Wang et al., arXiv 1804.07461), for fine-tuning.
 
-Every task is a dict of splits, every example (first text, second text or None, label). Equal texts share a
-split. `order` is balanced.
+Every task is a dict of splits, every example (text, label). Equal texts share a split. `order` is
+balanced.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 from .splits import SPLITS, fraction, normalise, split_of
 from .wordnet import Synset
 
-Example = tuple[str, str | None, int]
+Example = tuple[str, int]
 Task = dict[str, list[Example]]
 
 MIN_RATING = 0.5  # of −4 to 4; weaker ratings have no clear sign
@@ -29,16 +29,16 @@ def sentiment(vader: Path) -> Task:
     (path,) = vader.rglob("movieReviewSnippets_GroundTruth.txt")
     rows = (line.split("\t") for line in path.read_text("utf-8", "replace").splitlines())
     rated = ((" ".join(text.split()), float(rating)) for _, rating, text in rows)
-    clear = ((text, None, int(rating > 0)) for text, rating in rated if abs(rating) >= MIN_RATING)
+    clear = ((text, int(rating > 0)) for text, rating in rated if abs(rating) >= MIN_RATING)
     return _split(clear)
 
 
 def order(synsets: Iterable[Synset]) -> Task:
     """Return WordNet's example sentences; label 1 if intact, 0 with shuffled words (as CoLA)."""
     sentences = (text for synset in synsets for text in synset.examples)
-    task = _split((text, None, 1) for text in sentences if shuffle_words(text))
+    task = _split((text, 1) for text in sentences if shuffle_words(text))
     for examples in task.values():
-        examples[1::2] = [(shuffle_words(text), None, 0) for text, *_ in examples[1::2]]
+        examples[1::2] = [(shuffle_words(text), 0) for text, _ in examples[1::2]]
     return task
 
 
@@ -57,14 +57,12 @@ def shuffle_words(text: str) -> str | None:
 
 def category(synsets: Iterable[Synset]) -> Task:
     """Return definitions of nouns and their lexicographer file, of 26: animal, artifact, body and so on."""
-    nouns = [
-        (each.definition, None, each.category - FIRST_NOUN_CATEGORY) for each in synsets if each.part == "n"
-    ]
+    nouns = [(each.definition, each.category - FIRST_NOUN_CATEGORY) for each in synsets if each.part == "n"]
     return _split(_first(nouns, NUM_EXAMPLES))
 
 
 def _split(examples: Iterable[Example]) -> Task:
-    """Return examples by split, each first text once, in an order by hash."""
+    """Return examples by split, each text once, in an order by hash."""
     unique = {normalise(example[0]): example for example in examples}
     task: Task = {split: [] for split in SPLITS}
     for example in _first(list(unique.values()), len(unique)):

@@ -12,7 +12,7 @@ PAD, UNK, CLS, SEP, MASK = range(len(SPECIAL))
 
 
 class Tokenizer:
-    """Text to token ids and back. [CLS] begins a text and [SEP] ends it; `encode` adds neither."""
+    """Text to token ids and back. [CLS] begins a text and [SEP] ends it; `encode_all` adds neither."""
 
     def __init__(self, bpe: tokenizers.Tokenizer) -> None:
         self.bpe = bpe
@@ -22,10 +22,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Return the number of token ids, special tokens included."""
         return self.bpe.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
-        return self.bpe.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the token ids of each text."""
@@ -45,7 +41,7 @@ class Tokenizer:
         return cls(tokenizers.Tokenizer.from_file(str(path)))
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int = 1024) -> "Tokenizer":
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn merges from texts until the vocabulary has `vocab_size` tokens."""
         bpe = tokenizers.Tokenizer(models.BPE())
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

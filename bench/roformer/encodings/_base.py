@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Encoding(nn.Module):
-    """No position: scaled dot products (RoFormer, eq. 2). Every other encoding overrides one part.
+    """No position: scaled dot products (RoFormer, eq. 2). Other encodings override one part or two.
 
     Shapes: B sequences, H heads of D features, S queries, T keys. The queries are the last S of the T
     positions, so that a decoder with a cache gives one query and all keys.
@@ -18,7 +18,7 @@ class Encoding(nn.Module):
     def __init__(self, head_dim: int, num_heads: int, max_length: int, causal: bool = False) -> None:
         super().__init__()
         self.head_dim, self.num_heads, self.max_length = head_dim, num_heads, max_length
-        self.causal = causal  # whether a query sees earlier keys only: T5's buckets depend on it
+        self.causal = causal  # whether no query sees later keys
 
     def embed(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
         """Add positions to embeddings (B, S, H·D), of which the first is at position `start`."""
@@ -32,13 +32,13 @@ class Encoding(nn.Module):
         """Return the weighted sums (B, H, S, D) of v (B, H, T, D), by weights (B, H, S, T)."""
         return weights @ v
 
-    def attend(self, q, k, v, keep=None, causal=False):
+    def attend(self, q, k, v, keep=None):
         """Return softmax attention (B, H, S, D); `keep` (B, T) is False for padding."""
         scores = self.scores(q, k)
         lowest = torch.finfo(scores.dtype).min  # and not −∞: a query that sees no key would get NaN
         if keep is not None:
             scores = scores.masked_fill(~keep[:, None, None, :], lowest)
-        if causal:
+        if self.causal:
             future = distances(q, k) < 0
             scores = scores.masked_fill(future, lowest)
         return self.mix(scores.softmax(-1), v)

@@ -21,12 +21,13 @@ class LinearAttention(Encoding):
         """Return the positive features φ(q) (B, H, S, F) and φ(k) (B, H, T, F)."""
         return elu(q) + 1, elu(k) + 1
 
-    def attend(self, q, k, v, keep=None, causal=False):
+    def attend(self, q, k, v, keep=None):
         q, k = self.features(q, k)
         if keep is not None:
             k = k * keep[:, None, :, None]
-        sums = causal_sums if causal else all_sums
+        sums = causal_sums if self.causal else all_sums
         total = sums(q, k, v.new_ones(v.shape[-2], 1).expand(*v.shape[:-1], 1))
+        total = total.clamp(min=torch.finfo(total.dtype).tiny)  # a query that sees no key gets 0 and not 0/0
         if self.rotary:
             rope = ra.RoPE(q.shape[-1])
             q, k = (rope.apply(x, pos) for x, pos in zip((q, k), positions(q, k), strict=True))

@@ -9,7 +9,8 @@ class Performer(LinearAttention):
     """Linear attention with FAVOR+: φ(x) = exp(ω·x − |x|²/2) for F random ω, with x = q/D^¼ or k/D^¼.
 
     The mean over ω of φ(q)·φ(k) is F·exp(q·k/√D). The ω (F, D) are drawn once, from PyTorch's generator.
-    Keys have φ + eps, as in the authors' code: a query far from all keys gets the mean of v instead of 0/0.
+    Keys have φ + eps: a query far from all keys gets the mean of v instead of 0/0. The authors' code adds eps
+    to queries too.
     Exponents are at most |ω|²/2, and so float32 does not overflow for D up to 64.
     """
 

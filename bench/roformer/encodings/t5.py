@@ -12,8 +12,8 @@ from ._relative import all_distances, spread_bias
 class T5(Encoding):
     """Scores q·k/√D + b, with b of the bucket of m − n. All layers share the table (num_buckets, H).
 
-    T5 has no 1/√D: its initial W_q is smaller by √D. Here all encodings share one initial W_q, and so the
-    scores keep the factor. With `causal` no bucket is spent on later keys.
+    T5 has no 1/√D: its initial W_q is smaller by √D. Here all encodings draw W_q with one deviation, and so
+    the scores keep the factor. With `causal` no bucket is spent on later keys.
     """
 
     shared = True

@@ -1,4 +1,4 @@
-"""TUPE: positions with projections of their own (Ke et al., arXiv 2006.15595, eq. 7, 10; RoFormer, eq. 9).
+"""TUPE: positions with projections of their own (Ke et al., arXiv 2006.15595, eq. 7, 8; RoFormer, eq. 9).
 
 The paper's reset of the scores of [CLS] is left out: decoders have no such token.
 """

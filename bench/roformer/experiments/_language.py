@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from roformer.data import batches
-from roformer.data.tokens import CLS
+from roformer.data.tokens import CLS, PAD
 from roformer.jobs import Context
 from roformer.model import Config, LanguageModel, Transformer
 from roformer.training import train
@@ -115,6 +115,12 @@ def score(
         hits.append(hit)
     every = torch.cat(hits)
     return {"loss": sum(losses) / len(every), "accuracy": every.double().mean().item()}
+
+
+def pad(rows: list[list[int]]) -> torch.Tensor:
+    """Return rows as one tensor (B, S), filled with [PAD]."""
+    size = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (size - len(row)) for row in rows])
 
 
 def count_parameters(model: torch.nn.Module) -> int:

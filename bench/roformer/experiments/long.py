@@ -17,7 +17,7 @@ from roformer.model import Transformer
 from roformer.training import seed_everything, train
 
 from . import masked
-from ._language import Sizes, Training, load_body
+from ._language import Sizes, load_body
 
 NAME = "long"
 BAG = "token counts"  # no encoder: the cosine of how often each token occurs
@@ -28,7 +28,6 @@ ARMS = ("sinusoidal", "learned", "t5", "alibi", "rope", BAG)
 class Settings(Sizes):
     """Sizes, and the training at one of the lengths."""
 
-    pretraining: Training = masked.FULL
     length: int = 256  # of training
     lengths: tuple[int, ...] = LENGTHS
     batch: int = 16
@@ -40,7 +39,7 @@ class Settings(Sizes):
 
 
 FULL = Settings()
-QUICK = Settings(pretraining=masked.QUICK, length=16, lengths=(16, 32), batch=4, steps=2, warmup=1, triples=8)
+QUICK = Settings(length=16, lengths=(16, 32), batch=4, steps=2, warmup=1, triples=8)
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:

@@ -13,7 +13,7 @@ from roformer.model import Classifier
 from roformer.training import seed_everything, train
 
 from . import masked
-from ._language import Sizes, Training, load_body
+from ._language import Sizes, load_body, pad
 
 NAME = "sentences"
 TASKS = {"sentiment": 2, "order": 2, "category": 26}  # and the number of their labels
@@ -25,8 +25,7 @@ ARMS = (*masked.SOFTMAX, SCRATCH)
 class Settings(Sizes):
     """Sizes, and the training on each task."""
 
-    pretraining: Training = masked.FULL
-    length: int = 64  # longer pairs are cut
+    length: int = 64  # longer texts are cut
     batch: int = 32
     steps: int = 120
     warmup: int = 12
@@ -35,7 +34,7 @@ class Settings(Sizes):
 
 
 FULL = Settings()
-QUICK = Settings(pretraining=masked.QUICK, length=32, batch=4, steps=2, warmup=1, test=16)
+QUICK = Settings(length=32, batch=4, steps=2, warmup=1, test=16)
 
 
 def jobs(settings: Settings, seeds) -> list[Job]:
@@ -65,8 +64,8 @@ def _finetune(job: Job, context: Context, task: str, splits: dict, vocab_size: i
 
     def loss_of_step(step):
         rows = np.random.default_rng((job.seed, step)).integers(len(examples), size=settings.batch)
-        tokens, options, labels = make_batch([examples[row] for row in rows], settings.length)
-        return cross_entropy(model(tokens, **options), labels)
+        tokens, labels = make_batch([examples[row] for row in rows], settings.length)
+        return cross_entropy(model(tokens, keep=tokens != PAD), labels)
 
     train(
         model,
@@ -84,17 +83,12 @@ def _finetune(job: Job, context: Context, task: str, splits: dict, vocab_size: i
 def _accuracy(model: Classifier, examples: list, settings: Settings) -> float:
     hits = []
     for first in range(0, len(examples), 128):
-        tokens, options, labels = make_batch(examples[first : first + 128], settings.length)
-        hits.append(model(tokens, **options).argmax(-1) == labels)
+        tokens, labels = make_batch(examples[first : first + 128], settings.length)
+        hits.append(model(tokens, keep=tokens != PAD).argmax(-1) == labels)
     return torch.cat(hits).double().mean().item()
 
 
-def make_batch(examples: list, length: int) -> tuple[torch.Tensor, dict, torch.Tensor]:
-    """Return tokens (B, S) as BERT has them, their `keep` and `types`, and labels (B,)."""
-    firsts = [([CLS, *a, SEP], [] if b is None else [*b, SEP]) for a, b, _ in examples]
-    rows = [(a + b)[:length] for a, b in firsts]
-    size = max(map(len, rows))
-    tokens = torch.tensor([row + [PAD] * (size - len(row)) for row in rows])
-    types = torch.tensor([([0] * len(a) + [1] * size)[:size] for a, _ in firsts])
-    keep = tokens != PAD
-    return tokens, {"keep": keep, "types": types * keep}, torch.tensor([label for *_, label in examples])
+def make_batch(examples: list, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens (B, S) as BERT has them, filled with [PAD], and labels (B,)."""
+    rows = [[CLS, *ids, SEP][:length] for ids, _ in examples]
+    return pad(rows), torch.tensor([label for _, label in examples])

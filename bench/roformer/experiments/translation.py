@@ -15,7 +15,7 @@ from roformer.jobs import Context, Job
 from roformer.model import Seq2Seq
 from roformer.training import seed_everything, train
 
-from ._language import Sizes
+from ._language import Sizes, pad
 
 NAME = "translation"
 ARMS = ("sinusoidal", "rope")
@@ -26,7 +26,7 @@ class Settings(Sizes):
     """Sizes, and the training: label smoothing, beams and penalty are the paper's."""
 
     max_tokens: int = 20  # of either side; longer pairs are left out
-    batch_tokens: int = 1500  # of the longer side, with padding
+    batch_tokens: int = 1500  # of the longer side and its [SEP], with padding
     epochs: int = 5
     warmup: int = 100
     rate: float = 4e-3
@@ -89,8 +89,8 @@ def run(job: Job, context: Context) -> dict:
 def epoch_batches(sizes: list[int], batch_tokens: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Return the rows of each batch of an epoch: rows of like size together, in another order each epoch.
 
-    A batch ends before its rows, padded to the longest, have more than `batch_tokens`. The number of batches
-    is the same in each epoch.
+    A batch ends before its rows with [SEP], padded to the longest, have more than `batch_tokens`. The number
+    of batches is the same in each epoch.
     """
     random = np.random.default_rng((seed, epoch))
     rows = random.permutation(len(sizes))
@@ -115,12 +115,6 @@ def loss(model: Seq2Seq, pairs: list, smoothing: float = 0.0, reduction: str = "
         label_smoothing=smoothing,
         reduction=reduction,
     )
-
-
-def pad(rows: list[list[int]]) -> torch.Tensor:
-    """Return rows as one tensor (B, S), filled with [PAD]."""
-    size = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (size - len(row)) for row in rows])
 
 
 def _mean_loss(model: Seq2Seq, pairs: list) -> float:
