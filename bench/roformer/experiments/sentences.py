@@ -89,6 +89,6 @@ def _accuracy(model: Classifier, examples: list, settings: Settings) -> float:
 
 
 def make_batch(examples: list, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens (B, S) as BERT has them, filled with [PAD], and labels (B,)."""
+    """Return tokens (B, S) and labels (B,): [CLS], the text, [SEP], cut at `length`, filled with [PAD]."""
     rows = [[CLS, *ids, SEP][:length] for ids, _ in examples]
     return pad(rows), torch.tensor([label for _, label in examples])
