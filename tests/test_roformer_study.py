@@ -82,14 +82,14 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     if record["sources"] == report.newest()["sources"]:
         check_counts(prepare(tmp_path / "data"))
 
-    run(tmp_path, "all")
+    run(tmp_path, *EXPERIMENTS)
     assert times(tmp_path) == before
 
     again = [path for path in before if path.name in ("rope-0.json", "linear-rope-0.json")]
     assert {path.parent.name for path in again} == set(EXPERIMENTS)
     for path in again:
         path.unlink()
-    run(tmp_path, "all", "--processes", "1")
+    run(tmp_path, *EXPERIMENTS, "--processes", "1")
     assert results(tmp_path)["numbers"] == record["numbers"]
     scaled = {
         path for path in before if path.name in ("rope-linear-0.json", "rope-ntk-0.json", "rope-yarn-0.json")
