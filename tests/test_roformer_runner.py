@@ -19,8 +19,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 
 import roformer_toy as toy
-from roformer import jobs, progress
-from roformer.__main__ import main
+from roformer import jobs, progress, runner
+from roformer.__main__ import main, write_report
 from roformer.jobs import Context, Job, plan
 from roformer.runner import collect, of_other_origin, run_tasks
 
@@ -33,7 +33,7 @@ MODULES = {"toy": "roformer_toy"}
 def _restore(monkeypatch):
     """Undo the runner's environment variables, which concern processes that a later test starts."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ROPE_ARRAY_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
+        monkeypatch.setenv(name, "7")
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
 sys.path += [{BENCH!r}, {child.TESTS!r}]
 import roformer_toy as toy
-from roformer.__main__ import main
+from roformer.__main__ import main, write_report
 toy.FULL = toy.Settings(hold=5)
 sys.exit(main(sys.argv[1:], {MODULES}, print))
 """
@@ -246,6 +246,10 @@ def test_the_command_runs_writes_results_and_gives_the_status(tmp_path, monkeypa
     assert capfd.readouterr().err.endswith("toy/c/0: not run: a job that it needs failed\n")
 
 
+def set_origin(path, origin="of other code"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"origin": origin}))
+
+
 def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(toy, "QUICK", toy.Settings(fault="raise"))  # d and e end; a leaves a checkpoint
     command, out = ["toy", "--quick", "--seeds", "1", "--out", str(tmp_path)], tmp_path / "quick"
@@ -258,9 +262,8 @@ def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path,
 
     (out / "log.txt").unlink()
     mark, result = out / "toy" / "a-0" / "fingerprint", out / "toy" / "d-0.json"
-    for path in (mark, result):
-        path.write_text(path.read_text().replace(jobs.hash_origin(tmp_path / "data"), "0" * 16))
-    monkeypatch.setattr(toy, "FAULTS", {"raise": str})
+    mark.write_text(mark.read_text().split()[0] + " 0123456789abcdef")
+    set_origin(result)
     main(command, MODULES, print)
     told = (
         f"Finished jobs of other code, packages or data, which are kept: 1. To run one again, remove {result}"
@@ -270,30 +273,74 @@ def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path,
     assert "start toy/d/0" not in read(out)
 
 
-def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path):
+def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path, monkeypatch):
     run()
     tasks, out = plan(["toy"], MODULES, range(1)), tmp_path / "out"
     path = out / "toy" / "b-0.json"
     assert of_other_origin(tasks, out, tmp_path) == []
-    path.write_text(path.read_text().replace(jobs.hash_origin(tmp_path), "0" * 16))
-    assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0", "toy/c/0"]
-    saved = json.loads(path.read_text())
-    del saved["origin"]
-    path.write_text(json.dumps(saved))
-    assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0", "toy/c/0"]
+    set_origin(path)
+    assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0"]
     path.unlink()
-    assert started(run().log) == ["toy/b/0", "toy/c/0"]
+    assert started(run().log) == ["toy/b/0", "toy/c/0"]  # again, with the new weights
+    set_origin(out / "toy" / "a-0.json")
+    (out / "toy" / "b-0.json").unlink()
+    run()
+    assert set(of_other_origin(tasks, out, tmp_path)) == {"toy/a/0", "toy/b/0", "toy/c/0"}
 
 
-def test_the_record_lists_the_jobs_of_another_origin(tmp_path, monkeypatch):
+def test_a_needed_job_that_runs_alone_leaves_others_of_another_origin(run, tmp_path):
+    """b runs again by other code, without c, which used its weights."""
+    run()
+    tasks, out = plan(["toy"], MODULES, range(1)), tmp_path / "out"
+    (out / "toy" / "b-0.json").unlink()
+    set_origin(out / "toy" / "a-0.json")
+    run_tasks({key: tasks[key] for key in ("toy/a/0", "toy/b/0")}, tmp_path, out, 1)
+    assert set(of_other_origin(tasks, out, tmp_path)) == {"toy/a/0", "toy/b/0"}
+    (out / "toy" / "a-0.json").unlink()
+    run_tasks({key: tasks[key] for key in ("toy/a/0", "toy/b/0")}, tmp_path, out, 1)
+    assert of_other_origin(tasks, out, tmp_path) == []
+
+
+def test_a_change_that_is_undone_before_a_job_begins_loses_no_result(run, monkeypatch):
+    before = run().results
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._Runner, "start_ready", lambda self: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            run(steps=9)
+    again = run()
+    assert not again.log
+    assert again.results == before
+
+
+def test_the_record_has_all_experiments_and_the_jobs_of_another_origin(tmp_path, monkeypatch):
     command, path = ["toy", "--seeds", "1", "--out", str(tmp_path)], tmp_path / "full" / "results.json"
     (tmp_path / "full").mkdir()
-    main(command, MODULES, print)
+    modules = MODULES | fake(monkeypatch, other=[])
+    main(command, modules, print)
     assert json.loads(path.read_text())["of_other_origin"] == []
-    (tmp_path / "data" / "prepared").mkdir(parents=True)
-    (tmp_path / "data" / "prepared" / "sources.json").write_text("[]")
-    main(command, MODULES, print)
-    assert json.loads(path.read_text())["of_other_origin"] == [f"toy/{arm}/0" for arm in "abcde"]
+    assert [*json.loads(path.read_text())["settings"]] == ["toy", "other"]
+    (tmp_path / "data" / "prepared-1").mkdir(parents=True)
+    (tmp_path / "data" / "prepared-1" / "digest").write_text("other data")
+    main(command, modules, print)
+    assert set(json.loads(path.read_text())["of_other_origin"]) == {f"toy/{arm}/0" for arm in "abcde"}
+
+
+def test_the_report_alone_prepares_and_runs_nothing(tmp_path):
+    reported = []
+    command = ["report", "--out", str(tmp_path)]
+    assert main(command, MODULES, pytest.fail, lambda *arguments: reported.append(arguments)) == 0
+    assert reported == [(tmp_path / "full", False)]
+    assert main(["toy", "--list", *command[1:]], MODULES, pytest.fail, pytest.fail) == 0
+
+
+def test_a_report_needs_results_of_all_experiments(tmp_path):
+    with pytest.raises(SystemExit, match=r"results.json is missing; run `python -m roformer all --quick`"):
+        write_report(tmp_path, True)
+    (tmp_path / "results.json").write_text('{"numbers": {"masked": {}, "long": {}}}')
+    with pytest.raises(
+        SystemExit, match="no report without results of lengths, linear, sentences, stages, tr"
+    ):
+        write_report(tmp_path, False)
 
 
 def test_the_origin_has_every_file_that_the_experiments_import(tmp_path, monkeypatch):
@@ -309,13 +356,17 @@ def test_the_origin_has_every_file_that_the_experiments_import(tmp_path, monkeyp
     assert len(imported) > 30
 
     monkeypatch.setattr(jobs, "__file__", str(folder / "jobs.py"))
-    hashes = {jobs.hash_origin(tmp_path)}
+    hashes = {jobs.hash_code(tmp_path)}
     (folder / "report.py").write_text("")
-    assert {jobs.hash_origin(tmp_path)} == hashes
-    for path in imported:
+    assert {jobs.hash_code(tmp_path)} == hashes
+    for path in [*imported, folder / "runner.py"]:
         path.write_text("# changed")
-        hashes.add(jobs.hash_origin(tmp_path))
-    assert len(hashes) == 1 + len(imported)
+        hashes.add(jobs.hash_code(tmp_path))
+    monkeypatch.setattr(jobs, "version", str.upper)
+    hashes.add(jobs.hash_code(tmp_path))
+    monkeypatch.setattr(jobs, "ROOT", tmp_path)  # has no rope_array
+    hashes.add(jobs.hash_code(tmp_path))
+    assert len(hashes) == 1 + len(imported) + 3
 
 
 def test_the_command_lists_jobs(tmp_path, capsys):

@@ -75,12 +75,14 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
     record, before = results(tmp_path), times(tmp_path)
     assert set(record["numbers"]) == set(EXPERIMENTS)
     assert record["commit"]
-    assert {source["package"] for source in record["sources"]} >= {"coreutils", "perl-doc", "wordnet-base"}
+    if "ROPE_ARRAY_STUDY_DATA" not in os.environ:
+        assert {source["package"] for source in record["sources"]} >= {
+            "coreutils",
+            "perl-doc",
+            "wordnet-base",
+        }
     assert "| sinusoidal |" in (tmp_path / "quick" / "roformer.md").read_text("utf-8")
     assert len([*(tmp_path / "quick" / "pictures").glob("*.svg")]) >= 13
-
-    if record["sources"] == report.newest()["sources"]:
-        check_counts(prepare(tmp_path / "data"))
 
     run(tmp_path, *EXPERIMENTS)
     assert times(tmp_path) == before
@@ -95,3 +97,9 @@ def test_the_whole_study_runs_continues_and_repeats(tmp_path):
         path for path in before if path.name in ("rope-linear-0.json", "rope-ntk-0.json", "rope-yarn-0.json")
     }
     assert {path for path, time in times(tmp_path).items() if time != before[path]} == {*again} | scaled
+
+    if record["sources"] != report.newest()["sources"]:
+        pytest.skip(
+            "all passed, but for the counts in the text of the page: there are newer packages than its"
+        )
+    check_counts(prepare(tmp_path / "data"))

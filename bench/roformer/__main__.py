@@ -12,7 +12,7 @@ from _record import ROOT, record
 
 from .experiments import EXPERIMENTS
 from .jobs import PACKAGES, Task, plan, result_file
-from .runner import collect, is_done, of_other_origin, run_tasks
+from .runner import collect, is_done, of_other_origin, run_tasks, tasks_left
 
 SEEDS, QUICK_SEEDS = 5, 2
 RESULTS = "results.json"
@@ -22,19 +22,25 @@ NOTE = "RoFormer (arXiv 2104.09864) small: results by experiment, arm and seed"
 
 def prepare_data(folder: Path) -> list[dict]:
     """Make the data that all jobs share, unless the folder has it; return its sources."""
-    from .data import prepare
+    from .data import packages, prepare
 
-    return [vars(source) for source in prepare(folder, print).sources]
+    try:
+        return [vars(source) for source in prepare(folder, print).sources]
+    except packages.FetchError as error:
+        raise SystemExit(str(error)) from None
 
 
 def write_report(out: Path, quick: bool) -> None:
     """Write the page and its figures, from the results in `out`; without these, from the committed ones."""
     from .report import newest, write
 
-    path = out / RESULTS
+    path, command = out / RESULTS, "python -m roformer all" + " --quick" * quick
     if quick and not path.exists():
-        raise SystemExit(f"no results of --quick: {path} is missing; run `python -m roformer all --quick`")
-    write(json.loads(path.read_text("utf-8")) if path.exists() else newest(), out, quick)
+        raise SystemExit(f"no results of --quick: {path} is missing; run `{command}`")
+    results = json.loads(path.read_text("utf-8")) if path.exists() else newest()
+    if missing := EXPERIMENTS.keys() - results["numbers"].keys():
+        raise SystemExit(f"no report without results of {', '.join(sorted(missing))}; run `{command}`")
+    write(results, out, quick)
 
 
 def main(
@@ -53,9 +59,17 @@ def main(
         return print_list(tasks, out)
     if tasks:
         data = options.out / "data"
-        sources = prepare(data)
-        if status := run(tasks, data, out, options.processes):
-            return status
+        try:
+            sources = prepare(data)
+            failed = run(tasks, data, out, options.processes)
+        except KeyboardInterrupt:
+            num_done = sum(is_done(task, out) for task in tasks.values())
+            print(
+                f"stopped, {num_done} of {len(tasks)} jobs done; the same command continues", file=sys.stderr
+            )
+            return 130
+        if failed:
+            return 1
         write_results(every_task, out, data, sources)
     if {"all", REPORT} & {*options.names}:
         report(out, options.quick)
@@ -79,30 +93,26 @@ def parse(arguments: Sequence[str] | None, modules: Mapping[str, str]) -> argpar
 
 def print_list(tasks: dict[str, Task], out: Path) -> int:
     """Print the jobs and their expected seconds."""
+    left = tasks_left(tasks, out)
     for key, task in tasks.items():
-        print(f"{key:<50}{task.job.cost:8.0f} s{'  done' if is_done(task, out) else ''}")
-    left = sum(task.job.cost for task in tasks.values() if not is_done(task, out))
-    print(f"{len(tasks)} jobs, {left:.0f} s left on one core")
+        print(f"{key:<50}{task.job.cost:8.0f} s{'' if key in left else '  done'}")
+    print(f"{len(tasks)} jobs, {sum(task.job.cost for task in left.values()):.0f} s left on one core")
     return 0
 
 
-def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> int:
-    """Run the jobs that are not done, and return the exit status: 1 after a failure, 130 after Ctrl-C."""
-    if kept := of_other_origin(tasks, out, data):
+def run(tasks: dict[str, Task], data: Path, out: Path, processes: int) -> bool:
+    """Run the jobs that are not done, and return whether one failed."""
+    left = tasks_left(tasks, out)
+    if kept := [key for key in of_other_origin(tasks, out, data) if key not in left]:
         print(
             f"Finished jobs of other code, packages or data, which are kept: {len(kept)}. "
             f"To run one again, remove {result_file(out, kept[0])}",
             file=sys.stderr,
         )
-    try:
-        failed = run_tasks(tasks, data, out, processes)
-    except KeyboardInterrupt:
-        num_done = sum(is_done(task, out) for task in tasks.values())
-        print(f"stopped, {num_done} of {len(tasks)} jobs done; the same command continues", file=sys.stderr)
-        return 130
+    failed = run_tasks(tasks, data, out, processes)
     for key, reason in failed.items():
         print(f"{key}: {reason.splitlines()[-1]}", file=sys.stderr)
-    return 1 if failed else 0
+    return bool(failed)
 
 
 def write_results(tasks: dict[str, Task], out: Path, data: Path, sources: list[dict] | None) -> None:

@@ -17,10 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from _record import version
+from _record import ROOT, version
 
-# Files and folders of the code that gives the numbers, and the packages that it uses.
-SOURCES = ("generation.py", "model.py", "training.py", "data", "encodings", "experiments")
+# Files and folders of this folder, and folders of the project, whose code gives the numbers; and packages.
+SOURCES = ("generation.py", "model.py", "runner.py", "training.py", "data", "encodings", "experiments")
+LIBRARY = ("rope_array", "backends")
+CODE = (".py", ".cpp", ".hpp", ".h")
 PACKAGES = ("torch", "numpy", "scipy", "tokenizers", "sacrebleu", "rope-array")
 
 
@@ -103,14 +105,21 @@ def plan(
     return tasks
 
 
-def hash_origin(data: Path) -> str:
-    """Return the hash of what gives the numbers: `SOURCES`, versions of `PACKAGES`, and the prepared data."""
-    folder = Path(__file__).parent
-    code = sorted(path for name in SOURCES for path in [folder / name, *(folder / name).rglob("*.py")])
-    paths = [path for path in code if path.is_file()] + sorted(data.glob("*/sources.json"))
-    return _hash(
-        [version(name) for name in PACKAGES], [(path.name, path.read_text("utf-8")) for path in paths]
-    )
+def hash_code(data: Path) -> str:
+    """Return the hash of the code, the versions of packages, and the prepared data."""
+    folders = [Path(__file__).parent / name for name in SOURCES] + [ROOT / name for name in LIBRARY]
+    paths = [
+        path for folder in folders for path in [folder, *sorted(folder.rglob("*"))] if path.suffix in CODE
+    ]
+    files = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in [*paths, *data.glob("prepared-*/digest")]
+    ]
+    return _hash(files, [version(name) for name in PACKAGES])
+
+
+def hash_origin(code: str, needed: Sequence[str]) -> str:
+    """Return the hash of all that gives a job's numbers: `hash_code`, and the origins of needed jobs."""
+    return _hash(code, list(needed))
 
 
 @dataclass(frozen=True)

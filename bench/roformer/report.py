@@ -81,7 +81,9 @@ def origin(results: Results) -> list[str]:
     return [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system'].split()[0]}; {versions}; "
         f"{record['date']}, commit {commit[:10]}{'+' * commit.endswith('+')}. {results.num_seeds} seeds."
-        + (f" Jobs of other code, packages or data than the rest: {older}." if older else ""),
+        + (
+            f" {older} of all jobs ran with other code, packages or data than this commit's." if older else ""
+        ),
         f"All jobs together took {minutes:.0f} minutes of one core: {minutes / machine['cores']:.0f} minutes "
         f"of each of {machine['cores']} cores, without the download of the data and the figures.",
     ]
@@ -281,10 +283,11 @@ def fill(page: str, record: dict) -> str:
 def write(record: dict, out: Path, quick: bool) -> None:
     """Write page and figures: of a full run into docs and bench/results, of a quick one into `out`."""
     page, folder = (out / "roformer.md", out / "pictures") if quick else (PAGE, PICTURES)
+    text = fill(PAGE.read_text("utf-8"), record)
     folder.mkdir(parents=True, exist_ok=True)
     figures.draw_mathematics(folder)
     pictures.draw(Results(record), folder)
-    page.write_text(fill(PAGE.read_text("utf-8"), record), "utf-8")
+    page.write_text(text, "utf-8")
     if not quick:
         path = RESULTS / f"{record['date']}-roformer.json"
         path.write_text(json.dumps(record, indent=1) + "\n", "utf-8")

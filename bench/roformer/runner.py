@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from .jobs import Context, Task, hash_origin, result_file
+from .jobs import Context, Task, hash_code, hash_origin, result_file
 from .progress import Progress
 
 REPORT_SECONDS = 0.5  # between the messages of a job
@@ -30,13 +30,12 @@ def run_tasks(tasks: dict[str, Task], data: Path, out: Path, processes: int | No
 
     KeyboardInterrupt stops the running jobs. Finished jobs keep their results, the others their checkpoints.
     """
-    left: dict[str, Task] = {}
-    for key, task in tasks.items():
-        if not is_done(task, out) or left.keys() & task.job.needs:  # again, if a job that it needs runs again
-            left[key] = task
-            result_file(out, key).unlink(missing_ok=True)  # so that an interrupted run continues with it
+    left = tasks_left(tasks, out)
     if not left:
         return {}
+    for key, task in left.items():
+        if is_done(task, out):  # it runs again after a job that it needs, also if this run is interrupted
+            result_file(out, key).unlink()
     runner = _Runner(left, data, out, processes or os.cpu_count() or 1)
     try:
         while runner.start_ready():
@@ -51,13 +50,26 @@ def is_done(task: Task, out: Path) -> bool:
     return (saved := _read(task, out)) is not None and saved["fingerprint"] == task.fingerprint
 
 
-def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
-    """Return the keys of tasks that are done, but whose origin, or that of a task they need, has changed."""
-    origin, found = hash_origin(data), dict[str, None]()
+def tasks_left(tasks: dict[str, Task], out: Path) -> dict[str, Task]:
+    """Return the tasks of a plan that are not done, and those that need one of them."""
+    left: dict[str, Task] = {}
     for key, task in tasks.items():  # each after those that it needs
-        if is_done(task, out) and (_read(task, out).get("origin") != origin or found.keys() & task.job.needs):
-            found[key] = None
-    return [*found]
+        if not is_done(task, out) or left.keys() & task.job.needs:
+            left[key] = task
+    return left
+
+
+def of_other_origin(tasks: dict[str, Task], out: Path, data: Path) -> list[str]:
+    """Return the keys of tasks that are done, but whose code, packages or data have changed since."""
+    code, origins = hash_code(data), dict[str, str]()
+    for key, task in tasks.items():  # each after those that it needs
+        origins[key] = hash_origin(code, [origins[need] for need in task.job.needs])
+    done = {key for key, task in tasks.items() if is_done(task, out)}
+    return [
+        key
+        for key, origin in origins.items()
+        if key in done and _read(tasks[key], out).get("origin") != origin
+    ]
 
 
 def collect(tasks: dict[str, Task], out: Path, part: str = "result") -> dict[str, dict[str, dict[str, Any]]]:
@@ -75,7 +87,9 @@ def run_job(task: Task, data: Path, out: Path, report: Callable[[float], None]) 
     from .training import seed_everything, write_atomically
 
     context = Context(task.job, task.settings, data, out, report)
-    origin = hash_origin(data)
+    needed = [json.loads(result_file(out, key).read_text("utf-8")).get("origin") for key in task.job.needs]
+    origin = hash_origin(hash_code(data), needed)
+    result_file(out, task.job.key).unlink(missing_ok=True)
     _own_folder(context.folder, f"{task.fingerprint} {origin}")
     use_one_thread()
     seed_everything(task.job.seed)

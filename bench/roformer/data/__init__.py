@@ -15,6 +15,7 @@ Evidence: usr/share/doc/PACKAGE/copyright in each Debian package (gcc-12-locales
 gcc-12-base); LICENSE.txt in the sdist. This repository has no part of the texts.
 """
 
+import hashlib
 import json
 import os
 import tempfile
@@ -139,6 +140,8 @@ def _build(downloads: Path, out: Path, report: Report, vocab_size: int, pair_voc
     _build_pairs(folders, out, pair_vocab_size)
     report("tasks")
     _build_tasks(folders, out, tokenizer)
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())]
+    (out / "digest").write_text("\n".join(digests), encoding="utf-8")  # of all files: results record it
 
 
 def _build_text(folders: dict[str, Path], out: Path, vocab_size: int) -> Tokenizer:
