@@ -278,8 +278,8 @@ def gpu_code(session: nox.Session) -> None:
     # Triton interprets all kernels of a process, or none.
     interpreted = ("--gpu-code", "tests/test_triton.py", "tests/test_conformance.py", "-k", "triton")
     pytest(session, ["torch"], *interpreted, part="interpreted", last=False)
-    files = ("triton_compile", "cuda_source", "cuda_compile", "inductor_offline", "jax_offline", "bench_gpu")
-    # Each worker compiles for itself, so a file is for one worker.
+    # Each worker compiles for itself, so a file is for one worker; the longest are first.
+    files = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
     compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in files))
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
 
@@ -290,7 +290,8 @@ def study(session: nox.Session) -> None:
     if sys.platform == "win32":
         session.skip("The study starts its jobs from a fork server, which Windows lacks")
     install(session)
-    pytest(session, ["numpy", "torch"], "--study", *map(str, sorted(ROOT.glob("tests/test_roformer_*.py"))))
+    paths = sorted(ROOT.glob("tests/test_roformer_*.py"), key=lambda path: path.stem != "test_roformer_study")
+    pytest(session, ["numpy", "torch"], "--study", *map(str, paths))  # the longest is first
 
 
 @nox.session(requires=["build"], default=False)

@@ -282,6 +282,8 @@ def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path, mo
     assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0"]
     path.unlink()
     assert started(run().log) == ["toy/b/0", "toy/c/0"]  # again, with the new weights
+    shutil.rmtree(path.with_suffix(""))
+    assert started(run().log) == ["toy/b/0", "toy/c/0"]
     set_origin(out / "toy" / "a-0.json")
     (out / "toy" / "b-0.json").unlink()
     run()

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from .jobs import Context, Task, hash_code, hash_origin, result_file
+from .jobs import Context, Task, folder_of, hash_code, hash_origin, result_file
 from .progress import Progress
 
 REPORT_SECONDS = 0.5  # between the messages of a job
@@ -46,8 +46,9 @@ def run_tasks(tasks: dict[str, Task], data: Path, out: Path, processes: int | No
 
 
 def is_done(task: Task, out: Path) -> bool:
-    """Return whether a job has a result with the settings of the task."""
-    return (saved := _read(task, out)) is not None and saved["fingerprint"] == task.fingerprint
+    """Return whether a job has a result with the settings of the task, and its folder, for its weights."""
+    saved, folder = _read(task, out), folder_of(out, task.job.key)
+    return saved is not None and saved["fingerprint"] == task.fingerprint and folder.is_dir()
 
 
 def tasks_left(tasks: dict[str, Task], out: Path) -> dict[str, Task]:
