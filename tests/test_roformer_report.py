@@ -98,6 +98,14 @@ def test_a_changed_result_changes_the_page():
     assert report.fill(PAGE, changed) != PAGE
 
 
+def test_the_page_tells_changes_of_the_code():
+    assert "of all jobs" not in PAGE
+    changed = RECORD | {"commit": "0123456789abcdef+", "of_other_origin": ["masked/rope/0", "long/rope/0"]}
+    page = report.fill(PAGE, changed)
+    assert "commit 0123456789+." in page
+    assert "2 of all jobs ran with other code, packages or data than this commit's." in page
+
+
 def test_the_figures_are_drawn_from_the_results(tmp_path):
     drawn = [*figures.draw_mathematics(tmp_path), *pictures.draw(Results(RECORD), tmp_path)]
     assert {path.name for path in drawn} == {path.name for path in report.PICTURES.glob("*.svg")}

@@ -191,7 +191,7 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests run in the background
 sys.path += [{BENCH!r}, {child.TESTS!r}]
 import roformer_toy as toy
-from roformer.__main__ import main, write_report
+from roformer.__main__ import main
 toy.FULL = toy.Settings(hold=5)
 sys.exit(main(sys.argv[1:], {MODULES}, print))
 """
@@ -246,8 +246,8 @@ def test_the_command_runs_writes_results_and_gives_the_status(tmp_path, monkeypa
     assert capfd.readouterr().err.endswith("toy/c/0: not run: a job that it needs failed\n")
 
 
-def set_origin(path, origin="of other code"):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"origin": origin}))
+def change_origin(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"origin": "of other code"}))
 
 
 def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path, monkeypatch, capfd):
@@ -263,7 +263,7 @@ def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path,
     (out / "log.txt").unlink()
     mark, result = out / "toy" / "a-0" / "fingerprint", out / "toy" / "d-0.json"
     mark.write_text(mark.read_text().split()[0] + " 0123456789abcdef")
-    set_origin(result)
+    change_origin(result)
     main(command, MODULES, print)
     told = (
         f"Finished jobs of other code, packages or data, which are kept: 1. To run one again, remove {result}"
@@ -273,18 +273,18 @@ def test_results_of_another_origin_are_told_and_their_checkpoints_left(tmp_path,
     assert "start toy/d/0" not in read(out)
 
 
-def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path, monkeypatch):
+def test_an_origin_that_changed_concerns_the_jobs_that_need_it(run, tmp_path):
     run()
     tasks, out = plan(["toy"], MODULES, range(1)), tmp_path / "out"
     path = out / "toy" / "b-0.json"
     assert of_other_origin(tasks, out, tmp_path) == []
-    set_origin(path)
+    change_origin(path)
     assert of_other_origin(tasks, out, tmp_path) == ["toy/b/0"]
     path.unlink()
     assert started(run().log) == ["toy/b/0", "toy/c/0"]  # again, with the new weights
     shutil.rmtree(path.with_suffix(""))
     assert started(run().log) == ["toy/b/0", "toy/c/0"]
-    set_origin(out / "toy" / "a-0.json")
+    change_origin(out / "toy" / "a-0.json")
     (out / "toy" / "b-0.json").unlink()
     run()
     assert set(of_other_origin(tasks, out, tmp_path)) == {"toy/a/0", "toy/b/0", "toy/c/0"}
@@ -295,7 +295,7 @@ def test_a_needed_job_that_runs_alone_leaves_others_of_another_origin(run, tmp_p
     run()
     tasks, out = plan(["toy"], MODULES, range(1)), tmp_path / "out"
     (out / "toy" / "b-0.json").unlink()
-    set_origin(out / "toy" / "a-0.json")
+    change_origin(out / "toy" / "a-0.json")
     run_tasks({key: tasks[key] for key in ("toy/a/0", "toy/b/0")}, tmp_path, out, 1)
     assert set(of_other_origin(tasks, out, tmp_path)) == {"toy/a/0", "toy/b/0"}
     (out / "toy" / "a-0.json").unlink()

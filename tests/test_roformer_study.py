@@ -60,6 +60,8 @@ def check_counts(data):
     cut = [len(ids) + 2 > sentences.FULL.length for ids, _ in data.tasks["sentiment"]["test"][:1000]]
     assert f"{10 * sum(cut) / len(cut):.0f} of 10 reviews are" in page
     assert f"to which of {sentences.TASKS['category']} categories" in page
+    full = sentences.FULL
+    assert f"trains for {full.steps} steps of {full.batch} texts and is tested on {full.test:,}." in page
 
 
 def times(out):

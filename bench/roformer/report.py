@@ -1,7 +1,7 @@
 """The page of the study: tables and sentences of the results, between markers of docs/roformer.md.
 
 This module writes all results on the page; the text around them has no decimal but the paper's. Tests hold
-the page to the committed results, and the counts in its text to the data.
+the page to the committed results, and the counts of pairs and of sentence tasks in its text to the data.
 """
 
 import json
