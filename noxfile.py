@@ -256,6 +256,15 @@ def models(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--models", *files)
 
 
+@nox.session(requires=["build"], default=False)
+def edge(session: nox.Session) -> None:
+    """Test against other people's tools: exporters and their runtimes, FSDP over models, foreign configs."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["test"], *GROUPS["models"], *GROUPS["edge"])
+    session.install("--no-deps", *GROUPS["edge-alone"])  # it needs packages that no test uses
+    pytest(session, ["numpy", "torch"], "--edge", "tests/edge")
+
+
 @nox.session(requires=["build"])
 def proof(session: nox.Session) -> None:
     """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
@@ -381,6 +390,7 @@ def nightly(session: nox.Session) -> None:
     names = [
         *(f"tests({library})" for library in [*LIBRARIES, "more", "all"]),
         "models",
+        "edge",
         "pure",
         "sanitize",
         "tests-min",
