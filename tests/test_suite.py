@@ -252,7 +252,7 @@ def test_needs_neither_pytest_nor_another_library(elsewhere, options):
 # ---- the child process ----
 
 ENDING = """
-import ctypes, os, signal, sys, threading
+import ctypes, os, signal, sys, threading, time
 import numpy as np
 from mylib import rotate as good
 
@@ -296,6 +296,7 @@ killed = ends(lambda: os.kill(os.getpid(), getattr(signal, "SIGKILL", 9)))
 interrupted = ends(interrupts)
 raises = ends(unusual)
 hangs = ends(forever)
+slow = ends(lambda: time.sleep(0.1))
 leaves = ends(forks)
 
 def scalar(x, pos):
@@ -378,6 +379,14 @@ def test_a_check_that_hangs_fails_after_the_time_that_is_given(ending):
     assert after.outcome == "passed"
 
 
+@POSIX
+def test_a_check_of_many_short_calls_fails_after_the_time_that_is_given(ending):
+    (failed, after), _ = judged("ending:slow", "base", "direction", timeout=0.3)
+    assert failed.detail.startswith("it did not end in time in <lambda>, ending.py:")
+    assert failed.seconds < 2
+    assert after.outcome == "passed"
+
+
 def test_a_trial_call_that_ends_the_process_fails_a_check_of_its_own(ending):
     (failed, after), report = judged("ending:scalar", "refusals_raise", "definition")
     assert failed.outcome == "failed"
@@ -435,6 +444,7 @@ def test_a_signal_ends_both_processes(ending, name, status):
     )  # fmt: skip
     started = ending / "child"
     while not (started.exists() and started.read_text()):
+        assert parent.poll() is None
         time.sleep(0.05)
     parent.send_signal(getattr(signal, name))
     assert parent.wait(timeout=20) == status

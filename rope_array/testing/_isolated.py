@@ -56,7 +56,8 @@ class Child:
 
     def __init__(self) -> None:
         self.call = ""  # the last call that was announced
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        # Each line with the time it arrived; None after the last.
+        self._lines: queue.Queue[tuple[float, str | None]] = queue.Queue()
         self._crash: list[str] = []  # lines of a traceback
         self._process = subprocess.Popen(
             [sys.executable, *_interpreter_flags(), "-c", _program()],
@@ -69,8 +70,8 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self._lines.put(line.decode("utf-8", "replace").rstrip())
-        self._lines.put(None)
+                self._lines.put((time.monotonic(), line.decode("utf-8", "replace").rstrip()))
+        self._lines.put((time.monotonic(), None))
 
     def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
         """Return the answer to a request.
@@ -105,23 +106,30 @@ class Child:
             self._process.stdin.flush()
 
     def _next(self, end: float | None) -> str | None:
-        """Return the next line; None after the last, though a process that it started holds the pipe."""
+        """Return the next line; None after the last, though a process that it started holds the pipe.
+
+        A line that arrives after `end` is too late, though the process is alive and calls the target.
+        """
         while True:
+            arrived = time.monotonic()
             with contextlib.suppress(queue.Empty):
-                return self._lines.get(timeout=0.2)
+                arrived, line = self._lines.get(timeout=0.2)
+                if end is None or line is None or arrived <= end:
+                    return line
             if self._process.poll() is not None and self._lines.empty():
                 return None
-            if end is not None and time.monotonic() > end:
+            if end is not None and arrived > end:
                 self._ask_where()
                 self.kill()
                 raise Ended(f"it did not end in time{self._where()}")
 
     def _ask_where(self) -> None:
-        """Have the process write a traceback, where it can."""
+        """Have the process write a traceback, where it can, and read what it writes for half a second."""
         if hasattr(signal, "SIGUSR1"):
             self._process.send_signal(signal.SIGUSR1)
+            end = time.monotonic() + 0.5
             with contextlib.suppress(queue.Empty):
-                while line := self._lines.get(timeout=0.5):
+                while (left := end - time.monotonic()) > 0 and (line := self._lines.get(timeout=left)[1]):
                     self._crash.append(line)
 
     def _status(self) -> str:
