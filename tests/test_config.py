@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 import rope_array as ra
 from rope_array import SpecError
 from rope_array._config import _model_defaults as defaults
+from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
 from rope_array._config._document import CONVENTIONS
 from rope_array.config import ConfigError, Reading, read, read_layers
 
@@ -338,7 +339,7 @@ def test_a_subclass_gets_its_own_reading() -> None:
 @pytest.mark.parametrize(
     ("scaling", "text"),
     [
-        ({"type": "zork"}, "is 'zork'; give one of"),
+        ({"type": "zork"}, "is 'zork', and the known rules are"),
         ({"type": "linear", "factor": 0.0}, "llama: factor is 0.0"),
         ({"type": "linear", "factor": 5e-324}, "llama: .* beyond the range of floats"),
     ],
@@ -410,9 +411,9 @@ def test_a_file_too_large(tmp_path: Any) -> None:
 
 LISTS = {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, "is 'zork'; give one of .*yarn"),
+    "type": ({**LLAMA, "rope_scaling": {"type": "zork"}}, "is 'zork', and the known rules are .*yarn"),
     "type that is not a name": ({**LLAMA, "rope_scaling": {"type": 3}}, "type is 3; it must be a name"),
-    "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, "'zork'; give any of alpha"),
+    "key": ({**LLAMA, "rope_parameters": {"zork": 1}}, "'zork'; the known ones are alpha"),
     "two types": ({**LLAMA, "rope_scaling": {**YARN, "type": "linear"}}, "differ"),
     "two bases": ({**LLAMA, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 500000.0, and"),
     "two dicts": (
@@ -443,7 +444,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "too wide": ({**LLAMA, "head_dim": 10**9}, "head_dim is 1000000000"),
     "odd width": ({**LLAMA, "head_dim": 127}, "the rotated width is 127 of a head of 127"),
     "width of zero": ({**LLAMA, "head_dim": 0}, "head_dim is 0"),
-    "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, "state attention_factor"),
+    "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, "state in its place attention"),
     "layers differ": (GEMMA3, "layers differ"),
     "layer type": (GEMMA3, "layer_type is 'zork'", {"layer_type": "zork"}),
     "layer": (GEMMA3, "from 0 to 33", {"layer_type": 34}),
@@ -556,22 +557,25 @@ def test_messages_hold_no_raw_bytes_and_no_long_names() -> None:
 
 
 MISSPELT = {
-    "rope_thetta": "is 'rope_theta' meant",
-    "rope_base": "is unknown",
-    "rope_params": "is unknown",
-    "rope_pct": "is unknown|rotary_pct",
-    "rope_ratio": "is unknown",
-    "rope_3d": "is unknown",
-    "use_dynamic_ntk": "is unknown",
+    "rope_thetta": "llama None",
+    "rope_params": "llama gpt_neox stablelm_epoch None",
+    "rope_ratio": "llama gpt_neox stablelm_epoch None",
+    "rope_3d": "llama gpt_neox stablelm_epoch None",
+    "use_dynamic_ntk": "llama gpt_neox stablelm_epoch None",
 }
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "stablelm_epoch", None])
 @pytest.mark.parametrize("key", MISSPELT)
-def test_rotary_keys_of_no_model_are_refused(key: str, kind: str | None) -> None:
-    config = {"model_type": kind, "head_dim": 64, "rope_theta": 1e4}
-    refuse(f"the key '{key}'.*{MISSPELT[key]}", {**config, key: True})
-    assert rope({**config, key: None}).head_dim == 64
+def test_rotary_keys_of_no_model_are_refused(key: str) -> None:
+    for kind in (None if kind == "None" else kind for kind in MISSPELT[key].split()):
+        config = {"model_type": kind, "head_dim": 64, "hidden_size": 64, "num_attention_heads": 1}
+        config["rope_theta"] = 1e4
+        meant = "is 'rope_theta' meant" if key == "rope_thetta" else "it may change the rotation"
+        remedy = (
+            "If the model's code does not read it, leave it out" if kind else "read the model's code, and"
+        )
+        refuse(f"the key '{key}' is unknown: {meant}.*{remedy}", {**config, key: True})
+        assert rope({**config, key: None}).head_dim == 64
 
 
 @pytest.mark.parametrize(
@@ -782,7 +786,7 @@ def test_a_part_must_be_an_object(value: Any) -> None:
 def test_all_layer_types_are_checked() -> None:
     for own, text in (
         ({"xx": 1}, "unknown rotary parameters: 'xx'"),
-        ({"rope_type": "spiral"}, "is 'spiral'; give one of"),
+        ({"rope_type": "spiral"}, "is 'spiral', and the known rules are"),
     ):
         nested = {"full_attention": own, "sliding_attention": {"rope_type": "default"}}
         config = {"model_type": "gemma3_text", "rope_parameters": nested}
@@ -810,8 +814,8 @@ def test_a_flag_is_true_or_false(value: Any) -> None:
 def test_errors_name_the_key_and_the_part() -> None:
     sections = {"rope_type": "default", "xdrope_section": [2, 2, 2, 2]}
     refuse(r"xdrope_section is \[2", {"model_type": "hunyuan_vl_text", "rope_scaling": sections})
-    mpt = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "attn_config": {"rope_theta": 10000}}
-    refuse("mpt, part 'attn': the width of a head is missing", mpt)
+    mpt = {"model_type": "zork", "d_model": 64, "n_heads": 4, "attn_config": {"rope_theta": 10000}}
+    refuse("zork, part 'attn': the width of a head is missing", mpt)
 
 
 def test_nanochat_is_a_value() -> None:
@@ -963,8 +967,10 @@ def test_the_defaults_are_plain_and_sorted() -> None:
 
 def test_every_convention_is_of_a_model() -> None:
     others = {"kimi_k2", "roformer"}  # no class with rope_parameters in transformers
-    names = {key for key in CONVENTIONS if ":" not in key}
+    names = {key for key in CONVENTIONS if ":" not in key} - set(REMOTE)
     assert names - set(defaults.MODELS) <= others
+    assert not set(REMOTE) & set(defaults.ROTARY)  # transformers has classes of its own for them
+    assert set(REMOTE_DEFAULTS) <= set(REMOTE)
 
 
 UNFIT = ("glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text", "blt", "musicflamingo")

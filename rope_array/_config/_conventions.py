@@ -113,6 +113,8 @@ class Convention:
         The reason, for an error, that this is no rotation of pairs.
     note
         A note for the reader of the result.
+    variant
+        Returns the convention of one model from the part's content, where a model type has several.
     """
 
     pairing: Pairing = "half"
@@ -152,6 +154,7 @@ class Convention:
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     refusal: str | None = None
     note: str | None = None
+    variant: "Callable[[Mapping[str, Any]], Convention] | None" = None
 
 
 # Rotary parameters from a family's older keys
@@ -440,30 +443,3 @@ TEXT: dict[str, Convention] = {
     "nanochat": replace(_HALF, sign=-1),
     "molmo2_text": replace(_HALF, scaled_layers="rope_scaling_layers"),
 }
-
-
-_WIDTHS = (
-    "head_dim",
-    "attention_head_dim",
-    "kv_channels",
-    "hidden_size/num_attention_heads",
-    "n_embd/n_head",
-    "d_model/n_heads",
-    "hidden_size/n_head",
-)
-
-
-def generic(content: Mapping[str, Any]) -> Convention:
-    """Return the convention for an unknown model type: the most common one, with the keys of older models."""
-    latent = content.get("qk_rope_head_dim") is not None
-    stated = content.get("rope_parameters") or content.get("rope_scaling")
-    interleaved = isinstance(stated, Mapping) and stated.get("mrope_interleaved") is True
-    return Convention(
-        width=("qk_rope_head_dim",) if latent else _WIDTHS,
-        partial=not latent,
-        absolute=True,
-        theta_keys=("rope_theta", "rotary_emb_base", "rotary_base"),
-        share_keys=("partial_rotary_factor", "rotary_pct"),
-        sections="interleaved" if interleaved else "chunked",
-        note="latent attention of DeepSeek's line pairs neighbours: check the pairing" if latent else None,
-    )

@@ -11,13 +11,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rope_array._config._conventions import PLAIN, TEXT, Convention, generic
+from rope_array._config._conventions import PLAIN, TEXT, Convention
+from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
+from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
 from rope_array._config._conventions_vision import VISION
-from rope_array._config._model_defaults import MODELS, ROTARY, SHARED
+from rope_array._config._model_defaults import MODELS as CLASSES
+from rope_array._config._model_defaults import ROTARY, SHARED
 from rope_array._errors import ConfigError, short
 
 # Every convention that differs from Llama's, by its key.
-CONVENTIONS: dict[str, Convention] = {**VISION, **TEXT}
+CONVENTIONS: dict[str, Convention] = {**REMOTE, **VISION, **TEXT}
+MODELS = {**REMOTE_DEFAULTS, **CLASSES}
 
 # Model types of published configs that transformers has under another name.
 OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
@@ -234,16 +238,7 @@ def convention_of(key: str | None) -> Convention | None:
     return None if key is None else CONVENTIONS.get(key) or (PLAIN if key in ROTARY else None)
 
 
-_ROTARY_KEYS = (
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "partial_rotary_factor",
-    "rotary_dim",
-    "rotary_pct",
-    "rotary_emb_base",
-    "qk_rope_head_dim",
-)
+_ROTARY_KEYS = ("rope_parameters", "rope_scaling", "rotary_dim", "qk_rope_head_dim", *BASES, *SHARES)
 
 
 @dataclass
@@ -280,16 +275,21 @@ class ConfigPart:
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
         if (found := convention_of(self.key)) is not None:
-            return found
+            return found if found.variant is None else found.variant(self.content)
         if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
+            remedy = "state its model_type, or read" if self.model_type is None else "read"
             raise ConfigError(
-                f"{self.name} is of no known model with a rotary embedding; state its model_type, or one of "
-                f"{', '.join(_ROTARY_KEYS)}."
+                f"{self.name} is of no known model with a rotary embedding, and nothing in the config tells "
+                f"how it rotates; {remedy} {BY_HAND}."
             )
-        self.inferred["convention"] = (
-            f"model_type {quoted(self.model_type)} is unknown: read as most models are, with half pairs"
+        found = generic(self.name, self.content)
+        kind = f"model_type {quoted(self.model_type)} is unknown: read as most models are, with"
+        self.inferred["convention"] = f"{kind} {found.pairing} pairs"
+        self.note(
+            f"the convention of {self.name} is a guess: compare pairing, rotary_dim and base with the "
+            "model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
         )
-        return generic(self.content)
+        return found
 
     def note(self, text: str) -> None:
         """Add a note once."""

@@ -54,6 +54,17 @@ def _muse(values: Values, count: int, index: int) -> str:
     return _SLIDING if (count - 1 - index) % 4 else _FULL
 
 
+def _minimax(values: Values, count: int, index: int) -> str:
+    kinds = values.get("attn_type_list")
+    listed = isinstance(kinds, (list, tuple)) and index < len(kinds)
+    return _LINEAR if listed and kinds[index] == 0 else _FULL
+
+
+def _baichuan_m1(values: Values, count: int, index: int) -> str:
+    windows = values.get("sliding_window_layers")
+    return _SLIDING if isinstance(windows, (list, tuple)) and index in windows else _FULL
+
+
 def _mimo(values: Values, count: int, index: int) -> str:
     return _FULL if index == 0 or (index + 1) % 6 == 0 else _SLIDING
 
@@ -62,6 +73,7 @@ _QWEN3_5 = _every("full_attention_interval", 4, _LINEAR)
 
 TYPES: dict[str, TypeOf] = {
     "afmoe": _every("global_attn_every_n_layers", 4),
+    "baichuan_m1": _baichuan_m1,
     "bailing_hybrid": _every("layer_group_size", 6, _LINEAR),
     "beam": _fixed(6),
     "cohere2": _every("sliding_window_pattern", 4),
@@ -75,6 +87,7 @@ TYPES: dict[str, TypeOf] = {
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _fixed(6)),
     "lfm2": _lfm2,
     "mimo_v2_flash": _mimo,
+    **dict.fromkeys(("minimax_text_01", "minimax_m1"), _minimax),
     **dict.fromkeys(("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)),
     **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), _muse),
     **dict.fromkeys(("muse_glimmer_vision", "muse_spark_vision"), _fixed(4, "window_attention")),

@@ -45,6 +45,12 @@ _NOT_READ = {
 }
 
 
+_DIFFERING = {
+    "attn_factor": "state in its place attention_factor, the factor on cos and sin in the model's code",
+    "extrapolation_factor": "write the frequencies of the model's code: RoPE(head_dim, inv_freq=...)",
+}
+
+
 def _default(layer: Layer, width: int) -> Scaling | None:
     return None
 
@@ -144,7 +150,7 @@ def _llama3(layer: Layer, width: int) -> Scaling:
 
 def _longrope(layer: Layer, width: int) -> Scaling:
     parameters, num_pairs = layer.parameters, (width + 1) // 2
-    if parameters.get("long_mscale") is not None:
+    if parameters.get("long_mscale") is not None and layer.part.key == "phimoe":
         layer.part.note("long_factor is used here; PhiMoE's code in transformers 5.23 never rotates by it")
     return LongRoPE(
         _divisors(parameters, "short_factor", num_pairs),
@@ -197,7 +203,10 @@ def kind_of(name: str, kind: Any, convention: Convention) -> str:
     if rule in _NOT_READ:
         raise ConfigError(f"{name} is {kind!r}: {_NOT_READ[rule]}.")
     if rule not in _RULES:
-        raise ConfigError(f"{name} is {quoted(kind)}; give one of {', '.join(sorted(_RULES))}.")
+        raise ConfigError(
+            f"{name} is {quoted(kind)}, and the known rules are {', '.join(sorted(_RULES))}; for a rule of "
+            "the model's own, write its frequencies: RoPE(head_dim, inv_freq=...)."
+        )
     return rule
 
 
@@ -209,10 +218,10 @@ def rule_of(layer: Layer, width: int) -> Scaling | None:
     stated = {k: v for k, v in layer.parameters.content.items() if v is not None}
     if unused := sorted(stated.keys() - _ALWAYS - set(keys)):
         layer.part.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
-    for name in ("attn_factor", "extrapolation_factor"):
+    for name, remedy in _DIFFERING.items():
         if name in stated and stated[name] != 1:
             raise ConfigError(
                 f"{layer.parameters.prefix}{name} is {quoted(stated[name])}, and libraries differ on its "
-                "effect; state attention_factor."
+                f"effect; {remedy}."
             )
     return rule(layer, width)

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rope_array._config._conventions import Convention
+from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, reads
 from rope_array._config._document import ConfigPart, quoted
 from rope_array._config._rules import SAME_AS
 from rope_array._errors import ConfigError
@@ -14,13 +15,10 @@ _ROTARY = re.compile(r"(?:^|_)(?:m|x|xd)?(?:rope|rotary|ntk)")
 
 # fmt: off
 _BASES = frozenset((
-    "rope_theta", "rotary_emb_base", "rotary_base", "rotary_embedding_base", "rope_local_base_freq",
-    "local_rope_theta", "global_rope_theta", "compress_rope_theta", "swa_rope_theta",
-    "memory_attention_rope_theta",
+    *BASES, "rope_local_base_freq", "local_rope_theta", "global_rope_theta", "compress_rope_theta",
+    "swa_rope_theta", "memory_attention_rope_theta",
 ))
-_SHARES = frozenset((
-    "partial_rotary_factor", "rotary_pct", "rotary_percent", "rope_percent", "rotary_emb_fraction",
-))
+_SHARES = frozenset(SHARES)
 _DIMS = frozenset((
     "rotary_dim", "qk_rope_head_dim",
 ))
@@ -38,9 +36,10 @@ _OTHERS = frozenset((
     "rope_scaling_layers", "rope_type", "rotary_emb_scale_base", "rotary_scaling_factor", "rotary_value",
     "spatial_rope_base_frequency", "uid_rope_base_frequency",
 ))
-# SAM: the grid's size, for positions, and the dropout of training.
+# SAM: the grid's size, for positions, and the dropout of training. OpenELM: the length of a table.
 _WITHOUT_EFFECT = frozenset((
     "memory_attention_rope_dropout", "memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes",
+    "rope_max_length", "rope_full_precision",
 ))
 # fmt: on
 _KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _FLAGS | _OTHERS
@@ -52,8 +51,15 @@ def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Ma
     for key, value in part.content.items():
         if value is None or not _is_rotary(key) or key in known or key in _WITHOUT_EFFECT:
             continue
+        if not part.known and reads(key, part.content):
+            continue
         if key not in _KEYS:
-            _refuse(key, value)
+            _refuse(part, convention, key, value)
+        elif not part.known and not _has_no_effect(key, value, fields):
+            raise ConfigError(
+                f"{part.name} is unknown, and {key} is {quoted(value)}, which some models' code reads; read "
+                f"{BY_HAND}."
+            )
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
             part.note(f"{key} is not used: the model's code in transformers does not read it")
 
@@ -69,12 +75,17 @@ def _keys_of(convention: Convention) -> "set[str]":
     return {*convention.theta_keys, *convention.unless, *ernie, *(flag for flag in flags if flag)}
 
 
-def _refuse(key: str, value: Any) -> None:
+def _refuse(part: ConfigPart, convention: Convention, key: str, value: Any) -> None:
     if value is False and key.startswith("use_"):
         return
-    near = get_close_matches(key[:80], sorted(_KEYS), 1, 0.75)
-    hint = f"is {near[0]!r} meant" if near else "is it a rotary parameter by another name"
-    raise ConfigError(f"the key {quoted(key)} is unknown: {hint}? Leave it out if it changes no rotation.")
+    # Only a key that is read for this model can be the one that is meant.
+    names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
+    near = get_close_matches(key[:80], sorted(names), 1, 0.85)
+    hint = f"is {near[0]!r} meant?" if near else "it may change the rotation."
+    remedy = (
+        "If the model's code does not read it, leave it out." if part.known else f"If not, read {BY_HAND}."
+    )
+    raise ConfigError(f"the key {quoted(key)} is unknown: {hint} {remedy}")
 
 
 def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:

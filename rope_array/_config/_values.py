@@ -42,7 +42,8 @@ def check_keys(keys: "Mapping[str, Any] | Sequence[str]") -> None:
         raise ConfigError("the rotary parameters have a key that is no name.")
     if unknown := sorted(set(keys) - KEYS):
         raise ConfigError(
-            f"unknown rotary parameters: {listed(unknown)}; give any of {', '.join(sorted(KEYS))}."
+            f"unknown rotary parameters: {listed(unknown)}; the known ones are {', '.join(sorted(KEYS))}. If "
+            "the model's code reads another, write the frequencies: RoPE(head_dim, inv_freq=...)."
         )
 
 

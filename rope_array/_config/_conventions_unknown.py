@@ -1,0 +1,140 @@
+"""The convention of an unknown model type: the most common one, unless a key tells that it is not that."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rope_array._config._conventions import TEXT, Convention
+from rope_array._errors import ConfigError, short
+
+# The remedy where only the model's code tells how it rotates.
+BY_HAND = "the model's code, and write RoPE(head_dim, base=..., rotary_dim=..., pairing=...) by it"
+
+BASES = (
+    "rope_theta",
+    "rotary_emb_base",
+    "rotary_base",
+    "rope_base",
+    "rotary_embedding_base",
+    "rope_embedding_base",
+    "rope_freq_constant",
+)
+SHARES = (
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rope_pct",
+    "rotary_percent",
+    "rope_percent",
+    "rotary_emb_fraction",
+)
+_WIDTHS = (
+    "head_dim",
+    "attention_head_dim",
+    "kv_channels",
+    "hidden_size_per_head",
+    "hidden_size/num_attention_heads",
+    "n_embd/n_head",
+    "d_model/n_heads",
+    "hidden_size/n_head",
+)
+# Keys that state the pairing, and the value that they have for interleaved pairs.
+_PAIRINGS = {
+    "rope_interleave": True,
+    "rope_interleaved": True,
+    "rotary_interleaved": True,
+    "rotary_emb_interleaved": True,
+    "rope_is_neox_style": False,
+    "is_neox_style": False,
+}
+# Keys, outside of the words rope, rotary and ntk, that change the rotation or its place.
+_OTHER = re.compile(r"(?:^|_)(?:alibi|nope|no_rope|xpos)(?:_|$)")
+_READ_ELSEWHERE = frozenset(("qk_nope_head_dim", "no_rope_layers", "no_rope_layer_interval"))
+_KINDS = ("position_embedding_type", "position_embedding", "position_encoding", "pos_emb_type", "pe_type")
+_INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
+_ROTARY = re.compile(r"(?:^|_)(?:rope|rotary)")
+_PARAMETERS = ("rope_parameters", "rope_scaling")
+
+
+def generic(name: str, content: Mapping[str, Any]) -> Convention:
+    """Return the convention for an unknown model type: the most common one, with the keys of older models."""
+    _refuse_other_embeddings(name, content)
+    _refuse_inner(name, content)
+    _agree(name, content, BASES)
+    _agree(name, content, SHARES)
+    interleaved = _is_interleaved(name, content)
+    if content.get("qk_rope_head_dim") is not None:
+        return _latent(name, interleaved)
+    stated = content.get("rope_parameters") or content.get("rope_scaling")
+    sections = isinstance(stated, Mapping) and stated.get("mrope_interleaved") is True
+    return Convention(
+        pairing="interleaved" if interleaved else "half",
+        width=_WIDTHS,
+        absolute=True,
+        theta_keys=BASES,
+        share_keys=SHARES,
+        sections="interleaved" if sections else "chunked",
+    )
+
+
+def reads(key: str, content: Mapping[str, Any]) -> bool:
+    """Return whether the pairing of an unknown model type is read from a key."""
+    return key in _PAIRINGS and isinstance(content.get(key), bool)
+
+
+def _latent(name: str, interleaved: bool | None) -> Convention:
+    """Return the convention of latent attention, whose models pair halves as often as neighbours."""
+    if interleaved is None:
+        raise ConfigError(
+            f"{name} is unknown and has latent attention (qk_rope_head_dim), where models differ in the "
+            f"pairs that they read and write; read {BY_HAND}, with out_pairing if it reorders features."
+        )
+    both = TEXT["deepseek_v3"]
+    return both if interleaved else replace(both, pairing="half", out_pairing=None, pairing_flag=None)
+
+
+def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
+    """Return whether a key states interleaved pairs; None if none states the pairing."""
+    stated = {key: content[key] for key in _PAIRINGS if content.get(key) is not None}
+    for key, value in stated.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} is {short(value)}; it must be true or false.")
+    found = {value is _PAIRINGS[key] for key, value in stated.items()}
+    if len(found) > 1:
+        raise ConfigError(f"{name}: {', '.join(stated)} contradict each other on the pairing.")
+    return next(iter(found), None)
+
+
+def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse a config that states a position embedding other than a rotation, or layers without one."""
+    for key, value in content.items():
+        if not isinstance(key, str) or value is None or value is False or key in _READ_ELSEWHERE:
+            continue
+        kind = key in _KINDS and isinstance(value, str) and not re.search("rope|rotary", value.lower())
+        if kind or (_OTHER.search(key) and value not in (0, [])):
+            raise ConfigError(
+                f"{name} is unknown, and {key} is {short(value)}: its code may not rotate, or not in all "
+                f"layers; read {BY_HAND}."
+            )
+
+
+def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse rotary keys in an object within the config, which no step reads."""
+    for key, value in content.items():
+        if not isinstance(key, str) or not isinstance(value, Mapping) or key in _PARAMETERS:
+            continue
+        names = [own for own in value if isinstance(own, str) and _ROTARY.search(own)]
+        if _INNER.search(key) and (names or _ROTARY.search(key)):
+            raise ConfigError(
+                f"{name} is unknown, and {short(key)} has rotary parameters in a form of its own; read "
+                f"{BY_HAND}."
+            )
+
+
+def _agree(name: str, content: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Refuse two keys of one meaning with two values."""
+    stated = {key: content[key] for key in keys if content.get(key) is not None}
+    first = next(iter(stated.values()), None)
+    if any(value != first for value in stated.values()):
+        values = ", ".join(f"{key} {short(value)}" for key, value in stated.items())
+        raise ConfigError(f"{name} is unknown, and states {values}; read {BY_HAND}.")
