@@ -1,7 +1,7 @@
 """Conventions of models whose code is on the hub or in a package of their own, and not in transformers 5.23.
 
-Each row names the code that it was read from. "Of the hub" means the modeling file that the config's `auto_map`
-names. mlx-lm, vLLM, lmdeploy and ipex-llm have code of their own for the same models.
+Each row names the code that it was read from. "Of the hub" means the modeling file that the config's
+`auto_map` names. mlx-lm, vLLM, lmdeploy and ipex-llm have code of their own for the same models.
 """
 
 import math

@@ -33,6 +33,10 @@ _WIDTHS = (
     "attention_head_dim",
     "kv_channels",
     "hidden_size_per_head",
+    "attention_head_size",
+    "head_size",
+    "d_head",
+    "d_kv",
     "hidden_size/num_attention_heads",
     "n_embd/n_head",
     "d_model/n_heads",
@@ -47,8 +51,13 @@ _PAIRINGS = {
     "rope_is_neox_style": False,
     "is_neox_style": False,
 }
-# Keys, outside of the words rope, rotary and ntk, that change the rotation or its place.
-_OTHER = re.compile(r"(?:^|_)(?:alibi|nope|no_rope|xpos)(?:_|$)")
+# Keys that change the rotation or its place; `_unused_keys` looks at those with rope, rotary or ntk.
+_OTHER = re.compile(
+    r"(?:^|_)(?:alibi|nope|no_rope|xpos|yarn|longrope|interpolation)(?:_|$)"
+    r"|^position_encoding_2d$|^(?:swa|global|local)_head_dim$|_swa_.*heads$"
+)
+# Switches: whether the model has a rotary embedding at all.
+_SWITCH = re.compile(r"^(?:use_|apply_)?(?:rope|rotary)(?:_emb\w*|_pos\w*|_enabled)?$")
 _READ_ELSEWHERE = frozenset(("qk_nope_head_dim", "no_rope_layers", "no_rope_layer_interval"))
 _KINDS = ("position_embedding_type", "position_embedding", "position_encoding", "pos_emb_type", "pe_type")
 _INNER = re.compile(r"attn|attention|rope|rotary|position|pos_emb")
@@ -78,8 +87,13 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
 
 
 def reads(key: str, content: Mapping[str, Any]) -> bool:
-    """Return whether the pairing of an unknown model type is read from a key."""
-    return key in _PAIRINGS and isinstance(content.get(key), bool)
+    """Return whether a key of an unknown model type is read here: the pairing, or that the model rotates."""
+    return key in _PAIRINGS or (content.get(key) is True and _SWITCH.match(key) is not None)
+
+
+def may_change(name: str, key: str, value: Any) -> str:
+    """Return the message on a key of an unknown model type that no step reads."""
+    return f"{name} is unknown, and {key} is {short(value)}, which may change the rotation; read {BY_HAND}."
 
 
 def _latent(name: str, interleaved: bool | None) -> Convention:
@@ -108,14 +122,13 @@ def _is_interleaved(name: str, content: Mapping[str, Any]) -> bool | None:
 def _refuse_other_embeddings(name: str, content: Mapping[str, Any]) -> None:
     """Refuse a config that states a position embedding other than a rotation, or layers without one."""
     for key, value in content.items():
-        if not isinstance(key, str) or value is None or value is False or key in _READ_ELSEWHERE:
+        if not isinstance(key, str) or value is None or key in _READ_ELSEWHERE:
             continue
         kind = key in _KINDS and isinstance(value, str) and not re.search("rope|rotary", value.lower())
-        if kind or (_OTHER.search(key) and value not in (0, [])):
-            raise ConfigError(
-                f"{name} is unknown, and {key} is {short(value)}: its code may not rotate, or not in all "
-                f"layers; read {BY_HAND}."
-            )
+        off = value is False and _SWITCH.match(key)
+        neutral = value in (0, [], {}) or (value == 1 and key.endswith("factor"))  # False is 0 too
+        if kind or off or (_OTHER.search(key) and not neutral):
+            raise ConfigError(may_change(name, key, value))
 
 
 def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rope_array._config._conventions import Convention
-from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, reads
+from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, may_change, reads
 from rope_array._config._document import ConfigPart, quoted
 from rope_array._config._rules import SAME_AS
 from rope_array._errors import ConfigError
@@ -56,10 +56,7 @@ def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Ma
         if key not in _KEYS:
             _refuse(part, convention, key, value)
         elif not part.known and not _has_no_effect(key, value, fields):
-            raise ConfigError(
-                f"{part.name} is unknown, and {key} is {quoted(value)}, which some models' code reads; read "
-                f"{BY_HAND}."
-            )
+            raise ConfigError(may_change(part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
             part.note(f"{key} is not used: the model's code in transformers does not read it")
 
@@ -81,11 +78,13 @@ def _refuse(part: ConfigPart, convention: Convention, key: str, value: Any) -> N
     # Only a key that is read for this model can be the one that is meant.
     names = {*convention.theta_keys, *convention.share_keys, "rope_parameters", "rope_scaling"}
     near = get_close_matches(key[:80], sorted(names), 1, 0.85)
-    hint = f"is {near[0]!r} meant?" if near else "it may change the rotation."
-    remedy = (
-        "If the model's code does not read it, leave it out." if part.known else f"If not, read {BY_HAND}."
-    )
-    raise ConfigError(f"the key {quoted(key)} is unknown: {hint} {remedy}")
+    hint = f"is {near[0]!r} meant? If not, and" if near else "it may change the rotation. If"
+    if part.known:
+        raise ConfigError(
+            f"the key {quoted(key)} is unknown: {hint} the model's code does not read it, leave it out."
+        )
+    hint = f"is {near[0]!r} meant? If not," if near else "it may change the rotation;"
+    raise ConfigError(f"the key {quoted(key)} is unknown: {hint} read {BY_HAND}.")
 
 
 def _has_no_effect(key: str, value: Any, fields: Mapping[str, Any]) -> bool:
