@@ -895,10 +895,16 @@ TOP = [
     "sliding_window",
     "text_config",
     "vision_config",
+    "attn_config",
+    "position_encoding_2d",
+    "rope_interleaved",
+    "rope_ratio",
+    "rotary",
+    "use_dynamic_ntk",
 ]
 CONFIGS = st.builds(
     lambda kind, top, parameters: {"model_type": kind, **top, **parameters},
-    st.one_of(st.sampled_from(sorted(defaults.MODELS)), JSON),
+    st.one_of(st.sampled_from(sorted({*defaults.MODELS, *REMOTE})), JSON),
     st.dictionaries(st.sampled_from(TOP), PLAUSIBLE, max_size=6),
     st.dictionaries(
         st.sampled_from(["rope_parameters", "rope_scaling"]),

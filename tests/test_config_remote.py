@@ -1,8 +1,10 @@
 """Configs of models whose code is on the hub, each against formulas written here from that code."""
 
 import math
+import re
 from typing import Any
 
+import docs_blocks
 import numpy as np
 import pytest
 
@@ -433,6 +435,10 @@ def test_layers() -> None:
         ((0, 1, 2, 4, 5, 6), 0),
         ((3, 7), 64),
     ]
+    plamo = {"model_type": "plamo3", "head_dim": 128, "rope_theta": 1e6, "rope_local_theta": 1e4}
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    groups = read_layers({**plamo, "layer_types": types, "num_hidden_layers": 3})
+    assert [(layers, reading.rope.base) for layers, reading in groups] == [((0, 1), 1e4), ((2,), 1e6)]
     m1 = {
         "model_type": "baichuan_m1",
         "hidden_size": 5120,
@@ -468,6 +474,14 @@ REFUSED = {
         {**HEADS, "model_type": "internlm", "rotary": {"base": 10000, "type": "spiral"}},
         "must be 'dynamic' or 'origin'",
     ),
+    "MPT, another code": (
+        {**MPT, "attn_config": {"rope": True, "rope_impl": "own"}},
+        "must be 'dail' or 'hf'",
+    ),
+    "MPT, blocks that differ": (
+        {**MPT, "attn_config": {"rope": True}, "block_overrides": {"order": []}},
+        "block_overrides",
+    ),
     "CogVLM": ({**HEADS, "vision_config": {"hidden_size": 1792}}, "of no known model"),
 }
 
@@ -477,6 +491,27 @@ def test_refused_with_a_reason(name: str) -> None:
     config, reason = REFUSED[name]
     with pytest.raises(ConfigError, match=reason):
         read(config)
+
+
+def test_the_text_part_of_other_models() -> None:
+    intern = {**HEADS, "model_type": "internlm2", "rope_theta": 1000000}
+    chat = read({"model_type": "internvl_chat", "llm_config": intern, "vision_config": {"hidden_size": 3200}})
+    assert (chat.part, chat.rope) == ("llm", ra.RoPE(128, base=1e6, pairing="half"))
+    moonlight = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "rope_theta": 50000.0}
+    kimi = read({"model_type": "kimi_vl", "text_config": moonlight, "vision_config": {"num_heads": 16}})
+    assert kimi.rope == ra.RoPE(64, base=5e4, out_pairing="half")
+
+
+def test_other_names_of_layers_and_context() -> None:
+    ((layers, reading),) = read_layers(GLM)
+    assert (layers, reading.context) == (tuple(range(40)), 131072)
+    assert read(ROWS["OpenELM-270M"][0]).context == 2048
+
+
+def test_the_page_lists_every_family() -> None:
+    page = (docs_blocks.DOCS / "configs.md").read_text("utf-8")
+    section = page.partition("## Models whose code is on the hub")[2].partition("```")[0]
+    assert {*re.findall(r"`([\w-]+)`", section)} >= {*REMOTE} - {"RefinedWebModel"}
 
 
 def test_falcon_with_alibi_rotates_nothing() -> None:
@@ -496,5 +531,5 @@ def test_every_row_is_tested() -> None:
         "phi-msft",
         "plamo",
     }
-    alike |= {"RefinedWeb", "baichuan_m1", "step1", "telechat3"}
+    alike |= {"RefinedWeb", "baichuan_m1", "plamo3", "step1", "telechat3"}
     assert set(REMOTE) - tested == alike

@@ -331,8 +331,6 @@ def test_every_plot_takes_every_rope(function, name):
     float32 = ra.RoPE(16, scaling=ra.Linear(2.0), angles="float32")
     part = ra.RoPE(16, rotary_dim=8, rotary_start=4, pairing="half", out_pairing="interleaved")
     rope = {**ROPES, "float32": float32, "part": part}[name]
-    if function is plots.scaling and rope.inv_freq is not None:
-        return  # refused: see below
     ax = function(rope)
     points = [data(line) for line in ax.lines] or [(scores_of(ax), [])]
     assert all(np.isfinite(np.concatenate([np.ravel(x), np.ravel(y)])).all() for x, y in points)
@@ -493,9 +491,15 @@ def test_options_are_checked(function, options, text):
         function(ROPE, **options)
 
 
-def test_frequencies_of_one_s_own_have_no_rule():
-    with pytest.raises(ra.SpecError, match="has inv_freq, which no rule changes"):
-        plots.scaling(ra.RoPE(4, inv_freq=[1.0, 0.5]))
+def test_frequencies_of_one_s_own_are_compared_with_the_base():
+    rule = ra.RoPE(16, base=500.0, scaling=ra.Llama3(4.0, original_max_position_embeddings=64))
+    own = ra.RoPE(16, base=500.0, inv_freq=rule.frequencies, attention_factor=1.25)
+    both = plots.scaling({"rule": rule, "own": own})
+    for one, other in zip(data(both.lines[0]), data(both.lines[1]), strict=True):
+        np.testing.assert_allclose(one, other)
+    assert both.lines[1].get_label() == "own, against base 500, cos and sin × 1.25"
+    halved = plots.scaling(ra.RoPE(4, base=100.0, inv_freq=[0.5, 0.05], axes=ra.Axes((0, 1))))
+    np.testing.assert_allclose(halved.lines[0].get_ydata(), [0.5, 0.5])
 
 
 def test_as_many_axes_as_maps():

@@ -5,7 +5,7 @@ Each row names the code that it was read from. "Of the hub" means the modeling f
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +107,15 @@ def _baichuan_m1(values: Values, stated: Parameters) -> Parameters:
     return {"full_attention": theta, "sliding_attention": theta}
 
 
+def _plamo3(values: Values, stated: Parameters) -> Parameters:
+    if any(isinstance(own, Mapping) for own in stated.values()):
+        return stated
+    return {
+        "full_attention": {"rope_theta": values.number("rope_theta"), **stated},
+        "sliding_attention": {"rope_theta": values.number("rope_local_theta")},
+    }
+
+
 # Qwen 1: modeling_qwen.py of the hub. TeleChat: modeling_telechat.py of the hub
 
 
@@ -115,26 +124,25 @@ def _qwen(values: Values, stated: Parameters) -> Parameters:
     return stated
 
 
-def _by_powers(amplitude: str, *keys: str) -> Callable[[_Content, Convention], Convention]:
-    """Return a function that notes the base beyond the trained context, which grows in steps."""
-
-    def noted(content: _Content, convention: Convention) -> Convention:
-        length = next((content[key] for key in keys if content.get(key) is not None), "the trained context")
-        return replace(
-            convention,
-            note=f"beyond {short(length)} positions the model's code multiplies the base: for n positions "
-            f"add scaling=NTKAware(2**ceil(log2(n/{short(length)}) + 1) - 1){amplitude}",
-        )
-
-    return noted
+def _by_powers(content: _Content, keys: tuple[str, ...], amplitude: str = "") -> str:
+    """Return the note on a base that grows in steps beyond the trained context."""
+    length = short(next((content[key] for key in keys if content.get(key) is not None), 8192))
+    return (
+        f"beyond {length} positions the model's code multiplies the base: for n positions add "
+        f"scaling=NTKAware(2**ceil(log2(n/{length}) + 1) - 1){amplitude}"
+    )
 
 
-_qwen_steps = _by_powers("", "seq_length")
-_telechat_steps = _by_powers(
-    ", and multiplies cos and sin: attention_factor=0.1*ln(n/training_seqlen) + 1",
-    "base_seqlen",
-    "training_seqlen",
-)
+def _qwen_1(content: _Content) -> Convention:
+    steps = content.get("use_dynamic_ntk", True)
+    return replace(_QWEN, note=_by_powers(content, ("seq_length",))) if steps else _QWEN
+
+
+def _telechat(content: _Content) -> Convention:
+    amplitude = ", and attention_factor=0.1*ln(n/training_seqlen) + 1"
+    return replace(_TELECHAT, note=_by_powers(content, ("base_seqlen", "training_seqlen"), amplitude))
+
+
 _QWEN = Convention(
     width=("kv_channels", *_HEADS),
     theta_keys=("rotary_emb_base",),
@@ -173,7 +181,9 @@ def _phi3small(values: Values, stated: Parameters) -> Parameters:
 def _mpt_rule(values: Values, width: int) -> Linear | DynamicNTK | None:
     rule = values.get("attn_config.rope_hf_config")
     dail = values.get("attn_config.rope_dail_config")
-    if values.get("attn_config.rope_impl", "dail") == "dail":
+    if (library := values.get("attn_config.rope_impl", "dail")) not in ("dail", "hf"):
+        raise SpecError(f"attn_config.rope_impl is {short(library)}; it must be 'dail' or 'hf'.")
+    if library == "dail":
         if isinstance(dail, Mapping) and dail.get("type", "original") != "original":
             raise SpecError(f"rope_dail_config has the type {short(dail['type'])}: see RoPE.rotation_xpos.")
         return None
@@ -205,7 +215,9 @@ _MPT = Convention(
 
 def _mpt(content: _Content) -> Convention:
     attention = content.get("attn_config")
-    if isinstance(attention, Mapping) and attention.get("rope"):
+    if content.get("block_overrides"):
+        return Convention(refusal="block_overrides gives blocks an attention of their own, some without rope")
+    if isinstance(attention, Mapping) and attention.get("rope") is True:
         return _MPT
     return Convention(
         refusal="without attn_config.rope its code rotates nothing: it has ALiBi, or learned positions"
@@ -268,9 +280,7 @@ REMOTE: dict[str, Convention] = {
             )
         },
     ),
-    "qwen": replace(
-        _QWEN, variant=lambda c: _qwen_steps(c, _QWEN) if c.get("use_dynamic_ntk", True) else _QWEN
-    ),
+    "qwen": replace(_QWEN, variant=_qwen_1),
     # modeling_stablelm_epoch.py of the hub
     "stablelm_epoch": Convention(width=_HEADS, share=0.25, share_keys=("rope_pct",), drops=_DROPS),
     "phi3small": replace(
@@ -280,7 +290,7 @@ REMOTE: dict[str, Convention] = {
     "openelm": replace(PLAIN, width=("head_dim",), theta_keys=("rope_freq_constant",), drops=_DROPS),
     "grok-1": replace(PLAIN, width=_HEADS, theta_keys=(), drops=_DROPS),  # xai-org/grok-1, model.py
     "mpt": replace(_MPT, variant=_mpt),
-    "telechat": replace(_TELECHAT, variant=lambda c: _telechat_steps(c, _TELECHAT)),
+    "telechat": replace(_TELECHAT, variant=_telechat),
     "nemotron-nas": replace(PLAIN, width=_HEADS, theta=5e5),  # mlx-lm, nemotron-nas.py
     # modeling_codeshell.py of the hub
     "codeshell": replace(
@@ -290,6 +300,7 @@ REMOTE: dict[str, Convention] = {
     **dict.fromkeys(("bailing_moe", "bailing_moe_v2", "bailing_moe_linear"), _SHARE_OF_HEAD),
     # mlx-lm, plamo2.py
     "plamo2": replace(PLAIN, width=("hidden_size_per_head",), theta_keys=()),
+    "plamo3": replace(PLAIN, width=("head_dim",), parameters=_plamo3),  # vLLM, plamo3.py
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), _SHARE_OF_HEAD),
     # modelling_RW.py of the hub: Falcon before it was in transformers
     **dict.fromkeys(("RefinedWeb", "RefinedWebModel"), _FALCON),
@@ -314,6 +325,7 @@ REMOTE_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "mpt": {"alias": {"max_position_embeddings": "max_seq_len", "num_hidden_layers": "n_layers"}},
     "new": {"position_embedding_type": "rope"},
+    "plamo3": {"labels": ["full_attention", "sliding_attention"]},
     "openelm": {
         "alias": {
             "max_position_embeddings": "max_context_length",

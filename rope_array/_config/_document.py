@@ -286,7 +286,8 @@ class ConfigPart:
         kind = f"model_type {quoted(self.model_type)} is unknown: read as most models are, with"
         self.inferred["convention"] = f"{kind} {found.pairing} pairs"
         self.note(
-            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base and axes with "
+            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
+            "with "
             "the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
         )
         return found

@@ -200,7 +200,8 @@ def _scaling(value: Any) -> Scaling | None:
             f"scaling is {describe(value)}; give {rule or 'a rule, such as ra.Linear(factor=4.0)'}, "
             "or read the whole config with ra.RoPE.from_config(config)."
         )
-    return record("scaling", value, Scaling, "a rule, such as Linear(factor=4.0)")  # type: ignore[no-any-return]
+    need = "a rule, such as Linear(factor=4.0), or inv_freq, the frequencies of a rule of your own"
+    return record("scaling", value, Scaling, need)  # type: ignore[no-any-return]
 
 
 # The rule of a config's rope_type, with the fields that it needs.

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from rope_array._errors import SpecError, short
 from rope_array._rope import RoPE
 
 from ._drawing import GREY, add_legend, count_ticks, line_style, panel
@@ -84,7 +83,8 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     Parameters
     ----------
     ropes : RoPE, sequence of RoPE or dict of str to RoPE
-        Rotary embeddings with a rule. The label names an amplitude other than 1.
+        Rotary embeddings with a rule, or with the frequencies of a rule as `inv_freq`, which are compared
+        with the rope's `base`. The label names this base, and an amplitude other than 1.
     context : int, optional
         The trained context in positions, drawn as a vertical line.
     ax : matplotlib.axes.Axes, optional
@@ -99,7 +99,7 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     ------
     SpecError
         `ropes` holds no rope or one that rotates nothing, a rule needs a length first (``rope.at_length``),
-        a rope has `inv_freq`, which no rule changes, or `context` is out of range.
+        or `context` is out of range.
     ImportError
         matplotlib is missing.
 
@@ -110,14 +110,12 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     >>> ax = plots.scaling(ra.RoPE(head_dim=8, scaling=ra.Linear(factor=4.0)))
     >>> ax.lines[0].get_ydata().tolist()
     [0.25, 0.25, 0.25, 0.25]
+    >>> ax = plots.scaling(ra.RoPE(head_dim=8, base=10_000.0, inv_freq=[0.5, 0.05, 0.005, 0.0005]))
+    >>> ax.lines[0].get_ydata().tolist(), ax.lines[0].get_label()
+    ([0.5, 0.5, 0.5, 0.5], 'against base 10,000')
     """
     found = labelled(ropes)
     size = None if context is None else position_count("context", context)
-    for rope in found.values():
-        if rope.inv_freq is not None:
-            raise SpecError(
-                f"the rope {short(rope)} has inv_freq, which no rule changes; give a base and a rule."
-            )
     xlabel = "wavelength without the rule (positions)"
     below = len(found) > 3
     ax = panel(
@@ -129,7 +127,7 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
     )
     for index, (label, rope) in enumerate(found.items()):
         before, ratios = _effect(rope)
-        text = _with_amplitude(label, rope.amplitude)
+        text = _with_details(label, rope)
         ax.plot(before, ratios, label=text or None, linewidth=2, **line_style(index))
     _scale_ratios(ax)
     if size is not None:
@@ -141,17 +139,17 @@ def scaling(ropes: Ropes, *, context: int | None = None, ax: Any = None) -> Any:
 
 def _effect(rope: RoPE) -> tuple[Floats, Floats]:
     """Return wavelengths without the rule in ascending order, and the ratios of the frequencies."""
-    plain = replace(rope, scaling=None)
+    plain = replace(rope, scaling=None, inv_freq=None)
     lengths, before = wavelengths_of(plain), np.array(plain.frequencies)
     ratios = np.array(rope.frequencies) / np.where(before != 0, before, np.nan)
     order = np.argsort(lengths, kind="stable")
     return lengths[order], ratios[order]
 
 
-def _with_amplitude(label: str, amplitude: float) -> str:
-    if amplitude == 1.0:
-        return label
-    return f"{label}{', ' if label else ''}cos and sin × {amplitude:.4g}"
+def _with_details(label: str, rope: RoPE) -> str:
+    base = "" if rope.inv_freq is None else f"against base {rope.base:,.10g}"
+    amplitude = "" if rope.amplitude == 1.0 else f"cos and sin × {rope.amplitude:.4g}"
+    return ", ".join(filter(None, (label, base, amplitude)))
 
 
 def _scale_ratios(ax: Any) -> None:
