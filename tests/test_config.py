@@ -571,9 +571,7 @@ def test_rotary_keys_of_no_model_are_refused(key: str) -> None:
         config = {"model_type": kind, "head_dim": 64, "hidden_size": 64, "num_attention_heads": 1}
         config["rope_theta"] = 1e4
         meant = "is 'rope_theta' meant" if key == "rope_thetta" else "it may change the rotation"
-        remedy = (
-            "If the model's code does not read it, leave it out" if kind else "read the model's code, and"
-        )
+        remedy = "the model's code does not read it, leave it out" if kind else "read the model's code, and"
         refuse(f"the key '{key}' is unknown: {meant}.*{remedy}", {**config, key: True})
         assert rope({**config, key: None}).head_dim == 64
 

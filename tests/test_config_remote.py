@@ -462,6 +462,7 @@ REFUSED = {
     "Baichuan of neither key": ({**HEADS, "model_type": "baichuan"}, "7B rotates and of 13B does not"),
     "Jais": ({"model_type": "jais", **GPT, "position_embedding_type": "alibi"}, "ALiBi"),
     "BTLM": ({"model_type": "btlm", **GPT}, "ALiBi"),
+    "Phi-4-mini-flash": ({**HEADS, "model_type": "phi4flash", "rope_theta": 1e4}, "rotates nothing"),
     "MPT-7B": ({**MPT, "attn_config": {"alibi": True}}, "without attn_config.rope"),
     "MPT without attn_config": (MPT, "without attn_config.rope"),
     "MPT, xPos": (

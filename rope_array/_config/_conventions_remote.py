@@ -265,6 +265,8 @@ _ALIBI_MODELS = (
 REMOTE: dict[str, Convention] = {
     **dict.fromkeys(_PLAIN_MODELS, PLAIN),
     **dict.fromkeys(_ALIBI_MODELS, Convention(refusal=_ALIBI)),
+    # vLLM, phi4flash.py
+    "phi4flash": Convention(refusal="its code rotates nothing, though the config has a rope_theta"),
     "chatglm": replace(_CHATGLM, variant=_chatglm),
     # mlx-lm, hunyuan.py; modeling_hunyuan.py of the hub has attention_head_dim
     "hunyuan": replace(PLAIN, width=("head_dim", "attention_head_dim", *_HEADS)),
