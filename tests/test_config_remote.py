@@ -140,6 +140,18 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[int, int, str], list[float], int | N
         series(1e6, 20),
         None,
     ),
+    "StableLM-epoch, half": (
+        {**HEADS, "model_type": "stablelm_epoch", "rope_pct": 0.5},
+        (128, 64, "half"),
+        series(1e4, 64),
+        None,
+    ),
+    "OpenELM, another base": (
+        {"model_type": "openelm", "head_dim": 64, "rope_freq_constant": 500000},
+        (64, 64, "half"),
+        series(5e5, 64),
+        None,
+    ),
     "StableLM-epoch, by its class's share": (
         {**HEADS, "model_type": "stablelm_epoch"},
         (128, 32, "half"),
@@ -365,6 +377,7 @@ def test_the_rope_is_of_the_model_s_code(name: str) -> None:
     assert (rope.rotary_start, rope.axes, rope.out_pairing) == (0, None, None)
     np.testing.assert_allclose(rope.frequencies, frequencies, rtol=1e-12)
     assert "convention" not in reading.inferred
+    assert not [note for note in reading.notes if "is not used" in note]
 
 
 def test_amplitudes() -> None:

@@ -69,8 +69,7 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     """Return the convention for an unknown model type: the most common one, with the keys of older models."""
     _refuse_other_embeddings(name, content)
     _refuse_inner(name, content)
-    _agree(name, content, BASES)
-    _agree(name, content, SHARES)
+    _refuse_two_bases(name, content)
     interleaved = _is_interleaved(name, content)
     if content.get("qk_rope_head_dim") is not None:
         return _latent(name, interleaved)
@@ -144,9 +143,8 @@ def _refuse_inner(name: str, content: Mapping[str, Any]) -> None:
             )
 
 
-def _agree(name: str, content: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """Refuse two keys of one meaning with two values."""
-    stated = {key: content[key] for key in keys if content.get(key) is not None}
+def _refuse_two_bases(name: str, content: Mapping[str, Any]) -> None:
+    stated = {key: content[key] for key in BASES if content.get(key) is not None}
     first = next(iter(stated.values()), None)
     if any(value != first for value in stated.values()):
         values = ", ".join(f"{key} {short(value)}" for key, value in stated.items())
