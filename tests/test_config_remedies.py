@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array.__main__ import main
 from rope_array.config import ConfigError, read
 
 ZORK = {"model_type": "zork", "hidden_size": 1024, "num_attention_heads": 8, "rope_theta": 1e4}
@@ -292,6 +293,7 @@ def test_what_only_the_code_tells_is_refused(name: str) -> None:
 READ: dict[str, tuple[dict[str, Any], ra.RoPE]] = {
     "alibi off": ({"alibi": False, "use_alibi": None}, PLAIN),
     "attention_head_size": ({"attention_head_size": 64}, ra.RoPE(64, **HALF)),
+    "attention_projection_size": ({"attention_projection_size": 512}, ra.RoPE(64, **HALF)),
     "interleaved": ({"rope_interleaved": True}, ra.RoPE(128)),
     "is_neox_style": ({"is_neox_style": False}, ra.RoPE(128)),
     "kv_channels": ({"kv_channels": 64}, ra.RoPE(64, **HALF)),
@@ -361,6 +363,31 @@ def test_a_map_that_is_not_read_is_written(rule: str, rope: ra.RoPE | None) -> N
     with pytest.raises(ConfigError, match=r"RoPE\(axes="):
         read({**LLAMA, "rope_scaling": {"type": rule, "mrope_section": [16, 24, 24]}})
     assert rope is None or rope.pairing == "interleaved"
+
+
+COMMANDS: dict[str, tuple[list[str], str, list[str]]] = {
+    "a length": (
+        ["--shape", "2,8", "--scaling", "DynamicNTK(2.0, 512)"],
+        "give --length",
+        ["--shape", "2,8", "--scaling", "DynamicNTK(2.0, 512)", "--length", "1024"],
+    ),
+    "a rule": (
+        ["--shape", "2,8", "--scaling", "yarn"],
+        "such as YaRN(factor=4.0, original_max_position_embeddings=32768)",
+        ["--shape", "2,8", "--scaling", "YaRN(factor=4.0, original_max_position_embeddings=32768)"],
+    ),
+    "a shape": (["--shape", "2x8"], "such as 1,32,2048,128", ["--shape", "1,32,2048,128"]),
+    "a library": (["--library", "nump"], "give one of numpy", ["--library", "numpy"]),
+    "an option without use": (["--part", "text"], "there is no use for --part; leave it out", []),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_remedies_of_a_command_work(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, words, followed = COMMANDS[name]
+    assert main(["explain", *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert main(["explain", *followed]) == 0
 
 
 def test_notes_that_name_a_remedy() -> None:

@@ -37,6 +37,7 @@ _WIDTHS = (
     "head_size",
     "d_head",
     "d_kv",
+    "attention_projection_size/num_attention_heads",
     "hidden_size/num_attention_heads",
     "n_embd/n_head",
     "d_model/n_heads",

@@ -181,7 +181,7 @@ class PartValues(TypedMapping):
     def _note_remainder(self, text: str) -> None:
         if not self.part.known:
             raise ConfigError(f"head_dim is missing, and {text}; state head_dim.")
-        self.part.note(f"{text}: transformers drops it")
+        self.part.note(f"{text}: the model's code drops it")
 
     def count(self) -> int | None:
         """Return the number of layers if it is known."""
