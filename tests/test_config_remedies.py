@@ -297,6 +297,7 @@ READ: dict[str, tuple[dict[str, Any], ra.RoPE]] = {
     "interleaved": ({"rope_interleaved": True}, ra.RoPE(128)),
     "is_neox_style": ({"is_neox_style": False}, ra.RoPE(128)),
     "kv_channels": ({"kv_channels": 64}, ra.RoPE(64, **HALF)),
+    "latent attention not used": ({"qk_rope_head_dim": 0, "use_mla": False}, PLAIN),
     "latent, halves": ({"qk_rope_head_dim": 64, "rope_interleave": False}, ra.RoPE(64, **HALF)),
     "latent, neighbours": (
         {"qk_rope_head_dim": 64, "rope_interleave": True},

@@ -33,6 +33,8 @@ def fields(
     with refusals(document):
         part = find_part(document, path)
         convention = part.convention()
+        if convention.variant is not None:
+            convention = convention.variant(part.content)
         if convention.refusal:
             raise ConfigError(f"{part.name}: {convention.refusal}. RoPE cannot state it.")
         return Reader(part, convention, plain(layer_type)).fields(), part

@@ -72,7 +72,7 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
     _refuse_inner(name, content)
     _refuse_two_bases(name, content)
     interleaved = _is_interleaved(name, content)
-    if content.get("qk_rope_head_dim") is not None:
+    if content.get("qk_rope_head_dim"):  # 0 in a model without latent attention
         return _latent(name, interleaved)
     stated = content.get("rope_parameters") or content.get("rope_scaling")
     sections = isinstance(stated, Mapping) and stated.get("mrope_interleaved") is True
@@ -87,8 +87,10 @@ def generic(name: str, content: Mapping[str, Any]) -> Convention:
 
 
 def reads(key: str, content: Mapping[str, Any]) -> bool:
-    """Return whether a key of an unknown model type is read here: the pairing, or that the model rotates."""
-    return key in _PAIRINGS or (content.get(key) is True and _SWITCH.match(key) is not None)
+    """Return whether a key of an unknown model type is read here: the pairing, or whether it rotates."""
+    value = content.get(key)
+    on = value is True and _SWITCH.match(key) is not None
+    return on or key in _PAIRINGS or (key == "qk_rope_head_dim" and value == 0)
 
 
 def may_change(name: str, key: str, value: Any) -> str:

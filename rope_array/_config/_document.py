@@ -15,13 +15,12 @@ from rope_array._config._conventions import PLAIN, TEXT, Convention
 from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
 from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
 from rope_array._config._conventions_vision import VISION
-from rope_array._config._model_defaults import MODELS as CLASSES
-from rope_array._config._model_defaults import ROTARY, SHARED
+from rope_array._config._model_defaults import MODELS, ROTARY, SHARED
 from rope_array._errors import ConfigError, short
 
 # Every convention that differs from Llama's, by its key.
 CONVENTIONS: dict[str, Convention] = {**REMOTE, **VISION, **TEXT}
-MODELS = {**REMOTE_DEFAULTS, **CLASSES}
+MODELS = {**REMOTE_DEFAULTS, **MODELS}
 
 # Model types of published configs that transformers has under another name.
 OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
@@ -275,7 +274,7 @@ class ConfigPart:
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
         if (found := convention_of(self.key)) is not None:
-            return found if found.variant is None else found.variant(self.content)
+            return found
         if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
             remedy = "state its model_type, or read" if self.model_type is None else "read"
             raise ConfigError(
@@ -283,11 +282,11 @@ class ConfigPart:
                 f"how it rotates; {remedy} {BY_HAND}."
             )
         found = generic(self.name, self.content)
-        kind = f"model_type {quoted(self.model_type)} is unknown: read as most models are, with"
-        self.inferred["convention"] = f"{kind} {found.pairing} pairs"
+        which = "is missing" if self.model_type is None else f"{quoted(self.model_type)} is unknown"
+        text = f"model_type {which}: read as most models are, with {found.pairing} pairs"
+        self.inferred["convention"] = text
         self.note(
-            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
-            "with "
+            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes with "
             "the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
         )
         return found
