@@ -286,8 +286,8 @@ class ConfigPart:
         text = f"model_type {which}: read as most models are, with {found.pairing} pairs"
         self.inferred["convention"] = text
         self.note(
-            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes with "
-            "the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
+            f"the convention of {self.name} is a guess: compare pairing, rotary_dim, base, rule and axes "
+            "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
         )
         return found
 
