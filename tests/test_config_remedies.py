@@ -34,7 +34,7 @@ def parameters(**keys: Any) -> Follow:
 # refusal that remains.
 REMEDIES: dict[str, tuple[dict[str, Any], str, Follow, ra.RoPE | str]] = {
     "a misspelt key": (
-        {**LLAMA, "rope_theta": None, "rope_thetta": 5e5},
+        {**LLAMA, "rope_thetta": 5e5},
         "is 'rope_theta' meant",
         state(rope_thetta=None, rope_theta=5e5),
         ra.RoPE(128, base=5e5, **HALF),
