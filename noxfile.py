@@ -3,6 +3,8 @@
 Every session tests the installed wheel, built once per run by the session `build`, never the checkout.
 """
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -40,6 +42,32 @@ SHARED = ROOT / ".nox" / "shared" / ("Scripts/python.exe" if os.name == "nt" els
 NIGHTLY = "ROPE_ARRAY_NIGHTLY"  # tests/conftest.py reads it too
 # RoPE.apply calls what `apply` calls, which the sessions `tests` show: other builds are judged by `apply`.
 NOT_TWICE = "not -RoPE-"
+# Arguments that leave out the checks of the suite that one target of a library shows for all: see
+# tests/test_conformance.py.
+COVER = ("-m", "not primary")
+# A hash, for each session in READ_BY, of the files with which it last passed: committed. With the same files
+# only `nightly` runs it, which also finds what new packages change. If the hash differs, the session runs.
+PASSED = ROOT / ".ci" / "passed.json"
+# Patterns of files; of a folder, all that is in it.
+READ_BY_EACH = [
+    *("noxfile.py", "pyproject.toml", "CMakeLists.txt", "backends"),
+    *("rope_array/*.py", "rope_array/_array_api", "rope_array/_spec", "rope_array/testing/_*.py"),
+    *("tests/conftest.py", "tests/child.py", "tests/compare.py"),
+]
+READ_BY = {
+    "gpu-code": [
+        *("bench/*gpu*", "bench/peers", "docs/speed"),
+        *(
+            f"tests/*{name}*"
+            for name in ("cuda", "gpu", "inductor", "native_cases", "offline", "triton", "xla")
+        ),
+    ],
+    "study": [
+        *("rope_array/plots", "bench/*.py", "bench/roformer", "bench/results/*roformer*"),
+        *("docs/roformer.md", "docs/pictures/roformer", "tests/*roformer*", "tests/svg_files.py"),
+    ],
+    "proof": ["proof", "tests/test_proof.py", "docs/numerics.md", "bench/results/*exhaustive*"],
+}
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
@@ -109,6 +137,38 @@ def pytest(
     )
     if os.environ.get("CI") and session.bin_paths and last:
         shutil.rmtree(session.virtualenv.location)
+
+
+def content_of(name: str, root: Path = ROOT) -> str:
+    """Return a hash of the paths and contents of the files that a session reads."""
+    paths = {path for pattern in (*READ_BY_EACH, *READ_BY[name]) for path in root.glob(pattern)}
+    paths |= {path for folder in paths if folder.is_dir() for path in folder.rglob("*")}
+    content = hashlib.sha256()
+    for path in sorted(paths, key=Path.as_posix):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".pyd"):
+            lines = path.read_bytes().replace(b"\r\n", b"\n")  # as on Windows
+            content.update(f"{path.relative_to(root).as_posix()} {len(lines)} ".encode() + lines)
+    return content.hexdigest()
+
+
+def passed_before(session: nox.Session, name: str, files: str) -> str:
+    """Return why a session need not run: it has passed with these files; else ""."""
+    record = json.loads(PASSED.read_text("utf-8")) if PASSED.exists() else {}
+    if os.environ.get(NIGHTLY) or session.posargs or record.get(name) != files:
+        return ""
+    return "it has passed with these files, by .ci/passed.json; the session `nightly` runs it"
+
+
+def record_pass(session: nox.Session, name: str, files: str) -> None:
+    """Write the hash of a session's files, to be committed; not if a part of its tests was selected."""
+    if not session.posargs:
+        record = json.loads(PASSED.read_text("utf-8")) if PASSED.exists() else {}
+        PASSED.write_text(json.dumps({**record, name: files}, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def cover_by_default() -> tuple[str, ...]:
+    """Return COVER; in `nightly`, nothing."""
+    return () if os.environ.get(NIGHTLY) else COVER
 
 
 def by_default(*paths: str) -> list[str]:
@@ -209,7 +269,8 @@ def pure(session: nox.Session) -> None:
     install(session, dist=PURE)
     # The kernel serves eager NumPy and PyTorch; compiled functions never call it.
     files = by_default("tests/test_wheel.py", *CONTRACT)
-    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, "-k", f"not compil and {NOT_TWICE}")
+    selected = ("-k", f"not compil and {NOT_TWICE}", *cover_by_default())
+    pytest(session, ["numpy", "torch"], f"--wheel={path}", *files, *selected)
     # The session tests(jax) runs the tests of several devices without the kernel.
     alone = ("tests/test_jax.py", "-k", "not eight and not processes")
     pytest(session, ["jax"], *alone, part="jax")
@@ -229,6 +290,7 @@ def sanitize(session: nox.Session) -> None:
         *(session, ["numpy", "torch"], *map(str, sorted(ROOT.glob("tests/test_native*.py")))),
         # The kernel serves neither compiled functions nor the backend array-api.
         *("tests/test_conformance.py", "-k", f"not compile and not array-api and {NOT_TWICE}"),
+        *cover_by_default(),
         LD_PRELOAD=" ".join(session.run("gcc", arg, external=True, silent=True).strip() for arg in found),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",  # Python and its libraries leak at exit
         UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
@@ -244,7 +306,8 @@ def tests_min(session: nox.Session) -> None:
     bounds = [*REQUIRED, *(spec for name in libraries for spec in needs(name))]
     install(session, *GROUPS["test"], *oldest(bounds))
     # tests(jax) tests 64 bits and compiled functions, with the newest version.
-    pytest(session, libraries, *by_default(*CONTRACT), "-k", f"not x64 and not jax:jit and {NOT_TWICE}")
+    selected = ("-k", f"not x64 and not jax:jit and {NOT_TWICE}", *cover_by_default())
+    pytest(session, libraries, *by_default(*CONTRACT), *selected)
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
@@ -269,38 +332,59 @@ def edge(session: nox.Session) -> None:
 def proof(session: nox.Session) -> None:
     """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
 
-    Without these programs the session is skipped, or fails if ROPE_ARRAY_REQUIRE_PROOF is set.
+    Run if its files have changed, and in `nightly`. Without these programs the session is skipped, or fails
+    if ROPE_ARRAY_REQUIRE_PROOF is set.
     """
+    files = content_of("proof")
+    if reason := passed_before(session, "proof", files):
+        session.skip(reason)
     if missing := [tool for tool in ("sollya", "gappa") if not shutil.which(tool)]:
         reason = f"not installed: {', '.join(missing)} (Debian, Ubuntu: apt install sollya gappa)"
         (session.error if os.environ.get("ROPE_ARRAY_REQUIRE_PROOF") else session.skip)(reason)
     install(session, *GROUPS["test"])
     # One process: the proofs start a Gappa on each core.
     pytest(session, ["numpy"], "--proof", "-n", "0", "tests/test_proof.py")
+    record_pass(session, "proof", files)
 
 
 @nox.session(name="gpu-code", requires=["build"])
 def gpu_code(session: nox.Session) -> None:
-    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers."""
+    """Check the code for GPUs and TPUs without one: by an interpreter, and by compilers.
+
+    The compilers run if their files have changed, and in `nightly`.
+    """
     session.install(TORCH)  # first and alone, as another package would bring another build
     install(session, *GROUPS["test"], *GROUPS["gpu-code"])
     # Triton interprets all kernels of a process, or none.
     interpreted = ("--gpu-code", "tests/test_triton.py", "tests/test_conformance.py", "-k", "triton")
-    pytest(session, ["torch"], *interpreted, part="interpreted", last=False)
+    files = content_of("gpu-code")
+    reason = passed_before(session, "gpu-code", files)
+    pytest(session, ["torch"], *interpreted, part="interpreted", last=bool(reason))
+    if reason:
+        session.warn(f"The compilers are left out: {reason}")
+        return
     # Each worker compiles for itself, so a file is for one worker; the longest are first.
     files = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
     compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in files))
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
+    record_pass(session, "gpu-code", files)
 
 
 @nox.session(requires=["build", "shared"], venv_backend="none")
 def study(session: nox.Session) -> None:
-    """Test the study of the RoFormer paper in bench/roformer, and run all of it at its smallest size."""
+    """Test the study of the RoFormer paper in bench/roformer, and run all of it at its smallest size.
+
+    Run if its files have changed, and in `nightly`.
+    """
+    files = content_of("study")
+    if reason := passed_before(session, "study", files):
+        session.skip(reason)
     if sys.platform == "win32":
         session.skip("The study starts its jobs from a fork server, which Windows lacks")
     install(session)
     paths = sorted(ROOT.glob("tests/test_roformer_*.py"), key=lambda path: path.stem != "test_roformer_study")
     pytest(session, ["numpy", "torch"], "--study", *map(str, paths))  # the longest is first
+    record_pass(session, "study", files)
 
 
 @nox.session(requires=["build"], default=False)
@@ -385,17 +469,10 @@ def pictures(session: nox.Session) -> None:
 
 @nox.session(requires=["build", "shared"], venv_backend="none", default=False)
 def nightly(session: nox.Session) -> None:
-    """Run the test sessions with all cases, the mark `nightly` included."""
+    """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
-    names = [
-        *(f"tests({library})" for library in [*LIBRARIES, "more", "all"]),
-        "models",
-        "edge",
-        "pure",
-        "sanitize",
-        "tests-min",
-    ]
-    for name in names:
+    libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
+    for name in (*libraries, "models", "edge", "pure", "sanitize", "tests-min", *READ_BY):
         session.notify(name)
 
 

@@ -20,7 +20,8 @@ The default run leaves these cases to the session `nightly`, which sets ROPE_ARR
 
 * tests and cases with the mark `nightly`;
 * three of four cases of a test with the mark `neutral`, on a library that compiles each case: the test's
-  subject is code that all libraries share.
+  subject is code that all libraries share;
+* the checks that a test of the suite does not name: `sample` has the names.
 
 Tests with the mark `slow` run first: started last, a slow test would run while other workers wait.
 """
@@ -67,6 +68,11 @@ MORE |= {name: Refused(name) for name in ("sparse", "blosc2")}
 ALL = {**LIBS, **MORE}
 
 
+def sample(*names):
+    """Return names of checks to run, for `only=` and `--only`; none, which is every check, in `nightly`."""
+    return () if NIGHTLY else names
+
+
 def _importable(name):
     try:
         return bool(ALL[name].native)
@@ -79,7 +85,9 @@ def pytest_addoption(parser):
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(ALL)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
-    group.addoption("--edge", action="store_true", help="test against exporters, runtimes and foreign configs")
+    group.addoption(
+        "--edge", action="store_true", help="test against exporters, runtimes and foreign configs"
+    )
     group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
     group.addoption("--study", action="store_true", help="test the study of the RoFormer paper too")
     group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")

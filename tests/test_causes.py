@@ -4,6 +4,7 @@ import mutants_cover
 import mutants_modes
 import numpy as np
 import pytest
+from conftest import sample
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
@@ -109,6 +110,21 @@ class TablesInHalves:
         return by_halves(x, angle[:, None] if angle.ndim == 3 else angle).astype(x.dtype)
 
 
+# Checks that tell these faults apart; `nightly` runs every check.
+TELLING = (
+    *("definition", "direction", "kind", "ranks", "norm", "combinations", "base", "inverse", "widths"),
+    *("accuracy_small", "accuracy_2e16", "accuracy_2e20", "accuracy_int32", "accuracy_negative"),
+    *("accuracy_float", "long_sequences_from_an_offset", "positions_of_python", "positions_broadcast"),
+    *("positions_of_a_batch", "positions_of_a_batch_decoding", "same_bits_in_a_batch", "sizes_and_fields"),
+    *("inputs_unchanged", "no_aliasing"),
+)
+
+
+def judged(rotate, *more, **claims):
+    """Run the checks that tell faults apart, and more."""
+    return run_checks(rotate, only=sample(*TELLING, *more), **claims)
+
+
 # Checks of one dtype, where no other dtype has a part in the cause: they take half the time.
 ONE_DTYPE = {"dtypes": ("float32",)}
 FLOAT32 = "--claim angles=float32 --claim furthest=65535"
@@ -175,7 +191,7 @@ def diagnosed(rotate):
 @pytest.mark.slow
 @pytest.mark.parametrize("rotate", [*map(diagnosed, DIAGNOSED)])
 def test_diagnose_is_asked(rotate):
-    cause = run_checks(rotate, **ONE_DTYPE).cause
+    cause = judged(rotate, **ONE_DTYPE).cause
     assert cause.text == DIAGNOSED[rotate]
     assert not cause.claims or cause.explained >= 0.8 * cause.failed
 
@@ -213,7 +229,8 @@ LIMITS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("rotate", LIMITS, ids=lambda rotate: rotate.__name__)
 def test_sizes_from_which_on_results_are_wrong(rotate):
-    report = run_checks(rotate, dtypes=("float16", "float32"))
+    sizes = ("many_heads", "many_rows", "one_field_at_every_width", "wide_heads", "batches_times_heads")
+    report = judged(rotate, *sizes, dtypes=("float16", "float32"))
     assert report.cause.text == LIMITS[rotate]
     assert not report.cause.claims
     assert report.cause.explained == report.cause.failed > 0
@@ -243,7 +260,7 @@ def test_each_cause_has_the_checks_that_it_explains():
     def rotate(x, pos, inverse=False):
         return x.copy() if inverse else ra.apply(x, pos, pairing="half")
 
-    report = run_checks(rotate, **ONE_DTYPE)
+    report = judged(rotate, **ONE_DTYPE)
     pairing, inverse = report.causes
     assert (pairing.text, pairing.options) == ("half pairing", "--claim pairing=half")
     assert "definition" in pairing.checks
@@ -260,7 +277,7 @@ def test_failures_without_a_cause_are_grouped_by_their_place():
         y[..., -2:] = x[..., -2:]
         return y
 
-    report = run_checks(rotate, **ONE_DTYPE)
+    report = judged(rotate, **ONE_DTYPE)
     names = report.unexplained["the last 2 features"]
     assert len(names) > 0.9 * len(report.of("failed"))
     assert report.causes == ()
@@ -284,16 +301,16 @@ def claimed(rotate):
 @pytest.mark.parametrize("rotate", [*map(claimed, CLAIMED)])
 def test_the_claims_of_a_cause_end_its_failures(rotate):
     dtypes = {} if rotate is by_complex64 else ONE_DTYPE
-    report = run_checks(rotate, **dtypes)
+    report = judged(rotate, **dtypes)
     cause = report.cause
     assert f"{cause.text}: {cause.options}" == CLAIMED[rotate]
     assert cause.explained == cause.failed == len(report.of("failed"))
-    assert check_backend(rotate, **{**dtypes, **cause.claims}).ok
+    assert check_backend(rotate, only=sample(*TELLING), **{**dtypes, **cause.claims}).ok
 
 
 def test_the_16_bit_class_is_told():
     rotate = lambda x, pos: tables_of_16_bits(x, pos).astype(x.dtype)  # noqa: E731
-    cause = run_checks(rotate).cause
+    cause = judged(rotate).cause
     assert (cause.text, cause.options) == (
         "16-bit numbers rotated in their own dtype", "--claim arithmetic=own"
     )  # fmt: skip
@@ -347,7 +364,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("rotate", FAULTS, ids=name_of)
 def test_faults_that_no_claim_replaces(rotate):
-    report = run_checks(rotate, **ONE_DTYPE)
+    report = judged(rotate, **ONE_DTYPE)
     assert report.cause.text == FAULTS[rotate]
     assert not report.cause.claims
     (first, *_) = " ".join(lines_of(report)).split("\n")
@@ -363,14 +380,14 @@ def test_a_fault_of_every_result_has_no_cause():
         cos, sin = np.cos(angle), np.sin(angle) + 1e-4
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
-    report = run_checks(rotate, fixed={"pairing": "half"}, **ONE_DTYPE)
+    report = judged(rotate, fixed={"pairing": "half"}, **ONE_DTYPE)
     assert report.cause is None
     assert "No single cause was found." in next(lines_of(report))
     assert {"accuracy_small[float32]", "definition"} <= {result.name for result in report.of("failed")}
 
 
 def test_correct_code_has_no_cause():
-    report = run_checks(lambda x, pos: by_pairs(x, angles(x, pos)).astype(x.dtype))
+    report = judged(lambda x, pos: by_pairs(x, angles(x, pos)).astype(x.dtype))
     assert report.ok
     assert report.cause is None
     assert next(lines_of(report)).startswith("PASSED: ")
@@ -382,7 +399,7 @@ def test_code_that_needs_contiguous_arrays_passes():
             raise ValueError("x has to be contiguous")
         return by_pairs(x, angles(x, pos)).astype(x.dtype)
 
-    assert check_backend(rotate).ok
+    assert check_backend(rotate, only=sample(*TELLING, "strides", "storage_offsets")).ok
 
 
 @pytest.mark.library("torch")
@@ -398,10 +415,10 @@ def test_a_module_of_another_library_is_told_all_its_claims():
         a, b = x.chunk(2, dim=-1)
         return (x * cos + torch.cat([-b, a], dim=-1) * sin).to(x.dtype)
 
-    cause = run_checks(rotate).cause
+    cause = judged(rotate).cause
     assert cause.text == "it takes arrays of torch, half pairing, float32 angles"
     assert cause.options == f"--library torch --claim pairing=half {FLOAT32}"
-    assert check_backend(rotate, **cause.claims).ok
+    assert check_backend(rotate, only=sample(*TELLING, "gradient"), **cause.claims).ok
 
 
 # ---- the lines of a report ----
@@ -426,7 +443,7 @@ def test_the_verdict_is_first_and_its_command_can_be_pasted(failed):
 
 
 def test_claims_of_the_command_are_replaced():
-    report = run_checks(float32_angles, furthest=2**24, **ONE_DTYPE)
+    report = judged(float32_angles, furthest=2**24, **ONE_DTYPE)
     lines = lines_of(report, ["check", "mylib:rotate", "--claim", "furthest=16777216"])
     (pasted,) = (line for line in lines if line.startswith("  python -m rope_array"))
     assert pasted.count("furthest=") == 1
@@ -454,7 +471,7 @@ def test_checks_that_do_not_apply_are_counted_after_the_passes(failed):
 
 def test_a_cause_is_found_by_declared_targets():
     target = Target(float32_angles, declared=True, fields=(), lacks={"tuple": "takes one array"})
-    assert run_checks(target).cause.options.endswith(FLOAT32)
+    assert judged(target).cause.options.endswith(FLOAT32)
 
 
 # ---- failures that no claim explains: the checks' own words ----
@@ -511,7 +528,7 @@ def test_the_cause_is_in_the_words_of_the_simplest_failing_call(rotate):
 
 @pytest.mark.parametrize("rotate", [float64_angles_modulo_a_turn, deep_positions_refused], ids=name_of)
 def test_a_class_of_accuracy_is_not_claimed_for_plain_calls_that_are_right(rotate):
-    report = run_checks(rotate)
+    report = judged(rotate)
     if not report.ok:
         assert not report.cause.stated
 
@@ -535,7 +552,7 @@ def test_gradients_and_modes_are_named_and_not_claimed_away(name):
 
 
 def test_a_claim_to_lack_a_capability_is_said_as_one_and_not_pasted():
-    report = run_checks(only_the_first_batch, fixed={"base": 10000.0}, **ONE_DTYPE)
+    report = judged(only_the_first_batch, fixed={"base": 10000.0}, **ONE_DTYPE)
     assert report.cause.withdrawn == {"lacks": {"batch_positions": "wrong results"}}
     assert not report.cause.stated
     lines = list(lines_of(report, ["check", "mylib:rotate"]))
@@ -610,6 +627,6 @@ def test_q_and_k_are_never_said_to_be_lacking():
     def rotate(q, k, pos):
         return ra.apply(q, pos), 0 * ra.apply(k, pos)
 
-    report = run_checks(rotate, arguments="q,k,pos", dtypes=["float32"])
+    report = judged(rotate, "tuples", arguments="q,k,pos", dtypes=["float32"])
     assert not report.ok
     assert "tuple=" not in str(report.cause).replace("in_tuple=", "")

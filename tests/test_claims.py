@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import sample
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
@@ -210,7 +211,8 @@ def test_requirements_are_added_to_a_target_and_to_a_library():
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_a_module_of_few_rows_passes(rows):
-    report = check_backend(Tables(16, rows), fixed={"pairing": "half"})
+    names = ("definition", "combinations", "many_rows", "accuracy_small", "norm", "threads", "strides")
+    report = check_backend(Tables(16, rows), fixed={"pairing": "half"}, only=sample(*names))
     assert report.target.reach == rows - 1
     assert "definition" in {result.name for result in report.of(PASSED)}
 
@@ -221,18 +223,21 @@ def test_narrow_heads_may_be_claimed(head_dim):
         assert x.shape[-1] == head_dim
         return ra.apply(x, pos, **spec)
 
-    report = check_backend(narrow, head_dim=head_dim, angles="exact", furthest=2**62)
-    assert {"rotary_dim", "rotary_start", "combinations"} <= {result.name for result in report.of(PASSED)}
+    names = {"rotary_dim", "rotary_start", "combinations"}
+    only = sample(*names, "scaling_yarn", "axes_alternating", "strides", "one_field_and_many_rows")
+    report = check_backend(narrow, head_dim=head_dim, angles="exact", furthest=2**62, only=only)
+    assert names <= {result.name for result in report.of(PASSED)}
 
 
 def test_code_that_works_in_place_may_be_claimed():
     def in_place(x, pos, base=10000.0):
         x[...] = ra.apply(x, pos, base=base)
 
-    report = check_backend(in_place, in_place=True)
+    names = ("strides", "combinations", "inputs_unchanged", "no_aliasing", "tuples", "results_are_kept")
+    report = check_backend(in_place, in_place=True, only=sample(*names))
     assert report.target.declines["keeps_x"] == "writes its result into x"
     assert "strides[float32]" in {result.name for result in report.of(PASSED)}
-    assert not run_checks(in_place).ok
+    assert not run_checks(in_place, only=sample(*names)).ok
 
 
 def test_code_that_writes_x_and_returns_a_result_may_be_claimed():
@@ -242,8 +247,11 @@ def test_code_that_writes_x_and_returns_a_result_may_be_claimed():
             one[...] = 0
         return y
 
-    assert not run_checks(with_x_as_scratch).ok
-    check_backend(with_x_as_scratch, lacks={"keeps_x": "uses x as scratch memory"})
+    only = sample(
+        "strides", "combinations", "inputs_unchanged", "no_aliasing", "tuples", "neighbours_unchanged"
+    )
+    assert not run_checks(with_x_as_scratch, only=only).ok
+    check_backend(with_x_as_scratch, lacks={"keeps_x": "uses x as scratch memory"}, only=only)
 
 
 def test_code_that_says_that_it_works_in_place_has_to_write():
@@ -528,7 +536,8 @@ def test_refused_calls_are_in_the_report_and_may_be_required():
 
 def test_what_is_claimed_does_not_hold_what_is_refused():
     refuses, _ = REFUSED["(B, 1)"]
-    report = run_checks(refusing(refuses), fields=("base",))
+    names = ("positions_of_a_batch_decoding", "base", "definition")
+    report = run_checks(refusing(refuses), fields=("base",), only=sample(*names))
     assert report.ok
     assert "batch_positions" not in report.as_dict()["claimed"]
     assert "base" in report.as_dict()["claimed"]
@@ -759,7 +768,8 @@ def test_the_command_reads_these_claims():
 
 
 def test_the_report_lists_what_is_claimed():
-    plain = json.loads(json.dumps(run_checks(rotate).as_dict()))
+    report = run_checks(rotate, only=sample("definition", "base", "tuples"))
+    plain = json.loads(json.dumps(report.as_dict()))
     assert {"base", "ranks", "tuple"} <= set(plain["claimed"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import child
 import numpy as np
 import pytest
+from conftest import sample
 
 import rope_array as ra
 from rope_array import _explain, _registry
@@ -564,9 +565,15 @@ def test_the_example_backend_is_found_first(installed):
 
 
 def test_the_example_backend_conforms(installed):
-    done = command("check", "numpy", **installed)
+    done = check("numpy", "pairing,definition,combinations,accuracy_small,many_heads", **installed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Calls by backend: mylib \d+, .*array-api \d+; --backend NAME", done.stdout, re.DOTALL)
+
+
+def check(target, checks, *options, **environment):
+    """Run these checks alone, NAME,NAME; in the session `nightly` every check."""
+    alone = ("--only", checks) if sample(checks) else ()
+    return command("check", target, *alone, *options, **environment)
 
 
 def edited(tmp_path, before, after):
@@ -601,7 +608,9 @@ def declining(name):
 def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, declines):
     """It serves float32 and pairs in halves only; the suite's own calls are interleaved."""
     edited(tmp_path, LAST_DECLINE, DECLINES[declines] + LAST_DECLINE)
-    done = command("check", "numpy", "--backend", "mylib", "--json", **installed)
+    accuracy = "accuracy_small,accuracy_2e16,accuracy_int32"
+    checks = f"{accuracy},rotations_add,scaling_yarn,size_one_axes,kind,pairing,combinations,widths"
+    done = check("numpy", checks, "--backend", "mylib", "--json", **installed)
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout[:1000] + done.stderr
     outcomes = {result["name"]: result["outcome"] for result in report["results"]}
@@ -614,7 +623,7 @@ def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, de
     assert report["declined"]["it serves pairs in halves"] > 10
 
     edited(tmp_path, *ERROR)
-    done = command("check", "numpy", "--backend", "mylib", "--json", **installed)
+    done = check("numpy", accuracy, "--backend", "mylib", "--json", **installed)
     failed = {r["name"] for r in json.loads(done.stdout)["results"] if r["outcome"] == "failed"}
     assert done.returncode == 1
     assert {f"accuracy_{far}[float32]" for far in ("small", "2e16", "int32")} <= failed
@@ -623,7 +632,7 @@ def test_a_backend_is_judged_by_the_calls_that_it_serves(installed, tmp_path, de
 def test_a_fault_at_one_width_of_two_is_found(installed, tmp_path):
     edited(tmp_path, LAST_DECLINE, DECLINES["all but two widths"] + LAST_DECLINE)
     edited(tmp_path, ERROR[0], "sin = sin + np.float32(1e-4) * (x.shape[-1] == 128)\n    " + ERROR[0])
-    done = command("check", "numpy", "--backend", "mylib", **installed)
+    done = check("numpy", "widths,definition", "--backend", "mylib", **installed)
     assert done.returncode == 1
     assert "\n  widths\n" in done.stdout
 
@@ -647,7 +656,7 @@ def test_a_backend_that_serves_no_call_is_refused(installed, tmp_path):
 def test_a_backend_that_raises_fails(installed, tmp_path):
     """Only its decline_reason declines: an error of rotate is a failure."""
     edited(tmp_path, ERROR[0], "raise NotImplementedError('later')")
-    done = command("check", "numpy", "--backend", "mylib", **installed)
+    done = check("numpy", "definition,norm,widths", "--backend", "mylib", **installed)
     assert done.returncode == 1
     assert done.stdout.startswith("FAILED: ")
     assert "NotImplementedError: later" in done.stdout
@@ -679,7 +688,7 @@ def test_a_backend_without_compiled_calls_is_refused():
 def test_the_suite_finds_a_fault_in_the_example_backend(installed, tmp_path):
     """The suite would pass too if it never called the backend."""
     edited(tmp_path, "b * cos + a * sin", "b * cos - a * sin")
-    done = command("check", "numpy", **installed)
+    done = check("numpy", "pairing,definition", **installed)
     assert done.returncode == 1
     assert "\n  pairing\n" in done.stdout
 

@@ -17,13 +17,21 @@ from rope_array.testing._own import as_records
 
 BACKENDS = [("dask", "array-api"), ("jax:jit", "array-api"), ("torch", "array-api")]
 ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
-# Targets that take long and run the code of another target: specs become plain numbers before any array is
-# made. Only the session `nightly` runs the checks of specs, sizes, bits, state and modes on these, and the
-# gradients of more than the plain call. Code under jax.jit compiles each combination; the eager target has
-# them all.
+# What secondary targets and builds run: calls of all fields together, sizes, and memory, where these can go
+# another way through the code. The other checks have the mark `primary`. Secondary targets leave these to
+# `nightly`; so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`, which read the mark.
+COVER = {"_first", "_kinds", "_together", "_alone", "_sizes", "_arrays", "_memory"}
+COVER_OF_GRADIENTS = "gradient_combinations"
+# They run the code of another target: specs become plain numbers before any array is made.
+SECONDARY = {
+    *((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation")),
+    *((name, None) for name in ("array_api_strict:device1", "jax:x64", "jax:x64:jit")),
+}
+# Targets that take long and run the code of another target. Only `nightly` runs the checks of specs, sizes,
+# bits, state and modes on these, and the gradients of more than the plain call. Code under jax.jit compiles
+# each combination; the eager target has them all.
 SHARING = {
-    *(("jax", "RoPE"), ("jax", "Rotation"), ("jax:jit", "array-api")),
-    *(("jax:x64", None), ("jax:x64:jit", None), ("torch:compile", None)),
+    *(("jax:jit", "array-api"), ("jax:x64:jit", None), ("torch:compile", None)),
     *(("dask", "RoPE"), ("dask", "array-api")),
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
@@ -102,11 +110,21 @@ def targets():
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
+def subject_of(check):
+    return check.function.__module__.rpartition(".")[2]
+
+
+def is_cover(check):
+    return subject_of(check) in COVER or check.name == COVER_OF_GRADIENTS
+
+
 def is_shared(target, check):
     """Return whether another target has the code that a check calls."""
-    subject = check.function.__module__.rpartition(".")[2]
+    subject = subject_of(check)
     if target in COMPILING_EACH:
         return subject == "_together"
+    if target in SECONDARY and not is_cover(check):
+        return True
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))
 
 
@@ -114,6 +132,8 @@ def cases():
     for (name, how), check in itertools.product(targets(), checks()):
         label = name if how is None else f"{name}-{how}"
         marks = [pytest.mark.library(session_of(name))]
+        if not is_cover(check):
+            marks.append(pytest.mark.primary)
         if name in SLOW or is_shared((name, how), check) or (name, check.name.partition("[")[0]) in LONG:
             marks.append(pytest.mark.nightly)
         if name == INTERPRETED:

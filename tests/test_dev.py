@@ -1,10 +1,14 @@
 """dev.py: what it installs, and when. Its environment has a Python that only records how it is called."""
 
+import itertools
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -138,3 +142,60 @@ def test_prints_at_least_every_five_seconds(project):
     assert "dask" in first
     assert second in ("   4 s  ...", "   5 s  ...")
     assert last in [f"   {seconds} s  done" for seconds in (4, 5, 6)]
+
+
+# ---- sessions of noxfile.py that run if their files have changed ----
+
+
+@pytest.fixture
+def nox_file(monkeypatch, tmp_path):
+    """The functions of noxfile.py, on a record in a folder of its own; nox is not installed here."""
+    monkeypatch.setitem(sys.modules, "nox", MagicMock())
+    monkeypatch.setenv("PIP_NO_COMPILE", "0")  # restored afterwards, as noxfile.py sets it
+    monkeypatch.delenv("ROPE_ARRAY_NIGHTLY", raising=False)
+    functions = runpy.run_path(str(ROOT / "noxfile.py"))
+    functions["passed_before"].__globals__["PASSED"] = tmp_path / "passed.json"
+    return SimpleNamespace(**functions)
+
+
+WHOLE, A_PART = SimpleNamespace(posargs=[]), SimpleNamespace(posargs=["-k", "one"])
+
+
+def test_a_session_runs_unless_it_has_passed_with_the_same_files(nox_file, monkeypatch):
+    assert nox_file.passed_before(WHOLE, "study", "hash") == ""  # nothing is recorded
+    nox_file.record_pass(A_PART, "study", "hash")
+    assert nox_file.passed_before(WHOLE, "study", "hash") == ""
+    nox_file.record_pass(WHOLE, "study", "hash")
+    nox_file.record_pass(WHOLE, "proof", "another")
+    assert "it has passed with these files" in nox_file.passed_before(WHOLE, "study", "hash")
+    assert nox_file.passed_before(WHOLE, "study", "another") == ""
+    assert nox_file.passed_before(A_PART, "study", "hash") == ""
+    monkeypatch.setenv("ROPE_ARRAY_NIGHTLY", "1")
+    assert nox_file.passed_before(WHOLE, "study", "hash") == ""
+
+
+def test_the_files_of_a_session_are_those_that_it_reads(nox_file, tmp_path):
+    def write(path, content="1"):
+        file = tmp_path / "root" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode())
+        return {name: nox_file.content_of(name, tmp_path / "root") for name in ("study", "proof", "gpu-code")}
+
+    first = write("proof/theorems.py", "one\n")
+    assert write("proof/theorems.py", "one\r\n") == first
+    for path in ("proof/__pycache__/theorems.pyc", "backends/_native/_kernel.so", "rope_array/hf/_patch.py"):
+        assert write(path) == first
+    for path, changed in (
+        ("proof/theorems.py", {"proof"}),
+        ("bench/roformer/data/more/a.txt", {"study"}),
+        ("tests/test_triton_compile.py", {"gpu-code"}),
+        ("backends/_native/cos_sin.h", {"study", "proof", "gpu-code"}),
+        ("rope_array/_rope.py", {"study", "proof", "gpu-code"}),
+    ):
+        before, after = write("unrelated.py"), write(path)
+        assert {name for name in after if after[name] != before[name]} == changed, path
+
+
+def test_every_pattern_of_files_names_a_file(nox_file):
+    for pattern in itertools.chain(nox_file.READ_BY_EACH, *nox_file.READ_BY.values()):
+        assert any(ROOT.glob(pattern)), pattern

@@ -59,7 +59,7 @@ OWN_FUNCTION = {
 }
 # With float32 angles also these, whose features are not adjacent in memory.
 OWN_FUNCTION_FLOAT32 = OWN_FUNCTION | {"zaya"}
-# The families that the default run tests in full: each pairing, and each way in which models rotate.
+# The families that the default run tests: each pairing, and each way in which models rotate.
 IN_FULL = {
     *("cohere", "deepseek_v2", "deepseek_v3", "ernie4_5", "esm", "gemma3", "gemma4", "glm", "gpt_neox"),
     *("gpt_oss", "kimi_k25", "llama", "llama4", "mixtral", "modernbert", "moonshine", "nanochat"),
@@ -224,7 +224,7 @@ def test_a_family_is_refused_with_the_reason(family):
 # Outputs
 
 
-@of_each(SERVED)
+@of_each_nightly(SERVED)
 def test_exact_angles_give_the_true_outputs(family):
     with hf.patched(family.double) as report:
         got = family.run(family.double)
@@ -236,7 +236,7 @@ def test_exact_angles_give_the_true_outputs(family):
     assert {left.reason for left in report.left} == ({LEFT[family.name]} if family.name in LEFT else set())
 
 
-@of_each(SERVED)
+@of_each_nightly(SERVED)
 def test_exact_angles_replace_the_tables_and_the_function(family):
     with counted(family.model) as calls, hf.patched(family.model) as report:
         ours = family.run(family.model)
@@ -248,7 +248,7 @@ def test_exact_angles_replace_the_tables_and_the_function(family):
     assert own == (family.name in OWN_FUNCTION)
 
 
-@of_each(SERVED)
+@of_each_nightly(SERVED)
 def test_unpatch_restores_outputs(family):
     assert torch.equal(family.run(family.model), family.own)
     before = state(family.model)
@@ -259,7 +259,7 @@ def test_unpatch_restores_outputs(family):
     assert torch.equal(family.run(family.model), family.own)
 
 
-@of_each(SERVED)
+@of_each_nightly(SERVED)
 def test_float32_angles_give_the_outputs_of_the_model(family):
     with counted(family.model) as calls, hf.patched(family.model, angles="float32"):
         calls.clear()

@@ -1,6 +1,7 @@
 """Tests of the modes of libraries, and of the compilers of any function, on code of other styles."""
 
 import pytest
+from conftest import sample
 
 from rope_array.testing import Target, check_backend
 from rope_array.testing._checks import checks
@@ -153,9 +154,10 @@ def test_code_that_jax_cannot_trace_fails_with_the_reason():
 
 @torch_only
 def test_plain_code_is_right_in_every_mode():
-    report = check_backend(torch_rotate, library="torch")
+    names = ("no_grad", "autocast", "default_dtype", "vmap", "vmap_of_gradients", "jvp")
+    report = check_backend(torch_rotate, library="torch", only=sample(*names))
     outcomes = {result.name: result for result in report.results}
-    for name in ("no_grad", "autocast", "default_dtype", "vmap", "vmap_of_gradients", "jvp"):
+    for name in names:
         assert outcomes[name].outcome == PASSED, outcomes[name]
 
 

@@ -9,6 +9,7 @@ import mutants_memory  # noqa: F401 (registers its mutants)
 import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest
+from conftest import sample
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend
@@ -201,9 +202,10 @@ def by_torch_complex(x, pos, base=10000.0):
 @pytest.mark.library("torch")
 @pytest.mark.parametrize("rotate", [by_torch_stack, by_torch_complex])
 def test_correct_torch_code_passes(rotate):
-    assert "gradient[float32]" in {
-        result.name for result in check_backend(rotate, library="torch").of(PASSED)
-    }
+    # The library's own code for PyTorch passes every check in each run.
+    names = ("gradient", "gradient_combinations", "combinations", "autocast", "vmap", "strides", "many_rows")
+    report = check_backend(rotate, library="torch", only=sample(*names))
+    assert "gradient[float32]" in {result.name for result in report.of(PASSED)}
 
 
 def by_torch_promotion(x, pos, base=10000.0):
@@ -270,7 +272,8 @@ def test_correct_jax_code_passes(claims):
         y = [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)]
         return jnp.stack(y, -1).reshape(x.shape).astype(x.dtype)
 
-    report = check_backend(rotate, library="jax:x64", **claims)
+    names = ("definition", "gradient", "jit", "positions_of_a_batch", "combinations", "strides", "many_rows")
+    report = check_backend(rotate, library="jax:x64", only=sample(*names), **claims)
     assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
 
 

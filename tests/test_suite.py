@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from conftest import sample
 
 import rope_array as ra
 from rope_array.__main__ import main
@@ -77,8 +78,14 @@ def check(folder, *arguments):
     return command(folder, "-m", "rope_array", "check", *arguments)
 
 
+def check_some(folder, checks, *arguments):
+    """Run the command with these checks alone, NAME,NAME; in the session `nightly` with every check."""
+    return check(folder, *arguments, *(("--only", checks) if sample(checks) else ()))
+
+
 # Claims of a user's module; those of one dtype, layout and head_dim have a third as many calls to judge.
 HALF = ("--claim", "pairing=half")
+HALF_OF_PLUGIN = ("--rope-claim", "pairing=half")
 FEW_OF_ANY_WIDTH = ("--claim", "dtypes=float32", "--claim", "layout=sd")
 FEW = (*FEW_OF_ANY_WIDTH, "--claim", "head_dim=16")
 FEWER_OF_ANY_WIDTH = {"dtypes": ("float32",), "layout": "sd"}
@@ -91,7 +98,7 @@ def failing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("failing")
     (folder / "mylib.py").write_text(MYLIB, encoding="utf-8")
     options = ["--expect", "base=known", "--json", "--junit", "report.xml"]
-    done = check(folder, "mylib:backwards", *HALF, *options)
+    done = check(folder, "mylib:backwards", *HALF, *FEW, *options)
     return done, json.loads(done.stdout), ElementTree.parse(folder / "report.xml").getroot()
 
 
@@ -111,10 +118,9 @@ def test_a_user_s_module_is_checked_from_its_folder(elsewhere):
 
 def test_a_fault_is_shown_with_its_requirement(failing):
     text = "\n".join(lines_of(failing[1]))
-    assert "\n  definition\n" in text or "\n  ranks\n" in text
+    assert "\n  direction\n" in text
     assert "    required: " in text
     assert "    found:    " in text
-    assert "direction" in text.partition("Passed")[0]
 
 
 def test_json_is_the_report(failing):
@@ -153,7 +159,7 @@ def test_the_test_of_the_documentation_passes(tmp_path):
 
 
 def test_the_verdict_names_passes_that_were_expected_to_fail(elsewhere):
-    done = check(elsewhere, "mylib:rotate", *HALF, *FEW, "--expect", "norm=why")
+    done = check_some(elsewhere, "norm,definition", "mylib:rotate", *HALF, *FEW, "--expect", "norm=why")
     assert done.returncode == 1
     verdict = " ".join(done.stdout.splitlines()[:2])
     assert verdict.startswith("FAILED: 1 of ")
@@ -161,7 +167,7 @@ def test_the_verdict_names_passes_that_were_expected_to_fail(elsewhere):
 
 
 def test_the_wrong_pairing_is_named(elsewhere):
-    done = check(elsewhere, "mylib:rotate", *FEW)
+    done = check_some(elsewhere, "definition,direction,norm,base", "mylib:rotate", *FEW)
     assert done.returncode == 1
     assert "Likely cause: half pairing; try --claim pairing=half" in done.stdout.splitlines()[0]
 
@@ -212,6 +218,12 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(failing):
         (["mylib:rotate", "--seed", "1"], "give their number with --examples"),
         (["mylib:rotate", "--case", "widht=64"], "widht"),
         (["mylib:rotate", "--case", "width=64", "--examples", "3"], "leave --examples out"),
+        (["mylib:rotate", "--only", "norm,definitio"], "no check is named 'definitio'; similar: definition"),
+        (["mylib:rotate", "--only", "norm[float8]"], "no check is named 'norm[float8]'; similar: norm"),
+        (["mylib:rotate", "--only", "kind[float8]"], "similar: kind[float32], kind[float64]"),
+        (["mylib:rotate", "--only", ""], "no check is named ''"),
+        (["mylib:rotate", "--only", "norm", "--case", "width=64"], "leave --only out"),
+        (["mylib:rotate", "--only", "norm", "--require", "base"], "leave --only out"),
         (["mylib:rotate", "--junit", "no/such/report.xml"], "give a file in a folder that exists"),
         (["mylib:rotate", "--junit", "."], "give a file in a folder that exists"),
         (["mylib:rotate", "--timeout", "0"], "give seconds above 0"),
@@ -238,7 +250,14 @@ def test_targets_and_checks_are_listed(elsewhere):
 
 
 # The process that prints is the judge itself, or its parent, which one call is enough to see.
-@pytest.mark.parametrize("options", [("--case", "base=50.0"), ("--in-process",)], ids=["child", "in-process"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--case", "base=50.0"), id="child"),
+        pytest.param(("--in-process", "--only", "definition,threads"), id="in-process"),
+        pytest.param(("--in-process",), id="every check", marks=pytest.mark.nightly),
+    ],
+)
 def test_needs_neither_pytest_nor_another_library(elsewhere, options):
     script = (
         f"import sys; from rope_array.__main__ import main; status = main(['check', 'numpy', *{options}]); "
@@ -489,7 +508,7 @@ def test_a_random_call_that_fails_is_printed_as_a_command(elsewhere):
     module = MYLIB + "\n\ndef rare(x, pos):\n    return rotate(x, pos) + (x.shape[-1] == 132)\n"
     (elsewhere / "mylib.py").write_text(module, encoding="utf-8")
     claims = HALF + FEW_OF_ANY_WIDTH
-    done = check(elsewhere, "mylib:rare", *claims, "--examples", "300", "--seed", "1")
+    done = check_some(elsewhere, "widths", "mylib:rare", *claims, "--examples", "300", "--seed", "1")
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "--case" in line and "python -m" in line)
     assert line == f"  python -m rope_array check mylib:rare {' '.join(claims)} --case width=132"
@@ -508,13 +527,49 @@ def test_a_required_capability_that_is_refused_fails(elsewhere):
     assert "requires[batch_positions, tuple, base]" in done.stdout
 
 
+def test_named_checks_are_run_alone(elsewhere):
+    names = ["definition", "kind[float16]", "accuracy_small[float32]", "accuracy_small[float64]"]
+    options = ["--only", "accuracy_small,definition", "--only", "kind[float16]", "--examples", "2", "--json"]
+    done = check(elsewhere, "mylib:rotate", *HALF, *options, "--claim", "dtypes=float16,float32,float64")
+    report = json.loads(done.stdout)
+    ran = {result["name"]: result["outcome"] for result in report["results"]}
+    assert {*names, "accuracy_small[float16]", "examples"} == {
+        name for name, outcome in ran.items() if outcome == "passed"
+    }
+    assert ran.pop("accuracy_small[bfloat16]") == "not applicable"
+    assert len(ran) == 6
+
+
+def test_named_checks_find_their_faults_alone():
+    def off(x, pos, base=10000.0):
+        return ra.apply(x, pos, base=base) if base == 10000.0 else ra.apply(x, pos, base=base + 1)
+
+    assert [result.name for result in check_backend(off, only=["norm", "kind"], **FEWER).of("passed")] == [
+        "kind[float32]", "norm",
+    ]  # fmt: skip
+    with pytest.raises(ConformanceError, match="base: failed"):
+        check_backend(off, only=["base"], **FEWER)
+    (result,) = run_checks(Target(off, requires=["inv_freq"], **FEWER), only=("base",)).results
+    assert (result.name, result.outcome) == ("base", "failed")
+
+
+def test_names_of_checks_are_known_ones():
+    with pytest.raises(ValueError, match="only: no check is named 'bases'; similar: base"):
+        run_checks(rotate, only=["bases"])
+    with pytest.raises(ValueError, match="only is 'norm'; give a collection of names"):
+        check_backend(rotate, only="norm")
+    with pytest.raises(ValueError, match="cases are judged alone; leave only out"):
+        run_checks(rotate, only=["norm"], cases=["width=64"])
+
+
 def test_what_does_not_apply_is_one_line_unless_asked_for(elsewhere):
     options = ["mylib:rotate", *HALF, *FEW]
-    short = check(elsewhere, *options).stdout
+    checks = "definition,norm,inv_freq,rotary_start"
+    short = check_some(elsewhere, checks, *options).stdout
     (count,) = re.findall(r"^(\d+) do not apply; --verbose lists them\.$", short, re.MULTILINE)
     assert f"({count} do not apply" in short.splitlines()[0]
     assert "its signature does not name it" not in short
-    verbose = check(elsewhere, *options, "--verbose").stdout
+    verbose = check_some(elsewhere, checks, *options, "--verbose").stdout
     assert f"Not applicable ({count}):" in verbose
     assert "its signature does not name it" in " ".join(verbose.split())
 
@@ -546,6 +601,17 @@ def test_plugin_names_the_likely_cause(elsewhere):
     done = plugin(elsewhere, "--rope-backend", "mylib:rotate", "-k", "definition or norm")
     assert done.returncode == 1
     assert "mylib:rotate: Likely cause: half pairing; try --claim pairing=half" in done.stdout
+
+
+def test_plugin_runs_named_checks_alone(elsewhere):
+    done = plugin(
+        elsewhere, "--rope-backend", "mylib:rotate", *HALF_OF_PLUGIN, "--rope-only", "norm,definition"
+    )
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+    unknown = plugin(elsewhere, "--rope-backend", "mylib:rotate", "--rope-only", "nrom")
+    assert unknown.returncode == 4
+    assert "no check is named 'nrom'; similar: norm" in unknown.stderr
 
 
 def test_plugin_judges_in_a_child_process(ending):
@@ -597,7 +663,7 @@ def test_a_default_of_the_signature_is_claimed():
     def by_half(x, pos, pairing="half", base=500.0):
         return ra.apply(x, pos, pairing=pairing, base=base)
 
-    assert check_backend(by_half, **FEWER).ok
+    assert check_backend(by_half, only=sample("definition", "pairing", "base"), **FEWER).ok
 
 
 def test_a_field_that_is_ignored_is_not_claimed():
@@ -610,7 +676,8 @@ def test_a_field_passed_in_spec_is_claimed():
     """`**spec` alone claims all fields; a field that changes nothing fails its check."""
     target = Target(lambda x, pos, **spec: ra.apply(x, pos), dtypes=("float32",))
     assert set(FIELDS) <= target.claimed
-    assert {"base", "pairing", "inverse"} <= {result.name for result in run_checks(target).of("failed")}
+    names = {"base", "pairing", "inverse"}
+    assert names <= {result.name for result in run_checks(target, only=sample(*names)).of("failed")}
 
 
 def test_a_refused_field_is_not_claimed():
@@ -619,7 +686,7 @@ def test_a_refused_field_is_not_claimed():
             raise NotImplementedError("no frequencies")
         return ra.apply(x, pos, **spec)
 
-    report = check_backend(refusing, angles="exact", **FEWER)
+    report = check_backend(refusing, angles="exact", only=sample("inv_freq", "combinations"), **FEWER)
     assert report.target.declines["inv_freq"] == "refuses it: NotImplementedError: no frequencies"
 
 
@@ -629,7 +696,9 @@ def test_a_fault_in_a_field_is_no_refusal():
             raise ZeroDivisionError
         return ra.apply(x, pos, **spec)
 
-    assert "base" in {result.name for result in run_checks(broken, **FEWER).of("failed")}
+    assert "base" in {
+        result.name for result in run_checks(broken, only=sample("base", "pairing"), **FEWER).of("failed")
+    }
 
 
 def test_refused_calls_are_listed():
@@ -661,7 +730,8 @@ def test_axes_of_its_own(layout):
             y = ra.apply(moved, pos, base=base)
         return np.moveaxis(y, -2, layout.index("s"))
 
-    report = check_backend(served, layout=layout, dtypes=("float32",))
+    names = ("definition", "ranks", "positions_of_a_batch", "combinations", "strides", "many_batches")
+    report = check_backend(served, layout=layout, dtypes=("float32",), only=sample(*names))
     assert "definition" in {result.name for result in report.of("passed")}
 
 
@@ -670,7 +740,7 @@ def test_axes_that_are_mixed_up_fail(layout):
     def wrong(x, pos, base=10000.0):
         return ra.apply(x, pos[::-1].copy() if np.ndim(pos) else pos, base=base, seq_axis=-2)
 
-    assert not run_checks(wrong, layout=layout, dtypes=("float32",)).ok
+    assert not run_checks(wrong, layout=layout, dtypes=("float32",), only=sample("definition")).ok
 
 
 @pytest.mark.parametrize(
@@ -698,7 +768,10 @@ def test_only_claimed_positions_are_tried(positions):
         return ra.apply(x, pos, base=base)
 
     lacks = {"tuple": "takes one array"}
-    report = check_backend(recording, positions=positions, furthest=2**16, lacks=lacks, dtypes=("float32",))
+    report = check_backend(
+        recording, positions=positions, furthest=2**16, lacks=lacks, dtypes=("float32",),
+        only=sample("definition", "accuracy_2e16", "positions_offset", "combinations", "many_rows"),
+    )  # fmt: skip
     asked = [pos for pos in seen if pos.ndim == 1]
     contiguous = all((np.diff(pos) == 1).all() for pos in asked)
     from_zero = all(pos[:1].tolist() in ([], [0]) for pos in asked)
@@ -714,7 +787,8 @@ def test_positions_beyond_a_table_are_not_tried():
         seen.append(np.max(np.abs(np.asarray(pos, dtype=float)), initial=0))
         return ra.apply(x, pos, base=base)
 
-    report = check_backend(recording, furthest=2047, dtypes=("float32",))
+    names = ("accuracy_small", "accuracy_2e16", "combinations", "long_sequences_from_an_offset")
+    report = check_backend(recording, furthest=2047, dtypes=("float32",), only=sample(*names))
     assert max(seen) <= 2047
     assert report.target.declines["reaches_2e16"] == "takes positions up to 2,047"
 
@@ -755,23 +829,24 @@ def test_checks_have_stable_names_and_reasons():
 
 
 def test_iter_checks_runs_applicable_checks():
-    ran = [each.name for each, run in iter_checks(rotate, layout="sd") if run() is None]
-    assert ran == [result.name for result in run_checks(rotate, layout="sd").of("passed")]
+    ran = [each.name for each, run in iter_checks(rotate, **FEWER) if run() is None]
+    assert ran == [result.name for result in run_checks(rotate, **FEWER).of("passed")]
 
 
 def test_expected_failures_are_strict_both_ways():
     def off(x, pos, base=10000.0):
         return ra.apply(x, pos, base=base) if base == 10000.0 else ra.apply(x, pos, base=base + 1)
 
-    failing = {result.name: "known, a link" for result in run_checks(off, **FEWER).of("failed")}
+    judged = {**FEWER, "only": sample("base", "definition", "inv_freq", "combinations")}
+    failing = {result.name: "known, a link" for result in run_checks(off, **judged).of("failed")}
     assert "base" in failing
-    assert check_backend(off, expected_failures=failing, **FEWER).ok
+    assert check_backend(off, expected_failures=failing, **judged).ok
     with pytest.raises(ConformanceError, match="base"):
-        check_backend(off, **FEWER)
+        check_backend(off, **judged)
     with pytest.raises(ConformanceError, match="definition: unexpected pass"):
-        check_backend(off, expected_failures={**failing, "definition": "why"}, **FEWER)
+        check_backend(off, expected_failures={**failing, "definition": "why"}, **judged)
     with pytest.raises(ConformanceError, match=r"inv_freq: unexpected pass: .* not applicable"):
-        check_backend(off, expected_failures={**failing, "inv_freq": "why"}, **FEWER)
+        check_backend(off, expected_failures={**failing, "inv_freq": "why"}, **judged)
 
 
 def test_expected_failures_need_a_reason():
@@ -803,12 +878,16 @@ def test_worst_errors_are_measured():
         y = np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(x.shape)
         return y.astype(x.dtype)
 
-    report = run_checks(float32_angles, angles="float32", arithmetic="float32", dtypes=("float32",))
+    far = ("accuracy_2e16", "accuracy_2e20", "accuracy_2e24", "accuracy_int32")
+    report = run_checks(
+        float32_angles, angles="float32", arithmetic="float32", dtypes=("float32",),
+        only=sample("definition", "accuracy_small", *far),
+    )  # fmt: skip
     failed = {result.name.partition("[")[0] for result in report.of("failed")}
     assert {"accuracy_2e20", "accuracy_2e24", "accuracy_int32"} <= failed
     assert failed.isdisjoint({"accuracy_small", "accuracy_2e16", "definition"})
     assert 1e-2 < report.worst["2^20"] < 1
-    assert run_checks(rotate, **FEWER).worst["2^20"] < 3e-7
+    assert run_checks(rotate, only=sample(*far), **FEWER).worst["2^20"] < 3e-7
 
 
 # ---- kinds of targets, and their faults ----
@@ -835,7 +914,8 @@ class Tables:
 @pytest.mark.parametrize(("head_dim", "rows"), [(16, 3000), (64, 32), (128, 300)])
 def test_the_limits_of_a_module_are_found(head_dim, rows):
     """The module declares neither limit: the suite finds both by trying, and reports them."""
-    report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"})
+    names = ("definition", "accuracy_small", "positions_of_a_batch", "widths", "many_rows", "combinations")
+    report = check_backend(Tables(head_dim, rows), fixed={"pairing": "half"}, only=sample(*names))
     passed = {result.name for result in report.of("passed")}
     assert {"definition", "accuracy_small[float16]", "positions_of_a_batch"} <= passed
     assert report.target.declines["wide_heads"] == f"takes a head_dim of {head_dim} only"
@@ -846,7 +926,8 @@ def test_the_limits_of_a_module_are_found(head_dim, rows):
 
 def test_limits_of_a_module_may_be_claimed():
     claims = {"fixed": {"pairing": "half"}, "head_dim": 64, "furthest": 599, "dtypes": ("float32",)}
-    report = check_backend(Tables(64, 600), **claims)
+    names = ("definition", "widths", "accuracy_small", "many_rows")
+    report = check_backend(Tables(64, 600), only=sample(*names), **claims)
     assert report.as_dict()["claims"] == {**claims, "dtypes": ["float32"]}
     assert report.target.reach == 599
 
@@ -859,7 +940,8 @@ def test_limits_of_a_module_may_be_claimed():
     ],
 )  # fmt: skip
 def test_fixed_fields_apply_to_every_call(field, value):
-    claims = {"fixed": {field: value}, **FEWER_OF_ANY_WIDTH}
+    names = ("definition", "kind", "combinations", "widths", "accuracy_2e20", "strides", "norm")
+    claims = {"fixed": {field: value}, **FEWER_OF_ANY_WIDTH, "only": sample(*names)}
     assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), **claims).ok
 
 
@@ -870,20 +952,23 @@ def test_the_other_field_of_a_built_in_slice_is_claimed():
     def by_width(x, pos, rotary_dim=16, rotary_start=0):
         return ra.apply(x, pos, rotary_dim=rotary_dim, rotary_start=rotary_start)
 
-    assert "rotary_dim" in check_backend(by_start, fixed={"rotary_start": 8}, **FEWER).target.claimed
-    assert "rotary_start" in check_backend(by_width, **FEWER).target.claimed
+    some = {**FEWER, "only": sample("rotary_dim", "rotary_start", "combinations")}
+    assert "rotary_dim" in check_backend(by_start, fixed={"rotary_start": 8}, **some).target.claimed
+    assert "rotary_start" in check_backend(by_width, **some).target.claimed
 
 
 def test_defaults_of_the_call_in_a_signature():
     def rotate(x, pos, seq_axis=-3, inverse=True):
         return ra.apply(x, pos, seq_axis=seq_axis, inverse=inverse)
 
-    assert {"seq_axis", "inverse"} <= check_backend(rotate).target.claimed
+    names = ("seq_axis", "inverse", "combinations")
+    assert {"seq_axis", "inverse"} <= check_backend(rotate, only=sample(*names)).target.claimed
 
 
 def test_positions_of_heads_in_a_layout_without_batch():
     """(B, H, S) positions become (H, S) for each batch."""
-    report = check_backend(lambda x, pos: ra.apply(x, pos), layout="hsd")
+    names = ("positions_of_heads", "definition")
+    report = check_backend(lambda x, pos: ra.apply(x, pos), layout="hsd", only=sample(*names))
     assert "positions_of_heads" in {result.name for result in report.of("passed")}
 
 
@@ -892,7 +977,7 @@ def test_a_wrong_layout_is_named():
         assert x.shape[1] == len(pos), "positions are those of axis 1"
         return ra.apply(x, pos, seq_axis=-3)
 
-    cause = run_checks(rotate).cause
+    cause = run_checks(rotate, only=sample("definition", "direction", "accuracy_small")).cause
     assert cause.text == "the layout of x is (b, s, h, d)"
     assert cause.options == "--claim layout=bshd"
 
@@ -908,7 +993,7 @@ def test_a_function_that_refuses_every_call_fails(error):
     def rotate(x, pos):
         raise Unreadable if isinstance(error, str) else error(0)
 
-    report = run_checks(rotate)
+    report = run_checks(rotate, only=sample("definition", "norm", "base", "combinations"))
     assert not report.ok
     assert "definition" in {result.name for result in report.of("failed")}
 
@@ -919,7 +1004,9 @@ def test_a_target_that_changes_settings_fails_one_check():
         np.seterr(all="raise")
         return y
 
-    assert [result.name for result in run_checks(rotate).of("failed")] == ["settings_unchanged"]
+    names = ("definition", "settings_unchanged", "nonfinite", "norm")
+    report = run_checks(rotate, only=sample(*names))
+    assert [result.name for result in report.of("failed")] == ["settings_unchanged"]
 
 
 @pytest.mark.parametrize(
@@ -982,16 +1069,17 @@ def faulty(elsewhere):
 
 
 def test_standard_output_has_json_alone(faulty):
-    done = check(faulty, "faulty:prints", "--json", *HALF, *FEW)
+    done = check_some(faulty, "definition,norm", "faulty:prints", "--json", *HALF, *FEW)
     assert json.loads(done.stdout)["ok"]
     assert "imported" in done.stderr
-    strict = json.loads(check(faulty, "faulty:nan", "--json").stdout, parse_constant=pytest.fail)
+    nan = check_some(faulty, "definition,accuracy_small", "faulty:nan", "--json").stdout
+    strict = json.loads(nan, parse_constant=pytest.fail)
     assert strict["worst"]["small"] is None
     assert strict["claims"] == {}
 
 
 def test_exits_are_failures(faulty):
-    assert check(faulty, "faulty:exits", *FEW).returncode == 1
+    assert check_some(faulty, "definition,norm", "faulty:exits", *FEW).returncode == 1
 
 
 @pytest.mark.parametrize("exception", [SystemExit(0), GeneratorExit()])
@@ -1001,13 +1089,14 @@ def test_an_exit_in_a_trial_call_is_no_refusal(exception):
             raise exception
         return ra.apply(x, pos, base=base)
 
-    report = run_checks(rotate, **FEWER_OF_ANY_WIDTH)
+    names = ("refusals_raise", "definition", "narrow_heads", "combinations")
+    report = run_checks(rotate, only=sample(*names), **FEWER_OF_ANY_WIDTH)
     assert [result.name for result in report.of("failed")] == ["refusals_raise"]
     assert type(exception).__name__ in report.of("failed")[0].detail
 
 
 def test_output_in_any_encoding(faulty):
-    for options in (["faulty:unprintable", *FEW], ["--list"]):
+    for options in (["faulty:unprintable", *FEW, "--only", "definition,norm"], ["--list"]):
         done = command(faulty, "-m", "rope_array", "check", *options, encoding="ascii")
         assert done.returncode == (0 if options == ["--list"] else 1)
         assert "Traceback" not in done.stderr
@@ -1025,7 +1114,8 @@ def test_modules_that_cannot_be_imported_are_named(faulty, module):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_reader_that_stops_changes_no_verdict(faulty):
-    judged = f"{sys.executable} -m rope_array check faulty:wide {' '.join(FEW)} --json"
+    options = " ".join((*FEW, "--only", "kind,definition"))
+    judged = f"{sys.executable} -m rope_array check faulty:wide {options} --json"
     script = f"{judged} | head -1; echo ${{PIPESTATUS[0]}}"
     done = command(faulty, "-c", script, program=("bash",))
     assert done.stdout.split()[-1] == "1"
@@ -1057,7 +1147,8 @@ def test_plugin_reports_an_expected_failure_that_does_not_apply(elsewhere):
     assert "not applicable" in done.stdout
 
 
-def test_plugin_options_need_a_target(elsewhere):
-    done = plugin(elsewhere, "--rope-claim", "pairing=half")
+@pytest.mark.parametrize("option", [HALF_OF_PLUGIN, ("--rope-only", "norm")], ids=["claim", "only"])
+def test_plugin_options_need_a_target(elsewhere, option):
+    done = plugin(elsewhere, *option)
     assert done.returncode == 4
-    assert "--rope-claim needs a --rope-backend" in done.stderr
+    assert f"{option[0]} needs a --rope-backend" in done.stderr

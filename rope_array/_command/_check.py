@@ -48,6 +48,13 @@ def add_check(commands: Any) -> None:
         default=[],
         help="capabilities that a callable has to have: the run fails if it refuses their calls; repeatable",
     )
+    parser.add_argument(
+        "--only",
+        metavar="CHECK[,CHECK]",
+        action="append",
+        default=[],
+        help="run these checks of the suite alone; a name without a dtype has every dtype; repeatable",
+    )
     parser.add_argument("--thorough", action="store_true", help="run the checks that take long, too")
     parser.add_argument(
         "--examples", metavar="N", type=int, default=0, help="judge N random calls in addition"

@@ -26,16 +26,14 @@ class Options(NamedTuple):
     examples: int = 0
     seed: int | None = None
     cases: Sequence[str] = ()
+    only: Sequence[str] = ()
 
     def resolve(self) -> Target:
         """Return the target; raise as `resolve` of `_names` does."""
         claims = claims_of(self.claims, self.library)
         if self.require:
-            given = [
-                *claims.get("requires", ()),
-                *(name for some in self.require for name in some.split(",")),
-            ]
-            claims["requires"] = tuple(dict.fromkeys(map(str.strip, given)))
+            given = [*claims.get("requires", ()), *_names(self.require)]
+            claims["requires"] = tuple(dict.fromkeys(given))
         return resolve(self.target, self.backend, **claims)
 
     def extent(self) -> Extent:
@@ -44,7 +42,11 @@ class Options(NamedTuple):
             raise ValueError(f"--seed {self.seed} is of random calls; give their number with --examples")
         if self.examples and self.cases:
             raise ValueError("--case runs the given calls alone; leave --examples out")
-        return Extent(self.thorough, self.examples, self.seed or 0, self.cases)
+        if self.only and self.cases:
+            raise ValueError("--case runs the given calls alone; leave --only out")
+        if self.only and self.require:
+            raise ValueError("--require judges by every check; leave --only out")
+        return Extent(self.thorough, self.examples, self.seed or 0, self.cases, _names(self.only))
 
     def repeated(self) -> list[str]:
         """Return the arguments of ``python -m rope_array`` that judge the same."""
@@ -54,6 +56,11 @@ class Options(NamedTuple):
         pairs += [("--expect", one) for one in self.expected]
         pairs += [("--backend", self.backend)] if self.backend else []
         return ["check", self.target, *(text for pair in pairs for text in pair)]
+
+
+def _names(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in repeated options, each NAME[,NAME]."""
+    return tuple(name.strip() for names in options for name in names.split(","))
 
 
 def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any]:

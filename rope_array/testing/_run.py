@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -323,6 +323,7 @@ def run_checks(
     examples: int = 0,
     seed: int = 0,
     cases: Iterable[str] = (),
+    only: Iterable[str] = (),
     **claims: Any,
 ) -> Report:
     """Run every check on a target and report; a failure raises nothing.
@@ -342,6 +343,9 @@ def run_checks(
         Seed of the random calls.
     cases : iterable of str
         Calls to judge instead of the checks, each as the message of a failure shows it after ``--case``.
+    only : iterable of str
+        Names of the checks to run; a name without its dtype has every dtype. Random calls are judged in
+        addition, requirements are not: they are judged by every check. By default, all checks.
     **claims
         For a callable: fields of `Target`, and ``expected_failures``.
 
@@ -363,7 +367,8 @@ def run_checks(
     (False, ['failed'])
     """
     expected = claims.pop("expected_failures", None)
-    return _run(resolve(target, **claims), expected, Extent(thorough, examples, seed, tuple(cases)))
+    extent = _extent(thorough, examples, seed, cases, only)
+    return _run(resolve(target, **claims), expected, extent)
 
 
 def check_backend(
@@ -374,6 +379,7 @@ def check_backend(
     examples: int = 0,
     seed: int = 0,
     cases: Iterable[str] = (),
+    only: Iterable[str] = (),
     **claims: Any,
 ) -> Report:
     """Run every check on a target; raise unless exactly the expected failures fail.
@@ -384,7 +390,7 @@ def check_backend(
         As in `iter_checks`.
     expected_failures : mapping of str to str, optional
         Names of checks known to fail, each with the reason and a link; added to the target's own.
-    thorough, examples, seed, cases
+    thorough, examples, seed, cases, only
         As in `run_checks`.
     **claims
         For a callable: fields of `Target`.
@@ -410,7 +416,7 @@ def check_backend(
     True
     """
     resolved = resolve(target, **claims)
-    report = _run(resolved, expected_failures, Extent(thorough, examples, seed, tuple(cases)))
+    report = _run(resolved, expected_failures, _extent(thorough, examples, seed, cases, only))
     if not report.ok:
         cause = [f"  {report.cause}"] if report.cause else []
         failures = map(_line, report.of(FAILED, UNEXPECTED))
@@ -423,17 +429,40 @@ def _line(result: Result) -> str:
 
 
 class Extent(NamedTuple):
-    """Which checks to run: the thorough ones too, random calls too, or calls given as text instead."""
+    """Which checks to run: the thorough ones too, random calls too, calls given as text, or named checks."""
 
     thorough: bool = False
     examples: int = 0
     seed: int = 0
     cases: Sequence[str] = ()
+    only: Sequence[str] = ()
 
     def checks_for(self, target: Target) -> tuple[Check, ...]:
         """Return the checks to run on a target, in order."""
         extra = extra_checks(self.examples, self.seed, self.cases)
-        return extra if self.cases else (*checks(), *extra, *required_checks(target))
+        if self.cases:
+            return extra
+        if self.only:
+            return (*_named(self.only), *extra)
+        return (*checks(), *extra, *required_checks(target))
+
+
+def _extent(thorough: bool, examples: int, seed: int, cases: Iterable[str], only: Iterable[str]) -> Extent:
+    """Return the extent that keywords ask for."""
+    if isinstance(only, str):
+        raise ValueError(f"only is {only!r}; give a collection of names")
+    cases, only = tuple(cases), tuple(only)
+    if cases and only:
+        raise ValueError("cases are judged alone; leave only out")
+    return Extent(thorough, examples, seed, cases, only)
+
+
+def _named(names: Sequence[str]) -> tuple[Check, ...]:
+    """Return the checks with these names; a name without brackets has the checks of every dtype."""
+    bases = {check.name: check.name.partition("[")[0] for check in checks()}
+    for name in names:
+        _check_known("only", name, [*bases.values(), *bases])
+    return tuple(check for check in checks() if not {check.name, bases[check.name]}.isdisjoint(names))
 
 
 def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> Report:
@@ -452,13 +481,20 @@ def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
     known = [check.name for check in dict.fromkeys((*checks(), *every))]
     for name in expected:
-        if name not in known:
-            bases = list(dict.fromkeys(each.partition("[")[0] for each in known))
-            near = [k for k in known if k.startswith(f"{name}[")] or get_close_matches(str(name), bases)
-            hint = f"; similar: {', '.join(near)}" if near else ""
-            raise ValueError(f"expected_failures: no check is named {name!r}{hint}")
+        _check_known("expected_failures", name, known)
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):
         raise ValueError(f"expected_failures: give the reason, and a link, of {', '.join(empty)}")
+
+
+def _check_known(option: str, name: object, known: Collection[str]) -> None:
+    """Raise ValueError unless `name` is one of `known` names of checks; show those like it."""
+    if name in known:
+        return
+    base = str(name).partition("[")[0]
+    bases = dict.fromkeys(each.partition("[")[0] for each in known)
+    near = [each for each in known if each.startswith(f"{base}[")] or get_close_matches(base, bases)
+    hint = f"; similar: {', '.join(near)}" if near else ""
+    raise ValueError(f"{option}: no check is named {name!r}{hint}")
 
 
 def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:

@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="capabilities that a callable has to have; repeatable",
     )
+    group.addoption(
+        "--rope-only",
+        metavar="CHECK[,CHECK]",
+        action="append",
+        default=[],
+        help="run these checks of the suite alone, as with `python -m rope_array check --only`; repeatable",
+    )
     group.addoption("--rope-thorough", action="store_true", help="run the checks that take long, too")
     group.addoption("--rope-examples", metavar="N", type=int, default=0, help="judge N random calls, too")
     group.addoption("--rope-seed", metavar="N", type=int, help="the seed of the random calls (default: 0)")
@@ -59,8 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Options without effect if no target is given.
 _OF_TARGETS = (
-    "--rope-library", "--rope-claim", "--rope-expect", "--rope-require", "--rope-thorough",
-    "--rope-examples", "--rope-seed", "--rope-timeout", "--rope-in-process",
+    "--rope-library", "--rope-claim", "--rope-expect", "--rope-require", "--rope-only",
+    "--rope-thorough", "--rope-examples", "--rope-seed", "--rope-timeout", "--rope-in-process",
 )  # fmt: skip
 _JUDGEMENTS = pytest.StashKey[list[Judgement]]()
 
@@ -135,6 +142,7 @@ def _judgement_of(config: pytest.Config, target: str) -> Judgement:
         thorough=option("--rope-thorough"),
         examples=option("--rope-examples"),
         seed=option("--rope-seed"),
+        only=option("--rope-only"),
     )
     return Judgement(options, timeout=option("--rope-timeout"), in_process=option("--rope-in-process"))
 
