@@ -115,7 +115,8 @@ TELLING = (
     *("definition", "direction", "kind", "ranks", "norm", "combinations", "base", "inverse", "widths"),
     *("accuracy_small", "accuracy_2e16", "accuracy_2e20", "accuracy_int32", "accuracy_negative"),
     *("accuracy_float", "long_sequences_from_an_offset", "positions_of_python", "positions_broadcast"),
-    *("positions_of_a_batch", "positions_of_a_batch_decoding", "same_bits_in_a_batch", "sizes_and_fields"),
+    *("positions_of_a_batch", "positions_of_a_batch_decoding", "positions_of_many_batches"),
+    *("positions_transposed", "positions_expanded", "batch_positions_of_three_axes", "sizes_and_fields"),
     *("inputs_unchanged", "no_aliasing"),
 )
 

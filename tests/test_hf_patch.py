@@ -280,7 +280,7 @@ def twice_as_large(function_layout, arrays, cos, sin, axis):
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-@MODES
+@pytest.mark.parametrize("angles", ["exact", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_compiled_models_call_the_replacements(angles, monkeypatch):
     """Dynamo finds globals by the name of a function's module: it must not find the originals."""
     model, other = MODELS["llama"].build(), MODELS["llama"].build()
@@ -322,7 +322,7 @@ def test_methods_compiled_before_and_after(monkeypatch):
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-@pytest.mark.parametrize("name", ["llama", "phi3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("phi3", marks=pytest.mark.nightly)])
 def test_compiled_models_have_no_more_graphs_than_before(name):
     """One for the first length, and one for all others."""
     model = MODELS[name].build()
