@@ -11,14 +11,24 @@ TESTS = str(Path(__file__).parent)
 
 def run(script, *arguments, **environment):
     """Run a script, which may import the tests' helpers; return its output. AssertionError if it fails."""
+    return _run("the script", "-c", textwrap.dedent(script), *arguments, **environment)
+
+
+def torchrun(processes, path, *arguments):
+    """Run a file on several processes of PyTorch; return the output of all. AssertionError if one fails."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    return _run(path, *launcher, path, *arguments, OMP_NUM_THREADS="1")
+
+
+def _run(name, *command, **environment):
     paths = [TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, f"the script failed:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{name} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout

@@ -3,10 +3,7 @@
 `test_torch.py::test_dtensor` has the values of DTensors on a mesh of one axis.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import child
@@ -25,22 +22,6 @@ EXAMPLES = sorted(map(str, (docs_blocks.DOCS / "examples").glob("*.py")))
 CASES = str(Path(child.TESTS, "torchrun_cases.py"))
 
 
-def torchrun(processes, script, *arguments):
-    """Run a script on several processes; return the output of all. AssertionError if one fails."""
-    paths = [child.TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
-    done = subprocess.run(
-        [sys.executable, *launcher, script, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, f"{script} failed:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 # Each rank has its own process, as PyTorch caches a mesh and its rank.
 @pytest.mark.parametrize("rank", [3, pytest.param(0, marks=pytest.mark.nightly)], ids="rank {}".format)
 def test_sharded_gradients_and_compiled_programs_communicate_nothing(rank):
@@ -57,7 +38,7 @@ def check_losses(lines):
 
 
 def test_examples_and_cases_on_two_processes():
-    lines = torchrun(2, CASES, *EXAMPLES).splitlines()
+    lines = child.torchrun(2, CASES, *EXAMPLES).splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith("one process")]
     assert len(starts) == len(EXAMPLES)
     for start, stop in zip(starts, [*starts[1:], None], strict=True):
@@ -67,12 +48,12 @@ def test_examples_and_cases_on_two_processes():
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).stem)
 def test_examples_on_four_processes(path):
-    check_losses(torchrun(4, path).splitlines())
+    check_losses(child.torchrun(4, path).splitlines())
 
 
 @pytest.mark.nightly
 def test_cases_on_four_processes():
-    torchrun(4, CASES)
+    child.torchrun(4, CASES)
 
 
 def test_the_page_names_every_example():

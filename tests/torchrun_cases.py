@@ -144,14 +144,33 @@ def case_fsdp_shards_learned_frequencies(mesh):
     close(losses(make, mesh), losses(make))
 
 
+class Rotating(Model):
+    """A model that makes one Rotation for all layers."""
+
+    def forward(self, x, positions):
+        return super().forward(x, ROPE.rotation(positions, like=x))
+
+
 def case_fsdp_in_mixed_precision(mesh):
-    """FSDP2 casts floating inputs of a module: a Rotation among them is refused, positions are exact."""
-    x, half = normal(2, 6, 16), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    rotary = fully_shard(Model(Layer(RotaryEmbedding(ROPE))), mesh=mesh, mp_policy=half)
-    assert rotary(x, torch.arange(6) * 1_000_003).isfinite()
-    passed = fully_shard(Model(Layer()), mesh=mesh, mp_policy=half)
-    with pytest.raises(ra.ArrayTypeError, match="must stay float32 or float64"):
-        passed(x, ROPE.rotation(range(6), like=x))
+    """FSDP2 casts floating inputs of a module: a Rotation among them is refused, and both remedies work."""
+    x, positions, half = normal(2, 6, 16), torch.arange(6) * 1_000_003, torch.bfloat16
+
+    def loss(model, layer_casts):
+        for layer in model.layers:
+            policy = MixedPrecisionPolicy(param_dtype=half, cast_forward_inputs=layer_casts)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=half))(x, positions)
+
+    def made(cls, *arguments):
+        torch.manual_seed(0)
+        return cls(*(Layer(*arguments) for _ in range(2)))
+
+    with pytest.raises(ra.ArrayTypeError, match="FSDP casts .* Pass the positions on .* cast_forward_inputs=F"):
+        loss(made(Rotating), True)
+    with torch.no_grad():
+        truth = made(Rotating).to(half)(x.to(half), positions)
+    assert torch.equal(loss(made(Model, RotaryEmbedding(ROPE)), True), truth)
+    assert torch.equal(loss(made(Rotating), False), truth)
 
 
 def main():

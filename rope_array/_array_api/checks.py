@@ -120,10 +120,7 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
                 "make the rotation on x's device: rope.rotation(pos, like=x)."
             )
         if dtype_name(table) not in ("float32", "float64"):
-            raise ArrayTypeError(
-                f"a table of the rotation is {describe(table)}; cos and sin must stay float32 or float64, "
-                "also in models of 16-bit floats. Make them with rope.rotation(pos, like=x)."
-            )
+            raise _cast_table(table, lib)
         if need_float64 and not computes_in_float64(table):
             raise ArrayTypeError(
                 "x is float64 and the rotation's tables are float32, which would give float64 results of "
@@ -139,6 +136,21 @@ def _check_tables(xs: Arrays, tables: Tables, need_float64: bool, lib: Library) 
             f"the rotation's tables have the shapes {cos} and {sin}; both need one shape, "
             f"whose last axis has {count} pairs. Make them with rope.rotation(pos, like=x)."
         )
+
+
+def _cast_table(table: Any, lib: Library) -> ArrayTypeError:
+    text = (
+        f"a table of the rotation is {describe(table)}; cos and sin must stay float32 or float64, also in "
+        "models of 16-bit floats, and a cast has changed them since they were made."
+    )
+    remedy = "Pass the positions on instead, and make the rotation where it is used: rope.rotation(pos, like=x)."
+    if lib.name != "torch":
+        return ArrayTypeError(f"{text} {remedy}")
+    return ArrayTypeError(
+        f"{text} Mixed precision of FSDP casts the floating inputs of a module, a Rotation's tables too. "
+        f"{remedy} Or let FSDP cast the inputs of the whole model only: shard its layers with "
+        "MixedPrecisionPolicy(..., cast_forward_inputs=False)."
+    )
 
 
 def check_frequencies(inv_freq: Any, like: Any, lib: Library) -> None:

@@ -18,6 +18,7 @@ import torch
 from rope_array import _dispatch
 from rope_array._array_api.source import Tables
 from rope_array._dynamo import traced_memo
+from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
 Function = Callable[..., Any]
@@ -182,11 +183,17 @@ def _rotate(
 # ---- replacements ----
 
 
-def make_rotate_function(function_layout: RotaryFunction, exact: bool) -> Function:
-    """Return the function that replaces a model's, and calls it where the layout does not fit."""
+def make_rotate_function(
+    function_layout: RotaryFunction, exact: bool, *, rounded_tables: bool = False
+) -> Function:
+    """Return the function that replaces a model's, and calls it where the layout does not fit.
+
+    `rounded_tables`: with exact angles, whether the rotary module returns tables of 16 bits itself.
+    """
+    by_model = _by_model(function_layout, exact, rounded_tables)
     if function_layout.is_single:
-        return _replace_one(function_layout, exact)
-    two = _replace_two(function_layout, exact)
+        return _replace_one(function_layout, exact, by_model)
+    two = _replace_two(function_layout, exact, by_model)
 
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
@@ -196,8 +203,7 @@ def make_rotate_function(function_layout: RotaryFunction, exact: bool) -> Functi
     return with_position_ids if "position_ids" in parameters(function_layout.function) else two
 
 
-def _replace_two(function_layout: RotaryFunction, exact: bool) -> Function:
-    by_model = _by_model(function_layout, exact)
+def _replace_two(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     is_supported = _is_supported if exact else _is_supported_in_float32
     unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
@@ -220,8 +226,7 @@ def _replace_two(function_layout: RotaryFunction, exact: bool) -> Function:
     return apply_rotary_pos_emb
 
 
-def _replace_one(function_layout: RotaryFunction, exact: bool) -> Function:
-    by_model = _by_model(function_layout, exact)
+def _replace_one(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     is_supported = _is_supported if exact else _is_supported_in_float32
     unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
@@ -235,9 +240,11 @@ def _replace_one(function_layout: RotaryFunction, exact: bool) -> Function:
     return apply_rotary_pos_emb
 
 
-def _by_model(function_layout: RotaryFunction, exact: bool) -> Function:
+def _by_model(function_layout: RotaryFunction, exact: bool, rounded_tables: bool) -> Function:
     """Return a function that calls the model's."""
-    own = keep_input_dtype(function_layout.function) if exact else function_layout.function
+    own = function_layout.function
+    if exact:
+        own = keep_input_dtype(own, rounded_tables)
     takes_dim = function_layout.seq_axis is None
 
     def by_model(arrays: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
@@ -271,13 +278,38 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
 
 
-def keep_input_dtype(function: Function) -> Function:
+def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Function:
     """Return a function that calls another with float32 tables, and keeps the dtype of the input."""
+    check = None if rounded_tables else _make_check(function)
 
     def rounded(first: Any, *args: Any, **options: Any) -> Any:
+        if check is not None:
+            check(first, *args, **options)
         result, dtype = function(first, *args, **options), first.dtype
         if isinstance(result, tuple):
             return tuple(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in result)
         return result.to(dtype)
 
     return rounded
+
+
+SMALL_FLOATS = (torch.float16, torch.bfloat16)
+
+
+def _make_check(function: Function) -> Callable[..., None]:
+    """Return a function that takes the arguments of another, and raises if its cos has 16 bits."""
+    index = parameters(function).index("cos")
+
+    def check(*args: Any, **options: Any) -> None:
+        cos = args[index] if index < len(args) else options.get("cos")
+        if isinstance(cos, torch.Tensor) and cos.dtype in SMALL_FLOATS:
+            dtype = str(cos.dtype).removeprefix("torch.")
+            raise PatchError(
+                f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. "
+                f"Something cast them on the way, such as FSDP's mixed precision, which casts the inputs of a "
+                f"module. Shard the layers with MixedPrecisionPolicy(param_dtype=torch.{dtype}, "
+                "cast_forward_inputs=False) and leave the cast of x to the model around them, or keep the "
+                "model's own numbers: patch with angles='float32'."
+            )
+
+    return check

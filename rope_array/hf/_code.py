@@ -24,10 +24,13 @@ class Code:
     ----------
     exact
         Whether the angles are exact.
+    rounded
+        The names of the Python modules whose rotary modules return tables in the model's dtype.
     """
 
     def __init__(self, exact: bool):
         self.exact = exact
+        self.rounded: set[str] = set()
         self._alive: list[Any] = []  # keeps the objects alive whose ids are keys
         self._memo: dict[Any, Any] = {}
 
@@ -65,17 +68,18 @@ class Code:
         return self._cached("rebound", method, lambda: self._rebind(method))
 
     def _rebind(self, method: Any) -> Any:
-        found = {name: self._replacement(f) for name, f in self.functions(method).items()}
+        rounded = bool(python_modules({"": method}) & self.rounded)
+        found = {name: self._replacement(f, rounded) for name, f in self.functions(method).items()}
         return rebind(method, {name: f for name, f in found.items() if f is not None})
 
-    def _replacement(self, function: Any) -> Any:
+    def _replacement(self, function: Any, rounded: bool) -> Any:
         function_layout = self.layout(function)
         if function_layout is not None:
-            return _attention.make_rotate_function(function_layout, self.exact)
+            return _attention.make_rotate_function(function_layout, self.exact, rounded_tables=rounded)
         if not self.exact:
             return None
         # It may rotate a part of the features at a time, by a function whose layout is known.
-        return self.rebound(function) or _attention.keep_input_dtype(function)
+        return self.rebound(function) or _attention.keep_input_dtype(function, rounded)
 
     def _cached(self, what: str, key: Any, make: Any) -> Any:
         if (what, id(key)) not in self._memo:

@@ -113,6 +113,8 @@ class _Patcher:
                 inline = self._is_inline(type(plan.module).__module__)
                 methods["forward"] = _rotary.make_forward(plan, in_float32=not inline)
                 rounded = inline and plan.keeps_dtype
+                if rounded:
+                    self.code.rounded.add(type(plan.module).__module__)
                 part = "exact tables" + (", in the model's dtype" if rounded else "")
                 ropes = plan.ropes
             entry = Entry(plan.name, type(plan.module).__name__, ropes, part)

@@ -13,6 +13,7 @@ from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
 
 from ._attention import ARRANGED, parameters
+from ._layer_tables import LayerTables
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
@@ -329,18 +330,24 @@ def make_forward(plan: RotaryPlan, in_float32: bool) -> Callable[..., Any]:
     `in_float32`: keep the tables float32 in half precision.
     """
     makers = {kind: make_tables(found) for kind, found in plan.formats.items()}
-    casts = plan.keeps_dtype and not in_float32
+    pass_on = _round_to_input if plan.keeps_dtype and not in_float32 else _keep_precision
     make = next(iter(makers.values()))
 
     def forward(self: Any, x: Any, position_ids: Any) -> Any:
-        tables = make(x, position_ids)
-        return tuple(table.to(x.dtype) for table in tables) if casts else tables
+        return pass_on(make(x, position_ids), x)
 
     def forward_by_type(self: Any, x: Any, position_ids: Any, layer_type: Any = None) -> Any:
-        tables = makers[layer_type](x, position_ids)
-        return tuple(table.to(x.dtype) for table in tables) if casts else tables
+        return pass_on(makers[layer_type](x, position_ids), x)
 
     return forward_by_type if "layer_type" in parameters(type(plan.module).forward) else forward
+
+
+def _round_to_input(tables: Any, x: Any) -> Any:
+    return tuple(table.to(x.dtype) for table in tables)
+
+
+def _keep_precision(tables: Any, x: Any) -> Any:
+    return tables if isinstance(tables, torch.Tensor) else LayerTables(*tables)
 
 
 def make_tables(table_format: TableFormat) -> Callable[[Any, Any], Any]:

@@ -1,0 +1,30 @@
+"""Cos and sin on their way from a model's rotary module to its layers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+class LayerTables:
+    """A pair of tables that tools which cast the inputs of a layer do not enter.
+
+    FSDP's mixed precision casts each floating tensor among the arguments of a layer, also inside of tuples,
+    lists, dicts and dataclasses. This is none of them. Code that unpacks or indexes a pair works as before.
+    """
+
+    __slots__ = ("cos", "sin")
+
+    def __init__(self, cos: Any, sin: Any):
+        self.cos, self.sin = cos, sin
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.cos, self.sin))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.cos, self.sin)[index]
+
+    def to(self, device: Any, non_blocking: bool = False) -> "LayerTables":
+        """Return the tables on another device, as the hooks of accelerate call it."""
+        return LayerTables(*(table.to(device, non_blocking=non_blocking) for table in self))
