@@ -25,6 +25,7 @@ Function = Callable[..., Any]
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
 QK_PARAMETERS = ("q", "k", "cos", "sin")
 X_PARAMETERS = ("x", "cos", "sin")
+NARROW = (torch.float16, torch.bfloat16)
 OPTIONS = ((), ("unsqueeze_dim",), ("position_ids", "unsqueeze_dim"))
 
 
@@ -293,16 +294,13 @@ def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Functi
     return rounded
 
 
-SMALL_FLOATS = (torch.float16, torch.bfloat16)
-
-
 def _make_check(function: Function) -> Callable[..., None]:
     """Return a function that takes the arguments of another, and raises if its cos has 16 bits."""
     index = parameters(function).index("cos")
 
     def check(*args: Any, **options: Any) -> None:
         cos = args[index] if index < len(args) else options.get("cos")
-        if isinstance(cos, torch.Tensor) and cos.dtype in SMALL_FLOATS:
+        if isinstance(cos, torch.Tensor) and cos.dtype in NARROW:
             dtype = str(cos.dtype).removeprefix("torch.")
             raise PatchError(
                 f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. "

@@ -115,10 +115,15 @@ class _Patcher:
                 rounded = inline and plan.keeps_dtype
                 if rounded:
                     self.code.rounded.add(type(plan.module).__module__)
-                part = "exact tables" + (", in the model's dtype" if rounded else "")
+                part = f"exact tables{self._notes(plan, rounded)}"
                 ropes = plan.ropes
             entry = Entry(plan.name, type(plan.module).__name__, ropes, part)
             yield _Step(Module(plan.name, plan.module), methods, entry)
+
+    @staticmethod
+    def _notes(plan: RotaryPlan, rounded: bool) -> str:
+        stored = f" of the checkpoint's frequencies, which are {plan.stored_as}" if plan.stored_as else ""
+        return stored + (", in the model's dtype" if rounded else "")
 
     def attention_steps(self) -> Iterator[_Step]:
         """Yield the steps for modules whose methods call a rotary function."""

@@ -12,7 +12,7 @@ from rope_array._errors import ConfigError
 from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
 
-from ._attention import ARRANGED, parameters
+from ._attention import ARRANGED, NARROW, parameters
 from ._layer_tables import LayerTables
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
@@ -45,6 +45,8 @@ class TableFormat:
         "plain", "first", "last" or "last batched": the axis of the positions that has the coordinates.
     has_batch_axis
         Whether the module adds a first axis of size 1.
+    stored_as
+        The dtype of 16 bits to which the checkpoint's frequencies are rounded, by name; None if they are not.
     """
 
     rope: RoPE
@@ -52,6 +54,7 @@ class TableFormat:
     sign: int
     coordinates: str
     has_batch_axis: bool
+    stored_as: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class RotaryPlan:
     module: Any
     formats: dict[str | None, TableFormat]
     keeps_dtype: bool  # whether its tables have x's dtype
+
+    @property
+    def stored_as(self) -> str | None:
+        """As in the formats, if one of them has it."""
+        return next((each.stored_as for each in self.formats.values() if each.stored_as), None)
 
     @property
     def ropes(self) -> Any:
@@ -87,6 +95,12 @@ def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
         raise UnsupportedModule("its buffers are on the device meta: load the weights first")
     if not has_frequencies(module):
         raise UnsupportedModule("it keeps no inverse frequencies")
+    for buffer in _stored_frequencies(module).values():
+        if buffer.dtype in NARROW:
+            raise UnsupportedModule(
+                f"its frequencies are part of the checkpoint, and a cast to {_name_of(buffer.dtype)} has rounded "
+                "them; load the model again, patch it, then cast it"
+            )
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
         raise UnsupportedModule(f"its forward takes ({', '.join(names[1:])}), not (x, position_ids)")
@@ -99,6 +113,13 @@ def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
 def has_frequencies(module: Any) -> bool:
     """Return whether a module keeps inverse frequencies, as rotary modules do."""
     return any(name.endswith("inv_freq") for name in module._buffers)
+
+
+def _stored_frequencies(module: Any) -> dict[str, Any]:
+    """Return the frequencies that are part of a module's checkpoints, by name."""
+    left_out = module._non_persistent_buffers_set
+    buffers = module._buffers.items()
+    return {n: b for n, b in buffers if n.endswith("inv_freq") and n not in left_out and b is not None}
 
 
 def layer_types(module: Any) -> tuple[str | None, ...]:
@@ -182,12 +203,13 @@ def _probe_of(module: Any) -> Any:
 def _match(module: Any, rope: RoPE, kind: str | None) -> TableFormat:
     """Return how a module arranges the tables of a rope; raise ConfigMismatch if it has other numbers."""
     probe = _probe_of(module)
+    rope, stored_as = _as_stored(probe, rope)
     _check_frequencies(probe, rope, kind)
     count = _coordinates(rope)
     difference = None
     for coordinates, has_batch_axis in _forms(count):
         positions = _positions(count, coordinates)
-        table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis)
+        table_format = TableFormat(rope, "", 1, coordinates, has_batch_axis, stored_as)
         try:
             theirs = _call(probe, torch.zeros(1, 1, dtype=torch.float32), table_format, kind, positions)
         except Exception:  # whatever a module raises for positions of another shape
@@ -250,7 +272,7 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
         return
     want = torch.tensor(rope.at_length(1).frequencies, dtype=torch.float64).abs()
     nearest = want[(buffer.double().abs().flatten()[:, None] - want).abs().argmin(-1)].reshape(buffer.shape)
-    small = buffer.dtype in (torch.float16, torch.bfloat16)
+    small = buffer.dtype in NARROW
     dtype = torch.finfo(buffer.dtype)
     eps = 4 * dtype.eps if small else 40 * EPS
     smallest = dtype.eps * dtype.tiny  # subnormal numbers of float16 are multiples of it
@@ -263,6 +285,31 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
     if small:
         for each in (name, name.replace("original_", "")):
             probe._buffers[each] = nearest.float()
+
+
+def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
+    """Return a rope with the frequencies of the checkpoint if they are the rope's, rounded to 16 bits.
+
+    The second result is the name of that dtype, or None. Published files of ESM-2 hold such frequencies: the
+    model has used them since it was trained.
+    """
+    buffer = _stored_frequencies(probe).get("inv_freq")
+    if buffer is None or rope.scaling is not None or buffer.shape != (rope.rotary_dim // 2,):
+        return rope, None
+    stored, exact = buffer.double(), torch.tensor(rope.frequencies, dtype=torch.float64)
+    off = (stored - exact).abs()
+    if (off <= 40 * EPS * exact).all():
+        return rope, None
+    for dtype in NARROW:
+        limits = torch.finfo(dtype)
+        near = off <= limits.eps * (exact + limits.tiny)
+        if torch.equal(stored, stored.to(dtype).double()) and near.all():
+            return replace(rope, base=RoPE.base, inv_freq=tuple(stored.tolist())), _name_of(dtype)
+    return rope, None
+
+
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _arrangement(
@@ -382,14 +429,11 @@ def _reader_first(count: int) -> Callable[[Any], Any]:
     return read
 
 
-SMALL_FLOATS = (torch.float16, torch.bfloat16, torch.bool)
-
-
 def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
     """Return a function of (x, positions) that returns cos and sin of each pair."""
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        return rope.rotation(pos.float() if pos.dtype in SMALL_FLOATS else pos, like=x)
+        return rope.rotation(pos.float() if pos.dtype in (*NARROW, torch.bool) else pos, like=x)
 
     return cos_sin
 
