@@ -9,6 +9,7 @@ import contextlib
 import copy
 import doctest
 import functools
+import pathlib
 import pickle
 import types
 from dataclasses import dataclass, field
@@ -520,16 +521,13 @@ def test_one_instance_changes_and_nothing_global(angles):
         assert not any(_attributes.MARK in vars(module) for module in other.modules())
 
 
-def test_a_model_is_patched_once_and_unpatched_once():
+def test_a_model_is_patched_once_and_unpatched_as_often_as_you_like():
     model = MODELS["llama"].build()
-    with pytest.raises(ra.PatchError, match="not patched"):
-        ra.hf.unpatch(model)
+    assert ra.hf.unpatch(model) is False
     ra.hf.patch(model)
     with pytest.raises(ra.PatchError, match="patched already"):
         ra.hf.patch(model, angles="float32")
-    ra.hf.unpatch(model)
-    with pytest.raises(ra.PatchError, match="not patched"):
-        ra.hf.unpatch(model)
+    assert [ra.hf.unpatch(model), ra.hf.unpatch(model)] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["glm", "gpt_neox", "llama"])
@@ -577,16 +575,29 @@ def test_defaults_of_new_tensors_change_no_patch(default):
     assert off(logits(model), want) < 1e-5
 
 
+def test_a_block_may_unpatch_the_model_itself():
+    model = MODELS["llama"].build()
+    with ra.hf.patched(model):
+        ra.hf.unpatch(model)
+    error = exception_of_a_block(model, lambda: ra.hf.unpatch(model))
+    assert not hasattr(error, "__notes__")
+
+
 def test_the_exception_of_the_block_is_raised_if_unpatching_fails():
     model = MODELS["llama"].build()
+    error = exception_of_a_block(model, lambda: setattr(model.model.rotary_emb, "forward", len))
+    assert "still patched. model.rotary_emb" in error.__notes__[0]
 
-    def fail():
+
+def exception_of_a_block(model, body):
+    def run():
         with ra.hf.patched(model):
-            ra.hf.unpatch(model)
+            body()
             raise KeyError("mine")
 
-    with pytest.raises(KeyError):
-        fail()
+    with pytest.raises(KeyError) as error:
+        run()
+    return error.value
 
 
 def test_a_compiled_model_whose_rule_depends_on_the_length():
@@ -685,20 +696,35 @@ def test_unloaded_frequencies_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("value", "given"),
+    ("value", "given", "remedy"),
     [
-        (None, "of the type NoneType"),
-        ("gpt2", "of the type str"),
-        (transformers.LlamaConfig(), "of the type LlamaConfig"),
-        (transformers.LlamaForCausalLM, "the class LlamaForCausalLM"),
+        (None, "of the type NoneType", ""),
+        ("gpt2", "'gpt2' (str)", ": load it first, by {}.from_pretrained, and pass the result"),
+        (
+            pathlib.Path("gpt2"),
+            f"of the type {type(pathlib.Path()).__name__}",
+            ": load it first, by {}.from_pretrained, and pass the result",
+        ),
+        (
+            transformers.LlamaConfig(),
+            "of the type LlamaConfig",
+            ": make it first, by {}.from_config, and pass the result",
+        ),
+        (transformers.LlamaForCausalLM, "the class LlamaForCausalLM", ", an instance of the class"),
+        (
+            types.SimpleNamespace(model=torch.nn.Linear(2, 2)),
+            "of the type SimpleNamespace",
+            ": its attribute model",
+        ),
     ],
-    ids=["None", "string", "config", "class"],
+    ids=["None", "name", "path", "config", "class", "pipeline"],
 )
-def test_non_modules_are_refused(value, given):
+def test_non_modules_are_refused(value, given, remedy):
     for call in (ra.hf.patch, ra.hf.unpatch):
         with pytest.raises(ra.PatchError) as error:
             call(value)
-        assert str(error.value) == f"the model is {given}; give a torch.nn.Module."
+        remedy = remedy.format("transformers.AutoModelForCausalLM")
+        assert str(error.value) == f"the model is {given}; give a torch.nn.Module{remedy}."
 
 
 def test_other_angles_are_refused():
@@ -878,3 +904,74 @@ def test_towers_that_are_not_known_are_left_alone(monkeypatch):
         type(model.model.language_model.rotary_emb), "forward", lambda self, x, ids, more: None
     )
     refused(model, "language_model.rotary_emb")
+
+
+# ---- checkpoints ----
+
+
+def test_saved_weights_do_not_contain_the_patch(tmp_path):
+    model = MODELS["llama"].build()
+    want = logits(model)
+    ra.hf.patch(model)
+    patched = logits(model)
+    model.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "state")
+    loaded, second = type(model).from_pretrained(tmp_path).eval(), MODELS["llama"].build()
+    second.load_state_dict(torch.load(tmp_path / "state"))
+    for other in (loaded, second):
+        assert torch.equal(logits(other), want)
+        ra.hf.patch(other)
+        assert torch.equal(logits(other), patched)
+
+
+def protein_model(change=None):
+    """A small ESM-2, whose frequencies are a part of the checkpoint."""
+    torch.manual_seed(0)
+    values = {"vocab_size": 33, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    values |= {"num_attention_heads": 4, "mask_token_id": 32, "pad_token_id": 1, "token_dropout": False}
+    config = transformers.EsmConfig(**values, position_embedding_type="rotary")
+    model = transformers.EsmModel(config, add_pooling_layer=False).eval()
+    if change is not None:
+        buffer = model.rotary_embeddings.inv_freq
+        buffer.copy_(change(buffer))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_frequencies_that_a_checkpoint_rounded_are_the_model_s(dtype, tmp_path):
+    protein_model(lambda buffer: buffer.to(dtype)).save_pretrained(tmp_path)
+    for load_as in (None, torch.float16):
+        model = transformers.EsmModel.from_pretrained(tmp_path, dtype=load_as, add_pooling_layer=False)
+        report = ra.hf.patch(model)
+        assert f"of the checkpoint's frequencies, which are {str(dtype)[6:]}" in report[0].replaced
+        frequencies = (10_000.0 ** (-torch.arange(8) / 8)).to(dtype).double()
+        assert report[0].rope.frequencies == tuple(frequencies.tolist())
+        pos = torch.tensor([[0, 1, 1_000, 1_000_003]])
+        cos, sin = model.rotary_embeddings(torch.zeros(1), pos)
+        angles = pos.double()[..., None] * frequencies
+        assert torch.allclose(cos[..., :8].double(), angles.cos(), atol=2e-7, rtol=0)
+        assert torch.allclose(sin[..., 8:].double(), angles.sin(), atol=2e-7, rtol=0)
+
+
+def test_checkpoints_in_full_precision_have_the_frequencies_of_the_config():
+    report = ra.hf.patch(protein_model())
+    assert (report[0].replaced, report[0].rope.inv_freq) == ("exact tables", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda b: (b * 1.004).half(), lambda b: b.half().float() * 1.0001, lambda b: b.half().flip(0)],
+    ids=["other base", "not rounded", "other order"],
+)
+def test_other_frequencies_of_a_checkpoint_are_refused(change):
+    refused(protein_model(change), "does not match its config")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_cast_that_rounds_the_frequencies_of_a_checkpoint_comes_after_the_patch(dtype):
+    model = protein_model()
+    ra.hf.patch(model)
+    pos = torch.tensor([[1_000_003]])
+    cos, _ = model.to(dtype).rotary_embeddings(torch.zeros(1, dtype=dtype), pos)
+    assert torch.equal(cos, ra.RoPE.from_config(model.config).rotation(pos, like=cos).full_width()[0])
+    refused(protein_model().to(dtype), "load the model again, patch it, then cast it")

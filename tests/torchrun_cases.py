@@ -165,7 +165,9 @@ def case_fsdp_in_mixed_precision(mesh):
         torch.manual_seed(0)
         return cls(*(Layer(*arguments) for _ in range(2)))
 
-    with pytest.raises(ra.ArrayTypeError, match="FSDP casts .* Pass the positions on .* cast_forward_inputs=F"):
+    with pytest.raises(
+        ra.ArrayTypeError, match=r"FSDP casts .* Pass the positions on .* cast_forward_inputs=F"
+    ):
         loss(made(Rotating), True)
     with torch.no_grad():
         truth = made(Rotating).to(half)(x.to(half), positions)

@@ -143,7 +143,9 @@ def _cast_table(table: Any, lib: Library) -> ArrayTypeError:
         f"a table of the rotation is {describe(table)}; cos and sin must stay float32 or float64, also in "
         "models of 16-bit floats, and a cast has changed them since they were made."
     )
-    remedy = "Pass the positions on instead, and make the rotation where it is used: rope.rotation(pos, like=x)."
+    remedy = (
+        "Pass the positions on instead, and make the rotation where it is used: rope.rotation(pos, like=x)."
+    )
     if lib.name != "torch":
         return ArrayTypeError(f"{text} {remedy}")
     return ArrayTypeError(

@@ -5,7 +5,7 @@ transformers; importing `rope_array.hf` needs neither.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from rope_array._errors import PatchError
@@ -20,6 +20,9 @@ def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Repor
 
     `patch` first compares the config's rope with the model's tables, and its functions with ours on small
     random arrays. Only then it changes the model.
+
+    The patch is on this model in this process. Saved weights do not contain it: call `patch` again after
+    `from_pretrained` or `load_state_dict`. `copy.deepcopy` copies it; pickle and ``torch.save(model)`` raise.
 
     Parameters
     ----------
@@ -58,7 +61,7 @@ def patch(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Repor
     return _patch.patch(model, angles)
 
 
-def unpatch(model: Any) -> None:
+def unpatch(model: Any) -> bool:
     """Undo `patch`: every module is as before.
 
     Parameters
@@ -68,13 +71,13 @@ def unpatch(model: Any) -> None:
 
     Returns
     -------
-    None
+    bool
+        Whether the model was patched. False, for example at a second call, if there was nothing to undo.
 
     Raises
     ------
     PatchError
-        The model is not patched, or another library has replaced a method that `patch` had set.
-        The model is unchanged.
+        Another library has replaced a method that `patch` had set. The model is unchanged.
 
     Examples
     --------
@@ -84,15 +87,19 @@ def unpatch(model: Any) -> None:
     >>> model = LlamaForCausalLM(config)
     >>> report = ra.hf.patch(model)
     >>> ra.hf.unpatch(model)
+    True
     """
     from . import _patch  # imported late: it needs torch
 
-    _patch.unpatch(model)
+    return _patch.unpatch(model)
 
 
 @contextmanager
 def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Iterator[Report]:
     """Patch a model inside a `with` block, and unpatch it on exit, also after an exception.
+
+    A block may unpatch the model itself. If unpatching fails after an exception in the block, the exception
+    gets a note.
 
     Parameters
     ----------
@@ -117,8 +124,10 @@ def patched(model: Any, *, angles: Literal["exact", "float32"] = "exact") -> Ite
     report = patch(model, angles=angles)
     try:
         yield report
-    except BaseException:
-        with suppress(PatchError):  # the exception of the block matters more
+    except BaseException as error:
+        try:
             unpatch(model)
+        except PatchError as reason:  # the exception of the block matters more
+            error.add_note(f"rope_array.hf: the model is still patched. {reason}")
         raise
     unpatch(model)

@@ -84,11 +84,9 @@ def _place_of(one: Module, name: str) -> tuple[str, Any]:
     )
 
 
-def restore(model: Any) -> None:
-    """Restore the attributes of every module, after a check of all of them."""
+def restore(model: Any) -> bool:
+    """Restore the attributes of every module, after a check of all of them. False if none is patched."""
     found = [Module(name, module) for name, module in model.named_modules() if MARK in vars(module)]
-    if not found:
-        raise PatchError("the model is not patched.")
     for one, values in [(one, _values_before(one)) for one in found]:
         own = vars(one.module)
         del own[MARK]
@@ -97,6 +95,7 @@ def restore(model: Any) -> None:
                 del own[name]
             else:
                 own[name] = value
+    return bool(found)
 
 
 def _values_before(one: Module) -> dict[str, Any]:

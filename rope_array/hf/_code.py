@@ -25,7 +25,7 @@ class Code:
     exact
         Whether the angles are exact.
     rounded
-        The names of the Python modules whose rotary modules return tables in the model's dtype.
+        The names of the Python modules with a rotary module that may return tables of 16 bits.
     """
 
     def __init__(self, exact: bool):

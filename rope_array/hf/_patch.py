@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
@@ -32,17 +33,29 @@ def patch(model: Any, angles: str) -> Report:
     return Report(tuple(step.entry for step in steps), tuple(patcher.left), angles)
 
 
-def unpatch(model: Any) -> None:
+def unpatch(model: Any) -> bool:
     """Undo `patch`; see `rope_array.hf.unpatch`."""
     _check_module(model)
-    restore(model)
+    return restore(model)
 
 
 def _check_module(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        # Not the repr: a config's has many lines.
-        given = describe(model) if isinstance(model, type) else f"of the type {type(model).__name__}"
-        raise PatchError(f"the model is {given}; give a torch.nn.Module.")
+    if isinstance(model, torch.nn.Module):
+        return
+    # Not the repr: a config's has many lines.
+    given = describe(model) if isinstance(model, type | str) else f"of the type {type(model).__name__}"
+    raise PatchError(f"the model is {given}; give a torch.nn.Module{_where_to_get_it(model)}.")
+
+
+def _where_to_get_it(model: Any) -> str:
+    """Return how a value that is no model leads to one; nothing for values without a known relation."""
+    if isinstance(model, str | PathLike):
+        return ": load it first, by transformers.AutoModelForCausalLM.from_pretrained, and pass the result"
+    if isinstance(model, type):
+        return ", an instance of the class"
+    if hasattr(model, "model_type"):
+        return ": make it first, by transformers.AutoModelForCausalLM.from_config, and pass the result"
+    return ": its attribute model" if isinstance(getattr(model, "model", None), torch.nn.Module) else ""
 
 
 @dataclass(frozen=True)
@@ -83,10 +96,12 @@ class _Patcher:
                     f"{Module(name, module)}: {difference}. The model does not match its config; "
                     "reload it, or correct the config."
                 ) from None
-            except (UnsupportedModule, RoPEError) as reason:
+            except (UnsupportedModule, RoPEError) as error:
+                reason = str(error).removesuffix(".")
                 if _rotary.has_frequencies(module) and not TOWER.search(f"{name} {cls}"):
                     raise PatchError(f"{Module(name, module)}: {reason}.") from None
-                self.left.append(Left(name, cls, str(reason)))
+                self.left.append(Left(name, cls, reason))
+                self.code.rounded.add(type(module).__module__)  # its own tables may have 16 bits
 
     def _model_of(self, name: str) -> Any:
         """Return the outermost module around a module that has a config."""

@@ -98,8 +98,8 @@ def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
     for buffer in _stored_frequencies(module).values():
         if buffer.dtype in NARROW:
             raise UnsupportedModule(
-                f"its frequencies are part of the checkpoint, and a cast to {_name_of(buffer.dtype)} has rounded "
-                "them; load the model again, patch it, then cast it"
+                f"its frequencies are part of the checkpoint, and a cast to {_name_of(buffer.dtype)} has "
+                "rounded them; load the model again, patch it, then cast it"
             )
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):

@@ -89,7 +89,9 @@ def train(model):
     """Return the loss and the gradients of one step."""
     loss = model(IDS, position_ids=POSITIONS, labels=IDS, use_cache=False).loss
     loss.backward()
-    gradients = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+    gradients = [
+        p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()
+    ]
     return [loss.detach().float(), *gradients]
 
 
@@ -205,7 +207,7 @@ def test_tables_that_a_model_repacks_are_refused_once_cast(mesh):
         ra.hf.patch(model)
         with torch.no_grad():
             if layers_cast:
-                with pytest.raises(ra.PatchError, match="Shard the layers with .*cast_forward_inputs=False"):
+                with pytest.raises(ra.PatchError, match=r"Shard the layers with .*cast_forward_inputs=False"):
                     model(image, grid_thw=grid)
             else:
                 results.append(model(image, grid_thw=grid).last_hidden_state)
@@ -224,7 +226,9 @@ def shard_tower(model, mesh, layers_cast):
 
 def cast_inputs(module, arguments, options):
     """Cast as engines for half precision do, in a hook of each layer."""
-    return tree_map(lambda x: x.to(HALF) if torch.is_tensor(x) and x.is_floating_point() else x, (arguments, options))
+    return tree_map(
+        lambda x: x.to(HALF) if torch.is_tensor(x) and x.is_floating_point() else x, (arguments, options)
+    )
 
 
 def send_inputs(module, arguments, options):
