@@ -304,8 +304,8 @@ def _make_check(function: Function) -> Callable[..., None]:
             dtype = str(cos.dtype).removeprefix("torch.")
             raise PatchError(
                 f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. "
-                "They were cast on the way, for example by mixed precision of FSDP, which casts the inputs of a "
-                f"module. Shard the layers with MixedPrecisionPolicy(param_dtype=torch.{dtype}, "
+                "A tool has cast them on the way, as mixed precision of FSDP casts the inputs of a module. "
+                f"Shard the layers with MixedPrecisionPolicy(param_dtype=torch.{dtype}, "
                 "cast_forward_inputs=False) and leave the cast of x to the model around them, or keep the "
                 "model's own numbers: patch with angles='float32'."
             )
