@@ -21,7 +21,7 @@ import transformers
 from hf._compare import is_same, off, state
 
 import rope_array as ra
-from rope_array.hf import _attention, _attributes
+from rope_array.hf import _attention, _attributes, _patch
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -699,16 +699,16 @@ def test_unloaded_frequencies_are_refused():
     ("value", "given", "remedy"),
     [
         (None, "of the type NoneType", ""),
-        ("gpt2", "'gpt2' (str)", ": load it first, by {}.from_pretrained, and pass the result"),
+        ("gpt2", "'gpt2' (str)", ": load it first, by from_pretrained of {}, and pass the result"),
         (
             pathlib.Path("gpt2"),
             f"of the type {type(pathlib.Path()).__name__}",
-            ": load it first, by {}.from_pretrained, and pass the result",
+            ": load it first, by from_pretrained of {}, and pass the result",
         ),
         (
             transformers.LlamaConfig(),
             "of the type LlamaConfig",
-            ": make it first, by {}.from_config, and pass the result",
+            ": make it first, by from_config of {}, and pass the result",
         ),
         (transformers.LlamaForCausalLM, "the class LlamaForCausalLM", ", an instance of the class"),
         (
@@ -720,11 +720,11 @@ def test_unloaded_frequencies_are_refused():
     ids=["None", "name", "path", "config", "class", "pipeline"],
 )
 def test_non_modules_are_refused(value, given, remedy):
+    text = f"the model is {given}; give a torch.nn.Module{remedy.format(_patch.CLASSES)}."
     for call in (ra.hf.patch, ra.hf.unpatch):
         with pytest.raises(ra.PatchError) as error:
             call(value)
-        remedy = remedy.format("transformers.AutoModelForCausalLM")
-        assert str(error.value) == f"the model is {given}; give a torch.nn.Module{remedy}."
+        assert str(error.value) == text
 
 
 def test_other_angles_are_refused():

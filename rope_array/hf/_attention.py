@@ -21,11 +21,11 @@ from rope_array._dynamo import traced_memo
 from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
+NARROW = (torch.float16, torch.bfloat16)
 Function = Callable[..., Any]
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
 QK_PARAMETERS = ("q", "k", "cos", "sin")
 X_PARAMETERS = ("x", "cos", "sin")
-NARROW = (torch.float16, torch.bfloat16)
 OPTIONS = ((), ("unsqueeze_dim",), ("position_ids", "unsqueeze_dim"))
 
 

@@ -17,6 +17,7 @@ from ._report import Entry, Left, Report
 from ._rotary import ConfigMismatch, RotaryPlan, UnsupportedModule
 
 TOWER = re.compile("vision|visual|image|video|audio|speech|tower|codec", re.IGNORECASE)
+CLASSES = "transformers.AutoModelForCausalLM, or another Auto class that fits the model"
 
 
 def patch(model: Any, angles: str) -> Report:
@@ -50,11 +51,11 @@ def _check_module(model: Any) -> None:
 def _where_to_get_it(model: Any) -> str:
     """Return how a value that is no model leads to one; nothing for values without a known relation."""
     if isinstance(model, str | PathLike):
-        return ": load it first, by transformers.AutoModelForCausalLM.from_pretrained, and pass the result"
-    if isinstance(model, type):
+        return f": load it first, by from_pretrained of {CLASSES}, and pass the result"
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
         return ", an instance of the class"
     if hasattr(model, "model_type"):
-        return ": make it first, by transformers.AutoModelForCausalLM.from_config, and pass the result"
+        return f": make it first, by from_config of {CLASSES}, and pass the result"
     return ": its attribute model" if isinstance(getattr(model, "model", None), torch.nn.Module) else ""
 
 
