@@ -6,6 +6,7 @@ called with random arrays and tables, and compared with each layout. A function 
 it is.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -299,15 +300,35 @@ def _make_check(function: Function) -> Callable[..., None]:
     index = parameters(function).index("cos")
 
     def check(*args: Any, **options: Any) -> None:
-        cos = args[index] if index < len(args) else options.get("cos")
-        if isinstance(cos, torch.Tensor) and cos.dtype in NARROW:
-            dtype = str(cos.dtype).removeprefix("torch.")
-            raise PatchError(
-                f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. "
-                "A tool has cast them on the way, as mixed precision of FSDP casts the inputs of a module. "
-                f"Shard the layers with MixedPrecisionPolicy(param_dtype=torch.{dtype}, "
-                "cast_forward_inputs=False) and leave the cast of x to the model around them, or keep the "
-                "model's own numbers: patch with angles='float32'."
-            )
+        _refuse_cast(args[index] if index < len(args) else options.get("cos"))
 
     return check
+
+
+def check_tables_given(method: Function) -> Function:
+    """Return a method that raises if its `position_embeddings` have 16 bits.
+
+    For methods that cast them to float32 themselves (MLCD), where the rotary function gets float32 tables.
+    """
+    index = parameters(method).index("position_embeddings")
+
+    @functools.wraps(method)
+    def checked(*args: Any, **options: Any) -> Any:
+        tables = args[index] if index < len(args) else options.get("position_embeddings")
+        if isinstance(tables, tuple | list):
+            _refuse_cast(tables[0])
+        return method(*args, **options)
+
+    return checked
+
+
+def _refuse_cast(cos: Any) -> None:
+    if not isinstance(cos, torch.Tensor) or cos.dtype not in NARROW:
+        return
+    dtype = str(cos.dtype).removeprefix("torch.")
+    raise PatchError(
+        f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. A tool has "
+        "cast them on the way, as mixed precision of FSDP casts the inputs of a module. Shard the layers "
+        f"with MixedPrecisionPolicy(param_dtype=torch.{dtype}, cast_forward_inputs=False) and leave the cast of x "
+        "to the model around them, or keep the model's own numbers: patch with angles='float32'."
+    )

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from . import _attention
-from ._attention import RotaryFunction
+from ._attention import RotaryFunction, parameters
 from ._rebind import rebind, undecorated, used_names
 from ._rotary import NAMES
 
@@ -70,7 +70,11 @@ class Code:
     def _rebind(self, method: Any) -> Any:
         rounded = bool(python_modules({"": method}) & self.rounded)
         found = {name: self._replacement(f, rounded) for name, f in self.functions(method).items()}
-        return rebind(method, {name: f for name, f in found.items() if f is not None})
+        copied = rebind(method, {name: f for name, f in found.items() if f is not None})
+        takes_tables = "position_embeddings" in parameters(method)
+        casts = takes_tables and any("float" in used_names(f.__code__) for f in undecorated(method))
+        check = self.exact and not rounded and casts and copied is not None
+        return _attention.check_tables_given(copied) if check else copied
 
     def _replacement(self, function: Any, rounded: bool) -> Any:
         function_layout = self.layout(function)
