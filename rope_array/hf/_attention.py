@@ -329,6 +329,6 @@ def _refuse_cast(cos: Any) -> None:
     raise PatchError(
         f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. A tool has "
         "cast them on the way, as mixed precision of FSDP casts the inputs of a module. Shard the layers "
-        f"with MixedPrecisionPolicy(param_dtype=torch.{dtype}, cast_forward_inputs=False) and leave the cast of "
-        "x to the model around them, or keep the model's own numbers: patch with angles='float32'."
+        f"with MixedPrecisionPolicy(param_dtype=torch.{dtype}, cast_forward_inputs=False) and leave the cast "
+        "of x to the model around them, or keep the model's own numbers: patch with angles='float32'."
     )
