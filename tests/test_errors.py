@@ -645,6 +645,11 @@ def test_the_ends_of_the_range_of_every_library(lib: Any) -> None:
         ((2, 3, 4), (7,), -2, []),
         ((2, 3, 4), (3, 3), -2, []),
         ((2, 3, 4), (2, 3, 1), -2, []),
+        ((2, 3, 5, 4), (5, 1), -2, []),
+        ((2, 5, 3, 4), (5, 1), -2, [-3]),
+        ((1, 5, 3, 4), (5, 1), -2, [-3]),
+        ((2, 5, 3, 4), (7, 1), -2, []),
+        ((2, 3, 5, 4), (1, 2, 1), -2, [-4]),
         ((3, 4), (1, 3), -2, []),
         ((3, 4), (5,), -2, []),
         ((1, 4), (5,), -2, []),
@@ -663,15 +668,96 @@ def test_lining_up(
         return ra.apply(x, pos, seq_axis=seq_axis)
 
     text = refused(ShapeError, [str(pos_shape), str(shape), f"seq_axis={seq_axis}"], lambda: call(seq_axis))
-    *_, remedy = text.split(". ")
+    remedy = text.partition("equal or 1. ")[2] or text.partition("axis 0 (")[2].partition(". ")[2]
     assert [int(axis) for axis in re.findall(r"seq_axis=(-?\d+)", remedy)] == fits
-    for axis in fits:
-        call(axis)
-    if not fits:  # the message offers shapes, which must work
-        offered = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", remedy)]
-        assert offered
-        for pos_shape in offered:
-            ra.apply(x, lib.asarray(np.zeros(pos_shape, np.int32)), seq_axis=seq_axis)
+    # The message offers shapes, or other axes for these shapes; each must work.
+    offered = [tuple(map(int, re.findall(r"\d+", s))) for s in re.findall(r"\(([\d, ]+)\)", remedy)]
+    assert offered or fits
+    for form in offered or [pos_shape]:
+        for axis in fits or [seq_axis]:
+            ra.apply(x, lib.asarray(np.zeros(form, np.int32)), seq_axis=axis)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("shape", "pos_shape", "seq_axis", "offered"),
+    [
+        ((2, 3, 7, 4), (3, 5, 2), -2, ["(7, 2)", "(2, 7, 2)", "(2, 3, 7, 2)", "(2,)"]),
+        ((2, 3, 4, 4), (5, 2), -2, ["(4, 2)", "(2, 4, 2)", "(2, 3, 4, 2)", "(2,)"]),
+        ((2, 3, 5, 4), (5, 1, 2), -2, ["(5, 2)"]),
+        ((4,), (5, 2), -2, ["(2,)"]),
+    ],
+    ids=str,
+)
+def test_lining_up_with_coordinates(
+    lib: Any, shape: tuple[int, ...], pos_shape: tuple[int, ...], seq_axis: int, offered: list[str]
+) -> None:
+    """The shapes in the message have the axis of coordinates."""
+    rope, x = RoPE(4, axes=ra.Axes.axial(2, 2)), ones(lib, *shape)
+
+    def call(pos_shape: tuple[int, ...]) -> Any:
+        return rope.apply(x, lib.asarray(np.zeros(pos_shape, np.int32)), seq_axis=seq_axis)
+
+    text = refused(ShapeError, [str(pos_shape)], lambda: call(pos_shape))
+    assert re.findall(r"\([\d, ]+\)", text.rpartition("Give ")[2]) == offered
+    for form in offered:
+        call(eval(form))
+
+
+def test_the_remedy_for_class_tokens(lib: Any) -> None:
+    """Coordinates of 0 leave a token as it is, and the others at their places."""
+    rope, x = RoPE(4, axes=ra.Axes.axial(2, 2)), np.random.default_rng(0).standard_normal((2, 3, 17, 4))
+    grid = ra.positions.grid(4, 4).astype(np.int32)
+
+    def rotated(x: Any, pos: Any) -> Any:
+        return lib.to_numpy(rope.apply(lib.asarray(x, "float32"), lib.asarray(pos)))
+
+    text = refused(ShapeError, ["1 more token than pos"], lambda: rotated(x, grid))
+    match = re.search(r"zeros of shape (\(.*?\)) joined with pos", text)
+    assert match
+    got = rotated(x, np.concatenate([np.zeros(eval(match[1]), np.int32), grid]))
+    np.testing.assert_array_equal(got[..., :1, :], x[..., :1, :].astype(np.float32))
+    np.testing.assert_array_equal(got[..., 1:, :], rotated(x[..., 1:, :], grid))
+
+
+def test_arrays_of_different_lengths_are_two_calls(lib: Any) -> None:
+    q, k = ones(lib, 2, 3, 5, 4), ones(lib, 2, 1, 7, 4)
+    for xs in ((q, k), (k, q)):
+        says = ["array of shape (2, 3, 5, 4)", "call once for each array", "cross-attention"]
+        refused(ShapeError, says, lambda xs=xs: ra.apply(xs, range(5)))
+    refused(ShapeError, ["or (2, 5) or"], lambda: ra.apply((q, q), range(6)))  # no other array lines up
+
+
+IDS = np.arange(30).reshape(3, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("pos", "remedy"),
+    [
+        (IDS, "xp.moveaxis(pos, 0, -1)"),
+        (np.concatenate([IDS[:1], IDS]), "xp.moveaxis(pos[1:, ...], 0, -1)"),
+        (IDS[0], "ra.positions.text(pos, 3, like=x)"),
+        ([1, 2, 3, 4, 5], "ra.positions.text(pos, 3, like=x)"),
+        (7, "ra.positions.text(pos, 3, like=x)"),
+        (np.arange(25).reshape(5, 1, 5), ""),
+    ],
+    ids=["three rows", "four rows", "batch", "list", "number", "unknown"],
+)
+def test_remedies_for_positions_without_coordinates(lib: Any, pos: Any, remedy: str) -> None:
+    """The remedy in the message gives positions that rotate as (t, h, w) on the last axis."""
+    rope, x = RoPE(8, axes=ra.Axes.chunked(2, 1, 1)), np.random.default_rng(0).standard_normal((2, 3, 5, 8))
+    x = lib.asarray(x, "float32")
+    given = lib.asarray(pos.astype(np.int32)) if isinstance(pos, np.ndarray) else pos
+    text = refused(ShapeError, ["3 coordinates", "(..., 3)"], lambda: rope.apply(x, given))
+    assert remedy in text
+    if not remedy:
+        assert text.endswith("(..., 3).")
+        return
+    got = rope.apply(x, eval(remedy, {"xp": lib.xp, "pos": given, "ra": ra, "x": x}))
+    host = np.asarray(pos)
+    want = {3: lambda: np.moveaxis(IDS, 0, -1)}.get(host.ndim, lambda: np.stack([host] * 3, -1))()
+    want = rope.apply(x, lib.asarray(np.asarray(want, np.int32)))
+    np.testing.assert_array_equal(lib.to_numpy(got), lib.to_numpy(want))
 
 
 # ---- two libraries ----

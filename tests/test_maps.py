@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -338,6 +340,50 @@ def test_pairs_must_fit(rotary_dim: int, axes: Axes) -> None:
     """Sections that do not sum to rotary_dim/2 are an error, not a rescaled map."""
     with pytest.raises(SpecError, match="pairs"):
         RoPE(128, rotary_dim=rotary_dim, axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("axes", "fields", "says", "works"),
+    [
+        (
+            Axes.axial(16, 16),
+            {"head_dim": 64},
+            "32 features, and head_dim is 64",
+            [{"axes": Axes.axial(32, 32)}, {"rotary_dim": 32}],
+        ),
+        (
+            Axes.chunked(8, 12, 12),
+            {"head_dim": 128},
+            "num_pairs=64",
+            [{"axes": Axes.chunked(8, 12, 12, num_pairs=64)}, {"rotary_dim": 64}],
+        ),
+        (
+            Axes.axial(4, 4),
+            {"head_dim": 16, "rotary_start": 4},
+            "head_dim - rotary_start is 12",
+            [{"rotary_dim": 8}, {"axes": Axes.axial(4, 8)}],
+        ),
+        (Axes.axial(32, 32), {"head_dim": 65}, "head_dim is 65; give rotary_dim=64", [{"rotary_dim": 64}]),
+        (
+            Axes.axial(8, 8),
+            {"head_dim": 33},
+            "16 pairs and rotary_dim=32",
+            [{"axes": Axes.axial(16, 16), "rotary_dim": 32}],
+        ),
+        (Axes.axial(32, 32), {"head_dim": 32}, "give a map of 16 pairs.", [{"axes": Axes.axial(16, 16)}]),
+    ],
+    ids=["axial", "chunked", "rotary_start", "odd head", "odd head, small map", "too large"],
+)
+def test_a_map_of_another_part_than_the_head_is_refused(
+    axes: Axes, fields: dict[str, Any], says: str, works: list[dict[str, Any]]
+) -> None:
+    """Axial widths are features and sections are pairs, so a map of half a head is often a mistake."""
+    with pytest.raises(SpecError, match=re.escape(says)):
+        RoPE(**fields, axes=axes)
+    for remedy in works:
+        rope = RoPE(**{**fields, "axes": axes, **remedy})
+        assert eval(repr(rope), {"RoPE": RoPE, "Axes": Axes}) == rope
+        assert pickle.loads(pickle.dumps(rope)) == rope
 
 
 # ---- pairs beyond the sections ----

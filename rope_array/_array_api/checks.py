@@ -24,10 +24,10 @@ def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
     if isinstance(source, Tables):
         layout = source.layout
         _check_tables(xs, source, any(float64), lib)
-        shape = tuple(source.cos.shape)[:-1]
+        shape, coordinates = tuple(source.cos.shape)[:-1], 0
     else:
-        layout = source.plan.layout
-        shape = check_positions(source, xs[0], lib)
+        layout, each = source.plan.layout, source.plan.coordinates
+        shape, coordinates = check_positions(source, xs[0], lib), 0 if each is None else each.number
     for x in xs:
         if x.shape[-1] != layout.head_dim:
             raise _wrong_width(x, layout.head_dim)
@@ -36,7 +36,7 @@ def check_call(xs: Arrays, source: Source, seq_axis: int, lib: Library) -> Call:
                 f"the arrays of one call are on {lib.device(xs[0])} and {lib.device(x)}; "
                 "call once for each device."
             )
-        check_line_up(x.shape, shape, seq_axis)
+        check_line_up(x.shape, shape, seq_axis, coordinates, [y.shape for y in xs] if len(xs) > 1 else ())
     return Call(xs, source, seq_axis, lib, ops, float64)
 
 

@@ -71,9 +71,21 @@ def without_coordinates(shape: tuple[Any, ...], plan: Plan) -> tuple[Any, ...]:
         f"pos has the shape {_shape(shape)}; the rope's axes need {count} coordinates for each position, "
         f"along pos's last axis: give it the shape (..., {count})."
     )
-    if shape and shape[0] == count and len(shape) > 1:
-        raise ShapeError(f"{text} Move pos's first axis, of size {count}, to the end.")
-    raise ShapeError(f"{text} If all coordinates are equal, as in text, repeat each position {count} times.")
+    raise ShapeError(f"{text}{_coordinates_hint(shape, count)}")
+
+
+def _coordinates_hint(shape: tuple[Any, ...], count: int) -> str:
+    """Return how positions of a known form get their coordinates last; empty for other forms."""
+    if len(shape) > 1 and shape[0] == count:
+        return f" Move pos's first axis, of size {count}, to the end: xp.moveaxis(pos, 0, -1)."
+    if len(shape) == 3 and shape[0] == count + 1:  # position_ids of transformers: text, then t, h and w
+        return (
+            f" If pos[0] has the positions of text and pos[1:] the coordinates, as position_ids of shape "
+            f"({count + 1}, batch, tokens), give xp.moveaxis(pos[1:, ...], 0, -1)."
+        )
+    if len(shape) < 3:
+        return f" If all coordinates are equal, as in text, give ra.positions.text(pos, {count}, like=x)."
+    return ""
 
 
 def paired_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:
@@ -86,17 +98,26 @@ def _paired_axes(ndim: int, pos_ndim: int, axis: int) -> list[int]:
     return [*lead[: pos_ndim - 1], axis]
 
 
-def check_line_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int) -> None:
+def check_line_up(
+    shape: tuple[Any, ...],
+    pos_shape: tuple[Any, ...],
+    seq_axis: int,
+    coordinates: int = 0,
+    others: Sequence[tuple[Any, ...]] = (),
+) -> None:
     """Check the shape rule between x and positions.
 
     The rule: take x's axes without the last and move `seq_axis` to the end, (lead..., S). The last axis of
     pos pairs with S, its other axes with the first lead axes in order. Each size is equal or 1.
+
+    `pos_shape` is without the axis of coordinates. Their number, if pos has such an axis, and the shapes of
+    all arrays of the call are for the message.
     """
     axis = sequence_axis(len(shape), seq_axis)
     if len(pos_shape) == 1 and pos_shape[0] == shape[axis] and axis >= 0:
         return
     if pos_shape and not _lines_up(shape, pos_shape, axis):
-        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis))
+        raise ShapeError(_line_up_error(shape, pos_shape, seq_axis, axis, coordinates, others))
 
 
 def _lines_up(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int) -> bool:
@@ -116,8 +137,15 @@ def is_unknown_size(size: Any) -> bool:
     return size is None or size != size
 
 
-def _line_up_error(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, axis: int) -> str:
-    ndim = len(shape)
+def _line_up_error(
+    shape: tuple[Any, ...],
+    pos_shape: tuple[Any, ...],
+    seq_axis: int,
+    axis: int,
+    coordinates: int,
+    others: Sequence[tuple[Any, ...]],
+) -> str:
+    ndim, last = len(shape), (coordinates,) if coordinates else ()
     if len(pos_shape) == ndim and pos_shape[-1] == shape[-1]:
         return (
             f"pos has the shape {_shape(pos_shape)} and x {_shape(shape)}, as if both were queries or keys. "
@@ -125,20 +153,76 @@ def _line_up_error(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis:
         )
     lead = [f"axis {a} ({shape[a]})" for a in range(ndim - 1) if a != axis]
     sequence = f"the sequence, axis {axis} ({shape[axis]})" if axis >= 0 else "no sequence axis"
+    before = " before the coordinates" if last else ""
     text = (
-        f"pos of shape {_shape(pos_shape)} does not line up with x of shape {_shape(shape)} and "
-        f"seq_axis={seq_axis}. pos's last axis pairs with {sequence}"
+        f"pos of shape {_shape(pos_shape + last)} does not line up with x of shape {_shape(shape)} and "
+        f"seq_axis={seq_axis}. pos's last axis{before} pairs with {sequence}"
     )
     text += f", its others in order with {', '.join(lead)}; each size must be equal or 1." if lead else "."
-    fits = [a - ndim for a in range(ndim - 1) if a != axis and _lines_up(shape, pos_shape, a)]
-    if fits:
-        return f"{text} It would fit with {' or '.join(f'seq_axis={a}' for a in fits)}."
-    wanted = [shape[a] for a in range(ndim - 1) if a != axis] + ([shape[axis]] if axis >= 0 else [])
-    forms = [_shape(wanted[i:]) for i in (len(wanted) - 1, 0) if wanted]
-    accepted = " or ".join(dict.fromkeys([*reversed(forms)])) if len(wanted) > 1 else "".join(forms[:1])
-    return f"{text} Give pos a scalar" + (
-        f", or the shape {accepted}, or a size 1 in any place." if wanted else "."
+    hint = (
+        _hint_for_several(shape, pos_shape, seq_axis, others)
+        or _hint_for_other_axis(shape, pos_shape, axis, coordinates)
+        or _hint_for_more_tokens(shape, pos_shape, axis, coordinates)
     )
+    return f"{text} {hint or _accepted_shapes(shape, axis, last)}"
+
+
+def _hint_for_several(
+    shape: tuple[Any, ...], pos_shape: tuple[Any, ...], seq_axis: int, others: Sequence[tuple[Any, ...]]
+) -> str:
+    """Return the remedy if positions line up with another array of the call."""
+    for other in others:
+        if -len(other) <= seq_axis < len(other) - 1 and _lines_up(
+            other, pos_shape, sequence_axis(len(other), seq_axis)
+        ):
+            return (
+                f"They line up with the array of shape {_shape(other)}: call once for each array, with its "
+                "own positions, as for queries and keys of cross-attention."
+            )
+    return ""
+
+
+def _hint_for_other_axis(
+    shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int
+) -> str:
+    """Return the remedy if positions run along another axis of x, or have a last axis of 1 too many."""
+    column = pos_shape[-1] == 1
+    rest = pos_shape[:-1] if column else pos_shape
+    # An axis of size 1 lines up with every axis: equal sizes alone tell which one is meant.
+    axes = [a for a in range(len(shape) - 1) if rest and rest[-1] == shape[a] and _lines_up(shape, rest, a)]
+    choices = ", or ".join(f"seq_axis={a - len(shape)}, if axis {a} holds the tokens" for a in axes)
+    if not axes or not column:
+        return f"It would fit with {choices}." if axes else ""
+    form = _shape((*rest, coordinates) if coordinates else rest)
+    also = "" if axis in axes else f" It would then fit with {choices}."
+    return f"Give pos the shape {form}, without its axis of size 1.{also}"
+
+
+def _hint_for_more_tokens(
+    shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int
+) -> str:
+    """Return the remedy if x has tokens that no coordinates belong to, such as class tokens."""
+    if not coordinates or axis < 0 or not _lines_up(shape, (*pos_shape[:-1], shape[axis]), axis):
+        return ""
+    if is_unknown_size(shape[axis]) or is_unknown_size(pos_shape[-1]) or not 1 < pos_shape[-1] < shape[axis]:
+        return ""
+    more = shape[axis] - pos_shape[-1]
+    zeros = _shape((*pos_shape[:-1], more, coordinates))
+    return (
+        f"x has {more} more {'tokens' if more > 1 else 'token'} than pos. Class tokens have no place and "
+        f"do not rotate: give them coordinates of 0, by zeros of shape {zeros} joined with pos."
+    )
+
+
+def _accepted_shapes(shape: tuple[Any, ...], axis: int, last: tuple[int, ...]) -> str:
+    """Name the shapes of positions that an x takes."""
+    one = f"the shape {_shape(last)}" if last else "a scalar"
+    lead = tuple(shape[a] for a in range(len(shape) - 1) if a != axis)
+    if axis < 0:
+        return f"Give pos {one}."
+    forms = dict.fromkeys(_shape((*lead[:n], shape[axis], *last)) for n in (0, 1, len(lead)))
+    place = "any place but the last" if last else "any place"
+    return f"Give pos the shape {' or '.join(forms)}, or a size 1 in {place}, or {one} for all tokens."
 
 
 def _shape(shape: Sequence[Any]) -> str:

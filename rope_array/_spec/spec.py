@@ -89,8 +89,8 @@ class Spec:
 
     def __repr__(self) -> str:
         """Return the fields that differ from their defaults."""
-        width = 2 * len(self.axes.coordinates) if self.axes else self.head_dim - self.rotary_start
-        usual = {field.name: field.default for field in fields(self)} | {"rotary_dim": width}
+        usual = {field.name: field.default for field in fields(self)}
+        usual["rotary_dim"] = self.head_dim - self.rotary_start
         values = {name: getattr(self, name) for name in usual}
         text = ", ".join(f"{name}={value!r}" for name, value in values.items() if value != usual[name])
         return f"{type(self).__name__}({text})"
@@ -226,30 +226,17 @@ def _out_pairing(value: Any, pairing: str) -> str | None:
 
 
 def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int:
-    name = "rotary_dim"
     if value is not None:
-        width = integer(name, value, 0)
-    elif axes is not None:
-        width = 2 * len(axes.coordinates)
+        name, width = "rotary_dim", integer("rotary_dim", value, 0)
     else:
-        width, name = head_dim - start, "head_dim - rotary_start" if start else "head_dim"
-    if axes is not None and 2 * len(axes.coordinates) != width:
-        more = f" (num_pairs={width // 2} of Axes.chunked and Axes.interleaved adds pairs)"
-        raise SpecError(
-            f"axes has {len(axes.coordinates)} pairs, and rotary_dim is {width}; give a map of {width // 2} "
-            f"pairs{more if 2 * len(axes.coordinates) < width else ''}, or rotary_dim="
-            f"{2 * len(axes.coordinates)}."
-        )
-    if axes is not None and start + width > head_dim:
-        raise SpecError(
-            f"axes has {len(axes.coordinates)} pairs, of two features each from rotary_start {start}, beyond "
-            f"head_dim {head_dim}; give a map of at most {(head_dim - start) // 2} pairs."
-        )
+        name, width = "head_dim - rotary_start" if start else "head_dim", head_dim - start
     if start + width > head_dim:
         raise SpecError(
             f"rotary_dim is {width} from rotary_start {start}, beyond head_dim {head_dim}; "
             f"give a rotary_dim of at most {head_dim - start}."
         )
+    if axes is not None and 2 * len(axes.coordinates) != width:
+        raise _other_width(len(axes.coordinates), name, width, head_dim - start)
     if width > MAX_WIDTH:
         raise SpecError(f"{name} is {width}; give a rotary_dim of at most {MAX_WIDTH}.")
     if width % 2:
@@ -258,6 +245,24 @@ def _rotary_dim(value: Any, head_dim: int, start: int, axes: Axes | None) -> int
             f"give rotary_dim={width - 1} to leave one feature unrotated."
         )
     return width
+
+
+def _other_width(pairs: int, name: str, width: int, available: int) -> SpecError:
+    """Return the error for a map of fewer or more pairs than the rotated slice has."""
+    fits, even = [], width - width % 2
+    if pairs != width // 2:
+        fits = [f"a map of {even // 2} pairs{f' and rotary_dim={even}' if width % 2 else ''}"]
+        if 2 * pairs < width:
+            fits[0] += (
+                f" (the widths of Axes.axial are features: their sum is {even}; num_pairs={even // 2} of "
+                "Axes.chunked and Axes.interleaved adds pairs)"
+            )
+    if 2 * pairs <= available:
+        fits.append(f"rotary_dim={2 * pairs} to rotate the features of the map alone")
+    return SpecError(
+        f"axes has {pairs} pairs, which are {2 * pairs} features, and {name} is {width}; give "
+        f"{', or '.join(fits)}."
+    )
 
 
 def _inv_freq(value: Any, width: int, scaling: Any) -> tuple[float, ...] | None:
