@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import re
 
 import child
 import numpy as np
@@ -81,13 +82,53 @@ def test_tensors_of_batch_sequence_heads():
 
 
 @pytest.mark.parametrize(
-    "pos", [torch.arange(5.0) / 2, torch.arange(10).reshape(2, 5), range(5), [4, 0, 9, 1, 2], 7], ids=str
+    "pos", [torch.arange(5.0) / 2, torch.arange(10).reshape(2, 5), range(5), [4, 0, 9, 1, 2]], ids=str
 )
 def test_every_form_of_positions(pos):
     q, k = normal(2, 4, 5, 16), normal(2, 1, 5, 16)
     for module in (RotaryEmbedding(HALF), Learned(HALF)):
         for y, x in zip(module(q, k, positions=pos), (q, k), strict=True):
             judge(y, x, np.asarray(pos), **FIELDS["half"])
+
+
+@pytest.mark.parametrize("pos", [0, 7, 2.5, torch.tensor(7), torch.tensor([[7], [100]])], ids=str)
+@pytest.mark.parametrize("axis", [-2, -3])
+def test_one_position_is_no_offset(pos, axis):
+    """A number serves one token; for more, the message gives the positions that follow it."""
+    q = normal(2, 4, 5, 16) if axis == -2 else normal(2, 5, 4, 16)
+    one = q.narrow(axis, 0, 1)
+    for module in (RotaryEmbedding(HALF, seq_axis=axis), Learned(HALF, seq_axis=axis)):
+        assert same(module(one, one, pos)[1], HALF.apply(one, pos, seq_axis=axis))
+        with pytest.raises(ra.ShapeError, match="a position is no offset") as caught:
+            module(q, q, pos)
+        each, call = re.findall(r"give (.*?)\. .* call (.*)\.$", str(caught.value))[0]
+        names = {"positions": pos, "q": q, "k": q, "torch": torch, "range": range, "module": module}
+        y, _ = module(q, q, eval(each, names))
+        want = torch.as_tensor(pos) + torch.arange(5)
+        judge(*(x if axis == -2 else x.transpose(1, 2) for x in (y, q)), want, **FIELDS["half"])
+        assert same(eval(call, names)[0], HALF.apply(q, pos, seq_axis=axis))
+
+
+@pytest.mark.parametrize("pos", [3, [[3], [5]], torch.tensor([[3], [5]])], ids=str)
+def test_queries_and_keys_of_different_lengths_are_two_calls(pos):
+    q, k = normal(2, 4, 1, 16), normal(2, 4, 64, 16)
+    for xs in ((q, k), (k, q)):
+        with pytest.raises(
+            ra.ShapeError, match=r"Rotate each .* module\.rotation\(positions, like=q\)\.apply"
+        ):
+            RotaryEmbedding(HALF)(*xs, pos)
+    with pytest.raises(ra.ShapeError, match="call once for each array"):
+        RotaryEmbedding(HALF)(q, k, range(64))
+
+
+def test_one_position_of_coordinates():
+    axial, mixed = RotaryEmbedding(ra.RoPE(16, axes=ra.Axes.axial(8, 8))), Mixed(HALF, 4)
+    q = normal(1, 4, 3, 16)
+    for module in (axial, mixed):
+        assert module(q[..., :1, :], q[..., :1, :], [[1, 2]])[0].shape == (1, 4, 1, 16)
+        assert module(q, q, [[1, 2]] * 3)[0].shape == q.shape
+        with pytest.raises(ra.ShapeError, match="give 3 positions"):
+            module(q, q, [[1, 2]])
 
 
 def test_coordinates():

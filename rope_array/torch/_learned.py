@@ -222,6 +222,9 @@ class MixedRotaryEmbedding(LearnedModule):
         self.inv_freq = torch.nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
         self.reset_parameters()
 
+    def _has_coordinates(self) -> bool:
+        return True
+
     def reset_parameters(self) -> None:
         """Draw a random direction for each head and pair, with the rope's frequency as its length.
 

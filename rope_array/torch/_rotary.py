@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from rope_array._errors import ArrayTypeError, RoPEError, SpecError, describe, short
+from rope_array._array_api.position_input import is_host, python_shape
+from rope_array._errors import ArrayTypeError, RoPEError, ShapeError, SpecError, describe, short
 from rope_array._rope import RoPE
 from rope_array._rotation import Rotation
 
@@ -38,7 +39,9 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
             ``module(q, k, positions)``: queries and keys, of shape (B, heads, S, head_dim), or (B, S, heads,
             head_dim) with ``seq_axis=-3``. The numbers of heads may differ.
         positions : Tensor
-            Positions of the tokens, as in `rope_array.apply`: (S,), (B, S), or a range, a list or a number.
+            Positions of the tokens, as in `rope_array.apply`: (S,), (B, S), or a range or a list. A number is
+            a position, not an offset, so it serves one token only; the positions from an offset on are
+            ``range(offset, offset + S)``.
         position_ids : Tensor
             ``module(x, position_ids)``: positions in the call of Hugging Face's models. As the second
             argument they are integers; by name they may be floats too.
@@ -53,10 +56,11 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         ArrayTypeError
             Positions are missing, an argument is in the place of another, or as in `rope_array.apply`.
         ShapeError, PositionError
-            As in `rope_array.apply`.
+            As in `rope_array.apply`; or there is one position, and q or k has several tokens.
         """
         by_name = position_ids is not None
         if _is_real(q) and _is_real(k) and positions is not None and not by_name:
+            self._check_each_token(q, k, positions)
             return self._rotate(q, k, positions)
         if _is_real(q) and positions is None and (k is None if by_name else _is_integer(k)):
             return self.rotation(position_ids if by_name else k, like=q).full_width(q.dtype)
@@ -69,6 +73,27 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
 
     def _rotate(self, q: Any, k: Any, positions: Any) -> Any:
         return self.rotation(positions, like=q).apply((q, k), seq_axis=self.seq_axis)
+
+    def _check_each_token(self, q: Any, k: Any, positions: Any) -> None:
+        """Raise for one position of several tokens, which `apply` broadcasts.
+
+        Scores of q and k with equal positions do not depend on them, so the caller means something else: an
+        offset, which other libraries take there, or the positions of q alone.
+        """
+        shape = _shape_of(positions)
+        if shape is not None and self._has_coordinates():
+            shape = shape[:-1] if shape else None
+        if shape is None:
+            return  # refused by `apply`
+        for x in (q, k):
+            tokens = x.shape[self.seq_axis] if -x.ndim <= self.seq_axis < x.ndim - 1 else 1
+            # Compare with tokens first: torch.export may know that two sizes are equal, and not if one is 1.
+            if (not shape or (shape[-1] != tokens and shape[-1] == 1)) and tokens > 1:
+                raise _one_position(q, k, positions, self.seq_axis, self._has_coordinates())
+
+    def _has_coordinates(self) -> bool:
+        """Return whether the last axis of positions holds coordinates."""
+        return self.rope.axes is not None
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Refuse torch.jit.script, which calls this method before it compiles."""
@@ -154,6 +179,35 @@ def _is_integer(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def _shape_of(positions: Any) -> Any:
+    """Return the shape of positions; None for values that are none."""
+    if hasattr(positions, "shape"):
+        return tuple(positions.shape)
+    return python_shape(positions) if is_host(positions) and not isinstance(positions, bool) else None
+
+
+def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bool) -> ShapeError:
+    """Return the error for one position of several tokens."""
+    tokens, of_k = q.shape[seq_axis], k.shape[seq_axis]
+    axis = f", seq_axis={seq_axis}" if seq_axis != -2 else ""
+    text = f"positions is {describe(positions)}, one position, and q has {tokens} and k {of_k} tokens"
+    if tokens != of_k:
+        return ShapeError(
+            f"{text}. Rotate each by its own positions: module.rotation(positions, like=q).apply(q{axis}) "
+            "for q, and a second call for k."
+        )
+    if isinstance(positions, int):
+        each = f"range({positions}, {positions + tokens})"
+    elif coordinates or isinstance(positions, (list, tuple)):
+        each = f"{tokens} positions"
+    else:
+        each = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
+    return ShapeError(
+        f"{text}; a position is no offset. For tokens that follow one another give {each}. To rotate all "
+        f"tokens by one position call module.rotation(positions, like=q).apply((q, k){axis})."
+    )
 
 
 def _describe_mistake(q: Any, k: Any, positions: Any, position_ids: Any, seq_axis: int) -> str:
