@@ -146,6 +146,48 @@ def test_float_positions_are_within_their_bound(lib, float_dtype):
     assert (np.abs(lib.to_numpy(rotation.sin) - sin) <= bound).all()
 
 
+# LTX-Video's frequencies: π/2 to 5,000π for coordinates of about 1.
+FAST = tuple((np.pi / 2 * 10_000.0 ** np.linspace(0, 1, 8)).tolist())
+
+
+def fast_error(tables, pos):
+    return max(
+        abs(a - b).max() for a, b in zip(tables, cos_sin(pos, rotary_dim=16, inv_freq=FAST), strict=True)
+    )
+
+
+@pytest.mark.parametrize("form", ["array", "list"])
+def test_digits_of_float64_positions_count(lib, float_dtype, form):
+    """A frequency of thousands multiplies the error of its position: rounded to float32 it is near 1e-3."""
+    pos = np.random.default_rng(5).uniform(-3, 3, 200)
+    like, _ = array_and_values(lib, float_dtype, 1, 16)
+
+    def tables():
+        given = pos.tolist() if form == "list" else lib.asarray(pos)
+        rotation = ra.RoPE(16, inv_freq=FAST).rotation(given, like=like)
+        return [lib.to_numpy(table).astype(np.float64) for table in rotation]
+
+    bound = AT_FLOATS[compute_dtype(float_dtype)] + AT_FLOATS["float64"] * max(FAST) + ROUNDED_TRUTH
+    if lib.name != "jax":
+        assert fast_error(tables(), pos) <= bound
+        return
+    assert 1e-5 < fast_error(tables(), pos) < AT_FLOATS["float32"] * max(FAST)  # no float64 without x64
+    import jax
+
+    with jax.enable_x64(True):  # the remedy of the docs
+        assert fast_error(tables(), pos) <= bound
+
+
+def test_floats_of_the_host_have_the_same_bits_beside_a_float64_x(lib):
+    if "float64" not in lib.dtypes:
+        return
+    x, _ = array_and_values(lib, "float32", 2, 3, 16)
+    y, _ = array_and_values(lib, "float64", 2, 3, 16)
+    pos, rope = [0.1, 2.7, 1e6 + 0.3], ra.RoPE(16, inv_freq=FAST)
+    alone, beside = rope.apply(x, pos), rope.apply((y, x), pos)[1]
+    np.testing.assert_array_equal(lib.to_numpy(alone), lib.to_numpy(beside))
+
+
 @pytest.mark.parametrize("pos", [2.75, -1000000.75, [0.5, 2, -3.25], [[1e9 + 0.125], [7]]], ids=str)
 def test_floats_of_the_host_are_split_exactly(lib, float_dtype, pos):
     x, exact = array_and_values(lib, float_dtype, 2, 3, 16)

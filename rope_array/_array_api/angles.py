@@ -53,7 +53,10 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
         return _float32_angles(whole, fraction, plan, dtype, ops)
     quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
-        quadrant, u = _add_fraction(quadrant, u, fraction, plan, dtype, ops)
+        # A large frequency multiplies the rounding of its product: reduce the sum of a float64 in float64.
+        wide = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
+        quadrant, u = _add_fraction(quadrant, ops.cast(u, wide), fraction, plan, wide, ops)
+        u = ops.cast(u, dtype)
     cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
     cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
     return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan)

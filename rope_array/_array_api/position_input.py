@@ -26,6 +26,7 @@ from .source import Positions
 _FLOAT_LIMIT = 2.0**31
 _LARGEST = 2**31 - 1  # the nearest integer of a float just below the limit would be one more
 _MOST_AXES = 64
+_WITH_FLOAT64 = ("array_api_strict", "cupy", "dask", "jax", "numpy", "tensorflow", "torch")
 _PYTHON = (int, float, range, list, tuple)
 
 
@@ -110,9 +111,15 @@ def read_positions(
         return _from_numpy(pos, ops)
     if _all_integers(pos):
         return _from_values(_map(lambda p: _checked_integer(p, ops), pos), integer, ops), None
-    real = ops.xp.float64 if use_float64 else ops.xp.float32
+    real = ops.xp.float64 if use_float64 or _keeps_float64(lib, ops) else ops.xp.float32
     nearest, fraction = _map(_nearest, pos), _map(lambda p: float(p) - _nearest(p), pos)
     return _from_values(nearest, integer, ops), _from_values(fraction, real, ops)
+
+
+def _keeps_float64(lib: Library, ops: ArrayOps) -> bool:
+    """Return whether fractions of Python floats stay float64: see `angles._add_fraction`."""
+    device = getattr(ops.creation_kwargs.get("device"), "type", "cpu")  # PyTorch's "mps" has no float64
+    return ops.has_int64 and lib.name in _WITH_FLOAT64 and device in ("cpu", "cuda")
 
 
 def split_floats(pos: Any, ops: ArrayOps) -> tuple[Any, Any]:

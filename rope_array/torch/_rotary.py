@@ -183,9 +183,9 @@ def _is_integer(value: Any) -> bool:
 
 def _shape_of(positions: Any) -> Any:
     """Return the shape of positions; None for values that are none."""
-    if hasattr(positions, "shape"):
-        return tuple(positions.shape)
-    return python_shape(positions) if is_host(positions) and not isinstance(positions, bool) else None
+    if isinstance(positions, bool):
+        return None
+    return python_shape(positions) if is_host(positions) else getattr(positions, "shape", None)
 
 
 def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bool) -> ShapeError:
