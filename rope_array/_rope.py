@@ -1,5 +1,6 @@
 """The class RoPE: a model's rotary embedding, and its methods that take arrays."""
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Never
 
@@ -9,7 +10,8 @@ from ._array_api.library import numpy_library
 from ._array_api.position_input import check_largest
 from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
-from ._errors import ShapeError, SpecError, describe, short
+from ._dynamo import traced_constant
+from ._errors import ArrayTypeError, ShapeError, SpecError, describe, short
 from ._rotation import Rotation, rotation_type, type_of_plan
 from ._spec.plan import Pairing
 from ._spec.shape_rule import is_unknown_size
@@ -42,8 +44,8 @@ class RoPE(Spec):
         `Proportional`, `Periods` or `Reversed`. If it depends on the length of the sequence, call `at_length`
         before the first rotation.
     axes : Axes, optional
-        Which coordinate drives each pair. Positions then have one more, last, axis: the coordinates. The map
-        sets rotary_dim by default.
+        Which coordinate drives each pair. Positions then have one more, last, axis: the coordinates. A map
+        of fewer pairs than the head has needs `rotary_dim`.
     inv_freq : sequence of float, optional
         Frequency of each pair in radians per position, used exactly, in place of base and scaling.
     attention_factor : float, optional
@@ -75,6 +77,18 @@ class RoPE(Spec):
     >>> [round(f, 6) for f in rope.frequencies]
     [1.0, 0.037606, 0.001414, 5.3e-05]
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self) is RoPE:
+            _register_in_jax()
+
+    def __call__(self, *args: Never, **options: Never) -> Never:
+        """Raise: a rope is no module of PyTorch; its functions have names."""
+        raise ArrayTypeError(
+            "a RoPE is not called; call rope.apply(x, pos), or rope.apply((q, k), pos) for several arrays. "
+            "Positions are always given: range(S) for S tokens from the start of a sequence."
+        )
 
     @without_autograph
     def apply(
@@ -445,3 +459,15 @@ class RoPE(Spec):
         units = lib.xp.broadcast_to(units, (*lead, self.head_dim, self.head_dim))
         # Row j is the image of the unit vector j: column j of the matrix.
         return lib.xp.matrix_transpose(rotation.apply(units, seq_axis=-3 if lead else -2))
+
+
+@traced_constant
+def _register_in_jax() -> None:
+    """Make a RoPE a static argument of JAX's functions, if JAX is imported: part of the tree, not a leaf."""
+    register = getattr(sys.modules.get("jax.tree_util"), "register_static", None)
+    if register is not None and not _registered:
+        _registered.append(RoPE)
+        register(RoPE)
+
+
+_registered: list[type[RoPE]] = []

@@ -376,6 +376,18 @@ CALLS[ShapeError] = {
 CALLS[ArrayTypeError] = {
     "int x": (lambda lib: ra.apply(of(lib, "int32", 2, 4), 0), ["int32[2, 4]", "float32"]),
     "bool x": (lambda lib: ra.apply(of(lib, "bool", 2, 4), 0), ["bool[2, 4]", "float32"]),
+    "int8 x": (
+        lambda lib: ra.apply(of(lib, "int8", 2, 4), 0),
+        ["int8[2, 4]", "Rotate before you quantise", "multiplied by its scale"],
+    ),
+    "x and positions swapped": (
+        lambda lib: RoPE(4).apply(arange(lib, 4), ones(lib, 4, 4)),
+        ["int32[4]", "positions, give them second: apply(x, pos)"],
+    ),
+    "a called rope": (
+        lambda lib: RoPE(4)(ones(lib, 2, 4), arange(lib, 2)),  # type: ignore[arg-type]
+        ["a RoPE is not called", "rope.apply(x, pos)", "rope.apply((q, k), pos)"],
+    ),
     "complex x": (
         lambda lib: ra.apply(of(lib, "complex64", 2, 4), 0),
         ["complex64[2, 4]", "real", "float32"],
@@ -501,7 +513,9 @@ def test_float8(lib: Any, dtype: str, place: str) -> None:
         "like": lambda: RoPE(4).rotation(0, like=x),
         "applied": lambda: RoPE(4).rotation(0, like=good).apply(x),
     }[place]
-    refused(ArrayTypeError, [f"{dtype}[2, 4]", "float16", "bfloat16", "float32", "float64"], call)
+    text = refused(ArrayTypeError, [f"{dtype}[2, 4]", "float16", "bfloat16", "float32", "float64"], call)
+    assert "multiplied by its scale" in text
+    assert "cast x first" not in text.lower()
 
 
 @pytest.mark.usefixtures("no_work")
@@ -780,6 +794,10 @@ def test_two_libraries(first: str, second: str) -> None:
         ra.apply(x, pos)  # these accept NumPy positions
         return
     remedies = {"torch": "torch.as_tensor(pos", "cubed": "cubed.from_array(pos"}
+    grid = ra.positions.grid(2, 1)[:, 0]
+    if second == "numpy":
+        refused(ArrayTypeError, ["ra.positions with like=x"], lambda: ra.apply(x, grid))
+        ra.apply(x, ra.positions.grid(2, 1, like=x)[:, 0])
     says = [*names, "int32[2]", "float32[2, 4]", remedies.get(first, "asarray(pos)")]
     refused(ArrayTypeError, says, lambda: ra.apply(x, pos))
     refused(ArrayTypeError, says[:3], lambda: RoPE(4).rotation(pos, like=x))

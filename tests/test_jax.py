@@ -401,6 +401,24 @@ def test_compiling_nothing_notices_a_compilation(narrow):
         ra.apply(normal(2, 5, 16), 3, base=61.25)
 
 
+def test_a_rope_is_an_argument_without_static_argnames():
+    """A RoPE is part of a tree's structure, registered when it is made: transforms take it as it is."""
+    x = jnp.ones((2, 3, 16))
+
+    @jax.jit
+    def rotated(rope, x):
+        return rope.apply(x, jnp.arange(3))
+
+    ropes = [ra.RoPE(16), ra.RoPE(16, base=500.0), ra.RoPE(16)]
+    for rope in ropes:
+        assert (rotated(rope, x) == rope.apply(x, jnp.arange(3))).all()
+        assert (jax.vmap(rotated, in_axes=(None, 0))(rope, x) == rotated(rope, x)).all()
+    assert rotated._cache_size() >= 2
+    assert jax.grad(lambda x, rope: rotated(rope, x).sum())(x, ropes[0]).shape == x.shape
+    assert jax.tree.leaves({"rope": ropes[0], "x": x})[0] is x
+    assert jax.tree.map(jnp.shape, {"rope": ropes[1]}) == {"rope": ropes[1]}
+
+
 def test_traced_positions_compile_once(x64):
     traces = []
 

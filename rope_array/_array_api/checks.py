@@ -65,11 +65,23 @@ def check_arrays(xs: Arrays, lib: Library, name: str = "x") -> list[str]:
         if names[-1] not in X_DTYPES:
             raise ArrayTypeError(
                 f"{name} is {describe(x)}; a rotation needs real floating point: {', '.join(X_DTYPES)}. "
-                f"Cast {name} first."
+                f"{_dtype_remedy(names[-1], name)}"
             )
         if not x.ndim:
             raise _single_number(x, name)
     return names
+
+
+def _dtype_remedy(dtype: str, name: str) -> str:
+    """Return what to do with an x of a dtype that is not rotated."""
+    if dtype.startswith("complex"):
+        return "Give its real and imaginary parts as the two features of a pair."
+    if dtype.startswith(("float8", "float6", "float4")) or dtype in ("int4", "uint4", "int8", "uint8"):
+        return (
+            f"Rotate before you quantise, or give {name} dequantised: cast, and multiplied by its scale. A "
+            "cast alone leaves out the scale."
+        )
+    return f"If it holds positions, give them second: apply(x, pos). Otherwise cast {name} first."
 
 
 def _wrong_width(x: Any, head_dim: int) -> ShapeError:

@@ -283,4 +283,6 @@ def _other_library(pos: Any, x: Any, lib: Library) -> str:
         hint += ", or in a traced function jax.numpy.asarray(x)"
     elif lib.name == "numpy" and (hasattr(pos, "todense") or not hasattr(pos, "__array__")):
         hint = "positions of NumPy"
+    if is_numpy(pos):
+        hint += ", or make it by ra.positions with like=x"
     return f"pos is {describe(pos)} and x {describe(x)}; arrays of two {what} are not mixed. Give {hint}."

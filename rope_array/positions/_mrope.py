@@ -1,7 +1,7 @@
 """M-RoPE positions of text with images and videos: a walk through tokens, in plain Python."""
 
 from collections.abc import Iterator
-from itertools import combinations, count, groupby
+from itertools import chain, combinations, count, groupby, pairwise
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -11,6 +11,7 @@ from rope_array._spec import validation
 from rope_array._spec.float32_steps import float32
 
 from . import _factory
+from ._sequences import count_sequences, total_of
 
 Advance = Literal["max", "last", "spatial"]
 TimeRounding = Literal["interval", "seconds"]
@@ -24,6 +25,7 @@ def mrope(
     video_grid_thw: Any = (),
     *,
     mask: Any = None,
+    cu_seqlens: Any = None,
     image_token_id: int = 1,
     video_token_id: int = 2,
     audio_token_id: int | None = None,
@@ -58,6 +60,9 @@ def mrope(
         tokens, row after row of the batch.
     mask : sequence or array of tokens' shape, optional
         The attention mask, as in `from_mask`: padding is left out.
+    cu_seqlens : sequence of int, or integer array of shape (n + 1,), optional
+        Cumulative lengths of packed sequences, from 0, as for `packed`: tokens is then one row, (S,) or
+        (1, S). The coordinates restart with each sequence. Tokens after the last sequence are padding.
     image_token_id, video_token_id : int
         The tokens of patches; all others are text.
     audio_token_id : int, optional
@@ -101,7 +106,7 @@ def mrope(
     -------
     positions : array of shape (S, 3) or (B, S, 3)
         Coordinates (t, h, w) on the last axis. Floats are rounded once.
-    deltas : array of shape () or (B,)
+    deltas : array of shape () or (B,), or (n,) for packed sequences
         Largest coordinate plus 1, minus the number of tokens (without padding), for each sequence. In
         decoding, a token with n tokens before it has the position n + delta, on all three axes.
 
@@ -111,11 +116,13 @@ def mrope(
         A type, dtype, library or device is not supported, or the values of tokens cannot be read.
     ShapeError
         Grids do not match the tokens, or are not (t, h, w) in whole blocks; the mask has another shape; or
-        `shared_delimiters` is true, and a video with audio is not between pairs of text tokens.
+        `shared_delimiters` is true, and a video with audio is not between pairs of text tokens; or tokens
+        with `cu_seqlens` are of several rows.
     SpecError
         An option is meaningless.
     PositionError
-        The mask holds another number than 0 and 1, or a coordinate is out of the range of the dtype.
+        The mask holds another number than 0 and 1, `cu_seqlens` does not begin at 0, decreases or ends beyond
+        the tokens, or a coordinate is out of the range of the dtype.
 
     References
     ----------
@@ -135,6 +142,7 @@ def mrope(
     factory = _factory.integers_or_float32(dtype, like, tokens=tokens)
     rows, shape = _rows(tokens)
     kept = _kept(mask, shape)
+    rows, kept, rest = (rows, kept, 0) if cu_seqlens is None else _packed(rows[0], kept[0], shape, cu_seqlens)
     ids = _token_ids(image_token_id, video_token_id, audio_token_id)
     merge = _factory.size_of("spatial_merge_size", spatial_merge_size, 1)
     merge_frames = _factory.size_of("temporal_merge_size", temporal_merge_size, 1)
@@ -154,7 +162,9 @@ def mrope(
     queues = {ids[name]: Queue(name, iter(b)) for name, b in (("image", images), ("video", videos))}
     sequences = [_walk(row, keep, queues, rules, pad) for row, keep in zip(rows, kept, strict=True)]
     _check_empty(queues)
-    return _as_arrays(sequences, shape, factory)
+    coordinates = [*chain.from_iterable(s.coordinates for s in sequences), *[(pad,) * 3] * rest]
+    deltas = [sequence.delta for sequence in sequences]
+    return _as_arrays(coordinates, deltas, shape, shape[:-1] if cu_seqlens is None else (len(rows),), factory)
 
 
 class Block(NamedTuple):
@@ -259,6 +269,22 @@ def _kept(mask: Any, shape: tuple[int, ...]) -> list[Any]:
         raise ShapeError(f"mask has the shape {have} and tokens {shape}; give one value for each token.")
     _factory.check_mask(read)
     return read if len(shape) == 2 else [read]
+
+
+def _packed(
+    row: list[Any], keep: list[Any], shape: tuple[int, ...], cu_seqlens: Any
+) -> tuple[list[Any], list[Any], int]:
+    """Return the tokens and the mask of each packed sequence, and the number of tokens after the last."""
+    if len(shape) == 2 and shape[0] != 1:
+        raise ShapeError(
+            f"tokens has the shape {shape}, and cu_seqlens is given; give one row of packed tokens, (S,) or "
+            "(1, S)."
+        )
+    ends, _ = _read("cu_seqlens", cu_seqlens)
+    count_sequences(ends)
+    total_of(ends, len(row))
+    spans = [slice(start, end) for start, end in pairwise(ends)]
+    return [row[span] for span in spans], [keep[span] for span in spans], len(row) - ends[-1]
 
 
 def _blocks(name: str, grids: Any, merge: int, merge_frames: int) -> list[Block]:
@@ -416,15 +442,18 @@ def _check_empty(queues: dict[int, Queue]) -> None:
 
 
 def _as_arrays(
-    sequences: list[_Sequence], shape: tuple[int, ...], factory: _factory.ArrayFactory
+    points: list[Point],
+    deltas: list[Number],
+    shape: tuple[int, ...],
+    shape_of_deltas: tuple[int, ...],
+    factory: _factory.ArrayFactory,
 ) -> tuple[Any, Any]:
     """Return the coordinates and the deltas of all sequences as arrays."""
-    deltas = [sequence.delta for sequence in sequences]
-    points = [[list(point) for point in sequence.coordinates] for sequence in sequences]
+    coordinates = [list(point) for point in points]
     if not factory.has_fractions:
-        for value in (deltas, points):
+        for value in (deltas, coordinates):
             _factory.check_range("the result", value, factory)
     return (
-        factory.xp.reshape(factory.from_values(points), (*shape, 3)),
-        factory.xp.reshape(factory.from_values(deltas), shape[:-1]),
+        factory.xp.reshape(factory.from_values(coordinates), (*shape, 3)),
+        factory.xp.reshape(factory.from_values(deltas), shape_of_deltas),
     )

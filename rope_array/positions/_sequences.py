@@ -117,8 +117,8 @@ def packed(
     array([7, 8, 9, 0, 1])
     """
     factory = _factory.integers(dtype, like, cu_seqlens=cu_seqlens, offsets=offsets)
-    count = _count_sequences(cu_seqlens)
-    total = _total(cu_seqlens, total)
+    count = count_sequences(cu_seqlens)
+    total = total_of(cu_seqlens, total)
     pad = _factory.pad_of(pad, factory)
     _check_offsets(offsets, count, total, factory)
     ends = factory.array("cu_seqlens", cu_seqlens)
@@ -328,7 +328,7 @@ def text(pos: Any, n: int = 3, *, like: Any = None) -> Any:
 # ---- packed sequences ----
 
 
-def _count_sequences(cu_seqlens: Any) -> Any:
+def count_sequences(cu_seqlens: Any) -> Any:
     """Return the number of sequences that cumulative lengths describe."""
     shape = _factory.shape_of("cu_seqlens", cu_seqlens)
     if len(shape) != 1 or is_unknown_size(shape[0]) or shape[0] < 1:
@@ -339,7 +339,7 @@ def _count_sequences(cu_seqlens: Any) -> Any:
     return shape[0] - 1
 
 
-def _total(cu_seqlens: Any, total: Any) -> Any:
+def total_of(cu_seqlens: Any, total: Any) -> Any:
     """Return the number of tokens; check cumulative lengths on the host."""
     total = None if total is None else _factory.size_of("total", total)
     if not _factory.is_host(cu_seqlens):
@@ -415,8 +415,8 @@ def _check_multiple(name: str, length: Any, size: int, pieces: int) -> None:
 
 def _check_lengths(cu_seqlens: Any, total: Any, size: int, pieces: int) -> None:
     """Check the shape of cumulative lengths, and their values on the host."""
-    _count_sequences(cu_seqlens)
-    _total(cu_seqlens, total)
+    count_sequences(cu_seqlens)
+    total_of(cu_seqlens, total)
     if not _factory.is_host(cu_seqlens):
         return
     for i, (before, end) in enumerate(pairwise(_factory.as_lists(cu_seqlens))):
