@@ -41,14 +41,16 @@ def apply(
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with
         S, its other axes with the first lead axes in order. Each size is equal or 1; a scalar serves all
-        rows. So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). An array must be of x's
+        rows. So (S,), (B, S), (1, S) and (B, 1) all serve an x of shape (B, H, S, D). A number is the
+        position of all tokens, not an offset: that is ``range(offset, offset + S)``. An array must be of x's
         library; JAX and dask accept NumPy arrays too.
     rope : RoPE, optional
         The model's rotary embedding. By default it is made from x's width and the fields in `spec`.
     *more
         Nothing: several arrays are one tuple.
     seq_axis : int
-        The axis of x along which positions run: -2 for (B, H, S, D), -3 for (B, S, H, D).
+        The axis of x along which positions run: -2 for (B, H, S, D), -3 for (B, S, H, D). A wrong axis of the
+        same size raises no error; `rope_array.explain` names the axis.
     inverse : bool
         Undo the rotation, and divide by the amplitude.
     out : array or tuple of arrays, optional

@@ -7,9 +7,11 @@ from . import _dispatch, _registry
 from ._apply import plan_for
 from ._array_api.checks import check_call
 from ._array_api.library import computes_in_float64, dtype_name
-from ._array_api.source import Positions
+from ._array_api.position_input import check_positions
+from ._array_api.source import Call, Positions
 from ._errors import printable
 from ._rope import RoPE
+from ._spec.shape_rule import sequence_axis
 from ._spec.spec import Fields
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
@@ -26,7 +28,8 @@ class Explanation:
     declined : dict of str to str
         Backends of x's type that are asked first and decline, each with its reason.
     notes : tuple of str
-        The backend's description, the precision of the arithmetic, and how angles are made.
+        The backend's description, the axis that positions run along, the precision of the arithmetic, and how
+        angles are made.
 
     Examples
     --------
@@ -117,9 +120,27 @@ def explain(
     source = Positions(pos, plan_for(x, rope, spec))
     xs = x if type(x) is tuple else (x,)
     found = _dispatch.backends_for(xs)
-    check_call(xs, source, seq_axis, found.library(xs[0]))
+    call = check_call(xs, source, seq_axis, found.library(xs[0]))
     chosen = _registry.choose(found, xs, source, backend)
-    return Explanation(chosen.name, _declined(found, chosen, xs, source), _notes(chosen, xs, source))
+    notes = _notes(chosen, xs, source, _positions(call))
+    return Explanation(chosen.name, _declined(found, chosen, xs, source), notes)
+
+
+def _positions(call: Call) -> str:
+    """Name the axis that positions run along, and the axes that a wrong seq_axis could name."""
+    shape = check_positions(call.source, call.xs[0], call.lib)
+    return "positions: " + ", and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
+
+
+def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
+    axis = sequence_axis(x.ndim, seq_axis)
+    if axis < 0:
+        return "one, as x is a single vector"
+    text = f"along axis {axis} of x (seq_axis={axis - x.ndim}), of size {x.shape[axis]}"
+    if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
+        text += ", all at one position"
+    same = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
+    return text + (f"; not along axis {', '.join(map(str, same))}, of the same size" if same else "")
 
 
 def _declined(found: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:
@@ -132,11 +153,12 @@ def _declined(found: _registry.Backends, chosen: Any, xs: Any, source: Positions
     return reasons | {name: fault for name, fault in _registry.broken().items() if name not in known}
 
 
-def _notes(backend: Any, xs: Any, source: Positions) -> tuple[str, ...]:
+def _notes(backend: Any, xs: Any, source: Positions, positions: str) -> tuple[str, ...]:
     description = _ask(backend, "description")
     steps = [f"{dtype_name(x)} in {'float64' if computes_in_float64(x) else 'float32'}" for x in xs]
     arithmetic = ", ".join(dict.fromkeys(steps))
-    return (*([description] if description else ()), f"rotated: {arithmetic}", f"angles: {_angles(source)}")
+    first = [description] if description else []
+    return (*first, positions, f"rotated: {arithmetic}", f"angles: {_angles(source)}")
 
 
 def _ask(backend: Any, function: str) -> str:

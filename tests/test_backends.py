@@ -201,6 +201,34 @@ def test_notes_name_dtypes_and_angles(lib):
 
 
 @NUMPY
+@pytest.mark.parametrize(
+    ("shapes", "pos", "seq_axis", "says"),
+    [
+        ([(2, 4, 7, 8)], range(7), -2, "along axis 2 of x (seq_axis=-2), of size 7"),
+        ([(2, 7, 4, 8)], range(7), 1, "along axis 1 of x (seq_axis=-3), of size 7"),
+        (
+            [(2, 7, 7, 8)],
+            range(7),
+            -2,
+            "along axis 2 of x (seq_axis=-2), of size 7; not along axis 1, of the same size",
+        ),
+        ([(2, 4, 7, 8)], 0, -2, "along axis 2 of x (seq_axis=-2), of size 7, all at one position"),
+        ([(8,)], 0, -2, "one, as x is a single vector"),
+        (
+            [(2, 4, 1, 8), (2, 4, 7, 8)],
+            [[3], [4]],
+            -2,
+            "along axis 2 of x (seq_axis=-2), of size 1, "
+            "and along axis 2 of x (seq_axis=-2), of size 7, all at one position",
+        ),
+    ],
+    ids=["default", "seq_axis", "equal sizes", "number", "vector", "different lengths"],
+)
+def test_notes_name_the_axis_of_positions(lib, shapes, pos, seq_axis, says):
+    xs = tuple(normal(lib, *shape) for shape in shapes)
+    assert f"positions: {says}" in ra.explain(xs, pos, seq_axis=seq_axis).notes
+
+
 def test_notes_name_each_precision_once():
     x = np.ones((5, 16))
     notes = ra.explain((x, x.astype("float16"), x), 3).notes
@@ -212,7 +240,7 @@ def test_an_explanation_prints_as_lines():
     explanation = ra.explain(np.ones((3, 16)).astype(">f8"), 3)
     lines = str(explanation).splitlines()
     assert lines[0] == "backend: array-api"
-    assert lines[1:3] == [f"  {note}" for note in explanation.notes]
+    assert lines[1:4] == [f"  {note}" for note in explanation.notes]
     assert lines[3:] == [f"declined: {name}: {reason}" for name, reason in explanation.declined.items()]
     assert repr(explanation) == str(explanation)
 

@@ -801,6 +801,53 @@ def test_a_row_that_is_all_padding():
     assert delta.tolist() == [0, 0]
 
 
+def test_mrope_of_packed_rows(lib, like):
+    """Each sequence has positions of its own, with its images and videos; tokens after the last are padding."""
+    tokens = [0, 1, 1, 0, 0, 2, 2, 0, 0, 1, 0, 9, 9]
+    cu, images, videos = [0, 4, 4, 8, 11], [(1, 2, 4), (1, 2, 2)], [(2, 2, 2)]
+    want = [
+        *ids("0,0,0 1,1,1 1,1,2 3,3,3"),
+        *ids("0,0,0 1,1,1 2,1,1 3,3,3"),
+        *ids("0,0,0 1,1,1 2,2,2 -1,-1,-1 -1,-1,-1"),
+    ]
+    for given, form in ((tokens, (13,)), ([tokens], (1, 13))):
+        arrays = [] if lib.name == "dask" else [lib.asarray(np.array(cu, np.int32))]  # dask's has no values
+        for ends in (cu, np.array(cu), *arrays):
+            pos, delta = positions.mrope(given, images, videos, cu_seqlens=ends, pad=-1, like=like)
+            equals(lib, pos, np.reshape(want, (*form, 3)))
+            equals(lib, delta, [0, 0, 0, 0])
+    mask = [0] + [1] * 12
+    pos, delta = positions.mrope(tokens, images, videos, cu_seqlens=cu, mask=mask, like=like)
+    equals(lib, pos[:4, ...], ids("0,0,0 0,0,0 0,0,1 2,2,2"))
+    parts = [positions.mrope(tokens[8:11], images[1:]), positions.mrope(tokens[4:8], [], videos)]
+    for (part, of_part), span in zip(parts, (slice(8, 11), slice(4, 8)), strict=True):
+        equals(lib, pos[span, ...], part)
+        assert of_part == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cu_seqlens", "error", "says"),
+    [
+        ([[0, 0], [0, 0]], [0, 2], ra.ShapeError, "one row of packed tokens"),
+        ([0, 0], [1, 2], ra.PositionError, "begin with 0"),
+        ([0, 0], [0, 3], ra.PositionError, "3"),
+        ([0, 0], [0, 2, 1], ra.PositionError, "1"),
+        ([0, 0], [[0, 2]], ra.ShapeError, "one array of n"),
+        ([0, 0], [0, True], ra.ArrayTypeError, "no bools"),
+    ],
+    ids=["two rows", "begin", "end", "decreasing", "axes", "bool"],
+)
+def test_packed_rows_of_mrope_are_checked(tokens, cu_seqlens, error, says):
+    with pytest.raises(error, match=says):
+        positions.mrope(tokens, cu_seqlens=cu_seqlens)
+
+
+def test_a_block_of_packed_rows_ends_with_its_sequence():
+    """Patches of one image in two sequences are an error, not a block over the border."""
+    with pytest.raises(ra.ShapeError, match="needs 2 image tokens in a row"):
+        positions.mrope([1, 1], [(1, 2, 4)], cu_seqlens=[0, 1, 2])
+
+
 # ---- traced, lazy, without values ----
 
 
