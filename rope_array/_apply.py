@@ -35,8 +35,8 @@ def apply(
     ----------
     x : array of shape (..., S, head_dim), or a tuple of such arrays
         Real floating point: float16, bfloat16, float32 or float64, of any array library. The arrays of a
-        tuple may differ in heads and dtype; their angles are computed once. Written only
-        if it is `out` too.
+        tuple may differ in heads and dtype; they share their positions, and the angles are computed once.
+        Written only if it is `out` too.
     pos : int, float, range, sequence of numbers, or array
         Positions: integers of any signed width or unsigned up to 32 bits, or float32 or float64. Take x's
         axes without the last, with `seq_axis` moved to the end: (lead..., S). The last axis of pos pairs with

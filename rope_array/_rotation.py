@@ -108,7 +108,7 @@ class Rotation(_CosSin, metaclass=_RotationType):
         ((1, 8, 3, 4), (1, 2, 3, 4))
         """
         if more:
-            _dispatch.refuse_more("rotation.apply((q, k))", more)
+            _dispatch.refuse_more("rotation.apply((q, k)), without positions", more)
         y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
         return y
 

@@ -241,7 +241,7 @@ def test_an_explanation_prints_as_lines():
     lines = str(explanation).splitlines()
     assert lines[0] == "backend: array-api"
     assert lines[1:4] == [f"  {note}" for note in explanation.notes]
-    assert lines[3:] == [f"declined: {name}: {reason}" for name, reason in explanation.declined.items()]
+    assert lines[4:] == [f"declined: {name}: {reason}" for name, reason in explanation.declined.items()]
     assert repr(explanation) == str(explanation)
 
 

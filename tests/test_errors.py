@@ -384,6 +384,14 @@ CALLS[ArrayTypeError] = {
         lambda lib: RoPE(4).apply(arange(lib, 4), ones(lib, 4, 4)),
         ["int32[4]", "positions, give them second: apply(x, pos)"],
     ),
+    "a text for inverse": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, inverse="no"),  # type: ignore[arg-type]
+        ["inverse is 'no'", "give True or False."],
+    ),
+    "positions of a rotation": (
+        lambda lib: RoPE(4).rotation([0, 1], like=ones(lib, 4)).apply(ones(lib, 2, 4), [0, 1]),  # type: ignore[arg-type]
+        ["rotation.apply((q, k)), without positions"],
+    ),
     "a called rope": (
         lambda lib: RoPE(4)(ones(lib, 2, 4), arange(lib, 2)),  # type: ignore[arg-type]
         ["a RoPE is not called", "rope.apply(x, pos)", "rope.apply((q, k), pos)"],

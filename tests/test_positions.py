@@ -802,7 +802,7 @@ def test_a_row_that_is_all_padding():
 
 
 def test_mrope_of_packed_rows(lib, like):
-    """Each sequence has positions of its own, with its images and videos; tokens after the last are padding."""
+    """Each sequence has positions of its own, with its images; tokens after the last are padding."""
     tokens = [0, 1, 1, 0, 0, 2, 2, 0, 0, 1, 0, 9, 9]
     cu, images, videos = [0, 4, 4, 8, 11], [(1, 2, 4), (1, 2, 2)], [(2, 2, 2)]
     want = [

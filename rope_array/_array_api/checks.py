@@ -99,7 +99,7 @@ def _wrong_width(x: Any, head_dim: int) -> ShapeError:
     if width and width % head_dim == 0:
         heads = width // head_dim
         return ShapeError(
-            f"{text} Split its {heads} heads: rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, "
+            f"{text} If it holds q, k and v, take q and k. Split its {heads} heads: rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, "
             "seq_axis=-3).reshape(x.shape)."
         )
     return ShapeError(f"{text} Split heads off first, or give the rope x's head_dim.")

@@ -174,12 +174,15 @@ class Plan:
         return Plan(layout, self.exact, omegas, back64, back96, self, self.coordinates, self.max_position)
 
     def for_direction(self, inverse: Any) -> "Plan":
-        """Return the plan, or that of the inverse rotation; raise if `inverse` is traced."""
+        """Return the plan, or that of the inverse rotation; raise if `inverse` is traced, or no bool."""
         try:
+            if not isinstance(inverse, int) and not hasattr(inverse, "dtype"):
+                raise TypeError  # "no", say, which is true
             return self.inverse if inverse else self
         except Exception:  # of the library that traces
-            text = f"inverse is {describe(inverse)}; give True or False.{static_remedy('inverse=True')}"
-            raise ArrayTypeError(text) from None
+            text = f"inverse is {describe(inverse)}; give True or False."
+            traced = static_remedy("inverse=True") if hasattr(inverse, "dtype") else ""
+            raise ArrayTypeError(text + traced) from None
 
     def check(self) -> None:
         """Raise SpecError for a plan that no rope has, such as one with a layout changed by hand."""

@@ -33,7 +33,8 @@ class Linear(Scaling):
     Parameters
     ----------
     factor : float
-        How many times the trained context; above 0.
+        How many times the trained context; above 0. llama.cpp's ``rope_freq_scale`` is 1/factor: its 0.25 is
+        4.0 here.
 
     Raises
     ------
