@@ -122,13 +122,13 @@ def explain(
     found = _dispatch.backends_for(xs)
     call = check_call(xs, source, seq_axis, found.library(xs[0]))
     chosen = _registry.choose(found, xs, source, backend)
-    notes = _notes(chosen, xs, source, _positions(call))
+    notes = _notes(chosen, xs, source, _positions(call, source))
     return Explanation(chosen.name, _declined(found, chosen, xs, source), notes)
 
 
-def _positions(call: Call) -> str:
+def _positions(call: Call, source: Positions) -> str:
     """Name the axis that positions run along, and the axes that a wrong seq_axis could name."""
-    shape = check_positions(call.source, call.xs[0], call.lib)
+    shape = check_positions(source, call.xs[0], call.lib)
     return "positions: " + ", and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
 
 

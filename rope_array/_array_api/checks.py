@@ -99,8 +99,8 @@ def _wrong_width(x: Any, head_dim: int) -> ShapeError:
     if width and width % head_dim == 0:
         heads = width // head_dim
         return ShapeError(
-            f"{text} If it holds q, k and v, take q and k. Split its {heads} heads: rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, "
-            "seq_axis=-3).reshape(x.shape)."
+            f"{text} If it holds q, k and v, take q and k. Split its {heads} heads: "
+            f"rope.apply(x.reshape(*x.shape[:-1], {heads}, {head_dim}), pos, seq_axis=-3).reshape(x.shape)."
         )
     return ShapeError(f"{text} Split heads off first, or give the rope x's head_dim.")
 
