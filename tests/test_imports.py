@@ -144,7 +144,7 @@ MAY_IMPORT = {
     "_dispatch": ("_errors", "_array_api", "_registry"),
     "_apply": ("_errors", "_spec", "_array_api", "_dispatch"),
     "_rotation": ("_errors", "_dynamo", "_spec", "_array_api", "_dispatch"),
-    "_rope": ("_errors", "_spec", "_array_api", "_dispatch", "_rotation", "_config"),
+    "_rope": ("_errors", "_dynamo", "_spec", "_array_api", "_dispatch", "_rotation", "_config"),
     "_explain": ("_errors", "_spec", "_array_api", "_registry", "_dispatch", "_apply", "_rope"),
     "backend_tools": ("_errors", "_array_api", "_spec.plan", "_dispatch"),
     "_backends": (
@@ -168,7 +168,7 @@ MAY_IMPORT = {
     "config": ("_errors", "_config", "_rope"),
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
     "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
-    "torch": ("_errors", "_spec.validation", "_rope", "_rotation", "torch"),
+    "torch": ("_errors", "_spec.validation", "_array_api.position_input", "_rope", "_rotation", "torch"),
 }
 # Modules that most programs never need: only the listed modules import them at the top.
 # The package itself names rope_array.hf and rope_array.torch for type checkers.
