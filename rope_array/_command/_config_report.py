@@ -27,7 +27,8 @@ def report(config: str, part: str | None, layer_type: str | int | None, length: 
         groups = (((), read(config, part=part, layer_type=layer_type)),)
     first = groups[0][1]
     where = f", part {first.part}" if first.part else ""
-    yield f"{config}: {first.model_type or 'no model_type'}{where}"
+    kind = first.model_type or first.inferred.get("format") or "no model_type"
+    yield f"{config}: {kind}{where}"
     if len(groups) > 1:
         yield from _wrapped(f"The layers differ: the model has {len(groups)} rotary embeddings.")
     for indices, reading in groups:

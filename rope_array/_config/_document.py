@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rope_array._config import _formats
 from rope_array._config._conventions import PLAIN, TEXT, Convention
 from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
 from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
@@ -96,6 +97,8 @@ def _load(config: Any) -> Document:
         if isinstance(content := to_dict(), Mapping):
             return Document(Copy().mapping(content), type(config).__name__)
         raise ConfigError(f"to_dict() of {type(config).__name__} returned {quoted(content)}, no dict.")
+    if isinstance(content := getattr(config, "config", None), Mapping):  # a model of diffusers
+        return Document(Copy().mapping({"_class_name": type(config).__name__, **content}))
     raise ConfigError(
         f"config is {quoted(plain(config))}; give the path of a config.json, its content as a dict, or a "
         "config object."
@@ -171,6 +174,8 @@ def _load_file(path: str) -> dict[str, Any]:
     name = short(path)
     try:
         file = _find_file(Path(path), name)
+        if (metadata := _formats.read_file(file, name)) is not None:
+            return metadata
         if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
             raise ConfigError(f"{name} is no JSON: it is empty; give a config.json.")
         with file.open("rb") as stream:
@@ -193,7 +198,8 @@ def _find_file(path: Path, name: str) -> Path:
     if path.is_dir():
         path = path / "config.json"
         if not path.exists():
-            raise ConfigError(f"the folder {name} has no config.json; give the path of one. {_NOT_FETCHED}")
+            other = _formats.other_config(path.parent)
+            raise ConfigError(f"the folder {name} has no config.json; {other}. {_NOT_FETCHED}")
     if not path.exists():
         raise ConfigError(
             f"no file or folder here is named {name}; give the path of a config.json, or of the folder that "
@@ -254,6 +260,7 @@ class ConfigPart:
     stated: dict[str, Any] = field(default_factory=dict)
     inferred: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    own: Convention | None = None  # of another format than Hugging Face's
 
     @property
     def name(self) -> str:
@@ -264,7 +271,7 @@ class ConfigPart:
     @property
     def known(self) -> bool:
         """Whether the model type is a known one."""
-        return convention_of(self.key) is not None
+        return self.own is not None or convention_of(self.key) is not None
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -273,7 +280,7 @@ class ConfigPart:
 
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
-        if (found := convention_of(self.key)) is not None:
+        if (found := self.own or convention_of(self.key)) is not None:
             return found
         if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
             remedy = "state its model_type, or read" if self.model_type is None else "read"
@@ -299,6 +306,8 @@ class ConfigPart:
 
 def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | None) -> ConfigPart:
     """Return the wanted part; by default the text part, or the whole."""
+    if (other := _formats.recognise(content)) is not None:
+        return _part_of(other, content, wanted)
     kind = _model_type_of(content)
     root = OTHER_NAMES.get(kind or "", kind)
     # Some parts have the model type of the whole config: the class of a config object distinguishes them.
@@ -317,6 +326,21 @@ def locate(content: Mapping[str, Any], class_name: str | None, wanted: str | Non
     elif names:
         part.inferred["part"] = part.path
     return part
+
+
+def _part_of(other: _formats.Format, content: Mapping[str, Any], wanted: Any) -> ConfigPart:
+    """Return the wanted part of a config in another format."""
+    path = ""
+    if wanted is not None and wanted not in (*other.parts, *other.main):
+        names = listed((*other.parts, *other.main)) or "none"
+        raise ConfigError(f"{other.name}: there is no part {quoted(wanted)}; give one of: {names}.")
+    if wanted in other.parts:
+        path, (other, inner) = wanted, other.parts[wanted]
+        content = content if inner is None else _formats.value_at(content, inner)
+    record: dict[str, Any] = {"inferred": {"format": other.name}, "notes": [*other.notes]}
+    return ConfigPart(
+        content, path, None, other.model_type, None, other.defaults, own=other.convention, **record
+    )
 
 
 def _path_to(part: ConfigPart, name: str) -> list[str]:
