@@ -1,7 +1,7 @@
 """Configs of diffusers' transformers, by `_class_name`: the conventions of their rotary classes.
 
-Read from diffusers 0.42.1, diffusers.models.transformers, and for models whose rotary tables a pipeline makes from
-diffusers.pipelines. `Axes` states most of them: each coordinate of a token drives pairs of its own.
+Read from diffusers 0.42.1: diffusers.models.transformers, and diffusers.pipelines for models whose tables a
+pipeline makes. `Axes` states most of them: each coordinate of a token drives pairs of its own.
 """
 
 import math
@@ -243,7 +243,7 @@ _COGVIDEO = _Row(
 _JOY = _axial(
     "rope_dim_list",
     (16, 56, 56),
-    _GRID,
+    f"{_GRID}; with rope_type 'mrope' text has one number in all three, from the largest plus 1",
     theta=256.0,
     theta_key="theta",
     head="hidden_size/num_attention_heads",
@@ -268,7 +268,7 @@ _QWEN = (
 )
 _WAN = (
     "WanTransformer3DModel", "WanVACETransformer3DModel", "WanAnimateTransformer3DModel",
-    "SkyReelsV2Transformer3DModel", "AnyFlowTransformer3DModel", "SanaVideoTransformer3DModel",
+    "SkyReelsV2Transformer3DModel", "AnyFlowTransformer3DModel",
 )
 # fmt: on
 
@@ -320,6 +320,7 @@ _ROWS: "dict[str, _Row | Callable[[Mapping[str, Any]], _Row]]" = {
     "Kandinsky6SRTransformer3DModel": _kandinsky((16, 24, 24), {}),
     # Thirds of the head
     **dict.fromkeys(_WAN, _wan()),
+    "SanaVideoTransformer3DModel": replace(_wan(), defaults={"attention_head_dim": 112}),
     "WanAnimate2Transformer3DModel": _wan(head="dim/num_heads"),
     "ChronoEditTransformer3DModel": _wan(
         f"{_GRID}; of two frames the second is number rope_temporal_skip_len - 1"
@@ -345,8 +346,8 @@ _ROWS: "dict[str, _Row | Callable[[Mapping[str, Any]], _Row]]" = {
     ),
     "LuminaNextDiT2DModel": _Row(
         convention=replace(_INTERLEAVED, axes=_alternating, width=("hidden_size/num_attention_heads",)),
-        coordinates="coordinates are (height, width) of a patch; where the pipeline has a linear_factor, divide "
-        "both by it, and where it has an ntk_factor, give scaling=NTKAware(ntk_factor, 'base')",
+        coordinates="coordinates are (height, width) of a patch; where the pipeline has a linear_factor, "
+        "divide both by it, and where it has an ntk_factor, give scaling=NTKAware(ntk_factor, 'base')",
     ),
     "LTXVideoTransformer3DModel": _ltx(),
     "LTX2VideoTransformer3DModel": _ltx2,
@@ -472,7 +473,7 @@ def read(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(_why_unknown(content, name))
     row = _ROWS[name]
     row = row(content) if callable(row) else row
-    parts = {key: _fields_of(part, content) for key, part in row.parts.items()}
+    parts = {key: {**_fields_of(part, content), "model_type": name} for key, part in row.parts.items()}
     return {**fields, **_fields_of(row, content), "parts": parts}
 
 
@@ -502,11 +503,10 @@ def _widths(content: Mapping[str, Any]) -> dict[str, int]:
 def _why_unknown(content: Mapping[str, Any], name: str) -> str:
     if any(isinstance(value, list) and len(value) == 2 for value in content.values()):
         return (
-            f"this is the model_index.json of a pipeline of diffusers, {short(name)}; give the config.json of its "
-            "folder 'transformer'."
+            f"this is the model_index.json of a pipeline of diffusers, {short(name)}; give the config.json of "
+            "its folder 'transformer'."
         )
     return (
-        f"_class_name is {short(name)}, which is no transformer of diffusers 0.42 that is known here: state its "
-        "rotation with RoPE(axes=...), as read in the model's code, or give the config.json of the folder "
-        "'transformer'."
+        f"_class_name is {short(name)}, which is no transformer of diffusers 0.42. Of a pipeline give the "
+        "config.json of its folder 'transformer'; for another model state RoPE(axes=...) by its code."
     )

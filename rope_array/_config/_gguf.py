@@ -309,9 +309,7 @@ def _amplitude_of(architecture: str) -> Callable[[Values], float]:
 
     def amplitude(values: Values) -> float:
         rule = _rule_of(architecture)(values, 0)
-        if isinstance(rule, (YaRN, LongRoPE)):
-            return rule.amplitude
-        return values.number("rope.scaling.attn_factor", 1.0)
+        return rule.amplitude if isinstance(rule, YaRN) else values.number("rope.scaling.attn_factor", 1.0)
 
     return amplitude
 

@@ -354,7 +354,7 @@ class Reader:
         if len(kinds) > 1:
             rope_type, other = map(quoted, named.values())
             raise ConfigError(f"rope_type is {rope_type} and type is {other}, which differ; leave one out.")
-        if not kinds:
+        if not kinds and self.part.own is None:
             self.part.inferred["rope_type"] = "default"
         kind = next(iter(kinds), "default")
         if convention.types is not None and kind not in {SAME_AS.get(k, k) for k in convention.types}:

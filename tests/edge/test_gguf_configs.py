@@ -1,0 +1,322 @@
+"""GGUF files, written here with the package gguf, against formulas of llama.cpp's rotation in float64.
+
+The formulas are ggml's rope_yarn and ggml_mrope_cache_init, with the factor that llama-context.cpp hands over.
+"""
+
+from __future__ import annotations
+
+import math
+
+import gguf
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array._config import _gguf
+from rope_array.config import ConfigError, read, read_layers
+
+
+def write(path, architecture, tensors=None, **values):
+    """Write a GGUF file with an architecture's values (a dot in a key is "__"), and tensors."""
+    writer = gguf.GGUFWriter(path, architecture)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in values.items():
+        add = writer.add_array if isinstance(value, list) else kinds[type(value)]
+        add(f"{architecture}.{key.replace('__', '.')}", value)
+    for name, value in (tensors or {}).items():
+        writer.add_tensor(name, np.array(value, np.float32))
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+SMALL = {"embedding_length": 256, "attention__head_count": 4, "context_length": 4096, "block_count": 8}
+
+
+def angles(positions, n, base=1e4, scale=1.0, divisors=None, yarn=None, sections=None, interleaved=False):
+    """Return the angle of each pair, as ggml computes it; yarn is (trained context, beta_fast, beta_slow)."""
+    result = np.empty((len(positions), n // 2))
+    for pair in range(n // 2):
+        position = positions if sections is None else positions[:, axis(pair, sections, interleaved)]
+        theta = position * base ** (-2 * pair / n) / (1 if divisors is None else divisors[pair])
+        mixed = 0.0
+        if yarn is not None:
+            trained, fast, slow = yarn
+
+            def number(turns, trained=trained):
+                return n * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+            low, high = max(0, math.floor(number(fast))), min(n - 1, math.ceil(number(slow)))
+            mixed = 1 - min(1, max(0, (pair - low) / max(0.001, high - low)))
+        result[:, pair] = theta * scale * (1 - mixed) + theta * mixed
+    return result
+
+
+def axis(pair, sections, interleaved):
+    """Return the coordinate of a pair, of (t, h, w, e)."""
+    sector = pair % sum(sections)
+    if interleaved:
+        return sector % 3 if sector < 3 * sections[sector % 3] else 3
+    return int(np.searchsorted(np.cumsum(sections), sector, side="right"))
+
+
+def rotated(x, turn, amplitude=1.0, half=True):
+    """Rotate the first features of x by angles, in half or neighbouring pairs."""
+    n = turn.shape[1]
+    first, second = (slice(0, n), slice(n, 2 * n)) if half else (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+    result = x.copy()
+    cos, sin = amplitude * np.cos(turn), amplitude * np.sin(turn)
+    result[:, first] = x[:, first] * cos - x[:, second] * sin
+    result[:, second] = x[:, first] * sin + x[:, second] * cos
+    return result
+
+
+def check(reading, turn, amplitude=1.0, half=True, head=64, positions=None, rope=None):
+    rope = rope or reading.rope
+    assert rope.head_dim == head
+    x = np.random.default_rng(3).standard_normal((len(turn), head))
+    positions = POSITIONS if positions is None else positions
+    expected = rotated(x, turn, amplitude, half)
+    np.testing.assert_allclose(rope.apply(x, positions), expected, rtol=0, atol=1e-9)
+    assert reading.inferred["format"] == "GGUF"
+
+
+POSITIONS = np.array([0, 1, 7, 100, 4095, 40000, 1_000_003])
+YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+YARN["rope__scaling__original_context_length"] = 1024
+FREQS = [1 + i / 7 for i in range(32)]
+
+# The values of a file, and the arguments of the formula: angles, and the rest.
+FILES = {
+    "llama": ("llama", {}, {"half": False}),
+    "llama 3": (
+        "llama",
+        {"rope__freq_base": 500000.0, "tensors": {"rope_freqs.weight": FREQS}},
+        {"base": 5e5, "divisors": np.float32(FREQS).astype(float), "half": False},
+    ),
+    "qwen2": ("qwen2", {"rope__freq_base": 1e6}, {"base": 1e6}),
+    "linear": ("qwen2", {"rope__scaling__factor": 4.0}, {"scale": 1 / 4}),
+    "an older linear": ("llama", {"rope__scale_linear": 4.0}, {"scale": 1 / 4, "half": False}),
+    "no rule, with a factor": ("qwen2", {"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, {}),
+    "a factor of 0": ("qwen2", {"rope__scaling__type": "linear", "rope__scaling__factor": 0.0}, {}),
+    "yarn": ("qwen2", YARN, {"scale": 1 / 4, "yarn": (1024, 32, 1), "amplitude": 0.1 * math.log(4) + 1}),
+    "yarn with an unread beta": (
+        "qwen2",
+        {**YARN, "rope__scaling__yarn_beta_fast": 16.0},
+        {"scale": 1 / 4, "yarn": (1024, 32, 1), "amplitude": 0.1 * math.log(4) + 1},
+    ),
+    "yarn of mistral3": (
+        "mistral3",
+        {
+            **YARN,
+            "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_beta_slow": 2.0,
+            "rope__scaling__yarn_log_multiplier": 1.0,
+        },
+        {"scale": 1 / 4, "yarn": (1024, 16, 2), "half": False},
+    ),
+    "yarn with a factor on cos": (
+        "qwen2",
+        {**YARN, "rope__scaling__attn_factor": 0.5},
+        {"scale": 1 / 4, "yarn": (1024, 32, 1), "amplitude": 0.5 * (0.1 * math.log(4) + 1)},
+    ),
+    "a factor on cos alone": ("qwen2", {"rope__scaling__attn_factor": 0.5}, {"amplitude": 0.5}),
+    "yarn of gpt-oss": (
+        "gpt-oss",
+        {**YARN, "attention__key_length": 64, "attention__sliding_window": 128},
+        {"scale": 1 / 4, "yarn": (1024, 32, 1), "amplitude": 0.1 * math.log(4) + 1},
+    ),
+    "yarn of deepseek2": (
+        "deepseek2",
+        {
+            **YARN,
+            "attention__key_length": 192,
+            "rope__dimension_count": 64,
+            "rope__scaling__yarn_log_multiplier": 0.1,
+        },
+        {"scale": 1 / 4, "yarn": (1024, 32, 1), "half": False},
+    ),
+    "a part of the head": ("gptneox", {"rope__dimension_count": 16}, {"n": 16}),
+    "a stated head": (
+        "gemma",
+        {"attention__key_length": 128, "rope__dimension_count": 128},
+        {"n": 128, "head": 128},
+    ),
+    "a head count for each layer": ("openelm", {"attention__head_count": [4, 8]}, {}),
+    "rotating granite": ("granite", {"rope__scaling__finetuned": True}, {"half": False}),
+    "gemma 2": ("gemma2", {"attention__sliding_window": 512}, {}),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_rotates_as_llama_cpp_does(case, tmp_path):
+    architecture, values, formula = FILES[case]
+    values = {**SMALL, **values}
+    tensors = values.pop("tensors", None)
+    formula = {"n": 64, **formula}
+    rest = {key: formula.pop(key) for key in ("amplitude", "half", "head") if key in formula}
+    reading = read(write(tmp_path / "m.gguf", architecture, tensors, **values))
+    assert reading.model_type == architecture and reading.context == 4096
+    check(reading, angles(POSITIONS, **formula), **rest)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sections", "interleaved"),
+    [
+        ("qwen2vl", [16, 8, 8, 0], False),
+        ("qwen3vl", [12, 10, 10, 0], True),
+        ("qwen35", [11, 11, 10, 0], True),
+        ("qwen3vlmoe", [8, 10, 10], True),
+        ("glm4moe", [8, 12, 12, 0], False),
+    ],
+)
+def test_sections_are_ggmls(architecture, sections, interleaved, tmp_path):
+    path = write(tmp_path / "m.gguf", architecture, rope__dimension_sections=sections, **SMALL)
+    positions = np.random.default_rng(1).integers(0, 5000, (7, 4))
+    full = (sections + [0])[:4]
+    turn = angles(positions, 64, sections=full, interleaved=interleaved)
+    check(read(path), turn, positions=positions)
+
+
+def test_glm4_without_sections_pairs_neighbours(tmp_path):
+    check(read(write(tmp_path / "m.gguf", "glm4", **SMALL)), angles(POSITIONS, 64), half=False)
+
+
+def test_longrope_takes_the_lists_by_length(tmp_path):
+    short, long = [1 + i / 50 for i in range(32)], [1 + i / 3 for i in range(32)]
+    tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    values = {"rope__scaling__type": "longrope", "rope__scaling__attn_factor": 1.19}
+    values |= {"rope__scaling__original_context_length": 1024, **SMALL}
+    reading = read(write(tmp_path / "m.gguf", "phi3", tensors, **values))
+    amplitude = float(np.float32(1.19))
+    for length, stated in ((1024, short), (1025, long)):
+        turn = angles(POSITIONS, 64, divisors=np.float32(stated).astype(float))
+        check(reading, turn, amplitude, rope=reading.rope.at_length(length))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "full", "sliding", "full_layers"),
+    [
+        ("gemma3", {"rope__freq_base": 1e6, "rope__scaling__factor": 8.0}, (1e6, 1 / 8), (1e4, 1.0), (5,)),
+        ("gemma3", {"rope__freq_base_swa": 2e4}, (1e4, 1.0), (2e4, 1.0), (5,)),
+        (
+            "gemma3",
+            {"rope__freq_base": 1e6, "attention__sliding_window_pattern": [True, False] * 4},
+            (1e6, 1.0),
+            (1e4, 1.0),
+            (1, 3, 5, 7),
+        ),
+        ("gemma3n", {"rope__freq_base": 1e6}, (1e6, 1.0), (1e4, 1.0), (4,)),
+        ("modern-bert", {"rope__freq_base": 1.6e5}, (1.6e5, 1.0), (1e4, 1.0), (0, 3, 6)),
+        ("olmo2", {"rope__freq_base": 5e5, "rope__scaling__factor": 8.0}, (5e5, 1 / 8), (5e5, 1.0), (3, 7)),
+    ],
+)
+def test_layers_with_a_window_differ(architecture, values, full, sliding, full_layers, tmp_path):
+    path = write(tmp_path / "m.gguf", architecture, attention__sliding_window=512, **values, **SMALL)
+    with pytest.raises(ConfigError, match="layers differ"):
+        read(path)
+    for layer in range(8):
+        base, scale = full if layer in full_layers else sliding
+        check(read(path, layer_type=layer), angles(POSITIONS, 64, base=base, scale=scale))
+    groups = dict((reading.rope.base, layers) for layers, reading in read_layers(path))
+    if len(groups) == 2:
+        assert groups[full[0]] == full_layers
+
+
+def test_without_a_window_layers_are_alike(tmp_path):
+    path = write(tmp_path / "m.gguf", "gemma3", rope__freq_base=1e6, **SMALL)
+    check(read(path), angles(POSITIONS, 64, base=1e6))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "unrotated"),
+    [
+        ("cohere2", {"attention__sliding_window": 512}, (3, 7)),
+        ("exaone4", {"attention__sliding_window": 512}, (3, 7)),
+        ("exaone4", {}, ()),
+        ("smollm3", {}, (3, 7)),
+        ("llama4", {}, (3, 7)),
+        ("granite", {"rope__scaling__finetuned": False}, range(8)),
+        ("bert", {}, range(8)),
+        ("gpt2", {}, range(8)),
+    ],
+)
+def test_layers_without_rotation(architecture, values, unrotated, tmp_path):
+    path = write(tmp_path / "m.gguf", architecture, **values, **SMALL)
+    for layer in range(8):
+        assert bool(read(path, layer_type=layer).rope.rotary_dim) is (layer not in unrotated)
+
+
+def test_a_file_without_the_suffix_is_read_by_its_first_bytes(tmp_path):
+    assert ra.RoPE.from_config(write(tmp_path / "blob", "qwen2", **SMALL)) == ra.RoPE(64, pairing="half")
+
+
+def test_permuted_weights_are_noted(tmp_path):
+    notes = read(write(tmp_path / "m.gguf", "llama", **SMALL)).notes
+    assert any("permuted the rows of q and k" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "message"),
+    [
+        ("gemma9", {}, "'gemma9' of a GGUF file is not known here; give the config.json"),
+        ("llama", {"rope__spiral": 1.0}, "llama.rope.spiral is unknown"),
+        ("hunyuan-dense", {"rope__scaling__alpha": 1000.0}, "alpha is not read"),
+        ("llama", {"rope__scaling__type": "spiral"}, "'spiral'; llama.cpp has none, linear, yarn, longrope"),
+        ("qwen2vl", {"rope__dimension_sections": [1] * 5}, "up to four"),
+    ],
+)
+def test_what_is_not_known_is_refused(architecture, values, message, tmp_path):
+    path = write(tmp_path / "m.gguf", architecture, **values, **SMALL)
+    with pytest.raises(ConfigError, match=message):
+        read(path)
+
+
+def test_files_that_are_broken_are_refused(tmp_path):
+    whole = write(tmp_path / "m.gguf", "llama", **SMALL).read_bytes()
+    for count in (4, 20, 60, len(whole) // 2):
+        (tmp_path / "part.gguf").write_bytes(whole[:count])
+        with pytest.raises(ConfigError, match=r"part.gguf' is no GGUF file that can be read"):
+            read(tmp_path / "part.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
+    writer.kv_data[0].clear()
+    writer.add_uint16("split.no", 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="of a model in several files give the first"):
+        read(tmp_path / "second.gguf")
+
+
+def test_every_architecture_of_the_package_is_read_or_refused_by_name(tmp_path):
+    """No architecture that gguf can write ends in another error, or in a rope without a known pairing."""
+    names = [*gguf.MODEL_ARCH_NAMES.values()]
+    read_, refused = [], []
+    for name in names:
+        path = write(
+            tmp_path / "m.gguf",
+            name,
+            rope__dimension_sections=[16, 8, 8, 0],
+            rope__dimension_count=64,
+            **SMALL,
+        )
+        try:
+            read(path, layer_type=0)
+            read_.append(name)
+        except ConfigError as problem:
+            assert "not known here" in str(problem)
+            refused.append(name)
+    assert len(read_) > 80
+    assert not set(read_) & set(refused)
+    known = {
+        *_gguf._NEIGHBOURS,
+        *_gguf._HALVES,
+        *_gguf._LATENT,
+        *_gguf._SECTIONS,
+        *_gguf._WINDOWS,
+        *_gguf._WITHOUT,
+    }
+    assert {*read_} <= known | {*_gguf._NO_ROPE_EVERY}
