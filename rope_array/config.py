@@ -1,7 +1,8 @@
-"""Read a Hugging Face config.json into a `RoPE`: no transformers, no array library, no network.
+"""Read a model's config into a `RoPE`: no transformers, no array library, no network.
 
-A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
-`read` reports the origin of each value.
+Reads configs of Hugging Face, Mistral, Meta, ExecuTorch, DeepSeek, gpt-oss and diffusers, and GGUF files. A
+config states only some of a rotary embedding; the rest is in the model's code and its class's defaults. `read`
+reports the origin of each value.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Reading:
     rope : RoPE
         The rotary embedding.
     model_type : str or None
-        The `model_type` of the config, or of the part read.
+        The `model_type` of the config, or of the part read; diffusers' class, or GGUF's architecture.
     part : str or None
         The part read, such as "text" or "thinker.text"; None: the config itself.
     layer_type : str or int or None
@@ -31,7 +32,8 @@ class Reading:
     stated : dict
         The keys of the config that were used, with their values.
     inferred : dict
-        Values that the config does not state: class defaults of the model type, and constants of its code.
+        Values that the config does not state: class defaults of the model type, and constants of its code;
+        under "format" the name of a format that is not Hugging Face's.
     notes : tuple of str
         Keys that are not used, layers that differ, and differences from transformers.
     context : int or None
@@ -61,12 +63,14 @@ class Reading:
 
 
 def read(config: Any, *, part: str | None = None, layer_type: str | int | None = None) -> Reading:
-    """Read the rotary embedding of a model from its Hugging Face config.
+    """Read the rotary embedding of a model from its config.
 
     Parameters
     ----------
     config : str, PathLike, mapping or object with ``to_dict()``
-        The path of a config.json, or of the folder that holds one; its content; or a config object.
+        The path of a config.json, or of the folder that holds one; its content; or a config object. Also a
+        params.json of Mistral, Meta or ExecuTorch, DeepSeek's inference config, gpt-oss's original config, a
+        GGUF file (with the package gguf), and a config or model of diffusers.
     part : str, optional
         The part of a config of several: "text", "vision", "audio", or a path of sub-config keys with dots,
         with or without "_config" ("thinker.text"). By default the config itself, or its text part.

@@ -392,6 +392,14 @@ def test_paths_that_are_not_files(tmp_path: Any) -> None:
     refuse("is no regular file", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "blob"])
+def test_a_gguf_file_without_the_package(name: str, tmp_path: Any, monkeypatch: Any) -> None:
+    """Files with the package are in tests/edge/test_gguf_configs.py."""
+    (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(64))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refuse(r"is a GGUF file, .* pip install 'rope-array\[gguf\]', or give the config.json", tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2", ".", "model/config.json"])
 def test_names_on_a_hub_are_not_fetched(name: str, tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)

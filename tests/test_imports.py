@@ -175,8 +175,9 @@ MAY_IMPORT = {
 LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
 OWN = {"jax": {"jax", "jaxlib"}, "ndonnx": {"ndonnx", "spox"}, "torch": {"torch", "triton"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
-# Modules whose functions import NumPy, for a NumPy argument or result.
+# Modules whose functions import NumPy, for a NumPy argument or result, or the package of a file's format.
 LATE_NUMPY = {"_array_api.library": {"numpy", "array_api_compat.numpy"}, "_array_api.out": {"numpy"}}
+LATE_NUMPY["_config._gguf"] = {"gguf"}
 COMMANDS = {"__main__", "_command", "_demo"}  # run by users, not imported
 _PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  # for commands
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late

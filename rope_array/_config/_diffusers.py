@@ -156,7 +156,7 @@ def _axial(
 ) -> _Row:
     """Return the row of a class with a list of widths, one for each coordinate, in interleaved pairs."""
     convention = replace(_INTERLEAVED, width=(head,), axes=_listed(key), theta=theta)
-    defaults = {} if sizes is None else {key: sizes}
+    defaults: dict[str, Any] = {} if sizes is None else {key: sizes}
     if theta_key:
         convention, defaults = replace(convention, theta_keys=(theta_key,)), {**defaults, theta_key: theta}
     return _Row(convention=convention, coordinates=coordinates, defaults=defaults)
@@ -503,8 +503,8 @@ def _widths(content: Mapping[str, Any]) -> dict[str, int]:
 def _why_unknown(content: Mapping[str, Any], name: str) -> str:
     if any(isinstance(value, list) and len(value) == 2 for value in content.values()):
         return (
-            f"this is the model_index.json of a pipeline of diffusers, {short(name)}; give the config.json of "
-            "its folder 'transformer'."
+            f"this is the model_index.json of {short(name)}, a pipeline of diffusers; give the config.json "
+            "in its folder 'transformer'."
         )
     return (
         f"_class_name is {short(name)}, which is no transformer of diffusers 0.42. Of a pipeline give the "

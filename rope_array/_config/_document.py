@@ -174,10 +174,10 @@ def _load_file(path: str) -> dict[str, Any]:
     name = short(path)
     try:
         file = _find_file(Path(path), name)
-        if (metadata := _formats.read_file(file, name)) is not None:
-            return metadata
         if file.stat().st_size == 0:  # reading a system file of size 0 may block for ever
             raise ConfigError(f"{name} is no JSON: it is empty; give a config.json.")
+        if (metadata := _formats.read_file(file, name)) is not None:
+            return metadata
         with file.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
     except ConfigError:

@@ -1,8 +1,8 @@
 """Model configs in formats that are not Hugging Face's: recognise one, and return its convention.
 
-A format is recognised by keys that no Hugging Face config has together, and never where the config states one of
-Hugging Face's own. Each convention is read from the published code of the format, named at its rows. `_gguf` and
-`_diffusers` have the formats of those libraries.
+A format is recognised by keys that no config of Hugging Face has together, and never if one of Hugging Face's
+own keys is stated. Each convention follows the published code that a comment names. `_gguf` and `_diffusers`
+have the formats of those libraries.
 """
 
 from collections.abc import Mapping
@@ -87,7 +87,7 @@ def _made(fields: dict[str, Any]) -> Format:
 _OTHER_FILES = {
     "adapter_config.json": "the config of a LoRA adapter; give the config.json of its base model",
     "generation_config.json": "the settings of text generation; give the config.json beside it",
-    "model_index.json": "the index of a pipeline of diffusers; give the config.json of its folder 'transformer'",
+    "model_index.json": "a pipeline of diffusers; give the config.json of its folder 'transformer'",
     "preprocessor_config.json": "the config of an image processor; give the config.json beside it",
     "processor_config.json": "the config of a processor; give the config.json beside it",
     "special_tokens_map.json": "a tokenizer's file; give the config.json beside it",
@@ -165,9 +165,9 @@ def _of_gpt_oss(content: Mapping[str, Any]) -> Format | None:
 # DeepSeek's inference code
 
 
-# Source: deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py, ModelArgs, precompute_freqs_cis and
-# apply_rotary_emb: neighbours are pairs, and cos and sin have no amplitude (mscale is in the softmax's scale).
-# Frequencies are stretched only if max_seq_len exceeds original_seq_len.
+# Source: deepseek-ai/DeepSeek-V3 and DeepSeek-V3.2-Exp, inference/model.py, precompute_freqs_cis and
+# apply_rotary_emb: neighbours are pairs. Frequencies are stretched only if max_seq_len exceeds
+# original_seq_len. cos and sin have no amplitude: mscale is a part of the softmax's scale.
 def _yarn_of_deepseek(values: Values, width: int) -> YaRN | None:
     original = values.number("original_seq_len")
     if values.number("max_seq_len") <= original:
@@ -220,9 +220,9 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
 # Mistral
 
 
-# Source: mistralai/mistral-inference, args.py and rope.py: neighbours are pairs. The keys of `yarn` are read as in
-# vLLM, transformers_utils/configs/mistral.py: beta and alpha are the turns at the ramp's ends. Without
-# apply_scale, and in latent attention (mscale equals mscale_all_dim), the amplitude is 1.
+# Source: mistralai/mistral-inference, args.py and rope.py: neighbours are pairs. `yarn` is read as in vLLM,
+# transformers_utils/configs/mistral.py: beta and alpha are the turns at the ramp's ends. The amplitude is 1
+# if apply_scale is false, and in latent attention, where mscale and mscale_all_dim are both 1.
 _YARN = ("factor", "original_max_position_embeddings", "beta", "alpha", "apply_scale")
 
 
@@ -264,8 +264,8 @@ _MISTRAL = Format(
     defaults={"alias": {"num_hidden_layers": "n_layers"}},
 )
 _OLD_BASE = (
-    "rope_theta is not stated: with a sliding window the base is 10000, as in Mistral 7B v0.1; mistral-inference "
-    "takes 1000000 since its version 1.1"
+    "rope_theta is not stated: with a sliding window the base is 10000, as in Mistral 7B v0.1; the code of "
+    "mistral-inference now takes 1000000"
 )
 _NEW_BASE = "rope_theta is not stated: 1000000 is mistral-inference's default"
 
@@ -302,7 +302,7 @@ def value_at(content: Any, path: str) -> Any:
 # Meta and ExecuTorch
 
 
-# Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling: the factor is a constant of the code.
+# Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling: the factor is a constant.
 def _llama3_of_meta(values: Values, width: int) -> Llama3 | None:
     return Llama3(8.0, 1.0, 4.0, 8192) if _is_true(values, "use_scaled_rope") else None
 
@@ -315,7 +315,7 @@ def _llama3_of_llama4(values: Values, width: int) -> Llama3 | None:
     return Llama3(factor, 1.0, high, 8192)
 
 
-# Source: pytorch/executorch, examples/models/llama/model_args.py and extension/llm/modeling/text_decoder/rope.py.
+# Source: pytorch/executorch, examples/models/llama/model_args.py, and rope.py of the text decoder.
 def _llama3_of_executorch(values: Values, width: int) -> Llama3 | None:
     if not _is_true(values, "use_scaled_rope"):
         return None
@@ -376,12 +376,9 @@ def _of_executorch(content: Mapping[str, Any]) -> Format | None:
     half, notes = content.get("use_hf_rope"), []
     if half not in (None, False, True):
         raise ConfigError(f"use_hf_rope is {short(half)}; it must be true or false.")
-    # Without use_hf_rope the code ignores the share, and with it the scaling.
-    ignored = ("use_scaled_rope",) if half else ("partial_rotary_factor",)
-    unused = [key for key in ignored if content.get(key) not in (None, False, 1, 1.0)]
-    notes += [
-        f"{key} is not used: ExecuTorch's code does not read it if use_hf_rope is {half}" for key in unused
-    ]
+    unread, usual = ("use_scaled_rope", False) if half else ("partial_rotary_factor", 1)
+    if content.get(unread, usual) not in (None, usual):
+        notes.append(f"{unread} is not used: ExecuTorch's code does not read it where use_hf_rope is {half}")
     if content.get("local_rope_theta") is not None:
         notes.append("local_rope_theta is not used: ExecuTorch's code rotates all layers by rope_theta")
     halves = replace(stock, pairing="half", scaling=None, partial=True)

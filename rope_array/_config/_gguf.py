@@ -23,8 +23,8 @@ _MOST_LAYERS = 4096
 
 # fmt: off
 _ROPE_KEYS = frozenset((
-    "dimension_count", "dimension_count_swa", "dimension_sections", "freq_base", "freq_base_swa", "scale_linear",
-    "scaling.alpha", "scaling.attn_factor", "scaling.factor", "scaling.finetuned",
+    "dimension_count", "dimension_count_swa", "dimension_sections", "freq_base", "freq_base_swa",
+    "scale_linear", "scaling.alpha", "scaling.attn_factor", "scaling.factor", "scaling.finetuned",
     "scaling.original_context_length", "scaling.type", "scaling.yarn_attn_factor", "scaling.yarn_beta_fast",
     "scaling.yarn_beta_slow", "scaling.yarn_ext_factor", "scaling.yarn_log_multiplier",
 ))
@@ -35,10 +35,11 @@ _NEIGHBOURS = frozenset((
 ))
 _HALVES = frozenset((
     "apertus", "bailingmoe2", "bitnet", "codeshell", "dbrx", "dots1", "dream", "eurobert", "exaone", "falcon",
-    "falcon-h1", "gemma", "glm4moe", "gptneox", "grovemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "jais2",
-    "jina-bert-v3", "lfm2", "lfm2moe", "llada-moe", "minimax-m2", "nemotron", "nomic-bert", "nomic-bert-moe",
-    "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "qwen", "qwen2", "qwen2moe",
-    "qwen3", "qwen3moe", "qwen3next", "rnd1", "seed_oss", "stablelm", "starcoder2",
+    "falcon-h1", "gemma", "glm4moe", "gptneox", "grovemoe", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl",
+    "jais2", "jina-bert-v3", "lfm2", "lfm2moe", "llada-moe", "minimax-m2", "nemotron", "nomic-bert",
+    "nomic-bert-moe", "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo",
+    "qwen", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen3next", "rnd1", "seed_oss", "stablelm",
+    "starcoder2",
 ))
 _LATENT = {"deepseek2": "interleaved", "plm": "interleaved", "minicpm3": "half"}
 _SECTIONS: Mapping[str, GgmlMode] = {
@@ -48,9 +49,9 @@ _SECTIONS: Mapping[str, GgmlMode] = {
 # These have sections in some files only.
 _MAYBE_SECTIONS = ("glm4", "glm4moe", "hunyuan_vl")
 _WITHOUT = frozenset((
-    "arwkv7", "bert", "bloom", "gpt2", "gptj", "jais", "jamba", "jina-bert-v2", "kimi-linear", "mamba", "mamba2",
-    "mpt", "nemotron_h", "nemotron_h_moe", "refact", "rwkv6", "rwkv6qwen2", "rwkv7", "starcoder", "t5",
-    "t5encoder",
+    "arwkv7", "bert", "bloom", "gpt2", "gptj", "jais", "jamba", "jina-bert-v2", "kimi-linear", "mamba",
+    "mamba2", "mpt", "nemotron_h", "nemotron_h_moe", "refact", "rwkv6", "rwkv6qwen2", "rwkv7", "starcoder",
+    "t5", "t5encoder",
 ))
 # fmt: on
 
@@ -62,7 +63,8 @@ class _Windows:
     Attributes
     ----------
     period
-        One of so many layers has full attention, the last of each period, or the first.
+        One of so many layers has full attention, the last of each period, or the first. 0: the file must list
+        the layers.
     first
         Whether it is the first.
     base
@@ -88,6 +90,7 @@ _WINDOWS = {
     "gemma2": _Windows(period=2),
     "gemma3": _Windows(period=6, base=1e4, scaled=False, optional=True),
     "gemma3n": _Windows(period=5, base=1e4, scaled=False),
+    "gemma4": _Windows(period=0, base=1e4, scaled=False),
     "gemma-embedding": _Windows(period=6, base=1e4, scaled=False),
     "gpt-oss": _Windows(period=2),
     "modern-bert": _Windows(period=3, first=True, base=1e4, scaled=False, optional=True),
@@ -114,7 +117,7 @@ def metadata(path: "os.PathLike[str]", name: str) -> dict[str, Any]:
         from gguf import GGUFReader
     except ImportError:
         raise ConfigError(
-            f"{name} is a GGUF file, which is read with the package gguf: pip install 'rope-array[gguf]', or give "
+            f"{name} is a GGUF file, which needs the package gguf: pip install 'rope-array[gguf]', or give "
             "the config.json of the model that the file was converted from."
         ) from None
     try:
@@ -197,8 +200,8 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
         plain = replace(plain, unless={"rope.scaling.finetuned": (None, True)})
     if (pairing := _pairing_of(architecture)) is None:
         raise ConfigError(
-            f"the architecture {short(architecture)} of a GGUF file is not known here; give the config.json of "
-            "the model that the file was converted from."
+            f"the architecture {short(architecture)} of a GGUF file is not known here; give the config.json "
+            "of the model that the file was converted from."
         )
     convention = replace(plain, pairing=pairing)
     if architecture in _LATENT:
@@ -284,7 +287,7 @@ def _longrope(values: Values, lists: list[Any], factor: float) -> LongRoPE:
 
 
 def _yarn(architecture: str, values: Values, factor: float) -> YaRN:
-    """Return the rule with llama.cpp's amplitude, which is that of ggml with the factor that it hands over."""
+    """Return the rule with llama.cpp's amplitude: its own factor times ggml's."""
     betas = architecture == "mistral3"  # others do not read them
     plain = YaRN(
         factor,
@@ -344,9 +347,15 @@ def _layer_types(windows: _Windows, content: Mapping[str, Any]) -> tuple[str, ..
         slides = [bool(each) for each in stated[:count]]
     else:
         period = stated if isinstance(stated, int) and stated > 0 else windows.period
+        if not period:
+            raise ConfigError("attention.sliding_window_pattern is missing; it must list the layers.")
         full = 0 if windows.first else period - 1
         slides = [index % period != full for index in range(count)]
     return tuple("sliding_attention" if each else "full_attention" for each in slides)
+
+
+def _rotated_in_windows(values: Values, width: int) -> int:
+    return values.integer("rope.dimension_count_swa", values.integer("rope.dimension_count", width))
 
 
 def _with_windows(convention: Convention, windows: _Windows) -> Convention:
@@ -357,7 +366,14 @@ def _with_windows(convention: Convention, windows: _Windows) -> Convention:
         sliding = values.number("rope.freq_base_swa", own if windows.base is None else windows.base)
         return {"full_attention": {"rope_theta": own}, "sliding_attention": {"rope_theta": sliding}}
 
-    unscaled = replace(convention, scaling=lambda values, width: None, inv_freq=None, attention_factor=None)
+    unscaled = replace(
+        convention,
+        width=("attention.key_length_swa", *convention.width),
+        rotated=_rotated_in_windows,
+        scaling=lambda values, width: None,
+        inv_freq=None,
+        attention_factor=None,
+    )
     layers = {} if windows.scaled else {"sliding_attention": unscaled}
     nope = () if windows.rotates else ("full_attention",)
     return replace(convention, parameters=parameters, layers=layers, nope=nope)
@@ -370,8 +386,8 @@ def _notes(architecture: str, content: Mapping[str, Any], convention: Convention
     rope, notes = content.get("rope", {}), []
     if convention.pairing == "interleaved":
         notes.append(
-            "the pairs are those of the file's weights: where Hugging Face's code pairs halves, the converter "
-            "has permuted the rows of q and k"
+            "the pairs are those of the file's weights: where Hugging Face's code pairs halves, the "
+            "converter has permuted the rows of q and k"
         )
     if convention.axes is not None:
         notes.append("coordinates are llama.cpp's (t, h, w, e); for text (p, p, p, 0)")

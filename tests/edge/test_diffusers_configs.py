@@ -1,7 +1,7 @@
 """Configs of diffusers' transformers against that library's own rotary classes, at real grids.
 
-Each class is made from its config up to its rotary module; that module's tables, rotated with by the library's own
-formula, are compared with the rope that is read from the config.
+Each class is made from its config up to its rotary module. The library's own formula rotates by this module's
+tables; the rope that is read from the config must give the same.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ def rotary(name, rotary_class, config):
         with torch.device("cpu"):
             raise Found(original(*args, **options))
 
-    with pytest.MonkeyPatch.context() as patch, torch.device("meta"), pytest.raises(Found) as caught:
+    options = {key: value for key, value in config.items() if key != "_class_name"}
+    with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
         patch.setattr(module, rotary_class, stop)
-        CLASSES[name](**{key: value for key, value in config.items() if key != "_class_name"})
+        with pytest.raises(Found) as caught:
+            CLASSES[name](**options)
     return caught.value.args[0]
 
 
@@ -113,7 +115,7 @@ def partly(x, rotate, width):
 
 # Cases: from the class's name to (config, positions, rotate)
 
-IDS = np.concatenate([np.zeros((5, 3), int), grid(1, H, W) + [2, 0, 0]])
+IDS = np.concatenate([np.zeros((5, 3), int), grid(1, H, W) + np.array([2, 0, 0])])
 FOUR_IDS = np.concatenate([grid(1, 1, 1, 5), grid(2, H, W, 1)])
 
 
@@ -191,7 +193,7 @@ def lumina2():
         latents(2 * H, 2 * W), torch.ones(1, 5, dtype=torch.int64)
     )[3]
     text = np.arange(5)[:, None] * [1, 0, 0]
-    return config, np.concatenate([text, grid(1, H, W) + [5, 0, 0]]), lambda x: by_complex(x, table)
+    return config, np.concatenate([text, grid(1, H, W) + np.array([5, 0, 0])]), lambda x: by_complex(x, table)
 
 
 def of_anyflow(name, rotary_class):
@@ -331,7 +333,7 @@ def allegro():
 def of_sections(name, rotary_class, **changes):
     """Return the case of Qwen3-VL's map, at coordinates that differ."""
     config = config_of(name, **changes)
-    places = grid(T, H, W) + [5, 0, 0]
+    places = grid(T, H, W) + np.array([5, 0, 0])
     module, ids = rotary(name, rotary_class, config), torch.tensor(places)
     tables = module(ids[None]) if "Ideogram" in name else module(ids.T[:, None], "cpu", torch.float32)
     return config, places, lambda x: by_halves(x, tables)
@@ -532,7 +534,7 @@ def test_a_rope_rotates_as_the_library_does(case):
     largest = max(map(abs, rope.frequencies)) * max(1.0, np.abs(positions).max())
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6 + 8e-7 * largest)
     assert np.abs(ours - x).max() > 0.5
-    assert reading.inferred["format"] == "diffusers" and reading.model_type == config["_class_name"]
+    assert (reading.inferred["format"], reading.model_type) == ("diffusers", config["_class_name"])
 
 
 def test_every_class_is_known():

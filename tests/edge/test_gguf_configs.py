@@ -1,6 +1,6 @@
 """GGUF files, written here with the package gguf, against formulas of llama.cpp's rotation in float64.
 
-The formulas are ggml's rope_yarn and ggml_mrope_cache_init, with the factor that llama-context.cpp hands over.
+The formulas are ggml's rope_yarn and ggml_mrope_cache_init, with the factor of llama-context.cpp.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def test_a_file_rotates_as_llama_cpp_does(case, tmp_path):
     formula = {"n": 64, **formula}
     rest = {key: formula.pop(key) for key in ("amplitude", "half", "head") if key in formula}
     reading = read(write(tmp_path / "m.gguf", architecture, tensors, **values))
-    assert reading.model_type == architecture and reading.context == 4096
+    assert (reading.model_type, reading.context) == (architecture, 4096)
     check(reading, angles(POSITIONS, **formula), **rest)
 
 
@@ -176,7 +176,7 @@ def test_a_file_rotates_as_llama_cpp_does(case, tmp_path):
 def test_sections_are_ggmls(architecture, sections, interleaved, tmp_path):
     path = write(tmp_path / "m.gguf", architecture, rope__dimension_sections=sections, **SMALL)
     positions = np.random.default_rng(1).integers(0, 5000, (7, 4))
-    full = (sections + [0])[:4]
+    full = [*sections, 0][:4]
     turn = angles(positions, 64, sections=full, interleaved=interleaved)
     check(read(path), turn, positions=positions)
 
@@ -224,6 +224,24 @@ def test_layers_with_a_window_differ(architecture, values, full, sliding, full_l
     groups = dict((reading.rope.base, layers) for layers, reading in read_layers(path))
     if len(groups) == 2:
         assert groups[full[0]] == full_layers
+
+
+def test_gemma_4_has_heads_of_two_widths(tmp_path):
+    divisors = [1.0] * 16 + [1e30] * 48
+    values = {"attention__key_length": 128, "rope__dimension_count": 128, "rope__freq_base": 1e6}
+    values |= {
+        "attention__key_length_swa": 64,
+        "rope__dimension_count_swa": 64,
+        "attention__sliding_window": 512,
+    }
+    pattern = {"attention__sliding_window_pattern": [True, True, True, False] * 2}
+    tensors = {"rope_freqs.weight": divisors}
+    path = write(tmp_path / "m.gguf", "gemma4", tensors, **values, **pattern, **SMALL)
+    check(read(path, layer_type=0), angles(POSITIONS, 64))
+    check(read(path, layer_type=3), angles(POSITIONS, 128, base=1e6, divisors=divisors), head=128)
+    path = write(tmp_path / "n.gguf", "gemma4", tensors, **values, **SMALL)
+    with pytest.raises(ConfigError, match="sliding_window_pattern is missing"):
+        read(path)
 
 
 def test_without_a_window_layers_are_alike(tmp_path):
@@ -291,32 +309,25 @@ def test_files_that_are_broken_are_refused(tmp_path):
         read(tmp_path / "second.gguf")
 
 
+def refusal(path):
+    try:
+        read(path, layer_type=0)
+    except ConfigError as problem:
+        return str(problem)
+    return None
+
+
 def test_every_architecture_of_the_package_is_read_or_refused_by_name(tmp_path):
     """No architecture that gguf can write ends in another error, or in a rope without a known pairing."""
-    names = [*gguf.MODEL_ARCH_NAMES.values()]
-    read_, refused = [], []
-    for name in names:
-        path = write(
-            tmp_path / "m.gguf",
-            name,
-            rope__dimension_sections=[16, 8, 8, 0],
-            rope__dimension_count=64,
-            **SMALL,
-        )
-        try:
-            read(path, layer_type=0)
-            read_.append(name)
-        except ConfigError as problem:
-            assert "not known here" in str(problem)
-            refused.append(name)
-    assert len(read_) > 80
-    assert not set(read_) & set(refused)
-    known = {
-        *_gguf._NEIGHBOURS,
-        *_gguf._HALVES,
-        *_gguf._LATENT,
-        *_gguf._SECTIONS,
-        *_gguf._WINDOWS,
-        *_gguf._WITHOUT,
-    }
-    assert {*read_} <= known | {*_gguf._NO_ROPE_EVERY}
+    values = {"rope__dimension_sections": [16, 8, 8, 0], "rope__dimension_count": 64, **SMALL}
+    values["attention__sliding_window_pattern"] = [True, False] * 4
+    refused = set()
+    for name in gguf.MODEL_ARCH_NAMES.values():
+        path = write(tmp_path / "m.gguf", name, **values)
+        text = refusal(path)
+        assert text is None or "not known here" in text
+        refused |= {name} if text else set()
+    kinds = (_gguf._NEIGHBOURS, _gguf._HALVES, _gguf._LATENT, _gguf._SECTIONS, _gguf._WINDOWS, _gguf._WITHOUT)
+    known = {*_gguf._NO_ROPE_EVERY, *(name for kind in kinds for name in kind)}
+    assert refused == {*gguf.MODEL_ARCH_NAMES.values()} - known
+    assert len(known) == sum(map(len, kinds)) + len(_gguf._NO_ROPE_EVERY)  # each is in one list

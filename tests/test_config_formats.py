@@ -1,0 +1,372 @@
+"""Configs in formats that are not Hugging Face's, against formulas of their published code in float64.
+
+The formulas are of mistralai/mistral-inference (rope.py), deepseek-ai/DeepSeek-V3 (inference/model.py),
+meta-llama/llama-models (llama3 and llama4, model.py), pytorch/executorch (examples/models/llama, rope.py) and
+openai/gpt-oss (gpt_oss/torch/model.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+import rope_array as ra
+from rope_array.config import ConfigError, read, read_layers
+
+MISTRAL = {"dim": 64, "n_layers": 4, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 1}
+MISTRAL |= {"norm_eps": 1e-05, "vocab_size": 100, "rope_theta": 1000000.0}
+YARN = {"factor": 16, "original_max_position_embeddings": 1024, "beta": 32, "alpha": 1}
+LATENT = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 32,
+}
+DEEPSEEK = {"vocab_size": 100, "dim": 64, "inter_dim": 128, "moe_inter_dim": 32, "n_layers": 4, "n_heads": 2}
+DEEPSEEK |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "dtype": "fp8"}
+LLAMA2 = {"dim": 64, "multiple_of": 256, "n_heads": 2, "n_layers": 4, "norm_eps": 1e-05, "vocab_size": -1}
+LLAMA3 = {**LLAMA2, "ffn_dim_multiplier": 1.3, "n_kv_heads": 1, "rope_theta": 500000.0}
+LLAMA4 = {**LLAMA3, "nope_layer_interval": 2, "moe_args": {"num_experts": 16}, "use_qk_norm": True}
+EXECUTORCH = {
+    "dim": 64,
+    "ffn_dim_multiplier": 1,
+    "hidden_dim": 128,
+    "n_heads": 2,
+    "n_kv_heads": 1,
+    "n_layers": 4,
+}
+EXECUTORCH |= {"norm_eps": 1e-05, "rope_theta": 1000000.0, "use_scaled_rope": False, "vocab_size": 100}
+EXECUTORCH |= {"use_hf_rope": True, "attention_qkv_bias": False}
+GPT_OSS = {"num_hidden_layers": 4, "num_experts": 4, "vocab_size": 100, "hidden_size": 64, "head_dim": 32}
+GPT_OSS |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 128, "rope_theta": 150000.0}
+GPT_OSS |= {"initial_context_length": 4096, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1.0}
+GPT_OSS["rope_ntk_beta"] = 32.0
+
+
+def series(base, width):
+    return base ** (-np.arange(0, width, 2) / width)
+
+
+def yarn(base, width, factor, trained, fast=32, slow=1, whole=True):
+    """Return the frequencies of YaRN: stretched by the factor below `slow` turns, kept above `fast`."""
+
+    def number(turns):
+        return width * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = number(fast), number(slow)
+    if whole:
+        low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    kept = 1 - np.clip((np.arange(width // 2) - low) / (high - low), 0, 1)
+    omegas = series(base, width)
+    return omegas / factor * (1 - kept) + omegas * kept
+
+
+def scaled(omegas, factor, high, low=1, trained=8192):
+    """Return the frequencies after Meta's apply_scaling."""
+    result = []
+    for omega in omegas:
+        length = 2 * math.pi / omega
+        if length < trained / high:
+            result.append(omega)
+        elif length > trained / low:
+            result.append(omega / factor)
+        else:
+            smooth = (trained / length - low) / (high - low)
+            result.append((1 - smooth) * omega / factor + smooth * omega)
+    return np.array(result)
+
+
+def gain(factor):
+    return 0.1 * math.log(factor) + 1
+
+
+# The config, the frequencies, and what is not interleaved, without amplitude, over the whole head.
+CASES = {
+    "Mistral": (MISTRAL, series(1e6, 32), {}),
+    "Mistral, not Hugging Face's model_type": ({**MISTRAL, "model_type": "transformer"}, series(1e6, 32), {}),
+    "Mistral's yarn": ({**MISTRAL, "yarn": YARN}, yarn(1e6, 32, 16, 1024), {"amplitude": gain(16)}),
+    "Mistral's yarn without a factor on cos": (
+        {**MISTRAL, "yarn": {**YARN, "apply_scale": False, "beta": 8, "alpha": 2}},
+        yarn(1e6, 32, 16, 1024, 8, 2),
+        {},
+    ),
+    "Mistral's latent attention": (
+        {**MISTRAL, **LATENT, "yarn": YARN},
+        yarn(1e6, 16, 16, 1024),
+        {"head": 16},
+    ),
+    "Mistral without a base": ({**MISTRAL, "rope_theta": None}, series(1e6, 32), {}),
+    "Mistral 7B v0.1": ({**MISTRAL, "rope_theta": None, "sliding_window": 4096}, series(1e4, 32), {}),
+    "DeepSeek": (DEEPSEEK, yarn(1e4, 32, 40, 4096), {}),
+    "DeepSeek, short": ({**DEEPSEEK, "max_seq_len": 4096}, series(1e4, 32), {}),
+    "DeepSeek, stated": (
+        {
+            **DEEPSEEK,
+            "original_seq_len": 2048,
+            "rope_factor": 8,
+            "beta_fast": 16,
+            "beta_slow": 2,
+            "mscale": 0.7,
+        },
+        yarn(1e4, 32, 8, 2048, 16, 2),
+        {},
+    ),
+    "DeepSeek V3.2": ({**DEEPSEEK, "index_head_dim": 128, "index_topk": 64}, yarn(1e4, 32, 40, 4096), {}),
+    "Llama 2": (LLAMA2, series(1e4, 32), {}),
+    "Llama 3": (LLAMA3, series(5e5, 32), {}),
+    "Llama 3.1": ({**LLAMA3, "use_scaled_rope": True}, scaled(series(5e5, 32), 8, 4), {}),
+    "Llama 4": (LLAMA4, series(5e5, 32), {}),
+    "Llama 4 without a base": ({**LLAMA4, "rope_theta": None}, series(5e5, 32), {}),
+    "Llama 4 Scout": ({**LLAMA4, "use_scaled_rope": True}, scaled(series(5e5, 32), 16, 1.0000001), {}),
+    "Llama 4, stated": (
+        {**LLAMA4, "use_scaled_rope": True, "rope_scaling_factor": 8, "rope_high_freq_factor": 4},
+        scaled(series(5e5, 32), 8, 4),
+        {},
+    ),
+    "ExecuTorch": (EXECUTORCH, series(1e6, 32), {"pairing": "half"}),
+    "ExecuTorch, a part": (
+        {**EXECUTORCH, "partial_rotary_factor": 0.5},
+        series(1e6, 16),
+        {"pairing": "half"},
+    ),
+    "ExecuTorch, a stated head": (
+        {**EXECUTORCH, "head_dim": 48},
+        series(1e6, 48),
+        {"pairing": "half", "head": 48},
+    ),
+    "ExecuTorch, stock": ({**EXECUTORCH, "use_hf_rope": False}, series(1e6, 32), {}),
+    "ExecuTorch, stock and scaled": (
+        {**EXECUTORCH, "use_hf_rope": False, "use_scaled_rope": True, "rope_scale_factor": 32},
+        scaled(series(1e6, 32), 32, 4),
+        {},
+    ),
+    "ExecuTorch, an older base": (
+        {**EXECUTORCH, "use_hf_rope": None, "rope_theta": None, "rope_freq_base": 20000.0},
+        series(2e4, 32),
+        {},
+    ),
+    "gpt-oss": (GPT_OSS, yarn(150000, 32, 32, 4096, whole=False), {"pairing": "half", "amplitude": gain(32)}),
+    "gpt-oss, no factor": ({**GPT_OSS, "rope_scaling_factor": 1.0}, series(150000, 32), {"pairing": "half"}),
+    "gpt-oss, other turns": (
+        {**GPT_OSS, "rope_ntk_alpha": 2.0, "rope_ntk_beta": 16.0, "initial_context_length": 2048},
+        yarn(150000, 32, 32, 2048, 16, 2, whole=False),
+        {"pairing": "half", "amplitude": gain(32)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_has_the_frequencies_of_its_code(case):
+    config, frequencies, more = CASES[case]
+    more = {"pairing": "interleaved", "amplitude": 1.0, "head": 32, **more}
+    reading = read(config)
+    rope = reading.rope
+    np.testing.assert_allclose(rope.frequencies, frequencies, rtol=1e-7)
+    assert (rope.head_dim, rope.rotary_start, rope.out_pairing) == (more["head"], 0, None)
+    assert rope.pairing == more["pairing"]
+    assert rope.amplitude == pytest.approx(more["amplitude"], rel=1e-12)
+    assert "rope_type" not in reading.inferred
+    names = {"Mistral": "Mistral", "DeepSeek": "DeepSeek", "Llama": "Meta", "ExecuTorch": "ExecuTorch"}
+    name = names.get(case.replace("'", " ").replace(",", " ").split()[0], "gpt-oss")
+    assert reading.inferred["format"].startswith(name)
+
+
+@pytest.mark.parametrize("config", [LLAMA4, {**EXECUTORCH, "no_rope_layer_interval": 2}])
+def test_layers_without_rotation(config):
+    rotates = {layers: bool(reading.rope.rotary_dim) for layers, reading in read_layers(config)}
+    assert rotates == {(0, 2): True, (1, 3): False}
+
+
+@pytest.mark.parametrize("key", ["vision_encoder", "multimodal"])
+def test_the_vision_encoder_of_mistral(key):
+    """The height has the even frequencies of one series, and the width the odd ones."""
+    vision = {"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 10000.0, "image_size": 64}
+    content = {"vision_encoder": vision, "multimodal": {"vision_encoder_args": vision}}[key]
+    rope = read({**MISTRAL, key: content}, part="vision").rope
+    omegas = series(1e4, 32)
+    assert (rope.axes, rope.pairing) == (ra.Axes.even_odd(32), "interleaved")
+    np.testing.assert_allclose(rope.frequencies, [*omegas[::2], *omegas[1::2]])
+    assert read({**MISTRAL, key: content}, part="text").rope == read(MISTRAL).rope
+
+
+NOTES = {
+    "mscale is of the softmax": (DEEPSEEK, "scale of the softmax"),
+    "the indexer": ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates the first qk_rope_head_dim"),
+    "llama_4_scaling": ({**MISTRAL, "llama_4_scaling": {"beta": 0.1}}, "scales the queries"),
+    "no base of Mistral": ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
+    "an older base of Mistral": (
+        {**MISTRAL, "rope_theta": None, "sliding_window": 4096},
+        "base is 10000, as in Mistral 7B v0.1",
+    ),
+    "no base of Meta": (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
+    "a factor that is not stated": ({**LLAMA3, "use_scaled_rope": True}, r"Llama 3.2 \(1B and 3B\) state 32"),
+    "an unread share": (
+        {**EXECUTORCH, "use_hf_rope": False, "partial_rotary_factor": 0.5},
+        "partial_rotary_factor is not used",
+    ),
+    "an unread rule": ({**EXECUTORCH, "use_scaled_rope": True}, "use_scaled_rope is not used"),
+    "an unread base": ({**EXECUTORCH, "local_rope_theta": 10000.0}, "local_rope_theta is not used"),
+}
+
+
+@pytest.mark.parametrize("case", NOTES)
+def test_notes(case):
+    config, text = NOTES[case]
+    assert any(re.search(text, note) for note in read(config).notes)
+
+
+REFUSED = {
+    "a part": ({**MISTRAL}, {"part": "vision"}, "there is no part 'vision'; give one of: 'text'"),
+    "an unknown key of yarn": ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, {}, "unknown keys gamma"),
+    "yarn that is no object": ({**MISTRAL, "yarn": 16}, {}, "yarn is no object"),
+    "yarn without a factor": (
+        {**MISTRAL, "yarn": {"original_max_position_embeddings": 1024}},
+        {},
+        "yarn.factor is missing",
+    ),
+    "a switch that is no bool": ({**EXECUTORCH, "use_hf_rope": "yes"}, {}, "use_hf_rope is 'yes'"),
+    "a misspelt key": ({**LLAMA3, "rope_thetta": 1e6}, {}, "'rope_thetta' is unknown"),
+    "a layer": (LLAMA4, {"layer_type": 4}, "from 0 to 3"),
+    "Mamba": ({**MISTRAL, "model_type": "mamba", "n_groups": 8}, {}, "Mamba model, which has no rotation"),
+    "DeepSeek-V4": (
+        {"dim": 64, "n_layers": 4, "rope_head_dim": 64, "compress_ratios": [0, 4]},
+        {},
+        "DeepSeek-V4, which is not read: give the config.json",
+    ),
+    "a pipeline": (
+        {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]},
+        {},
+        "folder 'transformer'",
+    ),
+    "an unknown class": ({"_class_name": "AutoencoderKL"}, {}, "is no transformer of diffusers"),
+    "Mochi": ({"_class_name": "MochiTransformer3DModel"}, {}, "learned weights .* RoPE cannot state it"),
+    "widths of another head": (
+        {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 64},
+        {},
+        "axes_dims_rope sums to 128, and a head has 64",
+    ),
+    "widths that are no list": (
+        {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": 128},
+        {},
+        "axes_dims_rope is 128; give a list",
+    ),
+    "a part of diffusers": (
+        {"_class_name": "Kandinsky5Transformer3DModel"},
+        {"part": "audio"},
+        "give one of: 'text'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused(case):
+    config, options, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        read(config, **options)
+
+
+GPT_OSS_KEYS = ("rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta")
+HUGGING_FACE = ("model_type", "architectures", "transformers_version", "auto_map")
+
+
+@pytest.mark.parametrize("config", [MISTRAL, DEEPSEEK, LLAMA3, EXECUTORCH, GPT_OSS], ids=lambda c: len(c))
+@pytest.mark.parametrize("key", HUGGING_FACE)
+def test_a_config_of_hugging_face_is_never_another_format(config, key):
+    value = "llama" if key == "model_type" else ["LlamaForCausalLM"]
+    stated = {k: v for k, v in config.items() if k not in ("use_hf_rope", *GPT_OSS_KEYS)}
+    assert "format" not in read({**stated, key: value, "head_dim": 32, "rope_theta": 10000.0}).inferred
+    with contextlib.suppress(ConfigError):  # a key that is rotary in no model of Hugging Face
+        assert "format" not in read({**config, key: value}).inferred
+
+
+@pytest.mark.parametrize("config", [MISTRAL, DEEPSEEK, LLAMA2, EXECUTORCH, GPT_OSS], ids=lambda c: len(c))
+def test_a_format_needs_its_keys(config):
+    """Without one of a format's keys, a config of no known model is refused or noted, as before."""
+    required = {
+        "dim",
+        "n_layers",
+        "n_heads",
+        "norm_eps",
+        "inter_dim",
+        "kv_lora_rank",
+        "initial_context_length",
+    }
+    for key in required & config.keys():
+        without = {k: v for k, v in config.items() if k != key}
+        try:
+            reading = read(without)
+        except ConfigError:
+            continue
+        assert "format" not in reading.inferred
+        assert "convention" in reading.inferred
+
+
+FILES = {
+    "model.safetensors": "a file of weights",
+    "pytorch_model.bin": "a file of weights",
+    "consolidated.00.pth": "a file of weights",
+    "model.safetensors.index.json": "a file of weights",
+    "tokenizer.json": "a tokenizer; give the config.json",
+    "generation_config.json": "settings of text generation; give the config.json",
+    "adapter_config.json": "a LoRA adapter; give the config.json of its base model",
+    "model_index.json": "a pipeline of diffusers; give the config.json of its folder 'transformer'",
+    "preprocessor_config.json": "an image processor; give the config.json",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_no_config_is_named(name, tmp_path):
+    (tmp_path / name).write_text(json.dumps({"rope_theta": 10000.0, "head_dim": 64}), encoding="utf-8")
+    with pytest.raises(ConfigError, match=FILES[name]):
+        read(tmp_path / name)
+
+
+FOLDERS = ("params.json", "transformer/config.json", "original/config.json", "model.gguf")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_names_the_config_that_it_has(name, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"no config.json; give the path of its {name}"):
+        read(tmp_path)
+
+
+def test_a_params_json_is_read(tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps(MISTRAL), encoding="utf-8")
+    assert read(tmp_path / "params.json").rope == ra.RoPE(32, base=1e6)
+
+
+DIFFUSERS = {
+    "FluxTransformer2DModel": ra.RoPE(128, axes=ra.Axes.axial(16, 56, 56)),
+    "WanTransformer3DModel": ra.RoPE(128, axes=ra.Axes.axial(44, 42, 42)),
+    "HunyuanVideoTransformer3DModel": ra.RoPE(128, base=256, axes=ra.Axes.axial(16, 56, 56)),
+    "CogView4Transformer2DModel": ra.RoPE(40, pairing="half", axes=ra.Axes.axial(20, 20)),
+    "AllegroTransformer3DModel": ra.RoPE(96, pairing="half", axes=ra.Axes.axial(32, 32, 32, blocks=True)),
+    "CogVideoXTransformer3DModel": ra.RoPE(64, rotary_dim=0),
+    "SD3Transformer2DModel": ra.RoPE(64, rotary_dim=0),
+}
+
+
+@pytest.mark.parametrize("name", DIFFUSERS)
+def test_diffusers(name):
+    """A few classes; the session `edge` compares every class with the library's own."""
+    sizes = {"attention_head_dim": 64} if name.startswith("SD3") else {}
+    reading = read({"_class_name": name, "_diffusers_version": "0.42.1", **sizes})
+    assert reading.rope == DIFFUSERS[name]
+    assert (reading.model_type, reading.inferred["format"]) == (name, "diffusers")
+    assert any(note.startswith("coordinates are") or note.endswith("no rotation") for note in reading.notes)
+
+
+def test_a_model_of_diffusers_has_its_config_in_an_attribute():
+    class FluxTransformer2DModel:
+        def __init__(self):
+            self.config = {"attention_head_dim": 16, "axes_dims_rope": [4, 6, 6]}
+
+    assert read(FluxTransformer2DModel()).rope == ra.RoPE(16, axes=ra.Axes.axial(4, 6, 6))
