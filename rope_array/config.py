@@ -1,8 +1,8 @@
 """Read a model's config into a `RoPE`: no transformers, no array library, no network.
 
 Reads configs of Hugging Face, Mistral, Meta, ExecuTorch, DeepSeek, gpt-oss and diffusers, and GGUF files. A
-config states only some of a rotary embedding; the rest is in the model's code and its class's defaults. `read`
-reports the origin of each value.
+config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
+`read` reports the origin of each value.
 """
 
 from dataclasses import dataclass

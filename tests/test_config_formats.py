@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array._command._config_report import report
 from rope_array.config import ConfigError, read, read_layers
 
 MISTRAL = {"dim": 64, "n_layers": 4, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 1}
@@ -92,8 +93,8 @@ CASES = {
     "Mistral, not Hugging Face's model_type": ({**MISTRAL, "model_type": "transformer"}, series(1e6, 32), {}),
     "Mistral's yarn": ({**MISTRAL, "yarn": YARN}, yarn(1e6, 32, 16, 1024), {"amplitude": gain(16)}),
     "Mistral's yarn without a factor on cos": (
-        {**MISTRAL, "yarn": {**YARN, "apply_scale": False, "beta": 8, "alpha": 2}},
-        yarn(1e6, 32, 16, 1024, 8, 2),
+        {**MISTRAL, "yarn": {**YARN, "apply_scale": False, "beta": 8, "alpha": 4}},
+        yarn(1e6, 32, 16, 1024, 8, 4),
         {},
     ),
     "Mistral's latent attention": (
@@ -341,6 +342,13 @@ def test_a_folder_names_the_config_that_it_has(name, tmp_path):
 def test_a_params_json_is_read(tmp_path):
     (tmp_path / "params.json").write_text(json.dumps(MISTRAL), encoding="utf-8")
     assert read(tmp_path / "params.json").rope == ra.RoPE(32, base=1e6)
+
+
+def test_the_command_explain_names_the_format(tmp_path):
+    (tmp_path / "params.json").write_text(json.dumps({**MISTRAL, "yarn": YARN}), encoding="utf-8")
+    lines = [*report(str(tmp_path / "params.json"), None, None, None)]
+    assert lines[0].endswith("params.json: Mistral's params.json")
+    assert any("Pair i is features 2i and 2i + 1" in line for line in lines)
 
 
 DIFFUSERS = {

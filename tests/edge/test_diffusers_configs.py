@@ -11,6 +11,7 @@ import inspect
 import json
 import pkgutil
 import re
+from pathlib import Path
 
 import diffusers.models.transformers as transformers_package
 import numpy as np
@@ -543,9 +544,16 @@ def test_every_class_is_known():
     assert {*_diffusers._ROWS, *_diffusers._NO_ROTATION, *_diffusers._NOT_STATED} == set(CLASSES)
 
 
-def test_the_docs_count_the_classes():
-    from pathlib import Path
+@pytest.mark.parametrize("name", sorted(_diffusers._ROWS))
+def test_defaults_are_those_of_the_class(name):
+    """A config of an older version may lack a key: the class's own default has its place."""
+    own = config_of(name)
+    defaults = json.loads(json.dumps(_diffusers.read({"_class_name": name})["defaults"]))
+    compared = {k: v for k, v in defaults.items() if v is not None and own.get(k) is not None}
+    assert compared == {key: own[key] for key in compared}
 
+
+def test_the_docs_count_the_classes():
     page = (Path(__file__).parents[2] / "docs" / "configs.md").read_text(encoding="utf-8")
     kinds = (_diffusers._ROWS, _diffusers._NO_ROTATION, _diffusers._NOT_STATED)
     read_, none, refused = map(len, kinds)
