@@ -17,6 +17,7 @@ import pytest
 
 import rope_array as ra
 from rope_array._command._config_report import report
+from rope_array._config import _diffusers
 from rope_array.config import ConfigError, read, read_layers
 
 MISTRAL = {"dim": 64, "n_layers": 4, "head_dim": 32, "hidden_dim": 128, "n_heads": 2, "n_kv_heads": 1}
@@ -223,7 +224,7 @@ def test_notes(case):
 
 
 REFUSED = {
-    "a part": ({**MISTRAL}, {"part": "vision"}, "there is no part 'vision'; give one of: 'text'"),
+    "a part": ({**MISTRAL}, {"part": "vision"}, "params.json has no part 'vision'; give one of: 'text'"),
     "an unknown key of yarn": ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, {}, "unknown keys gamma"),
     "yarn that is no object": ({**MISTRAL, "yarn": 16}, {}, "yarn is no object"),
     "yarn without a factor": (
@@ -260,7 +261,7 @@ REFUSED = {
     "a part of diffusers": (
         {"_class_name": "Kandinsky5Transformer3DModel"},
         {"part": "audio"},
-        "give one of: 'text'",
+        "Kandinsky5Transformer3DModel has no part 'audio'; give one of: 'text'",
     ),
 }
 
@@ -374,7 +375,41 @@ def test_diffusers(name):
 
 def test_a_model_of_diffusers_has_its_config_in_an_attribute():
     class FluxTransformer2DModel:
+        config_name = "config.json"
+
         def __init__(self):
             self.config = {"attention_head_dim": 16, "axes_dims_rope": [4, 6, 6]}
 
     assert read(FluxTransformer2DModel()).rope == ra.RoPE(16, axes=ra.Axes.axial(4, 6, 6))
+
+
+HOSTILE = (None, "x", [], {}, -1, 0, 0.5, math.inf, math.nan, True, [1, "a"], [[1]], 10**30, {"a": []})
+WHOLE = {
+    "Mistral": {**MISTRAL, **LATENT, "yarn": YARN, "vision_encoder": {"hidden_size": 64}},
+    "DeepSeek": {
+        **DEEPSEEK,
+        "max_seq_len": 9999,
+        "original_seq_len": 4096,
+        "rope_factor": 40,
+        "beta_fast": 32,
+    },
+    "Llama 3": {**LLAMA3, "use_scaled_rope": True},
+    "Llama 4": {**LLAMA4, "use_scaled_rope": True, "rope_scaling_factor": 8, "rope_high_freq_factor": 4},
+    "ExecuTorch": {**EXECUTORCH, "partial_rotary_factor": 0.5, "no_rope_layer_interval": 2},
+    "gpt-oss": GPT_OSS,
+}
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *_diffusers._ROWS])
+def test_any_value_is_read_or_refused(name):
+    config = WHOLE.get(name) or {"_class_name": name, **_diffusers.read({"_class_name": name})["defaults"]}
+    config |= {key: 64 for key in ("hidden_size", "embed_dim", "dit_dim", "dim") if key not in config}
+    config |= {
+        key: 2 for key in ("num_attention_heads", "num_heads", "dit_heads", "n_heads") if key not in config
+    }
+    if name in WHOLE:
+        assert read(config, layer_type=0).rope.rotary_dim
+    for key in config:
+        for value in HOSTILE:
+            with contextlib.suppress(ConfigError):
+                read({**config, key: value}, layer_type=0)

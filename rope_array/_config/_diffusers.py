@@ -34,7 +34,7 @@ class _Row:
 
 def _whole_numbers(key: str, stated: Any) -> list[int]:
     if not isinstance(stated, (list, tuple)) or not 0 < len(stated) <= _MAX_COORDINATES:
-        raise ConfigError(f"{key} is {short(stated)}; give a list, with a whole number for each coordinate.")
+        raise ConfigError(f"{key} is {short(stated)}; give a list of whole numbers.")
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in stated):
         raise ConfigError(f"{key} is {short(stated)}; give whole numbers from 0.")
     return list(stated)
@@ -209,7 +209,7 @@ def _first_half(values: Values, width: int) -> int:
     return width // 2
 
 
-def _ltx(kind: str = "interleaved", theta: str | None = None, prefix: str = "") -> _Row:
+def _ltx(kind: str = "interleaved", head: int = 64, theta: str | None = None, prefix: str = "") -> _Row:
     """Return the row of a video, or with `prefix` of its sound. A "split" rope pairs halves of each head."""
     count, half = (1 if prefix else 3), kind == "split"
     convention = replace(
@@ -219,14 +219,15 @@ def _ltx(kind: str = "interleaved", theta: str | None = None, prefix: str = "") 
         axes=_ltx_axes(count, f"{prefix}num_attention_heads" if half else None),
     )
     of = "the time in seconds" if prefix else "(frame, height, width)"
-    return _Row(convention=convention, coordinates=_FRACTIONS.format(of))
+    defaults = {f"{prefix}num_attention_heads": 32, f"{prefix}attention_head_dim": head}
+    return _Row(convention=convention, coordinates=_FRACTIONS.format(of), defaults=defaults)
 
 
 def _ltx2(content: Mapping[str, Any]) -> _Row:
     kind = content.get("rope_type", "interleaved")
     if kind not in ("interleaved", "split"):
         raise ConfigError(f"rope_type is {short(kind)}; it must be 'interleaved' or 'split'.")
-    video, audio = _ltx(kind, "rope_theta"), _ltx(kind, "rope_theta", "audio_")
+    video, audio = _ltx(kind, 128, "rope_theta"), _ltx(kind, 64, "rope_theta", "audio_")
     more = "; attention between video and audio has another rope, over the time alone"
     return replace(video, coordinates=video.coordinates + more, parts={"audio": audio})
 
@@ -473,31 +474,35 @@ def read(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(_why_unknown(content, name))
     row = _ROWS[name]
     row = row(content) if callable(row) else row
-    parts = {key: {**_fields_of(part, content), "model_type": name} for key, part in row.parts.items()}
+    inherited = {**row.defaults, **content}
+    parts = {key: {**_fields_of(part, inherited), "model_type": name} for key, part in row.parts.items()}
     return {**fields, **_fields_of(row, content), "parts": parts}
 
 
 def _fields_of(row: _Row, content: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {"attention_head_dim": 128, **_UNUSED, **row.defaults}
-    return {
-        "convention": row.convention,
-        "defaults": {**defaults, **_widths({**defaults, **content})},
-        "notes": (row.coordinates,),
+    computed = {
+        name: _computed_width(name, {**defaults, **content})
+        for name in row.convention.width
+        if name in _PRODUCTS or name in _SUMS
     }
+    return {"convention": row.convention, "defaults": {**defaults, **computed}, "notes": (row.coordinates,)}
 
 
-def _widths(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return the widths that the classes compute of several values, where these are whole numbers."""
-    widths: dict[str, int] = {}
-    for prefix in ("", "audio_"):
-        factors = [content.get(f"{prefix}{key}") for key in ("num_attention_heads", "attention_head_dim")]
-        if all(type(factor) is int for factor in factors):
-            widths[f"{prefix}inner_dim"] = math.prod(factors)  # type: ignore[arg-type]
-    audio = content.get("axes_dims_a") or content.get("axes_dims")
-    for name, sizes in (("sum_of_axes", content.get("axes_dims")), ("sum_of_audio_axes", audio)):
-        if isinstance(sizes, (list, tuple)) and all(type(size) is int for size in sizes):
-            widths[name] = sum(sizes)
-    return widths
+# Widths that no key states: the product of some keys, or the sum of the first list that is stated.
+_PRODUCTS = {
+    "inner_dim": ("num_attention_heads", "attention_head_dim"),
+    "audio_inner_dim": ("audio_num_attention_heads", "audio_attention_head_dim"),
+}
+_SUMS = {"sum_of_axes": ("axes_dims",), "sum_of_audio_axes": ("axes_dims_a", "axes_dims")}
+
+
+def _computed_width(name: str, content: Mapping[str, Any]) -> int:
+    if name in _PRODUCTS:
+        factors = [content.get(key) for key in _PRODUCTS[name]]
+        return math.prod(_whole_numbers(" and ".join(_PRODUCTS[name]), factors))
+    key = next((key for key in _SUMS[name] if content.get(key) is not None), _SUMS[name][0])
+    return sum(_whole_numbers(key, content.get(key)))
 
 
 def _why_unknown(content: Mapping[str, Any], name: str) -> str:

@@ -97,8 +97,9 @@ def _load(config: Any) -> Document:
         if isinstance(content := to_dict(), Mapping):
             return Document(Copy().mapping(content), type(config).__name__)
         raise ConfigError(f"to_dict() of {type(config).__name__} returned {quoted(content)}, no dict.")
-    if isinstance(content := getattr(config, "config", None), Mapping):  # a model of diffusers
-        return Document(Copy().mapping({"_class_name": type(config).__name__, **content}))
+    if getattr(config, "config_name", None) == "config.json" and isinstance(config.config, Mapping):
+        # A model of diffusers: its own config does not name the class.
+        return Document(Copy().mapping({"_class_name": type(config).__name__, **config.config}))
     raise ConfigError(
         f"config is {quoted(plain(config))}; give the path of a config.json, its content as a dict, or a "
         "config object."
@@ -333,7 +334,8 @@ def _part_of(other: _formats.Format, content: Mapping[str, Any], wanted: Any) ->
     path = ""
     if wanted is not None and wanted not in (*other.parts, *other.main):
         names = listed((*other.parts, *other.main)) or "none"
-        raise ConfigError(f"{other.name}: there is no part {quoted(wanted)}; give one of: {names}.")
+        name = other.model_type or other.name
+        raise ConfigError(f"{name} has no part {quoted(wanted)}; give one of: {names}.")
     if wanted in other.parts:
         path, (other, inner) = wanted, other.parts[wanted]
         content = content if inner is None else _formats.value_at(content, inner)

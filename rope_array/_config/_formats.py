@@ -61,7 +61,7 @@ class Format:
 
 def recognise(content: Mapping[str, Any]) -> Format | None:
     """Return the format of a config; None for a config of Hugging Face, and for one of no known format."""
-    if _gguf.KEY in content:
+    if isinstance(content, _gguf.Metadata):
         return _made(_gguf.read(content))
     if content.get("model_type") not in (None, "transformer", "mamba") or any(
         key in content for key in _HUGGING_FACE
@@ -355,7 +355,7 @@ _LLAMA_FORMAT = Format(
 
 
 def _is_llama(content: Mapping[str, Any]) -> bool:
-    return _has(content, "dim", "n_layers", "n_heads", "norm_eps", "vocab_size") and not _has(content, "moe")
+    return _has(content, "dim", "n_layers", "n_heads", "norm_eps", "vocab_size")
 
 
 def _of_meta(content: Mapping[str, Any]) -> Format | None:

@@ -16,8 +16,6 @@ from rope_array._spec.axes import Axes, GgmlMode
 from rope_array._spec.frequencies import Scaling, frequencies
 from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 
-# The key that marks a config as the metadata of a GGUF file.
-KEY = "gguf.architecture"
 _MAGIC = (b"GGUF", b"FUGG")
 _MOST_LAYERS = 4096
 
@@ -105,14 +103,18 @@ _NO_ROPE_EVERY = {"llama4": 4, "smollm3": 4}
 # The file
 
 
+class Metadata(dict[str, Any]):
+    """The values of a GGUF file: "architecture", "tensors", and the keys of the architecture in groups."""
+
+
 def is_gguf(path: "os.PathLike[str]") -> bool:
     """Return whether a file begins as a GGUF file does, or is named as one."""
     with open(path, "rb") as stream:
         return stream.read(4) in _MAGIC or str(path).endswith(".gguf")
 
 
-def metadata(path: "os.PathLike[str]", name: str) -> dict[str, Any]:
-    """Return the values of a GGUF file that concern its rotary embedding, as a config."""
+def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
+    """Return the values of a GGUF file that concern its rotary embedding."""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -144,8 +146,8 @@ def _is_factor(name: str) -> bool:
     return name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def _as_config(architecture: str, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {KEY: architecture, "tensors": dict(tensors)}
+def _as_config(architecture: str, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
+    content = Metadata(architecture=architecture, tensors=dict(tensors))
     for key, value in stated.items():
         group, _, inner = key.partition(".")
         if group in ("rope", "attention"):
@@ -161,9 +163,9 @@ def _as_config(architecture: str, stated: Mapping[str, Any], tensors: Mapping[st
 # The convention
 
 
-def read(content: Mapping[str, Any]) -> dict[str, Any]:
+def read(content: Metadata) -> dict[str, Any]:
     """Return the fields of the `Format` of a GGUF file's values."""
-    architecture, rope = content[KEY], content.get("rope", {})
+    architecture, rope = content["architecture"], content.get("rope", {})
     if unknown := sorted(rope.keys() - _ROPE_KEYS):
         raise ConfigError(f"{architecture}.rope.{unknown[0]} is unknown; llama.cpp has no such key.")
     if rope.get("scaling.alpha"):
@@ -195,7 +197,7 @@ def _convention(architecture: str, content: Mapping[str, Any]) -> Convention:
         nope_every=_NO_ROPE_EVERY.get(architecture),
     )
     if architecture in _WITHOUT:
-        return replace(plain, unless={KEY: ()})
+        return replace(plain, unless={"architecture": ()})
     if architecture.startswith("granite"):  # its switch for the rotation
         plain = replace(plain, unless={"rope.scaling.finetuned": (None, True)})
     if (pairing := _pairing_of(architecture)) is None:

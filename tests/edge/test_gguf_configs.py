@@ -268,6 +268,11 @@ def test_layers_without_rotation(architecture, values, unrotated, tmp_path):
         assert bool(read(path, layer_type=layer).rope.rotary_dim) is (layer not in unrotated)
 
 
+def test_the_reason_of_an_identity(tmp_path):
+    notes = read(write(tmp_path / "m.gguf", "bert", **SMALL)).notes
+    assert "architecture is 'bert': no rotation" in notes
+
+
 def test_a_file_without_the_suffix_is_read_by_its_first_bytes(tmp_path):
     assert ra.RoPE.from_config(write(tmp_path / "blob", "qwen2", **SMALL)) == ra.RoPE(64, pairing="half")
 
