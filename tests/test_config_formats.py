@@ -367,7 +367,8 @@ DIFFUSERS = {
 def test_diffusers(name):
     """A few classes; the session `edge` compares every class with the library's own."""
     sizes = {"attention_head_dim": 64} if name.startswith("SD3") else {}
-    reading = read({"_class_name": name, "_diffusers_version": "0.42.1", **sizes})
+    own = {"_class_name": name, "_diffusers_version": "0.42.1", "_name_or_path": "a/transformer"}
+    reading = read({**own, **sizes})
     assert reading.rope == DIFFUSERS[name]
     assert (reading.model_type, reading.inferred["format"]) == (name, "diffusers")
     assert any(note.startswith("coordinates are") or note.endswith("no rotation") for note in reading.notes)

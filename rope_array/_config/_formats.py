@@ -17,7 +17,7 @@ from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Llama3, YaRN
 
 # Keys of every Hugging Face config, of which no other format has one.
-_HUGGING_FACE = ("architectures", "auto_map", "transformers_version", "_name_or_path")
+_HUGGING_FACE = ("architectures", "auto_map", "transformers_version")
 
 _ALIASES = {
     "num_hidden_layers": "n_layers",
@@ -63,9 +63,9 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
     """Return the format of a config; None for a config of Hugging Face, and for one of no known format."""
     if isinstance(content, _gguf.Metadata):
         return _made(_gguf.read(content))
-    if content.get("model_type") not in (None, "transformer", "mamba") or any(
-        key in content for key in _HUGGING_FACE
-    ):
+    if content.get("model_type") not in (None, "transformer", "mamba"):  # the latter two are Mistral's
+        return None
+    if any(key in content for key in _HUGGING_FACE):
         return None
     if isinstance(content.get("_class_name"), str):
         return _made(_diffusers.read(content))
