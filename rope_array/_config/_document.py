@@ -281,7 +281,7 @@ class ConfigPart:
 
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
-        if (found := self.own or convention_of(self.key)) is not None:
+        if (found := convention_of(self.key)) is not None:
             return found
         if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
             remedy = "state its model_type, or read" if self.model_type is None else "read"

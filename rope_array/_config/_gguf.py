@@ -16,7 +16,6 @@ from rope_array._spec.axes import Axes, GgmlMode
 from rope_array._spec.frequencies import Scaling, frequencies
 from rope_array._spec.scaling import Linear, LongRoPE, YaRN
 
-_MAGIC = (b"GGUF", b"FUGG")
 _MOST_LAYERS = 4096
 
 # fmt: off
@@ -110,7 +109,7 @@ class Metadata(dict[str, Any]):
 def is_gguf(path: "os.PathLike[str]") -> bool:
     """Return whether a file begins as a GGUF file does, or is named as one."""
     with open(path, "rb") as stream:
-        return stream.read(4) in _MAGIC or str(path).endswith(".gguf")
+        return stream.read(4) == b"GGUF" or str(path).endswith(".gguf")
 
 
 def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
@@ -123,30 +122,33 @@ def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
             "the config.json of the model that the file was converted from."
         ) from None
     try:
-        reader = GGUFReader(path)
-        fields, tensors = (
-            reader.fields,
-            {t.name: t.data.tolist() for t in reader.tensors if _is_factor(t.name)},
-        )
+        return _values_of(GGUFReader(path), name)
+    except ConfigError:
+        raise
     except Exception as problem:
         raise ConfigError(f"{name} is no GGUF file that can be read: {short(str(problem))}.") from None
-    architecture = fields["general.architecture"].contents() if "general.architecture" in fields else None
+
+
+def _values_of(reader: Any, name: str) -> Metadata:
+    stated = reader.fields.get("general.architecture")
+    architecture = None if stated is None else stated.contents()
     if not isinstance(architecture, str):
         raise ConfigError(
             f"{name} states no general.architecture; of a model in several files give the first."
         )
     start = f"{architecture}."
-    stated = {
-        key.removeprefix(start): field.contents() for key, field in fields.items() if key.startswith(start)
-    }
-    return _as_config(architecture, stated, tensors)
+    fields = (
+        (key.removeprefix(start), field) for key, field in reader.fields.items() if key.startswith(start)
+    )
+    tensors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if _is_factor(tensor.name)}
+    return _in_groups(architecture, {key: field.contents() for key, field in fields}, tensors)
 
 
 def _is_factor(name: str) -> bool:
     return name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def _as_config(architecture: str, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
+def _in_groups(architecture: str, stated: Mapping[str, Any], tensors: Mapping[str, Any]) -> Metadata:
     content = Metadata(architecture=architecture, tensors=dict(tensors))
     for key, value in stated.items():
         group, _, inner = key.partition(".")
@@ -231,9 +233,8 @@ def _sections_of(architecture: str, content: Mapping[str, Any]) -> GgmlMode | No
     if architecture in _SECTIONS:
         return _SECTIONS[architecture]
     stated = content.get("rope", {}).get("dimension_sections")
-    uses = (
-        isinstance(stated, list) and len(stated) > 1 and all(isinstance(n, int) and n > 0 for n in stated[:2])
-    )
+    first = stated[:2] if isinstance(stated, list) else []
+    uses = len(first) == 2 and all(isinstance(size, int) and size > 0 for size in first)
     return "mrope" if architecture in _MAYBE_SECTIONS and uses else None
 
 
