@@ -51,6 +51,10 @@ GPT_OSS |= {"initial_context_length": 4096, "rope_scaling_factor": 32.0, "rope_n
 GPT_OSS["rope_ntk_beta"] = 32.0
 
 
+def without_base(config, **more):
+    return {key: value for key, value in config.items() if key != "rope_theta"} | more
+
+
 def series(base, width):
     return base ** (-np.arange(0, width, 2) / width)
 
@@ -103,8 +107,8 @@ CASES = {
         yarn(1e6, 16, 16, 1024),
         {"head": 16},
     ),
-    "Mistral without a base": ({**MISTRAL, "rope_theta": None}, series(1e6, 32), {}),
-    "Mistral 7B v0.1": ({**MISTRAL, "rope_theta": None, "sliding_window": 4096}, series(1e4, 32), {}),
+    "Mistral without a base": (without_base(MISTRAL), series(1e6, 32), {}),
+    "Mistral 7B v0.1": (without_base(MISTRAL, sliding_window=4096), series(1e4, 32), {}),
     "DeepSeek": (DEEPSEEK, yarn(1e4, 32, 40, 4096), {}),
     "DeepSeek, short": ({**DEEPSEEK, "max_seq_len": 4096}, series(1e4, 32), {}),
     "DeepSeek, stated": (
@@ -124,7 +128,7 @@ CASES = {
     "Llama 3": (LLAMA3, series(5e5, 32), {}),
     "Llama 3.1": ({**LLAMA3, "use_scaled_rope": True}, scaled(series(5e5, 32), 8, 4), {}),
     "Llama 4": (LLAMA4, series(5e5, 32), {}),
-    "Llama 4 without a base": ({**LLAMA4, "rope_theta": None}, series(5e5, 32), {}),
+    "Llama 4 without a base": (without_base(LLAMA4), series(5e5, 32), {}),
     "Llama 4 Scout": ({**LLAMA4, "use_scaled_rope": True}, scaled(series(5e5, 32), 16, 1.0000001), {}),
     "Llama 4, stated": (
         {**LLAMA4, "use_scaled_rope": True, "rope_scaling_factor": 8, "rope_high_freq_factor": 4},
@@ -149,7 +153,7 @@ CASES = {
         {},
     ),
     "ExecuTorch, an older base": (
-        {**EXECUTORCH, "use_hf_rope": None, "rope_theta": None, "rope_freq_base": 20000.0},
+        without_base(EXECUTORCH, use_hf_rope=False, rope_freq_base=20000.0),
         series(2e4, 32),
         {},
     ),
@@ -201,9 +205,9 @@ NOTES = {
     "mscale is of the softmax": (DEEPSEEK, "scale of the softmax"),
     "the indexer": ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates the first qk_rope_head_dim"),
     "llama_4_scaling": ({**MISTRAL, "llama_4_scaling": {"beta": 0.1}}, "scales the queries"),
-    "no base of Mistral": ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
+    "no base of Mistral": (without_base(MISTRAL), "1000000 is mistral-inference's default"),
     "an older base of Mistral": (
-        {**MISTRAL, "rope_theta": None, "sliding_window": 4096},
+        without_base(MISTRAL, sliding_window=4096),
         "base is 10000, as in Mistral 7B v0.1",
     ),
     "no base of Meta": (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
