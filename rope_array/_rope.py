@@ -376,12 +376,13 @@ class RoPE(Spec):
     def from_config(
         cls, config: Any, *, part: str | None = None, layer_type: str | int | None = None
     ) -> "RoPE":
-        """Read the rope of a Hugging Face model from its config; needs neither torch nor transformers.
+        """Read the rope of a model from its config; needs neither torch nor transformers.
 
         Parameters
         ----------
         config : path, mapping or object
-            A config.json or the folder that holds one, its contents, or an object with ``to_dict()``.
+            A config.json of Hugging Face or the folder that holds one, its contents, or an object with
+            ``to_dict()``; or a file of another format, as in `config.read`.
         part : str, optional
             Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text".
             By default the text part.

@@ -163,6 +163,7 @@ def _axial(
 
 
 _IDS = "coordinates are the model's ids (index, height, width); those of text are 0"
+_IN_PLANE = "coordinates are the model's ids (index, height, width); text counts its tokens in the latter two"
 _COUNTED = "coordinates are the model's ids (index, height, width); text counts its tokens in the first"
 _FOUR_IDS = "coordinates are the model's ids (time, height, width, token); height and width of text are 0"
 _GRID = "coordinates are (frame, height, width) of a patch, counted from 0"
@@ -260,10 +261,6 @@ _AUDIO = _Row(
 )
 
 # fmt: off
-_FLUX = (
-    "FluxTransformer2DModel", "ChromaTransformer2DModel", "LongCatImageTransformer2DModel",
-    "OvisImageTransformer2DModel",
-)
 _QWEN = (
     "QwenImageTransformer2DModel", "QwenImage21Transformer2DModel", "NucleusMoEImageTransformer2DModel",
 )
@@ -275,7 +272,8 @@ _WAN = (
 
 _ROWS: "dict[str, _Row | Callable[[Mapping[str, Any]], _Row]]" = {
     # A list of widths, in interleaved pairs
-    **dict.fromkeys(_FLUX, _flux()),
+    **dict.fromkeys(("FluxTransformer2DModel", "ChromaTransformer2DModel"), _flux()),
+    **dict.fromkeys(("LongCatImageTransformer2DModel", "OvisImageTransformer2DModel"), _flux(_IN_PLANE)),
     **dict.fromkeys(_QWEN, _flux(_CENTRED)),
     "BriaTransformer2DModel": _flux(theta_key="rope_theta"),
     "BriaFiboTransformer2DModel": _flux(theta_key="rope_theta"),
