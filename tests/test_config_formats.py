@@ -286,7 +286,8 @@ HUGGING_FACE = ("model_type", "architectures", "transformers_version", "auto_map
 def test_a_config_of_hugging_face_is_never_another_format(config, key):
     value = "llama" if key == "model_type" else ["LlamaForCausalLM"]
     stated = {k: v for k, v in config.items() if k not in ("use_hf_rope", *GPT_OSS_KEYS)}
-    assert "format" not in read({**stated, key: value, "head_dim": 32, "rope_theta": 10000.0}).inferred
+    stated |= {"head_dim": 32, "rope_theta": 10000.0, "rope_interleave": True}  # the latter: latent attention
+    assert "format" not in read({**stated, key: value}).inferred
     with contextlib.suppress(ConfigError):  # a key that is rotary in no model of Hugging Face
         assert "format" not in read({**config, key: value}).inferred
 

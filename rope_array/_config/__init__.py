@@ -33,7 +33,7 @@ def fields(
     document = config if type(config) is Document else load(config)
     with refusals(document):
         part = find_part(document, path)
-        convention = part.own or part.convention()
+        convention = part.convention()
         if convention.variant is not None:
             convention = convention.variant(part.content)
         if convention.refusal:
