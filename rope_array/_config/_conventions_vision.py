@@ -14,7 +14,7 @@ from rope_array._spec.scaling import Periods
 _HEADS = ("head_dim", "hidden_size/num_attention_heads", "hidden_size/num_heads")
 _AXIAL = ("axial", "default")
 _DIVIDED = ("hidden_size/num_attention_heads",)
-_FLAMINGO = ("audio_config.hidden_size", "head_dim")
+_FLAMINGO = ("audio_config.hidden_size", "head_dim", "1280")
 
 
 def _quarters(width: int) -> int:
@@ -157,7 +157,7 @@ _SAM = Convention(
         "memory_attention_hidden_size/memory_attention_downsample_rate/memory_attention_num_attention_heads",
     ),
     partial=False,
-    theta_keys=("memory_attention_rope_theta",),
+    theta_keys=("memory_attention_rope_theta", "rope_theta"),
     axes=_height_width,
     types=_AXIAL,
     note=f"memory attention: {_WH}; the last keys, the object pointers, are not rotated",
@@ -206,7 +206,7 @@ _PLAIN_MODELS = (
     "timesfm2_5",
 )
 _PARTIAL_MODELS = (
-    "dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
+    "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
     "nemotron3_5_transcribe_word_timestamp", "nemotron3_diarization_audio",
 )
 # fmt: on
@@ -265,6 +265,7 @@ _SIGHT = {
 _SOUND = {
     **dict.fromkeys(_PLAIN_MODELS, _PLAIN),
     **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
+    "dots3_note_audio_encoder": replace(_PARTIAL, width=_DIVIDED),
     **dict.fromkeys(
         ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
         Convention(pairing="interleaved", partial=False, theta=2e4),
