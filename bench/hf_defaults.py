@@ -49,9 +49,9 @@ HEAD = '''\
 
 An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
 has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (the parts of one
-class, whatever model type they state), of_parts (the root's values for parts that are not stated), default_theta,
-rope_parameters (if none are stated), added (to stated parameters), labels (of rotary parameters), layer_types (as
-a run that repeats).
+class, whatever model type they state), of_parts (the root's values for parts that are not stated), merged (the
+parts that have them also if they are stated), default_theta, rope_parameters (if none are stated), added (to
+stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any
@@ -143,13 +143,36 @@ def _entry(cls: Any, names: dict[Any, str]) -> dict[str, Any]:
     parts = _parts(cls)
     entry |= {"alias": mapped} if mapped else {}
     entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in parts.items()}} if parts else {}
-    classes = {key.removesuffix("_config"): sub for key, sub in cls.sub_configs.items()}
-    fixed = tuple(key for key in parts if issubclass(classes[key], PreTrainedConfig))
+    fixed = tuple(key for key, part in parts.items() if _is_fixed(cls, key, type(part)))
     entry |= {"fixed": fixed} if fixed else {}
-    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v))}
+    specs = {key.removesuffix("_config"): spec.init_kwargs for key, spec in cls.sub_configs_defaults.items()}
+    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v, specs.get(k, {})))}
     entry |= {"of_parts": of_parts} if of_parts else {}
+    merged = tuple(key for key in of_parts if _is_merged(cls, key, parts[key], of_parts[key]))
+    entry |= {"merged": merged} if merged else {}
     config = _make(cls)
     return entry if config is None else entry | _rotary(cls, config) | _layers(config)
+
+
+def _with_part(cls: Any, name: str, **stated: Any) -> Any:
+    """Return the part of a config that states some of its values."""
+    key = next(key for key in cls.sub_configs if key.removesuffix("_config") == name)
+    return getattr(_make(cls, **{key: stated}), key, None)
+
+
+def _is_fixed(cls: Any, name: str, part: Any) -> bool:
+    """Return whether a part has its class whatever model type it states."""
+    others = ("llama", "cohere") if part.model_type != "llama" else ("cohere", "phi")
+    return all(type(_with_part(cls, name, model_type=other)) is part for other in others)
+
+
+def _is_merged(cls: Any, name: str, part: Any, values: dict[str, Any]) -> bool:
+    """Return whether the root's values are also those of a part that states others."""
+    made = _with_part(cls, name, model_type=part.model_type, initializer_range=0.03)
+    if made is None or type(made) is not type(part):
+        return False
+    own, usual = _numbers(made.to_dict()), _numbers(type(part)().to_dict())
+    return all(own.get(k) == v for k, v in values.items()) and any(usual.get(k) != v for k, v in values.items())
 
 
 def _fields(cls: Any) -> dict[str, Any]:
@@ -161,11 +184,12 @@ def _fields(cls: Any) -> dict[str, Any]:
     }
 
 
-def _of_part(part: Any) -> dict[str, Any]:
-    """Return the values of a part that differ from the defaults of its class: the root sets them."""
+def _of_part(part: Any, explicit: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a part that the root sets: stated in its code, or other than its class's."""
     usual = _make(type(part))
     own, other = part.to_dict(), {} if usual is None else usual.to_dict()
     wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
+    other = {k: v for k, v in other.items() if k not in explicit}
     return {
         k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != other.get(k)
     }
@@ -234,10 +258,13 @@ def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name in ("parts", "of_parts"):
             of = {k: v for k, v in entry.pop(name, {}).items() if entries[key]["parts"][k] in wanted}
             entry |= {name: of} if of else {}
-        fixed = tuple(k for k in entry.pop("fixed", ()) if k in entry.get("parts", {}))
-        entry |= {"fixed": fixed} if fixed else {}
+        for name in ("fixed", "merged"):
+            names = tuple(k for k in entry.pop(name, ()) if k in entry.get("parts", {}))
+            entry |= {name: names} if names else {}
         if not entry.get("rotary") and key not in CONVENTIONS:
-            kept[key] = {name: entry[name] for name in ("parts", "fixed", "of_parts") if name in entry}
+            kept[key] = {
+                name: entry[name] for name in ("parts", "fixed", "of_parts", "merged") if name in entry
+            }
     return kept
 
 

@@ -1,5 +1,6 @@
 """The class RoPE: a model's rotary embedding, and its methods that take arrays."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Never
 
@@ -386,6 +387,11 @@ class RoPE(Spec):
             The config cannot be read, contradicts itself, has an unknown key or rope type, or belongs to a
             model whose position embedding is not a rotation.
 
+        Warns
+        -----
+        UserWarning
+            The model type is missing or unknown: the rope is that of most models, with half pairs.
+
         See Also
         --------
         rope_array.config.read : The same, with a report of what was stated and what was inferred.
@@ -403,7 +409,11 @@ class RoPE(Spec):
         from . import _config  # imported late: most programs never read a config
 
         with _config.refusals(config):
-            return cls(**_config.fields(config, part, layer_type)[0])
+            fields, found = _config.fields(config, part, layer_type)
+            rope = cls(**fields)
+        if (guess := found.inferred.get("convention")) is not None:
+            warnings.warn(f"{found.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)
+        return rope
 
     def matrix(self, pos: Any, like: Any = None) -> Any:
         """Return the rotation as a dense matrix M: for a vector x, ``rope.apply(x, pos)`` is M @ x.

@@ -24,6 +24,9 @@ class Values(Protocol):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value under a key, unchecked."""
 
+    def stated(self, name: str) -> Any:
+        """Return the stated value under a key, unchecked and without a record; None if there is none."""
+
     def integer(self, name: str, default: int | None = None) -> int:
         """Return the whole number under a key, or raise an error that names the key."""
 
@@ -250,7 +253,7 @@ def _dots3_note(values: Values, stated: Parameters) -> Parameters:
     labels = values.layer_types() or ("indexed_attention", "sliding_attention")
     if any(isinstance(stated.get(label), Mapping) for label in labels):
         return stated
-    if stated:
+    if stated or values.stated("rope_parameters") is not None:
         return {label: {"rope_theta": theta, **stated} for label in labels}
     return {label: {"rope_theta": thetas.get(label, theta)} for label in labels}
 
@@ -283,7 +286,7 @@ def _step3p7(values: Values, stated: Parameters) -> Parameters:
 
 
 def _ultrabert(values: Values, stated: Parameters) -> Parameters:
-    if stated:
+    if stated or values.stated("rope_parameters") is not None:
         return stated
     thetas = values.get("rope_theta")
     if thetas is None:
@@ -383,12 +386,10 @@ _DOTS3 = replace(
 _NEVER = replace(
     _HALF, keys=("mla_use_nope", "qk_rope_head_dim"), never="the model's code rotates nothing"
 )
-
+_DIVIDED = ("hidden_size/num_attention_heads",)
 
 # fmt: off
-_WITHOUT = (
-    "glm5_next_text", "inkling_text", "inkling2_text", "jamba", "kimi_linear", "nemotron_h", "zamba",
-)
+_WITHOUT = ("inkling_text", "inkling2_text", "jamba", "nemotron_h")
 _INTERLEAVED_MODELS = (
     "blt_patcher", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere",
     "ernie4_5_moe", "helium", "llama4_text", "openai_privacy_filter",
@@ -455,7 +456,7 @@ TEXT: dict[str, Convention] = {
     "gpt_neox_japanese": _NEOX,
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
     "minimax_m2": replace(_PARTIAL, absolute=True),
-    "step3p5": replace(_PARTIAL, parameters=_step3p7, by_type=True),
+    "step3p5": replace(_PARTIAL, parameters=_step3p7, by_type=True, share_keys=()),
     "mimo_v2_flash": replace(_PARTIAL, share=0.334),
     "zaya": replace(_PARTIAL, by_type=True),
     **dict.fromkeys(
@@ -464,9 +465,9 @@ TEXT: dict[str, Convention] = {
     ),
     # Several coordinates
     **dict.fromkeys(
-        ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"),
-        _SECTIONS_QWEN2,
+        ("qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"), _SECTIONS_QWEN2
     ),
+    "paddleocr_vl_text": replace(_SECTIONS_QWEN2, null_head_dim=True),
     **dict.fromkeys(_QWEN3_MODELS, _SECTIONS_QWEN3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), _SECTIONS_QWEN3_5),
     **dict.fromkeys(("glm4v_moe_text", "glm_image_text"), _SECTIONS_GLM),
@@ -498,7 +499,7 @@ TEXT: dict[str, Convention] = {
         ("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)
     ),
     "olmo3": replace(_HALF, parameters=_olmo3, by_type=True),
-    "ultrabert": replace(_HALF, parameters=_ultrabert),
+    "ultrabert": replace(_HALF, parameters=_ultrabert, theta_keys=()),
     "dbrx": replace(
         _HALF,
         theta_keys=("attn_config.rope_theta", "rope_theta"),
@@ -513,6 +514,9 @@ TEXT: dict[str, Convention] = {
     ),
     # The keys of a rope have no effect on these models: positions come from other layers.
     **dict.fromkeys(_WITHOUT, _NEVER),
+    "glm5_next_text": replace(_NEVER, width=_DIVIDED),  # its head_dim is 0
+    "kimi_linear": replace(_NEVER, width=("qk_rope_head_dim",)),
+    "zamba": replace(_NEVER, width=("head_dim", "2*hidden_size/num_attention_heads")),
     "olmo_hybrid": replace(_HALF, null_theta=True),
     # Used in some configs only
     "falcon": replace(_HALF, unless={"alibi": (False, None)}),

@@ -25,9 +25,6 @@ OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe", "exaone4_5_text": "exaone4"
 # Models whose class reads the text's keys from the top level, if the config states no text part.
 _FLAT = frozenset(("dots3_note", "fuyu", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl"))
 
-# Models whose class gives a part default values even if the config states the part.
-_MERGED = frozenset(("voxtral", "voxtral_realtime"))
-
 # Far above every published config, and small enough that a hostile config costs no time.
 _MOST_BYTES = 2 * 2**20
 _MOST_VALUES = 2**21
@@ -283,8 +280,7 @@ class ConfigPart:
     @property
     def in_transformers(self) -> bool:
         """Whether transformers has the model."""
-        key = (self.key or "").removesuffix(":indexer")
-        return key in MODELS or key in WITHOUT
+        return bool(self.defaults) or self.key in WITHOUT
 
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
@@ -393,7 +389,8 @@ def _descend(part: ConfigPart, name: str) -> ConfigPart:
     if content is not None:
         above = part.content if name in _TEXT_PARTS and convention_of(part.key) is None else {}
         found = _make_part(part, name, path, content)
-        of_part = part.defaults.get("of_parts", {}).get(name, {}) if part.key in _MERGED else {}
+        is_merged = name in part.defaults.get("merged", ())
+        of_part = part.defaults["of_parts"][name] if is_merged else {}
         return replace(found, above=above, defaults={**found.defaults, **of_part})
     if name not in part.parts:
         raise ConfigError(
@@ -413,7 +410,7 @@ def _make_part(part: ConfigPart, name: str, path: str, content: Mapping[str, Any
     # The key is the part's model type; if that is missing, unknown or the root's, or has no effect on the
     # class, "root:path" or the class's.
     of_class = own in (None, part.root) or name in part.defaults.get("fixed", ())
-    if of_class or convention_of(own) is None:
+    if of_class or own == known or convention_of(own) is None:
         key = by_path if by_path in CONVENTIONS else known if of_class else own
     else:
         key = own

@@ -90,11 +90,18 @@ def _dots3_note(values: Values, count: int, index: int) -> str:
     return _SLIDING if slides else _FULL
 
 
-def _kimi_linear(values: Values, count: int, index: int) -> str:
-    full = values.get("linear_attn_config.full_attn_layers")  # counted from 1
-    if isinstance(full, (list, tuple)):
-        return _FULL if index + 1 in full else _LINEAR
-    return _FULL if index and index % 4 == 0 else _LINEAR
+def _lfm3(values: Values, count: int, index: int) -> str:
+    if index % 4 == 2:
+        return _FULL
+    return "conv" if index % 4 or index == 0 else _SLIDING
+
+
+def _lfm3_vision(values: Values, count: int, index: int) -> str:
+    return "conv" if index < 2 or index % 2 else _FULL
+
+
+def _olmo_hybrid(values: Values, count: int, index: int) -> str:
+    return _FULL if index % 4 == 3 or (count < 4 and index == count - 1) else _LINEAR
 
 
 def _thirds(values: Values, count: int, index: int) -> str:
@@ -124,8 +131,9 @@ TYPES: dict[str, TypeOf] = {
         _every("sliding_window_pattern", 6),
     ),
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _fixed(6)),
-    "kimi_linear": _kimi_linear,
     "lfm2": _lfm2,
+    "lfm3": _lfm3,
+    "lfm3_vl_vision": _lfm3_vision,
     "mimo_v2_flash": _mimo,
     **dict.fromkeys(("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)),
     **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), _muse),
@@ -133,6 +141,7 @@ TYPES: dict[str, TypeOf] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3_5),
     "minimax_m3_vl_text": _sparse,
     "neomme": _fixed(6),
+    "olmo_hybrid": _olmo_hybrid,
     "qwen4_exp_text": _every("full_attention_interval", 4, _LINEAR, "indexed_attention"),
     "ultrabert": _by_list("attention_windows", lambda window: _SLIDING if window else _FULL, _thirds),
 }

@@ -354,7 +354,7 @@ class Reader:
         if index is None:
             wanted = label or self.label
             index = next((i for i, kind in enumerate(self.values.types_of_layers()) if kind == wanted), None)
-        own = {"head_dim": self.values.content.get("head_dim")}
+        own = {"head_dim": self.values.get("head_dim")}
         if index is None:
             return own
         keys = (index, *(f"{index:0{digits}d}" for digits in range(1, 5)))
