@@ -48,10 +48,10 @@ HEAD = '''\
 """Class defaults of transformers {version}, written by bench/hf_defaults.py; do not edit.
 
 An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
-has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (the parts of one
-class, whatever model type they state), of_parts (the root's values for parts that are not stated), merged (the
-parts that have them also if they are stated), default_theta, rope_parameters (if none are stated), added (to
-stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
+has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts that
+have one class, whatever model type they state), of_parts (the root's values for parts that are not stated),
+merged (parts that have these values also if they are stated), default_theta, rope_parameters (if none are
+stated), added (to stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any
@@ -172,7 +172,9 @@ def _is_merged(cls: Any, name: str, part: Any, values: dict[str, Any]) -> bool:
     if made is None or type(made) is not type(part):
         return False
     own, usual = _numbers(made.to_dict()), _numbers(type(part)().to_dict())
-    return all(own.get(k) == v for k, v in values.items()) and any(usual.get(k) != v for k, v in values.items())
+    return all(own.get(k) == v for k, v in values.items()) and any(
+        usual.get(k) != v for k, v in values.items()
+    )
 
 
 def _fields(cls: Any) -> dict[str, Any]:
@@ -276,7 +278,9 @@ def _text(
     parts += [f"    {key!r}: {entry!r},\n" for key, entry in entries.items()]
     parts += ["}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n"]
     parts += [f"    {key!r},\n" for key in rotary]
-    parts += ["))\n\n# Other model types, whose code in transformers rotates nothing.\nWITHOUT = frozenset((\n"]
+    parts += [
+        "))\n\n# Other model types, whose code in transformers rotates nothing.\nWITHOUT = frozenset((\n"
+    ]
     parts += [f"    {key!r},\n" for key in without]
     parts += ["))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n"]
     parts += [f"    {name!r}: {key!r},\n" for name, key in shared.items()]

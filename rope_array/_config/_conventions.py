@@ -383,9 +383,7 @@ _DOTS3 = replace(
 )
 
 
-_NEVER = replace(
-    _HALF, keys=("mla_use_nope", "qk_rope_head_dim"), never="the model's code rotates nothing"
-)
+_NEVER = replace(_HALF, keys=("mla_use_nope", "qk_rope_head_dim"), never="the model's code rotates nothing")
 _DIVIDED = ("hidden_size/num_attention_heads",)
 
 # fmt: off

@@ -149,8 +149,8 @@ def _vision(**changes: object) -> Convention:
 _WH = "the coordinates are (w, h)"
 # transformers' PermuteForRope, in its conversion_mapping.
 _PERMUTED = (
-    "transformers permutes the rows of q and k when it loads the published weights: with the weights of the file "
-    "itself the pairing is 'interleaved'"
+    "transformers permutes the rows of q and k when it loads the published weights: with the weights of the "
+    "file itself the pairing is 'interleaved'"
 )
 _SAM = Convention(
     pairing="interleaved",

@@ -1,10 +1,10 @@
 """Class defaults of transformers 5.23.0, written by bench/hf_defaults.py; do not edit.
 
 An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
-has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (the parts of one
-class, whatever model type they state), of_parts (the root's values for parts that are not stated), merged (the
-parts that have them also if they are stated), default_theta, rope_parameters (if none are stated), added (to
-stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
+has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts that
+have one class, whatever model type they state), of_parts (the root's values for parts that are not stated),
+merged (parts that have these values also if they are stated), default_theta, rope_parameters (if none are
+stated), added (to stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any

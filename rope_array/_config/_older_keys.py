@@ -1,4 +1,4 @@
-"""Keys of older configs that the classes of transformers rename, by model type, from their configuration files.
+"""Keys of older configs that the classes of transformers rename, from their configuration files.
 
 Keys that a class declares in its `attribute_map` are in `_model_defaults`.
 """

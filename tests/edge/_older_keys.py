@@ -1,7 +1,7 @@
 """The keys that transformers' config classes pop, rename and convert, and a telling value of each.
 
-`keys_of` finds the keys in the classes' own code. A key of a class with a rotary embedding is in VALUES, or in
-WITHOUT_EFFECT if it changes no rotation: another key fails the test, so that a new one is noticed.
+`keys_of` finds the keys in the classes' own code. A key of a class with a rotary embedding is in VALUES, in
+COMPUTED, or in WITHOUT_EFFECT if it changes no rotation: any other key fails a test, so that it is noticed.
 """
 
 import ast
@@ -28,10 +28,11 @@ def classes() -> list[type[PreTrainedConfig]]:
     folder = pathlib.Path(transformers.__file__).parent / "models"
     for file in sorted(folder.glob("*/configuration_*.py")):
         module = importlib.import_module(f"transformers.models.{file.parent.name}.{file.stem}")
-        for cls in vars(module).values():
-            if inspect.isclass(cls) and issubclass(cls, PreTrainedConfig) and cls.__module__ == module.__name__:
-                if cls.model_type and cls.__name__ not in SHARED:
-                    found.setdefault(cls.model_type, cls)
+        own = [cls for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__]
+        for cls in own:
+            is_config = inspect.isclass(cls) and issubclass(cls, PreTrainedConfig)
+            if is_config and cls.model_type and cls.__name__ not in SHARED:
+                found.setdefault(cls.model_type, cls)
     return list(found.values())
 
 

@@ -1,4 +1,4 @@
-"""Readings of configs against the modules of transformers: models that do not rotate, indexers, loaded weights."""
+"""Readings of configs against transformers: models that do not rotate, indexers, permuted weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,13 @@ INDEXERS = {
     "glm_moe_dsa": ("GlmMoeDsaIndexer", "GlmMoeDsaRotaryEmbedding"),
     "hy_v4": ("HYV4Indexer", "HYV4RotaryEmbedding"),
 }
-SMALL = {"hidden_size": 48, "q_lora_rank": 24, "index_n_heads": 2, "index_head_dim": 40, "qk_rope_head_dim": 16}
+SMALL = {
+    "hidden_size": 48,
+    "q_lora_rank": 24,
+    "index_n_heads": 2,
+    "index_head_dim": 40,
+    "qk_rope_head_dim": 16,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 5e4}
 
 
@@ -134,7 +140,9 @@ PERMUTED = {"kimi_k25": "vision", "step3p7": "vision", "mistral_large4": "vision
 
 
 def test_every_permutation_of_transformers_is_noted() -> None:
-    mapping = importlib.import_module("transformers.conversion_mapping")._build_checkpoint_conversion_mapping()
+    mapping = importlib.import_module(
+        "transformers.conversion_mapping"
+    )._build_checkpoint_conversion_mapping()
     found = {
         kind
         for kind, conversions in mapping.items()
