@@ -207,7 +207,7 @@ _PLAIN_MODELS = (
     "timesfm2_5",
 )
 _PARTIAL_MODELS = (
-    "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
+    "dots3_note_audio_encoder", "glmasr_encoder", "nemotron3_5_transcribe_asr_audio",
     "nemotron3_5_transcribe_word_timestamp", "nemotron3_diarization_audio",
 )
 # fmt: on
@@ -268,7 +268,6 @@ _SOUND = {
     **dict.fromkeys(_PLAIN_MODELS, _PLAIN),
     "gradium_phonon_tts": replace(_PLAIN, note=_PERMUTED),
     **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
-    "dots3_note_audio_encoder": replace(_PARTIAL, width=_DIVIDED),
     **dict.fromkeys(
         ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
         Convention(pairing="interleaved", partial=False, theta=2e4),

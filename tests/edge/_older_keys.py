@@ -71,6 +71,7 @@ def alternating(*kinds: str) -> list[str]:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+OLDER_TYPES = {"attention", "mamba", "deepseek_sparse_attention", "qwen_sparse_attention"}
 LINEAR = {"factor": 4.0}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 1024}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
