@@ -370,8 +370,8 @@ class RoPE(Spec):
         config : path, mapping or object
             A config.json or the folder that holds one, its contents, or an object with ``to_dict()``.
         part : str, optional
-            Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text".
-            By default the text part.
+            Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text";
+            "indexer" for the indexer of sparse attention. By default the text part.
         layer_type : str or int, optional
             Type of layer ("sliding_attention"), or a layer's number, if the layers of the model differ.
 

@@ -69,7 +69,8 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
         The path of a config.json, or of the folder that holds one; its content; or a config object.
     part : str, optional
         The part of a config of several: "text", "vision", "audio", or a path of sub-config keys with dots,
-        with or without "_config" ("thinker.text"). By default the config itself, or its text part.
+        with or without "_config" ("thinker.text"); "indexer" for the indexer of sparse attention. By default
+        the config itself, or its text part.
     layer_type : str or int, optional
         A name in the config's `layer_types`, a key of its `rope_parameters`, or the index of a layer. Needed
         where layers differ in their frequencies. If some layers do not rotate, the default is the rope of
