@@ -302,6 +302,16 @@ OLDER: dict[str, tuple[Any, ra.RoPE, dict[str, Any]]] = {
         ra.RoPE(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24), **HALF),
         {},
     ),
+    "Kimi K2 in Kimi K2.5": (
+        {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", "rope_theta": 5e4}},
+        ra.RoPE(64, base=5e4, out_pairing="half"),
+        {},
+    ),
+    "the vision tower of another model": (
+        {"model_type": "hyperclovax_vision_v2", "vision_config": {"model_type": "qwen2_5_vl"}},
+        ra.RoPE(224, axes=ra.Axes.axial(112, 112), **HALF),
+        {"part": "vision"},
+    ),
     "language_config": (
         {"model_type": "unlimited_ocr", "language_config": {"hidden_size": 512, "num_attention_heads": 16}},
         ra.RoPE(32, **HALF),
@@ -1198,7 +1208,7 @@ def test_the_defaults_are_plain_and_sorted() -> None:
 
 
 def test_every_convention_is_of_a_model() -> None:
-    others = {"kimi_k2", "roformer"}  # no class with rope_parameters in transformers
+    others = {"roformer"}  # no class with rope_parameters in transformers
     names = {key for key in CONVENTIONS if ":" not in key}
     assert names - set(defaults.MODELS) <= others
 

@@ -428,7 +428,7 @@ TEXT: dict[str, Convention] = {
     "glm_moe_dsa": replace(_MLA, keys=("indexer_rope_interleave",)),
     "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
-        ("axk1", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu"),
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
         replace(_MLA, pairing_flag="rope_interleave"),
     ),
     **dict.fromkeys(("hy_v4", "minicpm3"), _MLA_HALF),

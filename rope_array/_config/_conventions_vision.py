@@ -237,6 +237,7 @@ _TOWERS = {
 # Older configs have another model type for the part, or none: the key is the root's type and the path.
 _BY_PATH = {
     **{f"{name}:vision": f"{name}_vision" for name in _VISION_PARTS},
+    "hyperclovax_vision_v2:vision": "qwen2_5_vl_vision",
     "llama4:vision": "llama4_vision_model",
     "step3p7:vision": "step3p5_vision",
 }

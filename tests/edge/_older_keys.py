@@ -61,6 +61,20 @@ def _keys_at(node: ast.AST) -> Iterator[str]:
         yield _text(node.left)
 
 
+def model_types_of(cls: type[PreTrainedConfig]) -> set[str]:
+    """Return the model types of parts that the class compares with, to replace them."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare) and _is_type(node.left)]
+    constants = (leaf for node in compared for other in node.comparators for leaf in ast.walk(other))
+    return {
+        leaf.value for leaf in constants if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+    }
+
+
+def _is_type(node: ast.expr) -> bool:
+    return "model_type" in ast.unparse(node)
+
+
 def _text(node: ast.expr) -> str:
     """Return the key of an expression; for a computed key, its source between brackets."""
     return node.value if isinstance(node, ast.Constant) else f"<{ast.unparse(node)}>"

@@ -146,7 +146,8 @@ def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls: Any) -> None
     found = []
     for key, name, part in parts_of(cls):
         is_fixed = key.removesuffix("_config") in MODELS.get(cls.model_type, {}).get("fixed", ())
-        kinds = dict.fromkeys((*OTHERS, part.model_type, *([cls.model_type] if is_fixed else [])))
+        own_kinds = (part.model_type, *([cls.model_type] if is_fixed else []))
+        kinds = dict.fromkeys((*OTHERS, *own_kinds, *sorted(keys.model_types_of(cls))))
         cases = [(kind, more) for kind in kinds for more in BESIDE]
         cases += [(None, more) for more in stated(part) if not more.keys() & OF_EVERY_CLASS.keys()]
         for kind, more in cases:
