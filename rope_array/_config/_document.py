@@ -20,11 +20,7 @@ from rope_array._errors import ConfigError, short
 CONVENTIONS: dict[str, Convention] = {**VISION, **TEXT}
 
 # Model types of published configs that transformers has under another name.
-OTHER_NAMES = {
-    "ernie4_5_moe_vl": "ernie4_5_vl_moe",
-    "exaone4_5_text": "exaone4",
-    "kimi_k2": "deepseek_v3",
-}
+OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe", "exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
 
 # Models whose class reads the text's keys from the top level, if the config states no text part.
 _FLAT = frozenset(("dots3_note", "fuyu", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl"))

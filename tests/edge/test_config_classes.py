@@ -161,7 +161,7 @@ def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls: Any) -> None
 @pytest.mark.parametrize("kind", sorted(_document._FLAT))
 def test_the_keys_of_the_text_on_the_top_level(kind: str) -> None:
     cls = CONFIG_MAPPING[kind]
-    for more in ({"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
+    for more in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
         assert difference(cls, {"model_type": kind, **more}) is None
 
 
