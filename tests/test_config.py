@@ -297,6 +297,11 @@ OLDER: dict[str, tuple[Any, ra.RoPE, dict[str, Any]]] = {
         ra.RoPE(64, rotary_dim=0, **HALF),
         {"layer_type": 0},
     ),
+    "attention, by name": (
+        {"model_type": "exaone4", "head_dim": 64, "layer_types": TYPES},
+        ra.RoPE(64, rotary_dim=0, **HALF),
+        {"layer_type": "attention"},
+    ),
     "a part of another model type": (
         {"model_type": "qwen2_vl", "text_config": {"model_type": "cohere", "rope_theta": 1e6}},
         ra.RoPE(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24), **HALF),

@@ -153,7 +153,7 @@ LAST_IS_FULL = frozenset(
 
 
 # Names of layer types in older configs (transformers' remap_legacy_layer_types).
-_NEWER_NAMES = {
+NEWER_NAMES = {
     "mamba": _LINEAR,
     "attention": _FULL,
     "deepseek_sparse_attention": "indexed_attention",
@@ -163,7 +163,7 @@ _NEWER_NAMES = {
 
 def in_newer_names(key: "str | None", values: Values, types: Sequence[str]) -> Sequence[str]:
     """Return layer types as the model's class converts them; its last layer may need full attention."""
-    newer = [_NEWER_NAMES.get(name, name) for name in types]
+    newer = [NEWER_NAMES.get(name, name) for name in types]
     if key == "dots3_note_text":
         newer = [_dots3_name(values, name) for name in newer]
     return (*newer[:-1], _FULL) if key in LAST_IS_FULL and newer else newer

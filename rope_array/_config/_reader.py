@@ -7,6 +7,7 @@ from typing import Any
 from rope_array._config import _unused_keys
 from rope_array._config._conventions import Convention
 from rope_array._config._document import ConfigPart, listed, quoted
+from rope_array._config._layer_types import NEWER_NAMES
 from rope_array._config._module import Module
 from rope_array._config._rules import SAME_AS, kind_of
 from rope_array._config._values import (
@@ -37,7 +38,7 @@ class Reader:
         self.stated_parameters: Mapping[str, Any] = {}  # the rotary parameters as the config states them
         self.requested = layer_type
         if isinstance(layer_type, str):
-            self.label = layer_type
+            self.label = NEWER_NAMES.get(layer_type, layer_type)
         elif layer_type is not None:
             self.index = self._layer_index(layer_type)
             self.label = self._label_of(self.index)
