@@ -26,13 +26,15 @@ MODELS = pathlib.Path(transformers.__file__).parent / "models"
 KEYS = re.compile(
     r"^(head_dim|hidden_size|hidden_dim|num_attention_heads|num_hidden_layers|max_position_embeddings|d_model"
     r"|n_embd|n_head|n_heads|num_heads|embed_dim|max_seq_len|n_positions|model_max_length|projection_dim"
-    r"|original_max_position_embeddings|\w*rope\w*|rotary_\w+|partial_rotary_factor|kv_channels|alibi"
+    r"|index_head_dim|original_max_position_embeddings|\w*rope\w*|rotary_\w+|partial_rotary_factor|kv_channels|alibi"
     r"|attention_head_dim|global_head_dim|position_embeddings?_type|use_rotary_embedding|sliding_window"
     r"|(encoder|decoder)_num_attention_heads|speech_encoder_attention_heads|memory_attention_\w+"
     r"|num_spatial_rope_pairs_per_axis|num_uid_rope_pairs)$"
 )
 ELSEWHERE = {"rope_parameters", "rope_scaling", "no_rope_layers"}
 CANONICAL = ("head_dim", "hidden_size", "num_attention_heads", "max_position_embeddings", "layer_types")
+# A modeling file without these words rotates nothing.
+ROTATES = re.compile(r"rotat|rope\b|_rope|rope_|freqs_cis|inv_freq", re.IGNORECASE)
 # Stated parameters, and older keys that a class may derive parameters from; no value is a class's default.
 PROBE = {"rope_type": "default", "rope_theta": 12345.0}
 OLDER = {
@@ -46,9 +48,10 @@ HEAD = '''\
 """Class defaults of transformers {version}, written by bench/hf_defaults.py; do not edit.
 
 An entry's key is a model type, or the root's type and the path of the part. Besides plain fields an entry
-has: alias (from a name to the key of its value), parts (from a sub-config to its entry), of_parts (the root's
-values for parts that are not stated), default_theta, rope_parameters (if none are stated), added (to stated
-parameters), labels (of rotary parameters), layer_types (as a run that repeats).
+has: alias (from a name to the key of its value), parts (from a sub-config to its entry), fixed (parts that
+have one class, whatever model type they state), of_parts (the root's values for parts that are not stated),
+merged (parts that have these values also if they are stated), default_theta, rope_parameters (if none are
+stated), added (to stated parameters), labels (of rotary parameters), layer_types (as a run that repeats).
 """
 
 from typing import Any
@@ -66,8 +69,19 @@ def main() -> None:
     entries = _pruned({names[cls]: _entry(cls, names) for cls in classes})
     rotary = [key for key, entry in entries.items() if entry.pop("rotary", False)]
     shared = {cls.__name__: key for cls, key in names.items() if ":" in key and key in entries}
-    text = _text(dict(sorted(entries.items())), sorted(rotary), dict(sorted(shared.items())))
+    without = sorted(_without_rotation(classes) - entries.keys())
+    text = _text(dict(sorted(entries.items())), sorted(rotary), without, dict(sorted(shared.items())))
     WRITTEN.write_text(text, encoding="utf-8")
+
+
+def _without_rotation(classes: list[Any]) -> set[str]:
+    """Return the model types whose modeling files rotate nothing."""
+    found = set()
+    for cls in classes:
+        files = list((MODELS / cls.__module__.split(".")[2]).glob("modeling_*.py"))
+        if cls.model_type and files and not any(ROTATES.search(f.read_text(encoding="utf-8")) for f in files):
+            found.add(cls.model_type)
+    return found
 
 
 def _classes() -> list[Any]:
@@ -125,14 +139,42 @@ def _make(cls: Any, **values: Any) -> Any:
 
 def _entry(cls: Any, names: dict[Any, str]) -> dict[str, Any]:
     entry: dict[str, Any] = dict(sorted(_fields(cls).items()))
-    mapped = {k: v for k, v in (getattr(cls, "attribute_map", None) or {}).items() if k in CANONICAL}
+    mapped = {k: v for k, v in (cls.attribute_map or {}).items() if k in CANONICAL or v in CANONICAL}
     parts = _parts(cls)
     entry |= {"alias": mapped} if mapped else {}
     entry |= {"parts": {k: names.get(type(v), type(v).model_type) for k, v in parts.items()}} if parts else {}
-    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v))}
+    fixed = tuple(key for key, part in parts.items() if _is_fixed(cls, key, type(part)))
+    entry |= {"fixed": fixed} if fixed else {}
+    specs = {key.removesuffix("_config"): spec.init_kwargs for key, spec in cls.sub_configs_defaults.items()}
+    of_parts = {k: values for k, v in parts.items() if (values := _of_part(v, specs.get(k, {})))}
     entry |= {"of_parts": of_parts} if of_parts else {}
+    merged = tuple(key for key in of_parts if _is_merged(cls, key, parts[key], of_parts[key]))
+    entry |= {"merged": merged} if merged else {}
     config = _make(cls)
     return entry if config is None else entry | _rotary(cls, config) | _layers(config)
+
+
+def _with_part(cls: Any, name: str, **stated: Any) -> Any:
+    """Return the part of a config that states some of its values."""
+    key = next(key for key in cls.sub_configs if key.removesuffix("_config") == name)
+    return getattr(_make(cls, **{key: stated}), key, None)
+
+
+def _is_fixed(cls: Any, name: str, part: Any) -> bool:
+    """Return whether a part has its class whatever model type it states."""
+    others = ("llama", "cohere") if part.model_type != "llama" else ("cohere", "phi")
+    return all(type(_with_part(cls, name, model_type=other)) is part for other in others)
+
+
+def _is_merged(cls: Any, name: str, part: Any, values: dict[str, Any]) -> bool:
+    """Return whether the root's values are also those of a part that states others."""
+    made = _with_part(cls, name, model_type=part.model_type, initializer_range=0.03)
+    if made is None or type(made) is not type(part):
+        return False
+    own, usual = _numbers(made.to_dict()), _numbers(type(part)().to_dict())
+    return all(own.get(k) == v for k, v in values.items()) and any(
+        usual.get(k) != v for k, v in values.items()
+    )
 
 
 def _fields(cls: Any) -> dict[str, Any]:
@@ -144,11 +186,12 @@ def _fields(cls: Any) -> dict[str, Any]:
     }
 
 
-def _of_part(part: Any) -> dict[str, Any]:
-    """Return the values of a part that differ from the defaults of its class: the root sets them."""
+def _of_part(part: Any, explicit: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a part that the root sets: stated in its code, or other than its class's."""
     usual = _make(type(part))
     own, other = part.to_dict(), {} if usual is None else usual.to_dict()
     wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
+    other = {k: v for k, v in other.items() if k not in explicit}
     return {
         k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != other.get(k)
     }
@@ -217,17 +260,28 @@ def _pruned(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name in ("parts", "of_parts"):
             of = {k: v for k, v in entry.pop(name, {}).items() if entries[key]["parts"][k] in wanted}
             entry |= {name: of} if of else {}
+        for name in ("fixed", "merged"):
+            names = tuple(k for k in entry.pop(name, ()) if k in entry.get("parts", {}))
+            entry |= {name: names} if names else {}
         if not entry.get("rotary") and key not in CONVENTIONS:
-            kept[key] = {name: entry[name] for name in ("parts", "of_parts") if name in entry}
+            kept[key] = {
+                name: entry[name] for name in ("parts", "fixed", "of_parts", "merged") if name in entry
+            }
     return kept
 
 
-def _text(entries: dict[str, dict[str, Any]], rotary: list[str], shared: dict[str, str]) -> str:
+def _text(
+    entries: dict[str, dict[str, Any]], rotary: list[str], without: list[str], shared: dict[str, str]
+) -> str:
     parts = [HEAD.replace("{version}", transformers.__version__)]
     parts += ["MODELS: dict[str, dict[str, Any]] = {\n"]
     parts += [f"    {key!r}: {entry!r},\n" for key, entry in entries.items()]
     parts += ["}\n\n# The entries with rope_parameters.\nROTARY = frozenset((\n"]
     parts += [f"    {key!r},\n" for key in rotary]
+    parts += [
+        "))\n\n# Other model types, whose code in transformers rotates nothing.\nWITHOUT = frozenset((\n"
+    ]
+    parts += [f"    {key!r},\n" for key in without]
     parts += ["))\n\n# Classes whose model type is another's too.\nSHARED: dict[str, str] = {\n"]
     parts += [f"    {name!r}: {key!r},\n" for name, key in shared.items()]
     return "".join([*parts, "}\n# fmt: on\n"])

@@ -1,6 +1,7 @@
 """The class RoPE: a model's rotary embedding, and its methods that take arrays."""
 
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Never
 
@@ -384,8 +385,8 @@ class RoPE(Spec):
             A config.json of Hugging Face or the folder that holds one, its contents, or an object with
             ``to_dict()``; or a file of another format, as in `config.read`.
         part : str, optional
-            Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text".
-            By default the text part.
+            Part of a model with several: "text", "vision", "audio", or a path of keys such as "thinker.text";
+            "indexer" for the indexer of sparse attention. By default the text part.
         layer_type : str or int, optional
             Type of layer ("sliding_attention"), or a layer's number, if the layers of the model differ.
 
@@ -400,6 +401,11 @@ class RoPE(Spec):
         ConfigError
             The config cannot be read, contradicts itself, has an unknown key or rope type, or belongs to a
             model whose position embedding is not a rotation.
+
+        Warns
+        -----
+        UserWarning
+            The model type is missing or unknown: the rope is that of most models, with half pairs.
 
         See Also
         --------
@@ -418,7 +424,11 @@ class RoPE(Spec):
         from . import _config  # imported late: most programs never read a config
 
         with _config.refusals(config):
-            return cls(**_config.fields(config, part, layer_type)[0])
+            fields, found = _config.fields(config, part, layer_type)
+            rope = cls(**fields)
+        if (guess := found.inferred.get("convention")) is not None:
+            warnings.warn(f"{found.name}: {guess}; check the pairing.", UserWarning, stacklevel=2)
+        return rope
 
     def matrix(self, pos: Any, like: Any = None) -> Any:
         """Return the rotation as a dense matrix M: for a vector x, ``rope.apply(x, pos)`` is M @ x.

@@ -73,7 +73,8 @@ def read(config: Any, *, part: str | None = None, layer_type: str | int | None =
         GGUF file (with the package gguf), and a config or model of diffusers.
     part : str, optional
         The part of a config of several: "text", "vision", "audio", or a path of sub-config keys with dots,
-        with or without "_config" ("thinker.text"). By default the config itself, or its text part.
+        with or without "_config" ("thinker.text"); "indexer" for the indexer of sparse attention. By default
+        the config itself, or its text part.
     layer_type : str or int, optional
         A name in the config's `layer_types`, a key of its `rope_parameters`, or the index of a layer. Needed
         where layers differ in their frequencies. If some layers do not rotate, the default is the rope of

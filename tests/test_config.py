@@ -269,6 +269,217 @@ def test_vllm_ntk() -> None:
     )
 
 
+# ---- keys of older configs, which transformers' classes convert ----
+
+EXAONE = {
+    "model_type": "exaone4_5",
+    "text_config": {
+        "model_type": "exaone4_5_text",
+        "head_dim": 128,
+        "num_hidden_layers": 8,
+        "rope_theta": 1e6,
+    },
+}
+OLD_V4 = {**DEEPSEEK_V4, "num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 0]}
+COMPRESSED = ra.RoPE(
+    512, base=160000.0, rotary_dim=64, rotary_start=448, scaling=ra.YaRN(16.0, 65536, attention_factor=1.0)
+)
+TYPES = ["attention", "mamba", "deepseek_sparse_attention", "sliding_attention"]
+DOTS3 = {"model_type": "dots3_note_text", "num_hidden_layers": 4}
+ULTRABERT = {"model_type": "ultrabert", "head_dim": 64, "num_hidden_layers": 2, "attention_windows": [0, 64]}
+OLDER: dict[str, tuple[Any, ra.RoPE, dict[str, Any]]] = {
+    "EXAONE 4.5, full": (EXAONE, ra.RoPE(128, rotary_dim=0, **HALF), {"layer_type": 3}),
+    "EXAONE 4.5, sliding": (EXAONE, ra.RoPE(128, base=1e6, **HALF), {"layer_type": 2}),
+    "DeepSeek V4, ratio 0": (OLD_V4, ra.RoPE(512, rotary_dim=64, rotary_start=448), {"layer_type": 3}),
+    "DeepSeek V4, ratio 4": (OLD_V4, COMPRESSED, {"layer_type": 1}),
+    "DeepSeek V4, ratio 128": (OLD_V4, COMPRESSED, {"layer_type": 2}),
+    "attention": (
+        {"model_type": "exaone4", "head_dim": 64, "layer_types": TYPES},
+        ra.RoPE(64, rotary_dim=0, **HALF),
+        {"layer_type": 0},
+    ),
+    "attention, by name": (
+        {"model_type": "exaone4", "head_dim": 64, "layer_types": TYPES},
+        ra.RoPE(64, rotary_dim=0, **HALF),
+        {"layer_type": "attention"},
+    ),
+    "a part of another model type": (
+        {"model_type": "qwen2_vl", "text_config": {"model_type": "cohere", "rope_theta": 1e6}},
+        ra.RoPE(128, base=1e6, axes=ra.Axes.chunked(16, 24, 24), **HALF),
+        {},
+    ),
+    "Kimi K2 in Kimi K2.5": (
+        {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", "rope_theta": 5e4}},
+        ra.RoPE(64, base=5e4, out_pairing="half"),
+        {},
+    ),
+    "the vision tower of another model": (
+        {"model_type": "hyperclovax_vision_v2", "vision_config": {"model_type": "qwen2_5_vl"}},
+        ra.RoPE(224, axes=ra.Axes.axial(112, 112), **HALF),
+        {"part": "vision"},
+    ),
+    "language_config": (
+        {"model_type": "unlimited_ocr", "language_config": {"hidden_size": 512, "num_attention_heads": 16}},
+        ra.RoPE(32, **HALF),
+        {},
+    ),
+    "text on the top level": (
+        {"model_type": "fuyu", "rope_theta": 5e3},
+        ra.RoPE(64, base=5e3, rotary_dim=32, **HALF),
+        {},
+    ),
+    "values of the whole": (
+        {"model_type": "voxtral", "text_config": {"model_type": "llama", "vocab_size": 9}},
+        ra.RoPE(128, base=1e8, **HALF),
+        {},
+    ),
+    "attention_head_dim": (
+        {"model_type": "hunyuan_vl_text", "attention_head_dim": 32},
+        ra.RoPE(32, **HALF),
+        {},
+    ),
+    "n_embed": (
+        {"model_type": "falcon", "n_embed": 1024, "num_attention_heads": 8},
+        ra.RoPE(128, **HALF),
+        {},
+    ),
+    "width and heads": (
+        {"model_type": "step3p7", "vision_config": {"width": 512, "heads": 8}},
+        ra.RoPE(64, axes=ra.Axes.axial(32, 32, order=(1, 0)), **HALF),
+        {"part": "vision"},
+    ),
+    "embed_dim and num_heads": (
+        {"model_type": "dots3_note", "vision_config": {"embed_dim": 512, "num_heads": 8}},
+        ra.RoPE(64, axes=ra.Axes.axial(32, 32), **HALF),
+        {"part": "vision"},
+    ),
+    "whisper_config": (
+        {
+            "model_type": "dots3_note_audio_encoder",
+            "whisper_config": {"d_model": 640, "encoder_attention_heads": 10},
+        },
+        ra.RoPE(64, rotary_dim=32, **HALF),
+        {},
+    ),
+    "attention_windows, full": (ULTRABERT, ra.RoPE(64, base=2.56e6, **HALF), {"layer_type": 0}),
+    "a base for each layer": (
+        {**ULTRABERT, "rope_theta": [1e5, 2e4]},
+        ra.RoPE(64, base=2e4, **HALF),
+        {"layer_type": 1},
+    ),
+    "swa_head_dim": (
+        {**DOTS3, "swa_head_dim": 288, "swa_rope_theta": 2e4},
+        ra.RoPE(96, base=2e4, out_pairing="half"),
+        {"layer_type": 2},
+    ),
+    "use_sliding_window": (
+        {**DOTS3, "use_sliding_window": False},
+        ra.RoPE(64, base=8e7, out_pairing="half"),
+        {"layer_type": 2},
+    ),
+    "rope_theta of SAM": (
+        {"model_type": "sam2_video", "rope_theta": 5e3},
+        ra.RoPE(256, base=5e3, axes=ra.Axes.axial(128, 128)),
+        {},
+    ),
+    "empty parameters": (
+        {"model_type": "gpt_oss", "rope_parameters": {}},
+        ra.RoPE(64, base=1.5e5, **HALF),
+        {},
+    ),
+    "the last layer of NeoMME": (
+        {"model_type": "neomme", "num_hidden_layers": 2, "head_dim": 64},
+        ra.RoPE(64, base=1e6, rotary_dim=16, axes=ra.Axes((0, 1) * 4, count=2), **HALF),
+        {"layer_type": 1},
+    ),
+    "Muse, by index": (
+        {"model_type": "muse_glimmer_text", "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+        ra.RoPE(128, **HALF),
+        {"layer_type": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_keys(name: str) -> None:
+    config, expected, which = OLDER[name]
+    assert rope(config, **which) == expected
+
+
+def test_older_keys_of_no_layer_are_refused() -> None:
+    refuse("compress_ratios.1. is 5", {**OLD_V4, "compress_ratios": [0, 5, 0, 0]}, layer_type=0)
+    refuse("compress_ratios is ", {**OLD_V4, "compress_ratios": [0]}, layer_type=3)
+    refuse("rope_theta is 5000.0; give a base for each layer", {**ULTRABERT, "rope_theta": 5e3}, layer_type=0)
+
+
+# ---- models without rotation ----
+
+
+@pytest.mark.parametrize("kind", ["inkling2_text", "jamba", "kimi_linear", "nemotron_h", "zamba"])
+def test_models_that_rotate_nothing(kind: str) -> None:
+    """A left-over base or rule has no effect: the models' code does not read it."""
+    linear = {"linear_attn_config": {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7]}}
+    config = {"model_type": kind, "rope_theta": 1e4, "rope_scaling": YARN, "num_hidden_layers": 8, **linear}
+    for which in ({}, {"layer_type": 3}, {"layer_type": 4}):
+        reading = read({**config, "mla_use_nope": True}, **which)
+        assert reading.rope.rotary_dim == 0
+        assert any("rotates nothing: no rotation" in note for note in reading.notes)
+
+
+def test_a_latent_attention_without_rotation() -> None:
+    nope = {"model_type": "kimi_k3", "mla_use_nope": True, "rope_theta": 1e4, "head_dim": 64}
+    for width in (64, 0):
+        assert rope({**nope, "qk_rope_head_dim": width}).rotary_dim == 0
+    assert rope({**nope, "qk_rope_head_dim": 64, "mla_use_nope": False}).rotary_dim == 64
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "opt"])
+def test_a_base_of_a_model_without_rotary_embedding_is_refused(kind: str) -> None:
+    refuse(
+        f"{kind} has no rotary embedding in transformers, and 'rope_theta' no", {**LLAMA, "model_type": kind}
+    )
+
+
+@pytest.mark.parametrize(
+    "stated", [{"rope_parameters": {**YARN, "rope_theta": None}}, {"rope_theta": None}], ids=["rule", "top"]
+)
+def test_a_base_of_null_is_no_default(stated: dict[str, Any]) -> None:
+    """transformers has a null base after `config.rope_scaling = {...}`, and cannot make the model."""
+    refuse("rope_theta is null, which is no base; state the base", {**LLAMA, "rope_theta": None, **stated})
+    olmo = {"model_type": "olmo_hybrid", "head_dim": 64, **stated}
+    assert rope(olmo, layer_type=3) == ra.RoPE(64, rotary_dim=0, **HALF)  # its code takes null for no rope
+    assert rope({**olmo, "rope_parameters": {**YARN, "rope_theta": 5e5}}, layer_type=3).base == 5e5
+
+
+# ---- parts of attention ----
+
+INDEXER = {"index_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("deepseek_v32", ra.RoPE(128, rotary_dim=64, **HALF)),
+        ("axk2", ra.RoPE(128, rotary_dim=64, **HALF)),
+        ("hy_v4", ra.RoPE(128, rotary_dim=64, rotary_start=64, **HALF)),
+        ("glm_moe_dsa", ra.RoPE(128, rotary_dim=64, out_pairing="half")),
+    ],
+)
+def test_the_indexer_has_a_rope_of_its_own(kind: str, expected: ra.RoPE) -> None:
+    config = {"model_type": kind, **INDEXER, "indexer_rope_interleave": kind == "glm_moe_dsa"}
+    reading = read(config, part="indexer")
+    assert (reading.rope, reading.part) == (expected, "indexer")
+    assert rope(config).head_dim == 64
+
+
+@pytest.mark.parametrize("stated", [{"use_mla": False}, {"qk_rope_head_dim": 0}, {}], ids=str)
+def test_deepseek_without_latents_has_half_pairs(stated: dict[str, Any]) -> None:
+    """DeepSeek-OCR: the attention is Llama's."""
+    text = {"model_type": "deepseek_v2", "hidden_size": 1280, "num_attention_heads": 10, **stated}
+    config = {"model_type": "deepseek_vl_v2", "language_config": text}
+    assert rope(config) == (ra.RoPE(128, **HALF) if stated else ra.RoPE(64))
+
+
 # ---- stated and inferred values ----
 
 
@@ -292,6 +503,27 @@ def test_an_unknown_model_is_read_like_most_models(kind: dict[str, str]) -> None
     reading = read({**kind, "head_dim": 64, "rope_theta": 2e4, "partial_rotary_factor": 0.5})
     assert reading.rope == ra.RoPE(64, base=2e4, rotary_dim=32, pairing="half")
     assert re.search("is unknown|is missing", reading.inferred["convention"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [({}, "model_type is missing"), ({"model_type": "zork"}, "model_type 'zork' is unknown")],
+)
+def test_a_guessed_convention_is_told(kind: dict[str, str], text: str) -> None:
+    config = {**kind, "head_dim": 64, "rope_theta": 2e4}
+    assert any("is a guess: compare pairing" in note for note in read(config).notes)
+    with pytest.warns(
+        UserWarning, match=f"{text}: read as most models are, with half pairs; check the pairing"
+    ):
+        ra.RoPE.from_config(config)
+
+
+def test_unread_keys_of_an_unknown_model_name_no_library() -> None:
+    notes = read(
+        {"model_type": "zork", "head_dim": 64, "rope_theta": 2e4, "rotary_dim": 64, "rotary": "yes"}
+    ).notes
+    assert "rotary is not used: most models' code does not read it" in notes
+    assert not any("transformers" in note for note in notes)
 
 
 def test_an_unknown_model_without_rotary_keys_is_refused() -> None:
@@ -547,6 +779,19 @@ def test_subclasses_are_read_by_their_own_class() -> None:
     )
 
 
+def test_values_that_deny_their_class() -> None:
+    """isinstance asks the value itself: it may raise, or name a class that the value is not of."""
+    odd = made(list, __class__=property(raising))([16, 24, 24])
+    scaling = {**QWEN2_VL["rope_scaling"], "mrope_section": odd}
+    assert rope({**QWEN2_VL, "rope_scaling": scaling}) == rope(QWEN2_VL)
+    number = made(float, __class__=property(raising), __float__=raising, is_integer=raising)(1e6)
+    assert rope({**QWEN2_VL, "rope_theta": number}) == rope(QWEN2_VL)
+    for kind in (float, list, dict):
+        thing = made(object, __class__=property(lambda self, kind=kind: kind))()
+        refuse("rope_theta is a Odd; it must be a number", {**LLAMA, "rope_theta": thing})
+        refuse("rope_scaling is a Odd; it must be an object", {**LLAMA, "rope_scaling": thing})
+
+
 @pytest.mark.parametrize("key", ["model_type", "head_dim", "rope_theta", "rope_scaling", "layer_types"])
 def test_arrays_are_refused(key: str) -> None:
     np = pytest.importorskip("numpy")
@@ -680,7 +925,11 @@ def test_no_rope_layers_are_checked() -> None:
         refuse(
             r"no_rope_layers\[1\] is", {"model_type": "smollm3", "no_rope_layers": [1, junk]}, layer_type=1
         )
-    refuse("leaves some without rotation", {"model_type": "smollm3"}, layer_type="full_attention")
+    refuse(
+        "some have no rotation; give the layer.s index",
+        {"model_type": "smollm3"},
+        layer_type="full_attention",
+    )
 
 
 # ---- differences from transformers, and contradictions ----
@@ -978,14 +1227,14 @@ def test_the_defaults_are_plain_and_sorted() -> None:
 
 
 def test_every_convention_is_of_a_model() -> None:
-    others = {"kimi_k2", "roformer"}  # no class with rope_parameters in transformers
+    others = {"roformer"}  # no class with rope_parameters in transformers
     names = {key for key in CONVENTIONS if ":" not in key} - set(REMOTE)
     assert names - set(defaults.MODELS) <= others
     assert not set(REMOTE) & set(defaults.ROTARY)  # transformers has classes of its own for them
     assert set(REMOTE_DEFAULTS) <= set(REMOTE)
 
 
-UNFIT = ("glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text", "blt", "musicflamingo")
+UNFIT = ("glm4v_moe_text", "glm4v_text", "glm_image_text", "qwen3_omni_moe_text", "blt")
 
 
 @pytest.mark.parametrize("kind", sorted(defaults.ROTARY))

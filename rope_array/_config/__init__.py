@@ -6,8 +6,8 @@ libraries), and gives their part a convention of its own. The steps of a reading
 
 1. `_document` loads the config and finds the part to read, with its class's defaults (`_model_defaults`) and
    the convention of its code (`_conventions`, `_conventions_vision`). The `ConfigPart` keeps the record.
-2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values, `_layer_types` has
-   the type of each layer).
+2. `_reader` finds the rotary parameters of the layer (`_values` reads and checks values, under the keys of
+   `_older_keys` too; `_layer_types` has the type of each layer).
 3. `_module` makes the fields of the rope; the scaling rule by its `rope_type` (`_rules`), from the parameters
    of one layer type (`_layer`).
 4. `_unused_keys` refuses or notes rotary keys that no step has read.

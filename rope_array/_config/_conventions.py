@@ -5,7 +5,7 @@ module's parameters, or by ``"root model_type:part"`` if the part's model type i
 Read from the modeling and configuration files of transformers 5.23.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,9 @@ class Values(Protocol):
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value under a key, unchecked."""
 
+    def stated(self, name: str) -> Any:
+        """Return the stated value under a key, unchecked and without a record; None if there is none."""
+
     def integer(self, name: str, default: int | None = None) -> int:
         """Return the whole number under a key, or raise an error that names the key."""
 
@@ -35,6 +38,9 @@ class Values(Protocol):
 
     def layer_types(self) -> tuple[str, ...]:
         """Return the distinct layer types of the model, stated or by its class's rule."""
+
+    def types_of_layers(self) -> Sequence[str]:
+        """Return the type of each layer; empty if it is not known."""
 
 
 Parameters = dict[str, Any]
@@ -97,18 +103,28 @@ class Convention:
         Conventions of single layer types that differ from this convention.
     labels
         The key of the rotary parameters of a layer type, if it differs from the type's name.
+    overrides
+        The values of a layer type that the class sets if the config states no `per_layer_config`.
+    keys
+        Further rotary keys that the model's code reads: they are neither refused nor noted.
+    never
+        The reason that the model's code rotates nothing, whatever the config states.
     nope
         Layer types without rotation.
     rotates
         Whether a layer, by index, rotates although its type is in `nope`.
+    nope_at
+        Whether a layer, by index, has no rotation.
     nope_needs, nope_unless
-        `nope` applies if the first key is set, and the second is not stated.
+        `nope` and `nope_at` apply if the first key is set, and the second is not stated.
     nope_every
         Every n-th layer has no rotation, if neither `no_rope_layers` nor an interval is stated.
     scaled_layers
         A key that lists the layers with the stated rule; the others have none.
     unless
         Keys with the values that the module needs; with other values the layer has no rotation.
+    null_theta
+        A stated base of null means that nothing rotates.
     refusal
         The reason, for an error, that this is no rotation of pairs.
     note
@@ -145,13 +161,18 @@ class Convention:
     parameters: "Callable[[Values, Parameters], Parameters] | None" = None
     layers: "Mapping[str, Convention]" = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    overrides: "Callable[[Values, str], Mapping[str, Any]] | None" = None
+    keys: tuple[str, ...] = ()
+    never: str | None = None
     nope: tuple[str, ...] = ()
     rotates: "Callable[[Values, int], bool] | None" = None
+    nope_at: "Callable[[Values, int], bool] | None" = None
     nope_needs: str | None = None
     nope_unless: str | None = None
     nope_every: int | None = None
     scaled_layers: str | None = None
     unless: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    null_theta: bool = False
     refusal: str | None = None
     note: str | None = None
     variant: "Callable[[Mapping[str, Any]], Convention] | None" = None
@@ -232,9 +253,18 @@ def _dots3_note(values: Values, stated: Parameters) -> Parameters:
     labels = values.layer_types() or ("indexed_attention", "sliding_attention")
     if any(isinstance(stated.get(label), Mapping) for label in labels):
         return stated
-    if stated:
+    if stated or values.stated("rope_parameters") is not None:
         return {label: {"rope_theta": theta, **stated} for label in labels}
     return {label: {"rope_theta": thetas.get(label, theta)} for label in labels}
+
+
+def _dots3_sliding(values: Values, label: str) -> Mapping[str, Any]:
+    if label != "sliding_attention":
+        return {}
+    if values.get("swa_qk_rope_head_dim") is not None:
+        return {"qk_rope_head_dim": values.integer("swa_qk_rope_head_dim")}
+    width = values.integer("swa_head_dim", 256) - values.integer("swa_qk_nope_head_dim", 192)
+    return {"qk_rope_head_dim": width}
 
 
 def _step3p7(values: Values, stated: Parameters) -> Parameters:
@@ -243,16 +273,28 @@ def _step3p7(values: Values, stated: Parameters) -> Parameters:
         return {label: stated[label] for label in labels}
     flat = {k: v for k, v in stated.items() if not isinstance(v, Mapping)}
     thetas, shares = values.get("rope_theta", 1e4), values.get("partial_rotary_factors")
-    types = values.get("layer_types") or labels
+    types = list(values.types_of_layers()) or labels
     found: Parameters = {}
     for label in labels:
-        index = list(types).index(label)
+        index = types.index(label)
         found[label] = {"rope_theta": _nth("rope_theta", thetas, index)}
         if shares:
             found[label]["partial_rotary_factor"] = _nth("partial_rotary_factors", shares, index)
         if label == "full_attention":
             found[label].update(flat)
     return found
+
+
+def _ultrabert(values: Values, stated: Parameters) -> Parameters:
+    if stated or values.stated("rope_parameters") is not None:
+        return stated
+    thetas = values.get("rope_theta")
+    if thetas is None:
+        return {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 2.56e6}}
+    if not isinstance(thetas, (list, tuple)):
+        raise SpecError(f"rope_theta is {short(thetas)}; give a base for each layer.")
+    types = values.types_of_layers()
+    return {kind: {"rope_theta": theta} for kind, theta in zip(types, thetas, strict=False)}
 
 
 def _nth(name: str, values: Any, index: int) -> Any:
@@ -287,6 +329,11 @@ def _is_dense_prefix(values: Values, index: int) -> bool:
     return values.get("first_k_dense_replace") is not None and index < values.integer("first_k_dense_replace")
 
 
+def _is_every_fourth_from_the_last(values: Values, index: int) -> bool:
+    """Return whether a layer of Muse has no base in the `layer_rope_theta` that its class makes."""
+    return (values.integer("num_hidden_layers") - 1 - index) % 4 == 0
+
+
 # Families
 
 PLAIN = _HALF = Convention(partial=False)
@@ -302,6 +349,26 @@ _MLA = Convention(
     rotated=lambda values, width: width,
 )
 _MLA_HALF = replace(_MLA, pairing="half", out_pairing=None)
+# Of the indexers of sparse attention, which have heads of their own.
+_INDEXER = replace(
+    _MLA,
+    width=("index_head_dim",),
+    rotated=lambda values, width: values.width("layer.qk_rope_head_dim", "qk_rope_head_dim"),
+    note="this is the rope of the indexer, which selects the tokens to attend to; attention has another",
+)
+_INDEXER_HALF = replace(_INDEXER, pairing="half", out_pairing=None)
+_WITHOUT_LATENT = replace(
+    _HALF,
+    width=("hidden_size/num_attention_heads",),
+    note="the attention is Llama's, without latents, as in DeepSeek's own code",
+)
+
+
+def _deepseek_v2(content: Mapping[str, Any]) -> Convention:
+    has_latent = content.get("use_mla") is not False and content.get("qk_rope_head_dim") != 0
+    return replace(_MLA, out_pairing=None) if has_latent else _WITHOUT_LATENT
+
+
 _SECTIONS_QWEN2 = replace(_HALF, sections="chunked", default_sections=(16, 24, 24))
 _SECTIONS_QWEN3 = replace(_HALF, sections="interleaved", default_sections=(24, 20, 20))
 _SECTIONS_QWEN3_5 = replace(_PARTIAL, sections="interleaved", default_sections=(11, 11, 10))
@@ -314,17 +381,27 @@ _DROPS = ("rope_parameters", "rope_scaling")
 _GLOBAL = ("layer.head_dim", "global_head_dim", "512")
 _GEMMA4 = replace(_HALF, layers={"full_attention": replace(_HALF, width=_GLOBAL)})
 _PHI3 = replace(_PARTIAL, type_names={"su": "longrope", "yarn": "longrope"})
-_DOTS3 = replace(_MLA, width=("layer.qk_rope_head_dim", "qk_rope_head_dim"), parameters=_dots3_note)
+_DOTS3 = replace(
+    _MLA,
+    width=("layer.qk_rope_head_dim", "qk_rope_head_dim"),
+    parameters=_dots3_note,
+    overrides=_dots3_sliding,
+    keys=("swa_rope_theta", "swa_qk_rope_head_dim"),
+)
 
+
+_NEVER = replace(_HALF, keys=("mla_use_nope", "qk_rope_head_dim"), never="the model's code rotates nothing")
+_DIVIDED = ("hidden_size/num_attention_heads",)
 
 # fmt: off
+_WITHOUT = ("inkling_text", "inkling2_text", "jamba", "nemotron_h")
 _INTERLEAVED_MODELS = (
     "blt_patcher", "blt_local_encoder", "blt_local_decoder", "blt_global_transformer", "cohere",
     "ernie4_5_moe", "helium", "llama4_text", "openai_privacy_filter",
 )
 _PARTIAL_MODELS = (
     "bamba", "glm4_moe", "laguna", "minimax_m3_vl_text", "nemotron", "persimmon", "phi", "qwen3_next",
-    "recurrent_gemma", "solar_open", "stablelm", "zaya", "mellum",
+    "recurrent_gemma", "solar_open", "stablelm", "mellum",
 )
 _QWEN3_MODELS = (
     "cohere_compass_text", "cosmos3_edge_text", "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text",
@@ -354,15 +431,20 @@ TEXT: dict[str, Convention] = {
         _INTERLEAVED, width=("hidden_size/num_attention_heads",), theta_keys=(), drops=_DROPS
     ),
     # Multi-head latent attention: the rotated arrays are separate projections
-    **dict.fromkeys(("axk2", "bailing_hybrid", "deepseek_v32", "glm_moe_dsa", "longcat_flash"), _MLA),
+    **dict.fromkeys(("axk2", "bailing_hybrid", "deepseek_v32", "longcat_flash"), _MLA),
+    "glm_moe_dsa": replace(_MLA, keys=("indexer_rope_interleave",)),
     "mistral_large4_text": replace(_MLA, nope_every=4),
     **dict.fromkeys(
-        ("axk1", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "youtu"),
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"),
         replace(_MLA, pairing_flag="rope_interleave"),
     ),
-    **dict.fromkeys(("hy_v4", "kimi_linear", "minicpm3"), _MLA_HALF),
-    "deepseek_v2": replace(_MLA, out_pairing=None),
+    **dict.fromkeys(("hy_v4", "minicpm3"), _MLA_HALF),
+    "deepseek_v2": replace(_MLA, out_pairing=None, variant=_deepseek_v2),
     "dots3_note_text": _DOTS3,
+    **dict.fromkeys(("axk2:indexer", "deepseek_v32:indexer"), _INDEXER_HALF),
+    "glm_moe_dsa:indexer": _INDEXER,
+    "hy_v4:indexer": replace(_INDEXER_HALF, start="last"),
+    "dots3_note_text:indexer": replace(_INDEXER, parameters=_dots3_note, keys=_DOTS3.keys),
     "deepseek_v4": Convention(
         pairing="interleaved",
         start="last",
@@ -379,17 +461,18 @@ TEXT: dict[str, Convention] = {
     "gpt_neox_japanese": _NEOX,
     **dict.fromkeys(("phi3", "phi4_multimodal"), _PHI3),
     "minimax_m2": replace(_PARTIAL, absolute=True),
-    "step3p5": replace(_PARTIAL, parameters=_step3p7, by_type=True),
+    "step3p5": replace(_PARTIAL, parameters=_step3p7, by_type=True, share_keys=()),
     "mimo_v2_flash": replace(_PARTIAL, share=0.334),
+    "zaya": replace(_PARTIAL, by_type=True),
     **dict.fromkeys(
         ("deepseek_ocr2_text", "unlimited_ocr_text"),
         replace(_HALF, width=("hidden_size/num_attention_heads",)),
     ),
     # Several coordinates
     **dict.fromkeys(
-        ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"),
-        _SECTIONS_QWEN2,
+        ("qwen2_5_omni_text", "qwen2_5_omni_talker", "qwen2_5_vl_text", "qwen2_vl_text"), _SECTIONS_QWEN2
     ),
+    "paddleocr_vl_text": replace(_SECTIONS_QWEN2, null_head_dim=True),
     **dict.fromkeys(_QWEN3_MODELS, _SECTIONS_QWEN3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), _SECTIONS_QWEN3_5),
     **dict.fromkeys(("glm4v_moe_text", "glm_image_text"), _SECTIONS_GLM),
@@ -421,6 +504,7 @@ TEXT: dict[str, Convention] = {
         ("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)
     ),
     "olmo3": replace(_HALF, parameters=_olmo3, by_type=True),
+    "ultrabert": replace(_HALF, parameters=_ultrabert, theta_keys=()),
     "dbrx": replace(
         _HALF,
         theta_keys=("attn_config.rope_theta", "rope_theta"),
@@ -431,8 +515,14 @@ TEXT: dict[str, Convention] = {
     **dict.fromkeys(("afmoe", "flint"), replace(_HALF, nope=("full_attention",))),
     **dict.fromkeys(
         ("muse_glimmer_text", "muse_spark_text"),
-        replace(_HALF, nope=("full_attention",), nope_unless="layer_rope_theta"),
+        replace(_HALF, nope_at=_is_every_fourth_from_the_last, nope_unless="layer_rope_theta"),
     ),
+    # The keys of a rope have no effect on these models: positions come from other layers.
+    **dict.fromkeys(_WITHOUT, _NEVER),
+    "glm5_next_text": replace(_NEVER, width=_DIVIDED),  # its head_dim is 0
+    "kimi_linear": replace(_NEVER, width=("qk_rope_head_dim",)),
+    "zamba": replace(_NEVER, width=("head_dim", "2*hidden_size/num_attention_heads")),
+    "olmo_hybrid": replace(_HALF, null_theta=True),
     # Used in some configs only
     "falcon": replace(_HALF, unless={"alibi": (False, None)}),
     "granitemoehybrid": replace(_HALF, unless={"position_embedding_type": ("rope",)}),

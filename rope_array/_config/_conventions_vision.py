@@ -14,7 +14,7 @@ from rope_array._spec.scaling import Periods
 _HEADS = ("head_dim", "hidden_size/num_attention_heads", "hidden_size/num_heads")
 _AXIAL = ("axial", "default")
 _DIVIDED = ("hidden_size/num_attention_heads",)
-_FLAMINGO = ("audio_config.hidden_size", "head_dim")
+_FLAMINGO = ("audio_config.hidden_size", "1280")
 
 
 def _quarters(width: int) -> int:
@@ -68,10 +68,6 @@ def _thirds(values: Values, width: int) -> Axes:
 
 def _three_axes(values: Values, width: int) -> int:
     return 3 * 2 * (width // 3 // 2)
-
-
-def _nothing(values: Values, width: int) -> int:
-    return 0
 
 
 def _all(values: Values, width: int) -> int:
@@ -151,13 +147,18 @@ def _vision(**changes: object) -> Convention:
 
 
 _WH = "the coordinates are (w, h)"
+# transformers' PermuteForRope, in its conversion_mapping.
+_PERMUTED = (
+    "transformers permutes the rows of q and k when it loads the published weights: with the weights of the "
+    "file itself the pairing is 'interleaved'"
+)
 _SAM = Convention(
     pairing="interleaved",
     width=(
         "memory_attention_hidden_size/memory_attention_downsample_rate/memory_attention_num_attention_heads",
     ),
     partial=False,
-    theta_keys=("memory_attention_rope_theta",),
+    theta_keys=("memory_attention_rope_theta", "rope_theta"),
     axes=_height_width,
     types=_AXIAL,
     note=f"memory attention: {_WH}; the last keys, the object pointers, are not rotated",
@@ -183,7 +184,7 @@ _PROTEIN = Convention(partial=False, types=("default",), unless={"position_embed
 _HEAD_NUMBER = Convention(partial=False, note="the position is the number of the head, not of the token")
 _PLAIN = Convention(partial=False)
 _PARTIAL = Convention()
-_NONE = Convention(rotated=_nothing, note="this part has no rotary embedding")
+_NONE = Convention(never="this part has no rotary embedding")
 
 # fmt: off
 _TOWER_MODELS = (
@@ -201,7 +202,7 @@ _VISION_PARTS = (
 _PLAIN_MODELS = (
     "qwen3_omni_moe:code2wav", "qwen3_omni_moe_talker_code_predictor", "lasr_encoder", "mimi", "mimi_encoder",
     "mimi_decoder", "moshi", "kyutai_speech_to_text", "dia_encoder", "dia_decoder",
-    "voxtral_realtime_encoder", "voxtral_realtime_text", "gradium_phonon_tts", "pocket_tts",
+    "voxtral_realtime_encoder", "voxtral_realtime_text", "pocket_tts",
     "pocket_tts_audio_tokenizer", "pocket_tts_audio_tokenizer_encoder", "pocket_tts_audio_tokenizer_decoder",
     "timesfm2_5",
 )
@@ -219,7 +220,7 @@ _TOWERS = {
     # Other maps
     "gemma4_vision": _vision(theta=100.0, axes=_in_blocks, note="the coordinates are (x, y)"),
     "inkling2_vision": _vision(pairing="interleaved", axes=_width_height),
-    "kimi_k25_vision": _vision(axes=_column_row_pairs),
+    "kimi_k25_vision": _vision(axes=_column_row_pairs, note=_PERMUTED),
     "llama4_vision_model": _vision(
         pairing="interleaved",
         axes=_height_width,
@@ -230,15 +231,17 @@ _TOWERS = {
     "sam3_vit_model": _vision(
         pairing="interleaved", note=f"{_WH}, scaled by window_size over the grid's size"
     ),
-    "step3p5_vision": _vision(axes=_width_height),
+    "step3p5_vision": _vision(axes=_width_height, note=_PERMUTED),
 }
 
 # Older configs have another model type for the part, or none: the key is the root's type and the path.
 _BY_PATH = {
     **{f"{name}:vision": f"{name}_vision" for name in _VISION_PARTS},
+    "hyperclovax_vision_v2:vision": "qwen2_5_vl_vision",
     "llama4:vision": "llama4_vision_model",
     "step3p7:vision": "step3p5_vision",
 }
+_PERMUTED_BY_PATH = {"mistral_large4:vision": _vision(axes=_even_odd, note=_PERMUTED)}
 
 _SIGHT = {
     "sam2_video": _SAM,
@@ -264,6 +267,7 @@ _SIGHT = {
 
 _SOUND = {
     **dict.fromkeys(_PLAIN_MODELS, _PLAIN),
+    "gradium_phonon_tts": replace(_PLAIN, note=_PERMUTED),
     **dict.fromkeys(_PARTIAL_MODELS, _PARTIAL),
     **dict.fromkeys(
         ("pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder"),
@@ -323,6 +327,7 @@ _LIFE = {
 VISION: dict[str, Convention] = {
     **_TOWERS,
     **{path: _TOWERS[name] for path, name in _BY_PATH.items()},
+    **_PERMUTED_BY_PATH,
     **_SIGHT,
     **_SOUND,
     **_LIFE,

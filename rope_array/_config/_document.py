@@ -16,7 +16,7 @@ from rope_array._config._conventions import PLAIN, TEXT, Convention
 from rope_array._config._conventions_remote import REMOTE, REMOTE_DEFAULTS
 from rope_array._config._conventions_unknown import BASES, BY_HAND, SHARES, generic
 from rope_array._config._conventions_vision import VISION
-from rope_array._config._model_defaults import MODELS, ROTARY, SHARED
+from rope_array._config._model_defaults import MODELS, ROTARY, SHARED, WITHOUT
 from rope_array._errors import ConfigError, short
 
 # Every convention that differs from Llama's, by its key.
@@ -24,10 +24,10 @@ CONVENTIONS: dict[str, Convention] = {**REMOTE, **VISION, **TEXT}
 MODELS = {**REMOTE_DEFAULTS, **MODELS}
 
 # Model types of published configs that transformers has under another name.
-OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe"}
+OTHER_NAMES = {"ernie4_5_moe_vl": "ernie4_5_vl_moe", "exaone4_5_text": "exaone4", "kimi_k2": "deepseek_v3"}
 
-# Models whose class gives a part default values even if the config states the part.
-_MERGED = frozenset(("voxtral", "voxtral_realtime"))
+# Models whose class reads the text's keys from the top level, if the config states no text part.
+_FLAT = frozenset(("dots3_note", "fuyu", "hunyuan_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl"))
 
 # Far above every published config, and small enough that a hostile config costs no time.
 _MOST_BYTES = 2 * 2**20
@@ -108,7 +108,7 @@ def _load(config: Any) -> Document:
 
 def plain(value: Any) -> Any:
     """Return a number, string, bool or None, a subclass's instance converted; for others, a `Foreign`."""
-    if value is None or isinstance(value, (bool, str, int, float)):
+    if value is None or issubclass(type(value), (bool, str, int, float)):
         return _exact(value)
     return Foreign(str(type(value).__name__)[:80])
 
@@ -131,9 +131,9 @@ class Copy:
         return self._once(original, depth, self._mapping)  # type: ignore[no-any-return]
 
     def _value(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Mapping):
+        if issubclass(type(value), Mapping):  # isinstance would ask the value itself
             return self.mapping(value, depth)
-        if isinstance(value, (list, tuple)):
+        if issubclass(type(value), (list, tuple)):
             return self._once(value, depth, self._list)
         return plain(value)
 
@@ -279,11 +279,22 @@ class ConfigPart:
         """The parts that the class has, with their keys."""
         return self.defaults.get("parts", {})  # type: ignore[no-any-return]
 
+    @property
+    def in_transformers(self) -> bool:
+        """Whether transformers has the model."""
+        return self.own is None and self.key not in REMOTE and (bool(self.defaults) or self.key in WITHOUT)
+
     def convention(self) -> Convention:
         """Return the convention of the model; for an unknown model, the most common one."""
-        if (found := convention_of(self.key)) is not None:
+        if (found := self.own or convention_of(self.key)) is not None:
             return found
-        if not any(self.content.get(key) is not None for key in _ROTARY_KEYS):
+        stated = [key for key in _ROTARY_KEYS if self.content.get(key) is not None]
+        if stated and self.key in WITHOUT:
+            raise ConfigError(
+                f"{self.name} has no rotary embedding in transformers, and {listed(stated)} no effect. If "
+                "another code rotates, state its rope with RoPE(...)."
+            )
+        if not stated:
             remedy = "state its model_type, or read" if self.model_type is None else "read"
             raise ConfigError(
                 f"{self.name} is of no known model with a rotary embedding, and nothing in the config tells "
@@ -298,6 +309,11 @@ class ConfigPart:
             "with the model's code, or let rope_array.diagnose find them ('half' or 'interleaved')"
         )
         return found
+
+    def note_unread(self, key: str) -> None:
+        """Note a key that the code of the model does not read."""
+        code = "the model's code in transformers" if self.in_transformers else "most models' code"
+        self.note(f"{key} is not used: {code} does not read it")
 
     def note(self, text: str) -> None:
         """Add a note once."""
@@ -346,20 +362,25 @@ def _part_of(other: _formats.Format, content: Mapping[str, Any], wanted: Any) ->
 
 
 def _path_to(part: ConfigPart, name: str) -> list[str]:
-    """Return the parts between the whole and the text, vision or audio part of its main part."""
+    """Return the parts between the whole and the text, vision or audio part, or indexer, of its main part."""
     found: list[str] = []
-    if name not in ("text", "vision", "audio"):
+    if name not in ("text", "vision", "audio", "indexer"):
         return found
     for _ in range(_DEEPEST):
         names = _part_names(part)
         main = [other for other in _TEXT_PARTS if other in names]
-        if name in names:
+        if name in names or _is_indexer(part, name):
             return found
         if not main:
             break
         found.append(main[0])
         part = _descend(part, main[0])
     return []
+
+
+def _is_indexer(part: ConfigPart, name: str) -> bool:
+    """Return whether a name is the indexer of sparse attention, which has no config of its own."""
+    return name == "indexer" and f"{part.key}:{name}" in CONVENTIONS
 
 
 def _names(path: Any) -> list[str]:
@@ -379,7 +400,11 @@ def _model_type_of(content: Mapping[str, Any]) -> str | None:
 
 def _descend(part: ConfigPart, name: str) -> ConfigPart:
     path = f"{part.path}.{name}" if part.path else name
-    keys = (f"{name}_config", name)
+    if _is_indexer(part, name):
+        return replace(part, path=path, key=f"{part.key}:{name}")
+    # Older configs name the text part otherwise.
+    others = ("language_config",) if name == "text" and "language" not in part.parts else ()
+    keys = (f"{name}_config", name, *others)
     stated = {key: part.content[key] for key in keys if part.content.get(key) is not None}
     content = next((c for c in stated.values() if isinstance(c, Mapping)), None)
     if content is None and keys[0] in stated:
@@ -387,14 +412,15 @@ def _descend(part: ConfigPart, name: str) -> ConfigPart:
     if content is not None:
         above = part.content if name in _TEXT_PARTS and convention_of(part.key) is None else {}
         found = _make_part(part, name, path, content)
-        of_part = part.defaults.get("of_parts", {}).get(name, {}) if part.key in _MERGED else {}
+        is_merged = name in part.defaults.get("merged", ())
+        of_part = part.defaults["of_parts"][name] if is_merged else {}
         return replace(found, above=above, defaults={**found.defaults, **of_part})
     if name not in part.parts:
         raise ConfigError(
             f"{part.name} has no part {quoted(name)}; give one of: {listed(_part_names(part)) or 'none'}."
         )
     # Older configs of several parts state the text's keys on the top level.
-    if name == "text" and "hidden_size" in part.content:
+    if name == "text" and ("hidden_size" in part.content or part.key in _FLAT):
         return _make_part(part, name, path, {**part.content, "model_type": None})
     found = _make_part(part, name, path, {})
     of_part = part.defaults.get("of_parts", {}).get(name, {})
@@ -402,14 +428,17 @@ def _descend(part: ConfigPart, name: str) -> ConfigPart:
 
 
 def _make_part(part: ConfigPart, name: str, path: str, content: Mapping[str, Any]) -> ConfigPart:
-    own, known, by_path = _model_type_of(content), part.parts.get(name), f"{part.root}:{path}"
-    # The key is the part's model type; if that is missing, unknown or the root's, "root:path" or the class's.
-    if own in (None, part.root) or convention_of(own) is None:
-        key = by_path if by_path in CONVENTIONS else known if own in (None, part.root) else own
+    stated, known, by_path = _model_type_of(content), part.parts.get(name), f"{part.root}:{path}"
+    own = OTHER_NAMES.get(stated or "", stated)
+    # The key is the part's model type; if that is missing, unknown or the root's, or has no effect on the
+    # class, "root:path" or the class's.
+    of_class = own in (None, part.root) or name in part.defaults.get("fixed", ())
+    if of_class or own == known or convention_of(own) is None:
+        key = by_path if by_path in CONVENTIONS else known if of_class else own
     else:
         key = own
     defaults = MODELS.get(key or "") or MODELS.get((known if key == by_path else None) or "", {})
-    kind = own if own is not None else key if key and ":" not in key else part.root
+    kind = stated if stated is not None else key if key and ":" not in key else part.root
     return ConfigPart(content, path, part.root, kind, key, defaults)
 
 

@@ -4,8 +4,10 @@ Read from the configuration files of transformers 5.23.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rope_array._config._conventions import Values
+from rope_array._errors import SpecError, short
 
 # A rule: takes the part's values, the number of layers and a layer's index, and returns the layer's type.
 TypeOf = Callable[[Values, int, int], str]
@@ -69,6 +71,60 @@ def _mimo(values: Values, count: int, index: int) -> str:
     return _FULL if index == 0 or (index + 1) % 6 == 0 else _SLIDING
 
 
+def _by_list(key: str, names: "Callable[[Any], str | None]", otherwise: TypeOf) -> TypeOf:
+    """Return the rule of a list with a value for each layer; `otherwise` if it is not stated."""
+
+    def type_of(values: Values, count: int, index: int) -> str:
+        listed = values.get(key)
+        if listed is None:
+            return otherwise(values, count, index)
+        if not isinstance(listed, (list, tuple)) or index >= len(listed):
+            raise SpecError(f"{key} is {short(listed)}; give a value for each of {count} layers.")
+        if (name := names(listed[index])) is None:
+            raise SpecError(f"{key}[{index}] is {short(listed[index])}, which is no kind of layer.")
+        return name
+
+    return type_of
+
+
+def _compressed(ratio: Any) -> "str | None":
+    names = {0: _SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    return names.get(ratio) if isinstance(ratio, int) else None
+
+
+def _deepseek_v4(values: Values, count: int, index: int) -> str:
+    return "compressed_sparse_attention" if index > 2 and index % 2 else "heavily_compressed_attention"
+
+
+def _dots3_note(values: Values, count: int, index: int) -> str:
+    slides = values.get("use_sliding_window", True) and index >= 2 and index % 4 != 1
+    return _SLIDING if slides else _FULL
+
+
+def _lfm3(values: Values, count: int, index: int) -> str:
+    if index % 4 == 2:
+        return _FULL
+    return "conv" if index % 4 or index == 0 else _SLIDING
+
+
+def _lfm3_vision(values: Values, count: int, index: int) -> str:
+    return "conv" if index < 2 or index % 2 else _FULL
+
+
+def _olmo_hybrid(values: Values, count: int, index: int) -> str:
+    return _FULL if index % 4 == 3 or (count < 4 and index == count - 1) else _LINEAR
+
+
+def _thirds(values: Values, count: int, index: int) -> str:
+    return _SLIDING if (index + 1) % 3 else _FULL
+
+
+def _sparse(values: Values, count: int, index: int) -> str:
+    sparse = values.get("sparse_attention_config.sparse_attention_freq")
+    is_sparse = isinstance(sparse, (list, tuple)) and index < len(sparse) and sparse[index]
+    return "minimax_m3_sparse" if is_sparse else _FULL
+
+
 _QWEN3_5 = _every("full_attention_interval", 4, _LINEAR)
 
 TYPES: dict[str, TypeOf] = {
@@ -78,6 +134,8 @@ TYPES: dict[str, TypeOf] = {
     "beam": _fixed(6),
     "cohere2": _every("sliding_window_pattern", 4),
     "cohere2_moe": _cohere2_moe,
+    "deepseek_v4": _by_list("compress_ratios", _compressed, _deepseek_v4),
+    "dots3_note_text": _dots3_note,
     **dict.fromkeys(("exaone4", "exaone_moe"), _exaone4),
     "flint": _flint,
     **dict.fromkeys(
@@ -86,13 +144,19 @@ TYPES: dict[str, TypeOf] = {
     ),
     **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "diffusion_gemma_text"), _fixed(6)),
     "lfm2": _lfm2,
+    "lfm3": _lfm3,
+    "lfm3_vl_vision": _lfm3_vision,
     "mimo_v2_flash": _mimo,
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), _minimax),
     **dict.fromkeys(("modernbert", "modernbert-decoder"), _every("global_attn_every_n_layers", 3, first=0)),
     **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), _muse),
     **dict.fromkeys(("muse_glimmer_vision", "muse_spark_vision"), _fixed(4, "window_attention")),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _QWEN3_5),
+    "minimax_m3_vl_text": _sparse,
+    "neomme": _fixed(6),
+    "olmo_hybrid": _olmo_hybrid,
     "qwen4_exp_text": _every("full_attention_interval", 4, _LINEAR, "indexed_attention"),
+    "ultrabert": _by_list("attention_windows", lambda window: _SLIDING if window else _FULL, _thirds),
 }
 
 # Models whose last layer has full attention even if the config states another type.
@@ -101,6 +165,27 @@ LAST_IS_FULL = frozenset(
 )
 
 
-def with_last(key: "str | None", types: Sequence[str]) -> Sequence[str]:
-    """Return the types; the last layer has full attention if the model's class demands it."""
-    return (*types[:-1], _FULL) if key in LAST_IS_FULL and types else types
+# Names of layer types in older configs (transformers' remap_legacy_layer_types).
+NEWER_NAMES = {
+    "mamba": _LINEAR,
+    "attention": _FULL,
+    "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}
+
+
+def in_newer_names(key: "str | None", values: Values, types: Sequence[str]) -> Sequence[str]:
+    """Return layer types as the model's class converts them; its last layer may need full attention."""
+    newer = [NEWER_NAMES.get(name, name) for name in types]
+    if key == "dots3_note_text":
+        newer = [_dots3_name(values, name) for name in newer]
+    return (*newer[:-1], _FULL) if key in LAST_IS_FULL and newer else newer
+
+
+def _dots3_name(values: Values, name: str) -> str:
+    """Return the type of a layer of Dots 3: older configs call a layer with an indexer a full one."""
+    indexed = values.get("use_dsa")
+    if indexed is None and values.get("per_layer_config") is not None:
+        return name
+    older, newer = (_FULL, "indexed_attention") if indexed in (None, True) else ("indexed_attention", _FULL)
+    return newer if name == older else name

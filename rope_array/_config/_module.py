@@ -88,6 +88,7 @@ class Module(Layer):
     def _base(self) -> float:
         names = self.convention.theta_keys
         top = next((name for name in names if self.values.stated(name) is not None), None)
+        self._refuse_null(names, top)
         if self.parameters.get("rope_theta") is not None:
             self._compare(top)
             return self.parameters.number("rope_theta")
@@ -100,6 +101,19 @@ class Module(Layer):
         base = next((float(value) for value in known if value is not None), self.convention.theta)
         self.part.inferred["rope_theta"] = base
         return base
+
+    def _refuse_null(self, names: tuple[str, ...], top: str | None) -> None:
+        """Refuse a base that is stated as null: no default takes its place."""
+        content = self.values.content
+        null = next((name for name in names if top is None and content.get(name, 0) is None), None)
+        if "rope_theta" in self.parameters.content:
+            null = "rope_theta" if self.parameters.content["rope_theta"] is None else None
+        if null is not None:
+            raise ConfigError(
+                f"{null} is null, which is no base; state the base that the model was trained with. A config "
+                "object of transformers has a null base after rope_scaling is assigned: assign "
+                "rope_parameters, with rope_theta."
+            )
 
     def _compare(self, top: str | None) -> None:
         """Refuse two different bases, unless the model's class has both."""
@@ -155,7 +169,7 @@ class Module(Layer):
             return None
         if self.convention.absolute:
             return self.values.integer("rotary_dim")
-        self.part.note("rotary_dim is not used: the model's code in transformers does not read it")
+        self.part.note_unread("rotary_dim")
         return None
 
     # The axes

@@ -7,6 +7,7 @@ from typing import Any
 from rope_array._config import _unused_keys
 from rope_array._config._conventions import Convention
 from rope_array._config._document import ConfigPart, listed, quoted
+from rope_array._config._layer_types import NEWER_NAMES
 from rope_array._config._module import Module
 from rope_array._config._rules import SAME_AS, kind_of
 from rope_array._config._values import (
@@ -37,7 +38,7 @@ class Reader:
         self.stated_parameters: Mapping[str, Any] = {}  # the rotary parameters as the config states them
         self.requested = layer_type
         if isinstance(layer_type, str):
-            self.label = layer_type
+            self.label = NEWER_NAMES.get(layer_type, layer_type)
         elif layer_type is not None:
             self.index = self._layer_index(layer_type)
             self.label = self._label_of(self.index)
@@ -70,7 +71,7 @@ class Reader:
         scratch = Reader(replace(self.part, stated={}, inferred={}, notes=[]), self.convention, None)
         lists = ("no_rope_layers", "no_rope_layer_interval", "layer_rope_theta")
         every = any(scratch.values.get(key) is not None for key in lists) or self.convention.nope_every
-        if not self.convention.nope and not every:
+        if not (self.convention.nope or self.convention.nope_at or every):
             return
         count = min(scratch.values.count() or len(scratch.values.types_of_layers()), MOST_LAYERS)
         unrotated = [index for index in range(count) if scratch._is_unrotated(index)]
@@ -154,6 +155,8 @@ class Reader:
 
     def _why_unrotated(self) -> str | None:
         """Return the reason that the layer does not rotate; None if it does."""
+        if self.convention.never is not None:
+            return self.convention.never
         for key, allowed in self.convention.unless.items():
             if (value := self.values.get(key)) not in allowed:
                 return f"{key} is {quoted(value)}"
@@ -161,7 +164,18 @@ class Reader:
             return f"layer type {self.label!r}"
         if self.label in _NO_ATTENTION and self.label in self.values.layer_types():
             return f"layer type {self.label!r} has no attention that rotates"
-        return self._why_listed()
+        return self._why_by_index() or self._why_listed()
+
+    def _why_by_index(self) -> str | None:
+        """Apply the model's rule of layers without rotation, by index."""
+        unrotated = self.convention.nope_at
+        if unrotated is None or not self._nope_applies():
+            return None
+        if self.index is not None:
+            return f"layer {self.index}" if unrotated(self.values, self.index) else None
+        if self.label is None:
+            return None
+        return self._why_none_rotates(lambda index: not unrotated(self.values, index), 0)
 
     def _nope_applies(self) -> bool:
         rotates = self.convention.rotates
@@ -208,10 +222,9 @@ class Reader:
         found = {rotates(i) for i in alike}
         if len(found) == 2:
             raise ConfigError(
-                f"of the layers of type {quoted(self.label)}, no_rope_layers leaves some without rotation; "
-                "give the layer's index."
+                f"of the layers of type {quoted(self.label)}, some have no rotation; give the layer's index."
             )
-        return f"no_rope_layers, layer type {self.label!r}" if found == {False} else None
+        return f"no layer of type {self.label!r} rotates" if found == {False} else None
 
     def _theta(self) -> Any:
         """Return the layer's base in `layer_rope_theta`, or `_UNSTATED`."""
@@ -243,8 +256,9 @@ class Reader:
             _check_agreement(_renamed(new), _renamed(old))
             self.part.note("rope_parameters and rope_scaling are both stated, and agree")
         self.stated_parameters = {**old, **new}
-        # `Convention.parameters` has its own defaults.
-        own = {} if self.convention.parameters else self.part.defaults.get("rope_parameters", {})
+        # `Convention.parameters` has its own defaults; an empty object replaces the class's.
+        is_empty = self.values.content.get("rope_parameters") == {}
+        own = {} if self.convention.parameters or is_empty else self.part.defaults.get("rope_parameters", {})
         return self.stated_parameters or own
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
@@ -252,7 +266,7 @@ class Reader:
             return {}
         if name in self.convention.drops:
             if value and not self._is_usual(value):
-                self.part.note(f"{name} is not used: the model's code in transformers does not read it")
+                self.part.note_unread(name)
             return {}
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {quoted(value)}; it must be an object, or null.")
@@ -308,6 +322,8 @@ class Reader:
 
     def _of_one(self, stated: Mapping[str, Any], label: str) -> dict[str, Any]:
         check_keys(stated)
+        if self.convention.null_theta and self._has_null_base(stated):
+            return self._identity("rope_theta is null")
         convention = self.convention.layers.get(label or self.label or "", self.convention)
         self.values.layer = self._overrides(label)
         prefix = f"rope_parameters.{label}." if label else "rope_parameters."
@@ -323,6 +339,10 @@ class Reader:
             return self._identity(f"layer_rope_theta is {quoted(theta)}")
         return module.fields(number("layer_rope_theta", theta))
 
+    def _has_null_base(self, stated: Mapping[str, Any]) -> bool:
+        where = stated if "rope_theta" in stated else self.values.content
+        return where.get("rope_theta", 0) is None
+
     def _overrides(self, label: str) -> Mapping[str, Any]:
         """Return the layer's `per_layer_config`, or the first layer's of its type.
 
@@ -330,11 +350,12 @@ class Reader:
         """
         layers, index = self.values.content.get("per_layer_config"), self.index
         if not isinstance(layers, Mapping):
-            return {}
+            overrides = self.convention.overrides
+            return {} if overrides is None else overrides(self.values, label or self.label or "")
         if index is None:
             wanted = label or self.label
             index = next((i for i, kind in enumerate(self.values.types_of_layers()) if kind == wanted), None)
-        own = {"head_dim": self.values.content.get("head_dim")}
+        own = {"head_dim": self.values.get("head_dim")}
         if index is None:
             return own
         keys = (index, *(f"{index:0{digits}d}" for digits in range(1, 5)))

@@ -23,7 +23,8 @@ _DIMS = frozenset((
     "rotary_dim", "qk_rope_head_dim",
 ))
 _PAIRS = frozenset((
-    "rope_interleave", "rope_is_neox_style", "rope_interleaved", "rotary_emb_interleaved",
+    "indexer_rope_interleave", "rope_interleave", "rope_is_neox_style", "rope_interleaved",
+    "rotary_emb_interleaved",
 ))
 _FLAGS = frozenset((
     "rotary", "use_mem_rope", "use_rotary_embedding", "use_rotary_pos_emb",
@@ -34,7 +35,7 @@ _OTHERS = frozenset((
     "num_spatial_rope_pairs_per_axis", "num_uid_rope_pairs", "partial_rotary_factors",
     "position_embedding_xdrope", "rope_parameters", "rope_reorder", "rope_scaling", "rope_scaling_factor",
     "rope_scaling_layers", "rope_type", "rotary_emb_scale_base", "rotary_scaling_factor", "rotary_value",
-    "spatial_rope_base_frequency", "uid_rope_base_frequency",
+    "spatial_rope_base_frequency", "swa_qk_rope_head_dim", "uid_rope_base_frequency",
 ))
 # SAM: the grid's size, for positions, and the dropout of training. OpenELM: the length of a table.
 _WITHOUT_EFFECT = frozenset((
@@ -58,7 +59,7 @@ def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Ma
         elif not part.known and not _has_no_effect(key, value, fields):
             raise ConfigError(may_change(part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
-            part.note(f"{key} is not used: the model's code in transformers does not read it")
+            part.note_unread(key)
 
 
 def _is_rotary(key: Any) -> bool:
@@ -69,7 +70,13 @@ def _keys_of(convention: Convention) -> "set[str]":
     flags = (convention.pairing_flag, convention.nope_needs, convention.nope_unless, convention.scaled_layers)
     # ERNIE's name for its sections.
     ernie = {"rope_3d"} if convention.sections == "alternating" else set()
-    return {*convention.theta_keys, *convention.unless, *ernie, *(flag for flag in flags if flag)}
+    return {
+        *convention.theta_keys,
+        *convention.unless,
+        *convention.keys,
+        *ernie,
+        *(flag for flag in flags if flag),
+    }
 
 
 def _refuse(part: ConfigPart, convention: Convention, key: str, value: Any) -> None:

@@ -1,10 +1,11 @@
 """Read a config's values by type: check each value, name it in errors, and enter it in the record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rope_array._config._document import ConfigPart, listed, quoted
-from rope_array._config._layer_types import TYPES, with_last
+from rope_array._config._layer_types import TYPES, in_newer_names
+from rope_array._config._older_keys import OLDER_KEYS
 from rope_array._errors import ConfigError
 from rope_array._spec import validation
 
@@ -109,35 +110,45 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
 
 
+def _inner(where: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, or of a key inside an object as "object.key"."""
+    outer, dot, inner = key.partition(".")
+    value = where.get(outer)
+    if not dot:
+        return value
+    return value.get(inner) if isinstance(value, Mapping) else None
+
+
 class PartValues(TypedMapping):
     """One part's values: stated for the layer, else for the part, else the class's default."""
 
     def __init__(self, part: ConfigPart) -> None:
         super().__init__(part.content, "", part.stated)
-        self.part, self.alias = part, part.defaults.get("alias", {})
+        self.part = part
+        self.alias = {**part.defaults.get("alias", {}), **OLDER_KEYS.get(part.key or "", {})}
         self.layer: Mapping[str, Any] = {}
         self.asked: set[str] = set()
         self.types: tuple[str, ...] | None = None
 
     def stated(self, name: str) -> Any:
         """Return the stated value of a name or its alias, without a record."""
-        self.asked |= {name, self.alias.get(name, name)}
-        if "." in name:
-            key, _, inner = name.partition(".")
-            where = self.content.get(key)
-            return where.get(inner) if isinstance(where, Mapping) else None
-        values = (
-            where.get(k) for k in (self.alias.get(name, name), name) for where in (self.layer, self.content)
-        )
-        return next((value for value in values if value is not None), None)
+        return next((value for _, value in self._stated(name)), None)
+
+    def _stated(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Yield the keys and values that state a name: the class lets other keys override its own."""
+        own = self.alias.get(name, name)
+        keys = (*(key for key, other in self.alias.items() if other == own), own)
+        self.asked |= {name, *keys}
+        for key in keys:
+            for where in (self.layer, self.content):
+                if (value := _inner(where, key)) is not None:
+                    yield key, value
 
     def get(self, name: str, default: Any = None) -> Any:
-        if "." in name:
-            key, _, inner = name.partition(".")
-            return self._inner(key, inner, default)
-        if (value := self.stated(name)) is not None:
-            key = self.alias.get(name, name)
-            self.note(key if key in self.content else name, value)
+        if name.startswith("layer."):
+            return self._of_layer(name.removeprefix("layer."), default)
+        for key, value in self._stated(name):
+            self.note(name if key in self.layer else key, value)
             return value
         for key in (self.alias.get(name, name), name):
             if (value := self.part.defaults.get(key)) is not None:
@@ -145,13 +156,11 @@ class PartValues(TypedMapping):
                 return value
         return default
 
-    def _inner(self, key: str, name: str, default: Any) -> Any:
-        """Return a value of the layer, "layer.x", or of a sub-config."""
-        where = self.layer if key == "layer" else self.content.get(key)
-        value = where.get(name) if isinstance(where, Mapping) else None
-        if value is not None:
-            self.record[f"{key}.{name}"] = _brief(value)
-        return default if value is None else value
+    def _of_layer(self, name: str, default: Any) -> Any:
+        if (value := self.layer.get(name)) is None:
+            return default
+        self.note(f"layer.{name}", value)
+        return value
 
     def width(self, *keys: str) -> int:
         for key in keys:
@@ -198,14 +207,15 @@ class PartValues(TypedMapping):
         if type_of is not None and self.stated("layer_types") is None and (count := self.count()):
             if count > MOST_LAYERS:
                 raise ConfigError(f"num_hidden_layers is {quoted(count)}; give at most {MOST_LAYERS}.")
-            return with_last(self.part.key, [type_of(self, count, index) for index in range(count)])
+            types: Sequence[str] = [type_of(self, count, index) for index in range(count)]
+            return in_newer_names(self.part.key, self, types)
         found = self.get("layer_types")
         if found is None:
             return ()
-        names = isinstance(found, (list, tuple)) and all(isinstance(name, str) for name in found)
-        if not names:
+        if not (isinstance(found, (list, tuple)) and all(isinstance(name, str) for name in found)):
             raise ConfigError(f"layer_types is {quoted(found)}; it must be a list of names.")
-        return with_last(self.part.key, found) if self.stated("layer_types") is not None else found
+        is_stated = self.stated("layer_types") is not None
+        return in_newer_names(self.part.key, self, found) if is_stated else found
 
     def layer_types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.types_of_layers()))

@@ -1,0 +1,171 @@
+"""One file gives one rope: the dict of a config and its config object are read alike, layer by layer.
+
+The dicts state the keys that the classes of transformers pop, rename and convert (see `_older_keys`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from edge import _older_keys as keys
+from edge._older_keys import COMPUTED, LAYERS, OF_EVERY_CLASS, VALUES, WITHOUT_EFFECT, Config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from rope_array import RoPE
+from rope_array._config import _document
+from rope_array._config._model_defaults import MODELS
+from rope_array.config import ConfigError, read_layers
+
+ROTARY = [cls for cls in keys.classes() if keys.has_rotation(cls)]
+WHOLES = [cls for cls in keys.classes() if not keys.has_rotation(cls) and cls.sub_configs]
+
+# Values that the class needs beside its defaults, which cannot rotate.
+FIT: dict[str, Config] = {
+    "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [3, 4, 4]}},
+    "glm4v_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+    "glm_image_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+    "qwen3_omni_moe_text": {"head_dim": 128},
+}
+# Each key is read beside these too: a rule, as older configs state it, and a base.
+BESIDE: tuple[Config, ...] = ({}, {"rope_theta": 777.5, "rope_scaling": {"type": "yarn", **keys.YARN}})
+
+# Classes that read the types of layers before the base class renames the older names.
+BEFORE_RENAMING = (
+    *("diffusion_gemma_text", "embedding_gemma2_text", "gemma4_text", "gemma4_unified_text"),
+    *("dots3_note_text", "muse_glimmer_text", "muse_spark_text"),
+)
+
+# Keys that the class replaces in a dict; a value that is assigned to the object has an effect.
+REPLACED = {("dots3_note_audio_encoder", "head_dim")}
+
+# Refusals of a dict that states two values, and notes of parameters that transformers drops.
+CONTRADICTIONS = ("leave one out", "give one with rotary parameters", "which differ", "both stated")
+DROPPED = ("transformers 5.23 drops them", "transformers 5.23 reads only rope_type")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """transformers warns of many of these configs."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def ropes(config: Any, part: str | None = None) -> tuple[Any, tuple[str, ...]]:
+    """Return the rope of each layer, or one rope for all, and the notes; or the refusal."""
+    try:
+        groups = read_layers(config, part=part)
+    except ConfigError as refusal:
+        return str(refusal), ()
+    notes = tuple(note for _, reading in groups for note in reading.notes)
+    if len(groups) == 1:
+        return groups[0][1].rope, notes
+    return {index: reading.rope for indices, reading in groups for index in indices}, notes
+
+
+def difference(cls: Any, config: Config, part: str | None = None) -> str | None:
+    """Return how the readings of the dict and of the object differ; None if they do not."""
+    try:
+        made = cls.from_dict(copy.deepcopy(config))
+    except Exception:  # the class refuses the value, with errors of any kind
+        return None
+    (ours, notes), (theirs, _) = ropes(config, part), ropes(made, part)
+    if ours == theirs or (isinstance(ours, str) and isinstance(theirs, str)):
+        return None
+    if isinstance(ours, str) and any(text in ours for text in CONTRADICTIONS):
+        return None
+    if any(text in note for text in DROPPED for note in notes):
+        return None
+    if (
+        isinstance(theirs, str) and "rope_theta is null" in theirs
+    ):  # the class itself loses the base: its model cannot be made
+        return None
+    return f"{config}:\n  dict   {ours}\n  object {theirs}"
+
+
+def base_of(cls: Any) -> Config:
+    count = cls.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    return {"model_type": cls.model_type, count: LAYERS, **FIT.get(cls.model_type, {})}
+
+
+def stated(cls: Any) -> Iterator[Config]:
+    """Yield what the dicts of a class state, beside its base."""
+    fields = {field.name for field in dataclasses.fields(cls)}
+    own = (keys.keys_of(cls) | fields) & (VALUES.keys() | COMPUTED.keys())
+    for key in sorted(own | {key for key in OF_EVERY_CLASS if key != "layer_types"}):
+        if (cls.model_type, key) in REPLACED:
+            continue
+        values = COMPUTED[key] if key in COMPUTED else [{key: value} for value in VALUES[key]]
+        if key == "layer_types" and cls.model_type in BEFORE_RENAMING:
+            values = [value for value in values if keys.OLDER_TYPES.isdisjoint(value[key])]
+        beside = BESIDE if key not in OF_EVERY_CLASS or key in ("layer_types", "head_dim") else BESIDE[:1]
+        yield from ({**more, **value} for value in values for more in beside)
+
+
+@pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
+def test_the_dict_and_the_object_are_read_alike(cls: Any) -> None:
+    base = base_of(cls)
+    assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "vjepa2")
+    texts = [difference(cls, {**base, **more}) for more in ({}, *stated(cls))]
+    texts += [difference(cls, {**base, "num_hidden_layers": count}) for count in (1, 3, 13)]
+    found = [text for text in texts if text]
+    assert not found, "\n".join(found[:8])
+
+
+@pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
+def test_every_key_has_a_value(cls: Any) -> None:
+    unknown = keys.keys_of(cls) - VALUES.keys() - COMPUTED.keys() - WITHOUT_EFFECT
+    assert not unknown, "give these keys telling values in VALUES, or list them in WITHOUT_EFFECT"
+
+
+# ---- parts ----
+
+# Model types that a part may state.
+OTHERS = (None, "llama", "cohere", "no_such_model")
+
+
+def parts_of(cls: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield the key, the name and the class of each part that has a rope."""
+    try:
+        made = cls()
+    except Exception:  # the class's own defaults contradict each other
+        return
+    for key in cls.sub_configs:
+        part = getattr(made, key, None)
+        if part is not None and keys.has_rotation(type(part)):
+            yield key, key.removesuffix("_config"), type(part)
+
+
+@pytest.mark.parametrize("cls", WHOLES, ids=lambda cls: cls.model_type)
+def test_the_part_of_the_dict_and_of_the_object_are_read_alike(cls: Any) -> None:
+    found = []
+    for key, name, part in parts_of(cls):
+        is_fixed = key.removesuffix("_config") in MODELS.get(cls.model_type, {}).get("fixed", ())
+        own_kinds = (part.model_type, *([cls.model_type] if is_fixed else []))
+        kinds = dict.fromkeys((*OTHERS, *own_kinds, *sorted(keys.model_types_of(cls))))
+        cases = [(kind, more) for kind in kinds for more in BESIDE]
+        cases += [(None, more) for more in stated(part) if not more.keys() & OF_EVERY_CLASS.keys()]
+        for kind, more in cases:
+            own = {**base_of(part), **more, "model_type": kind}
+            own = {name: value for name, value in own.items() if name != "model_type" or value is not None}
+            text = difference(cls, {"model_type": cls.model_type, key: own}, name)
+            found += [text] if text else []
+    assert not found, "\n".join(found[:8])
+
+
+@pytest.mark.parametrize("kind", sorted(_document._FLAT))
+def test_the_keys_of_the_text_on_the_top_level(kind: str) -> None:
+    cls = CONFIG_MAPPING[kind]
+    for more in ({}, {"rope_theta": 777.5}, {"hidden_size": 1024, "num_attention_heads": 8}, BESIDE[1]):
+        assert difference(cls, {"model_type": kind, **more}) is None
+
+
+def test_only_these_classes_read_keys_of_their_text() -> None:
+    """`<key>` is a key that a loop pops from the top level."""
+    found = {cls.model_type for cls in WHOLES if "<key>" in keys.keys_of(cls)}
+    assert found | {"dots3_note"} == _document._FLAT
