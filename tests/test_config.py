@@ -426,11 +426,11 @@ def test_models_that_rotate_nothing(kind: str) -> None:
         assert any("rotates nothing: no rotation" in note for note in reading.notes)
 
 
-def test_a_latent_attention_without_rotation() -> None:
-    nope = {"model_type": "kimi_k3", "mla_use_nope": True, "rope_theta": 1e4, "head_dim": 64}
+def test_a_latent_attention_without_rotation_of_an_unknown_model_is_refused() -> None:
+    latent = {"model_type": "kimi_k9", "rope_theta": 1e4, "head_dim": 64, "rope_interleave": True}
     for width in (64, 0):
-        assert rope({**nope, "qk_rope_head_dim": width}).rotary_dim == 0
-    assert rope({**nope, "qk_rope_head_dim": 64, "mla_use_nope": False}).rotary_dim == 64
+        refuse("mla_use_nope is True", {**latent, "qk_rope_head_dim": width, "mla_use_nope": True})
+    assert rope({**latent, "qk_rope_head_dim": 64, "mla_use_nope": False}).rotary_dim == 64
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "opt"])
@@ -518,12 +518,11 @@ def test_a_guessed_convention_is_told(kind: dict[str, str], text: str) -> None:
         ra.RoPE.from_config(config)
 
 
-def test_unread_keys_of_an_unknown_model_name_no_library() -> None:
+def test_unread_keys_of_a_model_that_transformers_lacks_name_no_library() -> None:
     notes = read(
-        {"model_type": "zork", "head_dim": 64, "rope_theta": 2e4, "rotary_dim": 64, "rotary": "yes"}
+        {"model_type": "openelm", "head_dim": 64, "rope_scaling": {"type": "linear", "factor": 2}}
     ).notes
-    assert "rotary is not used: most models' code does not read it" in notes
-    assert not any("transformers" in note for note in notes)
+    assert notes == ("rope_scaling is not used: the model's code does not read it",)
 
 
 def test_an_unknown_model_without_rotary_keys_is_refused() -> None:

@@ -312,8 +312,8 @@ class ConfigPart:
 
     def note_unread(self, key: str) -> None:
         """Note a key that the code of the model does not read."""
-        code = "the model's code in transformers" if self.in_transformers else "most models' code"
-        self.note(f"{key} is not used: {code} does not read it")
+        place = " in transformers" if self.in_transformers else ""
+        self.note(f"{key} is not used: the model's code{place} does not read it")
 
     def note(self, text: str) -> None:
         """Add a note once."""
