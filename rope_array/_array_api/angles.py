@@ -15,6 +15,7 @@ from typing import Any
 
 from rope_array._spec.plan import Constants, Plan
 
+from . import digits
 from .ops import ArrayOps
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
@@ -51,7 +52,11 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
     if not plan.exact:
         return _float32_angles(whole, fraction, plan, dtype, ops)
-    quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
+    if ops.is_exported:
+        pos = positions_per_pair(ops.cast(whole, ops.xp.int64), plan, ops)
+        quadrant, u = digits.quadrant(pos, plan, use_float64, dtype, ops)
+    else:
+        quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
         quadrant, u = _add_fraction(quadrant, u, fraction, plan, dtype, ops)
     cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
@@ -68,7 +73,8 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    Every fixed-point product of positions and frequencies is computed here. The result, shape pos.shape +
+    Every fixed-point product of positions and frequencies is computed here, and in `digits` while PyTorch
+    exports. The result, shape pos.shape +
     (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its
     bits are the same on every library.
     """
@@ -182,6 +188,8 @@ def _polynomials64(u: Any) -> tuple[Any, Any]:
 
 def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Rotate (cos, sin) by `quadrant` right angles."""
+    if ops.is_exported:
+        return digits.rotate_quadrants(quadrant, cos, sin, ops)
     odd = (quadrant & 1) > 0  # in graphs of TensorFlow 1, != compares the tensor objects
     cos, sin = ops.xp.where(odd, sin, cos), ops.xp.where(odd, cos, sin)
     # 1 - 0 or 1 - 2: cos is negative in the quadrants 1 and 2, sin in 2 and 3.
