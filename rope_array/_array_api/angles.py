@@ -59,9 +59,12 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
         quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
         quadrant, u = _add_fraction(quadrant, u, fraction, plan, dtype, ops)
-    cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
+    if use_float64:
+        cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
+    else:
+        cos, sin = _polynomials32(u)
     cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
-    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan)
+    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
 
 
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
@@ -177,13 +180,23 @@ def _polynomials32(u: Any) -> tuple[Any, Any]:
     return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def _polynomials64(u: Any) -> tuple[Any, Any]:
+def _polynomials64(u: Any, of_cos: Any = COS_64, of_sin: Any = SIN_64) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
     z = u * u
-    cos, sin = z * COS_64[-1] + COS_64[-2], z * SIN_64[-1] + SIN_64[-2]
-    for c, s in zip(COS_64[-3::-1], SIN_64[-3::-1], strict=True):
+    cos, sin = z * of_cos[-1] + of_cos[-2], z * of_sin[-1] + of_sin[-2]
+    for c, s in zip(of_cos[-3::-1], of_sin[-3::-1], strict=True):
         cos, sin = cos * z + c, sin * z + s
     return cos * z + 1.0, u * sin
+
+
+def _numbers(numbers: tuple[float, ...], dtype: Any, ops: ArrayOps) -> Any:
+    """Return float64 numbers of the host for a product with arrays.
+
+    PyTorch's exporter to ONNX rounds a plain number to float32, also next to float64.
+    """
+    if not (ops.is_exported and dtype == ops.xp.float64):
+        return numbers
+    return [ops.constants(Constants([number]), dtype, ops.creation_kwargs) for number in numbers]
 
 
 def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
@@ -203,15 +216,18 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, ops: Arra
     """
     xp = ops.xp
     pos = positions_per_pair(floats(whole, fraction, xp.float32, xp), plan, ops)
-    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, xp)
+    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, ops)
 
 
-def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
+def product_cos_sin(
+    pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: ArrayOps
+) -> tuple[Any, Any]:
     """Return cos and sin of the plain product pos·ω, for learned frequencies and float32 angles."""
-    angle = pos * frequencies
-    return _amplified(xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan)
+    angle, xp = pos * frequencies, ops.xp
+    cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
+    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
 
 
-def _amplified(cos: Any, sin: Any, plan: Plan) -> tuple[Any, Any]:
-    amplitude = plan.layout.amplitude
-    return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
+def _amplified(cos: Any, sin: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    (amplitude,) = _numbers((plan.layout.amplitude,), dtype, ops)
+    return cos * amplitude, sin * amplitude
