@@ -219,9 +219,7 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, ops: Arra
     return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, ops)
 
 
-def product_cos_sin(
-    pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: ArrayOps
-) -> tuple[Any, Any]:
+def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin of the plain product pos·ω, for learned frequencies and float32 angles."""
     angle, xp = pos * frequencies, ops.xp
     cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)

@@ -72,7 +72,9 @@ def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim:
     An eighth of a turn is added.
     """
     shift = _BITS * len(widths) - 32 - sum(widths)  # of the fixed-point frequency, to whole digits
-    rows = [_row([f << shift >> _BITS * k & _RADIX - 1 for f in turns], ndim, ops) for k in range(len(widths))]
+    rows = [
+        _row([f << shift >> _BITS * k & _RADIX - 1 for f in turns], ndim, ops) for k in range(len(widths))
+    ]
     words, carry = [], None
     for k, width in enumerate(widths):
         column = digits[0] * rows[k]

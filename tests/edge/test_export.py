@@ -65,7 +65,9 @@ class Case:
         return *self.arrays(3, len(self.positions)), self.positions
 
     def want(self, x):
-        return apply_definition(x.double().numpy(), self.positions.numpy(), seq_axis=self.seq_axis, **self.fields)
+        return apply_definition(
+            x.double().numpy(), self.positions.numpy(), seq_axis=self.seq_axis, **self.fields
+        )
 
     def check(self, run, slack=1.0):
         inputs = self.inputs()
@@ -139,6 +141,7 @@ CASES = {
         apply_in_two_steps(ra.RoPE(16, pairing="half", axes=ra.Axes.chunked(2, 3, 3))),
         {"axes": {"coordinates": [0] * 2 + [1] * 3 + [2] * 3}, "pairing": "half"}, TEXT_AND_IMAGE,
     ),
+    "float32 angles": Case(lambda q, k, p: ra.apply((q, k), p, angles="float32"), {}, NEAR, tolerance=1e-4),
     "learned": Case(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
 }  # fmt: skip
 
@@ -153,13 +156,19 @@ def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "po
     else:
         shapes = {"dynamic_axes": axes}
     with torch.no_grad():
-        torch.onnx.export(module.eval(), example, file, **options, **shapes, **({"external_data": False} if dynamo else {}))
+        torch.onnx.export(
+            module.eval(), example, file, **options, **shapes, **({"external_data": False} if dynamo else {})
+        )
     return file.getvalue()
 
 
 def axes_of(case):
     tokens = 2 if case.seq_axis == -2 else 1
-    return {"q": {0: "batch", tokens: "tokens"}, "k": {0: "batch", tokens: "tokens"}, "positions": {0: "tokens"}}
+    return {
+        "q": {0: "batch", tokens: "tokens"},
+        "k": {0: "batch", tokens: "tokens"},
+        "positions": {0: "tokens"},
+    }
 
 
 def runner(model):
@@ -173,12 +182,291 @@ def runner(model):
     return run
 
 
-EXPORTERS = {"dynamo": (True, None), "torchscript": (False, None), "torchscript, opset 13": (False, 13)}
+# The newer exporter takes seconds, so it has the cases whose operators differ.
+DYNAMO = (
+    "apply",
+    "module, heads inside",
+    "float64",
+    "float16",
+    "large fractions",
+    "axial",
+    "yarn",
+    "learned",
+)
+EXPORTS = {
+    **{f"{name}, dynamo": (name, True, None) for name in DYNAMO},
+    **{f"{name}, torchscript": (name, False, None) for name in CASES},
+    **{
+        f"{name}, torchscript, opset {n}": (name, False, n)
+        for name in ("apply", "float positions")
+        for n in (11, 17)
+    },
+}
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("name", EXPORTS)
+def test_onnx_runtime_has_the_values_of_the_definition(name):
+    name, dynamo, opset = EXPORTS[name]
+    case = CASES[name]
+    case.check(runner(to_onnx(case.module, case.example(), dynamo, opset, axes_of(case))))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_rotation_is_an_input_of_the_program(dynamo):
+    """cos and sin of all layers are made by NumPy, and the program only rotates."""
+    rope = ra.RoPE(16, base=500_000.0, pairing="half")
+    case = Case(
+        lambda q, k, tables: rope.rotation_from(*tables).apply((q, k)), {"base": 500_000.0, "pairing": "half"}
+    )
+    q, k, positions = case.inputs()
+
+    def tables(positions):
+        rotation = rope.rotation(positions.numpy(), like=np.ones(1, np.float32))
+        return tuple(torch.from_numpy(table) for table in rotation)
+
+    axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
+    module = Call(lambda q, k, tables: None)
+    module.forward = lambda q, k, cos, sin: case.module(q, k, (cos, sin))
+    model = to_onnx(module, (*case.arrays(2, 7), *tables(positions[:7])), dynamo, None, axes, tuple(axes))
+    run = runner(model)
+    case.check(lambda q, k, positions: run(q, k, *tables(positions)))
+
+
+# ---- conversion to float16 ----
+
+
+class Attention(torch.nn.Module):
+    """A rotary module inside of another."""
+
+    def __init__(self, rope):
+        super().__init__()
+        self.rotary = ra.torch.RotaryEmbedding(rope)
+
+    def forward(self, q, k, positions):
+        return self.rotary(q, k, positions)
+
+
+def by_common(model):
+    casts = [node.name for node in model.graph.node if node.op_type == "Cast"]
+    return float16.convert_float_to_float16(model, keep_io_types=True, node_block_list=casts)
+
+
+def by_onnx_runtime(model):
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(model, keep_io_types=True)
+
+
+@pytest.mark.parametrize("convert", [by_common, by_onnx_runtime], ids=["onnxconverter", "onnxruntime"])
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize(("angles", "rounded_only"), [("exact", True), ("float32", False)])
+def test_a_conversion_to_float16_rounds_exact_angles_only(angles, rounded_only, dynamo, convert):
+    """The other angles are wrong beyond some tens of positions, as the documentation says."""
+    case = Case(Attention(ra.RoPE(16, pairing="half", angles=angles)), {"pairing": "half"})
+    model = onnx.load_from_string(to_onnx(case.module, case.example(), dynamo, None, axes_of(case)))
+    run = runner(convert(model).SerializeToString())
+    q, *others = case.inputs()
+    error = np.abs(run(q, *others)[0] - case.want(q)).max()
+    assert bool(error < 4e-3) is rounded_only
+
+
+# ---- OpenVINO ----
+
+
+def in_openvino(model):
+    """Return a function that runs a model in OpenVINO, in float32."""
+    options = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 by default on processors that have it
+    compiled = openvino.Core().compile_model(model, "CPU", options)
+    return lambda *inputs: [*compiled([x.numpy() for x in inputs]).values()]
+
+
+FORMS = {
+    "traced": lambda case, folder: openvino.convert_model(
+        torch.jit.trace(case.module, case.example(), check_trace=False), example_input=case.example()
+    ),
+    "exported": lambda case, folder: openvino.convert_model(
+        torch.export.export(case.module, case.example(), dynamic_shapes=dims_of(case))
+    ),
+    "ONNX": lambda case, folder: openvino.convert_model(saved(case, folder)),
+}
+
+
+def dims_of(case):
+    axes = axes_of(case).values()
+    return tuple({axis: torch.export.Dim(name, min=2) for axis, name in each.items()} for each in axes)
+
+
+def saved(case, folder):
+    (folder / "model.onnx").write_bytes(to_onnx(case.module, case.example(), False, None, axes_of(case)))
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["module", "part of the features", "axial"])
+def test_openvino_which_has_32_bits_for_integers(name, form, tmp_path):
+    case = CASES[name]
+    fits = case.positions.abs().amax(-1) < 2**31 if case.positions.ndim > 1 else case.positions.abs() < 2**31
+    case = Case(case.module, case.fields, case.positions[fits])
+    with torch.no_grad():
+        case.check(in_openvino(FORMS[form](case, tmp_path)))
+
+
+# ---- torch.export and torch.jit.trace ----
+
+
+TRACERS = {
+    "export": lambda case: torch.export.export(
+        case.module, case.example(), dynamic_shapes=dims_of(case)
+    ).module(),
+    "jit.trace": lambda case: torch.jit.trace(case.module, case.example(), check_trace=False),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
 @pytest.mark.parametrize("name", CASES)
-def test_onnx_runtime_has_the_values_of_the_definition(name, exporter):
-    case, (dynamo, opset) = CASES[name], EXPORTERS[exporter]
-    model = to_onnx(case.module, case.example(), dynamo, opset, axes_of(case))
-    case.check(runner(model))
+def test_a_recorded_program_has_the_bits_of_the_array_api_backend(name, tracer, monkeypatch):
+    case = CASES[name]
+    with torch.no_grad():
+        program = TRACERS[tracer](case)
+        monkeypatch.setattr("rope_array._backends._native.kernel", None)
+        for y, want in zip(program(*case.inputs()), case.module(*case.inputs()), strict=True):
+            if name == "learned":  # exp(x) - 1 has two forms
+                torch.testing.assert_close(y, want, rtol=0, atol=case.tolerance)
+            else:
+                assert torch.equal(y, want)
+
+
+def test_frequencies_of_each_head_are_recorded():
+    torch.manual_seed(0)
+    module = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=2).requires_grad_(False)
+
+    class Rotate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rotary = module
+
+        def forward(self, q, positions):
+            return self.rotary.rotation(positions, like=q).apply(q)
+
+    axes = {"q": {2: "tokens"}, "positions": {0: "tokens"}}
+    example = torch.ones(2, 4, 7, 16), torch.ones(7, 2, dtype=torch.int64)
+    run = runner(to_onnx(Rotate(), example, False, None, axes, tuple(axes)))
+    q, positions = torch.ones(2, 4, 5, 16), torch.tensor([[0, 0], [1, 2], [30, 7], [9, 63], [2, 2]])
+    angles = torch.einsum("sa,hap->hsp", positions.double(), module.inv_freq.double())
+    want = torch.stack((angles.cos() - angles.sin(), angles.cos() + angles.sin()), -1).flatten(-2)
+    np.testing.assert_allclose(run(q, positions)[0], want.expand(2, -1, -1, -1), rtol=0, atol=2e-5)
+
+
+def test_no_number_of_a_recorded_program_reaches_32_bits():
+    """Run the operations of an exported program one by one, and look at each integer."""
+    case = CASES["module"]
+    program = torch.export.export(case.module, case.example(), dynamic_shapes=dims_of(case))
+    largest, operations = [], set()
+
+    class Watched(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            result = super().call_function(target, args, kwargs)
+            if isinstance(result, torch.Tensor) and result.dtype in (torch.int32, torch.int64):
+                largest.append(int(result.abs().max()))
+            operations.add(getattr(target, "_opname", str(target)))
+            return result
+
+    q, k, positions = case.inputs()
+    keep = positions.abs() < 2**31 - 1
+    Watched(program.module()).run(q[:, :, keep], k[:, :, keep], positions[keep])
+    assert len(largest) > 30
+    assert max(largest) < 2**31
+    assert not operations & {"__rshift__", "__and__", "bitwise_and", "bitwise_right_shift", "remainder"}
+
+
+def test_symbolic_trace_needs_the_call_as_a_leaf():
+    module = Attention(HALF)
+    with pytest.raises(torch.fx.proxy.TraceError):
+        torch.fx.symbolic_trace(module)
+
+
+# ---- models of transformers, patched ----
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+TWO_ROPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 16}
+LONG = {
+    "max_position_embeddings": 64, "original_max_position_embeddings": 16,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8
+    },
+}  # fmt: skip
+DYNAMIC = {
+    "max_position_embeddings": 16,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+}
+MODELS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Gemma3": TWO_ROPES,
+    "Phi3": LONG,
+    "Glm": {"head_dim": 16},
+    "Cohere": {},
+    "GPTNeoX": {},
+}
+
+
+class Logits(torch.nn.Module):
+    """A model as a function of tensors."""
+
+    def __init__(self, family, fields):
+        super().__init__()
+        import transformers
+
+        config = getattr(transformers, f"{family}TextConfig", None) or getattr(
+            transformers, f"{family}Config"
+        )
+        torch.manual_seed(0)
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config(**SIZES, **fields)).eval()
+
+    def forward(self, ids, positions):
+        return self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
+
+
+def text(tokens, first=0):
+    ids = torch.randint(1, 64, (2, tokens), generator=torch.Generator().manual_seed(tokens))
+    return ids, torch.arange(first, first + tokens).expand(2, -1).contiguous()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_patched_model_is_traced(family):
+    model = Logits(family, MODELS[family])
+    with torch.no_grad():
+        near = [model(*text(tokens)) for tokens in (7, 11, 24)]
+        ra.hf.patch(model.model)
+        program = torch.jit.trace(model, text(7), check_trace=False)
+        for tokens, want in zip((7, 11, 24), near, strict=True):  # the model's own code, in its short range
+            torch.testing.assert_close(program(*text(tokens)), want, rtol=0, atol=1e-5)
+        for tokens, first in ((11, 1000), (5, 2**20)):
+            got, want = program(*text(tokens, first)), model(*text(tokens, first))
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+def test_a_rule_by_length_is_not_recorded():
+    model = Logits("Llama", DYNAMIC)
+    ra.hf.patch(model.model)
+    with pytest.raises(ra.PatchError, match="unpatch"), torch.no_grad():
+        torch.jit.trace(model, text(7), check_trace=False)
+    with pytest.raises(ra.PatchError, match="unpatch"), torch.no_grad():
+        torch.export.export(model, text(7))
+    ra.hf.unpatch(model.model)  # the remedy, with the example of the longest sequence
+    with torch.no_grad():
+        program = torch.jit.trace(model, text(40), check_trace=False)
+        torch.testing.assert_close(program(*text(40)), model(*text(40)))
+
+
+def test_a_patched_model_in_onnx_runtime():
+    model = Logits("Llama", {})
+    ra.hf.patch(model.model)
+    axes = {"ids": {1: "tokens"}, "positions": {1: "tokens"}}
+    run = runner(to_onnx(model, text(7), True, None, axes, tuple(axes)))
+    with torch.no_grad():
+        for inputs in (text(7), text(12, 2**20)):
+            np.testing.assert_allclose(run(*inputs)[0], model(*inputs).numpy(), rtol=0, atol=1e-5)
