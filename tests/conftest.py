@@ -79,9 +79,7 @@ def pytest_addoption(parser):
     group.addoption("--libraries", metavar="NAMES", help=f"of {','.join(ALL)}; default: those installed")
     group.addoption("--peers", action="store_true", help="compare with other implementations too")
     group.addoption("--models", action="store_true", help="compare with the models of transformers too")
-    group.addoption(
-        "--edge", action="store_true", help="test against exporters, runtimes and foreign configs"
-    )
+    group.addoption("--edge", action="store_true", help="test against exporters, runtimes and foreign configs")
     group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
     group.addoption("--study", action="store_true", help="test the study of the RoFormer paper too")
     group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")

@@ -26,10 +26,10 @@ _is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_c
 
 
 def is_exported() -> bool:
-    """Return whether PyTorch's operations are recorded for another tool: by torch.export or torch.jit.trace."""
+    """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
     if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
         return bool(_is_exporting())
-    return bool(torch.jit.is_tracing())
+    return torch._C._get_tracing_state() is not None  # of torch.jit.trace
 
 
 # Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the

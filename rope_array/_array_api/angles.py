@@ -227,5 +227,6 @@ def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: Arr
 
 
 def _amplified(cos: Any, sin: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
-    (amplitude,) = _numbers((plan.layout.amplitude,), dtype, ops)
-    return cos * amplitude, sin * amplitude
+    amplitude: Any = plan.layout.amplitude
+    (factor,) = _numbers((amplitude,), dtype, ops)
+    return cos * factor, sin * factor

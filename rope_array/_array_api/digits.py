@@ -1,16 +1,16 @@
 """The quadrant and the rest of an angle in small integers, for programs that other tools run.
 
-`angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a traced program change
-both: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO and Core ML compute in 32 bits, a
+`angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program
+change both: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
 conversion to float16 makes infinities of large numbers. Here no integer is negative where it is divided, none
-reaches 2^31, and none that becomes a float reaches 2^14. No bitwise operation is used, as ONNX has none before
-opset 18. The angles have the bits of `angles.phase`.
+reaches 2^31, and none that becomes a float reaches 2^14. There is no bitwise operation: ONNX has none
+before opset 18. The angles have the bits of `angles.phase`.
 
 The product of a position and a frequency is multiplied out in digits of 14 bits, modulo one turn:
 
-          d4 d3 d2 d1 d0     the position, in two's complement
-        × f4 f3 f2 f1 f0     the fixed-point frequency, shifted left to whole digits
-        = p4 p3 p2 p1 p0     p_k: the sum of d_i·f_(k-i) over i, and the carry of p_(k-1)
+      d4 d3 d2 d1 d0     the position, in two's complement
+    × f4 f3 f2 f1 f0     the fixed-point frequency, shifted left to whole digits
+    = p4 p3 p2 p1 p0     p_k: the sum of d_i·f_(k-i) over i, and the carry of p_(k-1)
 
 The phase is the 32 bits of p4, p3 and the upper part of p2. For float64 there are seven digits, and 64 bits.
 """
@@ -31,7 +31,8 @@ def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps)
 
     `pos` is an int64 array that broadcasts with one number for each pair.
     """
-    turns = plan.words()[2 if use_float64 else 1]
+    _, turns64, turns96 = plan.words()
+    turns = turns96 if use_float64 else turns64
     widths = (0, 0, 8, _BITS, _BITS, _BITS, _BITS) if use_float64 else (0, 0, 4, _BITS, _BITS)
     *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
     right_angles, rest = _split(upper, _BITS - 2)

@@ -162,7 +162,7 @@ class LearnedRotaryEmbedding(LearnedModule):
 
 def _expm1(x: Any) -> Any:
     """Return exp(x) - 1, without cancellation."""
-    if torch.jit.is_tracing():  # the TorchScript-based ONNX exporter has no expm1
+    if torch._C._get_tracing_state() is not None:  # the TorchScript-based ONNX exporter has no expm1
         return torch.tanh(0.5 * x) * (x.exp() + 1.0)
     return x.expm1()
 
