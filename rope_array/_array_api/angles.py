@@ -76,10 +76,9 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    Every fixed-point product of positions and frequencies is computed here, and in `digits` while PyTorch
-    exports. The result, shape pos.shape +
-    (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its
-    bits are the same on every library.
+    Every fixed-point product of positions and frequencies is computed here, or in `digits` while PyTorch
+    exports. The result, shape pos.shape + (pairs,), is int64 if the library has 64-bit integers, else uint32.
+    Modulo 2^32, or 2^64 for float64, its bits are the same on every library.
     """
     if not ops.has_int64:
         return _phase_in_uint32(positions_per_pair(whole, plan, ops), plan, ops)

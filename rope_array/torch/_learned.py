@@ -162,7 +162,8 @@ class LearnedRotaryEmbedding(LearnedModule):
 
 def _expm1(x: Any) -> Any:
     """Return exp(x) - 1, without cancellation."""
-    if torch._C._get_tracing_state() is not None:  # the TorchScript-based ONNX exporter has no expm1
+    # Dynamo evaluates is_compiling, and skips the rest. PyTorch's older ONNX exporter has no expm1.
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
         return torch.tanh(0.5 * x) * (x.exp() + 1.0)
     return x.expm1()
 
