@@ -49,6 +49,13 @@ class Torch(Library):
         ops = super().ops(x)
         return ops._replace(is_exported=True) if is_exported() else ops
 
+    def right_shift(self, array: Any, count: int) -> Any:
+        # Exporters of traces round a shift toward zero, and take a division for non-negative integers. Of a
+        # division, AOTInductor makes slow code.
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+            return array // 2**count
+        return array >> count
+
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 

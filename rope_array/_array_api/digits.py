@@ -2,9 +2,9 @@
 
 `angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program
 change both: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
-conversion to float16 makes infinities of large numbers. Here no integer is negative where it is divided, none
-reaches 2^31, and none that becomes a float reaches 2^14. There is no bitwise operation: ONNX has none
-before opset 18. The angles have the bits of `angles.phase`.
+conversion to float16 makes infinities of large numbers. Here no negative integer is shifted, none reaches
+2^31, and none that becomes a float reaches 2^14. There is no bitwise operation: ONNX lacks it before opset
+18. The angles have the bits of `angles.phase`.
 
 The product of a position and a frequency is multiplied out in digits of 14 bits, modulo one turn:
 
@@ -35,7 +35,7 @@ def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps)
     turns = turns96 if use_float64 else turns64
     widths = (0, 0, 8, _BITS, _BITS, _BITS, _BITS) if use_float64 else (0, 0, 4, _BITS, _BITS)
     *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
-    right_angles, rest = _split(upper, _BITS - 2)
+    right_angles, rest = _split(upper, _BITS - 2, ops)
     fraction: Any = 0.0
     for word, bits in zip(lower, widths[2:], strict=False):
         fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
@@ -61,7 +61,7 @@ def _digits(pos: Any, count: int, ops: ArrayOps) -> list[Any]:
     negative = pos < 0
     rest, found = xp.where(negative, -1 - pos, pos), []  # all bits inverted, if negative
     for _ in range(4):
-        rest, low = _split(rest, _BITS)
+        rest, low = _split(rest, _BITS, ops)
         found.append(low)
     found += [rest, *[xp.zeros_like(rest)] * (count - 5)]
     return [ops.cast(xp.where(negative, _RADIX - 1 - digit, digit), xp.int32) for digit in found]
@@ -85,17 +85,17 @@ def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim:
             column = column + carry
         if k == len(widths) - 1:
             column = column + _EIGHTH
-        carry = column if width == _BITS else column // 2 ** (_BITS - width)
+        carry = column if width == _BITS else ops.right_shift(column, _BITS - width)
         if width:
-            carry, low = _split(carry, width)
+            carry, low = _split(carry, width, ops)
             words.append(low)
     return words
 
 
-def _split(number: Any, bits: int) -> tuple[Any, Any]:
+def _split(number: Any, bits: int, ops: ArrayOps) -> tuple[Any, Any]:
     """Return the upper part of non-negative integers, and the lower `bits`."""
     # The remainder of this very quotient: a runtime that divides in float32 may round it up.
-    upper = number // 2**bits
+    upper = ops.right_shift(number, bits)
     return upper, number - upper * 2**bits
 
 

@@ -285,9 +285,6 @@ FORMS = {
     "traced": lambda case, folder: openvino.convert_model(
         torch.jit.trace(case.module, case.example(), check_trace=False), example_input=case.example()
     ),
-    "exported": lambda case, folder: openvino.convert_model(
-        torch.export.export(case.module, case.example(), dynamic_shapes=dims_of(case))
-    ),
     "ONNX": lambda case, folder: openvino.convert_model(saved(case, folder)),
 }
 
@@ -369,7 +366,9 @@ def test_no_number_of_a_recorded_program_reaches_32_bits():
             result = super().call_function(target, args, kwargs)
             if isinstance(result, torch.Tensor) and result.dtype in (torch.int32, torch.int64):
                 largest.append(int(result.abs().max()))
-            operations.add(getattr(target, "_opname", str(target)))
+            name = getattr(target, "_opname", str(target))
+            operations.add(name)
+            assert name != "__rshift__" or bool((args[0] >= 0).all())
             return result
 
     q, k, positions = case.inputs()
@@ -377,7 +376,8 @@ def test_no_number_of_a_recorded_program_reaches_32_bits():
     Watched(program.module()).run(q[:, :, keep], k[:, :, keep], positions[keep])
     assert len(largest) > 30
     assert max(largest) < 2**31
-    assert not operations & {"__rshift__", "__and__", "bitwise_and", "bitwise_right_shift", "remainder"}
+    assert "__rshift__" in operations
+    assert not operations & {"__and__", "bitwise_and", "floor_divide", "remainder"}
 
 
 def test_symbolic_trace_needs_the_call_as_a_leaf():
