@@ -144,7 +144,7 @@ def sum_with_fraction(dtype: str) -> Real:
 def amplified(dtype: str) -> Tables:
     """Return tables times an amplitude, a float64 of the host."""
     amplitude = cast(leaf("amplitude", "float64"), dtype) if dtype != "float64" else leaf("amplitude", dtype)
-    return Tables(*angles._amplified(leaf("cos", dtype), leaf("sin", dtype), _plan(amplitude)))
+    return Tables(*angles._amplified(leaf("cos", dtype), leaf("sin", dtype), _plan(amplitude), dtype, OPS))
 
 
 class _Features:

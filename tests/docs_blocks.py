@@ -16,6 +16,7 @@ BLOCK = re.compile(
     r"^```python\n(?!# \S+\.py\n)(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+EDGE = {"in-my-model/export.md"}  # pages for the session `edge`, whose programs need its packages
 LIBRARIES = {"numpy", "dask", "cubed", "jax", "torch", "mlx", "ndonnx", "tensorflow", "marray"}
 
 
@@ -52,10 +53,10 @@ class Program:
                 raise AssertionError(f"{self.id} prints\n{printed.getvalue()}\nand shows\n{output}")
 
 
-def programs() -> list[Program]:
-    """Return the programs of all pages."""
-    pages = sorted(DOCS.rglob("*.md"))
-    return [program for page in pages for program in _programs(page.relative_to(DOCS).as_posix(), page)]
+def programs(edge: bool = False) -> list[Program]:
+    """Return the programs of all pages for the session `edge`, or of all others."""
+    pages = {page.relative_to(DOCS).as_posix(): page for page in sorted(DOCS.rglob("*.md"))}
+    return [one for name, page in pages.items() if (name in EDGE) is edge for one in _programs(name, page)]
 
 
 def program_of(path: Path) -> Program:

@@ -252,7 +252,9 @@ def test_a_fraction_of_the_rounded_frequency_of_float16_has_a_larger_bound(monke
 
 
 def test_an_amplitude_that_multiplies_twice_fails(monkeypatch):
-    monkeypatch.setattr(angles, "_amplified", lambda cos, sin, plan: (cos * plan.layout.amplitude * 1.0, sin))
+    monkeypatch.setattr(
+        angles, "_amplified", lambda cos, sin, plan, *_: (cos * plan.layout.amplitude * 1.0, sin)
+    )
     with pytest.raises(ProofError, match="amplitude"):
         theorems.check_amplified("float32")
 

@@ -16,15 +16,12 @@ from rope_array._array_api.source import Call, Positions, Source, Tables
 from rope_array._array_api.tables import cast_tables
 
 from . import _operator
-from ._library import PLAIN_TYPES, TRANSFORMED
-
-# Older versions do not report exports: there every compiled call counts as one.
-_is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+from ._library import PLAIN_TYPES, TRANSFORMED, is_exported
 
 
 def why_not_served(xs: Any, source: Source) -> str | None:
     """Return why a compiled call has no operator and no rule for its gradient, or None."""
-    if _is_exporting():
+    if is_exported():
         return "the call is exported, as PyTorch's own operations: they run where rope_array is not installed"
     if TRANSFORMED is None or TRANSFORMED() or getattr(forward_ad, "_current_level", 0) >= 0:
         return "the compiled function transforms the call"

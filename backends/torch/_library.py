@@ -10,6 +10,7 @@ import torch
 
 from rope_array import _dynamo
 from rope_array._array_api.library import Library, Memory
+from rope_array._array_api.ops import ArrayOps
 from rope_array._array_api.source import Source
 from rope_array._errors import ArrayTypeError, describe
 from rope_array._spec.plan import Constants
@@ -19,6 +20,16 @@ from . import _distributed
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # a Parameter is a plain tensor that a module owns
 # Returns whether a functorch transform is active. A private name: None if this PyTorch lacks it.
 TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
+
+# Older versions do not report exports: there every compiled call counts as one.
+_is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
+def is_exported() -> bool:
+    """Return whether torch.export or torch.jit.trace records PyTorch's operations, for another tool."""
+    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
+        return bool(_is_exporting())
+    return torch._C._get_tracing_state() is not None  # of torch.jit.trace
 
 
 # Inductor writes arrays of up to 8 numbers into its C++ code. If positions come from torch.arange in the
@@ -33,6 +44,17 @@ class Torch(Library):
 
     def has_int64(self, x: Any) -> bool:
         return True
+
+    def ops(self, x: Any) -> ArrayOps:
+        ops = super().ops(x)
+        return ops._replace(is_exported=True) if is_exported() else ops
+
+    def right_shift(self, array: Any, count: int) -> Any:
+        # Exporters of traces round a shift toward zero, and take a division for non-negative integers. Of a
+        # division, AOTInductor makes slow code.
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+            return array // 2**count
+        return array >> count
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)

@@ -15,6 +15,7 @@ from typing import Any
 
 from rope_array._spec.plan import Constants, Plan
 
+from . import digits
 from .ops import ArrayOps
 
 # sin(π/4·u)/u and cos(π/4·u) in powers of u², |u| ≤ 1: minimax in absolute error, each coefficient rounded to
@@ -51,15 +52,22 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
     dtype = ops.xp.float64 if use_float64 else ops.xp.float32
     if not plan.exact:
         return _float32_angles(whole, fraction, plan, dtype, ops)
-    quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
+    if ops.is_exported:
+        pos = positions_per_pair(ops.cast(whole, ops.xp.int64), plan, ops)
+        quadrant, u = digits.quadrant(pos, plan, use_float64, dtype, ops)
+    else:
+        quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
         # A large frequency multiplies the rounding of its product: reduce the sum of a float64 in float64.
         wide = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
         quadrant, u = _add_fraction(quadrant, ops.cast(u, wide), fraction, plan, wide, ops)
         u = ops.cast(u, dtype)
-    cos, sin = _polynomials64(u) if use_float64 else _polynomials32(u)
+    if use_float64:
+        cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))
+    else:
+        cos, sin = _polynomials32(u)
     cos, sin = _rotate_quadrants(quadrant, cos, sin, dtype, ops)
-    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan)
+    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
 
 
 def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
@@ -71,9 +79,9 @@ def floats(whole: Any, fraction: Any, dtype: Any, xp: Any) -> Any:
 def phase(whole: Any, plan: Plan, use_float64: bool, ops: ArrayOps) -> Any:
     """Return the fraction of a turn of every pair at integer positions, in units of 2^-32 (float64: 2^-64).
 
-    Every fixed-point product of positions and frequencies is computed here. The result, shape pos.shape +
-    (pairs,), is int64 if the library has 64-bit integers, else uint32. Modulo 2^32, or 2^64 for float64, its
-    bits are the same on every library.
+    Every fixed-point product of positions and frequencies is computed here, or in `digits` while PyTorch
+    exports. The result, shape pos.shape + (pairs,), is int64 if the library has 64-bit integers, else uint32.
+    Modulo 2^32, or 2^64 for float64, its bits are the same on every library.
     """
     if not ops.has_int64:
         return _phase_in_uint32(positions_per_pair(whole, plan, ops), plan, ops)
@@ -174,17 +182,29 @@ def _polynomials32(u: Any) -> tuple[Any, Any]:
     return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def _polynomials64(u: Any) -> tuple[Any, Any]:
+def _polynomials64(u: Any, of_cos: Any = COS_64, of_sin: Any = SIN_64) -> tuple[Any, Any]:
     """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
     z = u * u
-    cos, sin = z * COS_64[-1] + COS_64[-2], z * SIN_64[-1] + SIN_64[-2]
-    for c, s in zip(COS_64[-3::-1], SIN_64[-3::-1], strict=True):
+    cos, sin = z * of_cos[-1] + of_cos[-2], z * of_sin[-1] + of_sin[-2]
+    for c, s in zip(of_cos[-3::-1], of_sin[-3::-1], strict=True):
         cos, sin = cos * z + c, sin * z + s
     return cos * z + 1.0, u * sin
 
 
+def _numbers(numbers: tuple[float, ...], dtype: Any, ops: ArrayOps) -> Any:
+    """Return float64 numbers of the host for a product with arrays.
+
+    PyTorch's exporter to ONNX rounds a plain number to float32, also next to float64.
+    """
+    if not (ops.is_exported and dtype == ops.xp.float64):
+        return numbers
+    return [ops.constants(Constants([number]), dtype, ops.creation_kwargs) for number in numbers]
+
+
 def _rotate_quadrants(quadrant: Any, cos: Any, sin: Any, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Rotate (cos, sin) by `quadrant` right angles."""
+    if ops.is_exported:
+        return digits.rotate_quadrants(quadrant, cos, sin, ops)
     odd = (quadrant & 1) > 0  # in graphs of TensorFlow 1, != compares the tensor objects
     cos, sin = ops.xp.where(odd, sin, cos), ops.xp.where(odd, cos, sin)
     # 1 - 0 or 1 - 2: cos is negative in the quadrants 1 and 2, sin in 2 and 3.
@@ -198,15 +218,17 @@ def _float32_angles(whole: Any, fraction: Any, plan: Plan, dtype: Any, ops: Arra
     """
     xp = ops.xp
     pos = positions_per_pair(floats(whole, fraction, xp.float32, xp), plan, ops)
-    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, xp)
+    return product_cos_sin(pos, _row(plan.frequencies, pos, xp.float32, ops), plan, dtype, ops)
 
 
-def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, xp: Any) -> tuple[Any, Any]:
+def product_cos_sin(pos: Any, frequencies: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
     """Return cos and sin of the plain product pos·ω, for learned frequencies and float32 angles."""
-    angle = pos * frequencies
-    return _amplified(xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype), plan)
+    angle, xp = pos * frequencies, ops.xp
+    cos, sin = xp.astype(xp.cos(angle), dtype), xp.astype(xp.sin(angle), dtype)
+    return (cos, sin) if plan.layout.amplitude == 1.0 else _amplified(cos, sin, plan, dtype, ops)
 
 
-def _amplified(cos: Any, sin: Any, plan: Plan) -> tuple[Any, Any]:
-    amplitude = plan.layout.amplitude
-    return (cos, sin) if amplitude == 1.0 else (cos * amplitude, sin * amplitude)
+def _amplified(cos: Any, sin: Any, plan: Plan, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    amplitude: Any = plan.layout.amplitude
+    (factor,) = _numbers((amplitude,), dtype, ops)
+    return cos * factor, sin * factor

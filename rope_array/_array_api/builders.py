@@ -40,7 +40,7 @@ def mixed(source: Positions, like: Any, lib: Library) -> CosSin:
     # (..., 1, S, 1) · (heads, 1, pairs) for each coordinate: sums of products, not a matrix product, which
     # hardware may round to fewer digits.
     angle = sum(pos[..., None, :, a, None] * omegas[..., a, :] for a in range(shape[1]))
-    return product_cos_sin(angle, 1.0, plan, dtype, lib.xp)
+    return product_cos_sin(angle, 1.0, plan, dtype, lib.ops(like))
 
 
 def xpos(

@@ -27,6 +27,8 @@ class ArrayOps(NamedTuple):
         Shifts integers right: ``right_shift(array, count)``. TensorFlow has no operator for it.
     with_shape_of
         Gives a result the shape of an x of unknown sizes: ``with_shape_of(y, x)``.
+    is_exported
+        Whether another tool will run the arithmetic, such as a runtime of ONNX: see `digits`.
     """
 
     xp: Any
@@ -38,3 +40,4 @@ class ArrayOps(NamedTuple):
     needs_equal_ndim: bool = True
     right_shift: Any = rshift
     with_shape_of: Any = None
+    is_exported: bool = False

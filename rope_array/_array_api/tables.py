@@ -37,7 +37,7 @@ def tables_at(
     if plan.coordinates is not None and plan.coordinates.driven_mask is not None:
         frequencies = frequencies * ops.constants(plan.coordinates.driven_mask, dtype, ops.creation_kwargs)
     frequencies = frequencies[(None,) * (pos.ndim - 1) + (...,)]
-    return product_cos_sin(pos, frequencies, plan, dtype, xp)
+    return product_cos_sin(pos, frequencies, plan, dtype, ops)
 
 
 def aligned_tables(call: Call) -> list[CosSin]:

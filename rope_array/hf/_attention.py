@@ -8,6 +8,7 @@ it is.
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -177,7 +178,8 @@ def _rotate(
     function_layout: RotaryFunction, arrays: tuple[Any, ...], cos: Any, sin: Any, seq_axis: int
 ) -> Any:
     one = function_layout
-    layout = _layout(arrays[0].shape[-1], cos.shape[-1], one.last, one.pairing, one.out_pairing)
+    width, pairs = (operator.index(a.shape[-1]) for a in (arrays[0], cos))  # torch.jit.trace has tensors
+    layout = _layout(width, pairs, one.last, one.pairing, one.out_pairing)
     sin = sin if one.sign == 1 else -sin
     return _dispatch.rotate(arrays, Tables(cos, sin, layout), seq_axis)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rope_array._errors import ConfigError
+from rope_array._errors import ConfigError, PatchError
 from rope_array._rope import RoPE
 from rope_array._spec.scaling import LongRoPE
 
@@ -444,11 +444,28 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
         return _cos_sin_long(rope)
 
     def cos_sin(x: Any, pos: Any) -> Any:
+        if _is_recorded():
+            raise _traced_length(rope)
         return _cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
 
     # Outside of compiled code, as the value of a position decides.
     uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)
     return uncompiled
+
+
+def _is_recorded() -> bool:
+    """Return whether the call is compiled, exported or traced, and the value of a position not known."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def _traced_length(rope: RoPE) -> PatchError:
+    """Return the error for a traced call whose frequencies depend on values of positions."""
+    return PatchError(
+        f"the frequencies of {type(rope.scaling).__name__} depend on the largest position of a call, and "
+        "torch.jit.trace and torch.export record the frequencies of one call. Make the model with a rule of "
+        "fixed frequencies in its config, such as 'yarn'. Or call rope_array.hf.unpatch(model) and use "
+        "torch.jit.trace with an example of the longest sequence: the model's code keeps its frequencies."
+    )
 
 
 def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
@@ -461,7 +478,7 @@ def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
     short, long = (_cos_sin(rope.at_length(length)) for length in (last, last + 1))
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        if pos.is_cpu and not torch.compiler.is_compiling():
+        if pos.is_cpu and not _is_recorded():
             return (long if int(pos.max()) >= last else short)(x, pos)
         is_long = pos.max() >= last
         return tuple(torch.where(is_long, a, b) for a, b in zip(long(x, pos), short(x, pos), strict=True))

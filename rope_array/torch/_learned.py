@@ -152,12 +152,20 @@ class LearnedRotaryEmbedding(LearnedModule):
         _check_values("log_scale", self.log_scale, like)
         cos, sin = self.rope.rotation(positions, like=like)
         log_scale = _checked("log_scale", self.log_scale).to(cos.dtype)
-        change = self._start(log_scale) * log_scale.expm1()
+        change = self._start(log_scale) * _expm1(log_scale)
         c, s = self._change.rotation(positions, like=like, inv_freq=change)
         return self.rope.rotation_from(cos * c - sin * s, sin * c + cos * s)
 
     def _start(self, like: Any) -> Any:
         return torch.tensor(self.rope.frequencies, dtype=like.dtype, device=like.device)
+
+
+def _expm1(x: Any) -> Any:
+    """Return exp(x) - 1, without cancellation."""
+    # Dynamo evaluates is_compiling, and skips the rest. PyTorch's older ONNX exporter has no expm1.
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
+        return torch.tanh(0.5 * x) * (x.exp() + 1.0)
+    return x.expm1()
 
 
 class MixedRotaryEmbedding(LearnedModule):

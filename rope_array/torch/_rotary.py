@@ -30,7 +30,8 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         """Return the rope, and seq_axis unless it is the default."""
         return repr(self.rope) + (f", seq_axis={self.seq_axis}" if self.seq_axis != -2 else "")
 
-    def forward(self, q: Any, k: Any = None, positions: Any = None, *, position_ids: Any = None) -> Any:
+    # position_ids by position too, as PyTorch's older ONNX exporter passes every default.
+    def forward(self, q: Any, k: Any = None, positions: Any = None, position_ids: Any = None) -> Any:
         """Rotate q and k, or return cos and sin.
 
         Parameters

@@ -1,0 +1,105 @@
+"""The quadrant and the rest of an angle in small integers, for programs that other tools run.
+
+`angles.phase` lets 64-bit integers wrap, and shifts negative ones. Tools that take over a recorded program
+change both: PyTorch's older ONNX exporter rounds a shift toward zero, OpenVINO computes in 32 bits, a
+conversion to float16 makes infinities of large numbers. Here no negative integer is shifted, none reaches
+2^31, and none that becomes a float reaches 2^14. There is no bitwise operation: ONNX lacks it before opset
+18. The angles have the bits of `angles.phase`.
+
+The product of a position and a frequency is multiplied out in digits of 14 bits, modulo one turn:
+
+      d4 d3 d2 d1 d0     the position, in two's complement
+    × f4 f3 f2 f1 f0     the fixed-point frequency, shifted left to whole digits
+    = p4 p3 p2 p1 p0     p_k: the sum of d_i·f_(k-i) over i, and the carry of p_(k-1)
+
+The phase is the 32 bits of p4, p3 and the upper part of p2. For float64 there are seven digits, and 64 bits.
+"""
+
+from typing import Any
+
+from rope_array._spec.plan import Constants, Plan
+
+from .ops import ArrayOps
+
+_BITS = 14
+_RADIX = 2**_BITS
+_EIGHTH = 2 ** (_BITS - 3)  # an eighth of a turn, in the uppermost digit
+
+
+def quadrant(pos: Any, plan: Plan, use_float64: bool, dtype: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return the quadrant of an angle, a float of 0 to 3, and the rest in eighths of a turn, |u| ≤ 1.
+
+    `pos` is an int64 array that broadcasts with one number for each pair.
+    """
+    _, turns64, turns96 = plan.words()
+    turns = turns96 if use_float64 else turns64
+    widths = (0, 0, 8, _BITS, _BITS, _BITS, _BITS) if use_float64 else (0, 0, 4, _BITS, _BITS)
+    *lower, upper = _product(_digits(pos, len(widths), ops), turns, widths, pos.ndim, ops)
+    right_angles, rest = _split(upper, _BITS - 2, ops)
+    fraction: Any = 0.0
+    for word, bits in zip(lower, widths[2:], strict=False):
+        fraction = (ops.cast(word, dtype) + fraction) * 2.0**-bits
+    # The only sum that rounds, as the cast of the whole rest would.
+    u = (ops.cast(rest - _EIGHTH, dtype) + fraction) * (1.0 / _EIGHTH)
+    return ops.cast(right_angles, dtype), u
+
+
+def rotate_quadrants(quadrant: Any, cos: Any, sin: Any, ops: ArrayOps) -> tuple[Any, Any]:
+    """Rotate (cos, sin) by `quadrant` right angles, a float that is an integer."""
+    xp = ops.xp
+    quadrant = quadrant - 4.0 * xp.floor(quadrant * 0.25)
+    half = xp.floor(quadrant * 0.5)
+    odd = quadrant - 2.0 * half
+    sign = 1.0 - 2.0 * half  # of sin; cos is negative in the quadrants 1 and 2
+    is_odd = odd > 0
+    return xp.where(is_odd, sin, cos) * (sign * (1.0 - 2.0 * odd)), xp.where(is_odd, cos, sin) * sign
+
+
+def _digits(pos: Any, count: int, ops: ArrayOps) -> list[Any]:
+    """Return the digits of positions modulo 2^(14·count), the lowest first."""
+    xp = ops.xp
+    negative = pos < 0
+    rest, found = xp.where(negative, -1 - pos, pos), []  # all bits inverted, if negative
+    for _ in range(4):
+        rest, low = _split(rest, _BITS, ops)
+        found.append(low)
+    found += [rest, *[xp.zeros_like(rest)] * (count - 5)]
+    return [ops.cast(xp.where(negative, _RADIX - 1 - digit, digit), xp.int32) for digit in found]
+
+
+def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim: int, ops: ArrayOps) -> Any:
+    """Return the upper `widths` bits of each column of the product, if any, the lowest column first.
+
+    An eighth of a turn is added.
+    """
+    shift = _BITS * len(widths) - 32 - sum(widths)  # of the fixed-point frequency, to whole digits
+    rows = [
+        _row([f << shift >> _BITS * k & _RADIX - 1 for f in turns], ndim, ops) for k in range(len(widths))
+    ]
+    words, carry = [], None
+    for k, width in enumerate(widths):
+        column = digits[0] * rows[k]
+        for i in range(1, k + 1):
+            column = column + digits[i] * rows[k - i]
+        if carry is not None:
+            column = column + carry
+        if k == len(widths) - 1:
+            column = column + _EIGHTH
+        carry = column if width == _BITS else ops.right_shift(column, _BITS - width)
+        if width:
+            carry, low = _split(carry, width, ops)
+            words.append(low)
+    return words
+
+
+def _split(number: Any, bits: int, ops: ArrayOps) -> tuple[Any, Any]:
+    """Return the upper part of non-negative integers, and the lower `bits`."""
+    # The remainder of this very quotient: a runtime that divides in float32 may round it up.
+    upper = ops.right_shift(number, bits)
+    return upper, number - upper * 2**bits
+
+
+def _row(numbers: list[int], ndim: int, ops: ArrayOps) -> Any:
+    """Return one number for each pair along the last of `ndim` axes."""
+    row = ops.constants(Constants(numbers), ops.xp.int32, ops.creation_kwargs)
+    return row[(None,) * (ndim - 1) + (...,)]

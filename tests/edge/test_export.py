@@ -1,0 +1,473 @@
+"""Programs that PyTorch exports or traces, and their runtimes, against the definition.
+
+Each case is recorded with one batch and length, and run with others, at far and negative positions.
+"""
+
+import io
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+import pytest
+import torch
+from onnxconverter_common import float16
+
+import rope_array as ra
+from rope_array.testing import apply_definition
+
+pytestmark = [
+    pytest.mark.library("torch"),
+    pytest.mark.filterwarnings("default"),  # the exporters warn of much
+]
+torch.set_num_threads(1)
+
+FAR = [0, 1, 2, 63, 5000, 2**20, 2**24 + 12345, 2**31 - 1, -1, -(2**20), -(2**31)]
+WIDE = [*FAR, 2**33 + 5, -(2**38) - 1]
+NEAR = [0, 1, 2, 3, 30, 63, 64, 100]
+TOLERANCE = {"float64": 2e-14, "float32": 2e-6, "float16": 4e-3}
+
+
+class Call(torch.nn.Module):
+    """A function of (q, k, positions) as a module."""
+
+    def __init__(self, function, *modules):
+        super().__init__()
+        self.function, self.used = function, torch.nn.ModuleList(modules)
+
+    def forward(self, q, k, positions):
+        return self.function(q, k, positions)
+
+
+class Case:
+    """A module of (q, k, positions), and the fields of its rotation.
+
+    `like`: two positions of the right kind, to make the example and the positions of the run.
+    """
+
+    def __init__(self, module, fields=None, positions=FAR, dtype="float32", seq_axis=-2, tolerance=None):
+        self.module = module if isinstance(module, torch.nn.Module) else Call(module)
+        self.fields, self.dtype, self.seq_axis = fields or {}, dtype, seq_axis
+        self.positions = torch.as_tensor(positions)
+        self.tolerance = tolerance or TOLERANCE[dtype]
+
+    def arrays(self, batch, tokens, width=16):
+        random = np.random.default_rng(batch)
+        shapes = [(batch, heads, tokens, width) for heads in (4, 2)]
+        shapes = shapes if self.seq_axis == -2 else [(b, s, h, d) for b, h, s, d in shapes]
+        return [torch.from_numpy(random.standard_normal(s).astype(self.dtype)) for s in shapes]
+
+    def example(self):
+        return *self.arrays(2, 7), self.positions[:7].clone()
+
+    def inputs(self):
+        return *self.arrays(3, len(self.positions)), self.positions
+
+    def want(self, x):
+        return apply_definition(
+            x.double().numpy(), self.positions.numpy(), seq_axis=self.seq_axis, **self.fields
+        )
+
+    def check(self, run, slack=1.0):
+        inputs = self.inputs()
+        for x, y in zip(inputs, run(*inputs), strict=False):
+            y = np.asarray(y)
+            assert y.dtype == self.dtype
+            assert y.shape == x.shape
+            np.testing.assert_allclose(y, self.want(x), rtol=0, atol=slack * self.tolerance)
+
+
+def learned():
+    module = ra.torch.LearnedRotaryEmbedding(ra.RoPE(16, base=100.0))
+    with torch.no_grad():
+        module.log_scale += torch.linspace(-0.2, 0.3, 8)
+    return module.requires_grad_(False)
+
+
+def apply_in_two_steps(rope, **options):
+    def apply(q, k, positions):
+        return rope.rotation(positions, like=q).apply((q, k), **options)
+
+    return apply
+
+
+HALF = ra.RoPE(16, base=500_000.0, pairing="half")
+YARN = ra.RoPE(16, scaling=ra.YaRN(factor=4.0, original_max_position_embeddings=64))
+LLAMA3 = ra.RoPE(16, scaling=ra.Llama3(factor=8.0, original_max_position_embeddings=8192))
+LEARNED = learned()
+GRID = [[0, 0], [0, 1], [3, 500], [2**20, 2], [-7, 9], [63, 63], [5, 5], [1, 2**30]]
+TEXT_AND_IMAGE = [[i, i + 2, 3 * i] for i in range(6)] + [[2**20, 7, 9], [-5, 100, 2**31 - 1]]
+
+
+def stated(rope):
+    """Return the fields of a rope's effective frequencies, exactly as floats."""
+    return {"inv_freq": rope.frequencies, "attention_factor": rope.amplitude, "pairing": rope.pairing}
+
+
+CASES = {
+    "apply": Case(lambda q, k, p: ra.apply((q, k), p), positions=WIDE),
+    "one array": Case(lambda q, k, p: (ra.apply(q, p), ra.apply(k, p, backend="array-api"))),
+    "module": Case(ra.torch.RotaryEmbedding(HALF), {"base": 500_000.0, "pairing": "half"}, WIDE),
+    "module, heads inside": Case(
+        ra.torch.RotaryEmbedding(HALF, seq_axis=-3), {"base": 500_000.0, "pairing": "half"}, seq_axis=-3
+    ),
+    "int32 positions": Case(
+        ra.torch.RotaryEmbedding(ra.RoPE(16)), positions=torch.tensor(FAR, dtype=torch.int32)
+    ),
+    "rotation": Case(apply_in_two_steps(HALF), {"base": 500_000.0, "pairing": "half"}),
+    "part of the features": Case(
+        lambda q, k, p: ra.apply((q, k), p, rotary_dim=8, rotary_start=4),
+        {"rotary_dim": 8, "rotary_start": 4},
+    ),
+    "inverse": Case(lambda q, k, p: ra.apply((q, k), p, inverse=True), {"inverse": True}),
+    "float64": Case(lambda q, k, p: ra.apply((q, k), p), positions=WIDE, dtype="float64"),
+    "float16": Case(
+        lambda q, k, p: ra.apply((q, k), p, pairing="half"), {"pairing": "half"}, dtype="float16"
+    ),
+    "float positions": Case(
+        lambda q, k, p: ra.apply((q, k), p),
+        positions=[0.0, 0.25, -0.5, 1.5, 99.7, 4000.5, -77.125, 2.0**20 + 0.5],
+    ),
+    "large fractions": Case(
+        lambda q, k, p: ra.apply((q, k), p, inv_freq=[40.0, 3.0] * 4), {"inv_freq": [40.0, 3.0] * 4},
+        [0.0, 0.25, -0.5, 1.25, -99.75, 4000.5, -0.3125, 0.4375], tolerance=8e-5,
+    ),
+    "llama3": Case(ra.torch.RotaryEmbedding(LLAMA3), stated(LLAMA3)),
+    "yarn": Case(ra.torch.RotaryEmbedding(YARN), stated(YARN)),
+    "axial": Case(
+        lambda q, k, p: ra.apply((q, k), p, axes=ra.Axes.axial(8, 8)),
+        {"axes": {"coordinates": [0] * 4 + [1] * 4, "widths": [8, 8]}}, GRID,
+    ),
+    "sections of vision-language models": Case(
+        apply_in_two_steps(ra.RoPE(16, pairing="half", axes=ra.Axes.chunked(2, 3, 3))),
+        {"axes": {"coordinates": [0] * 2 + [1] * 3 + [2] * 3}, "pairing": "half"}, TEXT_AND_IMAGE,
+    ),
+    "float32 angles": Case(lambda q, k, p: ra.apply((q, k), p, angles="float32"), {}, NEAR, tolerance=1e-4),
+    "learned": Case(LEARNED, {"inv_freq": LEARNED.to_rope().frequencies}, NEAR, tolerance=1e-4),
+}  # fmt: skip
+
+
+def to_onnx(module, example, dynamo, opset=None, axes=None, names=("q", "k", "positions")):
+    """Export a module; return its bytes. `axes`: the dynamic axes of each input by name."""
+    file = io.BytesIO()
+    options = {"input_names": list(names), "opset_version": opset, "dynamo": dynamo}
+    if dynamo:
+        shapes = tuple(axes[name] for name in names)
+        shapes = {"dynamic_shapes": shapes}
+    else:
+        shapes = {"dynamic_axes": axes}
+    with torch.no_grad():
+        torch.onnx.export(
+            module.eval(), example, file, **options, **shapes, **({"external_data": False} if dynamo else {})
+        )
+    return file.getvalue()
+
+
+def axes_of(case):
+    tokens = 2 if case.seq_axis == -2 else 1
+    return {
+        "q": {0: "batch", tokens: "tokens"},
+        "k": {0: "batch", tokens: "tokens"},
+        "positions": {0: "tokens"},
+    }
+
+
+def runner(model):
+    """Return a function that runs the bytes of a model in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(model)
+    names = [each.name for each in session.get_inputs()]
+
+    def run(*inputs):
+        return session.run(None, dict(zip(names, (x.numpy() for x in inputs), strict=True)))
+
+    return run
+
+
+# The newer exporter takes seconds, so it has the cases whose operators differ.
+DYNAMO = (
+    "apply",
+    "module, heads inside",
+    "float64",
+    "float16",
+    "large fractions",
+    "axial",
+    "yarn",
+    "learned",
+)
+EXPORTS = {
+    **{f"{name}, dynamo": (name, True, None) for name in DYNAMO},
+    **{f"{name}, torchscript": (name, False, None) for name in CASES},
+    **{
+        f"{name}, torchscript, opset {n}": (name, False, n)
+        for name in ("apply", "float positions")
+        for n in (11, 17)
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_onnx_runtime_has_the_values_of_the_definition(name):
+    name, dynamo, opset = EXPORTS[name]
+    case = CASES[name]
+    case.check(runner(to_onnx(case.module, case.example(), dynamo, opset, axes_of(case))))
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+def test_a_rotation_is_an_input_of_the_program(dynamo):
+    """cos and sin of all layers are made by NumPy, and the program only rotates."""
+    rope = ra.RoPE(16, base=500_000.0, pairing="half")
+    case = Case(
+        lambda q, k, tables: rope.rotation_from(*tables).apply((q, k)), {"base": 500_000.0, "pairing": "half"}
+    )
+    positions = case.positions
+
+    def tables(positions):
+        rotation = rope.rotation(positions.numpy(), like=np.ones(1, np.float32))
+        return tuple(torch.from_numpy(table) for table in rotation)
+
+    axes = {"q": {0: "b", 2: "s"}, "k": {0: "b", 2: "s"}, "cos": {0: "s"}, "sin": {0: "s"}}
+    module = Call(lambda q, k, tables: None)
+    module.forward = lambda q, k, cos, sin: case.module(q, k, (cos, sin))
+    model = to_onnx(module, (*case.arrays(2, 7), *tables(positions[:7])), dynamo, None, axes, tuple(axes))
+    run = runner(model)
+    case.check(lambda q, k, positions: run(q, k, *tables(positions)))
+
+
+# ---- conversion to float16 ----
+
+
+class Attention(torch.nn.Module):
+    """A rotary module inside of another."""
+
+    def __init__(self, rope):
+        super().__init__()
+        self.rotary = ra.torch.RotaryEmbedding(rope)
+
+    def forward(self, q, k, positions):
+        return self.rotary(q, k, positions)
+
+
+def by_common(model):
+    casts = [node.name for node in model.graph.node if node.op_type == "Cast"]
+    return float16.convert_float_to_float16(model, keep_io_types=True, node_block_list=casts)
+
+
+def by_onnx_runtime(model):
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(model, keep_io_types=True)
+
+
+@pytest.mark.parametrize("convert", [by_common, by_onnx_runtime], ids=["onnxconverter", "onnxruntime"])
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize(("angles", "rounded_only"), [("exact", True), ("float32", False)])
+def test_a_conversion_to_float16_rounds_exact_angles_only(angles, rounded_only, dynamo, convert):
+    """The other angles are wrong beyond some tens of positions, as the documentation says."""
+    case = Case(Attention(ra.RoPE(16, pairing="half", angles=angles)), {"pairing": "half"})
+    model = onnx.load_from_string(to_onnx(case.module, case.example(), dynamo, None, axes_of(case)))
+    run = runner(convert(model).SerializeToString())
+    q, *others = case.inputs()
+    error = np.abs(run(q, *others)[0] - case.want(q)).max()
+    assert bool(error < 4e-3) is rounded_only
+
+
+# ---- OpenVINO ----
+
+
+def in_openvino(model):
+    """Return a function that runs a model in OpenVINO, in float32."""
+    options = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 by default on processors that have it
+    compiled = openvino.Core().compile_model(model, "CPU", options)
+    return lambda *inputs: [*compiled([x.numpy() for x in inputs]).values()]
+
+
+FORMS = {
+    "traced": lambda case, folder: openvino.convert_model(
+        torch.jit.trace(case.module, case.example(), check_trace=False), example_input=case.example()
+    ),
+    "ONNX": lambda case, folder: openvino.convert_model(saved(case, folder)),
+}
+
+
+def dims_of(case):
+    axes = axes_of(case).values()
+    return tuple({axis: torch.export.Dim(name, min=2) for axis, name in each.items()} for each in axes)
+
+
+def saved(case, folder):
+    (folder / "model.onnx").write_bytes(to_onnx(case.module, case.example(), False, None, axes_of(case)))
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["module", "part of the features", "axial"])
+def test_openvino_which_has_32_bits_for_integers(name, form, tmp_path):
+    case = CASES[name]
+    fits = case.positions.abs().amax(-1) < 2**31 if case.positions.ndim > 1 else case.positions.abs() < 2**31
+    case = Case(case.module, case.fields, case.positions[fits])
+    with torch.no_grad():
+        case.check(in_openvino(FORMS[form](case, tmp_path)))
+
+
+# ---- torch.export and torch.jit.trace ----
+
+
+TRACERS = {
+    "export": lambda case: torch.export.export(
+        case.module, case.example(), dynamic_shapes=dims_of(case)
+    ).module(),
+    "jit.trace": lambda case: torch.jit.trace(case.module, case.example(), check_trace=False),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_recorded_program_has_the_bits_of_the_array_api_backend(name, tracer, monkeypatch):
+    case = CASES[name]
+    with torch.no_grad():
+        program = TRACERS[tracer](case)
+        monkeypatch.setattr("rope_array._backends._native.kernel", None)
+        for y, want in zip(program(*case.inputs()), case.module(*case.inputs()), strict=True):
+            if name == "learned":  # exp(x) - 1 has two forms
+                torch.testing.assert_close(y, want, rtol=0, atol=case.tolerance)
+            else:
+                assert torch.equal(y, want)
+
+
+def test_frequencies_of_each_head_are_recorded():
+    torch.manual_seed(0)
+    module = ra.torch.MixedRotaryEmbedding(ra.RoPE(16, base=10.0), 4, coordinates=2).requires_grad_(False)
+
+    class Rotate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rotary = module
+
+        def forward(self, q, positions):
+            return self.rotary.rotation(positions, like=q).apply(q)
+
+    axes = {"q": {2: "tokens"}, "positions": {0: "tokens"}}
+    example = torch.ones(2, 4, 7, 16), torch.ones(7, 2, dtype=torch.int64)
+    run = runner(to_onnx(Rotate(), example, False, None, axes, tuple(axes)))
+    q, positions = torch.ones(2, 4, 5, 16), torch.tensor([[0, 0], [1, 2], [30, 7], [9, 63], [2, 2]])
+    angles = torch.einsum("sa,hap->hsp", positions.double(), module.inv_freq.double())
+    want = torch.stack((angles.cos() - angles.sin(), angles.cos() + angles.sin()), -1).flatten(-2)
+    np.testing.assert_allclose(run(q, positions)[0], want.expand(2, -1, -1, -1), rtol=0, atol=2e-5)
+
+
+def test_no_number_of_a_recorded_program_reaches_32_bits():
+    """Run the operations of an exported program one by one, and look at each integer."""
+    case = CASES["module"]
+    program = torch.export.export(case.module, case.example(), dynamic_shapes=dims_of(case))
+    largest, operations = [], set()
+
+    class Watched(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            result = super().call_function(target, args, kwargs)
+            if isinstance(result, torch.Tensor) and result.dtype in (torch.int32, torch.int64):
+                largest.append(int(result.abs().max()))
+            name = getattr(target, "_opname", str(target))
+            operations.add(name)
+            assert name != "__rshift__" or bool((args[0] >= 0).all())
+            return result
+
+    q, k, positions = case.inputs()
+    keep = positions.abs() < 2**31 - 1
+    Watched(program.module()).run(q[:, :, keep], k[:, :, keep], positions[keep])
+    assert len(largest) > 30
+    assert max(largest) < 2**31
+    assert "__rshift__" in operations
+    assert not operations & {"__and__", "bitwise_and", "floor_divide", "remainder"}
+
+
+def test_symbolic_trace_needs_the_call_as_a_leaf():
+    module = Attention(HALF)
+    with pytest.raises(torch.fx.proxy.TraceError):
+        torch.fx.symbolic_trace(module)
+
+
+# ---- models of transformers, patched ----
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+TWO_ROPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "head_dim": 16}
+LONG = {
+    "max_position_embeddings": 64, "original_max_position_embeddings": 16,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8
+    },
+}  # fmt: skip
+DYNAMIC = {
+    "max_position_embeddings": 16,
+    "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+}
+MODELS = {
+    "Llama": {},
+    "Qwen2": {},
+    "Gemma3": TWO_ROPES,
+    "Phi3": LONG,
+    "Glm": {"head_dim": 16},
+    "Cohere": {},
+    "GPTNeoX": {},
+}
+
+
+class Logits(torch.nn.Module):
+    """A model as a function of tensors."""
+
+    def __init__(self, family, fields):
+        super().__init__()
+        import transformers
+
+        config = getattr(transformers, f"{family}TextConfig", None) or getattr(
+            transformers, f"{family}Config"
+        )
+        torch.manual_seed(0)
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config(**SIZES, **fields)).eval()
+
+    def forward(self, ids, positions):
+        return self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
+
+
+def text(tokens, first=0):
+    ids = torch.randint(1, 64, (2, tokens), generator=torch.Generator().manual_seed(tokens))
+    return ids, torch.arange(first, first + tokens).expand(2, -1).contiguous()
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_patched_model_is_traced(family):
+    model = Logits(family, MODELS[family])
+    with torch.no_grad():
+        near = [model(*text(tokens)) for tokens in (7, 11, 24)]
+        ra.hf.patch(model.model)
+        program = torch.jit.trace(model, text(7), check_trace=False)
+        for tokens, want in zip((7, 11, 24), near, strict=True):  # the model's own code, in its short range
+            torch.testing.assert_close(program(*text(tokens)), want, rtol=0, atol=1e-5)
+        for tokens, first in ((11, 1000), (5, 2**20)):
+            got, want = program(*text(tokens, first)), model(*text(tokens, first))
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+def test_a_rule_by_length_is_not_recorded():
+    model = Logits("Llama", DYNAMIC)
+    ra.hf.patch(model.model)
+    with pytest.raises(ra.PatchError, match="unpatch"), torch.no_grad():
+        torch.jit.trace(model, text(7), check_trace=False)
+    with pytest.raises(ra.PatchError, match="unpatch"), torch.no_grad():
+        torch.export.export(model, text(7))
+    ra.hf.unpatch(model.model)  # the remedy, with the example of the longest sequence
+    with torch.no_grad():
+        program = torch.jit.trace(model, text(40), check_trace=False)
+        torch.testing.assert_close(program(*text(40)), model(*text(40)))
+
+
+def test_a_patched_model_in_onnx_runtime():
+    model = Logits("Llama", {})
+    ra.hf.patch(model.model)
+    axes = {"ids": {1: "tokens"}, "positions": {1: "tokens"}}
+    run = runner(to_onnx(model, text(7), True, None, axes, tuple(axes)))
+    with torch.no_grad():
+        for inputs in (text(7), text(12, 2**20)):
+            np.testing.assert_allclose(run(*inputs)[0], model(*inputs).numpy(), rtol=0, atol=1e-5)
