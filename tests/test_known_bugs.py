@@ -355,7 +355,7 @@ def test_a_shift_of_scaled_keys_with_coordinates():
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_quantised_cache_is_not_shifted(dtype):
-    with pytest.raises(ra.ArrayTypeError, match=f"{dtype}.*Cast x first"):
+    with pytest.raises(ra.ArrayTypeError, match=f"{dtype}.*Rotate before you quantise"):
         convert.shift_keys(np.zeros((2, 3, 8), dtype), 3, RoPE(8))
 
 
