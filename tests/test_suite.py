@@ -228,6 +228,7 @@ def test_a_wrong_row_in_a_table_fits_a_terminal(failing):
         (["mylib:rotate", "--junit", "no/such/report.xml"], "give a file in a folder that exists"),
         (["mylib:rotate", "--junit", "."], "give a file in a folder that exists"),
         (["mylib:rotate", "--timeout", "0"], "give seconds above 0"),
+        (["mylib:rotate", "--timeout", "9", "--in-process"], "give no timeout with in-process"),
     ],
 )
 def test_unusable_arguments_are_explained(elsewhere, arguments, message, monkeypatch, capsys):
@@ -327,6 +328,9 @@ def scalar(x, pos):
 def always(x, pos):
     os.abort()
 
+def stuck(x, pos):
+    forever()
+
 def noisy(x, pos, base=10000.0):
     print("from Python")
     os.write(1, b"from a descriptor\\n")
@@ -405,6 +409,16 @@ def test_a_check_of_many_short_calls_fails_after_the_time_that_is_given(ending):
     assert failed.detail.startswith("it did not end in time in <lambda>, ending.py:")
     assert failed.seconds < 2
     assert after.outcome == "passed"
+
+
+@POSIX
+def test_a_trial_call_that_hangs_ends_after_the_time_that_is_given(ending, monkeypatch):
+    monkeypatch.setattr(_isolated, "_MOST_TRIALS_ENDED", 1)
+    monkeypatch.setattr(_isolated, "_MOST_CHECKS_ENDED", 1)
+    started = time.monotonic()
+    (failed, _), _ = judged("ending:stuck", "definition", "direction", timeout=1.5)
+    assert failed.detail.startswith("it did not end in time in forever, ending.py:")
+    assert time.monotonic() - started < _isolated._IMPORT_LIMIT
 
 
 def test_a_trial_call_that_ends_the_process_fails_a_check_of_its_own(ending):
@@ -627,7 +641,7 @@ def test_plugin_judges_in_a_child_process(ending):
 
 def test_plugin_takes_the_options_of_the_command(elsewhere):
     options = ["--rope-claim", "pairing=half", "--rope-require", "axes", "--rope-thorough"]
-    options += ["--rope-examples", "3", "--rope-seed", "2", "--rope-timeout", "60", "--rope-in-process"]
+    options += ["--rope-examples", "3", "--rope-seed", "2", "--rope-in-process"]
     done = plugin(elsewhere, "--rope-backend", "mylib:rotate", *options, "-k", "examples or requires")
     assert done.returncode == 1
     assert "1 failed, 1 passed" in done.stdout

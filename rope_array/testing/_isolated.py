@@ -73,13 +73,16 @@ class Child:
                 self._lines.put((time.monotonic(), line.decode("utf-8", "replace").rstrip()))
         self._lines.put((time.monotonic(), None))
 
-    def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+    def ask(
+        self, request: Mapping[str, Any], limit: float | None = None, trial_limit: float | None = None
+    ) -> dict[str, Any]:
         """Return the answer to a request.
 
         Raises
         ------
         Ended
-            The process ended, or did not answer within `limit` seconds; the message says how, and where.
+            The process ended, or did not answer within `limit` seconds; if `trial_limit` is given, within so
+            many seconds of its last trial call. The message says how, and where.
         CannotJudge
             The request cannot be served.
         """
@@ -91,8 +94,8 @@ class Child:
                 return _usable(json.loads(line))
             if line.startswith(("call ", "trial ")):
                 self.call = line
-                if line.startswith("trial ") and limit is not None:
-                    end = time.monotonic() + limit
+                if line.startswith("trial ") and trial_limit is not None:
+                    end = time.monotonic() + trial_limit
             else:
                 self._crash.append(line)
         status = self._status()
@@ -202,7 +205,9 @@ class Here:
     def __init__(self) -> None:
         self._server = Server()
 
-    def ask(self, request: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+    def ask(
+        self, request: Mapping[str, Any], limit: float | None = None, trial_limit: float | None = None
+    ) -> dict[str, Any]:
         """Return the answer to a request."""
         given = {name: value for name, value in request.items() if name not in ("ended", "trials_over")}
         return _usable(self._server.answer(given))
@@ -221,7 +226,7 @@ class Judgement:
     options
         The target and the claims.
     timeout
-        Seconds that a check may take; None: any number.
+        Seconds that a check, and a trial call before the checks, may take; None: any number.
     in_process
         Whether to judge in this process instead.
 
@@ -236,6 +241,8 @@ class Judgement:
     """
 
     def __init__(self, options: Options, *, timeout: float | None = None, in_process: bool = False):
+        if in_process and timeout is not None:
+            raise CannotJudge("a time limit ends the child process: give no timeout with in-process")
         self._options, self._timeout, self._in_process = options, timeout, in_process
         self._child: Child | Here | None = None
         self._found: dict[str, Any] = {}
@@ -292,6 +299,7 @@ class Judgement:
                 "trials_over": len(self._trials_ended) >= _MOST_TRIALS_ENDED,
             },
             limit,
+            self._timeout,
         )
 
     def run(self, name: str) -> Result:
