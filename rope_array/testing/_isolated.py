@@ -29,8 +29,9 @@ from ._server import Server
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
 _MOST_TRIALS_ENDED = 5
 _MOST_CHECKS_ENDED = 20
-# Seconds that an import may take if a check may take fewer.
+# Seconds that an import, and a trial call, may take if a check may take fewer.
 _IMPORT_LIMIT = 120.0
+_TRIAL_LIMIT = 5.0
 # Exit statuses, most of them of Windows.
 _STATUSES = {
     130: "interrupted",
@@ -226,7 +227,7 @@ class Judgement:
     options
         The target and the claims.
     timeout
-        Seconds that a check, and a trial call before the checks, may take; None: any number.
+        Seconds that a check may take; None: any number. A trial call may take as many, and at least five.
     in_process
         Whether to judge in this process instead.
 
@@ -291,7 +292,10 @@ class Judgement:
                 raise
 
     def _first_answer(self, child: Child | Here) -> dict[str, Any]:
-        limit = None if self._timeout is None else max(self._timeout, _IMPORT_LIMIT)
+        limit, trial_limit = (
+            None if self._timeout is None else max(self._timeout, least)
+            for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)
+        )
         return child.ask(
             {
                 "start": {"options": self._options._asdict(), "found": self._found},
@@ -299,7 +303,7 @@ class Judgement:
                 "trials_over": len(self._trials_ended) >= _MOST_TRIALS_ENDED,
             },
             limit,
-            self._timeout,
+            trial_limit,
         )
 
     def run(self, name: str) -> Result:
