@@ -104,7 +104,8 @@ def test_pins_no_extra(metadata):
 
 
 def test_offers_the_extras(metadata):
-    assert set(metadata.get_all("Provides-Extra")) == {"torch", "jax", "cupy", "dask", "hf", "plot", "all"}
+    extras = {"torch", "jax", "cupy", "dask", "hf", "gguf", "plot", "all"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
 
 
 def test_the_installed_wheel_is_imported():
