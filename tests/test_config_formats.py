@@ -189,6 +189,48 @@ def test_layers_without_rotation(config):
     assert rotates == {(0, 2): True, (1, 3): False}
 
 
+UNKNOWN = {"model_type": "mine", "num_hidden_layers": 4, "head_dim": 64, "no_rope_layers": [1, 0, 1, 0]}
+RULE = {"rope_type": "linear", "factor": 2.0}
+# Configs with keys that only the layers with rotation read, and the rope of these layers.
+UNREAD_WITHOUT_ROTATION = {
+    "Meta": (
+        {**LLAMA4, "use_scaled_rope": True, "rope_scaling_factor": 8},
+        ra.RoPE(32, base=5e5, scaling=ra.Llama3(8.0, 1.0, 1.0, 8192)),
+    ),
+    "ExecuTorch": (
+        {**EXECUTORCH, "no_rope_layer_interval": 2, "use_hf_rope": False, "use_scaled_rope": True},
+        ra.RoPE(32, base=1e6, scaling=ra.Llama3(8.0, 1.0, 4.0, 8192)),
+    ),
+    "ExecuTorch's halves": (
+        {**EXECUTORCH, "no_rope_layer_interval": 2, "partial_rotary_factor": 0.5},
+        ra.RoPE(32, base=1e6, rotary_dim=16, pairing="half"),
+    ),
+    "SmolLM3": (
+        {"model_type": "smollm3", "no_rope_layer_interval": 2, "rope_scaling": RULE, "rope_theta": 5e5}
+        | {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 2},
+        ra.RoPE(32, base=5e5, pairing="half", scaling=ra.Linear(2.0)),
+    ),
+    "a share of an unknown model": (
+        {**UNKNOWN, "rotary_pct": 0.5},
+        ra.RoPE(64, rotary_dim=32, pairing="half"),
+    ),
+    "a width of an unknown model": (
+        {**UNKNOWN, "rotary_dim": 32, "rotary_base": 500.0},
+        ra.RoPE(64, base=500.0, rotary_dim=32, pairing="half"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD_WITHOUT_ROTATION)
+def test_a_layer_without_rotation_has_keys_that_only_others_read(case):
+    config, rope = UNREAD_WITHOUT_ROTATION[case]
+    (first, rotated), (second, identity) = read_layers(config)
+    assert (first, second, identity.rope.rotary_dim) == ((0, 2), (1, 3), 0)
+    assert rotated.rope == rope
+    with pytest.raises(ConfigError, match="'rope_thetta' is unknown"):
+        read({**config, "rope_thetta": 1e4}, layer_type=1)
+
+
 @pytest.mark.parametrize("key", ["vision_encoder", "multimodal"])
 def test_the_vision_encoder_of_mistral(key):
     """The height has the even frequencies of one series, and the width the odd ones."""

@@ -1,6 +1,7 @@
 """From one part of a config to the fields of a rope: find the layer type and its rotary parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from rope_array._config._values import (
     check_keys,
     check_shape,
 )
-from rope_array._errors import ConfigError
+from rope_array._errors import ConfigError, SpecError
 from rope_array._spec.spec import Spec
 from rope_array._spec.validation import number
 
@@ -48,13 +49,16 @@ class Reader:
         fields = self._fields()
         if self.requested is None and fields["rotary_dim"]:
             self._note_unrotated_layers()
-        _unused_keys.check(self.part, self.convention, self.values.asked, fields)
+        _unused_keys.check(self.part, self.convention, self.values.asked, fields, self._asked_by_others)
         _unused_keys.check_above(self.part)
         return fields
 
     def _fields(self) -> dict[str, Any]:
         if (why := self._why_unrotated()) is not None:
             return self._identity(why)
+        return self._rotated_fields()
+
+    def _rotated_fields(self) -> dict[str, Any]:
         parameters = self._rotary_parameters()
         check_shape(parameters)
         self._check_nested(parameters)
@@ -65,6 +69,15 @@ class Reader:
             return self._of_nested(parameters)
         self._check_label()
         return self._of_one(parameters, "")
+
+    def _asked_by_others(self) -> set[str]:
+        """Return the keys that a layer of any type with rotation reads."""
+        scratch = Reader(replace(self.part, stated={}, inferred={}, notes=[]), self.convention, None)
+        for label in (None, *self.values.layer_types(), *self.convention.layers):
+            scratch.label = label
+            with suppress(ConfigError, SpecError, ArithmeticError):  # a reading of that layer raises them
+                scratch._rotated_fields()
+        return scratch.values.asked
 
     def _note_unrotated_layers(self) -> None:
         """Note the layers that do not rotate, if the caller requests no layer."""

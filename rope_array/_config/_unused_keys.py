@@ -1,7 +1,7 @@
 """Check rotary keys that no step has read: refuse misspelt keys, note keys of other models."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,13 +46,24 @@ _WITHOUT_EFFECT = frozenset((
 _KEYS = _BASES | _SHARES | _DIMS | _PAIRS | _FLAGS | _OTHERS
 
 
-def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Mapping[str, Any]) -> None:
-    """Refuse keys of no model; note keys of other models that would change the fields."""
+def check(
+    part: ConfigPart,
+    convention: Convention,
+    read: "set[str]",
+    fields: Mapping[str, Any],
+    read_by_others: "Callable[[], set[str]]",
+) -> None:
+    """Refuse keys of no model; note keys of other models that would change the fields.
+
+    `read_by_others` returns the keys that layers of other types read: it is called where a key is unread.
+    """
     known = {*read, *part.defaults, *_keys_of(convention), "rope_parameters", "rope_scaling"}
-    for key, value in part.content.items():
-        if value is None or not _is_rotary(key) or key in known or key in _WITHOUT_EFFECT:
-            continue
-        if not part.known and reads(key, part.content):
+    unread = [key for key in part.content if _is_unread(part, key, known)]
+    if unread:
+        known = read_by_others()
+    for key in unread:
+        value = part.content[key]
+        if key in known:
             continue
         if key not in _KEYS:
             _refuse(part, convention, key, value)
@@ -60,6 +71,12 @@ def check(part: ConfigPart, convention: Convention, read: "set[str]", fields: Ma
             raise ConfigError(may_change(part.name, key, value))
         elif fields["rotary_dim"] and not _has_no_effect(key, value, fields):
             part.note_unread(key)
+
+
+def _is_unread(part: ConfigPart, key: Any, known: "set[str]") -> bool:
+    if part.content[key] is None or not _is_rotary(key) or key in known or key in _WITHOUT_EFFECT:
+        return False
+    return part.known or not reads(key, part.content)
 
 
 def _is_rotary(key: Any) -> bool:
