@@ -243,9 +243,21 @@ def test_the_vision_encoder_of_mistral(key):
     assert read({**MISTRAL, key: content}, part="text").rope == read(MISTRAL).rope
 
 
+@pytest.mark.parametrize("short", [True, False])
+def test_the_indexer_of_deepseek_pairs_halves(short):
+    config = {**DEEPSEEK, "index_head_dim": 128} | ({"max_seq_len": 4096} if short else {})
+    indexer, main = read(config, part="indexer").rope, read(config, part="text").rope
+    np.testing.assert_allclose(indexer.frequencies, series(1e4, 32) if short else yarn(1e4, 32, 40, 4096))
+    assert (indexer.head_dim, indexer.rotary_start, indexer.rotary_dim) == (128, 0, 32)
+    assert (indexer.pairing, indexer.out_pairing, indexer.amplitude) == ("half", None, 1.0)
+    assert (main.pairing, main.frequencies) == ("interleaved", indexer.frequencies)
+    with pytest.raises(ConfigError, match="has no part 'indexer'"):
+        read(DEEPSEEK, part="indexer")
+
+
 NOTES = {
     "mscale is of the softmax": (DEEPSEEK, "scale of the softmax"),
-    "the indexer": ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates the first qk_rope_head_dim"),
+    "the indexer": ({**DEEPSEEK, "index_head_dim": 128}, "indexer rotates .* in half pairs"),
     "llama_4_scaling": ({**MISTRAL, "llama_4_scaling": {"beta": 0.1}}, "scales the queries"),
     "no base of Mistral": (without_base(MISTRAL), "1000000 is mistral-inference's default"),
     "an older base of Mistral": (

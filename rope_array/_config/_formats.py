@@ -198,10 +198,22 @@ _DEEPSEEK = Format(
     },
     notes=("mscale is not used: DeepSeek's code applies it to the scale of the softmax, not to cos and sin",),
 )
-# Source: DeepSeek-V3.2-Exp, inference/model.py, Indexer.
-_INDEXER = (
+# Source: deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py, Indexer, since 2025-11-17: halves are pairs. Before,
+# the published code rotated neighbours here, which its README calls a mistake.
+_INDEXER = replace(
+    _DEEPSEEK,
+    name="DeepSeek's inference config, indexer",
+    convention=replace(
+        _DEEPSEEK.convention,
+        pairing="half",
+        width=("index_head_dim",),
+        rotated=lambda values, width: values.integer("qk_rope_head_dim"),
+        note="this is the rope of the indexer, which selects the tokens to attend to; attention has another",
+    ),
+)
+_INDEXER_DIFFERS = (
     "the sparse attention's indexer rotates the first qk_rope_head_dim features of its heads by the same "
-    "rope, in neighbouring pairs"
+    "frequencies, in half pairs: part='indexer' reads its rope"
 )
 
 
@@ -213,8 +225,10 @@ def _of_deepseek(content: Mapping[str, Any]) -> Format | None:
         )
     if not _has(content, "dim", "n_layers", "n_heads", "inter_dim", "qk_rope_head_dim", "kv_lora_rank"):
         return None
-    indexer = _has(content, "index_head_dim")
-    return replace(_DEEPSEEK, notes=(*_DEEPSEEK.notes, _INDEXER)) if indexer else _DEEPSEEK
+    if not _has(content, "index_head_dim"):
+        return _DEEPSEEK
+    notes = (*_DEEPSEEK.notes, _INDEXER_DIFFERS)
+    return replace(_DEEPSEEK, notes=notes, parts={"indexer": (_INDEXER, None)})
 
 
 # Mistral
