@@ -33,6 +33,8 @@ LATENT = {
 DEEPSEEK = {"vocab_size": 100, "dim": 64, "inter_dim": 128, "moe_inter_dim": 32, "n_layers": 4, "n_heads": 2}
 DEEPSEEK |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "dtype": "fp8"}
 LLAMA2 = {"dim": 64, "multiple_of": 256, "n_heads": 2, "n_layers": 4, "norm_eps": 1e-05, "vocab_size": -1}
+CODE_LLAMA = {"dim": 8192, "n_layers": 48, "n_heads": 64, "n_kv_heads": 8, "multiple_of": 256}
+CODE_LLAMA |= {"ffn_dim_multiplier": 1.0, "norm_eps": 1e-5, "rope_theta": 1000000}
 LLAMA3 = {**LLAMA2, "ffn_dim_multiplier": 1.3, "n_kv_heads": 1, "rope_theta": 500000.0}
 LLAMA4 = {**LLAMA3, "nope_layer_interval": 2, "moe_args": {"num_experts": 16}, "use_qk_norm": True}
 EXECUTORCH = {
@@ -125,6 +127,7 @@ CASES = {
     ),
     "DeepSeek V3.2": ({**DEEPSEEK, "index_head_dim": 128, "index_topk": 64}, yarn(1e4, 32, 40, 4096), {}),
     "Llama 2": (LLAMA2, series(1e4, 32), {}),
+    "Llama, Code": (CODE_LLAMA, series(1e6, 128), {"head": 128}),
     "Llama 3": (LLAMA3, series(5e5, 32), {}),
     "Llama 3.1": ({**LLAMA3, "use_scaled_rope": True}, scaled(series(5e5, 32), 8, 4), {}),
     "Llama 4": (LLAMA4, series(5e5, 32), {}),

@@ -369,7 +369,7 @@ _LLAMA_FORMAT = Format(
 
 
 def _is_llama(content: Mapping[str, Any]) -> bool:
-    return _has(content, "dim", "n_layers", "n_heads", "norm_eps", "vocab_size")
+    return _has(content, "dim", "n_layers", "n_heads", "norm_eps")  # Code Llama's has no vocab_size
 
 
 def _of_meta(content: Mapping[str, Any]) -> Format | None:
