@@ -110,6 +110,7 @@ CASES = {
         {"head": 16},
     ),
     "Mistral without a base": (without_base(MISTRAL), series(1e6, 32), {}),
+    "Mistral with a null base": ({**MISTRAL, "rope_theta": None}, series(1e6, 32), {}),
     "Mistral 7B v0.1": (without_base(MISTRAL, sliding_window=4096), series(1e4, 32), {}),
     "DeepSeek": (DEEPSEEK, yarn(1e4, 32, 40, 4096), {}),
     "DeepSeek, short": ({**DEEPSEEK, "max_seq_len": 4096}, series(1e4, 32), {}),
@@ -160,6 +161,12 @@ CASES = {
         series(2e4, 32),
         {},
     ),
+    "ExecuTorch, a null base": (
+        {**EXECUTORCH, "rope_theta": None, "rope_freq_base": 20000.0},
+        series(2e4, 32),
+        {"pairing": "half"},
+    ),
+    "ExecuTorch, no base": ({**EXECUTORCH, "rope_theta": None}, series(1e4, 32), {"pairing": "half"}),
     "gpt-oss": (GPT_OSS, yarn(150000, 32, 32, 4096, whole=False), {"pairing": "half", "amplitude": gain(32)}),
     "gpt-oss, no factor": ({**GPT_OSS, "rope_scaling_factor": 1.0}, series(150000, 32), {"pairing": "half"}),
     "gpt-oss, other turns": (
@@ -267,6 +274,7 @@ NOTES = {
         without_base(MISTRAL, sliding_window=4096),
         "base is 10000, as in Mistral 7B v0.1",
     ),
+    "a null base of Mistral": ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
     "no base of Meta": (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
     "a factor that is not stated": ({**LLAMA3, "use_scaled_rope": True}, r"Llama 3.2 \(1B and 3B\) state 32"),
     "an unread share": (
@@ -294,6 +302,7 @@ REFUSED = {
         "yarn.factor is missing",
     ),
     "a switch that is no bool": ({**EXECUTORCH, "use_hf_rope": "yes"}, {}, "use_hf_rope is 'yes'"),
+    "a null base": ({**LLAMA3, "rope_theta": None}, {}, "which is no base; state .* was trained with.$"),
     "a misspelt key": ({**LLAMA3, "rope_thetta": 1e6}, {}, "'rope_thetta' is unknown"),
     "a layer": (LLAMA4, {"layer_type": 4}, "from 0 to 3"),
     "Mamba": ({**MISTRAL, "model_type": "mamba", "n_groups": 8}, {}, "Mamba model, which has no rotation"),

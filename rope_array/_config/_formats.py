@@ -296,7 +296,7 @@ def _of_mistral(content: Mapping[str, Any]) -> Format | None:
         convention = replace(convention, width=("qk_rope_head_dim",))
     if content.get("rope_theta") is None:
         old = content.get("sliding_window") or content.get("_sliding_window")
-        convention = replace(convention, theta=1e4 if old else 1e6)
+        convention = replace(convention, theta=1e4 if old else 1e6, theta_keys=())  # null is no base, too
         notes.append(_OLD_BASE if old else _NEW_BASE)
     if content.get("llama_4_scaling") is not None:
         notes.append("llama_4_scaling scales the queries by their position, and is no part of the rotation")
@@ -386,7 +386,9 @@ def _of_meta(content: Mapping[str, Any]) -> Format | None:
 def _of_executorch(content: Mapping[str, Any]) -> Format | None:
     if not _is_llama(content) or not _has_one(content, _EXECUTORCH):
         return None
-    stock = replace(_LLAMA, theta_keys=("rope_theta", "rope_freq_base"), scaling=_llama3_of_executorch)
+    # A null rope_theta is the default of ExecuTorch's class: then rope_freq_base is the base.
+    bases = ("rope_freq_base",) if content.get("rope_theta") is None else ("rope_theta", "rope_freq_base")
+    stock = replace(_LLAMA, theta_keys=bases, scaling=_llama3_of_executorch)
     half, notes = content.get("use_hf_rope"), []
     if half not in (None, False, True):
         raise ConfigError(f"use_hf_rope is {short(half)}; it must be true or false.")

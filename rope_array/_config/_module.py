@@ -109,10 +109,13 @@ class Module(Layer):
         if "rope_theta" in self.parameters.content:
             null = "rope_theta" if self.parameters.content["rope_theta"] is None else None
         if null is not None:
-            raise ConfigError(
-                f"{null} is null, which is no base; state the base that the model was trained with. A config "
-                "object of transformers has a null base after rope_scaling is assigned: assign "
+            of_transformers = (
+                " A config object of transformers has a null base after rope_scaling is assigned: assign "
                 "rope_parameters, with rope_theta."
+            )
+            raise ConfigError(
+                f"{null} is null, which is no base; state the base that the model was trained with."
+                f"{of_transformers if self.part.own is None else ''}"
             )
 
     def _compare(self, top: str | None) -> None:
