@@ -47,6 +47,9 @@ EXECUTORCH = {
 }
 EXECUTORCH |= {"norm_eps": 1e-05, "rope_theta": 1000000.0, "use_scaled_rope": False, "vocab_size": 100}
 EXECUTORCH |= {"use_hf_rope": True, "attention_qkv_bias": False}
+# mlx-examples adds a model_type of Hugging Face.
+MLX_LLAMA = {"dim": 64, "n_heads": 2, "n_layers": 4, "n_kv_heads": 1, "vocab_size": 100, "norm_eps": 1e-05}
+MLX_LLAMA |= {"hidden_dim": 128, "model_type": "llama"}
 GPT_OSS = {"num_hidden_layers": 4, "num_experts": 4, "vocab_size": 100, "hidden_size": 64, "head_dim": 32}
 GPT_OSS |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 128, "rope_theta": 150000.0}
 GPT_OSS |= {"initial_context_length": 4096, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1.0}
@@ -139,6 +142,35 @@ CASES = {
         scaled(series(5e5, 32), 8, 4),
         {},
     ),
+    "mlx-examples, Mistral": ({**MISTRAL, "model_type": "mistral"}, series(1e6, 32), {}),
+    "mlx-examples, Mistral without a base": (
+        without_base(MISTRAL, model_type="mistral"),
+        series(1e4, 32),
+        {},
+    ),
+    "mlx-examples, Mixtral": (
+        without_base(MISTRAL, model_type="mixtral", moe={"num_experts": 8}),
+        series(1e6, 32),
+        {},
+    ),
+    "Mistral, a newer model_type": ({**MISTRAL, "model_type": "mistral3"}, series(1e6, 32), {}),
+    "mlx-examples, Llama": (MLX_LLAMA, series(1e4, 32), {}),
+    "mlx-examples, Llama, stated": (
+        {**MLX_LLAMA, "head_dim": 16, "rope_theta": 5e5, "rope_traditional": True},
+        series(5e5, 16),
+        {"head": 16},
+    ),
+    "mlx-examples, Llama from Hugging Face": (
+        {**MLX_LLAMA, "rope_traditional": False},
+        series(1e4, 32),
+        {"pairing": "half"},
+    ),
+    "mlx-examples, Llama 3": (
+        {**LLAMA3, "model_type": "llama", "use_scaled_rope": True},
+        scaled(series(5e5, 32), 8, 4),
+        {},
+    ),
+    "DeepSeek, a model_type": ({**DEEPSEEK, "model_type": "deepseek_v3"}, yarn(1e4, 32, 40, 4096), {}),
     "ExecuTorch": (EXECUTORCH, series(1e6, 32), {"pairing": "half"}),
     "ExecuTorch, a part": (
         {**EXECUTORCH, "partial_rotary_factor": 0.5},
@@ -188,9 +220,8 @@ def test_a_config_has_the_frequencies_of_its_code(case):
     assert rope.pairing == more["pairing"]
     assert rope.amplitude == pytest.approx(more["amplitude"], rel=1e-12)
     assert "rope_type" not in reading.inferred
-    names = {"Mistral": "Mistral", "DeepSeek": "DeepSeek", "Llama": "Meta", "ExecuTorch": "ExecuTorch"}
-    name = names.get(case.replace("'", " ").replace(",", " ").split()[0], "gpt-oss")
-    assert reading.inferred["format"].startswith(name)
+    name = case.replace("'", " ").replace(",", " ").split()[0]
+    assert reading.inferred["format"].startswith("Meta" if name == "Llama" else name)
 
 
 @pytest.mark.parametrize("config", [LLAMA4, {**EXECUTORCH, "no_rope_layer_interval": 2}])
@@ -275,6 +306,7 @@ NOTES = {
         "base is 10000, as in Mistral 7B v0.1",
     ),
     "a null base of Mistral": ({**MISTRAL, "rope_theta": None}, "1000000 is mistral-inference's default"),
+    "a model_type": ({**MISTRAL, "model_type": "mistral"}, "but the keys are of mlx-examples' config.json"),
     "no base of Meta": (LLAMA2, "10000 is the constant of the code of Llama 1 and 2"),
     "a factor that is not stated": ({**LLAMA3, "use_scaled_rope": True}, r"Llama 3.2 \(1B and 3B\) state 32"),
     "an unread share": (
@@ -294,6 +326,16 @@ def test_notes(case):
 
 REFUSED = {
     "a part": ({**MISTRAL}, {"part": "vision"}, "params.json has no part 'vision'; give one of: 'text'"),
+    "Mistral's keys in part": (
+        {"model_type": "mistral", "dim": 64, "n_layers": 4, "n_heads": 2},
+        {},
+        "model_type is 'mistral', but the sizes have the names of another format .* give the config.json",
+    ),
+    "Meta's keys in a config of transformers": (
+        {**LLAMA3, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        {},
+        "model_type is 'llama', but the sizes have the names of another format",
+    ),
     "an unknown key of yarn": ({**MISTRAL, "yarn": {**YARN, "gamma": 2}}, {}, "unknown keys gamma"),
     "yarn that is no object": ({**MISTRAL, "yarn": 16}, {}, "yarn is no object"),
     "yarn without a factor": (
@@ -350,7 +392,7 @@ HUGGING_FACE = ("model_type", "architectures", "transformers_version", "auto_map
 @pytest.mark.parametrize("config", [MISTRAL, DEEPSEEK, LLAMA3, EXECUTORCH, GPT_OSS], ids=lambda c: len(c))
 @pytest.mark.parametrize("key", HUGGING_FACE)
 def test_a_config_of_hugging_face_is_never_another_format(config, key):
-    value = "llama" if key == "model_type" else ["LlamaForCausalLM"]
+    value = "qwen2" if key == "model_type" else ["LlamaForCausalLM"]
     stated = {k: v for k, v in config.items() if k not in ("use_hf_rope", *GPT_OSS_KEYS)}
     stated |= {"head_dim": 32, "rope_theta": 10000.0, "rope_interleave": True}  # the latter: latent attention
     assert "format" not in read({**stated, key: value}).inferred

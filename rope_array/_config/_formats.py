@@ -12,6 +12,7 @@ from typing import Any
 
 from rope_array._config import _diffusers, _gguf
 from rope_array._config._conventions import Convention, Values
+from rope_array._config._conventions_unknown import BY_HAND
 from rope_array._errors import ConfigError, short
 from rope_array._spec.axes import Axes
 from rope_array._spec.scaling import Llama3, YaRN
@@ -24,6 +25,14 @@ _ALIASES = {
     "max_position_embeddings": "max_seq_len",
     "no_rope_layer_interval": "nope_layer_interval",
 }
+
+# Model types of Hugging Face whose makers publish configs in formats of their own.
+# fmt: off
+_ALSO_ELSEWHERE = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "llama", "llama4", "llama4_text", "ministral3", "mistral",
+    "mistral3", "mistral4", "mixtral",
+)
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +72,70 @@ def recognise(content: Mapping[str, Any]) -> Format | None:
     """Return the format of a config; None for a config of Hugging Face, and for one of no known format."""
     if isinstance(content, _gguf.Metadata):
         return _made(_gguf.read(content))
+    if _has_keys_of_others(content):
+        return _of_named(content)
     if content.get("model_type") not in (None, "transformer", "mamba"):  # the latter two are Mistral's
         return None
     if any(key in content for key in _HUGGING_FACE):
         return None
     if isinstance(content.get("_class_name"), str):
         return _made(_diffusers.read(content))
-    found = (_of_gpt_oss, _of_deepseek, _of_mistral, _of_executorch, _of_meta)
-    return next((each for read in found if (each := read(content)) is not None), None)
+    return _by_keys(content)
+
+
+def _by_keys(content: Mapping[str, Any]) -> Format | None:
+    readers = (_of_gpt_oss, _of_deepseek, _of_mistral, _of_executorch, _of_meta)
+    return next((found for read in readers if (found := read(content)) is not None), None)
+
+
+# Configs with a model_type of Hugging Face, and the keys of another format
+
+
+def _has_keys_of_others(content: Mapping[str, Any]) -> bool:
+    """Return whether a config has a model_type of Hugging Face, but the makers' names of the sizes."""
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "text_config")
+    return (
+        content.get("model_type") in _ALSO_ELSEWHERE
+        and _has(content, "dim", "n_layers", "n_heads")
+        and not any(content.get(key) is not None for key in sizes)
+    )
+
+
+def _of_named(content: Mapping[str, Any]) -> Format:
+    """Return the format of a config that `_has_keys_of_others`, or refuse it."""
+    name = content["model_type"]
+    otherwise = _LLAMA_FORMAT if name == "llama" else None
+    contradicts = any(key in content for key in _HUGGING_FACE)
+    if contradicts or (found := _by_keys(content) or otherwise) is None:
+        raise ConfigError(
+            f"model_type is {short(name)}, but the sizes have the names of another format (dim, n_layers, "
+            "n_heads), and none has Hugging Face's, such as hidden_size; give the config.json of the model's "
+            f"Hugging Face folder, or read {BY_HAND}."
+        )
+    if found.name in (_MISTRAL.name, _LLAMA_FORMAT.name) and name in _MLX_BASES:
+        found = _of_mlx(found, name, content.get("rope_theta") is None)
+    note = (
+        f"model_type is {short(name)}, but the keys are of {found.name}: its pairs are those of its weights"
+    )
+    return replace(found, model_type=name, notes=(*found.notes, note))
+
+
+# Source: ml-explore/mlx-examples, llms/llama, llms/mistral and llms/mixtral: the converters keep the makers'
+# keys and weights, and add a model_type. Halves are pairs if Llama's rope_traditional is false.
+_MLX_BASES = {"llama": 1e4, "mistral": 1e4, "mixtral": 1e6}
+
+
+def _of_mlx(found: Format, name: str, no_base: bool) -> Format:
+    own = found.convention
+    width = ("head_dim", *own.width) if found.name == _LLAMA_FORMAT.name else own.width
+    convention = replace(own, width=width, pairing_flag="rope_traditional")
+    found = replace(found, name="mlx-examples' config.json", convention=convention)
+    if not no_base:
+        return found
+    base = _MLX_BASES[name]
+    others = (note for note in found.notes if note not in (_OLD_BASE, _NEW_BASE, _NO_BASE))
+    note = f"rope_theta is not stated: {base:.0f} is the default of mlx-examples"
+    return replace(found, convention=replace(convention, theta=base), notes=(*others, note))
 
 
 def _made(fields: dict[str, Any]) -> Format:
@@ -198,8 +263,8 @@ _DEEPSEEK = Format(
     },
     notes=("mscale is not used: DeepSeek's code applies it to the scale of the softmax, not to cos and sin",),
 )
-# Source: deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py, Indexer, since 2025-11-17: halves are pairs. Before,
-# the published code rotated neighbours here, which its README calls a mistake.
+# Source: deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py, Indexer: halves are pairs. Until 2025-11-17 the
+# published code rotated neighbours here, which its README calls a mistake.
 _INDEXER = replace(
     _DEEPSEEK,
     name="DeepSeek's inference config, indexer",
