@@ -358,7 +358,17 @@ REFUSED = {
         {},
         "folder 'transformer'",
     ),
+    "a pipeline of another name": (
+        {"_class_name": "AnyFlow", "vae": ["diffusers", "AutoencoderKL"], "scheduler": [None, None]},
+        {},
+        "folder 'transformer'",
+    ),
     "an unknown class": ({"_class_name": "AutoencoderKL"}, {}, "is no transformer of diffusers"),
+    "an unknown class with pairs": (
+        {"_class_name": "AutoencoderKLFlux2", "patch_size": [2, 2], "down_block_types": ["A", "B"]},
+        {},
+        "is no transformer of diffusers",
+    ),
     "Mochi": ({"_class_name": "MochiTransformer3DModel"}, {}, "learned weights .* RoPE cannot state it"),
     "widths of another head": (
         {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 64},

@@ -504,7 +504,7 @@ def _computed_width(name: str, content: Mapping[str, Any]) -> int:
 
 
 def _why_unknown(content: Mapping[str, Any], name: str) -> str:
-    if any(isinstance(value, list) and len(value) == 2 for value in content.values()):
+    if name.endswith("Pipeline") or any(map(_is_component, content.values())):
         return (
             f"this is the model_index.json of {short(name)}, a pipeline of diffusers; give the config.json "
             "in its folder 'transformer'."
@@ -513,3 +513,8 @@ def _why_unknown(content: Mapping[str, Any], name: str) -> str:
         f"_class_name is {short(name)}, which is no transformer of diffusers 0.42. Of a pipeline give the "
         "config.json of its folder 'transformer'; for another model state RoPE(axes=...) by its code."
     )
+
+
+def _is_component(value: Any) -> bool:
+    """Return whether a value names a part of a pipeline: its library and its class."""
+    return isinstance(value, list) and len(value) == 2 and value[0] in ("diffusers", "transformers")
