@@ -507,6 +507,17 @@ def test_a_model_of_diffusers_has_its_config_in_an_attribute():
     assert read(FluxTransformer2DModel()).rope == ra.RoPE(16, axes=ra.Axes.axial(4, 6, 6))
 
 
+def test_the_config_attribute_of_a_model_of_diffusers_is_refused():
+    class FrozenDict(dict):
+        __module__ = "diffusers.configuration_utils"
+
+    for config in (FrozenDict(head_dim=128, rope_theta=1e6), {"head_dim": 64, "_use_default_values": []}):
+        with pytest.raises(ConfigError, match="give the model itself, or its config.json"):
+            read(config)
+    named = FrozenDict(_class_name="FluxTransformer2DModel", _use_default_values=[])
+    assert read(named).rope == DIFFUSERS["FluxTransformer2DModel"]
+
+
 HOSTILE = (None, "x", [], {}, -1, 0, 0.5, math.inf, math.nan, True, [1, "a"], [[1]], 10**30, {"a": []})
 WHOLE = {
     "Mistral": {**MISTRAL, **LATENT, "yarn": YARN, "vision_encoder": {"hidden_size": 64}},

@@ -477,6 +477,19 @@ def read(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **_fields_of(row, content), "parts": parts}
 
 
+# Keys that diffusers adds to the config of a model.
+_ADDED = ("_use_default_values", "_diffusers_version")
+
+
+def refuse_nameless(content: Mapping[str, Any]) -> None:
+    """Refuse the `config` attribute of a model, which does not name the model's class."""
+    if content.get("_class_name") is None and any(key in content for key in _ADDED):
+        raise ConfigError(
+            "this is the config attribute of a model of diffusers, which does not name the model's class; "
+            "give the model itself, or its config.json."
+        )
+
+
 def _fields_of(row: _Row, content: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {"attention_head_dim": 128, **_UNUSED, **row.defaults}
     computed = {

@@ -90,7 +90,10 @@ def load(config: Any) -> Document:
 
 def _load(config: Any) -> Document:
     if isinstance(config, Mapping):
-        return Document(Copy().mapping(config))
+        content = Copy().mapping(config)
+        if type(config).__module__ == "diffusers.configuration_utils":  # its FrozenDict
+            content.setdefault("_use_default_values", [])
+        return Document(content)
     if isinstance(config, (str, os.PathLike)):
         return Document(_load_file(os.fsdecode(config)))
     if not isinstance(config, type) and callable(to_dict := getattr(config, "to_dict", None)):
