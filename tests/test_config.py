@@ -628,7 +628,7 @@ def test_a_gguf_file_without_the_package(name: str, tmp_path: Any, monkeypatch: 
     """Files with the package are in tests/edge/test_gguf_configs.py."""
     (tmp_path / name).write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(64))
     monkeypatch.setitem(sys.modules, "gguf", None)
-    refuse(r"is a GGUF file, .* pip install 'rope-array\[gguf\]', or give the config.json", tmp_path / name)
+    refuse(r"is a GGUF file, .* python -m pip install gguf, or give the config.json", tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B", "gpt2", ".", "model/config.json"])

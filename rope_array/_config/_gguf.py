@@ -118,8 +118,8 @@ def metadata(path: "os.PathLike[str]", name: str) -> Metadata:
         from gguf import GGUFReader
     except ImportError:
         raise ConfigError(
-            f"{name} is a GGUF file, which needs the package gguf: pip install 'rope-array[gguf]', or give "
-            "the config.json of the model that the file was converted from."
+            f"{name} is a GGUF file, which needs the package gguf: python -m pip install gguf, or give the "
+            "config.json of the model that the file was converted from."
         ) from None
     try:
         return _values_of(GGUFReader(path), name)
