@@ -475,6 +475,47 @@ def test_the_command_explain_names_the_format(tmp_path):
     assert any("Pair i is features 2i and 2i + 1" in line for line in lines)
 
 
+def explained(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return "\n".join(report(str(tmp_path), None, None, None))
+
+
+def test_the_command_explain_puts_facts_and_doubts_apart(tmp_path):
+    text = explained({**DEEPSEEK, "index_head_dim": 128}, tmp_path)
+    facts = text[text.index("\nNotes\n") :]
+    assert "* mscale is not used" in facts
+    assert "* the sparse attention's indexer" in facts
+    assert text.endswith("\nDoubtful: nothing")
+    text = explained(without_base(MISTRAL, llama_4_scaling={"beta": 0.1}), tmp_path)
+    facts, doubts = text[text.index("\nNotes\n") :].split("\nDoubtful: check against the model's code\n")
+    assert "* llama_4_scaling" in facts
+    assert doubts.startswith("  * rope_theta is not stated")
+
+
+@pytest.mark.parametrize("name", sorted(_diffusers._ROWS))
+def test_no_class_of_diffusers_leaves_a_doubt(name, tmp_path):
+    sizes = dict.fromkeys(("hidden_size", "embed_dim", "dit_dim", "dim"), 256)
+    sizes |= dict.fromkeys(("num_attention_heads", "num_heads", "dit_heads", "n_heads"), 2)
+    own = {
+        "HiDreamImageTransformer2DModel": {"axes_dims_rope": [16, 56, 56]},
+        "Lumina2Transformer2DModel": {"axes_dim_rope": [32, 48, 48]},
+        "OmniGenTransformer2DModel": {
+            "rope_scaling": {"short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
+        },
+        "PRXTransformer2DModel": {"axes_dim": [64, 64]},
+        "SanaWMTransformer3DModel": {"linear_head_dim": 112},
+    }
+    text = explained({"_class_name": name, **sizes, **own.get(name, {})}, tmp_path)
+    assert "\nNotes\n" in text
+    assert text.endswith("\nDoubtful: nothing")
+
+
+def test_listed_frequencies_are_described(tmp_path):
+    text = explained({"_class_name": "LTXVideoTransformer3DModel", "num_attention_heads": 2}, tmp_path)
+    sentence = "The frequencies are listed one by one: a base and a rule, if stated, are in them already."
+    assert sentence in " ".join(text.split())
+
+
 DIFFUSERS = {
     "FluxTransformer2DModel": ra.RoPE(128, axes=ra.Axes.axial(16, 56, 56)),
     "WanTransformer3DModel": ra.RoPE(128, axes=ra.Axes.axial(44, 42, 42)),
@@ -512,7 +553,7 @@ def test_the_config_attribute_of_a_model_of_diffusers_is_refused():
         __module__ = "diffusers.configuration_utils"
 
     for config in (FrozenDict(head_dim=128, rope_theta=1e6), {"head_dim": 64, "_use_default_values": []}):
-        with pytest.raises(ConfigError, match="give the model itself, or its config.json"):
+        with pytest.raises(ConfigError, match="give the model itself, or its config"):
             read(config)
     named = FrozenDict(_class_name="FluxTransformer2DModel", _use_default_values=[])
     assert read(named).rope == DIFFUSERS["FluxTransformer2DModel"]

@@ -1,5 +1,6 @@
 """A model's rotary embedding in words and tables, read from its config."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -89,7 +90,7 @@ _UNROTATED = ": no rotation"
 
 def _frequency_sentences(rope: ra.RoPE) -> Iterator[str]:
     if rope.inv_freq is not None:
-        yield "The model's code lists the frequencies one by one; there is no base and no rule."
+        yield "The frequencies are listed one by one: a base and a rule, if stated, are in them already."
     elif rope.scaling is None:
         yield f"The base is {_number(rope.base)}, and no rule changes the frequencies."
     elif not rope.scaling.resolved:
@@ -251,11 +252,30 @@ def _origins(readings: Sequence[Reading]) -> Iterator[str]:
         inferred |= reading.inferred
     yield from _section("Stated in the config", stated)
     yield from _section("Inferred, from the model's code and the defaults of its class", inferred)
+    facts = list(dict.fromkeys(note for reading in readings for note in reading.notes if _is_fact(note)))
+    if facts:
+        yield from ("", "Notes", *_bullets(facts))
     doubts = list(dict.fromkeys(doubt for reading in readings for doubt in _doubts(reading)))
     yield ""
     yield "Doubtful: check against the model's code" if doubts else "Doubtful: nothing"
-    for doubt in doubts:
-        yield from textwrap.wrap(f"* {doubt}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
+    yield from _bullets(doubts)
+
+
+# Notes that describe the model, and leave nothing to check.
+_FACT = re.compile(
+    r"(?:the )?coordinates |a token has |this is the rope |only head |v is |rotates the |llama_4_scaling |"
+    r"mscale is not used: DeepSeek|the sparse attention's indexer |"
+    r"the (?:class token|frequencies|input|pairs|position|rope|whole hidden state) "
+)
+
+
+def _is_fact(note: str) -> bool:
+    return _FACT.match(note) is not None
+
+
+def _bullets(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from textwrap.wrap(f"* {text}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _section(title: str, values: dict[str, Any]) -> Iterator[str]:
@@ -266,7 +286,7 @@ def _section(title: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _doubts(reading: Reading) -> Iterator[str]:
-    """Yield the inferences that may be wrong, and the notes of the reading."""
+    """Yield the inferences that may be wrong, and the notes that are no plain facts."""
     inferred = reading.inferred
     if "convention" in inferred:
         yield str(inferred["convention"])
@@ -274,7 +294,7 @@ def _doubts(reading: Reading) -> Iterator[str]:
         yield "the trained context is not stated: max_position_embeddings is taken for it"
     if "part" in inferred:
         yield f"the part {inferred['part']!r} was read; --part chooses another"
-    yield from (note for note in reading.notes if not note.endswith(_UNROTATED))
+    yield from (note for note in reading.notes if not note.endswith(_UNROTATED) and not _is_fact(note))
 
 
 def _aligned(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
