@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rope_array as ra
+from rope_array._command._config_report import report
 from rope_array._config import _gguf
 from rope_array.config import ConfigError, read, read_layers
 
@@ -278,8 +279,11 @@ def test_a_file_without_the_suffix_is_read_by_its_first_bytes(tmp_path):
 
 
 def test_permuted_weights_are_noted(tmp_path):
-    notes = read(write(tmp_path / "m.gguf", "llama", **SMALL)).notes
-    assert any("permuted the rows of q and k" in note for note in notes)
+    path = write(tmp_path / "m.gguf", "llama", {"rope_freqs.weight": [1.0] * 32}, rope__freq_base=5e5, **SMALL)
+    assert any("permuted the rows of q and k" in note for note in read(path).notes)
+    lines = [*report(str(path), None, None, None)]
+    assert lines[-1] == "Doubtful: nothing"
+    assert "Notes" in lines
 
 
 @pytest.mark.parametrize(
