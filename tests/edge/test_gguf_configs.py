@@ -279,7 +279,9 @@ def test_a_file_without_the_suffix_is_read_by_its_first_bytes(tmp_path):
 
 
 def test_permuted_weights_are_noted(tmp_path):
-    path = write(tmp_path / "m.gguf", "llama", {"rope_freqs.weight": [1.0] * 32}, rope__freq_base=5e5, **SMALL)
+    path = write(
+        tmp_path / "m.gguf", "llama", {"rope_freqs.weight": [1.0] * 32}, rope__freq_base=5e5, **SMALL
+    )
     assert any("permuted the rows of q and k" in note for note in read(path).notes)
     lines = [*report(str(path), None, None, None)]
     assert lines[-1] == "Doubtful: nothing"
