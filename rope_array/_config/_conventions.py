@@ -334,6 +334,14 @@ def _is_every_fourth_from_the_last(values: Values, index: int) -> bool:
     return (values.integer("num_hidden_layers") - 1 - index) % 4 == 0
 
 
+def _is_cross_attention(values: Values, index: int) -> bool:
+    """Return whether a layer of Mllama attends to the image alone, without a position."""
+    layers = values.get("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38))
+    if not isinstance(layers, (list, tuple)):
+        raise SpecError(f"cross_attention_layers is {short(layers)}; give a list of indices of layers.")
+    return index in layers
+
+
 # Families
 
 PLAIN = _HALF = Convention(partial=False)
@@ -522,6 +530,7 @@ TEXT: dict[str, Convention] = {
     "glm5_next_text": replace(_NEVER, width=_DIVIDED),  # its head_dim is 0
     "kimi_linear": replace(_NEVER, width=("qk_rope_head_dim",)),
     "zamba": replace(_NEVER, width=("head_dim", "2*hidden_size/num_attention_heads")),
+    "mllama_text_model": replace(_HALF, nope_at=_is_cross_attention),
     "olmo_hybrid": replace(_HALF, null_theta=True),
     # Used in some configs only
     "falcon": replace(_HALF, unless={"alibi": (False, None)}),
