@@ -426,6 +426,54 @@ def test_models_that_rotate_nothing(kind: str) -> None:
         assert any("rotates nothing: no rotation" in note for note in reading.notes)
 
 
+# A config, the width of its rotating layers, and these layers: by the code of transformers 5.23.
+SOME_LAYERS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
+    "Bamba": (
+        {"model_type": "bamba", "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]},
+        64,
+        [9, 18, 27],
+    ),
+    "Bamba without attention": ({"model_type": "bamba", "num_hidden_layers": 4}, 64, []),
+    "RecurrentGemma": ({"model_type": "recurrent_gemma", "num_hidden_layers": 7}, 128, [2, 5]),
+    "RecurrentGemma, attention first": (
+        {
+            "model_type": "recurrent_gemma",
+            "num_hidden_layers": 5,
+            "block_types": ["attention", "recurrent", "recurrent"],
+        },
+        128,
+        [0, 3],
+    ),
+    "Mllama": (
+        {"model_type": "mllama", "text_config": {"num_hidden_layers": 6, "cross_attention_layers": [3, 4]}},
+        128,
+        [0, 1, 2, 5],
+    ),
+    "Mllama by default": ({"model_type": "mllama_text_model", "num_hidden_layers": 5}, 128, [0, 1, 2, 4]),
+}
+
+
+@pytest.mark.parametrize("name", SOME_LAYERS)
+def test_the_layers_that_rotate(name: str) -> None:
+    config, width, rotating = SOME_LAYERS[name]
+    widths = {i: reading.rope.rotary_dim for indices, reading in read_layers(config) for i in indices}
+    assert widths == {i: width if i in rotating else 0 for i in range(len(widths))}
+    assert rope(config).rotary_dim == width
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("bamba", "attn_layer_indices", 9),
+        ("recurrent_gemma", "block_types", []),
+        ("recurrent_gemma", "block_types", ["mamba"]),
+        ("mllama_text_model", "cross_attention_layers", True),
+    ],
+)
+def test_a_list_of_layers_that_cannot_be_read_is_refused(kind: str, key: str, value: Any) -> None:
+    refuse(f"{kind}: {key}", {"model_type": kind, "num_hidden_layers": 4, key: value}, layer_type=0)
+
+
 def test_a_latent_attention_without_rotation_of_an_unknown_model_is_refused() -> None:
     latent = {"model_type": "kimi_k9", "rope_theta": 1e4, "head_dim": 64, "rope_interleave": True}
     for width in (64, 0):

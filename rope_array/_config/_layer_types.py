@@ -52,6 +52,22 @@ def _flint(values: Values, count: int, index: int) -> str:
     return _FULL if index < 2 or index % 4 == 1 or index == count - 1 else _SLIDING
 
 
+def _bamba(values: Values, count: int, index: int) -> str:
+    chosen = values.get("attn_layer_indices")
+    if chosen is not None and not isinstance(chosen, (list, tuple)):
+        raise SpecError(f"attn_layer_indices is {short(chosen)}; give a list of indices of layers.")
+    return _FULL if chosen and index in chosen else _LINEAR
+
+
+def _recurrent_gemma(values: Values, count: int, index: int) -> str:
+    blocks = values.get("block_types", ("recurrent", "recurrent", "attention"))
+    if not isinstance(blocks, (list, tuple)) or not blocks:
+        raise SpecError(f"block_types is {short(blocks)}; give a list of 'recurrent' and 'attention'.")
+    if (block := blocks[index % len(blocks)]) not in ("recurrent", "attention"):
+        raise SpecError(f"block_types has {short(block)}; it must be 'recurrent' or 'attention'.")
+    return _LINEAR if block == "recurrent" else _SLIDING
+
+
 def _muse(values: Values, count: int, index: int) -> str:
     return _SLIDING if (count - 1 - index) % 4 else _FULL
 
@@ -131,6 +147,7 @@ TYPES: dict[str, TypeOf] = {
     "afmoe": _every("global_attn_every_n_layers", 4),
     "baichuan_m1": _baichuan_m1,
     "bailing_hybrid": _every("layer_group_size", 6, _LINEAR),
+    "bamba": _bamba,
     "beam": _fixed(6),
     "cohere2": _every("sliding_window_pattern", 4),
     "cohere2_moe": _cohere2_moe,
@@ -156,6 +173,7 @@ TYPES: dict[str, TypeOf] = {
     "neomme": _fixed(6),
     "olmo_hybrid": _olmo_hybrid,
     "qwen4_exp_text": _every("full_attention_interval", 4, _LINEAR, "indexed_attention"),
+    "recurrent_gemma": _recurrent_gemma,
     "ultrabert": _by_list("attention_windows", lambda window: _SLIDING if window else _FULL, _thirds),
 }
 

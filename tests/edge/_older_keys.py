@@ -5,9 +5,11 @@ COMPUTED, or in WITHOUT_EFFECT if it changes no rotation: any other key fails a 
 """
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import pathlib
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +21,7 @@ from rope_array._config._document import CONVENTIONS
 from rope_array._config._model_defaults import ROTARY, SHARED
 
 LAYERS = 8
+PROPERTIES = ("layer_types", "layers_block_type")  # the type of each layer, in `to_dict` or not
 Config = dict[str, Any]
 
 
@@ -42,12 +45,26 @@ def has_rotation(cls: type[PreTrainedConfig]) -> bool:
 
 
 def keys_of(cls: type[PreTrainedConfig]) -> set[str]:
-    """Return the keys that the class and its bases take from `kwargs`, and the keys of `attribute_map`."""
-    found = set(cls.attribute_map)
+    """Return the keys that the class takes from `kwargs`, of `attribute_map`, and that choose layers."""
+    found = set(cls.attribute_map) | _keys_of_layers(cls)
     for base in cls.__mro__:
         if base.__module__.startswith("transformers.models."):
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
             found |= {key for node in ast.walk(tree) for key in _keys_at(node)}
+    return found
+
+
+_OF_LAYERS = re.compile(r"layer|block|idx|indices|indexes|interval|period|offset|every|freq$")
+
+
+def _keys_of_layers(cls: type[PreTrainedConfig]) -> set[str]:
+    """Return the fields that may tell layers apart: lists by their names, and what its properties read."""
+    fields = {field.name: str(field.type) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    found = {name for name, kind in fields.items() if "list" in kind and _OF_LAYERS.search(name)}
+    for name in PROPERTIES:
+        if isinstance(rule := inspect.getattr_static(cls, name, None), property):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(rule.fget)))  # type: ignore[arg-type]
+            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & fields.keys()
     return found
 
 
@@ -126,8 +143,11 @@ OF_EVERY_CLASS: dict[str, list[Any]] = {
 VALUES: dict[str, list[Any]] = {
     **OF_EVERY_CLASS,
     "attention_head_dim": [32],
+    "attn_layer_indices": [[1, 4], [], None],
     "attention_windows": [[64, 0] * (LAYERS // 2), [0] * LAYERS],
+    "block_types": [["attention", "recurrent", "recurrent"], ["recurrent"], ["attention", "recurrent"]],
     "compress_ratios": [[0, 4, 128, 4, 0, 4, 128, 4], [0] * LAYERS],
+    "cross_attention_layers": [[1, 4], [], None],
     "d_model": [1024],
     "embed_dim": [768],
     "encoder_attention_heads": [16],
@@ -145,6 +165,7 @@ VALUES: dict[str, list[Any]] = {
     "layers": [4],
     "local_rope_theta": [55.5],
     "mla_use_nope": [True, False],
+    "mlp_layer_types": [alternating("dense", "sparse")],
     "model_max_length": [3000],
     "n_embd": [768],
     "n_embed": [1024],
@@ -160,6 +181,7 @@ VALUES: dict[str, list[Any]] = {
     "per_layer_config": [{"3": {"head_dim": 64}}],
     "qk_rope_head_dim": [32],
     "rope_local_base_freq": [55.5],
+    "rope_scaling_layers": [[1, 4]],
     "rotary_dim": [16],
     "rotary_emb_base": [777.5],
     "rotary_pct": [0.5],
@@ -182,21 +204,26 @@ COMPUTED: dict[str, list[Config]] = {
 
 # fmt: off
 WITHOUT_EFFECT = frozenset((
-    "adapter_merge_size", "adapter_output_size", "attention_other_setting", "audio_token_id", "bias",
-    "block_ff_dim", "capacity_factor", "codebook_size", "compress_rate_csa", "compress_rate_hca",
+    "_out_indices", "adapter_merge_size", "adapter_output_size", "attention_other_setting",
+    "attn_layer_offset", "attn_layer_period", "audio_token_id", "bias", "block_ff_dim", "capacity_factor",
+    "codebook_size", "compress_rate_csa", "compress_rate_hca", "deepstack_visual_indexes",
     "dense_intermediate_size", "dense_mlp_idx", "embedding_multiplier", "encoder_ffn_dim",
-    "encoder_layerdrop", "encoder_layers", "first_k_dense_replace", "frame_rate", "hidden_act",
-    "hybrid_override_pattern", "image_size", "image_token_id", "index_skip_topk_offset", "index_topk_freq",
-    "index_topk_pattern", "intermediate_size", "is_causal", "layer_norm_eps", "ls_init_value",
-    "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_dt_init_floor", "mamba_dt_limit",
-    "mamba_dt_max", "mamba_dt_min", "mamba_expand", "mamba_n_groups", "moe_intermediate_size",
-    "moe_layer_freq", "moe_layers_enum", "moe_num_experts", "moe_shared_expert_intermediate_size",
-    "moe_top_k", "mtp_hybrid_override_pattern", "n_group", "n_shared_experts", "native_patch_size",
-    "norm_topk_prob", "num_attention_groups", "num_experts", "num_experts_per_tok",
-    "num_global_key_value_heads", "num_hash_layers", "num_labels", "num_local_experts", "num_mtp_layers",
-    "num_nextn_predict_layers", "org_vocab_size", "out_features", "out_indices", "pad_id",
-    "pyramid_num_routed", "qkv_bias", "rms_norm_eps", "routed_scaling_factor", "router_scale",
-    "sconv_kernel_size", "share_expert_dims", "tie_embedding", "tie_word_embeddings", "use_bias",
-    "video_token_id", "whisper_adapter_in_dim", "whisper_adapter_out_dim",
+    "encoder_layerdrop", "encoder_layers", "first_k_dense_replace", "frame_rate", "fullatt_block_indexes",
+    "global_attn_indexes", "hidden_act", "hybrid_override_pattern", "image_size", "image_token_id",
+    "index_skip_topk_offset", "index_topk_freq", "index_topk_pattern", "indexer_types", "intermediate_size",
+    "is_causal", "kv_source_layers", "layer_norm_eps", "local_layer_ids", "look_ahead_layers",
+    "look_backward_layers", "ls_init_value", "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv",
+    "mamba_dt_init_floor", "mamba_dt_limit", "mamba_dt_max", "mamba_dt_min", "mamba_expand", "mamba_n_groups",
+    "mlp_only_layers", "moe_intermediate_size", "moe_layer_freq", "moe_layers", "moe_layers_enum",
+    "moe_num_experts", "moe_shared_expert_intermediate_size", "moe_top_k", "mtp_hybrid_override_pattern",
+    "mtp_layer_types", "mtp_layers_block_type", "mtp_local_layer_ids", "mtp_mlp_layer_types", "n_group",
+    "n_shared_experts", "native_patch_size", "norm_topk_prob", "num_attention_groups",
+    "num_attention_heads_per_layer", "num_experts", "num_experts_per_tok", "num_global_key_value_heads",
+    "num_hash_layers", "num_key_value_heads_per_layer", "num_labels", "num_local_experts", "num_mtp_layers",
+    "num_nextn_predict_layers", "org_vocab_size", "out_features", "out_indices", "pad_id", "ple_layer_ids",
+    "pyramid_num_routed", "qkv_bias", "resblock_dilation_sizes", "resblock_kernel_sizes", "rms_norm_eps",
+    "routed_scaling_factor", "router_scale", "sconv_kernel_size", "share_expert_dims", "stage_num_blocks",
+    "target_layer_ids", "tie_embedding", "tie_word_embeddings", "use_bias", "video_token_id",
+    "whisper_adapter_in_dim", "whisper_adapter_out_dim",
 ))
 # fmt: on

@@ -18,10 +18,20 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rope_array import RoPE
 from rope_array._config import _document
+from rope_array._config._conventions import PLAIN
+from rope_array._config._document import CONVENTIONS
 from rope_array._config._model_defaults import MODELS
 from rope_array.config import ConfigError, read_layers
 
 ROTARY = [cls for cls in keys.classes() if keys.has_rotation(cls)]
+# The classes that tell layers apart, by a list or a property, and rotate some.
+LISTS = (*keys.PROPERTIES, "no_rope_layers", "layer_rope_theta", "cross_attention_layers")
+BY_LAYER = [
+    cls
+    for cls in ROTARY
+    if any(hasattr(cls, name) or name in cls.attribute_map for name in LISTS)
+    and not CONVENTIONS.get(cls.model_type, PLAIN).never
+]
 WHOLES = [cls for cls in keys.classes() if not keys.has_rotation(cls) and cls.sub_configs]
 
 # Values that the class needs beside its defaults, which cannot rotate.
@@ -113,6 +123,52 @@ def test_the_dict_and_the_object_are_read_alike(cls: Any) -> None:
     assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "vjepa2")
     texts = [difference(cls, {**base, **more}) for more in ({}, *stated(cls))]
     texts += [difference(cls, {**base, "num_hidden_layers": count}) for count in (1, 3, 13)]
+    found = [text for text in texts if text]
+    assert not found, "\n".join(found[:8])
+
+
+# Values with which these classes rotate.
+ROTATING: dict[str, Config] = {
+    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "zamba2": {"use_mem_rope": True},
+}
+# Types of layers without attention.
+NO_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "mlp", "moe")
+
+
+def unrotated(made: Any) -> set[int]:
+    """Return the layers that rotate nothing, by the lists of the class: types, indices, flags, bases."""
+    types = next((found for name in keys.PROPERTIES if (found := getattr(made, name, None))), ())
+    flags = [getattr(made, name, None) or () for name in ("no_rope_layers", "layer_rope_theta")]
+    null = {kind for kind, own in (made.rope_parameters or {}).items() if own is None}
+    found = {index for index, kind in enumerate(types) if kind in NO_ATTENTION or kind in null}
+    found |= {index for values in flags for index, value in enumerate(values) if not value}
+    return found | set(getattr(made, "cross_attention_layers", None) or ())
+
+
+def wrong_widths(cls: Any, config: Config) -> str | None:
+    """Return how the widths of the layers differ from the class's lists; None if they do not."""
+    try:
+        made = cls.from_dict(copy.deepcopy(config))
+    except Exception:  # the class refuses the value, with errors of any kind
+        return None
+    layers, _ = ropes(config)
+    if isinstance(layers, str):
+        return None
+    layers = layers if isinstance(layers, dict) else dict.fromkeys(range(made.num_hidden_layers), layers)
+    identities = {index for index, rope in layers.items() if not rope.rotary_dim}
+    expected = unrotated(made) & layers.keys()
+    types = getattr(made, "layer_types", None) or ()
+    # `nope` has the types whose layers attend without a position.
+    nope = CONVENTIONS.get(cls.model_type, PLAIN).nope
+    expected |= {index for index in identities if index < len(types) and types[index] in nope}
+    return None if identities == expected else f"{config}: {sorted(identities)}, expected {sorted(expected)}"
+
+
+@pytest.mark.parametrize("cls", BY_LAYER, ids=lambda cls: cls.model_type)
+def test_the_widths_of_layers_follow_the_lists_of_the_class(cls: Any) -> None:
+    base = {**base_of(cls), **ROTATING.get(cls.model_type, {})}
+    texts = [wrong_widths(cls, {**base, **more}) for more in ({}, *stated(cls))]
     found = [text for text in texts if text]
     assert not found, "\n".join(found[:8])
 
