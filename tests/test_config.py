@@ -474,6 +474,21 @@ def test_a_list_of_layers_that_cannot_be_read_is_refused(kind: str, key: str, va
     refuse(f"{kind}: {key}", {"model_type": kind, "num_hidden_layers": 4, key: value}, layer_type=0)
 
 
+@pytest.mark.parametrize(("stated", "notes"), [(64, 0), (32, 1)])
+def test_the_width_that_bamba_s_conversion_states(stated: int, notes: int) -> None:
+    """transformers' conversion writes it, and the model's code has half of the head in its place."""
+    config = {
+        "model_type": "bamba",
+        "num_hidden_layers": 4,
+        "attn_layer_indices": [1],
+        "attn_rotary_emb": stated,
+    }
+    reading = read(config, layer_type=1)
+    assert reading.rope == ra.RoPE(128, rotary_dim=64, **HALF)
+    assert sum("attn_rotary_emb is not used" in note for note in reading.notes) == notes
+    assert read(config, layer_type=0).rope.rotary_dim == 0
+
+
 def test_a_latent_attention_without_rotation_of_an_unknown_model_is_refused() -> None:
     latent = {"model_type": "kimi_k9", "rope_theta": 1e4, "head_dim": 64, "rope_interleave": True}
     for width in (64, 0):

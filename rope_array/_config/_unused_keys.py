@@ -20,7 +20,7 @@ _BASES = frozenset((
 ))
 _SHARES = frozenset(SHARES)
 _DIMS = frozenset((
-    "rotary_dim", "qk_rope_head_dim",
+    "attn_rotary_emb", "rotary_dim", "qk_rope_head_dim",
 ))
 _PAIRS = frozenset((
     "indexer_rope_interleave", "rope_interleave", "rope_is_neox_style", "rope_interleaved",
