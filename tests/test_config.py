@@ -1035,6 +1035,21 @@ def test_dbrx() -> None:
     assert read(config).notes == ()
 
 
+@pytest.mark.parametrize("base", [1e4, 5e5, 1e6], ids=["of the class", "the same", "another"])
+@pytest.mark.parametrize("inside", [True, False], ids=["in the parameters", "outside"])
+def test_two_bases_of_dbrx(base: float, inside: bool) -> None:
+    """A config object of transformers has the class's 10000 beside the published base."""
+    own = (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": base}} if inside else {"rope_theta": base}
+    )
+    config = {"model_type": "dbrx", "attn_config": {"rope_theta": 5e5}, **own}
+    if base == 1e6:
+        refuse("attn_config.rope_theta is 500000.0, and rope_theta 1000000.0; leave one out", config)
+        assert rope({**config, "attn_config": {}}).base == 1e6
+    else:
+        assert rope(config) == ra.RoPE(128, base=5e5, **HALF)
+
+
 def test_both_dicts_of_parameters_must_agree() -> None:
     linear = {"type": "linear", "factor": 2.0}
     newer = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}

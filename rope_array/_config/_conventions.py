@@ -305,6 +305,19 @@ def _nth(name: str, values: Any, index: int) -> Any:
     return values[index]
 
 
+def _dbrx(values: Values, stated: Parameters) -> Parameters:
+    """Leave out the class's own base, which a config object has beside the base of `attn_config`."""
+    nested, base = (values.stated(key) for key in ("attn_config.rope_theta", "rope_theta"))
+    base = stated.get("rope_theta", base)
+    if nested is None or base in (None, nested):
+        return stated
+    if base != 1e4:
+        raise SpecError(
+            f"attn_config.rope_theta is {short(nested)}, and rope_theta {short(base)}; leave one out."
+        )
+    return {key: value for key, value in stated.items() if key != "rope_theta"}
+
+
 def _hunyuan_vl(values: Values, stated: Parameters) -> Parameters:
     name = "mrope_section" if stated.get("mrope_section") else "xdrope_section"
     if sections := stated.get(name):
@@ -515,6 +528,7 @@ TEXT: dict[str, Convention] = {
     "ultrabert": replace(_HALF, parameters=_ultrabert, theta_keys=()),
     "dbrx": replace(
         _HALF,
+        parameters=_dbrx,
         theta_keys=("attn_config.rope_theta", "rope_theta"),
         theta_note="attn_config.rope_theta is honoured here; transformers 5.23 does not read it",
     ),

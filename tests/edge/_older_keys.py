@@ -143,6 +143,7 @@ OF_EVERY_CLASS: dict[str, list[Any]] = {
 VALUES: dict[str, list[Any]] = {
     **OF_EVERY_CLASS,
     "attention_head_dim": [32],
+    "attn_config": [{"rope_theta": 777.5}, {"rope_theta": 99.5}],
     "attn_layer_indices": [[1, 4], [], None],
     "attention_windows": [[64, 0] * (LAYERS // 2), [0] * LAYERS],
     "block_types": [["attention", "recurrent", "recurrent"], ["recurrent"], ["attention", "recurrent"]],
