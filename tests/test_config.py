@@ -746,7 +746,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "too wide": ({**LLAMA, "head_dim": 10**9}, "head_dim is 1000000000"),
     "odd width": ({**LLAMA, "head_dim": 127}, "the rotated width is 127 of a head of 127"),
     "width of zero": ({**LLAMA, "head_dim": 0}, "head_dim is 0"),
-    "attn_factor": ({**LLAMA, "rope_scaling": {**YARN, "attn_factor": 2.0}}, "state in its place attention"),
+    "attn_factor": (
+        {**LLAMA, "rope_scaling": {**YARN, "attn_factor": "2"}},
+        "attn_factor is '2'; it must be a",
+    ),
     "layers differ": (GEMMA3, "layers differ"),
     "layer type": (GEMMA3, "layer_type is 'zork'", {"layer_type": "zork"}),
     "layer": (GEMMA3, "from 0 to 33", {"layer_type": 34}),

@@ -1,5 +1,6 @@
 """Each remedy that a reading of a config names is followed here: what it gives is right, or refused."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -103,12 +104,6 @@ REMEDIES: dict[str, tuple[dict[str, Any], str, Follow, ra.RoPE | str]] = {
         "null for the ratio of the contexts",
         parameters(factor=None),
         ra.RoPE(128, scaling=ra.YaRN(4.0, 2048), **HALF),
-    ),
-    "attn_factor": (
-        {**LLAMA, "rope_scaling": {**YARN, "attn_factor": 1.25}},
-        "state in its place attention_factor",
-        parameters(attn_factor=None, attention_factor=1.25),
-        ra.RoPE(128, scaling=ra.YaRN(4.0, 2048, attention_factor=1.25), **HALF),
     ),
     "alpha": (
         {**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": 100.0, "factor": 2.0}},
@@ -389,6 +384,37 @@ def test_the_remedies_of_a_command_work(name: str, capsys: pytest.CaptureFixture
     assert main(["explain", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert main(["explain", *followed]) == 0
+
+
+@pytest.mark.parametrize("stated", [{}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"attention_factor": 2.0}])
+def test_the_note_on_attn_factor(stated: dict[str, Any]) -> None:
+    """transformers does not read it; vLLM multiplies 0.1·log(factor) + 1 by it (DeepSeek-R1-0528-Qwen3)."""
+    config = {**LLAMA, "rope_scaling": {**YARN, **stated, "attn_factor": 0.8782488562869419}}
+    reading = read(config)
+    assert reading.rope == ra.RoPE(128, scaling=ra.YaRN(4.0, 2048, **stated), **HALF)
+    (note,) = [note for note in reading.notes if "attn_factor is not used" in note]
+    assert f"factor on cos and sin is {reading.rope.amplitude:.6g}" in note
+    amplitude = float(re.search(r"state attention_factor ([\d.]+)$", note)[1])  # type: ignore[index]
+    assert amplitude == pytest.approx(0.8782488562869419 * (0.1 * math.log(4) + 1), rel=1e-15)
+    followed = read(parameters(attn_factor=None, attention_factor=amplitude)(config))
+    assert followed.rope.amplitude == amplitude
+    assert not [note for note in followed.notes if "attn_factor is" in note]
+
+
+@pytest.mark.parametrize("rule", [{"rope_type": "linear", "factor": 4.0}, {"rope_type": "default"}])
+def test_attn_factor_has_no_effect_on_other_rules(rule: dict[str, Any]) -> None:
+    reading = read({**LLAMA, "rope_scaling": {**rule, "attn_factor": 1.25}})
+    assert reading.rope.amplitude == 1.0
+    assert "attn_factor is not used: transformers does not read it" in reading.notes
+
+
+def test_attn_factor_in_vllm_s_rule_multiplies() -> None:
+    rule = {**YARN, "rope_type": "deepseek_yarn", "mscale": 1.0, "mscale_all_dim": 0.5, "attn_factor": 0.5}
+    yarn = {**V3, "rope_scaling": {**rule, "rope_type": "yarn", "mscale": 0.5, "mscale_all_dim": 0.0}}
+    amplitude = 0.5 * (0.05 * math.log(4) + 1)
+    assert any(f"it is {amplitude:.6g}: for that state" in note for note in read(yarn).notes)
+    expected = 0.5 * (0.1 * math.log(4) + 1) / (0.05 * math.log(4) + 1)
+    assert read({**V3, "rope_scaling": rule}).rope.amplitude == pytest.approx(expected, rel=1e-15)
 
 
 def test_notes_that_name_a_remedy() -> None:

@@ -45,12 +45,6 @@ _NOT_READ = {
 }
 
 
-_DIFFERING = {
-    "attn_factor": "state in its place attention_factor, the factor on cos and sin in the model's code",
-    "extrapolation_factor": "write the frequencies of the model's code: RoPE(head_dim, inv_freq=...)",
-}
-
-
 def _default(layer: Layer, width: int) -> Scaling | None:
     return None
 
@@ -123,22 +117,31 @@ def _note_amplitude_of_vllm(layer: Layer, rule: YaRN) -> None:
         layer.part.note(
             "mscale and mscale_all_dim are not both stated and above 0, so transformers does not use them: "
             f"the factor on cos and sin is {rule.amplitude:.6g}; in vLLM's code of DeepSeek's models it is "
-            f"{other:.6g}: for that state rope_type 'deepseek_yarn', or attention_factor"
+            f"{other * _attn_factor(layer):.6g}: for that state rope_type 'deepseek_yarn', or "
+            "attention_factor"
         )
 
 
 def _amplitude_of_vllm(layer: Layer, factor: float) -> float:
-    """Return the amplitude of vLLM's DeepseekScalingRotaryEmbedding: missing values are 1 and 0."""
+    """Return the amplitude of vLLM's DeepseekScalingRotaryEmbedding without attn_factor.
+
+    Missing values are 1 and 0.
+    """
     log = math.log(factor) if factor > 1 else 0.0
     mscale, all_dim = (layer.parameters.optional(name) for name in ("mscale", "mscale_all_dim"))
     over = 0.1 * (all_dim or 0.0) * log + 1
     return (0.1 * (1.0 if mscale is None else mscale) * log + 1) / over if over else math.inf
 
 
+def _attn_factor(layer: Layer) -> float:
+    stated = layer.parameters.optional("attn_factor")
+    return 1.0 if stated is None else stated
+
+
 def _deepseek_yarn(layer: Layer, width: int) -> Scaling:
     """Return YaRN of vLLM and mlx-lm, where mscale is 1 and mscale_all_dim 0 by default."""
     rule = _yarn(layer, width)
-    amplitude = _amplitude_of_vllm(layer, rule.factor)
+    amplitude = _amplitude_of_vllm(layer, rule.factor) * _attn_factor(layer)
     return replace(rule, attention_factor=amplitude, mscale=None, mscale_all_dim=None)
 
 
@@ -218,10 +221,27 @@ def rule_of(layer: Layer, width: int) -> Scaling | None:
     stated = {k: v for k, v in layer.parameters.content.items() if v is not None}
     if unused := sorted(stated.keys() - _ALWAYS - set(keys)):
         layer.part.note(f"rope_type {layer.kind!r} does not use {listed(unused)}")
-    for name, remedy in _DIFFERING.items():
-        if name in stated and stated[name] != 1:
-            raise ConfigError(
-                f"{layer.parameters.prefix}{name} is {quoted(stated[name])}, and libraries differ on its "
-                f"effect; {remedy}."
-            )
-    return rule(layer, width)
+    if stated.get("extrapolation_factor", 1) != 1:
+        raise ConfigError(
+            f"{layer.parameters.prefix}extrapolation_factor is {quoted(stated['extrapolation_factor'])}, and "
+            "libraries differ on its effect; write the frequencies of the model's code: "
+            "RoPE(head_dim, inv_freq=...)."
+        )
+    scaling = rule(layer, width)
+    _note_attn_factor(layer, scaling)
+    return scaling
+
+
+def _note_attn_factor(layer: Layer, scaling: Scaling | None) -> None:
+    """Note a factor that transformers does not read, and vLLM's amplitude by it if YaRN has one."""
+    stated = _attn_factor(layer)
+    if stated == 1 or layer.kind == "deepseek_yarn":  # vLLM's rule, which multiplies by it
+        return
+    text = "attn_factor is not used: transformers does not read it"
+    if isinstance(scaling, YaRN):
+        own, others = scaling.amplitude, YaRN(scaling.factor, 1).amplitude * stated
+        text += (
+            f", and its factor on cos and sin is {own:.6g}. Other engines take attn_factor otherwise; vLLM's "
+            f"factor is {others:.6g}: for that state attention_factor {others!r}"
+        )
+    layer.part.note(text)
