@@ -514,6 +514,67 @@ def test_a_base_of_null_is_no_default(stated: dict[str, Any]) -> None:
     assert rope({**olmo, "rope_parameters": {**YARN, "rope_theta": 5e5}}, layer_type=3).base == 5e5
 
 
+# A model type, the key of a base, the layer with this base, and further keys.
+NULL_BASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "Gemma 3, global": ("gemma3_text", "rope_theta", 5, {}),
+    "Gemma 3, local": ("gemma3_text", "rope_local_base_freq", 0, {}),
+    "Gemma 3n, local": ("gemma3n_text", "rope_local_base_freq", 0, {}),
+    "T5Gemma 2, local": ("t5gemma2_text", "rope_local_base_freq", 0, {}),
+    "OLMo 3": ("olmo3", "rope_theta", 3, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "ModernBERT, global": ("modernbert", "global_rope_theta", 0, {}),
+    "ModernBERT, local": ("modernbert", "local_rope_theta", 1, {"global_rope_theta": 5e5}),
+    "ModernBERT decoder, local": ("modernbert-decoder", "local_rope_theta", 1, {}),
+    "Step 3.5": ("step3p5", "rope_theta", 0, {}),
+    "DeepSeek-V4, compressed": ("deepseek_v4", "compress_rope_theta", 0, {}),
+    "DeepSeek-V4": ("deepseek_v4", "rope_theta", 0, {"layer_types": ["sliding_attention"] * 8}),
+    "Dots 3": ("dots3_note_text", "rope_theta", 0, {}),
+    "Dots 3, local": ("dots3_note_text", "swa_rope_theta", 2, {}),
+    "Baichuan-M1": ("baichuan_m1", "rope_theta", 0, {"hidden_size": 1024, "num_attention_heads": 8}),
+    "GPT-NeoX": ("gpt_neox", "rotary_emb_base", 0, {}),
+    "SAM 3": ("sam3_tracker_video", "memory_attention_rope_theta", 0, {}),
+}
+
+
+@pytest.mark.parametrize("name", NULL_BASES)
+def test_a_null_base_of_a_layer_type_is_no_default(name: str) -> None:
+    """transformers 5.23 keeps the null, and cannot make the model."""
+    kind, key, layer, more = NULL_BASES[name]
+    config = {"model_type": kind, "num_hidden_layers": 8, **more, key: None}
+    refuse(f"{key} is null, which is no base; state the base", config, layer_type=layer)
+    assert rope({**config, key: 777.5}, layer_type=layer).base == 777.5
+
+
+def test_null_bases_inside_of_objects() -> None:
+    internlm = {"model_type": "internlm", "hidden_size": 1024, "num_attention_heads": 8}
+    refuse("rotary.base is null, which is no base", {**internlm, "rotary": {"type": "origin", "base": None}})
+    mpt = {
+        "model_type": "mpt",
+        "d_model": 1024,
+        "n_heads": 8,
+        "attn_config": {"rope": True, "rope_theta": None},
+    }
+    refuse("attn_config.rope_theta is null, which is no base", mpt)
+    esm = {"model_type": "esmfold2"}
+    for key in ("spatial_rope_base_frequency", "uid_rope_base_frequency"):
+        refuse(f"{key} is null, which is no base", {**esm, "atom_encoder": {key: None}}, part="atom_encoder")
+    # DBRX's class does not read this key.
+    assert rope({"model_type": "dbrx", "attn_config": {"rope_theta": None}}).base == 1e4
+
+
+def test_a_null_local_base_of_modernbert_names_its_meaning_in_older_code() -> None:
+    config = {"model_type": "modernbert", "global_rope_theta": 5e5, "local_rope_theta": None}
+    refuse(r"trained with \(transformers 4 took global_rope_theta for it\)", config)
+    assert rope(config, layer_type="full_attention").base == 5e5
+
+
+@pytest.mark.parametrize("kind", ["neomme", "ultrabert"])
+def test_a_null_base_that_the_class_replaces(kind: str) -> None:
+    local = read(
+        {"model_type": kind, "num_hidden_layers": 8, "rope_theta": None}, layer_type="sliding_attention"
+    )
+    assert local.rope.base == 1e4
+
+
 # ---- parts of attention ----
 
 INDEXER = {"index_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 1e4}

@@ -33,6 +33,12 @@ class Values(Protocol):
     def number(self, name: str, default: float | None = None) -> float:
         """Return the finite number under a key, or raise an error that names the key."""
 
+    def is_null(self, name: str) -> bool:
+        """Return whether a key is stated as null, and no other key states its value."""
+
+    def base(self, name: str, default: float) -> float | None:
+        """Return the number under a key, the default if the key is missing, or None if it is null."""
+
     def width(self, *keys: str) -> int:
         """Return the first stated of several widths; ``"a/b"`` divides the values of two keys."""
 
@@ -77,6 +83,10 @@ class Convention:
         The base if neither the config nor the class defaults have a base.
     theta_keys, share_keys
         Keys, outside of the rotary parameters, of the base and of the rotated share of the head.
+    bases
+        The keys, outside of the rotary parameters, from which `parameters` takes the base of a layer type.
+    null_notes
+        The meaning of a null in older code, for an error, by the key of a base.
     theta_note
         A note for the reader if the base comes from `theta_keys`.
     axes
@@ -145,6 +155,8 @@ class Convention:
     sign: int = 1
     theta: float = 10000.0
     theta_keys: tuple[str, ...] = ("rope_theta",)
+    bases: Mapping[str, str] = field(default_factory=dict)
+    null_notes: Mapping[str, str] = field(default_factory=dict)
     theta_note: str | None = None
     share_keys: tuple[str, ...] = ("partial_rotary_factor",)
     axes: "Callable[[Values, int], Any] | None" = None
@@ -192,7 +204,7 @@ def _by_layer_type(
         found: Parameters = {}
         for label, (key, theta) in thetas.items():
             own = nested.get(label) if nested else (flat if label in scaled else None)
-            found[label] = {"rope_theta": values.number(key, theta) if key else theta, **(own or {})}
+            found[label] = {"rope_theta": values.base(key, theta) if key else theta, **(own or {})}
         return found
 
     return parameters
@@ -230,8 +242,8 @@ def _deepseek_v4(values: Values, stated: Parameters) -> Parameters:
         return {"main": stated["main"], "compress": stated["compress"]}
     share = _share_of_v4(values)
     rule = {k: v for k, v in stated.items() if k not in ("main", "compress")}
-    main = {"rope_theta": values.number("rope_theta", 1e4), "partial_rotary_factor": share}
-    compress = {**rule, "rope_theta": values.number("compress_rope_theta", 1.6e5)}
+    main = {"rope_theta": values.base("rope_theta", 1e4), "partial_rotary_factor": share}
+    compress = {**rule, "rope_theta": values.base("compress_rope_theta", 1.6e5)}
     compress["partial_rotary_factor"] = share
     if compress.get("rope_type", compress.get("type")) == "yarn":
         compress.setdefault("attention_factor", 1.0)
@@ -248,8 +260,8 @@ def _share_of_v4(values: Values) -> float:
 
 
 def _dots3_note(values: Values, stated: Parameters) -> Parameters:
-    thetas = {"sliding_attention": values.number("swa_rope_theta", 5e4)}
-    theta = values.number("rope_theta", 8e7)
+    thetas = {"sliding_attention": values.base("swa_rope_theta", 5e4)}
+    theta = values.base("rope_theta", 8e7)
     labels = values.layer_types() or ("indexed_attention", "sliding_attention")
     if any(isinstance(stated.get(label), Mapping) for label in labels):
         return stated
@@ -272,7 +284,8 @@ def _step3p7(values: Values, stated: Parameters) -> Parameters:
     if all(isinstance(stated.get(label), Mapping) for label in labels):
         return {label: stated[label] for label in labels}
     flat = {k: v for k, v in stated.items() if not isinstance(v, Mapping)}
-    thetas, shares = values.get("rope_theta", 1e4), values.get("partial_rotary_factors")
+    thetas = None if values.is_null("rope_theta") else values.get("rope_theta", 1e4)
+    shares = values.get("partial_rotary_factors")
     types = list(values.types_of_layers()) or labels
     found: Parameters = {}
     for label in labels:
@@ -397,7 +410,16 @@ _SECTIONS_GLM = replace(_PARTIAL, sections="chunked", default_sections=(8, 12, 1
 _SLIDING_ONLY = replace(_HALF, nope=("full_attention",), nope_needs="sliding_window")
 _COHERE2 = replace(_INTERLEAVED, nope=("full_attention",))
 _COHERE2_MOE = replace(_COHERE2, rotates=_is_dense_prefix, drops=("rope_scaling",))
-_GEMMA3 = replace(_HALF, parameters=_gemma3, by_type=True)
+_GEMMA3 = replace(
+    _HALF, parameters=_gemma3, by_type=True, bases={"sliding_attention": "rope_local_base_freq"}
+)
+_MODERNBERT = replace(
+    _HALF,
+    parameters=_modernbert,
+    by_type=True,
+    bases={"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"},
+    null_notes={"local_rope_theta": "transformers 4 took global_rope_theta for it"},
+)
 _DROPS = ("rope_parameters", "rope_scaling")
 _GLOBAL = ("layer.head_dim", "global_head_dim", "512")
 _GEMMA4 = replace(_HALF, layers={"full_attention": replace(_HALF, width=_GLOBAL)})
@@ -406,6 +428,7 @@ _DOTS3 = replace(
     _MLA,
     width=("layer.qk_rope_head_dim", "qk_rope_head_dim"),
     parameters=_dots3_note,
+    bases={"sliding_attention": "swa_rope_theta"},
     overrides=_dots3_sliding,
     keys=("swa_rope_theta", "swa_qk_rope_head_dim"),
 )
@@ -470,6 +493,7 @@ TEXT: dict[str, Convention] = {
         pairing="interleaved",
         start="last",
         parameters=_deepseek_v4,
+        bases={"compress": "compress_rope_theta"},
         labels={
             "sliding_attention": "main",
             "compressed_sparse_attention": "compress",
@@ -521,9 +545,7 @@ TEXT: dict[str, Convention] = {
     "diffusion_gemma_text": replace(
         _GEMMA4, partial=True, layers={"full_attention": replace(_PARTIAL, width=_GLOBAL)}
     ),
-    **dict.fromkeys(
-        ("modernbert", "modernbert-decoder"), replace(_HALF, parameters=_modernbert, by_type=True)
-    ),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), _MODERNBERT),
     "olmo3": replace(_HALF, parameters=_olmo3, by_type=True),
     "ultrabert": replace(_HALF, parameters=_ultrabert, theta_keys=()),
     "dbrx": replace(

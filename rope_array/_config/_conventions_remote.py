@@ -80,7 +80,7 @@ def _internlm(values: Values, stated: Parameters) -> Parameters:
         return stated
     if not isinstance(rotary, Mapping) or rotary.get("type") not in ("dynamic", "origin"):
         raise SpecError(f"rotary is {short(rotary)}; its type must be 'dynamic' or 'origin'.")
-    base = values.number("rotary.base", 1e4)
+    base = values.base("rotary.base", 1e4)
     if rotary["type"] == "origin":
         return {"rope_theta": base}
     factor = values.number("rotary.scaling_factor", 1.0)
@@ -103,7 +103,7 @@ def _baichuan(content: _Content) -> Convention:
 
 
 def _baichuan_m1(values: Values, stated: Parameters) -> Parameters:
-    theta = {"rope_theta": values.number("rope_theta", 1e4)}
+    theta = {"rope_theta": values.base("rope_theta", 1e4)}
     return {"full_attention": theta, "sliding_attention": theta}
 
 
@@ -270,7 +270,7 @@ REMOTE: dict[str, Convention] = {
     "chatglm": replace(_CHATGLM, variant=_chatglm),
     # mlx-lm, hunyuan.py; modeling_hunyuan.py of the hub has attention_head_dim
     "hunyuan": replace(PLAIN, width=("head_dim", "attention_head_dim", *_HEADS)),
-    "internlm": replace(PLAIN, width=_HEADS, parameters=_internlm, drops=_DROPS),
+    "internlm": replace(PLAIN, width=_HEADS, parameters=_internlm, bases={"": "rotary.base"}, drops=_DROPS),
     "baichuan": replace(PLAIN, variant=_baichuan),
     "baichuan_m1": replace(  # mlx-lm, baichuan_m1.py
         PLAIN,

@@ -126,11 +126,17 @@ def _atoms(values: Values, width: int) -> Axes:
     return Axes((*pairs, *(None,) * (width // 2 - len(pairs))), count=4)
 
 
+def _base(values: Values, key: str, default: float) -> float:
+    if (base := values.base(key, default)) is None:
+        raise SpecError(f"{key} is null, which is no base; state the base that the model was trained with.")
+    return base
+
+
 def _atom_frequencies(values: Values, width: int) -> tuple[float, ...]:
     spatial, residue = _atom_pairs(values, width)
     base, other = (
-        values.number("spatial_rope_base_frequency", 20.0),
-        values.number("uid_rope_base_frequency", 1e4),
+        _base(values, "spatial_rope_base_frequency", 20.0),
+        _base(values, "uid_rope_base_frequency", 1e4),
     )
     place = [base ** (-i / spatial) for i in range(spatial)]
     table = (*place * 3, *(other ** (-i / residue) for i in range(residue)))

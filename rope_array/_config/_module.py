@@ -104,19 +104,30 @@ class Module(Layer):
 
     def _refuse_null(self, names: tuple[str, ...], top: str | None) -> None:
         """Refuse a base that is stated as null: no default takes its place."""
-        content = self.values.content
-        null = next((name for name in names if top is None and content.get(name, 0) is None), None)
+        null = next((name for name in names if top is None and self._is_null(name)), None)
         if "rope_theta" in self.parameters.content:
-            null = "rope_theta" if self.parameters.content["rope_theta"] is None else None
-        if null is not None:
-            of_transformers = (
-                " A config object of transformers has a null base after rope_scaling is assigned: assign "
-                "rope_parameters, with rope_theta."
-            )
-            raise ConfigError(
-                f"{null} is null, which is no base; state the base that the model was trained with."
-                f"{of_transformers if self.part.own is None else ''}"
-            )
+            null = self._base_key() if self.parameters.content["rope_theta"] is None else None
+        if null is None:
+            return
+        remedy = "state the base that the model was trained with"
+        if null != "rope_theta":
+            note = self.convention.null_notes.get(null)
+            raise ConfigError(f"{null} is null, which is no base; {remedy}{f' ({note})' if note else ''}.")
+        of_transformers = (
+            " A config object of transformers has a null base after rope_scaling is assigned: assign "
+            "rope_parameters, with rope_theta."
+        )
+        of_class = of_transformers if self.part.own is None else ""
+        raise ConfigError(f"rope_theta is null, which is no base; {remedy}.{of_class}")
+
+    def _is_null(self, name: str) -> bool:
+        """Return whether the code reads a null; transformers reads no base inside of another object."""
+        return self.values.is_null(name) and not ("." in name and self.part.in_transformers)
+
+    def _base_key(self) -> str:
+        """Return the key that states the base of the layer type."""
+        is_own = "rope_theta" in self.parameters.names
+        return "rope_theta" if is_own else self.convention.bases.get(self.label, "rope_theta")
 
     def _compare(self, top: str | None) -> None:
         """Refuse two different bases, unless the model's class has both."""

@@ -156,6 +156,17 @@ class PartValues(TypedMapping):
                 return value
         return default
 
+    def is_null(self, name: str) -> bool:
+        """Return whether a key, or a key inside an object, is stated as null and nothing else states it."""
+        outer, dot, inner = name.partition(".")
+        where = self.content.get(outer) if dot else self.content
+        is_null = isinstance(where, Mapping) and where.get(inner or outer, 0) is None
+        return is_null and self.stated(name) is None
+
+    def base(self, name: str, default: float) -> float | None:
+        """Return the number under a key, the default if the key is missing, or None if it is null."""
+        return None if self.is_null(name) else self.number(name, default)
+
     def _of_layer(self, name: str, default: Any) -> Any:
         if (value := self.layer.get(name)) is None:
             return default

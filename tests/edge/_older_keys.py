@@ -109,7 +109,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # Keys that the base class takes, of every model.
 OF_EVERY_CLASS: dict[str, list[Any]] = {
-    "rope_theta": [777.5],
+    "rope_theta": [777.5, None],
     "rope_scaling": [
         {"type": "linear", **LINEAR},
         {"rope_type": "linear", **LINEAR},
@@ -143,7 +143,7 @@ OF_EVERY_CLASS: dict[str, list[Any]] = {
 VALUES: dict[str, list[Any]] = {
     **OF_EVERY_CLASS,
     "attention_head_dim": [32],
-    "attn_config": [{"rope_theta": 777.5}, {"rope_theta": 99.5}],
+    "attn_config": [{"rope_theta": 777.5}, {"rope_theta": 99.5}, {"rope_theta": None}],
     "attn_layer_indices": [[1, 4], [], None],
     "attention_windows": [[64, 0] * (LAYERS // 2), [0] * LAYERS],
     "block_types": [["attention", "recurrent", "recurrent"], ["recurrent"], ["attention", "recurrent"]],
@@ -156,7 +156,7 @@ VALUES: dict[str, list[Any]] = {
     "full_attn_idxs": [[1, 4]],
     "global_attn_every_n_layers": [4],
     "global_head_dim": [32],
-    "global_rope_theta": [777.5],
+    "global_rope_theta": [777.5, None],
     "heads": [8],
     "layer_rope_theta": [[55.5, 0.0] * (LAYERS // 2), [55.5] * LAYERS],
     "layers_block_type": [alternating("attention", "mamba"), alternating("recurrent", "attention")],
@@ -164,7 +164,7 @@ VALUES: dict[str, list[Any]] = {
         {"full_attn_layers": [1, 4, 8], "kda_layers": [2, 3, 5, 6, 7], "num_heads": 8, "head_dim": 32}
     ],
     "layers": [4],
-    "local_rope_theta": [55.5],
+    "local_rope_theta": [55.5, None],
     "mla_use_nope": [True, False],
     "mlp_layer_types": [alternating("dense", "sparse")],
     "model_max_length": [3000],
@@ -181,16 +181,16 @@ VALUES: dict[str, list[Any]] = {
     "partial_rotary_factors": [[0.5, 0.25] * (LAYERS // 2)],
     "per_layer_config": [{"3": {"head_dim": 64}}],
     "qk_rope_head_dim": [32],
-    "rope_local_base_freq": [55.5],
+    "rope_local_base_freq": [55.5, None],
     "rope_scaling_layers": [[1, 4]],
     "rotary_dim": [16],
-    "rotary_emb_base": [777.5],
+    "rotary_emb_base": [777.5, None],
     "rotary_pct": [0.5],
     "sliding_window_pattern": [3],
     "sliding_window_size": [64],
     "sparse_attention_config": [{"sparse_attention_freq": [0, 1] * (LAYERS // 2)}],
     "swa_qk_rope_head_dim": [32],
-    "swa_rope_theta": [55.5],
+    "swa_rope_theta": [55.5, None],
     "use_dsa": [True, False],
     "use_sliding_window": [True, False],
     "whisper_config": [{"d_model": 1280, "encoder_attention_heads": 10}],

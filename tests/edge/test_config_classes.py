@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,9 @@ BEFORE_RENAMING = (
 # Keys that the class replaces in a dict; a value that is assigned to the object has an effect.
 REPLACED = {("dots3_note_audio_encoder", "head_dim")}
 
+# Keys of bases: with a null in them the dict is refused as the object is.
+BASES = {key for key, values in VALUES.items() if None in values and re.search("theta|base", key)}
+
 # Refusals of a dict that states two values, and notes of parameters that transformers drops.
 CONTRADICTIONS = ("leave one out", "give one with rotary parameters", "which differ", "both stated")
 DROPPED = ("transformers 5.23 drops them", "transformers 5.23 reads only rope_type")
@@ -91,10 +95,9 @@ def difference(cls: Any, config: Config, part: str | None = None) -> str | None:
         return None
     if any(text in note for text in DROPPED for note in notes):
         return None
-    if (
-        isinstance(theirs, str) and "rope_theta is null" in theirs
-    ):  # the class itself loses the base: its model cannot be made
-        return None
+    loses_base = isinstance(theirs, str) and "rope_theta is null" in theirs
+    if loses_base and BASES.isdisjoint(key for key, value in config.items() if value is None):
+        return None  # the class itself loses the base: its model cannot be made
     return f"{config}:\n  dict   {ours}\n  object {theirs}"
 
 
