@@ -123,7 +123,7 @@ def stated(cls: Any) -> Iterator[Config]:
 @pytest.mark.parametrize("cls", ROTARY, ids=lambda cls: cls.model_type)
 def test_the_dict_and_the_object_are_read_alike(cls: Any) -> None:
     base = base_of(cls)
-    assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "vjepa2")
+    assert isinstance(ropes(base)[0], RoPE | dict) or cls.model_type in ("blt", "mpt", "vjepa2")
     texts = [difference(cls, {**base, **more}) for more in ({}, *stated(cls))]
     texts += [difference(cls, {**base, "num_hidden_layers": count}) for count in (1, 3, 13)]
     found = [text for text in texts if text]
