@@ -742,6 +742,38 @@ def test_the_remedy_for_class_tokens(lib: Any) -> None:
     np.testing.assert_array_equal(got[..., 1:, :], rotated(x[..., 1:, :], grid))
 
 
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("shape", "patches", "axes", "zeros"),
+    [
+        ((2, 10, 16, 4), (3, 3), [-3], "(1, 2)"),
+        ((2, 17, 4, 4), (4, 4), [-3], "(1, 2)"),
+        ((2, 10, 10, 4), (3, 3), [-3], "(1, 2)"),
+        ((2, 16, 10, 4), (3, 3), [], "(1, 2)"),
+        ((2, 3, 20, 4), (4, 4), [], "(4, 2)"),
+        ((2, 3, 32, 4), (4, 4), [], None),
+        ((2, 3, 400, 4), (4, 4), [], None),
+        ((2, 3, 53, 4), (6, 6), [], None),
+    ],
+    ids=str,
+)
+def test_class_tokens_are_a_condition(
+    lib: Any, shape: tuple[int, ...], patches: tuple[int, int], axes: list[int], zeros: str | None
+) -> None:
+    """Other axes as near to the number of patches come first; many more tokens are not class tokens."""
+    rope, x = RoPE(4, axes=ra.Axes.axial(2, 2)), ones(lib, *shape)
+    pos = ra.positions.grid(*patches).astype(np.int32)
+    text = refused(ShapeError, [str(pos.shape)], lambda: rope.apply(x, lib.asarray(pos)))
+    remedy = text.partition("equal or 1. ")[2]
+    assert [int(axis) for axis in re.findall(r"seq_axis=(-?\d+), if axis", remedy)] == axes
+    found = re.search(r"Only if .* class token.* zeros of shape (\(.*?\)) joined with pos", remedy)
+    assert (found and found[1]) == zeros
+    if zeros:
+        joined = np.concatenate([np.zeros(eval(zeros), np.int32), pos])
+        for axis in axes or [-2]:
+            rope.apply(x, lib.asarray(joined), seq_axis=axis)
+
+
 def test_arrays_of_different_lengths_are_two_calls(lib: Any) -> None:
     q, k = ones(lib, 2, 3, 5, 4), ones(lib, 2, 1, 7, 4)
     for xs in ((q, k), (k, q)):
@@ -758,12 +790,13 @@ IDS = np.arange(30).reshape(3, 2, 5)
     [
         (IDS, "xp.moveaxis(pos, 0, -1)"),
         (np.concatenate([IDS[:1], IDS]), "xp.moveaxis(pos[1:, ...], 0, -1)"),
+        (np.concatenate([IDS[:1], IDS])[:, 0], "xp.moveaxis(pos[1:, ...], 0, -1)"),
         (IDS[0], "ra.positions.text(pos, 3, like=x)"),
         ([1, 2, 3, 4, 5], "ra.positions.text(pos, 3, like=x)"),
         (7, "ra.positions.text(pos, 3, like=x)"),
         (np.arange(25).reshape(5, 1, 5), ""),
     ],
-    ids=["three rows", "four rows", "batch", "list", "number", "unknown"],
+    ids=["three rows", "four rows", "four rows of one sequence", "batch", "list", "number", "unknown"],
 )
 def test_remedies_for_positions_without_coordinates(lib: Any, pos: Any, remedy: str) -> None:
     """The remedy in the message gives positions that rotate as (t, h, w) on the last axis."""
@@ -777,7 +810,7 @@ def test_remedies_for_positions_without_coordinates(lib: Any, pos: Any, remedy: 
         return
     got = rope.apply(x, eval(remedy, {"xp": lib.xp, "pos": given, "ra": ra, "x": x}))
     host = np.asarray(pos)
-    want = {3: lambda: np.moveaxis(IDS, 0, -1)}.get(host.ndim, lambda: np.stack([host] * 3, -1))()
+    want = np.moveaxis(host[-3:], 0, -1) if "moveaxis" in remedy else np.stack([host] * 3, -1)
     want = rope.apply(x, lib.asarray(np.asarray(want, np.int32)))
     np.testing.assert_array_equal(lib.to_numpy(got), lib.to_numpy(want))
 

@@ -8,6 +8,8 @@ from rope_array._errors import ShapeError, describe, static_remedy
 
 from .plan import Plan
 
+_MOST_CLASS_TOKENS = 16  # with the registers; models have up to 8
+
 
 def sequence_axis(ndim: int, seq_axis: int) -> int:
     """Return `seq_axis` counted from the front of an x of `ndim` axes; -1 if x is a single vector."""
@@ -78,14 +80,17 @@ def _coordinates_hint(shape: tuple[Any, ...], count: int) -> str:
     """Return how positions of a known form get their coordinates last; empty for other forms."""
     if len(shape) > 1 and shape[0] == count:
         return f" Move pos's first axis, of size {count}, to the end: xp.moveaxis(pos, 0, -1)."
-    if len(shape) == 3 and shape[0] == count + 1:  # position_ids of transformers: text, then t, h and w
-        return (
+    hint = ""
+    if len(shape) in (2, 3) and shape[0] == count + 1:  # of transformers: text, then t, h and w
+        batch = "batch, " if len(shape) == 3 else ""
+        hint = (
             f" If pos[0] has the positions of text and pos[1:] the coordinates, as position_ids of shape "
-            f"({count + 1}, batch, tokens), give xp.moveaxis(pos[1:, ...], 0, -1)."
+            f"({count + 1}, {batch}tokens), give xp.moveaxis(pos[1:, ...], 0, -1)."
         )
     if len(shape) < 3:
-        return f" If all coordinates are equal, as in text, give ra.positions.text(pos, {count}, like=x)."
-    return ""
+        rows = " If pos has the shape (batch, tokens), and" if hint else " If"
+        hint += f"{rows} all coordinates are equal, as in text, give ra.positions.text(pos, {count}, like=x)."
+    return hint
 
 
 def paired_axes(ndim: int, pos_ndim: int, seq_axis: int) -> tuple[int, ...]:
@@ -201,17 +206,37 @@ def _hint_for_other_axis(
 def _hint_for_more_tokens(
     shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int
 ) -> str:
-    """Return the remedy if x has tokens that no coordinates belong to, such as class tokens."""
-    if not coordinates or axis < 0 or not _lines_up(shape, (*pos_shape[:-1], shape[axis]), axis):
+    """Return the remedy if x has a few tokens that no coordinates belong to, such as class tokens."""
+    surplus = _few_more_tokens(shape, pos_shape) if coordinates and axis >= 0 else {}
+    if not surplus:
         return ""
-    if is_unknown_size(shape[axis]) or is_unknown_size(pos_shape[-1]) or not 1 < pos_shape[-1] < shape[axis]:
-        return ""
-    more = shape[axis] - pos_shape[-1]
+    more = min(surplus.values())
+    others = [a for a, number in surplus.items() if number == more and a != axis]
+    choices = ", or ".join(f"seq_axis={a - len(shape)}, if axis {a} holds the tokens" for a in others)
+    other_axis = f"Give {choices}. " if others else ""
+    these = "they are class tokens" if more > 1 else "it is a class token"
     zeros = _shape((*pos_shape[:-1], more, coordinates))
+    then = "" if surplus.get(axis) == more else "then "
     return (
-        f"x has {more} more {'tokens' if more > 1 else 'token'} than pos. Class tokens have no place and "
-        f"do not rotate: give them coordinates of 0, by zeros of shape {zeros} joined with pos."
+        f"{other_axis}x {then}has {more} more {'tokens' if more > 1 else 'token'} than "
+        f"pos. Only if {these}, without a place and not rotated, give coordinates of 0, by zeros of shape "
+        f"{zeros} joined with pos. Every other token needs coordinates of its own."
     )
+
+
+def _few_more_tokens(shape: tuple[Any, ...], pos_shape: tuple[Any, ...]) -> dict[int, int]:
+    """Return the axes of x on which a few tokens are missing from positions, with their numbers."""
+    count = pos_shape[-1]
+    if is_unknown_size(count):
+        return {}
+    most = min(count - 1, _MOST_CLASS_TOKENS)
+    return {
+        a: size - count
+        for a, size in enumerate(shape[:-1])
+        if not is_unknown_size(size)
+        and 0 < size - count <= most
+        and _lines_up(shape, (*pos_shape[:-1], size), a)
+    }
 
 
 def _accepted_shapes(shape: tuple[Any, ...], axis: int, last: tuple[int, ...]) -> str:
