@@ -774,6 +774,32 @@ def test_class_tokens_are_a_condition(
             rope.apply(x, lib.asarray(joined), seq_axis=axis)
 
 
+@pytest.mark.parametrize(
+    ("shape", "seq_axis", "coordinates", "form", "axis"),
+    [
+        ((2, 4, 1, 4), -2, 0, "(2, 1)", -4),
+        ((2, 1, 4, 4), -3, 0, "(2, 1)", -4),
+        ((1, 2, 4, 4), 0, 0, "(2, 1)", -3),
+        ((2, 4, 1, 4), -2, 2, "(2, 1, 2)", -4),
+    ],
+    ids=str,
+)
+def test_one_new_token_in_each_sequence(
+    lib: Any, shape: tuple[int, ...], seq_axis: int, coordinates: int, form: str, axis: int
+) -> None:
+    rope = RoPE(4, axes=ra.Axes.axial(2, 2)) if coordinates else RoPE(4)
+    x, pos = ones(lib, *shape), np.arange(2 * (coordinates or 1), dtype=np.int32)
+    pos = pos.reshape(2, coordinates) if coordinates else pos
+    batch = "1" if seq_axis == 0 else "0"
+    says = [f"If axis {batch} is the batch, give pos the shape {form},", f"tokens, give seq_axis={axis}."]
+    refused(ShapeError, says, lambda: rope.apply(x, lib.asarray(pos), seq_axis=seq_axis))
+    y = lib.to_numpy(rope.apply(x, lib.asarray(pos.reshape(eval(form))), seq_axis=seq_axis))
+    for sequence, position in zip(np.moveaxis(y, int(batch), 0), pos, strict=True):
+        want = lib.to_numpy(rope.apply(ones(lib, 4), lib.asarray(position)))
+        np.testing.assert_array_equal(sequence, np.broadcast_to(want, sequence.shape))
+    rope.apply(x, lib.asarray(pos), seq_axis=axis)
+
+
 def test_arrays_of_different_lengths_are_two_calls(lib: Any) -> None:
     q, k = ones(lib, 2, 3, 5, 4), ones(lib, 2, 1, 7, 4)
     for xs in ((q, k), (k, q)):

@@ -166,6 +166,7 @@ def _line_up_error(
     text += f", its others in order with {', '.join(lead)}; each size must be equal or 1." if lead else "."
     hint = (
         _hint_for_several(shape, pos_shape, seq_axis, others)
+        or _hint_for_decoding(shape, pos_shape, axis, coordinates)
         or _hint_for_other_axis(shape, pos_shape, axis, coordinates)
         or _hint_for_more_tokens(shape, pos_shape, axis, coordinates)
     )
@@ -185,6 +186,19 @@ def _hint_for_several(
                 "own positions, as for queries and keys of cross-attention."
             )
     return ""
+
+
+def _hint_for_decoding(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int) -> str:
+    """Return the remedies for one token in each sequence, with positions of the shape (batch,)."""
+    batch = 1 if axis == 0 else 0
+    if axis < 0 or shape[axis] != 1 or len(pos_shape) != 1 or pos_shape[0] != shape[batch]:
+        return ""
+    form = _shape((*pos_shape, 1, coordinates) if coordinates else (*pos_shape, 1))
+    builder = "" if coordinates else ", as of ra.positions.offset(1, lengths)"
+    return (
+        f"If axis {batch} is the batch, give pos the shape {form}, one position for each sequence{builder}. If "
+        f"axis {batch} holds the tokens, give seq_axis={batch - len(shape)}."
+    )
 
 
 def _hint_for_other_axis(
