@@ -646,6 +646,43 @@ def test_the_ends_of_the_range_of_every_library(lib: Any) -> None:
         lib.to_numpy(ra.apply(x, pos))
 
 
+class NaN(float):
+    def __float__(self) -> float:
+        return float("nan")
+
+
+class Huge(int):
+    def __int__(self) -> int:
+        return 10**30
+
+    __index__ = __int__
+
+
+class Long(list[Any]):
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    ("pos", "plain"),
+    [
+        (NaN(1.5), 1.5),
+        (Huge(7), 7),
+        (Long([1, 2, 3]), [1, 2, 3]),
+        (Long([1, NaN(2.5), 3]), [1, 2.5, 3]),
+        ((1, Huge(2), 3), [1, 2, 3]),
+        ([Long([1, 2, 3])], [[1, 2, 3]]),
+    ],
+    ids=["float", "int", "list", "float in a list", "int in a tuple", "list in a list"],
+)
+def test_subclasses_of_numbers_and_lists_count_by_their_values(lib: Any, pos: Any, plain: Any) -> None:
+    """Methods of a subclass may contradict its values: another length, or another number."""
+    x, rope = ones(lib, 1, 3, 4), RoPE(4, max_position=7)
+    np.testing.assert_array_equal(lib.to_numpy(rope.apply(x, pos)), lib.to_numpy(rope.apply(x, plain)))
+    if isinstance(pos, Long):
+        refused(ShapeError, ["(3,)", "line up"], lambda: rope.apply(ones(lib, 5, 4), pos))
+
+
 # ---- lining up ----
 
 

@@ -1390,3 +1390,30 @@ def test_numpy_of_other_kinds():
     assert positions.packed(swapped).dtype.isnative
     assert positions.from_mask(np.array([[1, 0, 1, 0]], np.uint8)[:, ::-2]).tolist() == [[0, 0]]
     assert positions.offset(2, np.arange(6)[::-3]).tolist() == [[5, 6], [2, 3]]
+
+
+class Long(list):
+    def __len__(self):
+        return 5
+
+
+class Huge(int):
+    def __index__(self):
+        return 10**30
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize(
+    ("build", "want"),
+    [
+        (lambda: positions.packed(Long([0, Huge(3), 5])), [0, 1, 2, 0, 1]),
+        (lambda: positions.offset(2, Huge(4)), [4, 5]),
+        (lambda: positions.offset(2, Long([0, Huge(4)])), [[0, 1], [4, 5]]),
+        (lambda: positions.from_mask(Long([0, 1, 1])), [0, 0, 1]),
+        (lambda: positions.text(Long([0, 1]), 2), [[0, 0], [1, 1]]),
+        (lambda: positions.mrope(Long([0, 0]))[0], [[0, 0, 0], [1, 1, 1]]),
+    ],
+    ids=["packed", "one offset", "offsets", "mask", "text", "mrope"],
+)
+def test_subclasses_of_numbers_and_lists_count_by_their_values(build, want):
+    assert build().tolist() == want

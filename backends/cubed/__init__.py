@@ -15,7 +15,7 @@ import numpy as np
 from rope_array._array_api.library import Library, numpy_library
 from rope_array._array_api.library import library as library_of
 from rope_array._array_api.ops import ArrayOps
-from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.position_input import plain_numbers, read_positions
 from rope_array._spec.plan import Plan
 from rope_array._spec.shape_rule import placement, sequence_axis
 from rope_array.backend_tools import ArrayTypeError, Call, Positions, Source, Tables, rotate_by
@@ -108,7 +108,7 @@ def rotate(call: Call) -> Any:
     if not LIBRARY.is_array(pos):
         # Checks the values, whose range depends on their type.
         read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
-        pos = np.asarray(pos)
+        pos = np.asarray(plain_numbers(pos))
     return tuple(_rotate(_whole(x, x.ndim - 1), pos, call.source.plan, call.seq_axis) for x in call.xs)
 
 

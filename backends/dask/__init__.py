@@ -15,7 +15,7 @@ from dask.layers import ArrayValuesDep
 
 from rope_array._array_api.library import Library, computes_in_float64, numpy_library
 from rope_array._array_api.library import library as library_of
-from rope_array._array_api.position_input import read_positions
+from rope_array._array_api.position_input import plain_numbers, read_positions
 from rope_array._errors import ArrayTypeError, ShapeError
 from rope_array._spec.plan import Layout, Plan
 from rope_array._spec.shape_rule import is_unknown_size, paired_axes, without_coordinates
@@ -153,7 +153,8 @@ def _checked(pos: Any, plan: Plan) -> Any:
     read_positions(pos, LIBRARY, numpy_library().ops(pos), use_float64=False, split=False)
     if isinstance(pos, range) and plan.coordinates is None:
         return pos  # a part of it, three numbers, is in each task
-    return np.asarray(pos) if isinstance(pos, (range, list, tuple)) else pos
+    pos = plain_numbers(pos)
+    return np.asarray(pos) if isinstance(pos, (range, list)) else pos
 
 
 def _shape(pos: Any) -> tuple[Any, ...]:

@@ -112,7 +112,9 @@ def read_positions(
     if _all_integers(pos):
         return _from_values(_map(lambda p: _checked_integer(p, ops), pos), integer, ops), None
     real = ops.xp.float64 if use_float64 or _keeps_float64(lib, ops) else ops.xp.float32
-    nearest, fraction = _map(_nearest, pos), _map(lambda p: float(p) - _nearest(p), pos)
+    pos = plain_numbers(pos)
+    nearest = _map(_nearest, pos)
+    fraction = _difference(pos, nearest)
     return _from_values(nearest, integer, ops), _from_values(fraction, real, ops)
 
 
@@ -216,9 +218,30 @@ def _map(function: Any, pos: Any) -> Any:
     return [_map(function, p) for p in pos] if isinstance(pos, (list, tuple)) else function(pos)
 
 
+def _difference(pos: Any, nearest: Any) -> Any:
+    """Return numbers, or nested lists of them, minus others."""
+    if isinstance(pos, list):
+        return list(map(_difference, pos, nearest))
+    return float(pos) - nearest
+
+
+def plain_numbers(pos: Any) -> Any:
+    """Return Python numbers, and nested lists of them, without subclasses; other positions as they are."""
+    return _map(_plain_number, pos)
+
+
+def _plain_number(pos: Any) -> Any:
+    """Return a number of a subclass of int or float as Python's own; a subclass may convert to another."""
+    if isinstance(pos, float):
+        return pos if type(pos) is float else float.__pos__(pos)
+    return int.__pos__(pos) if isinstance(pos, int) and type(pos) not in (int, bool) else pos
+
+
 def _checked_integer(pos: Any, ops: ArrayOps) -> int:
-    if isinstance(pos, bool):
-        raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
+    if type(pos) is not int:
+        if isinstance(pos, bool):
+            raise ArrayTypeError(f"pos is {pos}, a bool; give an integer or a float.")
+        pos = _plain_number(pos)
     bits = 63 if ops.has_int64 else 31
     if not -(2**bits) <= pos < 2**bits:
         raise _integer_out_of_range(pos, ops)
@@ -248,6 +271,8 @@ def _sequence_shape(pos: Any, depth: int = 1) -> tuple[int, ...]:
         raise ShapeError(
             f"pos is a sequence nested more than {_MOST_AXES} deep, or one that holds itself; give an array."
         )
+    if type(pos) not in (list, tuple):
+        pos = [*pos]  # a subclass may give another length than it has items
     inner = {_sequence_shape(p, depth + 1) if isinstance(p, (list, tuple)) else () for p in pos}
     if len(inner) > 1:
         raise ShapeError(

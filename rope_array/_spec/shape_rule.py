@@ -188,7 +188,9 @@ def _hint_for_several(
     return ""
 
 
-def _hint_for_decoding(shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int) -> str:
+def _hint_for_decoding(
+    shape: tuple[Any, ...], pos_shape: tuple[Any, ...], axis: int, coordinates: int
+) -> str:
     """Return the remedies for one token in each sequence, with positions of the shape (batch,)."""
     batch = 1 if axis == 0 else 0
     if axis < 0 or shape[axis] != 1 or len(pos_shape) != 1 or pos_shape[0] != shape[batch]:

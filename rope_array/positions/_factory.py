@@ -68,7 +68,7 @@ class ArrayFactory(NamedTuple):
             self.check(name, value, SIGNED | {"bool"} if boolean else SIGNED, need_of(boolean))
             return self.cast(value)
         if isinstance(value, int):
-            return self.scalar(value)
+            return self.scalar(as_lists(value))
         shape = shape_of(name, value)
         return self.xp.reshape(self.from_values(as_lists(value)), shape)
 
@@ -168,6 +168,8 @@ def shape_of(name: str, value: Any, kind: type = Integral, depth: int = 0) -> tu
         raise ArrayTypeError(f"{name} is {describe(value)}; give {need}, or an array of them.")
     if depth == _MOST_AXES:
         raise ShapeError(f"{name} holds itself, or has more than {_MOST_AXES} axes; give fewer axes.")
+    if type(value) not in (list, tuple):
+        value = [*value]  # a subclass may give another length than it has items
     inner = {shape_of(name, part, kind, depth + 1) for part in value}
     if len(inner) > 1:
         raise ShapeError(
@@ -182,7 +184,9 @@ def as_lists(value: Any) -> Any:
         return [as_lists(part) for part in value]
     if is_array(value):
         return value.tolist()
-    return value if isinstance(value, bool) else operator.index(value)
+    if type(value) in (int, bool):
+        return value
+    return int.__pos__(value) if isinstance(value, int) else operator.index(value)  # a subclass may convert
 
 
 def flattened(values: Any) -> Iterator[Any]:
