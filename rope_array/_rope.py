@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Never
 
@@ -478,7 +479,8 @@ def _register_in_jax() -> None:
     register = getattr(sys.modules.get("jax.tree_util"), "register_static", None)
     if register is not None and not _registered:
         _registered.append(RoPE)
-        register(RoPE)
+        with suppress(ValueError):  # a program has registered it already
+            register(RoPE)
 
 
 _registered: list[type[RoPE]] = []

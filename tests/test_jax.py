@@ -419,6 +419,19 @@ def test_a_rope_is_an_argument_without_static_argnames():
     assert jax.tree.map(jnp.shape, {"rope": ropes[1]}) == {"rope": ropes[1]}
 
 
+def test_a_program_may_have_registered_the_rope():
+    child.run(
+        """
+        import jax
+        import rope_array as ra
+
+        jax.tree_util.register_static(ra.RoPE)
+        rope = ra.RoPE(8)
+        assert jax.jit(lambda rope, x: rope.apply(x, 1))(rope, jax.numpy.ones(8)).shape == (8,)
+        """
+    )
+
+
 def test_traced_positions_compile_once(x64):
     traces = []
 
