@@ -198,8 +198,8 @@ def _hint_for_decoding(
     form = _shape((*pos_shape, 1, coordinates) if coordinates else (*pos_shape, 1))
     builder = "" if coordinates else ", as of ra.positions.offset(1, lengths)"
     return (
-        f"If axis {batch} is the batch, give pos the shape {form}, one position for each sequence{builder}. If "
-        f"axis {batch} holds the tokens, give seq_axis={batch - len(shape)}."
+        f"If axis {batch} is the batch, give pos the shape {form}, one position for each sequence{builder}. "
+        f"If axis {batch} holds the tokens, give seq_axis={batch - len(shape)}."
     )
 
 
