@@ -91,7 +91,7 @@ def test_every_form_of_positions(pos):
             judge(y, x, np.asarray(pos), **FIELDS["half"])
 
 
-@pytest.mark.parametrize("pos", [0, 7, 2.5, torch.tensor(7), torch.tensor([[7], [100]])], ids=str)
+@pytest.mark.parametrize("pos", [0, 7, 2.5, range(7, 8), torch.tensor(7), torch.tensor([[7], [100]])], ids=str)
 @pytest.mark.parametrize("axis", [-2, -3])
 def test_one_position_is_no_offset(pos, axis):
     """A number serves one token; for more, the message gives the positions that follow it."""
@@ -101,7 +101,7 @@ def test_one_position_is_no_offset(pos, axis):
         assert same(module(one, one, pos)[1], HALF.apply(one, pos, seq_axis=axis))
         with pytest.raises(ra.ShapeError, match="a position is no offset") as caught:
             module(q, q, pos)
-        each, call = re.findall(r"give (.*?)\. .* call (.*)\.$", str(caught.value))[0]
+        each, call = re.findall(r"another, give (.*?)\. .* call (.*)\.$", str(caught.value))[0]
         names = {"positions": pos, "q": q, "k": q, "torch": torch, "range": range, "module": module}
         y, _ = module(q, q, eval(each, names))
         want = torch.as_tensor(pos) + torch.arange(5)
@@ -109,12 +109,25 @@ def test_one_position_is_no_offset(pos, axis):
         assert same(eval(call, names)[0], HALF.apply(q, pos, seq_axis=axis))
 
 
+@pytest.mark.parametrize("heads", [2, 4], ids=["fewer key heads", "as many key heads"])
+@pytest.mark.parametrize("pos", [3, [[3], [5]]], ids=str)
+def test_heads_of_one_token_are_no_tokens(pos, heads):
+    """Without an axis of tokens the axis of the heads takes its place: the message has a call for heads."""
+    q, k, module = normal(2, 4, 16), normal(2, heads, 16), RotaryEmbedding(HALF)
+    with pytest.raises(ra.ShapeError, match=r"axis -2 of q has the size 4") as caught:
+        module(q, k, pos)
+    (call,) = re.findall(r"heads of one token, call (.*)\.$", str(caught.value))
+    got = eval(call, {"module": module, "positions": pos, "q": q, "k": k})
+    for y, x in zip(got, (q, k), strict=True):
+        assert same(y, HALF.apply(x[..., None, :], [[[3]], [[5]]] if pos != 3 else 3)[..., 0, :])
+
+
 @pytest.mark.parametrize("pos", [3, [[3], [5]], torch.tensor([[3], [5]])], ids=str)
 def test_queries_and_keys_of_different_lengths_are_two_calls(pos):
     q, k = normal(2, 4, 1, 16), normal(2, 4, 64, 16)
     for xs in ((q, k), (k, q)):
         with pytest.raises(
-            ra.ShapeError, match=r"Rotate each .* module\.rotation\(positions, like=q\)\.apply"
+            ra.ShapeError, match=r"rotate each .* module\.rotation\(positions, like=q\)\.apply"
         ):
             RotaryEmbedding(HALF)(*xs, pos)
     with pytest.raises(ra.ShapeError, match="call once for each array"):

@@ -87,7 +87,7 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
         if shape is None:
             return  # refused by `apply`
         for x in (q, k):
-            tokens = x.shape[self.seq_axis] if -x.ndim <= self.seq_axis < x.ndim - 1 else 1
+            tokens = _size(x, self.seq_axis)
             # Compare with tokens first: torch.export may know that two sizes are equal, and not if one is 1.
             if (not shape or (shape[-1] != tokens and shape[-1] == 1)) and tokens > 1:
                 raise _one_position(q, k, positions, self.seq_axis, self._has_coordinates())
@@ -189,25 +189,36 @@ def _shape_of(positions: Any) -> Any:
     return python_shape(positions) if is_host(positions) else getattr(positions, "shape", None)
 
 
+def _size(x: Any, seq_axis: int) -> Any:
+    """Return the size of the axis of tokens; 1 if x has no such axis."""
+    return x.shape[seq_axis] if -x.ndim <= seq_axis < x.ndim - 1 else 1
+
+
 def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bool) -> ShapeError:
-    """Return the error for one position of several tokens."""
-    tokens, of_k = q.shape[seq_axis], k.shape[seq_axis]
+    """Return the error for one position where q or k has several tokens, or several heads of one token."""
+    size, of_k = _size(q, seq_axis), _size(k, seq_axis)
     axis = f", seq_axis={seq_axis}" if seq_axis != -2 else ""
-    text = f"positions is {describe(positions)}, one position, and q has {tokens} and k {of_k} tokens"
-    if tokens != of_k:
+    call = "module.rotation(positions, like=q).apply"
+    text = (
+        f"positions is {describe(positions)}, one position, and axis {seq_axis} of q has the size {size} and "
+        f"of k {of_k}"
+    )
+    if size != of_k:
         return ShapeError(
-            f"{text}. Rotate each by its own positions: module.rotation(positions, like=q).apply(q{axis}) "
-            "for q, and a second call for k."
+            f"{text}. If these are tokens, rotate each by its own positions: {call}(q{axis}) for q, and a "
+            f"second call for k. If they are heads of one token, call {call}((q, k){axis})."
         )
     if isinstance(positions, int):
-        each = f"range({positions}, {positions + tokens})"
+        each = f"range({positions}, {positions + size})"
+    elif isinstance(positions, range) and not coordinates:
+        each = f"range({positions[0]}, {positions[0] + size})"
     elif coordinates or isinstance(positions, (list, tuple)):
-        each = f"{tokens} positions"
+        each = f"{size} positions"
     else:
         each = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
     return ShapeError(
-        f"{text}; a position is no offset. For tokens that follow one another give {each}. To rotate all "
-        f"tokens by one position call module.rotation(positions, like=q).apply((q, k){axis})."
+        f"{text}; a position is no offset. If these are tokens that follow one another, give {each}. To rotate "
+        f"all of them by one position, as heads of one token, call {call}((q, k){axis})."
     )
 
 
