@@ -11,7 +11,7 @@ from ._array_api.position_input import check_positions
 from ._array_api.source import Call, Positions
 from ._errors import printable
 from ._rope import RoPE
-from ._spec.shape_rule import sequence_axis
+from ._spec.shape_rule import is_unknown_size, paired_axes, sequence_axis
 from ._spec.spec import Fields
 
 __all__ = ["Backend", "Explanation", "backends", "explain"]
@@ -129,7 +129,7 @@ def explain(
 def _positions(call: Call, source: Positions) -> str:
     """Name the axis that positions run along, and the axes that a wrong seq_axis could name."""
     shape = check_positions(source, call.xs[0], call.lib)
-    return "positions: " + ", and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
+    return "positions: " + "; and ".join(dict.fromkeys(_axis(x, shape, call.seq_axis) for x in call.xs))
 
 
 def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
@@ -138,9 +138,20 @@ def _axis(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
         return "one, as x is a single vector"
     text = f"along axis {axis} of x (seq_axis={axis - x.ndim}), of size {x.shape[axis]}"
     if not shape or (shape[-1] == 1 and x.shape[axis] != 1):
-        text += ", all at one position"
+        text += _at_one_position(x, shape, seq_axis)
     same = [a for a in range(x.ndim - 1) if a != axis and x.shape[a] == x.shape[axis] != 1]
     return text + (f"; not along axis {', '.join(map(str, same))}, of the same size" if same else "")
+
+
+def _at_one_position(x: Any, shape: tuple[Any, ...], seq_axis: int) -> str:
+    """Say that positions do not differ along their axis of x, and along which other axes they do."""
+    size = x.shape[sequence_axis(x.ndim, seq_axis)]
+    tokens = (
+        ", all at one position" if is_unknown_size(size) or size == 1 else f", all {size} at one position"
+    )
+    paired = paired_axes(x.ndim, len(shape), seq_axis)
+    apart = [str(a) for a, n in zip(paired, shape, strict=True) if n != 1]
+    return tokens + (f" for each index of axis {' and '.join(apart)}" if apart else "")
 
 
 def _declined(found: _registry.Backends, chosen: Any, xs: Any, source: Positions) -> dict[str, str]:

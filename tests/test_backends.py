@@ -212,17 +212,48 @@ def test_notes_name_dtypes_and_angles(lib):
             -2,
             "along axis 2 of x (seq_axis=-2), of size 7; not along axis 1, of the same size",
         ),
-        ([(2, 4, 7, 8)], 0, -2, "along axis 2 of x (seq_axis=-2), of size 7, all at one position"),
+        ([(2, 4, 7, 8)], 0, -2, "along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position"),
+        (
+            [(2, 4, 7, 8)],
+            [[3], [9]],
+            -2,
+            "along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position for each index of axis 0",
+        ),
+        (
+            [(2, 7, 4, 8)],
+            [[[3], [4], [5], [6]], [[7], [8], [9], [10]]],
+            -3,
+            "along axis 1 of x (seq_axis=-3), of size 7, all 7 at one position for each index of axis 0 and 2",
+        ),
+        ([(2, 4, 7, 8)], [[3]], -2, "along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position"),
+        (
+            [(2, 4, 1, 8), (2, 4, 7, 8)],
+            [3],
+            -2,
+            "along axis 2 of x (seq_axis=-2), of size 1; "
+            "and along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position",
+        ),
         ([(8,)], 0, -2, "one, as x is a single vector"),
         (
             [(2, 4, 1, 8), (2, 4, 7, 8)],
             [[3], [4]],
             -2,
-            "along axis 2 of x (seq_axis=-2), of size 1, "
-            "and along axis 2 of x (seq_axis=-2), of size 7, all at one position",
+            "along axis 2 of x (seq_axis=-2), of size 1; "
+            "and along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position for each index of axis 0",
         ),
     ],
-    ids=["default", "seq_axis", "equal sizes", "number", "vector", "different lengths"],
+    ids=[
+        "default",
+        "seq_axis",
+        "equal sizes",
+        "number",
+        "one for each sequence",
+        "one for each head",
+        "one of a list",
+        "one for all lengths",
+        "vector",
+        "different lengths",
+    ],
 )
 def test_notes_name_the_axis_of_positions(lib, shapes, pos, seq_axis, says):
     xs = tuple(normal(lib, *shape) for shape in shapes)

@@ -91,7 +91,9 @@ def test_every_form_of_positions(pos):
             judge(y, x, np.asarray(pos), **FIELDS["half"])
 
 
-@pytest.mark.parametrize("pos", [0, 7, 2.5, range(7, 8), torch.tensor(7), torch.tensor([[7], [100]])], ids=str)
+@pytest.mark.parametrize(
+    "pos", [0, 7, 2.5, range(7, 8), torch.tensor(7), torch.tensor([[7], [100]])], ids=str
+)
 @pytest.mark.parametrize("axis", [-2, -3])
 def test_one_position_is_no_offset(pos, axis):
     """A number serves one token; for more, the message gives the positions that follow it."""
