@@ -388,6 +388,14 @@ CALLS[ArrayTypeError] = {
         lambda lib: ra.apply(ones(lib, 2, 4), 0, inverse="no"),  # type: ignore[arg-type]
         ["inverse is 'no'", "give True or False."],
     ),
+    "an array for inverse": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, inverse=lib.asarray(np.array([True]))),  # type: ignore[arg-type]
+        ["inverse is bool[1]", "give True or False."],
+    ),
+    "a fraction for inverse": (
+        lambda lib: ra.apply(ones(lib, 2, 4), 0, inverse=ones(lib)),  # type: ignore[arg-type]
+        ["inverse is float", "give True or False."],
+    ),
     "positions of a rotation": (
         lambda lib: RoPE(4).rotation([0, 1], like=ones(lib, 4)).apply(ones(lib, 2, 4), [0, 1]),  # type: ignore[arg-type]
         ["rotation.apply((q, k)), without positions"],

@@ -82,6 +82,12 @@ class Coordinates(NamedTuple):
     driven_mask: "Constants | None" = None
 
 
+def _is_flag(value: Any) -> bool:
+    """Return whether a value is a scalar array of booleans or integers."""
+    dtype = str(getattr(value, "dtype", ""))
+    return ("bool" in dtype or "int" in dtype) and getattr(value, "shape", None) == ()
+
+
 class Plan:
     """A spec ready for arrays: its layout, and its frequencies in the forms that the angles need.
 
@@ -176,7 +182,7 @@ class Plan:
     def for_direction(self, inverse: Any) -> "Plan":
         """Return the plan, or that of the inverse rotation; raise if `inverse` is traced, or no bool."""
         try:
-            if not isinstance(inverse, int) and not hasattr(inverse, "dtype"):
+            if not isinstance(inverse, int) and not _is_flag(inverse):
                 raise TypeError  # "no", say, which is true
             return self.inverse if inverse else self
         except Exception:  # of the library that traces
