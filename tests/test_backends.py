@@ -223,7 +223,8 @@ def test_notes_name_dtypes_and_angles(lib):
             [(2, 7, 4, 8)],
             [[[3], [4], [5], [6]], [[7], [8], [9], [10]]],
             -3,
-            "along axis 1 of x (seq_axis=-3), of size 7, all 7 at one position for each index of axis 0 and 2",
+            "along axis 1 of x (seq_axis=-3), of size 7, "
+            "all 7 at one position for each index of axis 0 and 2",
         ),
         ([(2, 4, 7, 8)], [[3]], -2, "along axis 2 of x (seq_axis=-2), of size 7, all 7 at one position"),
         (

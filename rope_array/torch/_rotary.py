@@ -217,8 +217,8 @@ def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bo
     else:
         each = f"positions + torch.arange(q.shape[{seq_axis}], device=q.device)"
     return ShapeError(
-        f"{text}; a position is no offset. If these are tokens that follow one another, give {each}. To rotate "
-        f"all of them by one position, as heads of one token, call {call}((q, k){axis})."
+        f"{text}; a position is no offset. If these are tokens that follow one another, give {each}. To "
+        f"rotate all of them by one position, as heads of one token, call {call}((q, k){axis})."
     )
 
 
