@@ -473,7 +473,29 @@ def test_wrappers_of_others_are_refused():
     ra.hf.unpatch(model)
 
 
+def test_hooks_that_are_removed_before_unpatching():
+    model = MODELS["llama"].build()
+    attention = model.model.layers[0].self_attn
+    hook(attention)
+    ra.hf.patch(model)
+    unhook(attention)
+    ra.hf.unpatch(model)
+    assert attention.forward.__func__ is type(attention).forward
+    assert "_old_forward" not in vars(attention)
+
+
 # ---- reversal ----
+
+
+def test_a_deleted_forward_is_already_restored():
+    model = MODELS["llama"].build()
+    first, second = (layer.self_attn for layer in model.model.layers)
+    second.forward = second.forward  # as removed hooks of accelerate leave it
+    before = state(model)
+    ra.hf.patch(model)
+    del first.forward, second.forward
+    ra.hf.unpatch(model)
+    assert is_same(before, state(model))
 
 
 @MODES

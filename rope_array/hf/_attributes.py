@@ -92,7 +92,7 @@ def restore(model: Any) -> bool:
         del own[MARK]
         for name, value in values.items():
             if value is MISSING:
-                del own[name]
+                own.pop(name, None)
             else:
                 own[name] = value
     return bool(found)
@@ -101,12 +101,17 @@ def restore(model: Any) -> bool:
 def _values_before(one: Module) -> dict[str, Any]:
     own, values = vars(one.module), {}
     for name, (new, before) in own[MARK].values.items():
-        if own.get(name) is new:
+        present = own.get(name, MISSING)
+        if present is new:
             values[name] = before
         elif name == "forward" and own.get("_old_forward") is new:  # a hook of accelerate, added later
             values["_old_forward"] = MethodType(type(one.module).forward, one.module)
+        elif name == "_old_forward" and own.get("forward") is new:  # a hook that was removed later
+            values["forward"] = before
+        elif present is MISSING:  # deleted, so that no other code depends on it
+            values[name] = before
         else:
             raise PatchError(
-                f"{one}: its {name} was replaced by {describe(own.get(name))} after patch; undo that first."
+                f"{one}: its {name} was replaced by {describe(present)} after patch; undo that first."
             )
     return values
