@@ -22,6 +22,7 @@ from hf._compare import is_same, off, state
 
 import rope_array as ra
 from rope_array.hf import _attention, _attributes, _patch
+from rope_array.hf._layer_tables import LayerTables
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -575,6 +576,37 @@ def test_patched_rotary_modules_return_the_shapes_of_the_model():
         got = model.model.rotary_emb(torch.zeros(1), pos)
     assert [t.shape for t in got] == [t.shape for t in want]
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_tables_to_hand_on_to_a_layer():
+    model, pos = MODELS["llama"].build(), torch.arange(5)[None]
+    ra.hf.patch(model)
+    x = torch.randn(1, 5, 64)
+    tables = model.model.rotary_emb(x, pos)
+    assert repr(tables) == "LayerTables(cos=float32[1, 5, 16] (torch), sin=float32[1, 5, 16] (torch))"
+    layer, given = model.model.layers[0], {"hidden_states": x, "position_embeddings": tuple(tables)}
+    with torch.no_grad():
+        want = layer(x, position_embeddings=tables)
+        traced = torch.jit.trace(layer, example_kwarg_inputs=given)
+        program = torch.export.export(layer, (), given).module()
+        assert all(torch.equal(call(**given), want) for call in (layer, traced, program))
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "device", "dtype"),
+    [
+        (("meta",), {"non_blocking": True}, "meta", torch.float32),
+        ((torch.float64,), {}, "cpu", torch.float64),
+        ((), {"device": "meta", "dtype": torch.float64}, "meta", torch.float64),
+        ((torch.ones(1, dtype=torch.float64),), {}, "cpu", torch.float64),
+    ],
+    ids=["device", "dtype", "both", "like"],
+)
+def test_tables_take_the_arguments_of_tensor_to(args, options, device, dtype):
+    tables = LayerTables(torch.ones(2), torch.zeros(2)).to(*args, **options)
+    assert [(table.device.type, table.dtype) for table in tables] == [(device, dtype)] * 2
+    assert isinstance(tables, LayerTables)
 
 
 def test_float16_frequencies_below_the_normal_numbers_are_those_of_the_config():

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rope_array._errors import describe
+
 
 class LayerTables:
     """A pair of tables that tools which cast the inputs of a layer do not enter.
 
     FSDP's mixed precision casts each floating tensor among the arguments of a layer, also inside of tuples,
     lists, dicts and dataclasses. This is none of them. Code that unpacks or indexes a pair works as before.
+    Tools that know no such object, such as torch.export, take `tuple(tables)`.
     """
 
     __slots__ = ("cos", "sin")
@@ -25,6 +28,9 @@ class LayerTables:
     def __getitem__(self, index: Any) -> Any:
         return (self.cos, self.sin)[index]
 
-    def to(self, device: Any, non_blocking: bool = False) -> "LayerTables":
-        """Return the tables on another device, as the hooks of accelerate call it."""
-        return LayerTables(*(table.to(device, non_blocking=non_blocking) for table in self))
+    def __repr__(self) -> str:
+        return f"LayerTables(cos={describe(self.cos)}, sin={describe(self.sin)})"
+
+    def to(self, *args: Any, **options: Any) -> "LayerTables":
+        """Return the tables on another device or in another dtype; the arguments are those of `Tensor.to`."""
+        return LayerTables(*(table.to(*args, **options) for table in self))
