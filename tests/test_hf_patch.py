@@ -997,7 +997,8 @@ def test_frequencies_that_a_checkpoint_rounded_are_the_model_s(dtype, tmp_path):
     for load_as in (None, torch.float16):
         model = transformers.EsmModel.from_pretrained(tmp_path, dtype=load_as, add_pooling_layer=False)
         report = ra.hf.patch(model)
-        assert f"of the checkpoint's frequencies, which are {str(dtype)[6:]}" in report[0].replaced
+        notes = f"of the model's frequencies, rounded to {str(dtype)[6:]} by the checkpoint or by a cast"
+        assert notes in report[0].replaced
         frequencies = (10_000.0 ** (-torch.arange(8) / 8)).to(dtype).double()
         assert report[0].rope.frequencies == tuple(frequencies.tolist())
         pos = torch.tensor([[0, 1, 1_000, 1_000_003]])
@@ -1029,3 +1030,17 @@ def test_a_cast_that_rounds_the_frequencies_of_a_checkpoint_comes_after_the_patc
     cos, _ = model.to(dtype).rotary_embeddings(torch.zeros(1, dtype=dtype), pos)
     assert torch.equal(cos, ra.RoPE.from_config(model.config).rotation(pos, like=cos).full_width()[0])
     refused(protein_model().to(dtype), "load the model again, patch it, then cast it")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_float32_angles_keep_the_tables_of_a_cast_model(dtype):
+    pos, x = torch.tensor([[0, 3, 1_000_003]]), torch.zeros(1, dtype=dtype)
+    for model in (protein_model().to(dtype), protein_model().to(dtype).float()):
+        with torch.no_grad():
+            want = model(TEXT[:, :9] % 30).last_hidden_state
+            tables = model.rotary_embeddings(x, pos)
+            report = ra.hf.patch(model, angles="float32")
+            assert torch.equal(model(TEXT[:, :9] % 30).last_hidden_state, want)
+            assert all(map(torch.equal, model.rotary_embeddings(x, pos), tables))
+        assert report[0].replaced == "own tables"
+        assert report[0].rope.inv_freq == tuple(model.rotary_embeddings.inv_freq.double().tolist())

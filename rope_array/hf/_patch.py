@@ -91,7 +91,7 @@ class _Patcher:
             if not _rotary.NAMES.search(cls) or self.code.methods(type(module)):
                 continue  # a class that calls a rotary function itself is an attention layer
             try:
-                yield _rotary.plan_rotary(name, module, self._model_of(name))
+                yield _rotary.plan_rotary(name, module, self._model_of(name), self.exact)
             except ConfigMismatch as difference:
                 raise PatchError(
                     f"{Module(name, module)}: {difference}. The model does not match its config; "
@@ -138,7 +138,8 @@ class _Patcher:
 
     @staticmethod
     def _notes(plan: RotaryPlan, rounded: bool) -> str:
-        stored = f" of the checkpoint's frequencies, which are {plan.stored_as}" if plan.stored_as else ""
+        rounded_by = f", rounded to {plan.stored_as} by the checkpoint or by a cast"
+        stored = f" of the model's frequencies{rounded_by}" if plan.stored_as else ""
         return stored + (", in the model's dtype" if rounded else "")
 
     def attention_steps(self) -> Iterator[_Step]:

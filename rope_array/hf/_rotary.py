@@ -46,7 +46,8 @@ class TableFormat:
     has_batch_axis
         Whether the module adds a first axis of size 1.
     stored_as
-        The dtype of 16 bits to which the checkpoint's frequencies are rounded, by name; None if they are not.
+        The name of the 16-bit dtype to which the frequencies are rounded, by the checkpoint or by a cast and its
+        reverse; None if they are not.
     """
 
     rope: RoPE
@@ -89,17 +90,21 @@ class RotaryPlan:
 # ---- reading ----
 
 
-def plan_rotary(name: str, module: Any, model: Any) -> RotaryPlan:
-    """Return the plan of a rotary module, or raise UnsupportedModule or ConfigMismatch."""
+def plan_rotary(name: str, module: Any, model: Any, exact: bool) -> RotaryPlan:
+    """Return the plan of a rotary module, or raise UnsupportedModule or ConfigMismatch.
+
+    `exact`: whether the angles will be exact. If not, the module keeps its tables, in a cast model too.
+    """
     if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
         raise UnsupportedModule("its buffers are on the device meta: load the weights first")
     if not has_frequencies(module):
         raise UnsupportedModule("it keeps no inverse frequencies")
     for buffer in _stored_frequencies(module).values():
-        if buffer.dtype in NARROW:
+        if exact and buffer.dtype in NARROW:
             raise UnsupportedModule(
                 f"its frequencies are part of the checkpoint, and a cast to {_name_of(buffer.dtype)} has "
-                "rounded them; load the model again, patch it, then cast it"
+                "rounded them; load the model again, patch it, then cast it, or keep the tables of the cast "
+                "model: patch with angles='float32'"
             )
     names = parameters(type(module).forward)
     if names[1:3] != ("x", "position_ids") or names[3:] not in ((), ("layer_type",)):
@@ -288,10 +293,10 @@ def _check_frequencies(probe: Any, rope: RoPE, kind: str | None) -> None:
 
 
 def _as_stored(probe: Any, rope: RoPE) -> tuple[RoPE, str | None]:
-    """Return a rope with the frequencies of the checkpoint if they are the rope's, rounded to 16 bits.
+    """Return a rope with the frequencies of the module if they are the rope's, rounded to 16 bits.
 
     The second result is the name of that dtype, or None. Published files of ESM-2 hold such frequencies: the
-    model has used them since it was trained.
+    model has used them since it was trained. A cast of the model and its reverse leave the same numbers.
     """
     buffer = _stored_frequencies(probe).get("inv_freq")
     if buffer is None or rope.scaling is not None or buffer.shape != (rope.rotary_dim // 2,):
