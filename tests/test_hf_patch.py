@@ -593,6 +593,19 @@ def test_tables_to_hand_on_to_a_layer():
         assert all(torch.equal(call(**given), want) for call in (layer, traced, program))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_tables_that_a_caller_casts_are_refused(dtype):
+    model, pos = MODELS["llama"].build(dtype), torch.arange(5)[None]
+    ra.hf.patch(model)
+    x, layer = torch.randn(1, 5, 64).to(dtype), model.model.layers[0]
+    tables = tuple(model.model.rotary_emb(x, pos))
+    remedies = rf"leave out that cast.*MixedPrecisionPolicy\(param_dtype={dtype}, .*FSDP1 with MixedPrecision"
+    with torch.no_grad():
+        with pytest.raises(ra.PatchError, match=remedies):
+            layer(x, position_embeddings=tuple(table.to(dtype) for table in tables))
+        layer(x, position_embeddings=tables)
+
+
 @pytest.mark.parametrize(
     ("args", "options", "device", "dtype"),
     [

@@ -163,7 +163,8 @@ def _cast_table(table: Any, lib: Library) -> ArrayTypeError:
     return ArrayTypeError(
         f"{text} Mixed precision of FSDP casts the floating inputs of a module, a Rotation's tables too. "
         f"{remedy} Or let FSDP cast the inputs of the whole model only: shard its layers with "
-        "MixedPrecisionPolicy(..., cast_forward_inputs=False)."
+        "MixedPrecisionPolicy(..., cast_forward_inputs=False), for FSDP1 with MixedPrecision of the same "
+        "arguments."
     )
 
 

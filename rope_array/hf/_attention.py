@@ -329,8 +329,9 @@ def _refuse_cast(cos: Any) -> None:
         return
     dtype = str(cos.dtype).removeprefix("torch.")
     raise PatchError(
-        f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. A tool has "
-        "cast them on the way, as mixed precision of FSDP casts the inputs of a module. Shard the layers "
-        f"with MixedPrecisionPolicy(param_dtype=torch.{dtype}, cast_forward_inputs=False) and leave the cast "
-        "of x to the model around them, or keep the model's own numbers: patch with angles='float32'."
+        f"a layer got cos and sin in {dtype}, and the patched rotary module made them in float32. If your "
+        "code casts them on the way, leave out that cast. If mixed precision of FSDP casts them with the "
+        f"inputs of a layer, shard the layers with MixedPrecisionPolicy(param_dtype=torch.{dtype}, "
+        "cast_forward_inputs=False), for FSDP1 with MixedPrecision of the same arguments, and leave the cast "
+        "of x to the model around them. Or keep the model's own numbers: patch with angles='float32'."
     )

@@ -46,8 +46,8 @@ class TableFormat:
     has_batch_axis
         Whether the module adds a first axis of size 1.
     stored_as
-        The name of the 16-bit dtype to which the frequencies are rounded, by the checkpoint or by a cast and its
-        reverse; None if they are not.
+        The name of the 16-bit dtype to which the frequencies are rounded, by the checkpoint or by a cast and
+        its reverse; None if they are not.
     """
 
     rope: RoPE

@@ -197,18 +197,24 @@ def vision_model():
     return transformers.Qwen2_5_VLModel(config).visual.eval()
 
 
-def test_tables_that_a_model_repacks_are_refused_once_cast(mesh):
+@pytest.mark.parametrize("fsdp", [1, 2])
+def test_tables_that_a_model_repacks_are_refused_once_cast(mesh, fsdp):
     """The vision tower of Qwen2.5-VL reorders the tables into a tuple, which FSDP enters."""
     image, grid = torch.randn(64, 3 * 2 * 4 * 4).to(HALF), torch.tensor([[1, 8, 8]])
     results = []
     for layers_cast in (None, True, False):
         torch.manual_seed(0)
         model = vision_model()
-        model.to(HALF) if layers_cast is None else shard_tower(model, mesh, layers_cast)
         ra.hf.patch(model)
+        if layers_cast is None:
+            model.to(HALF)
+        elif fsdp == 1:
+            model = wrap_tower(model, layers_cast)
+        else:
+            shard_tower(model, mesh, layers_cast)
         with torch.no_grad():
             if layers_cast:
-                with pytest.raises(ra.PatchError, match=r"Shard the layers with .*cast_forward_inputs=False"):
+                with pytest.raises(ra.PatchError, match=r"shard the layers with .*cast_forward_inputs=False"):
                     model(image, grid_thw=grid)
             else:
                 results.append(model(image, grid_thw=grid).last_hidden_state)
@@ -220,6 +226,17 @@ def shard_tower(model, mesh, layers_cast):
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=HALF))
+
+
+def wrap_tower(model, layers_cast):
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy([type(model.blocks[0])]),
+        sharding_strategy=ShardingStrategy.NO_SHARD,
+        mixed_precision=MixedPrecision(param_dtype=HALF, cast_forward_inputs=layers_cast),
+        device_id=torch.device("cpu"),
+        use_orig_params=True,
+    )
 
 
 # ---- other casts and moves ----
