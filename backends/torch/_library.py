@@ -50,11 +50,9 @@ class Torch(Library):
         return ops._replace(is_exported=True) if is_exported() else ops
 
     def right_shift(self, array: Any, count: int) -> Any:
-        # Exporters of traces round a shift toward zero, and take a division for non-negative integers. Of a
-        # division, AOTInductor makes slow code.
-        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None:
-            return array // 2**count
-        return array >> count
+        # The older ONNX exporter rounds a shift toward zero, and OpenVINO computes the newer one's bit shift
+        # wrong. Both divide non-negative integers right. Of a division, AOTInductor makes slow code.
+        return array // 2**count if _is_for_other_tools() else array >> count
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
@@ -107,6 +105,20 @@ class Torch(Library):
             padded = (*values, *(0,) * INLINED)
             return torch.tensor(padded, dtype=dtype, **creation_kwargs)[: len(values)]
         return torch.tensor(values, dtype=dtype, **creation_kwargs)
+
+
+def _is_for_other_tools() -> bool:
+    """Return whether torch.jit.trace or an ONNX exporter records operations, not torch.export alone."""
+    if torch.compiler.is_compiling():
+        return _in_onnx_export()
+    return torch._C._get_tracing_state() is not None
+
+
+# A constant: Dynamo, which exports with strict=True, takes PyTorch's function for false. PyTorch 2.6 may report
+# the older exporter only.
+@_dynamo.traced_constant
+def _in_onnx_export() -> bool:
+    return bool(torch.onnx.is_in_onnx_export())
 
 
 # A constant: Dynamo would catch an error that it traces, and run the function without compiling it.
