@@ -136,6 +136,16 @@ def test_queries_and_keys_of_different_lengths_are_two_calls(pos):
         RotaryEmbedding(HALF)(q, k, range(64))
 
 
+@pytest.mark.filterwarnings("always")
+def test_one_position_is_refused_in_a_trace_without_a_warning_of_its_own():
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ra.ShapeError, match="a position is no offset"):
+        torch.jit.trace(RotaryEmbedding(HALF), (q, q, torch.tensor([3])))
+    with pytest.warns(torch.jit.TracerWarning) as caught:  # of other checks
+        torch.jit.trace(RotaryEmbedding(HALF), (q, q, torch.arange(5)))
+    assert not [each for each in caught if each.filename.endswith("_rotary.py")]
+
+
 def test_one_position_of_coordinates():
     axial, mixed = RotaryEmbedding(ra.RoPE(16, axes=ra.Axes.axial(8, 8))), Mixed(HALF, 4)
     q = normal(1, 4, 3, 16)

@@ -86,10 +86,11 @@ class RotaryModule(torch.nn.Module, ABC):  # type: ignore[misc,unused-ignore]
             shape = shape[:-1] if shape else None
         if shape is None:
             return  # refused by `apply`
+        given = _without_warning(shape[-1]) if shape else 1
         for x in (q, k):
-            tokens = _size(x, self.seq_axis)
+            tokens = _without_warning(_size(x, self.seq_axis))
             # Compare with tokens first: torch.export may know that two sizes are equal, and not if one is 1.
-            if (not shape or (shape[-1] != tokens and shape[-1] == 1)) and tokens > 1:
+            if given != tokens and given == 1 and tokens > 1:
                 raise _one_position(q, k, positions, self.seq_axis, self._has_coordinates())
 
     def _has_coordinates(self) -> bool:
@@ -192,6 +193,11 @@ def _shape_of(positions: Any) -> Any:
 def _size(x: Any, seq_axis: int) -> Any:
     """Return the size of the axis of tokens; 1 if x has no such axis."""
     return x.shape[seq_axis] if -x.ndim <= seq_axis < x.ndim - 1 else 1
+
+
+def _without_warning(size: Any) -> Any:
+    """Return a size as an int. For torch.jit.trace it is a tensor, and PyTorch warns of each comparison."""
+    return operator.index(size) if isinstance(size, torch.Tensor) else size
 
 
 def _one_position(q: Any, k: Any, positions: Any, seq_axis: int, coordinates: bool) -> ShapeError:
