@@ -114,8 +114,8 @@ def _is_for_other_tools() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
-# A constant: Dynamo, which exports with strict=True, takes PyTorch's function for false. Older versions report
-# the older exporter only.
+# A constant: Dynamo, which exports with strict=True, takes PyTorch's function for false. Older versions
+# report the older exporter only.
 @_dynamo.traced_constant
 def _in_onnx_export() -> bool:
     return bool(torch.onnx.is_in_onnx_export())
