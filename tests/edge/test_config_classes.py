@@ -171,7 +171,9 @@ def wrong_widths(cls: Any, config: Config) -> str | None:
 @pytest.mark.parametrize("cls", BY_LAYER, ids=lambda cls: cls.model_type)
 def test_the_widths_of_layers_follow_the_lists_of_the_class(cls: Any) -> None:
     base = {**base_of(cls), **ROTATING.get(cls.model_type, {})}
-    texts = [wrong_widths(cls, {**base, **more}) for more in ({}, *stated(cls))]
+    # OLMo-Hybrid's code takes a null base for no rope, in every layer.
+    others = (more for more in stated(cls) if more.get("rope_theta", 0) is not None)
+    texts = [wrong_widths(cls, {**base, **more}) for more in ({}, *others)]
     found = [text for text in texts if text]
     assert not found, "\n".join(found[:8])
 

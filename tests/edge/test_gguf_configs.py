@@ -308,7 +308,7 @@ def test_files_that_are_broken_are_refused(tmp_path):
     whole = write(tmp_path / "m.gguf", "llama", **SMALL).read_bytes()
     for count in (4, 20, 60, len(whole) // 2):
         (tmp_path / "part.gguf").write_bytes(whole[:count])
-        with pytest.raises(ConfigError, match=r"part.gguf' is no GGUF file that can be read"):
+        with pytest.raises(ConfigError, match="is no GGUF file that can be read"):
             read(tmp_path / "part.gguf")
     writer = gguf.GGUFWriter(tmp_path / "second.gguf", "llama")
     writer.kv_data[0].clear()
