@@ -102,7 +102,10 @@ def _scaled(u: Real) -> tuple[Real, float]:
 def tables(dtype: str) -> Tables:
     """Return cos and sin of u, checked to be rotated by quadrants."""
     u = leaf("u", dtype)
-    cos, sin = (angles._polynomials64 if dtype == "float64" else angles._polynomials32)(u)
+    if dtype == "float64":
+        cos, sin = angles._polynomials64(u, angles.COS_64, angles.SIN_64)
+    else:
+        cos, sin = angles._polynomials32(u)
     c, s = leaf("cos", dtype), leaf("sin", dtype)
     for quadrant in range(-8, 8):
         found = [_sign(table) for table in angles._rotate_quadrants(quadrant, c, s, dtype, OPS)]

@@ -182,8 +182,8 @@ def _polynomials32(u: Any) -> tuple[Any, Any]:
     return (((z * c4 + c3) * z + c2) * z + c1) * z + 1.0, u * (((z * s3 + s2) * z + s1) * z + s0)
 
 
-def _polynomials64(u: Any, of_cos: Any = COS_64, of_sin: Any = SIN_64) -> tuple[Any, Any]:
-    """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64."""
+def _polynomials64(u: Any, of_cos: Any, of_sin: Any) -> tuple[Any, Any]:
+    """Return cos and sin of u eighths of a turn, |u| ≤ 1, in float64, by COS_64 and SIN_64."""
     z = u * u
     cos, sin = z * of_cos[-1] + of_cos[-2], z * of_sin[-1] + of_sin[-2]
     for c, s in zip(of_cos[-3::-1], of_sin[-3::-1], strict=True):
