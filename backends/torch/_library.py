@@ -110,7 +110,7 @@ class Torch(Library):
 def _is_for_other_tools() -> bool:
     """Return whether torch.jit.trace or an ONNX exporter records operations, not torch.export alone."""
     if torch.compiler.is_compiling():
-        return _in_onnx_export()
+        return bool(_in_onnx_export())
     return torch._C._get_tracing_state() is not None
 
 
