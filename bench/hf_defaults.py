@@ -76,12 +76,12 @@ def main() -> None:
 
 def _without_rotation(classes: list[Any]) -> set[str]:
     """Return the model types whose modeling files rotate nothing."""
-    found = set()
+    model_types = set()
     for cls in classes:
         files = list((MODELS / cls.__module__.split(".")[2]).glob("modeling_*.py"))
         if cls.model_type and files and not any(ROTATES.search(f.read_text(encoding="utf-8")) for f in files):
-            found.add(cls.model_type)
-    return found
+            model_types.add(cls.model_type)
+    return model_types
 
 
 def _classes() -> list[Any]:
@@ -167,11 +167,11 @@ def _is_fixed(cls: Any, name: str, part: Any) -> bool:
 
 
 def _is_merged(cls: Any, name: str, part: Any, values: dict[str, Any]) -> bool:
-    """Return whether the root's values are also those of a part that states others."""
-    made = _with_part(cls, name, model_type=part.model_type, initializer_range=0.03)
-    if made is None or type(made) is not type(part):
+    """Return whether a part keeps the root's values, also if it states other keys."""
+    config = _with_part(cls, name, model_type=part.model_type, initializer_range=0.03)
+    if config is None or type(config) is not type(part):
         return False
-    own, usual = _numbers(made.to_dict()), _numbers(type(part)().to_dict())
+    own, usual = _numbers(config.to_dict()), _numbers(type(part)().to_dict())
     return all(own.get(k) == v for k, v in values.items()) and any(
         usual.get(k) != v for k, v in values.items()
     )
@@ -189,11 +189,11 @@ def _fields(cls: Any) -> dict[str, Any]:
 def _of_part(part: Any, explicit: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a part that the root sets: stated in its code, or other than its class's."""
     usual = _make(type(part))
-    own, other = part.to_dict(), {} if usual is None else usual.to_dict()
+    own, defaults = part.to_dict(), {} if usual is None else usual.to_dict()
     wanted = {k: v for k, v in own.items() if KEYS.match(k) or k == "rope_parameters"}
-    other = {k: v for k, v in other.items() if k not in explicit}
+    implied = {k: v for k, v in defaults.items() if k not in explicit}
     return {
-        k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != other.get(k)
+        k: _numbers(v) for k, v in sorted(wanted.items()) if usual and v is not None and v != implied.get(k)
     }
 
 

@@ -406,7 +406,7 @@ class RoPE(Spec):
         Warns
         -----
         UserWarning
-            The model type is missing or unknown: the rope is that of most models, with half pairs.
+            The model type is missing or unknown: the config is read as most models are, with half pairs.
 
         See Also
         --------

@@ -59,8 +59,8 @@ def cos_sin(whole: Any, fraction: Any, plan: Plan, use_float64: bool, ops: Array
         quadrant, u = _quadrant(phase(whole, plan, use_float64, ops), use_float64, dtype, ops)
     if fraction is not None:
         # A large frequency multiplies the rounding of its product: reduce the sum of a float64 in float64.
-        wide = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
-        quadrant, u = _add_fraction(quadrant, ops.cast(u, wide), fraction, plan, wide, ops)
+        sum_dtype = ops.xp.float64 if "float64" in str(fraction.dtype) else dtype
+        quadrant, u = _add_fraction(quadrant, ops.cast(u, sum_dtype), fraction, plan, sum_dtype, ops)
         u = ops.cast(u, dtype)
     if use_float64:
         cos, sin = _polynomials64(u, _numbers(COS_64, dtype, ops), _numbers(SIN_64, dtype, ops))

@@ -59,12 +59,12 @@ def _digits(pos: Any, count: int, ops: ArrayOps) -> list[Any]:
     """Return the digits of positions modulo 2^(14·count), the lowest first."""
     xp = ops.xp
     negative = pos < 0
-    rest, found = xp.where(negative, -1 - pos, pos), []  # all bits inverted, if negative
+    upper, digits = xp.where(negative, -1 - pos, pos), []  # all bits inverted, if negative
     for _ in range(4):
-        rest, low = _split(rest, _BITS, ops)
-        found.append(low)
-    found += [rest, *[xp.zeros_like(rest)] * (count - 5)]
-    return [ops.cast(xp.where(negative, _RADIX - 1 - digit, digit), xp.int32) for digit in found]
+        upper, digit = _split(upper, _BITS, ops)
+        digits.append(digit)
+    digits += [upper, *[xp.zeros_like(upper)] * (count - 5)]
+    return [ops.cast(xp.where(negative, _RADIX - 1 - digit, digit), xp.int32) for digit in digits]
 
 
 def _product(digits: list[Any], turns: list[int], widths: tuple[int, ...], ndim: int, ops: ArrayOps) -> Any:

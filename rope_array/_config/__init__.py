@@ -1,8 +1,8 @@
 """From a model's config to the fields of a `RoPE`: no transformers, no array library, no network.
 
 A config states only some of a rotary embedding; the rest is in the model's code and its class's defaults.
-`_formats` recognises configs that are not Hugging Face's (`_gguf` and `_diffusers` read those of two
-libraries), and gives their part a convention of its own. The steps of a reading:
+`_formats` recognises configs that are not Hugging Face's, with `_gguf` and `_diffusers`, and gives their part
+a convention of its own. The steps of a reading:
 
 1. `_document` loads the config and finds the part to read, with its class's defaults (`_model_defaults`) and
    the convention of its code (`_conventions`, `_conventions_vision`). The `ConfigPart` keeps the record.

@@ -319,7 +319,7 @@ def _nth(name: str, values: Any, index: int) -> Any:
 
 
 def _dbrx(values: Values, stated: Parameters) -> Parameters:
-    """Leave out the class's own base, which a config object has beside the base of `attn_config`."""
+    """Leave out the class's own base, which a config object has in addition to the base of `attn_config`."""
     nested, base = (values.stated(key) for key in ("attn_config.rope_theta", "rope_theta"))
     base = stated.get("rope_theta", base)
     if nested is None or base in (None, nested):

@@ -124,8 +124,8 @@ def _ltx_frequencies(count: int, theta: str | None) -> Callable[[Values, int], t
         base = values.number(theta, 1e4) if theta else 1e4
         steps = width // (2 * count)
         powers = [base ** (k / (steps - 1)) if steps > 1 else 1.0 for k in range(steps)]
-        turned = [math.pi / 2 * power for power in powers for _ in range(count)]
-        return (*[0.0] * (width // 2 - len(turned)), *turned)
+        rotated = [math.pi / 2 * power for power in powers for _ in range(count)]
+        return (*[0.0] * (width // 2 - len(rotated)), *rotated)
 
     return frequencies
 
@@ -162,7 +162,7 @@ def _axial(
     return _Row(convention=convention, coordinates=coordinates, defaults=defaults)
 
 
-_IDS = "coordinates are the model's ids (index, height, width); those of text are 0"
+_IDS = "coordinates are the model's ids (index, height, width); the ids of text are 0"
 _IN_PLANE = "coordinates are the model's ids (index, height, width); text counts its tokens in the latter two"
 _COUNTED = "coordinates are the model's ids (index, height, width); text counts its tokens in the first"
 _FOUR_IDS = "coordinates are the model's ids (time, height, width, token); height and width of text are 0"

@@ -389,7 +389,7 @@ def _notes(architecture: str, content: Mapping[str, Any], convention: Convention
     rope, notes = content.get("rope", {}), []
     if convention.pairing == "interleaved":
         notes.append(
-            "the pairs are those of the file's weights: where Hugging Face's code pairs halves, the "
+            "the pairs are the file's own: where Hugging Face's code pairs halves, the "
             "converter has permuted the rows of q and k"
         )
     if convention.axes is not None:

@@ -32,5 +32,5 @@ class LayerTables:
         return f"LayerTables(cos={describe(self.cos)}, sin={describe(self.sin)})"
 
     def to(self, *args: Any, **options: Any) -> "LayerTables":
-        """Return the tables on another device or in another dtype; the arguments are those of `Tensor.to`."""
+        """Return the tables on another device or in another dtype; it takes the arguments of `Tensor.to`."""
         return LayerTables(*(table.to(*args, **options) for table in self))

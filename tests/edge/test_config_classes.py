@@ -35,7 +35,7 @@ BY_LAYER = [
 ]
 WHOLES = [cls for cls in keys.classes() if not keys.has_rotation(cls) and cls.sub_configs]
 
-# Values that the class needs beside its defaults, which cannot rotate.
+# Values that the class needs in addition to its defaults, which cannot rotate.
 FIT: dict[str, Config] = {
     "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [3, 4, 4]}},
     "glm4v_text": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
@@ -107,7 +107,7 @@ def base_of(cls: Any) -> Config:
 
 
 def stated(cls: Any) -> Iterator[Config]:
-    """Yield what the dicts of a class state, beside its base."""
+    """Yield the keys and values that the dicts of a class state, in addition to its base."""
     fields = {field.name for field in dataclasses.fields(cls)}
     own = (keys.keys_of(cls) | fields) & (VALUES.keys() | COMPUTED.keys())
     for key in sorted(own | {key for key in OF_EVERY_CLASS if key != "layer_types"}):
