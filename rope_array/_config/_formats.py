@@ -115,9 +115,7 @@ def _of_named(content: Mapping[str, Any]) -> Format:
         )
     if found.name in (_MISTRAL.name, _LLAMA_FORMAT.name) and name in _MLX_BASES:
         found = _of_mlx(found, name, content.get("rope_theta") is None)
-    note = (
-        f"model_type is {short(name)}, but the keys are of {found.name}: it has the pairs of its weights"
-    )
+    note = f"model_type is {short(name)}, but the keys are of {found.name}: it has the pairs of its weights"
     return replace(found, model_type=name, notes=(*found.notes, note))
 
 
