@@ -7,6 +7,7 @@ import pytest
 from compare import judge, same
 from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, ROPES, judge_gradient, near, normal
 
+import rope_array as ra
 from rope_array import ArrayTypeError
 
 torch = pytest.importorskip("torch")
@@ -155,6 +156,22 @@ def test_any_number_of_tokens(fresh_dynamo):
         layer(qkv, pos)
         judge_projection(qkv, projection(tokens), pos)
     assert counter.frame_count == 1
+
+
+MROPE = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
+
+
+@by_compiler
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)], ids=["tokens", "batch"])
+def test_coordinates_first(shape, backend, fresh_dynamo):
+    """Engines have positions of M-RoPE as (3, tokens) or (3, batch, tokens)."""
+    pos = torch.randint(0, 10**6, shape)
+    x = normal(*shape[1:-1], 4, 5, 16)
+    given = x.clone()
+    compiled(lambda x, pos: MROPE.apply(x, pos.movedim(0, -1), out=x), backend)(x, pos)
+    matrix = torch.tensor(MROPE.matrix(pos.movedim(0, -1).numpy()))
+    want = torch.einsum("...sij,...hsj->...hsi", matrix, given.double())
+    assert torch.allclose(x.double(), want, atol=2e-6)
 
 
 # ---- other memory ----
@@ -396,6 +413,19 @@ def test_nothing_is_copied(source, made, fresh_dynamo):
     if source == "positions":
         assert "cpp_fused" not in code
         assert buffers == of_qkv
+
+
+@NEEDS_KERNEL
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_coordinates_first_are_no_copy(fresh_dynamo):
+    def layer(x, pos):
+        return MROPE.apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
+
+    code = program_of(layer, normal(5, 4, 16), torch.arange(15).view(3, 5))
+    assert re.search(r"rotate_at_\.default\(\[\w+\], reinterpret_tensor\(\w+, \(5, 3\), \(1, 5\), 0\)", code)
+    assert "empty_strided" not in code
+    assert "cpp_fused" not in code
 
 
 @pytest.mark.slow
