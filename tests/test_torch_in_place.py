@@ -5,7 +5,19 @@ import shutil
 
 import pytest
 from compare import judge, same
-from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, ROPES, judge_gradient, near, normal
+from torch_cases import (
+    FIELDS,
+    HALF,
+    IGNORED,
+    LIST,
+    OTHER,
+    POS,
+    ROPES,
+    forward_ad,
+    judge_gradient,
+    near,
+    normal,
+)
 
 import rope_array as ra
 from rope_array import ArrayTypeError
@@ -348,6 +360,16 @@ def test_the_operator_records_no_gradient():
     with torch.no_grad():
         call(x)
     judge(x.detach(), normal(2, 5, 16), LIST, **FIELDS["half"])
+
+
+@NEEDS_KERNEL
+def test_the_operator_refuses_dual_numbers():
+    x = normal(2, 5, 16)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises(ArrayTypeError, match="dual number"):
+            torch.ops.rope_array.rotate_at_([dual], POS, plan_text(HALF), False, -2)
+    assert same(x, normal(2, 5, 16))
 
 
 @NEEDS_KERNEL
