@@ -69,18 +69,59 @@ def elements(kernel):
 def generate(dtype, pairing, source):
     """Compile the call of one case; return the modules of its graphs."""
     import torch
-    from torch._inductor.compile_fx import compile_fx
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     import rope_array as ra
 
     rope = ra.RoPE(SHAPE[-1], pairing=pairing)
-    modules = []
 
     def rotate(x, *arrays):
         if source == "positions":
             return rope.apply(x, *arrays, backend="torch")
         return rope.rotation_from(*arrays).apply(x, backend="torch")
+
+    def make_arguments():
+        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
+        return (x, torch.arange(SHAPE[-2])) if source == "positions" else (x, *make_tables())
+
+    return modules_of(rotate, make_arguments)
+
+
+def print_in_place():
+    """Print the modules, as JSON, that rotate the product of an argument: a new result, and in place."""
+    import torch
+    import torch._inductor.config
+
+    import rope_array as ra
+
+    torch._inductor.config.force_disable_caches = True
+    rope = ra.RoPE(SHAPE[-1], pairing="half")
+
+    def rotate(in_place):
+        def layer(x, *tables):
+            x = 2 * x
+            return rope.rotation_from(*tables).apply(x, out=x if in_place else None, backend="torch")
+
+        return layer
+
+    def make_arguments():
+        return torch.empty(SHAPE, dtype=torch.bfloat16), *make_tables()
+
+    print(json.dumps([modules_of(rotate(in_place), make_arguments)[0] for in_place in (False, True)]))
+
+
+def make_tables():
+    import torch
+
+    return [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
+
+
+def modules_of(function, make_arguments):
+    """Compile a function; return the modules of its graphs."""
+    import torch
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    modules = []
 
     def backend(graph, inputs):
         return compile_fx(
@@ -89,10 +130,7 @@ def generate(dtype, pairing, source):
 
     torch._dynamo.reset()
     with FakeTensorMode(), contextlib.suppress(Generated):
-        x = torch.empty(SHAPE, dtype=getattr(torch, dtype), requires_grad=True)
-        tables = [torch.empty(SHAPE[-2], SHAPE[-1] // 2) for _ in range(2)]
-        arrays = [torch.arange(SHAPE[-2])] if source == "positions" else tables
-        torch.compile(rotate, fullgraph=True, backend=backend)(x, *arrays)
+        torch.compile(function, fullgraph=True, backend=backend)(*make_arguments())
     return modules
 
 

@@ -71,3 +71,15 @@ def test_vector_loads_and_stores(modules, dtype, pairing, source, direction):
     widths = {kind: {width for each, width in found if each == kind} for kind in ("ld", "st")}
     assert widths["st"] == {16}
     assert widths["ld"] == ({16} if pairing == "half" else {4, ITEMSIZE[dtype]})
+
+
+def test_in_place_is_the_program_of_a_new_result(tmp_path):
+    """Of an array that the function has made: no copy, and no operator that the compiler cannot fuse."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    script = "import inductor_programs; inductor_programs.print_in_place()"
+    new, in_place = (
+        module[module.index("def call(") :] for module in json.loads(child.run(script, **caches))
+    )
+    for module in (new, in_place):
+        assert module.count(".run(") == module.count("= empty_strided_cuda(") == 1
+        assert "torch.ops" not in module

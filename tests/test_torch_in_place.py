@@ -101,6 +101,19 @@ def test_modes(mode, backend, fresh_dynamo):
 
 
 @by_compiler
+def test_arguments_that_are_views_of_one_tensor(backend, fresh_dynamo):
+    def layer(q, k, pos):
+        rotate_in_place((q, k), pos)
+        return q + k[:, :1]
+
+    qkv = projection()
+    q, k, _ = views_of(qkv)
+    y = compiled(layer, backend)(q, k, POS)
+    judge_projection(qkv, projection(), LIST)
+    assert near(y, q + k[:, :1])
+
+
+@by_compiler
 def test_one_tensor(backend, fresh_dynamo):
     x, rotation = normal(2, 5, 16), OTHER.rotation(POS, like=normal(1))
     compiled(lambda x, rotation: rotation.apply(x, out=x), backend)(x, rotation)
@@ -435,6 +448,22 @@ def test_nothing_is_copied(source, made, fresh_dynamo):
     if source == "positions":
         assert "cpp_fused" not in code
         assert buffers == of_qkv
+
+
+@NEEDS_KERNEL
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_two_projections_are_not_copied(fresh_dynamo):
+    """q and k of a buffer each, with the heads before the tokens."""
+
+    def layer(x, of_q, of_k, pos):
+        xs = tuple((x @ weight).view(1, 5, -1, 16).transpose(1, 2) for weight in (of_q, of_k))
+        return HALF.apply(xs, pos, out=xs)
+
+    code = program_of(layer, normal(5, 32), normal(32, 64, seed=1), normal(32, 32, seed=2), POS)
+    assert code.count("rope_array.rotate_at_.default(") == 1
+    assert re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code) == ["5, 64", "5, 32"]
+    assert "cpp_fused" not in code
 
 
 @NEEDS_KERNEL
