@@ -113,6 +113,18 @@ def test_arguments_that_are_views_of_one_tensor(backend, fresh_dynamo):
     assert near(y, q + k[:, :1])
 
 
+@NEEDS_KERNEL
+def test_without_the_second_functionalization(fresh_dynamo):
+    """vLLM compiles so: PyTorch copies q and k before the operator, and back."""
+    from torch._inductor import config
+
+    qkv = projection()
+    with config.patch(enable_auto_functionalized_v2=False):
+        y = compiled(lambda qkv, pos: rotate_in_place(views_of(qkv)[:2], pos)[0] + 0)(qkv, POS)
+    judge_projection(qkv, projection(), LIST)
+    assert same(y, views_of(qkv)[0])
+
+
 @by_compiler
 def test_one_tensor(backend, fresh_dynamo):
     x, rotation = normal(2, 5, 16), OTHER.rotation(POS, like=normal(1))

@@ -156,7 +156,7 @@ def _check_traced_memory(outs: Any) -> None:
             raise ArrayTypeError(
                 f"out[{i}] is {describe(out)}, given twice in out; give memory for each result."
             )
-        if any(size != 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        if any(stride == 0 and size != 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
             raise ArrayTypeError(
                 f"out is {describe(out)} with the strides {tuple(out.stride())}, whose elements share "
                 "memory, as in a broadcast view; give a tensor with memory for each element."
