@@ -413,6 +413,22 @@ def test_autograd_sees_saved_tensors_change(backend, fresh_dynamo):
 
 
 @NEEDS_KERNEL
+def test_tables_that_the_kernel_cannot_read(fresh_dynamo):
+    """Copies of the tables are read, and the write is counted."""
+
+    def layer(x, cos, sin):
+        HALF.rotation_from(cos, sin).apply(x, out=x)
+
+    tables = [table.repeat_interleave(2, -1)[..., ::2] for table in HALF.rotation(POS, like=normal(1))]
+    weight, x = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
+    y = (weight * x).sum()
+    compiled(layer, "eager")(x, *tables)
+    judge(x, normal(2, 5, 16, seed=1), LIST, **FIELDS["half"])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@NEEDS_KERNEL
 def test_the_operator_reads_no_memory_while_traced():
     """Its rule takes the tensors of any device, and makes none: nothing to allocate in a CUDA graph."""
     from torch._subclasses.fake_tensor import FakeTensorMode

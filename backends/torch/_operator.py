@@ -19,6 +19,7 @@ from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
+from ._gate import count_writes
 from ._library import LIBRARY
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
@@ -94,15 +95,13 @@ def _rotate_by_kernel(
 
 def _rotate_in_place_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> None:
     """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
-    _refuse_gradients((*xs, *source.arrays))
-    _refuse_tangents((*xs, *source.arrays))
     xs = tuple(xs)
-    if _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed) is NotImplemented:
+    gated = _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed, True)
+    if gated is NotImplemented:
+        _refuse_gradients((*xs, *source.arrays))
         check_outs(xs, xs, xs, source.arrays, LIBRARY)
         _rotate_by_kernel(xs, source, seq_axis, transposed, xs)
-    for x in xs:
-        if not x.is_inference():  # autograd then sees saved tensors change
-            torch.autograd.graph.increment_version(x)
+        count_writes(xs)
 
 
 def _refuse_gradients(values: Any) -> None:
