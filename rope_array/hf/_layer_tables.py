@@ -1,5 +1,6 @@
 """Cos and sin on their way from a model's rotary module to its layers."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,3 +35,37 @@ class LayerTables:
     def to(self, *args: Any, **options: Any) -> "LayerTables":
         """Return the tables on another device or in another dtype; it takes the arguments of `Tensor.to`."""
         return LayerTables(*(table.to(*args, **options) for table in self))
+
+
+class KeptSource:
+    """The source of the last call: layers of one forward pass rotate by the same tables, in one form.
+
+    It is dropped with the tables. Calls of several threads may replace each other's, as a call is one tuple.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self) -> None:
+        self._call: Any = None
+
+    def find(self, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+        """Return the source if it was kept for these tables, and for arrays that differ in values only."""
+        call = self._call
+        if call is None or call[0]() is not cos or call[1]() is not sin:
+            return None
+        return call[3] if call[2] == _facts(xs, unsqueeze_dim) else None
+
+    def keep(self, source: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> None:
+        """Keep the source of a call."""
+        alive = weakref.ref(cos, self._forget), weakref.ref(sin, self._forget)
+        self._call = *alive, _facts(xs, unsqueeze_dim), source
+
+    def _forget(self, dead: Any) -> None:
+        call = self._call
+        if call is not None and (dead is call[0] or dead is call[1]):
+            self._call = None
+
+
+def _facts(xs: tuple[Any, ...], unsqueeze_dim: int) -> list[Any]:
+    """Return all that decides whether and how arrays are rotated by given tables."""
+    return [unsqueeze_dim, *[(x.shape, x.dtype, x.stride(-1)) for x in xs]]
