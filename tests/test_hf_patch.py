@@ -276,9 +276,12 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def twice_as_large(function_layout, arrays, cos, sin, axis):
+class TwiceAsLarge:
     """Stand in for the rotation, where a test asks whether ours is called."""
-    return tuple(2 * x for x in arrays)
+
+    @staticmethod
+    def rotate(arrays, source, seq_axis):
+        return tuple(2 * x for x in arrays)
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
@@ -289,7 +292,7 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
     model.model.layers, other.model.layers = model.model.layers[:1], other.model.layers[:1]
     want = logits(other)
     ra.hf.patch(model, angles=angles)
-    monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+    monkeypatch.setattr(_attention, "_dispatch", TwiceAsLarge)
     doubled = logits(model)
     assert off(doubled, want) > 0.1
     compiled, unpatched = (torch.compile(m, backend="eager", fullgraph=True) for m in (model, other))
@@ -299,7 +302,7 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
     ra.hf.unpatch(model)
     assert off(logits(compiled), want) < 1e-5
     ra.hf.patch(other, angles=angles)
-    monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+    monkeypatch.setattr(_attention, "_dispatch", TwiceAsLarge)
     assert off(logits(unpatched), doubled) < 1e-5
 
 
@@ -315,7 +318,7 @@ def test_methods_compiled_before_and_after(monkeypatch):
             return torch.compile(attention.forward, backend="eager")(hidden, position_embeddings=tables)[0]
 
     with ra.hf.patched(model, angles="float32"):
-        monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+        monkeypatch.setattr(_attention, "_dispatch", TwiceAsLarge)
         doubled = compiled()
     with torch.no_grad():
         want = attention(hidden, position_embeddings=tables)[0]

@@ -223,7 +223,7 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
     may_keep = function_layout.arrangement != "repeat" and function_layout.sign == 1
 
     def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        if torch.compiler.is_compiling() or not may_keep or torch.is_grad_enabled():
+        if is_recorded() or not may_keep or torch.is_grad_enabled():
             found = source_of(xs, cos, sin, unsqueeze_dim)
         else:
             found = kept.find(xs, cos, sin, unsqueeze_dim)
@@ -299,6 +299,11 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     """Return the axis of the positions, for tables of `ndim` axes that get one more axis."""
     dim = unsqueeze_dim if unsqueeze_dim >= 0 else unsqueeze_dim + ndim + 1
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
+
+
+def is_recorded() -> bool:
+    """Return whether the call is compiled, exported or traced, and the value of a position not known."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Function:

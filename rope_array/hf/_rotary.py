@@ -17,7 +17,7 @@ from rope_array._spec.plan import Plan
 from rope_array._spec.scaling import LongRoPE
 from rope_array._spec.spec import require_plan
 
-from ._attention import ARRANGED, NARROW, parameters
+from ._attention import ARRANGED, NARROW, is_recorded, parameters
 from ._layer_tables import LayerTables
 
 NAMES = re.compile("Rotary|RoPE|Rope|Rotat")
@@ -450,7 +450,7 @@ def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
     units = {dtype: _units(width, dtype) for dtype in (torch.float32, torch.float64)}
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        if not _is_plain(pos) or not x.is_cpu or _is_recorded():
+        if not _is_plain(pos) or not x.is_cpu or is_recorded():
             return rope.rotation(pos.float() if pos.dtype in (*NARROW, torch.bool) else pos, like=x)
         one = units[torch.float64 if x.dtype is torch.float64 else torch.float32]
         shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
@@ -479,18 +479,13 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
         return _cos_sin_long(rope)
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        if _is_recorded():
+        if is_recorded():
             raise _traced_length(rope)
         return _cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
 
     # Outside of compiled code, as the value of a position decides.
     uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)
     return uncompiled
-
-
-def _is_recorded() -> bool:
-    """Return whether the call is compiled, exported or traced, and the value of a position not known."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _traced_length(rope: RoPE) -> PatchError:
@@ -513,7 +508,7 @@ def _cos_sin_long(rope: RoPE) -> Callable[[Any, Any], Any]:
     short, long = (_cos_sin(rope.at_length(length)) for length in (last, last + 1))
 
     def cos_sin(x: Any, pos: Any) -> Any:
-        if pos.is_cpu and not _is_recorded():
+        if pos.is_cpu and not is_recorded():
             return (long if int(pos.max()) >= last else short)(x, pos)
         is_long = pos.max() >= last
         return tuple(torch.where(is_long, a, b) for a, b in zip(long(x, pos), short(x, pos), strict=True))
