@@ -23,6 +23,7 @@ from rope_array._dynamo import traced_memo
 from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
+from . import _operators
 from ._layer_tables import KeptSource
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -233,6 +234,8 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         if found is None:
             return by_model(xs, cos, sin, unsqueeze_dim)
         source, seq_axis = found
+        if torch.compiler.is_compiling() and _operators.serves(*xs, source.cos, source.sin):
+            return _operators.rotate(xs, source, seq_axis)
         return _dispatch.rotate(xs, source, seq_axis)
 
     return rotate

@@ -17,6 +17,7 @@ from rope_array._spec.plan import Plan
 from rope_array._spec.scaling import LongRoPE
 from rope_array._spec.spec import require_plan
 
+from . import _operators
 from ._attention import ARRANGED, NARROW, is_recorded, parameters
 from ._layer_tables import LayerTables
 
@@ -447,11 +448,15 @@ def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
     """
     plan = _unit_plan(require_plan(rope))
     width = plan.layout.head_dim
+    name = _operators.name_of(rope)
     units = {dtype: _units(width, dtype) for dtype in (torch.float32, torch.float64)}
 
     def cos_sin(x: Any, pos: Any) -> Any:
         if not _is_plain(pos) or not x.is_cpu or is_recorded():
-            return rope.rotation(pos.float() if pos.dtype in (*NARROW, torch.bool) else pos, like=x)
+            pos = pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
+            if torch.compiler.is_compiling() and _operators.serves(x, pos):
+                return _operators.make_tables(x, pos, name)
+            return rope.rotation(pos, like=x)
         one = units[torch.float64 if x.dtype is torch.float64 else torch.float32]
         shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
         y = _dispatch.rotate(one.expand(*shape, width), Positions(pos, plan), -2)
