@@ -13,7 +13,7 @@ from ._array_api import rotate as _rotate
 from ._array_api import tables as _tables
 from ._array_api.library import Library, library
 from ._array_api.source import Call, Positions, Source
-from ._dynamo import traced_memo
+from ._dynamo import traced_memo_of_one
 from ._errors import BackendError, describe, printable, short
 
 GROUP = "rope_array.backends"  # of entry points
@@ -127,7 +127,7 @@ def _load_backends(cls: type) -> Backends:
 
 
 # The backends of an array type: backends_of(type(x)).
-backends_of = traced_memo(_load_backends)
+backends_of = traced_memo_of_one(_load_backends)
 
 
 def library_of(x: Any) -> Library:

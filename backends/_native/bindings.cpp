@@ -12,6 +12,8 @@
 
 #include "libraries.hpp"
 #include "operands.hpp"
+#include "overlap.hpp"
+#include "tensor_gate.hpp"
 #include "thread_pool.hpp"
 #include "xla_call.hpp"
 
@@ -106,30 +108,14 @@ bool parse_int_position(nb::handle position, Source& source) {
     return parse_int(position, source.start);
 }
 
-// First byte, and the byte after the last.
-struct Extent {
-    const char *from = nullptr, *to = nullptr;
-
-    Extent() = default;  // empty
-    explicit Extent(const ArrayView& view) : from(view.data), to(view.data) {
-        if (view.is_empty()) return;
-        to += view.itemsize;
-        for (int a = 0; a < view.num_axes; ++a) {
-            const int64_t reach = (view.shape[a] - 1) * view.strides[a];
-            (reach < 0 ? from : to) += reach;
-        }
-    }
-
-    bool is_apart(const Extent& other) const { return to <= other.from || other.to <= from; }
-};
-
 // A source of rope_array/_array_api/source.py, parsed.
 struct ParsedSource {
     Source source;
     nb::object capsule;  // holding it keeps the plan alive if another thread replaces plan.native
     KernelPlan by_layout = {};  // the plan of tables: a layout without frequencies
     const KernelPlan* plan = &by_layout;
-    Extent memory[2];
+    ArrayView memory[2];  // of positions, or of cos and sin
+    int num_memories = 0;
     bool is_double = false;  // of tables
 
     // Return false if the kernel does not serve the source.
@@ -150,39 +136,21 @@ struct ParsedSource {
         plan = &static_cast<const Plans*>(PyCapsule_GetPointer(capsule.ptr(), PLANS))->each[transposed];
         if (PyLong_CheckExact(values.ptr())) return !plan->num_coordinates && parse_int_position(values, source);
         if (PyRange_Check(values.ptr())) return !plan->num_coordinates && parse_range(values, source);
-        ArrayView pos;
-        if (!library.view(values, pos) || !set_positions(source, pos, *plan)) return false;
-        memory[0] = Extent(pos);
-        return true;
+        num_memories = 1;
+        return library.view(values, memory[0]) && set_positions(source, memory[0], *plan);
     }
 
     bool parse_tables(nb::handle first, nb::handle second, nb::handle layout, const Library& library) {
-        ArrayView cos, sin;
+        ArrayView &cos = memory[0], &sin = memory[1];
+        num_memories = 2;
         if (!library.view(first, cos) || !library.view(second, sin)) return false;
         if (!parse_layout(layout, by_layout.layout) || !set_tables(source, cos, sin, by_layout.layout)) return false;
         is_double = cos.dtype == F64;
-        memory[0] = Extent(cos);
-        memory[1] = Extent(sin);
         return true;
     }
 };
 
 // ---- the entry ----
-
-// The arrays of a call: one, or the items of a tuple.
-struct ArrayTuple {
-    nb::handle given;
-    bool is_tuple;
-    size_t size;
-
-    explicit ArrayTuple(nb::handle given) : given(given), is_tuple(PyTuple_CheckExact(given.ptr())) {
-        size = is_tuple ? static_cast<size_t>(PyTuple_Size(given.ptr())) : 1;
-    }
-
-    nb::handle operator[](size_t i) const {
-        return is_tuple ? nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))) : given;
-    }
-};
 
 // Make a call that may take the interpreter lock. While the interpreter exits, Python before 3.14 ends a daemon thread
 // that does: with glibc, pthread_exit unwinds the stack by an exception, and nanobind's frames end the process, as they
@@ -232,11 +200,14 @@ class Call {
     // Return false if the results cannot be written to `outs`.
     bool parse_outs(const ArrayTuple& xs, const ArrayTuple& outs, bool checked) {
         if (outs.size != xs.size || outs.is_tuple != xs.is_tuple) return false;
-        Items<ArrayView> views(xs.size);
+        Items<ArrayView> others(xs.size);
+        Items<const ArrayView*> views(xs.size);
         for (size_t i = 0; i < xs.size; ++i) {
-            if (!library_.view(outs[i], views[i])) return false;
-            if (views[i].dtype != xs_[i].dtype || !views[i].has_same_shape(xs_[i])) return false;
-            set_result(arrays_[i], views[i]);
+            const bool in_place = outs[i].is(xs[i]);
+            views[i] = in_place ? &xs_[i] : &others[i];
+            if (!in_place && !library_.view(outs[i], others[i])) return false;
+            if (views[i]->dtype != xs_[i].dtype || !views[i]->has_same_shape(xs_[i])) return false;
+            set_result(arrays_[i], *views[i]);
         }
         return checked || may_write(views);
     }
@@ -284,19 +255,17 @@ class Call {
         return bytes;
     }
 
-    // Return whether each out is contiguous and overlaps nothing but its own x, judged by extents. If unsure, return
-    // false: Python's check decides.
-    bool may_write(const Items<ArrayView>& outs) const {
+    // Return whether each out has memory for each element, and shares none but with its own x, which it may be. If
+    // unsure, return false: Python's check decides.
+    bool may_write(const Items<const ArrayView*>& outs) const {
         for (size_t i = 0; i < outs.size(); ++i) {
-            const ArrayView& out = outs[i];
-            if (!out.writable || !out.is_contiguous() || !out.is_aligned()) return false;
-            const Extent extent(out);
-            for (const Extent& read : parsed_.memory)
-                if (!extent.is_apart(read)) return false;
+            const ArrayView& out = *outs[i];
+            if (!out.writable || may_overlap_itself(out)) return false;
+            for (int j = 0; j < parsed_.num_memories; ++j)
+                if (!are_apart(out, parsed_.memory[j])) return false;
             for (size_t j = 0; j < outs.size(); ++j) {
-                const bool same = i == j && out.data == xs_[j].data && xs_[j].is_contiguous();
-                if (!same && !extent.is_apart(Extent(xs_[j]))) return false;
-                if (i != j && !extent.is_apart(Extent(outs[j]))) return false;
+                if (!(i == j && are_same(out, xs_[j])) && !are_apart(out, xs_[j])) return false;
+                if (j < i && !are_apart(out, *outs[j])) return false;
             }
         }
         return true;
@@ -310,20 +279,25 @@ class Call {
 
 // Rotate x, an array or a tuple of arrays, by a source; return the result or `out`. Return NotImplemented, with nothing
 // written, for every call that the kernel does not serve, refused calls too. `checked`: the caller has checked that each
-// out is writable, and overlaps nothing but its own x. `transposed`: rotate by the transpose, of positions only.
+// out is writable, and overlaps nothing but its own x. `transposed`: rotate by the transpose, of positions only. `gated`:
+// x are tensors; decline calls that PyTorch has to see, and count the writes to out.
 nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, nb::handle out, bool checked,
-                         bool transposed) {
+                         bool transposed, bool gated) {
     const nb::object declined = nb::borrow(Py_NotImplemented);
-    const ArrayTuple xs(x);
+    const ArrayTuple xs(x), outs(out);
+    const bool fresh = out.is_none();
     const Library* const library = xs.size ? library_of(xs[0]) : nullptr;
     int64_t axis;
     ParsedSource parsed;
-    if (!library || !parse_int(seq_axis, axis) || !parsed.parse(source, *library, transposed)) return declined;
+    if (!library || !parse_int(seq_axis, axis)) return declined;
+    if (gated && !may_be_missed(xs, source, fresh ? nullptr : &outs)) return declined;
+    if (!parsed.parse(source, *library, transposed)) return declined;
     Call call(*library, parsed, xs.size);
     if (!call.parse_xs(xs, axis)) return declined;
-    if (!out.is_none() && !call.parse_outs(xs, ArrayTuple(out), checked)) return declined;
-    const nb::object result = out.is_none() ? call.create_results(xs) : nb::borrow(out);
-    call.run(out.is_none());
+    if (!fresh && !call.parse_outs(xs, outs, checked)) return declined;
+    if (gated && !fresh && !count_writes(outs)) return declined;
+    const nb::object result = fresh ? call.create_results(xs) : nb::borrow(out);
+    call.run(fresh);
     return result;
 }
 
@@ -354,12 +328,15 @@ NB_MODULE(_kernel, m) {
     m.attr("MAX_AXES") = MAX_AXES;
     m.def("make_plan", asleep_at_exit(&make_plan));
     m.def("use_tensors", &use_tensors);
+    m.def("use_gate", &use_gate, nb::arg("interceptors").none(), nb::arg("forward_ad"), nb::arg("is_grad_enabled"),
+          nb::arg("is_inference_mode_enabled"), nb::arg("is_inference"), nb::arg("count_writes"));
     m.def("has_memory", [](nb::handle tensor) {
         ArrayView view;
         return TORCH.view(tensor, view);
     });
     m.def("rotate", asleep_at_exit(&rotate_arrays), nb::arg("x").none(), nb::arg("source").none(),
-          nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false);
+          nb::arg("seq_axis").none(), nb::arg("out").none(), nb::arg("checked") = false, nb::arg("transposed") = false,
+          nb::arg("gated") = false);
     m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<const void*>(&xla::rotate_in_program)); });
     m.def("level_names", &level_names);
     m.def("level_name", [] { return level.load()->name; });

@@ -16,6 +16,21 @@ struct Library {
     bool wants_huge_pages;  // hint that new results use huge pages; NumPy does so itself
 };
 
+// The arrays of a call: one, or the items of a tuple.
+struct ArrayTuple {
+    nb::handle given;
+    bool is_tuple;
+    size_t size;
+
+    explicit ArrayTuple(nb::handle given) : given(given), is_tuple(PyTuple_CheckExact(given.ptr())) {
+        size = is_tuple ? static_cast<size_t>(PyTuple_Size(given.ptr())) : 1;
+    }
+
+    nb::handle operator[](size_t i) const {
+        return is_tuple ? nb::handle(PyTuple_GetItem(given.ptr(), static_cast<Py_ssize_t>(i))) : given;
+    }
+};
+
 bool is_numpy_array(nb::handle array);
 extern const Library NUMPY;
 void import_numpy();

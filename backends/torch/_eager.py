@@ -16,13 +16,19 @@ from rope_array._array_api.source import Source, Tables
 from rope_array._backends import _native
 from rope_array._backends.torch import no_autocast
 
-from ._gate import is_recorded, why_declined
+from ._gate import can_be_written, count_writes, is_recorded, why_declined
 from ._gpu_kernel import gpu_kernel
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 
 def try_fast(x: Any, source: Source, seq_axis: Any, out: Any, kernel: Any = None) -> Any:
     """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
+    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
+        return NotImplemented
+    if kernel is None and _native.kernel is not None:
+        y = _native.kernel.rotate(x, source, seq_axis, out, False, False, True)
+        if y is not NotImplemented:
+            return y
     xs = x if type(x) is tuple else (x,)
     recorded = is_recorded(xs)
     if why_declined(source, recorded) is not None:
@@ -40,7 +46,11 @@ def try_fast(x: Any, source: Source, seq_axis: Any, out: Any, kernel: Any = None
         return kernel.rotate(x, source, seq_axis, None)
     outs = out if type(out) is tuple else (out,)
     for o in outs:
-        if type(o) is not torch.Tensor or o.requires_grad or o.is_inference():
+        if (
+            type(o) is not torch.Tensor
+            or (o.requires_grad and torch.is_grad_enabled())
+            or not can_be_written(o)
+        ):
             return NotImplemented
     return _written(kernel.rotate(x, source, seq_axis, out), outs)
 
@@ -75,9 +85,8 @@ def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: 
 
 
 def _written(ys: Any, outs: Any) -> Any:
-    """Count a write to each of outs, as operations in place do: autograd then sees saved tensors change."""
-    for out in outs if ys is not NotImplemented else ():
-        torch.autograd.graph.increment_version(out)
+    if ys is not NotImplemented:
+        count_writes(outs)
     return ys
 
 

@@ -21,9 +21,16 @@ _DISPATCH_MODES: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _FUNCTION_MODES: Any = getattr(torch._C, "_len_torch_function_stack", None)
 _TRACING: Any = getattr(torch._C, "_get_tracing_state", None)
 _FUNCTION_MODE_STACK: Any = getattr(torch.overrides, "_get_current_function_mode_stack", None)
-CAN_DETECT_MODES = None not in (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING) and hasattr(
-    forward_ad, "_current_level"
-)
+# Each returns a true value while something intercepts operations.
+_INTERCEPTORS = (TRANSFORMED, _DISPATCH_MODES, _FUNCTION_MODES, _TRACING)
+CAN_DETECT_MODES = None not in _INTERCEPTORS and hasattr(forward_ad, "_current_level")
+
+
+def give_to(kernel: Any) -> None:
+    """Register the gate with the C++ kernel, which asks it faster, and without reasons."""
+    interceptors = _INTERCEPTORS if CAN_DETECT_MODES else None
+    modes = torch.is_grad_enabled, torch.is_inference_mode_enabled
+    kernel.use_gate(interceptors, forward_ad, *modes, torch.Tensor.is_inference, count_writes)
 
 
 def why_declined(source: Any, recorded: bool) -> str | None:
@@ -72,6 +79,29 @@ def is_recorded(xs: Any) -> bool:
             if getattr(x, "requires_grad", False):
                 return True
     return False
+
+
+def can_be_written(out: Any) -> bool:
+    """Return whether PyTorch allows an operation to write a tensor of which no gradient is recorded."""
+    return torch.is_inference_mode_enabled() or not out.is_inference()
+
+
+def _count_one_by_one(outs: Any) -> None:
+    for out in outs:
+        torch.autograd.graph.increment_version(out)
+
+
+def _load_count_writes() -> Callable[[Any], None]:
+    try:
+        torch._C._increment_version(())
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor
+        return _count_one_by_one
+    return torch._C._increment_version
+
+
+# Counts a write to each tensor of a tuple, as operations in place do, so that autograd sees saved tensors
+# change. Tensors of inference mode have no count.
+count_writes = _load_count_writes()
 
 
 def why_a_tensor_is_not_read(xs: Any, source: Source, why_not: Callable[[Any], str | None]) -> str | None:

@@ -12,6 +12,7 @@ from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager
 from ._cos_sin import tables_by_kernel
+from ._gate import give_to as give_gate_to
 from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 from ._library import PLAIN_TYPES
 
@@ -21,6 +22,7 @@ accepts_outs = True
 _MAX_AXES = 0 if _native.kernel is None else _native.kernel.MAX_AXES
 if _native.kernel is not None:
     _native.kernel.use_tensors(*PLAIN_TYPES, torch.empty_like, torch.get_num_threads, True)
+    give_gate_to(_native.kernel)
 
 unavailable_reason = _native.unavailable_reason
 try_fast = _eager.try_fast  # for GPUs too: the registry asks the first backend of a type only

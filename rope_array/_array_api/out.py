@@ -1,7 +1,8 @@
 """The arrays given as `out=`: checked before anything is computed.
 
-out[i] may be x[i] itself, or memory that no array of the call shares. NumPy's solver decides exactly whether
-two arrays share memory, up to a limit of work; beyond it, they are refused.
+out[i] may be x[i] itself, or memory that no array of the call shares. Views of one array, such as q and k of
+one projection, are told apart by their columns. NumPy's solver decides all other cases exactly, up to a limit
+of work; beyond it, they are refused.
 """
 
 from typing import Any
@@ -147,8 +148,7 @@ def _is_same(a: Memory, b: Memory) -> bool:
 
 def _share(a: Memory, b: Memory) -> bool | None:
     """Return whether two arrays share memory; None if that takes too long to decide."""
-    (a_from, a_to), (b_from, b_to) = _extent(a), _extent(b)
-    if a_to <= b_from or b_to <= a_from:
+    if _are_apart(a, b):
         return False
     import numpy as np  # only here; it decides for the other libraries too
 
@@ -159,12 +159,33 @@ def _share(a: Memory, b: Memory) -> bool | None:
         return None
 
 
-def _extent(memory: Memory) -> tuple[int, int]:
-    if 0 in memory.shape:
-        return memory.address, memory.address
-    reach = [(size - 1) * stride for size, stride in zip(memory.shape, memory.strides, strict=True)]
-    first = memory.address + sum(r for r in reach if r < 0)
-    return first, memory.address + sum(r for r in reach if r > 0) + memory.itemsize
+def _are_apart(a: Memory, b: Memory) -> bool:
+    """Return whether two arrays share no byte; False if that takes a search.
+
+    The C++ kernel has the same rule: overlap.cpp, with a figure.
+    """
+    if 0 in a.shape or 0 in b.shape:
+        return True
+    (a_from, a_to), (b_from, b_to) = _extent(a), _extent(b)
+    if a_to <= b_from or b_to <= a_from:
+        return True
+    return any(_have_columns_apart(a, b, abs(stride)) for stride in {*a.strides, *b.strides} if stride)
+
+
+def _have_columns_apart(a: Memory, b: Memory, period: int) -> bool:
+    """Return whether two arrays have no column in common if memory is cut into rows of `period` bytes."""
+    (a_from, a_to), (b_from, b_to) = _extent(a, period), _extent(b, period)
+    distance = (b_from - a_from) % period
+    return a_to - a_from <= distance and b_to - b_from <= period - distance
+
+
+def _extent(memory: Memory, period: int = 0) -> tuple[int, int]:
+    """Return the first byte and the byte after the last, along axes that `period` does not divide."""
+    first, last = memory.address, memory.address + memory.itemsize
+    for size, stride in zip(memory.shape, memory.strides, strict=True):
+        if not period or stride % period:
+            first, last = first + min(0, (size - 1) * stride), last + max(0, (size - 1) * stride)
+    return first, last
 
 
 class _View:

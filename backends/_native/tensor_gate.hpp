@@ -1,0 +1,22 @@
+// Calls on tensors that PyTorch does not see: which it may miss, and how it learns of their writes.
+#pragma once
+
+#include "libraries.hpp"
+
+namespace rope {
+
+// Register PyTorch's functions. Each of `interceptors` returns a true value while something intercepts operations; None
+// if this PyTorch does not report that. `forward_ad` is the module with the level of forward-mode differentiation, and
+// `count_writes` takes a tuple of tensors.
+void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad_enabled,
+              nb::handle is_inference_mode_enabled, nb::handle is_inference, nb::handle count_writes);
+
+// Return whether PyTorch may miss a call: nothing intercepts operations, and no gradient is recorded. False without
+// interceptors. backends/torch/_gate.py decides all other calls, and gives reasons.
+bool may_be_missed(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs);
+
+// Count a write to each out, as operations in place do: autograd then sees saved tensors change. Tensors of inference
+// mode have no count, and are written in that mode only: return false, with nothing counted, outside of it.
+bool count_writes(const ArrayTuple& outs);
+
+}  // namespace rope
