@@ -24,7 +24,7 @@ from hf._compare import is_same, off, state
 
 import rope_array as ra
 from rope_array.hf import _attention, _attributes, _operators, _patch
-from rope_array.hf._layer_tables import KeptSource, LayerTables
+from rope_array.hf._layer_tables import KeptSources, LayerTables
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -403,13 +403,13 @@ def test_calls_of_other_arrays_or_axes_do_not_share_tables():
 
 
 def test_kept_tables_are_dropped_with_the_model_s():
-    kept, (q, k, cos, sin) = KeptSource(), random_call()
+    kept, (q, k, cos, sin) = KeptSources(), random_call()
     source = torch.empty(1)
     alive = weakref.ref(source)
     kept.keep(source, (q, k), cos, sin, 1)
     assert kept.find((q, k), cos, sin, 1) is source
     assert kept.find((q, k), cos, sin.clone(), 1) is None
-    del source, sin
+    del source, cos
     assert alive() is None
 
 

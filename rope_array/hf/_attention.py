@@ -24,7 +24,7 @@ from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
 from . import _operators
-from ._layer_tables import KeptSource
+from ._layer_tables import KeptSources
 
 NARROW = (torch.float16, torch.bfloat16)
 Function = Callable[..., Any]
@@ -219,7 +219,7 @@ def make_rotate_function(
 def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
     source_of = _make_source_of(function_layout, exact)
-    kept = KeptSource()
+    kept = KeptSources()
     # Views only: a copy would miss a later write to the tables.
     may_keep = function_layout.arrangement != "repeat" and function_layout.sign == 1
 

@@ -37,33 +37,29 @@ class LayerTables:
         return LayerTables(*(table.to(*args, **options) for table in self))
 
 
-class KeptSource:
-    """The source of the last call: layers of one forward pass rotate by the same tables, in one form.
+class KeptSources:
+    """Sources by the tables that they were made of: the layers of a forward pass get the same tables.
 
-    It is dropped with the tables. Calls of several threads may replace each other's, as a call is one tuple.
+    A source is dropped with its cos. Threads may replace each other's, as an entry is one tuple.
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._call: Any = None
+        self._entries: dict[int, Any] = {}
 
     def find(self, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        """Return the source if it was kept for these tables, and for arrays that differ in values only."""
-        call = self._call
-        if call is None or call[0]() is not cos or call[1]() is not sin:
+        """Return the source that was kept for these tables, and for arrays that differ in values only."""
+        entry = self._entries.get(id(cos))
+        if entry is None or entry[0]() is not cos or entry[1]() is not sin:
             return None
-        return call[3] if call[2] == _facts(xs, unsqueeze_dim) else None
+        return entry[3] if entry[2] == _facts(xs, unsqueeze_dim) else None
 
     def keep(self, source: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> None:
         """Keep the source of a call."""
-        alive = weakref.ref(cos, self._forget), weakref.ref(sin, self._forget)
-        self._call = *alive, _facts(xs, unsqueeze_dim), source
-
-    def _forget(self, dead: Any) -> None:
-        call = self._call
-        if call is not None and (dead is call[0] or dead is call[1]):
-            self._call = None
+        entries, key = self._entries, id(cos)
+        alive = weakref.ref(cos, lambda _: entries.pop(key, None)), weakref.ref(sin)
+        entries[key] = *alive, _facts(xs, unsqueeze_dim), source
 
 
 def _facts(xs: tuple[Any, ...], unsqueeze_dim: int) -> list[Any]:
