@@ -5,6 +5,7 @@ compiled program: some 450 guards, 0.15 ms. An operator is one node. AOTAutograd
 operations that its Python code calls, and its arguments are text, which PyTorch's caches can store.
 """
 
+import functools
 import hashlib
 import json
 import pickle
@@ -24,8 +25,17 @@ from rope_array._version import version
 _TRANSFORMED: Any = getattr(torch._C, "_are_functorch_transforms_active", None)
 _is_exporting: Any = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _ropes: dict[str, RoPE] = {}
-# Part of the arguments, as PyTorch stores what an operator became. The sources of a checkout may change.
-_version = f"{version()} {time.time_ns()}" if "+" in version() else version()
+
+
+@functools.cache
+def _cache_key() -> str:
+    """Return a text that differs where an operator may become other operations, which PyTorch stores.
+
+    They depend on the version and on the backends. The sources of a checkout may change between processes.
+    """
+    backends = _dispatch.backends_for((torch.empty(0),)).in_order
+    states = [f"{backend.name} {getattr(backend, 'unavailable_reason', str)()}" for backend in backends]
+    return json.dumps([version(), time.time_ns() if "+" in version() else 0, *states])
 
 
 def serves(*tensors: Any) -> bool:
@@ -37,7 +47,7 @@ def serves(*tensors: Any) -> bool:
 
 def name_of(rope: RoPE) -> str:
     """Return a name for a rope, equal in all processes with this version of the package."""
-    name = f"{_version} {hashlib.sha256(pickle.dumps(rope)).hexdigest()}"
+    name = f"{_cache_key()} {hashlib.sha256(pickle.dumps(rope)).hexdigest()}"
     _ropes[name] = rope
     return name
 
@@ -55,7 +65,7 @@ def rotate(xs: tuple[Any, ...], tables: Tables, seq_axis: int) -> tuple[Any, ...
 
 @traced_constant
 def _text_of(*layout: Any) -> str:
-    return json.dumps([*layout, _version])
+    return json.dumps([*layout, _cache_key()])
 
 
 def _make_tables(x: Any, pos: Any, rope_name: str) -> list[Any]:
@@ -64,10 +74,17 @@ def _make_tables(x: Any, pos: Any, rope_name: str) -> list[Any]:
 
 def _rotate(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
     source = Tables(cos, sin, Layout(*json.loads(layout)[:-1]))
-    # The compiler joins operations with their neighbours, which for one token takes less time than a call of
-    # the kernel.
-    backend = "torch" if xs[0].is_cpu and xs[0].shape[seq_axis] == 1 else None
+    backend = "torch" if _is_one_token(xs[0], seq_axis) else None
     return list(_dispatch.rotate(tuple(xs), source, seq_axis, None, backend))
+
+
+def _is_one_token(x: Any, seq_axis: int) -> bool:
+    """Return whether the C++ kernel would rotate one token.
+
+    The compiler joins PyTorch's operations with their neighbours, in less time than a call of the kernel.
+    """
+    first = _dispatch.backends_for((x,)).in_order[0].name
+    return x.is_cpu and x.shape[seq_axis] == 1 and first == "native"
 
 
 _LIBRARY = torch.library.Library("rope_array_hf", "FRAGMENT")
