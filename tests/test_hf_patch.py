@@ -403,12 +403,13 @@ def test_calls_of_other_arrays_or_axes_do_not_share_tables():
 
 
 def test_kept_tables_are_dropped_with_the_model_s():
-    kept, (q, k, cos, sin) = KeptSources(), random_call()
+    kept, (_, _, cos, sin) = KeptSources(), random_call()
     source = torch.empty(1)
     alive = weakref.ref(source)
-    kept.keep(source, (q, k), cos, sin, 1)
-    assert kept.find((q, k), cos, sin, 1) is source
-    assert kept.find((q, k), cos, sin.clone(), 1) is None
+    kept.keep(source, "facts", cos, sin)
+    assert kept.find("facts", cos, sin) is source
+    assert kept.find("other facts", cos, sin) is None
+    assert kept.find("facts", cos, sin.clone()) is None
     del source, cos
     assert alive() is None
 

@@ -28,6 +28,7 @@ from ._layer_tables import KeptSources
 
 NARROW = (torch.float16, torch.bfloat16)
 Function = Callable[..., Any]
+DECISIONS = 64  # remembered for each function; prompts differ in length, and tokens are alike
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
 QK_PARAMETERS = ("q", "k", "cos", "sin")
 X_PARAMETERS = ("x", "cos", "sin")
@@ -219,7 +220,7 @@ def make_rotate_function(
 def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
     source_of = _make_source_of(function_layout, exact)
-    kept = KeptSources()
+    known_source_of, kept = _remember(source_of, UNARRANGED[function_layout.arrangement]), KeptSources()
     # Views only: a copy would miss a later write to the tables.
     may_keep = function_layout.arrangement != "repeat" and function_layout.sign == 1
 
@@ -227,10 +228,11 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         if is_recorded() or not may_keep or torch.is_grad_enabled():
             found = source_of(xs, cos, sin, unsqueeze_dim)
         else:
-            found = kept.find(xs, cos, sin, unsqueeze_dim)
-            if found is None:
-                found = source_of(xs, cos.data, sin.data, unsqueeze_dim)
-                kept.keep(found, xs, cos, sin, unsqueeze_dim)
+            facts = _facts(xs, cos, unsqueeze_dim)
+            found = kept.find(facts, cos, sin)
+            if found is None:  # `data`: views that do not keep the tables themselves alive
+                found = known_source_of(facts, xs, cos.data, sin.data, unsqueeze_dim)
+                kept.keep(found, facts, cos, sin)
         if found is None:
             return by_model(xs, cos, sin, unsqueeze_dim)
         source, seq_axis = found
@@ -239,6 +241,32 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
         return _dispatch.rotate(xs, source, seq_axis)
 
     return rotate
+
+
+def _facts(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Any, ...]:
+    """Return all that decides whether and how a call is rotated, but for the values."""
+    facts = [unsqueeze_dim, cos.shape, cos.dtype]
+    for x in xs:
+        facts += x.shape, x.dtype, x.stride(-1)
+    return tuple(facts)
+
+
+def _remember(source_of: Function, unarranged: Function) -> Function:
+    """Return `source_of` with a memo of its decisions, by the facts of a call: each token has the same."""
+    decisions: dict[Any, tuple[Layout, int]] = {}
+
+    def known_source_of(
+        facts: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int
+    ) -> tuple[Tables, int] | None:
+        if facts in decisions:
+            layout, seq_axis = decisions[facts]
+            return Tables(unarranged(cos), unarranged(sin), layout), seq_axis
+        found: tuple[Tables, int] | None = source_of(xs, cos, sin, unsqueeze_dim)
+        if found is not None and len(decisions) < DECISIONS:
+            decisions[facts] = found[0].layout, found[1]
+        return found
+
+    return known_source_of
 
 
 def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:

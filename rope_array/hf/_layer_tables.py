@@ -48,20 +48,15 @@ class KeptSources:
     def __init__(self) -> None:
         self._entries: dict[int, Any] = {}
 
-    def find(self, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        """Return the source that was kept for these tables, and for arrays that differ in values only."""
+    def find(self, facts: Any, cos: Any, sin: Any) -> Any:
+        """Return the source that was kept for these tables, and for a call of the same facts."""
         entry = self._entries.get(id(cos))
-        if entry is None or entry[0]() is not cos or entry[1]() is not sin:
+        if entry is None or entry[0]() is not cos or entry[1]() is not sin or entry[2] != facts:
             return None
-        return entry[3] if entry[2] == _facts(xs, unsqueeze_dim) else None
+        return entry[3]
 
-    def keep(self, source: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> None:
+    def keep(self, source: Any, facts: Any, cos: Any, sin: Any) -> None:
         """Keep the source of a call."""
         entries, key = self._entries, id(cos)
         alive = weakref.ref(cos, lambda _: entries.pop(key, None)), weakref.ref(sin)
-        entries[key] = *alive, _facts(xs, unsqueeze_dim), source
-
-
-def _facts(xs: tuple[Any, ...], unsqueeze_dim: int) -> list[Any]:
-    """Return all that decides whether and how arrays are rotated by given tables."""
-    return [unsqueeze_dim, *[(x.shape, x.dtype, x.stride(-1)) for x in xs]]
+        entries[key] = *alive, facts, source
