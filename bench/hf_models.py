@@ -30,8 +30,8 @@ from _record import ROOT, record
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
 PREFIX, LENGTH = 128, 256  # tokens before a decode step, and of a training step
-ROUNDS, SECONDS, MOST = 6, 0.25, 64  # of a block, and the most steps of one: a cache grows by them
-TINY_ROUNDS, TINY_SECONDS = 9, 0.025
+ROUNDS, SECONDS, MOST = 24, 0.06, 64  # of a block, and the most steps of one: a cache grows by them
+TINY_ROUNDS, TINY_SECONDS = 24, 0.02
 HEAD = ("", "decode, ms", "patched", "÷", "÷ fastest", "training, ms", "patched", "÷", "÷ fastest")
 SIZE = {"num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048}
 MODELS = {
