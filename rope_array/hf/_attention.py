@@ -210,7 +210,7 @@ def make_rotate_function(
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
     ) -> Any:
-        return rotate((q, k), cos, sin, unsqueeze_dim)
+        return rotate_two(q, k, cos, sin, unsqueeze_dim)
 
     if function_layout.is_single:
         return rotate_one
