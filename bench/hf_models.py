@@ -1,14 +1,15 @@
 """transformers' models before and after `rope_array.hf.patch`: a decode step and a training step, one thread.
 
-Models of moderate size, and the tiny models of every family in `tests/hf/_tiny.py`; random weights, eager,
-float32 and bfloat16 (tiny models: float32). Each round times a block of steps of the model and a block of its
-patched copy, in random order. The median of a block counts, and `÷` is the median of the ratios within
-rounds: below 1, the patched model is faster. "÷ fastest" is the ratio of the fastest steps, as other load on
-the machine can only add time.
+Models of moderate size, and the tiny models of every family in `tests/hf/_tiny.py`; random weights, eager or
+compiled, float32 and bfloat16 (tiny models: float32). Each round times a block of steps of the model and a
+block of its patched copy, which has the same weights in the same memory, in random order. The median of a
+block counts, and `÷` is the median of the ratios within rounds: below 1, the patched model is faster.
+"÷ fastest" is the ratio of the fastest steps, as other load on the machine can only add time.
 
-A decode step is one forward pass of one token under `torch.no_grad`, with the cache of the tokens before it,
-of which each block begins with a copy. A training step is forward and backward in training mode, without an
-optimizer, whose time is the same in both. The loss of a tiny model is the mean of its squared outputs.
+A decode step is one forward pass of one token under `torch.inference_mode`, with a static cache of the tokens
+before it if the model takes one, else with its own. Each block begins with a copy of the cache. A training
+step is forward and backward in training mode, without an optimizer, whose time is the same in both. The loss
+of a tiny model is the mean of its squared outputs.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from _record import ROOT, record
 
 PACKAGES = ("numpy", "torch", "transformers", "array-api-compat", "rope-array")
 PREFIX, LENGTH = 128, 256  # tokens before a decode step, and of a training step
-ROUNDS, SECONDS, MOST = 6, 0.25, 64  # of a block, and the most steps of one: a cache grows by them
-TINY_ROUNDS, TINY_SECONDS = 9, 0.025
+ROUNDS, SECONDS, MOST = 24, 0.06, 64  # of a block, and the most steps of one: a cache grows by them
+TINY_ROUNDS, TINY_SECONDS = 24, 0.02
 HEAD = ("", "decode, ms", "patched", "÷", "÷ fastest", "training, ms", "patched", "÷", "÷ fastest")
 SIZE = {"num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024, "max_position_embeddings": 2048}
 MODELS = {
@@ -54,11 +55,11 @@ MODELS = {
 # ---- steps: each function returns a step without arguments; making it is not timed ----
 
 
-def decoding(model, prefix):
+def decoding(model, prefix, compiled):
     """Return a function that makes a decode step, after the tokens of `prefix`."""
     model.eval()
-    with torch.no_grad():
-        output = model(**prefix, use_cache=True)
+    with torch.inference_mode():
+        output = prefill(model, prefix)
     token = torch.full((len(output.logits), 1), 5)
     if model.config.is_encoder_decoder:
         states = getattr(output, "encoder_last_hidden_state", None)
@@ -68,21 +69,34 @@ def decoding(model, prefix):
         inputs = {"input_ids": token}
     if output.past_key_values is None:
         raise ValueError("the model returns no cache")
+    run = torch.compile(model) if compiled else model
 
     def make():
         model.eval()
         cache = copy.deepcopy(output.past_key_values)
-        return torch.no_grad()(lambda: model(**inputs, past_key_values=cache, use_cache=True))
+        return torch.inference_mode()(lambda: run(**inputs, past_key_values=cache, use_cache=True))
 
     return make
 
 
-def training(model, inputs, loss):
+def prefill(model, prefix):
+    """Return the output for a prefix: with a static cache, or the model's own where it takes none."""
+    try:
+        length = prefix["input_ids"].shape[1] + MOST + 8
+        config = model.config.get_text_config(decoder=True)
+        cache = transformers.StaticCache(config=config, max_cache_len=length)
+        return model(**prefix, past_key_values=cache, use_cache=True)
+    except Exception:  # whatever a model raises for a cache of another kind
+        return model(**prefix, use_cache=True)
+
+
+def training(model, inputs, loss, compiled):
     """Return a function that makes a training step."""
+    run = torch.compile(model) if compiled else model
 
     def step():
         model.zero_grad(set_to_none=True)
-        loss(model(**inputs)).backward()
+        loss(run(**inputs)).backward()
 
     def make():
         model.train()
@@ -120,18 +134,24 @@ def compare(steps, rounds, seconds):
     }
 
 
-def before_and_after(model, prefix, inputs, loss, rounds, seconds, patch):
-    """Return the numbers of both steps; a text where a model has no such step, or is refused."""
-    after = copy.deepcopy(model)
+def before_and_after(model, prefix, inputs, loss, times, options):
+    """Return the numbers of both steps; a text where a model has no such step, or is refused.
+
+    `times`: the rounds, and the seconds of a block.
+    """
+    after = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    torch.compiler.reset()
     try:
-        patch(after)
+        options.patch(after)
     except Exception as error:  # a model that patch does not know
         return {"refused": one_line(error)}
     found = {}
     for name, make in {
-        "decode": lambda model: decoding(model, prefix),
-        "train": lambda model: training(model, inputs, loss),
+        "decode": lambda model: decoding(model, prefix, options.compiled),
+        "train": lambda model: training(model, inputs, loss, options.compiled),
     }.items():
+        if name not in options.steps:
+            continue
         try:
             steps = make(model), make(after)
             for step in steps:
@@ -139,7 +159,7 @@ def before_and_after(model, prefix, inputs, loss, rounds, seconds, patch):
         except Exception as error:  # a vision model has no cache, and a module in place no gradient
             found[name] = {"none": one_line(error)}
         else:
-            found[name] = compare(steps, rounds, seconds)
+            found[name] = compare(steps, *times)
     return found
 
 
@@ -150,9 +170,9 @@ def one_line(error):
 # ---- models ----
 
 
-def moderate(options, patch):
+def moderate(options):
     """Time models of moderate size."""
-    rounds, seconds = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
+    times = (2, 0.01) if options.quick else (ROUNDS, SECONDS)
     found = {}
     for name, (kind, fields) in MODELS.items():
         for dtype in ("float32", "bfloat16"):
@@ -161,7 +181,7 @@ def moderate(options, patch):
                 tokens = torch.randint(3, 1000, (1, LENGTH), generator=torch.Generator().manual_seed(0))
                 prefix, inputs = {"input_ids": tokens[:, :PREFIX]}, {"input_ids": tokens, "labels": tokens}
                 loss = lambda output: output.loss  # noqa: E731
-                found[label] = before_and_after(model, prefix, inputs, loss, rounds, seconds, patch)
+                found[label] = before_and_after(model, prefix, inputs, loss, times, options)
                 tell(label, found[label])
     return found
 
@@ -173,11 +193,11 @@ def make_model(kind, fields):
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
-def families(options, patch):
+def families(options):
     """Time the tiny model of each family."""
     sys.path.append(str(ROOT / "tests"))
     tiny = importlib.import_module("hf._tiny")
-    rounds, seconds = (3, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
+    times = (3, 0.005) if options.quick else (TINY_ROUNDS, TINY_SECONDS)
     found = {}
     for family in tiny.FAMILIES:
         name = family.model_type
@@ -190,7 +210,7 @@ def families(options, patch):
             found[name] = {"refused": one_line(error)}
             continue
         loss = lambda output: tiny.answer(output).float().square().mean()  # noqa: E731
-        found[name] = before_and_after(model, inputs, inputs, loss, rounds, seconds, patch)
+        found[name] = before_and_after(model, inputs, inputs, loss, times, options)
         tell(name, found[name])
     return found
 
@@ -211,7 +231,7 @@ def row(name, found):
         return name, found["refused"]
     cells = [name]
     for step in ("decode", "train"):
-        each = found[step]
+        each = found.get(step, {"none": ""})
         cells += ["", "", "", "none"] if "none" in each else numbers_of(each)
     return cells
 
@@ -227,7 +247,7 @@ def show(result):
             print(f"\n{part}")
             print_table(HEAD, [row(*each) for each in timed.items()])
         for step in ("decode", "train"):
-            with_step = {name: found[step] for name, found in timed.items() if "÷" in found[step]}
+            with_step = {name: found[step] for name, found in timed.items() if "÷" in found.get(step, {})}
             if with_step:
                 print(summary(step, with_step))
         refused = {name: found["refused"] for name, found in models.items() if "refused" in found}
@@ -252,11 +272,12 @@ def main():
     options = arguments()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    patch = patching(options)
-    numbers = {"moderate sizes": moderate(options, patch)}
+    options.patch = patching(options)
+    numbers = {"moderate sizes": moderate(options)}
     if not options.no_families:
-        numbers["tiny models"] = families(options, patch)
-    result = record("hf-models", numbers, __doc__, PACKAGES) | {"angles": options.angles}
+        numbers["tiny models"] = families(options)
+    result = record("hf-models", numbers, __doc__, PACKAGES)
+    result |= {"angles": options.angles, "compiled": options.compiled}
     show(result)
     finish(result, options)
 
@@ -274,6 +295,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--no-families", action="store_true", help="models of moderate size only")
     parser.add_argument("--angles", default="exact", help='"exact" or "float32"')
+    parser.add_argument("--compiled", action="store_true", help="both models by torch.compile")
+    parser.add_argument("--steps", nargs="+", default=("decode", "train"), choices=("decode", "train"))
     parser.add_argument("--control", action="store_true", help="patch nothing: the noise of the ratios")
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORD", help="the models whose name has all these"

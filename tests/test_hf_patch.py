@@ -9,9 +9,11 @@ import contextlib
 import copy
 import doctest
 import functools
+import importlib
 import pathlib
 import pickle
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +23,8 @@ import transformers
 from hf._compare import is_same, off, state
 
 import rope_array as ra
-from rope_array.hf import _attention, _attributes, _patch
-from rope_array.hf._layer_tables import LayerTables
+from rope_array.hf import _attention, _attributes, _operators, _patch
+from rope_array.hf._layer_tables import KeptSources, LayerTables
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -276,9 +278,17 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-def twice_as_large(function_layout, arrays, cos, sin, axis):
+class TwiceAsLarge:
     """Stand in for the rotation, where a test asks whether ours is called."""
-    return tuple(2 * x for x in arrays)
+
+    @staticmethod
+    def rotate(arrays, source, seq_axis):
+        return tuple(2 * x for x in arrays)
+
+    @classmethod
+    def install(cls, monkeypatch):
+        monkeypatch.setattr(_attention, "_dispatch", cls)
+        monkeypatch.setattr(_operators, "rotate", cls.rotate)  # of compiled calls
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
@@ -289,7 +299,7 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
     model.model.layers, other.model.layers = model.model.layers[:1], other.model.layers[:1]
     want = logits(other)
     ra.hf.patch(model, angles=angles)
-    monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+    TwiceAsLarge.install(monkeypatch)
     doubled = logits(model)
     assert off(doubled, want) > 0.1
     compiled, unpatched = (torch.compile(m, backend="eager", fullgraph=True) for m in (model, other))
@@ -299,7 +309,7 @@ def test_compiled_models_call_the_replacements(angles, monkeypatch):
     ra.hf.unpatch(model)
     assert off(logits(compiled), want) < 1e-5
     ra.hf.patch(other, angles=angles)
-    monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+    TwiceAsLarge.install(monkeypatch)
     assert off(logits(unpatched), doubled) < 1e-5
 
 
@@ -315,7 +325,7 @@ def test_methods_compiled_before_and_after(monkeypatch):
             return torch.compile(attention.forward, backend="eager")(hidden, position_embeddings=tables)[0]
 
     with ra.hf.patched(model, angles="float32"):
-        monkeypatch.setattr(_attention, "_rotate", twice_as_large)
+        TwiceAsLarge.install(monkeypatch)
         doubled = compiled()
     with torch.no_grad():
         want = attention(hidden, position_embeddings=tables)[0]
@@ -329,7 +339,7 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
     """One for the first length, and one for all others."""
     model = MODELS[name].build()
     model.model.layers = model.model.layers[:1]  # tracing takes seconds
-    counter = torch._dynamo.testing.CompileCounter()
+    counter = importlib.import_module("torch._dynamo.testing").CompileCounter()
     with ra.hf.patched(model):
         compiled = torch.compile(model, backend=counter, fullgraph=True)
         for length in (12, 13, 14, 9, 27):
@@ -337,6 +347,119 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
             got = logits(compiled, ids, use_cache=False)
             assert off(got, logits(model, ids, use_cache=False)) < 1e-5
     assert counter.frame_count == 2
+
+
+# ---- tables that the layers of a forward pass share ----
+
+
+def rotary_function(folder):
+    """Return the function of a folder of transformers that rotates q and k."""
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    return module.apply_rotary_pos_emb
+
+
+def replaced(function):
+    return _attention.make_rotate_function(_attention.recognise(function), exact=True)
+
+
+def random_call(shape=(2, 3, 5, 8), arrangement="cat"):
+    """Return q, k and tables of two sequences of five positions."""
+    random = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(shape, generator=random) for _ in range(2))
+    angles = _attention.ARRANGED[arrangement](torch.rand(2, 5, 4, generator=random))
+    return q, k, angles.cos(), angles.sin()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    ("folder", "arrangement"), [("llama", "cat"), ("cohere", "repeat"), ("nanochat", "cat")]
+)
+def test_a_write_to_the_tables_between_layers_is_seen(folder, arrangement, mode):
+    own = rotary_function(folder)
+    ours = replaced(own)
+    with mode():
+        q, k, cos, sin = random_call(arrangement=arrangement)
+        for factor in (1.0, 2.0, -3.0):
+            cos.mul_(factor), sin.mul_(factor)
+            for got, want in zip(ours(q, k, cos, sin), own(q, k, cos, sin), strict=True):
+                assert off(got, want) < 1e-5
+
+
+@torch.no_grad()
+def test_calls_of_other_arrays_or_axes_do_not_share_tables():
+    own = rotary_function("llama")
+    ours = replaced(own)
+    q, k, cos, sin = random_call((2, 5, 5, 8))
+    wide = torch.cat((q, q), -1)
+    calls = [(q, k, 1), (q, k, 2), (q[:, :2], k, 1), (q[:1], k[:1], 1), (q.double(), k, 1)]
+    calls += [(q.half(), k.half(), 1), (q, k, 1), (wide[..., ::2], wide[..., 8:], 1)]
+    for first, second, axis in calls:
+        wanted = own(first.float(), second.float(), cos, sin, unsqueeze_dim=axis)
+        for got, want in zip(ours(first, second, cos, sin, unsqueeze_dim=axis), wanted, strict=True):
+            assert got.dtype == (torch.float16 if first.dtype == torch.float16 else got.dtype)
+            assert (
+                off(got.float(), want) < 3e-3 if got.dtype == torch.float16 else off(got.float(), want) < 1e-5
+            )
+
+
+def test_kept_tables_are_dropped_with_the_model_s():
+    kept, (_, _, cos, sin) = KeptSources(), random_call()
+    source = torch.empty(1)
+    alive = weakref.ref(source)
+    kept.keep(source, "facts", cos, sin)
+    assert kept.find("facts", cos, sin) is source
+    assert kept.find("other facts", cos, sin) is None
+    assert kept.find("facts", cos, sin.clone()) is None
+    del source, cos
+    assert alive() is None
+
+
+@EVERY
+def test_projections_that_a_hook_has_kept_are_not_rotated(name):
+    """A result of a linear layer may be in other hands, so no rotation is in place."""
+    model, kept = MODELS[name].build(), []
+    ra.hf.patch(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, args, y: kept.append((y, y.clone())))
+    with torch.inference_mode():
+        model(TEXT)
+    assert kept
+    assert all(torch.equal(result, copied) for result, copied in kept)
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.parametrize("length", [1, 7])
+def test_compiled_layers_call_operators(length):
+    """Dynamo writes one operator for the tables and one for each layer, and does not trace our functions."""
+    model, names = MODELS["llama"].build(), []
+    ra.hf.patch(model)
+    want = logits(model, TEXT[:, :length], use_cache=False)
+
+    def backend(graph, inputs):
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    got = logits(torch.compile(model, backend=backend, fullgraph=True), TEXT[:, :length], use_cache=False)
+    assert off(got, want) < 1e-5
+    assert names.count("rope_array_hf.make_tables.default") == 1
+    assert names.count("rope_array_hf.rotate.default") == len(model.model.layers)
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.parametrize("length", [1, 7])
+def test_compiled_gradients_are_those_of_the_eager_model(length):
+    model = MODELS["llama"].build()
+    model.model.layers = model.model.layers[:1]
+    ra.hf.patch(model)
+    ids, weight = TEXT[:, :length], model.model.layers[0].self_attn.q_proj.weight
+    found = []
+    for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        run(ids, use_cache=False).logits.square().mean().backward()
+        found.append(weight.grad)
+        weight.grad = None
+    assert found[0].any() or length == 1  # one token attends to itself, whatever q is
+    assert off(*found) < 1e-6
 
 
 # ---- other libraries ----

@@ -23,8 +23,12 @@ from rope_array._dynamo import traced_memo
 from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
+from . import _operators
+from ._layer_tables import KeptSources
+
 NARROW = (torch.float16, torch.bfloat16)
 Function = Callable[..., Any]
+DECISIONS = 64  # remembered for each function; prompts differ in length, and tokens are alike
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
 QK_PARAMETERS = ("q", "k", "cos", "sin")
 X_PARAMETERS = ("x", "cos", "sin")
@@ -138,7 +142,7 @@ def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | N
         return None
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
     cos, sin = map(UNARRANGED[tried.arrangement], tables)
-    ours = _rotate(tried, arrays, cos, sin, axis)
+    ours = _dispatch.rotate(arrays, _tables(tried, arrays[0], cos, sin), axis)
     return all(
         y.shape == want.shape and bool(torch.isclose(y, want, atol=1e-5).all())
         for y, want in zip(ours, theirs, strict=True)
@@ -174,14 +178,12 @@ def _make_layout(width: int, pairs: int, last: bool, pairing: str, out_pairing: 
 _layout: Callable[..., Layout] = traced_memo(_make_layout)
 
 
-def _rotate(
-    function_layout: RotaryFunction, arrays: tuple[Any, ...], cos: Any, sin: Any, seq_axis: int
-) -> Any:
+def _tables(function_layout: RotaryFunction, x: Any, cos: Any, sin: Any) -> Tables:
+    """Return the tables of a function, with the layout for the width of x."""
     one = function_layout
-    width, pairs = (operator.index(a.shape[-1]) for a in (arrays[0], cos))  # torch.jit.trace has tensors
+    width, pairs = (operator.index(a.shape[-1]) for a in (x, cos))  # torch.jit.trace has tensors
     layout = _layout(width, pairs, one.last, one.pairing, one.out_pairing)
-    sin = sin if one.sign == 1 else -sin
-    return _dispatch.rotate(arrays, Tables(cos, sin, layout), seq_axis)
+    return Tables(cos, sin if one.sign == 1 else -sin, layout)
 
 
 # ---- replacements ----
@@ -195,53 +197,101 @@ def make_rotate_function(
     `rounded_tables`: with exact angles, whether the rotary module returns tables of 16 bits itself.
     """
     by_model = _by_model(function_layout, exact, rounded_tables)
-    if function_layout.is_single:
-        return _replace_one(function_layout, exact, by_model)
-    two = _replace_two(function_layout, exact, by_model)
+    rotate = _make_rotate(function_layout, exact, by_model)
+
+    def rotate_one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+        y = rotate((x,), cos, sin, unsqueeze_dim)
+        return y[0] if isinstance(y, tuple) else y
+
+    # Some models give q alone, and the tables by name.
+    def rotate_two(q: Any, k: Any = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1) -> Any:
+        return (by_model if k is None else rotate)((q, k), cos, sin, unsqueeze_dim)
 
     def with_position_ids(
         q: Any, k: Any, cos: Any, sin: Any, position_ids: Any = None, unsqueeze_dim: int = 1
     ) -> Any:
-        return two(q, k, cos, sin, unsqueeze_dim)
+        return rotate_two(q, k, cos, sin, unsqueeze_dim)
 
-    return with_position_ids if "position_ids" in parameters(function_layout.function) else two
+    if function_layout.is_single:
+        return rotate_one
+    return with_position_ids if "position_ids" in parameters(function_layout.function) else rotate_two
 
 
-def _replace_two(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
+def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
+    """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
+    source_of = _make_source_of(function_layout, exact)
+    known_source_of, kept = _remember(source_of, UNARRANGED[function_layout.arrangement]), KeptSources()
+    # Views only: a copy would miss a later write to the tables.
+    may_keep = function_layout.arrangement != "repeat" and function_layout.sign == 1
+
+    def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+        if is_recorded() or not may_keep or torch.is_grad_enabled():
+            found = source_of(xs, cos, sin, unsqueeze_dim)
+        else:
+            facts = _facts(xs, cos, unsqueeze_dim)
+            found = kept.find(facts, cos, sin)
+            if found is None:  # `data`: views that do not keep the tables themselves alive
+                found = known_source_of(facts, xs, cos.data, sin.data, unsqueeze_dim)
+                kept.keep(found, facts, cos, sin)
+        if found is None:
+            return by_model(xs, cos, sin, unsqueeze_dim)
+        source, seq_axis = found
+        if torch.compiler.is_compiling() and _operators.serves(*xs, source.cos, source.sin):
+            return _operators.rotate(xs, source, seq_axis)
+        return _dispatch.rotate(xs, source, seq_axis)
+
+    return rotate
+
+
+def _facts(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Any, ...]:
+    """Return all that decides whether and how a call is rotated, but for the values."""
+    facts = [unsqueeze_dim, cos.shape, cos.dtype]
+    for x in xs:
+        facts += x.shape, x.dtype, x.stride(-1)
+    return tuple(facts)
+
+
+def _remember(source_of: Function, unarranged: Function) -> Function:
+    """Return `source_of` with a memo of its decisions, by the facts of a call: each token has the same."""
+    decisions: dict[Any, tuple[Layout, int]] = {}
+
+    def known_source_of(
+        facts: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int
+    ) -> tuple[Tables, int] | None:
+        if facts in decisions:
+            layout, seq_axis = decisions[facts]
+            return Tables(unarranged(cos), unarranged(sin), layout), seq_axis
+        found: tuple[Tables, int] | None = source_of(xs, cos, sin, unsqueeze_dim)
+        if found is not None and len(decisions) < DECISIONS:
+            decisions[facts] = found[0].layout, found[1]
+        return found
+
+    return known_source_of
+
+
+def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:
+    """Return a function that returns the tables of a call as `Tables`, and the axis of the positions.
+
+    It returns None where our rotation does not fit the call.
+    """
     is_supported = _is_supported if exact else _is_supported_in_float32
     unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
 
-    # Some models give q alone, and the tables by name.
-    def apply_rotary_pos_emb(
-        q: Any, k: Any = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1
-    ) -> Any:
-        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
-        if (
-            axis is None
-            or k is None
-            or q.shape[axis] != k.shape[axis]
-            or q.shape[-1] != k.shape[-1]
-            or not (is_supported(q, cos) and is_supported(k, cos))
-        ):
-            return by_model((q, k), cos, sin, unsqueeze_dim)
-        return _rotate(function_layout, (q, k), unarranged(cos), unarranged(sin), axis)
+    def source_of(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+        axis, x = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim), xs[0]
+        if axis is None:
+            return None
+        for other in xs:
+            if (
+                other.shape[axis] != x.shape[axis]
+                or other.shape[-1] != x.shape[-1]
+                or not is_supported(other, cos)
+            ):
+                return None
+        return _tables(function_layout, x, unarranged(cos), unarranged(sin)), axis
 
-    return apply_rotary_pos_emb
-
-
-def _replace_one(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
-    is_supported = _is_supported if exact else _is_supported_in_float32
-    unarranged = UNARRANGED[function_layout.arrangement]
-    fixed_axis = function_layout.seq_axis
-
-    def apply_rotary_pos_emb(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
-        axis = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim)
-        if axis is None or not is_supported(x, cos):
-            return by_model((x,), cos, sin, unsqueeze_dim)
-        return _rotate(function_layout, (x,), unarranged(cos), unarranged(sin), axis)[0]
-
-    return apply_rotary_pos_emb
+    return source_of
 
 
 def _by_model(function_layout: RotaryFunction, exact: bool, rounded_tables: bool) -> Function:
@@ -280,6 +330,11 @@ def _seq_axis(ndim: int, unsqueeze_dim: int) -> int | None:
     """Return the axis of the positions, for tables of `ndim` axes that get one more axis."""
     dim = unsqueeze_dim if unsqueeze_dim >= 0 else unsqueeze_dim + ndim + 1
     return {ndim - 1: -3, ndim - 2: -2}.get(dim)
+
+
+def is_recorded() -> bool:
+    """Return whether the call is compiled, exported or traced, and the value of a position not known."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def keep_input_dtype(function: Function, rounded_tables: bool = False) -> Function:
