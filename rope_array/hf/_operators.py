@@ -73,18 +73,10 @@ def _make_tables(x: Any, pos: Any, rope_name: str) -> list[Any]:
 
 
 def _rotate(xs: Any, cos: Any, sin: Any, layout: str, seq_axis: int) -> list[Any]:
+    # Operations, also where the kernel serves: the compiler joins them with their neighbours, in less time
+    # than a call of the kernel.
     source = Tables(cos, sin, Layout(*json.loads(layout)[:-1]))
-    backend = "torch" if _is_one_token(xs[0], seq_axis) else None
-    return list(_dispatch.rotate(tuple(xs), source, seq_axis, None, backend))
-
-
-def _is_one_token(x: Any, seq_axis: int) -> bool:
-    """Return whether the C++ kernel would rotate one token.
-
-    The compiler joins PyTorch's operations with their neighbours, in less time than a call of the kernel.
-    """
-    first = _dispatch.backends_for((x,)).in_order[0].name
-    return x.is_cpu and x.shape[seq_axis] == 1 and first == "native"
+    return list(_dispatch.rotate(tuple(xs), source, seq_axis, None, "torch"))
 
 
 _LIBRARY = torch.library.Library("rope_array_hf", "FRAGMENT")
