@@ -1,4 +1,4 @@
-"""The front function `apply`: make a source from positions and a spec, and dispatch it."""
+"""The front function `apply`: make a plan of the spec, and dispatch the call."""
 
 import operator
 from typing import Any, Never, Unpack
@@ -6,7 +6,6 @@ from typing import Any, Never, Unpack
 from . import _dispatch
 from ._array_api.checks import MAKE_KNOWN, check_arrays
 from ._array_api.position_input import check_largest
-from ._array_api.source import Positions
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._errors import ShapeError, SpecError, describe
 from ._spec.plan import Plan
@@ -107,8 +106,8 @@ def apply(
         plan = plan_for(x, rope, spec)
     if plan.max_position is not None:
         check_largest(pos, plan.max_position)
-    source = Positions(pos, plan if inverse is False else plan.for_direction(inverse))
-    y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
+    fields = pos, plan if inverse is False else plan.for_direction(inverse), None
+    y: ArrayOrTuple = _dispatch.rotate(x, fields, seq_axis, out, backend)
     return y
 
 

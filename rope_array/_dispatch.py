@@ -7,7 +7,7 @@ from . import _registry
 from ._array_api.checks import check_arrays, check_call, check_table_call
 from ._array_api.library import Library
 from ._array_api.out import rotate_into, wrong_number
-from ._array_api.source import Positions, Source, Tables
+from ._array_api.source import Positions, Tables, as_source
 from ._errors import ArrayTypeError, describe
 
 ArrayOrTuple = TypeVar("ArrayOrTuple")  # for the front functions: the result has the type of x
@@ -23,14 +23,17 @@ def without_autograph(function: Function) -> Function:
     return function
 
 
-def rotate(x: Any, source: Source, seq_axis: int, out: Any = None, backend: str | None = None) -> Any:
-    """Rotate x, an array or a tuple of arrays, by a source; see `rope_array.apply`."""
+def rotate(
+    x: Any, fields: tuple[Any, ...], seq_axis: int, out: Any = None, backend: str | None = None
+) -> Any:
+    """Rotate x, an array or a tuple of arrays, by a source with these fields; see `rope_array.apply`."""
     xs = x if type(x) is tuple else (x,)
     found = _registry.backends_of(type(xs[0])) if xs else backends_for(xs)  # inlined: saves a call
     if backend is None:
-        y = found.try_fast(x, source, seq_axis, out)
+        y = found.try_fast(x, fields, seq_axis, out)
         if y is not NotImplemented:
             return y
+    source = as_source(fields)
     lib = found.library(xs[0])
     call = check_call(xs, source, seq_axis, lib)
     chosen = _registry.choose(found, xs, source, backend)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ._array_api import rotate as _rotate
 from ._array_api import tables as _tables
 from ._array_api.library import Library, library
-from ._array_api.source import Call, Positions, Source
+from ._array_api.source import Call, Positions, Source, as_source
 from ._dynamo import traced_memo_of_one
 from ._errors import BackendError, describe, printable, short
 
@@ -66,7 +66,7 @@ class Backend(Protocol):
     * `accepts_outs` is true if ``rotate`` takes `outs` as its last argument, and writes into these arrays
       unless it is None; they are checked.
     * ``try_fast(x, source, seq_axis, out)`` serves calls that it can check fast, before any other check, and
-      returns NotImplemented for all others.
+      returns NotImplemented for all others. Backends of this package take the fields of a source, a tuple.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
       cannot be used here, or an empty string.
     """
@@ -123,7 +123,17 @@ def _load_backends(cls: type) -> Backends:
     of_library = next((backend.library for backend in found if hasattr(backend, "library")), library)
     last = next((i for i, backend in enumerate(found) if getattr(backend, "is_array_api", False)), None)
     found = [*found, ArrayAPI(of_library)] if last is None else found[: last + 1]
-    return Backends(tuple(found), getattr(found[0], "try_fast", _decline), of_library)
+    return Backends(tuple(found), _fast_entry(found[0]), of_library)
+
+
+def _fast_entry(backend: Any) -> Callable[..., Any]:
+    """Return a backend's `try_fast`, as a function of the fields of a source."""
+    if backend.name in _BUILTIN:
+        entry: Callable[..., Any] = getattr(backend, "try_fast", _decline)
+        return entry
+    if not hasattr(backend, "try_fast"):
+        return _decline
+    return lambda x, fields, *more: backend.try_fast(x, as_source(fields), *more)
 
 
 # The backends of an array type: backends_of(type(x)).

@@ -131,8 +131,8 @@ class RoPE(Spec):
         plan = self._plan or require_plan(self)
         if plan.max_position is not None:
             check_largest(pos, plan.max_position)
-        source = Positions(pos, plan if inverse is False else plan.for_direction(inverse))
-        y: ArrayOrTuple = _dispatch.rotate(x, source, seq_axis, out, backend)
+        fields = pos, plan if inverse is False else plan.for_direction(inverse), None
+        y: ArrayOrTuple = _dispatch.rotate(x, fields, seq_axis, out, backend)
         return y
 
     @without_autograph

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Never
 
 from . import _dispatch, _dynamo
-from ._array_api.source import Tables
 from ._array_api.tables import arranged, cast_table, inverse_tables, one_per_feature
 from ._dispatch import ArrayOrTuple, without_autograph
 from ._dynamo import traced_memo
@@ -109,7 +108,7 @@ class Rotation(_CosSin, metaclass=_RotationType):
         """
         if more:
             _dispatch.refuse_more("rotation.apply((q, k)), without positions", more)
-        y: ArrayOrTuple = _dispatch.rotate(x, Tables(self.cos, self.sin, self.layout), seq_axis, out, backend)
+        y: ArrayOrTuple = _dispatch.rotate(x, (self.cos, self.sin, self.layout), seq_axis, out, backend)
         return y
 
     def full_width(self, dtype: Any = None, *, pairing: Pairing | None = None) -> tuple[Any, Any]:

@@ -824,6 +824,57 @@ def test_inference_tensors(torch, lib_torch):
 
 
 @TORCH
+@KERNEL
+def test_the_kernel_serves_inference_mode(torch, lib_torch, kernel_calls):
+    """It counts the writes to ordinary tensors; tensors of inference mode have no count."""
+    rotation, x = ROPE.rotation(POS, like=torch.ones(1)), torch.randn(5, 16)
+    ordinary, weight = torch.randn(5, 16), torch.randn(5, 16, requires_grad=True)
+    product, version = (ordinary * weight).sum(), ordinary._version
+    with torch.inference_mode():
+        both = torch.randn(5, 16), ordinary
+        for call in (
+            partial(ROPE.apply, both, torch.arange(5), out=both),
+            partial(rotation.apply, both, out=both),
+            partial(ROPE.apply, (x, x), 3, out=both),
+            partial(ROPE.apply, both[0], range(5), out=both[0]),
+        ):
+            kernel_calls.clear()
+            want = bits(call.func(*call.args))
+            assert bits(call()) == want
+            assert len(kernel_calls) == 2
+    assert ordinary._version == version + 3
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+    outs = x, both[0]
+    refuses(ArrayTypeError, ["inference_mode"], lambda: ROPE.apply((x, x.clone()), 3, out=outs), x)
+
+
+# Views of a tensor of q, k and v, of 4, 2 and 2 heads.
+JOINT = {
+    "split": ((5, 8 * 16), lambda a: [p.view(5, -1, 16) for p in a.split([64, 32, 32], -1)], 0),
+    "selected": ((2, 5, 3, 4, 16), lambda a: a.unbind(2), 1),
+    "transposed": ((2, 5, 3, 4, 16), lambda a: [p.transpose(1, 2) for p in a.unbind(2)], 2),
+    "in each head": ((5, 4, 3, 16), lambda a: a.unbind(2), 0),
+}
+
+
+@TORCH
+@KERNEL
+@pytest.mark.parametrize("name", JOINT)
+def test_the_kernel_serves_views_of_one_tensor(torch, lib_torch, kernel_calls, name):
+    shape, cut, seq_axis = JOINT[name]
+    joint = torch.randn(shape)
+    q, k, v = cut(joint)
+    want, kept = bits(ROPE.apply((q, k), torch.arange(5), seq_axis=seq_axis)), bits(v)
+    kernel_calls.clear()
+    assert bits(ROPE.apply((q, k), torch.arange(5), seq_axis=seq_axis, out=(q, k))) == want
+    assert len(kernel_calls) == 1
+    assert bits(v) == kept
+    call = lambda: ROPE.apply((q, q), torch.arange(5), seq_axis=seq_axis, out=(q, q))  # noqa: E731
+    refuses(ArrayTypeError, ["shares memory"], call, joint)
+
+
+@TORCH
 def test_tensors_without_memory_of_their_own(torch, lib_torch):
     x, out = torch.randn(5, 16), torch.empty(5, 16, device="meta")
     for source in (x, out):

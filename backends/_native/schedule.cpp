@@ -24,6 +24,7 @@ constexpr int64_t MIN_STREAMED_LINES = 8;     // contiguous cache lines
 constexpr int64_t NEW_PAGES_BYTES = 1 << 25;         // of one new array
 constexpr int64_t STREAM_NEW_PAGES_BYTES = 1 << 26;  // of x, from which runs touch more new pages than caches hold
 constexpr int64_t STACK_BYTES = 1 << 15;
+constexpr int64_t FEW_ROWS = 16;  // a call to the inner loop costs as much as some rows
 
 int64_t round_to_lines(int64_t bytes) { return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE; }
 
@@ -280,8 +281,12 @@ class Schedule {
         rows.x_feature = loop.array->x_feature;
         rows.y_feature = loop.array->y_feature;
         rows.staged = loop.staged;
-        const int inner_axes = set_inner_axes(rows, axes, n);
+        int inner_axes = set_inner_axes(rows, axes, n);
         rows.streamed = is_streamed(loop, rows);
+        if (!rows.streamed && has_few_rows(axes, n)) {
+            std::swap(axes[0], axes[1]);
+            inner_axes = set_inner_axes(rows, axes, n);
+        }
         const auto rotate_rows = level_.rotate[loop.array->dtype];
         // Rotate one step late, to know which rows to prefetch; after the last step these are the next positions' rows.
         Rows previous = {};
@@ -295,6 +300,12 @@ class Schedule {
             previous = current;
         });
         rotate_previous(rows.x + count * x_stride, rows.y + count * y_stride);
+    }
+
+    // Whether few rows share a position, such as heads that are adjacent in memory: one call to the inner loop then
+    // takes many positions, and the heads become runs.
+    static bool has_few_rows(const Axis* axes, int n) {
+        return n > 1 && !axes[0].cos && !axes[0].sin && axes[0].n < FEW_ROWS && axes[0].n < axes[1].n;
     }
 
     // Set the axes of one call to the inner loop, rows and runs that share their tables. Return how many these are.

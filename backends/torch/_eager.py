@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rope_array._array_api.source import Source, Tables
+from rope_array._array_api.source import Source, Tables, as_source
 from rope_array._backends import _native
 from rope_array._backends.torch import no_autocast
 
@@ -21,14 +21,15 @@ from ._gpu_kernel import gpu_kernel
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 
-def try_fast(x: Any, source: Source, seq_axis: Any, out: Any, kernel: Any = None) -> Any:
+def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any, kernel: Any = None) -> Any:
     """Rotate plain tensors of one compute dtype; return NotImplemented for every other call."""
-    if torch.compiler.is_compiling():  # first: Dynamo evaluates it, and skips the rest
+    if torch.compiler.is_dynamo_compiling():  # first: Dynamo evaluates it, and skips the rest
         return NotImplemented
     if kernel is None and _native.kernel is not None:
-        y = _native.kernel.rotate(x, source, seq_axis, out, False, False, True)
+        y = _native.kernel.rotate(x, fields, seq_axis, out, False, False, True)
         if y is not NotImplemented:
             return y
+    source = as_source(fields)
     xs = x if type(x) is tuple else (x,)
     recorded = is_recorded(xs)
     if why_declined(source, recorded) is not None:

@@ -46,10 +46,16 @@ def check_outs(
         _check_kind(o, one, lib)
     if lib.checks_while_tracing(outs, xs, others):
         return outs
-    memories = [_memory(o, one, others, lib) for o, one in zip(outs, xs, strict=True)]
+    for o, one in zip(outs, xs, strict=True):
+        lib.check_out(o, one, others)
+    of_xs = [lib.memory(one) for one in xs]
+    memories = [
+        _memory(of_x if o is one else lib.memory(o), lib)
+        for o, one, of_x in zip(outs, xs, of_xs, strict=True)
+    ]
     for o, memory in zip(outs, memories, strict=True):
         _check_writable(o, memory)
-    read = [(f"x[{i}]" if type(x) is tuple else "x", lib.memory(one)) for i, one in enumerate(xs)]
+    read = [(f"x[{i}]" if type(x) is tuple else "x", memory) for i, memory in enumerate(of_xs)]
     also = [("the positions or tables", lib.memory(one)) for one in others if lib.is_array(one)]
     for i, memory in enumerate(memories):
         name = f"out[{i}]" if type(x) is tuple else "out"
@@ -89,9 +95,7 @@ def _check_kind(out: Any, x: Any, lib: Library) -> None:
         raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
 
 
-def _memory(out: Any, x: Any, others: tuple[Any, ...], lib: Library) -> Memory:
-    lib.check_out(out, x, others)
-    memory = lib.memory(out)
+def _memory(memory: Memory | None, lib: Library) -> Memory:
     if memory is None:
         raise _not_written(lib)
     return memory
@@ -143,6 +147,8 @@ def _check_disjoint(
 
 def _is_same(a: Memory, b: Memory) -> bool:
     """Return whether two arrays are the same elements in the same order."""
+    if a is b:
+        return True
     steps = zip(a.shape, a.strides, b.strides, strict=True) if a.shape == b.shape else ()
     same = all(one == other for size, one, other in steps if size > 1)  # other strides are never used
     return same and (a.address, a.shape, a.itemsize) == (b.address, b.shape, b.itemsize)
