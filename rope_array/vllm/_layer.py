@@ -1,0 +1,137 @@
+"""The replacement of a rotary embedding of vLLM: it keeps vLLM's attributes, and has no tables."""
+
+from typing import Any
+
+import torch
+
+from rope_array._errors import PatchError, RoPEError
+from rope_array._rope import RoPE
+
+from ._operator import name_of, rotate
+from ._ropes import ROPES
+
+__all__ = ["ExactLayer", "ExactPatches", "exact_class"]
+
+TABLES = ("cos_sin_cache", "cos_sin_cache_bf16", "long_short_cos_sin_cache")
+
+
+def exact_class(cls: type) -> type:
+    """Return a subclass of a class of ROPES that rotates by its rope."""
+    mixin = ExactPatches if cls.__name__ == "Llama4VisionRotaryEmbedding" else ExactLayer
+    return type(cls.__name__, (mixin, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+
+
+def _rope_of(layer: Any) -> RoPE:
+    """Return the rope of a layer of vLLM by the table ROPES."""
+    name = type(layer).__name__
+    try:
+        return ROPES[name](layer)
+    except (AttributeError, RoPEError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise PatchError(
+            f"rope_array cannot read the rope of vLLM's {name}: {error}. "
+            "Set ROPE_ARRAY_VLLM=0 for this model."
+        ) from error
+
+
+def _no_table(name: str) -> property:
+    def read(self: Any) -> Any:
+        # No AttributeError: hasattr and getattr with a default would go on without the table.
+        raise PatchError(
+            f"vLLM reads {type(self).__name__}.{name}. With ROPE_ARRAY_VLLM=1 there is no table of cos "
+            "and sin, and a kernel that takes it cannot run. Turn that kernel off, or set ROPE_ARRAY_VLLM=0."
+        )
+
+    return property(read)
+
+
+class ExactLayer:
+    """The methods of a replacement, before a class of vLLM in the order of its bases."""
+
+    cos_sin_cache = _no_table("cos_sin_cache")
+    long_short_cos_sin_cache = _no_table("long_short_cos_sin_cache")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rope = _rope_of(self)
+        self.rope_name = name_of(self.rope)
+        # Follows the module to its device.
+        super().register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
+
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """Leave out the tables."""
+        if name not in TABLES:
+            super().register_buffer(name, tensor, persistent)
+
+    def _compute_cos_sin_cache(self, *args: Any) -> torch.Tensor:
+        return torch.empty(0)
+
+    def get_cos_sin(self, seqlen: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of the positions below `seqlen`: vision encoders index them by patch."""
+        positions = torch.arange(seqlen, device=self._like.device)
+        cos, sin = self.rope.rotation(positions, like=self._like)
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        offsets: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rotate query and key in place.
+
+        Parameters
+        ----------
+        positions : tensor of int, shape (T,) or (coordinates, T)
+            One coordinate of a rope with axes stands for all.
+        query, key : tensor, shape (T, heads * head_size) or (T, heads, head_size)
+        offsets : tensor of int, shape (T,), optional
+            Added to the positions.
+        """
+        if offsets is not None:
+            positions = positions + offsets
+        positions = self._coordinates_last(positions)
+        tokens = positions.shape[0]
+        heads = [_split_heads(x, tokens, self.head_size) for x in (query, key) if x is not None]
+        rotate(self.rope_name, heads, positions)
+        return query, key
+
+    # vLLM chooses by platform; the rotation chooses by the tensors.
+    forward_native = forward_cpu = forward_cuda = forward_hip = forward_xpu = forward
+    forward_tpu = forward_oot = forward
+
+    def _coordinates_last(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return positions as (T,), or as (T, coordinates) for a rope with axes: a view."""
+        if self.rope.axes is None:
+            return positions.flatten()
+        if positions.ndim == 1:  # text: all coordinates are equal
+            return positions[:, None].expand(-1, self.rope.axes.count)
+        return positions.movedim(0, -1)
+
+
+def _split_heads(x: torch.Tensor, tokens: int, head_size: int) -> torch.Tensor:
+    """View (T, heads * head_size) or (T, heads, head_size) as the latter."""
+    if x.ndim == 3 and x.shape[0] == tokens and x.shape[-1] != head_size:
+        raise PatchError(f"vLLM gives heads of {x.shape[-1]} features to a rotary embedding of {head_size}")
+    return x.view(tokens, -1, head_size)
+
+
+class ExactPatches(ExactLayer):
+    """The methods of a replacement of Llama4VisionRotaryEmbedding: its positions are an image's patches."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        patches = torch.arange(self.max_position_embeddings, dtype=torch.int32)
+        side = int(self.max_position_embeddings**0.5)
+        grid = torch.stack([patches % side + 1, patches // side + 1], dim=-1)
+        # The last token is the class token, which is not rotated.
+        coordinates = torch.cat([grid, torch.zeros_like(grid[:1])])
+        self.register_buffer("_patches", coordinates, persistent=False)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotate query and key, of shape (images, patches + 1, heads, head_size), in place."""
+        rotate(self.rope_name, [query, key], self._patches)
+        return query, key
+
+    forward_native = forward_cpu = forward_cuda = forward_hip = forward_xpu = forward
+    forward_tpu = forward_oot = forward
