@@ -3,6 +3,7 @@
 Prints, for each shift of all positions, the tokens and log-probabilities of each request.
 """
 
+import functools
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import sys
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions for workers in other processes
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -19,13 +21,17 @@ ENVIRONMENT = {
 }
 
 
-def shift_positions(model, amount):
+def shift_positions(amount, model):
     """Add `amount` to the positions that the engine gives the model."""
 
     def before(_, args, kwargs):
         return args, {**kwargs, "positions": kwargs["positions"] + amount}
 
-    return model.register_forward_pre_hook(before, with_kwargs=True)
+    model.shift = model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def restore_positions(model):
+    model.shift.remove()
 
 
 def log_probabilities(output):
@@ -45,6 +51,8 @@ def tables(model):
 def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, report=False, **engine):
     from vllm import LLM, SamplingParams, TokensPrompt
 
+    import rope_array.vllm
+
     fixed = {"dtype": "float32", "enforce_eager": True, "enable_prefix_caching": False, "max_model_len": 128}
     llm = LLM(str(folder), skip_tokenizer_init=True, seed=0, **{**fixed, **engine})
     sampling = SamplingParams(
@@ -55,20 +63,20 @@ def run(folder, prompts, shifts=(0,), max_tokens=12, prompt_logprobs=True, repor
         detokenize=False,
         ignore_eos=True,
     )
-    results = {"tables": llm.apply_model(tables)[0], "shifts": {}}
+    results = {"tables": llm.apply_model(tables)[0], "shifts": {}, "cached_tokens": 0}
     if report:
-        from rope_array.vllm import report as report_of
-
-        results["report"] = llm.apply_model(lambda model: repr(report_of(model)))[0]
+        results["report"] = repr(llm.apply_model(rope_array.vllm.report)[0])
     for amount in shifts:
-        handles = llm.apply_model(lambda model, amount=amount: shift_positions(model, amount)) if amount else []
-        outputs = llm.generate([TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False)
+        llm.apply_model(functools.partial(shift_positions, amount))
+        outputs = llm.generate(
+            [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], sampling, use_tqdm=False
+        )
         results["shifts"][amount] = {
             "tokens": [[*output.outputs[0].token_ids] for output in outputs],
             "logprobs": [log_probabilities(output) for output in outputs] if prompt_logprobs else None,
         }
-        for handle in handles:
-            handle.remove()
+        results["cached_tokens"] += sum(output.num_cached_tokens or 0 for output in outputs)
+        llm.apply_model(restore_positions)
     return results
 
 

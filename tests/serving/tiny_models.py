@@ -1,17 +1,16 @@
 """Tiny models with random weights, saved as vLLM reads them, and their log-probabilities in float64."""
 
-import json
-
 import torch
 import transformers
 
 LENGTH = 1_310_720  # of a table, so that stock vLLM has rows for positions about a million
 LLAMA = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128, "max_position_embeddings": LENGTH}
-LLAMA |= {"initializer_range": 0.08, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA |= {"initializer_range": 0.16, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA |= {"pad_token_id": 0}
-MLA = {"q_lora_rank": None, "kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32}
-MLA |= {"v_head_dim": 32, "first_k_dense_replace": 2, "head_dim": 32, "num_key_value_heads": 4}
+# The kernel for latent attention takes 512 latent and 64 rotated features.
+MLA = {"q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64}
+MLA |= {"v_head_dim": 64, "first_k_dense_replace": 2, "num_key_value_heads": 4}
 
 
 def _rule(rope_type, theta=10000.0, **fields):
@@ -36,12 +35,19 @@ MODELS = {
     "qwen3": ("Qwen3Config", _rule("default", 1e6)),
     "gemma3": (
         "Gemma3TextConfig",
-        {"rope_parameters": GEMMA3, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 64},
+        {
+            "rope_parameters": GEMMA3,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 64,
+        },
     ),
     "deepseek": ("DeepseekV2Config", {**MLA, **_rule("yarn", **YARN, mscale=0.7, mscale_all_dim=0.7)}),
     "phi3": (
         "Phi3Config",
-        {**_rule("longrope", **LONGROPE, original_max_position_embeddings=64), "original_max_position_embeddings": 64},
+        {
+            **_rule("longrope", **LONGROPE, original_max_position_embeddings=32),
+            "original_max_position_embeddings": 32,
+        },
     ),
     "glm": ("GlmConfig", {**_rule("default", partial_rotary_factor=0.5)}),
 }
@@ -82,7 +88,3 @@ def exact_log_probabilities(name, tokens):
     with torch.no_grad():
         logits = model(tokens).logits[:, :-1]
     return torch.log_softmax(logits.double(), -1).gather(-1, tokens[:, 1:, None])[..., 0]
-
-
-def write(path, value):
-    path.write_text(json.dumps(value), "utf-8")
