@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from conftest import TIMES
 from native_cases import (
     DTYPES,
     F16,
+    F32,
     LEVELS,
     MIB,
     PAIRINGS,
@@ -26,6 +28,7 @@ from native_cases import (
     unaligned,
 )
 
+import rope_array as ra
 from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 
@@ -292,3 +295,17 @@ def test_random_large_calls(seed, monkeypatch):
     want = by_array_api(rope, x, pos, seq_axis=seq_axis)
     for setting in each_level_and_thread_count(monkeypatch):
         assert_same(rope.apply(x, pos, seq_axis=seq_axis), want, f"{shape}, {x.strides}, {dtype}, {setting}")
+
+
+@pytest.mark.library("numpy")
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_coordinates_first_are_read_where_they_are(backend):
+    """Positions of shape (3, tokens), moved by a view: no array is made of them."""
+    rope = RoPE(8, axes=ra.Axes.chunked(2, 1, 1))
+    pos, x = np.arange(3 * 50_000).reshape(3, -1), np.ones((50_000, 8), F32)
+    rope.apply(x, np.moveaxis(pos, 0, -1), out=x, backend=backend)  # imports, and the plan
+    tracemalloc.start()
+    rope.apply(x, np.moveaxis(pos, 0, -1), out=x, backend=backend)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < pos.nbytes / 10

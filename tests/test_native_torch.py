@@ -232,3 +232,21 @@ def test_unaligned_tables():
     odd = rotation._replace(cos=unaligned(rotation.cos), sin=unaligned(rotation.sin))
     assert torch.equal(odd.apply(x), rotation.apply(x))
     assert torch.equal(odd.apply(x.clone().requires_grad_()), rotation.apply(x))
+
+
+@pytest.mark.library("torch")
+@pytest.mark.parametrize("backend", [None, "native"])
+def test_coordinates_first_are_read_where_they_are(backend, monkeypatch):
+    """Positions of shape (3, tokens), moved by a view: the kernel gets their memory, not a copy."""
+    import torch
+
+    read, rotate = [], kernel.rotate
+
+    def keep(x, source, *others):
+        read.append(source.values.data_ptr())
+        return rotate(x, source, *others)
+
+    monkeypatch.setattr(kernel, "rotate", keep)
+    rope, pos = ra.RoPE(8, axes=ra.Axes.chunked(2, 1, 1)), torch.arange(15).view(3, 5)
+    rope.apply(torch.ones(2, 5, 8), pos.movedim(0, -1), backend=backend)
+    assert {*read} == {pos.data_ptr()}

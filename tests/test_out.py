@@ -929,26 +929,6 @@ def test_fake_tensors(torch):
 
 
 @TORCH
-def test_inside_of_a_compiled_function(torch):
-    """fullgraph raises; with a graph break, the call runs outside the graph and writes."""
-    x, out = torch.randn(5, 16), torch.zeros(5, 16)
-
-    def into(x, out):
-        return ROPE.apply(x, torch.arange(5), out=out)
-
-    torch._dynamo.reset()
-    with pytest.raises(Exception, match="out is given inside a compiled function") as caught:
-        torch.compile(into, fullgraph=True, backend="eager")(x, out)
-    assert not isinstance(caught.value, AssertionError)
-    assert not out.any()
-    torch._dynamo.reset()
-    y = torch.compile(into, backend="eager")(x, out)
-    assert torch.equal(y, ROPE.apply(x, range(5)))
-    assert torch.equal(out, y)
-    torch._dynamo.reset()
-
-
-@TORCH
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_tangents_are_written_too(torch):
     fw = torch.autograd.forward_ad

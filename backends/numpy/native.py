@@ -28,7 +28,7 @@ def decline_reason(xs: Any, source: Source) -> str | None:
 
 def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call, memory-mapped files too."""
-    return _native.rotate_checked(call, outs, _rotate, _native.sources(call, _contiguous))
+    return _native.rotate_checked(call, outs, _rotate, _native.sources(call, _readable))
 
 
 def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:
@@ -36,6 +36,6 @@ def _rotate(xs: Any, source: Source, seq_axis: int, outs: Any) -> Any:
     return _native.kernel.rotate(tuple(map(np.asarray, xs)), source, seq_axis, plain, checked=True)
 
 
-def _contiguous(array: Any, dtype: Any) -> Any:
-    """Return a plain aligned array; its memory is the array's own if possible."""
-    return np.require(array, dtype, ["C", "A", "E"])
+def _readable(array: Any, dtype: Any) -> Any:
+    """Return a plain aligned array: positions with any strides, tables contiguous; a copy only if need be."""
+    return np.require(array, dtype, ["A", "E"] if dtype is np.int64 else ["C", "A", "E"])

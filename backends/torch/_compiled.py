@@ -53,6 +53,25 @@ def rotate(call: Call, by_kernel: bool) -> tuple[Any, ...]:
     return tuple(ys)
 
 
+def rotate_into(call: Call, outs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Rotate the arrays of a call by the kernel, into `outs`."""
+    if _is_one_call_in_place(call, outs):
+        _operator.rotate_in_place(call.xs, _read(call, call.float64[0]), call.seq_axis)
+    else:  # all results exist before the first is written: an out may overlap another x
+        for out, y in zip(outs, rotate(call, by_kernel=True), strict=True):
+            out.copy_(y)
+    return outs
+
+
+def _is_one_call_in_place(call: Call, outs: tuple[Any, ...]) -> bool:
+    """Return whether one operator in place serves a call: of one compute dtype, and without a gradient."""
+    grad = torch.is_grad_enabled()
+    for x, out, use_float64 in zip(call.xs, outs, call.float64, strict=True):
+        if out is not x or (x.requires_grad and grad) or use_float64 != call.float64[0]:
+            return False
+    return True
+
+
 def _read(call: Call, use_float64: bool) -> Source:
     """Return a source of int64 positions or of tables in the compute dtype."""
     source, ops = call.source, call.ops

@@ -92,6 +92,16 @@ class Torch(Library):
                     f"out is given, and {describe(one)} is {what}; omit out, and use the result."
                 )
 
+    def checks_while_tracing(self, outs: Any, xs: Any, others: Any) -> bool:
+        if not torch.compiler.is_compiling():
+            return False
+        _check_not_transformed()
+        tables = [one for one in others if isinstance(one, torch.Tensor)]
+        for out, x in zip(outs, xs, strict=True):
+            _check_gradients(out, x, tables)
+        _check_traced_memory(outs)
+        return True
+
     def memory(self, array: Any) -> Memory | None:
         strides = tuple(stride * array.itemsize for stride in array.stride())
         return Memory(array.data_ptr(), tuple(array.shape), strides, array.itemsize, True)
@@ -131,17 +141,26 @@ def _refuse_range() -> None:
 
 
 def _check_not_transformed() -> None:
-    """Raise if operations are compiled or transformed."""
-    if torch.compiler.is_compiling():
-        raise ArrayTypeError(
-            "out is given inside a compiled function, where memory cannot be compared; omit it there: the "
-            "compiler decides where results are stored."
-        )
+    """Raise if operations are transformed."""
     if TRANSFORMED is None or TRANSFORMED():
         raise ArrayTypeError(
             "out is given inside a functorch transform, or PyTorch does not report them; transforms do not "
             "see writes into memory. Omit out."
         )
+
+
+def _check_traced_memory(outs: Any) -> None:
+    """Raise if outs share memory as far as is known without addresses."""
+    for i, out in enumerate(outs):
+        if any(out is other for other in outs[:i]):
+            raise ArrayTypeError(
+                f"out[{i}] is {describe(out)}, given twice in out; give memory for each result."
+            )
+        if any(size != 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+            raise ArrayTypeError(
+                f"out is {describe(out)} with the strides {tuple(out.stride())}, whose elements share "
+                "memory, as in a broadcast view; give a tensor with memory for each element."
+            )
 
 
 def _check_gradients(out: Any, x: Any, tables: list[Any]) -> None:
@@ -165,7 +184,8 @@ def _why_not_in_place(x: Any) -> str | None:
     """Return why autograd refuses to write into x, or None. It would raise after the kernel has written."""
     if x.is_leaf:
         return "a leaf"
-    if x._is_view():
+    # Compiled calls write by copy_, which raises at views that autograd does not take.
+    if not torch.compiler.is_compiling() and x._is_view():
         if x._base.is_leaf and x._base.requires_grad:
             return "a view of a leaf"
         if _CREATION is None or _CREATION(x) != torch._C._autograd.CreationMeta.DEFAULT:

@@ -6,17 +6,19 @@ compiled carries its plan.
 
 import json
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
 
 from rope_array import _dynamo
+from rope_array._array_api.out import check_outs
 from rope_array._array_api.source import Positions, Source, Tables
 from rope_array._backends import _native
 from rope_array._errors import ArrayTypeError, BackendError, describe
 from rope_array._spec.plan import Constants, Coordinates, Layout, Plan
 
+from ._library import LIBRARY
 from ._operations import adjoint, load_source, rotate_by_operations, rotate_present, save_source
 
 # ---- plans as text ----
@@ -49,9 +51,15 @@ _plan_of = _dynamo.traced_memo(_read_text)
 def rotate(xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False) -> Any:
     """Rotate tensors of one compute dtype by int64 positions, or by tables of that dtype."""
     if by_kernel:
-        plain, _, arguments = _operators_for(source, transposed)
-        return plain(xs, *arguments, seq_axis)
+        operators, arguments = _operators_for(source, transposed)
+        return operators.plain(xs, *arguments, seq_axis)
     return rotate_by_operations(xs, source, seq_axis, transposed, _materialize)
+
+
+def rotate_in_place(xs: Any, source: Source, seq_axis: int) -> None:
+    """Rotate tensors in place by the kernel, where no gradient is recorded; see `rotate`."""
+    operators, arguments = _operators_for(source, False)
+    operators.in_place(xs, *arguments, seq_axis)
 
 
 def _materialize(table: Any) -> Any:
@@ -62,19 +70,44 @@ def _materialize(table: Any) -> Any:
     return table.as_strided(table.shape, table.stride())
 
 
-def _rotate_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> list[Any]:
+def _rotate_by_kernel(
+    xs: Any, source: Source, seq_axis: int, transposed: bool, outs: Any = None
+) -> list[Any]:
     _refuse_tangents((*xs, *source.arrays))
-    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, None, True, transposed)
+    ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
     if ys is NotImplemented:  # tables may be where the kernel cannot read them
         contiguous = [t.clone(memory_format=torch.contiguous_format) for t in source.arrays if t is not None]
         source = type(source)(*contiguous, *source[len(contiguous) :])
-        ys = _native.kernel.rotate(tuple(xs), source, seq_axis, None, True, transposed)
+        ys = _native.kernel.rotate(tuple(xs), source, seq_axis, outs, True, transposed)
     if ys is NotImplemented:
         raise BackendError(
             "the C++ kernel declines a call of a compiled program: the memory of an array was freed "
             "meanwhile, or another version of rope_array compiled the program. Compile it anew."
         )
     return list(ys)
+
+
+def _rotate_in_place_by_kernel(xs: Any, source: Source, seq_axis: int, transposed: bool) -> None:
+    """Rotate tensors in place. Only here are their addresses known, so here overlaps are refused."""
+    _refuse_gradients((*xs, *source.arrays))
+    _refuse_tangents((*xs, *source.arrays))
+    xs = tuple(xs)
+    if _native.kernel.rotate(xs, source, seq_axis, xs, False, transposed) is NotImplemented:
+        check_outs(xs, xs, xs, source.arrays, LIBRARY)
+        _rotate_by_kernel(xs, source, seq_axis, transposed, xs)
+    for x in xs:
+        if not x.is_inference():  # autograd then sees saved tensors change
+            torch.autograd.graph.increment_version(x)
+
+
+def _refuse_gradients(values: Any) -> None:
+    """Raise for tensors whose gradient is recorded, which the operator in place would lose."""
+    for value in values if torch.is_grad_enabled() else ():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            raise ArrayTypeError(
+                f"{describe(value)} requires a gradient, and the operator in place records none; work under "
+                "torch.no_grad(), or call rope.apply(x, pos, out=x), which records it."
+            )
 
 
 def _refuse_tangents(values: Any) -> None:
@@ -117,18 +150,26 @@ _rotate_with_grad: Any = _RotateFn.apply
 
 def rotate_recorded(xs: Any, source: Source, seq_axis: int, by_kernel: bool, transposed: bool = False) -> Any:
     """Rotate tensors as `rotate` does, and record their gradient."""
-    _, recorded, arguments = _operators_for(source, transposed)
-    return recorded(xs, *arguments, seq_axis, by_kernel)
+    operators, arguments = _operators_for(source, transposed)
+    return operators.recorded(xs, *arguments, seq_axis, by_kernel)
 
 
-def _operators_for(source: Source, transposed: bool) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Return the two operators for a source, and the source as their arguments."""
+class _Operators(NamedTuple):
+    """The operators for one kind of source: new results, in place, and new results with a gradient."""
+
+    plain: Any
+    in_place: Any
+    recorded: Any
+
+
+def _operators_for(source: Source, transposed: bool) -> tuple[_Operators, tuple[Any, ...]]:
+    """Return the operators for a source, and the source as their arguments."""
     if isinstance(source, Tables):
         cos, sin, layout = adjoint(source) if transposed else source
         _, start, stop, pairing, out_pairing, _, blocks = layout
-        return *_BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
+        return _BY_TABLES, (cos, sin, start, stop, pairing, out_pairing, blocks)
     write_text(source.plan)
-    return *_BY_POSITIONS, (source.values, source.plan.text, transposed)
+    return _BY_POSITIONS, (source.values, source.plan.text, transposed)
 
 
 def _read_positions(
@@ -143,15 +184,19 @@ def _read_tables(xs: Any, cos: Any, sin: Any, *others: Any) -> tuple[Source, int
     return Tables(cos, sin, layout), seq_axis, False
 
 
-def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
-    """Define the operator of the kernel, and the one with a gradient, for all devices.
+def _define(name: str, source: str, read: Any) -> _Operators:
+    """Define the operators of the kernel, and the one with a gradient, for all devices.
 
-    A compiled program has the first only: AOTAutograd replaces the second, forward and backward, by the first
-    or by PyTorch's operations. The first has no rule, which would cost microseconds in every call.
+    A compiled program has the operators of the kernel only: AOTAutograd replaces the other, forward and
+    backward, by them or by PyTorch's operations. They have no rule, which would cost microseconds in every
+    call. PyTorch derives the rule of the operator in place for functionalization from its schema.
     """
 
     def by_kernel(xs: Any, *arguments: Any) -> list[Any]:
         return _rotate_by_kernel(xs, *read(xs, *arguments))
+
+    def in_place_by_kernel(xs: Any, *arguments: Any) -> None:
+        _rotate_in_place_by_kernel(xs, *read(xs, *arguments))
 
     def by_operations(xs: Any, *arguments: Any) -> list[Any]:
         return list(rotate_by_operations(xs, *read(xs, *arguments)))
@@ -165,14 +210,16 @@ def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
         source, seq_axis, transposed = read(xs, *others)
         return list(rotate(xs, source, seq_axis, kernel, transposed))
 
-    recorded = f"{name}_recorded"
+    in_place, recorded = f"{name}_", f"{name}_recorded"
     if not hasattr(
         torch.ops.rope_array, name
     ):  # else a copy of this package, imported before, has defined them
         _LIBRARY.define(f"{name}(Tensor[] xs, {source}, int seq_axis) -> Tensor[]", tags=_TAGS)
+        _LIBRARY.define(f"{in_place}(Tensor(a!)[] xs, {source}, int seq_axis) -> ()", tags=_TAGS)
         schema = f"{recorded}(Tensor[] xs, {source}, int seq_axis, bool by_kernel) -> Tensor[]"
         _LIBRARY.define(schema, tags=_TAGS)
         _LIBRARY.impl(name, by_kernel, "CPU")
+        _LIBRARY.impl(in_place, in_place_by_kernel, "CPU")
         _LIBRARY.impl(recorded, without_gradient, "CompositeExplicitAutograd")
         _LIBRARY.impl(recorded, with_gradient, "Autograd")
         # The vmap of batched gradients; torch.func's vmap never gets here: Dynamo traces it.
@@ -180,11 +227,19 @@ def _define(name: str, source: str, read: Any) -> tuple[Any, Any]:
         _LIBRARY.impl(recorded, lambda xs, *arguments: by_operations(xs, *arguments[:-1]), "Batched")
         for each in (name, recorded):
             torch.library.register_fake(f"rope_array::{each}", _empty_like, lib=_LIBRARY)
-    return getattr(torch.ops.rope_array, name).default, getattr(torch.ops.rope_array, recorded).default
+        torch.library.register_fake(f"rope_array::{in_place}", _refuse_cpp_wrapper, lib=_LIBRARY)
+    packets = (getattr(torch.ops.rope_array, each) for each in (name, in_place, recorded))
+    return _Operators(*(packet.default for packet in packets))
 
 
 def _empty_like(xs: Any, *others: Any) -> list[Any]:
     """Return results without values, for the compiler."""
+    _refuse_cpp_wrapper()
+    return [torch.empty_like(x) for x in xs]
+
+
+def _refuse_cpp_wrapper(*arguments: Any) -> None:
+    """Raise if Inductor writes a program in C++."""
     config = sys.modules.get("torch._inductor.config")
     if getattr(config, "cpp_wrapper", False):
         # In PyTorch 2.13 the C++ code crashes at operators of other packages that take lists of tensors.
@@ -192,7 +247,6 @@ def _empty_like(xs: Any, *others: Any) -> list[Any]:
             "Inductor's option cpp_wrapper calls no operator of another package; leave the option out, or "
             'give backend="torch", whose operations the compiler joins into a loop.'
         )
-    return [torch.empty_like(x) for x in xs]
 
 
 _LIBRARY = torch.library.Library("rope_array", "FRAGMENT")

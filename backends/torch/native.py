@@ -76,14 +76,15 @@ def rotate(call: Call, outs: Any = None) -> Any:
     """Rotate the arrays of a call."""
     with no_autocast(call.xs[0]):
         if torch.compiler.is_compiling():
-            ys = _compiled.rotate(call, by_kernel=True)
-            # Results are given after a break in the graph only: Dynamo compiles this function by itself.
-            return ys if outs is None else tuple(out.copy_(y) for out, y in zip(outs, ys, strict=True))
+            if outs is None:
+                return _compiled.rotate(call, by_kernel=True)
+            return _compiled.rotate_into(call, outs)
         rotate_eagerly = partial(_eager.rotate, _native.kernel)
-        return _native.rotate_checked(call, outs, rotate_eagerly, _native.sources(call, _contiguous))
+        return _native.rotate_checked(call, outs, rotate_eagerly, _native.sources(call, _readable))
 
 
-def _contiguous(tensor: Any, dtype: Any) -> Any:
-    """Return a contiguous tensor at an aligned address."""
-    tensor = tensor.to(dtype).contiguous()
+def _readable(tensor: Any, dtype: Any) -> Any:
+    """Return a tensor at an aligned address: positions with any strides, tables contiguous."""
+    tensor = tensor.to(dtype)
+    tensor = tensor.contiguous() if dtype.is_floating_point else tensor
     return tensor.clone() if tensor.data_ptr() % tensor.itemsize else tensor

@@ -114,6 +114,10 @@ class Library:
     def check_out(self, out: Any, x: Any, others: tuple[Any, ...]) -> None:
         """Raise if out cannot be written while x and `others`, positions or tables, are read."""
 
+    def checks_while_tracing(self, outs: Any, xs: Any, others: Any) -> bool:
+        """Check `outs` if a compiler traces the call, so that no address is known; return whether it does."""
+        return False
+
     def memory(self, array: Any) -> Memory | None:
         """Return the memory of an array; None if the library's arrays cannot be written."""
         interface = getattr(array, "__cuda_array_interface__", None)  # CuPy's

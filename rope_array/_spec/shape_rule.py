@@ -79,7 +79,10 @@ def without_coordinates(shape: tuple[Any, ...], plan: Plan) -> tuple[Any, ...]:
 def _coordinates_hint(shape: tuple[Any, ...], count: int) -> str:
     """Return how positions of a known form get their coordinates last; empty for other forms."""
     if len(shape) > 1 and shape[0] == count:
-        return f" Move pos's first axis, of size {count}, to the end: xp.moveaxis(pos, 0, -1)."
+        return (
+            f" Move pos's first axis, of size {count}, to the end: xp.moveaxis(pos, 0, -1), in PyTorch "
+            "pos.movedim(0, -1)."
+        )
     hint = ""
     if len(shape) in (2, 3) and shape[0] == count + 1:  # of transformers: text, then t, h and w
         batch = "batch, " if len(shape) == 3 else ""

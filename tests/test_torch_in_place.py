@@ -1,0 +1,515 @@
+"""`out=` in compiled and exported programs: one operator in place on the CPU, elsewhere operations."""
+
+import re
+import shutil
+
+import pytest
+from compare import judge, same
+from torch_cases import FIELDS, HALF, IGNORED, LIST, OTHER, POS, ROPES, judge_gradient, near, normal
+
+import rope_array as ra
+from rope_array import ArrayTypeError
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.library("torch"), *IGNORED]
+
+_native = pytest.importorskip("rope_array._backends._native")
+NEEDS_KERNEL = pytest.mark.skipif(_native.kernel is None, reason="the operator calls the C++ kernel")
+NEEDS_COMPILER = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="needs a C++ compiler"
+)
+INDUCTOR = pytest.param("inductor", marks=[pytest.mark.slow, NEEDS_COMPILER])
+AT_NIGHT = pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.nightly, NEEDS_COMPILER])
+by_compiler = pytest.mark.parametrize("backend", ["eager", "aot_eager", AT_NIGHT])
+by_each_compiler = pytest.mark.parametrize("backend", ["eager", "aot_eager", INDUCTOR])
+by_source = pytest.mark.parametrize("source", ["positions", "rotation"])
+HEADS = 4, 2, 2  # of q, k and v
+
+
+def projection(tokens=5, dtype=torch.float32, seed=0):
+    """Make the output of a projection to q, k and v: (tokens, heads * 16)."""
+    return normal(tokens, sum(HEADS) * 16, dtype=dtype, seed=seed)
+
+
+def views_of(qkv):
+    """Return q, k and v as views: (tokens, heads, 16)."""
+    return tuple(part.view(-1, part.shape[-1] // 16, 16) for part in qkv.split([16 * n for n in HEADS], -1))
+
+
+def rotate_in_place(xs, pos, rope=HALF, source="positions", backend=None):
+    if source == "positions":
+        return rope.apply(xs, pos, seq_axis=-3, out=xs, backend=backend)
+    return rope.rotation(pos, like=xs[0]).apply(xs, seq_axis=-3, out=xs, backend=backend)
+
+
+def judge_projection(qkv, before, pos, name="half"):
+    """Assert that q and k are rotated by the definition, and v is as it was."""
+    *rotated, v = views_of(qkv)
+    *given, unchanged = views_of(before)
+    for y, x in zip(rotated, given, strict=True):
+        judge(y.transpose(0, 1), x.transpose(0, 1), pos, **FIELDS[name])
+    assert same(v, unchanged)
+
+
+def compiled(function, backend="aot_eager", **options):
+    return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+
+# ---- the values ----
+
+
+@by_compiler
+@by_source
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_views_of_one_projection(name, dtype, source, backend, fresh_dynamo):
+    def layer(qkv, pos):
+        q, k, _ = views_of(qkv)
+        ys = rotate_in_place((q, k), pos, ROPES[name], source)
+        assert ys[0] is q
+        assert ys[1] is k
+        return qkv + 0
+
+    qkv = projection(dtype=dtype)
+    y = compiled(layer, backend)(qkv, POS)
+    judge_projection(qkv, projection(dtype=dtype), LIST, name)
+    assert same(y, qkv)
+    eager = projection(dtype=dtype)
+    layer(eager, POS)
+    assert same(qkv, eager)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@by_compiler
+def test_modes(mode, backend, fresh_dynamo):
+    with mode():
+        qkv = projection()
+        compiled(lambda qkv, pos: rotate_in_place(views_of(qkv)[:2], pos), backend)(qkv, POS)
+        judge_projection(qkv, projection(), LIST)
+
+
+@by_compiler
+def test_one_tensor(backend, fresh_dynamo):
+    x, rotation = normal(2, 5, 16), OTHER.rotation(POS, like=normal(1))
+    compiled(lambda x, rotation: rotation.apply(x, out=x), backend)(x, rotation)
+    assert same(x, rotation.apply(normal(2, 5, 16)))
+
+
+@by_each_compiler
+def test_reads_before_and_after(backend, fresh_dynamo):
+    """Values that are read before the call are unrotated, through views too, until they are used."""
+
+    def layer(qkv, pos):
+        q, k, v = views_of(qkv)
+        sine, copied = q.sin(), k.clone()
+        rotate_in_place((q, k), pos)
+        return q.cos(), sine, copied, k - copied, qkv * 2, v
+
+    given, qkv = projection(), projection()
+    cosine, sine, copied, difference, doubled, v = compiled(layer, backend)(qkv, POS)
+    judge_projection(qkv, given, LIST)
+    q, k, _ = views_of(qkv)
+    assert near(cosine, q.cos())
+    assert near(sine, views_of(given)[0].sin())
+    assert same(copied, views_of(given)[1])
+    assert near(difference, k - copied)
+    assert same(doubled, qkv * 2)
+    assert same(v, views_of(given)[2])
+
+
+@by_compiler
+def test_calls_in_a_row(backend, fresh_dynamo):
+    """Layers with ropes of their own, the second on the result of the first, and back."""
+
+    def layers(x, pos):
+        HALF.apply(x, pos, out=x)
+        OTHER.apply(x, pos, out=x)
+        first = x * 1
+        OTHER.apply(x, pos, out=x, inverse=True)
+        return first
+
+    x, pos = normal(2, 5, 16), torch.arange(5)
+    first = compiled(layers, backend)(x, pos)
+    matrix = torch.tensor(OTHER.matrix(range(5)) @ HALF.matrix(range(5)))
+    want = torch.einsum("sij,bsj->bsi", matrix, normal(2, 5, 16).double())
+    assert torch.allclose(first.double(), want, atol=2e-6)
+    assert torch.allclose(x, HALF.apply(normal(2, 5, 16), pos), atol=2e-6)
+
+
+def test_dtypes_of_their_own(fresh_dynamo):
+    q, k = normal(5, 4, 16), normal(5, 2, 16, dtype=torch.float64)
+    compiled(lambda q, k: rotate_in_place((q, k), POS))(q, k)
+    judge(q.transpose(0, 1), normal(5, 4, 16).transpose(0, 1), LIST, **FIELDS["half"])
+    given = normal(5, 2, 16, dtype=torch.float64)
+    judge(k.transpose(0, 1), given.transpose(0, 1), LIST, **FIELDS["half"])
+
+
+def test_any_number_of_tokens(fresh_dynamo):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    layer = compiled(lambda qkv, pos: rotate_in_place(views_of(qkv)[:2], pos), counter)
+    for tokens in (7, 2, 33, 100):
+        qkv, pos = projection(tokens), torch.arange(tokens) + 10**6
+        torch._dynamo.mark_dynamic(qkv, 0)
+        torch._dynamo.mark_dynamic(pos, 0)
+        layer(qkv, pos)
+        judge_projection(qkv, projection(tokens), pos)
+    assert counter.frame_count == 1
+
+
+MROPE = ra.RoPE(16, axes=ra.Axes.chunked(4, 2, 2), pairing="half")
+
+
+@by_compiler
+@pytest.mark.parametrize("shape", [(3, 5), (3, 2, 5)], ids=["tokens", "batch"])
+def test_coordinates_first(shape, backend, fresh_dynamo):
+    """Engines have positions of M-RoPE as (3, tokens) or (3, batch, tokens)."""
+    pos = torch.randint(0, 10**6, shape)
+    x = normal(*shape[1:-1], 4, 5, 16)
+    given = x.clone()
+    compiled(lambda x, pos: MROPE.apply(x, pos.movedim(0, -1), out=x), backend)(x, pos)
+    matrix = torch.tensor(MROPE.matrix(pos.movedim(0, -1).numpy()))
+    want = torch.einsum("...sij,...hsj->...hsi", matrix, given.double())
+    assert torch.allclose(x.double(), want, atol=2e-6)
+
+
+# ---- other memory ----
+
+
+@by_compiler
+def test_other_memory(backend, fresh_dynamo):
+    x, cache = normal(2, 5, 16), torch.zeros(2, 9, 16)
+    y = compiled(lambda x, cache: HALF.apply(x, POS, out=cache[:, 2:7]) * 1, backend)(x, cache)
+    judge(cache[:, 2:7], x, LIST, **FIELDS["half"])
+    assert same(x, normal(2, 5, 16))
+    assert same(y, cache[:, 2:7])
+    assert not cache[:, :2].any()
+    assert not cache[:, 7:].any()
+
+
+@by_compiler
+def test_memory_that_overlaps_x_partly(backend, fresh_dynamo):
+    """Eager calls refuse it. A compiled call computes the result before it writes."""
+    memory = normal(5, 24)
+    x, out = memory[:, :16], memory[:, 8:]
+    given = x.clone()
+    compiled(lambda x, out: HALF.apply(x, POS, out=out), backend)(x, out)
+    judge(out, given, LIST, **FIELDS["half"])
+
+
+OVERLAPS = {
+    "q and k overlap": lambda qkv: (qkv[:, :16], qkv[:, 8:24]),
+    "q is k": lambda qkv: (qkv[:, :16], qkv[:, :16]),
+    "rows of q overlap": lambda qkv: (qkv.as_strided((5, 16), (8, 1)), qkv[:, 48:64]),
+}
+
+
+@NEEDS_KERNEL
+@by_compiler
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_overlaps_are_refused_when_the_program_runs(name, backend, fresh_dynamo):
+    def layer(qkv, pos):
+        xs = OVERLAPS[name](qkv)
+        return HALF.apply(xs, pos, out=xs)
+
+    qkv = projection()
+    with pytest.raises(ArrayTypeError, match="share"):
+        compiled(layer, backend)(qkv, POS)
+    assert same(qkv, projection())
+
+
+REFUSED = {
+    "twice": (lambda x: HALF.apply((x, x), POS, out=(x, x)), "given twice"),
+    "expanded": (
+        lambda x: HALF.apply(x[:1].expand(2, 5, 16), POS, out=x[:1].expand(2, 5, 16)),
+        "share memory",
+    ),
+    "shape": (lambda x: HALF.apply(x, POS, out=x[:1]), "give out x's shape"),
+    "a tuple": (lambda x: HALF.apply(x, POS, out=(x,)), "give one array"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_while_compiling(name, fresh_dynamo):
+    of, message = REFUSED[name]
+    x = normal(2, 5, 16)
+    with pytest.raises(Exception, match=message):
+        compiled(of)(x)
+    assert same(x, normal(2, 5, 16))
+
+
+# ---- gradients ----
+
+
+IN_PLACE = {"product": lambda x: x * 1, "view": lambda x: torch.cat([x, x], -1)[..., :16]}
+
+
+@by_compiler
+@by_source
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_gradient_is_recorded(name, source, backend, fresh_dynamo):
+    """Of q alone, of q and k, and of k alone."""
+
+    def layer(q, k):
+        xs = tuple(IN_PLACE[name](x) for x in (q, k))
+        rotate_in_place(xs, POS, source=source)
+        return xs[0] * 1, xs[1] * 1
+
+    weight = normal(5, 2, 16, seed=2)
+    for learned in ((True, False), (True, True), (False, True)):
+        leaves = [normal(5, 2, 16, seed=seed).requires_grad_(learned[seed]) for seed in (0, 1)]
+        ys = compiled(layer, backend)(*leaves)
+        for y, leaf, needed in zip(ys, leaves, learned, strict=True):
+            assert y.requires_grad == needed
+            judge(y.detach().transpose(0, 1), leaf.detach().transpose(0, 1), LIST, **FIELDS["half"])
+            if needed:
+                (gradient,) = torch.autograd.grad(y, leaf, weight, retain_graph=True)
+                judge_gradient(gradient.transpose(0, 1), weight.transpose(0, 1), LIST, "half")
+
+
+NOT_IN_PLACE = {
+    "a leaf": (lambda x: x, "a leaf"),
+    "a view of a leaf": (lambda x: x[:1], "a view of a leaf"),
+    "a part of split": (lambda x: (x * 1).split(1)[0], "split|multiple views|Split"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_PLACE)
+def test_tensors_that_autograd_does_not_write(name, fresh_dynamo):
+    view, message = NOT_IN_PLACE[name]
+
+    def layer(x):
+        y = view(x)
+        return HALF.apply(y, POS, out=y)
+
+    x = normal(2, 5, 16).requires_grad_()
+    with pytest.raises(Exception, match=message):
+        compiled(layer)(x)
+    assert same(x.detach(), normal(2, 5, 16))
+
+
+def test_other_memory_would_lose_a_gradient(fresh_dynamo):
+    with pytest.raises(Exception, match="would lose"):
+        compiled(lambda x, out: HALF.apply(x * 1, POS, out=out))(
+            normal(2, 5, 16).requires_grad_(), torch.zeros(2, 5, 16)
+        )
+
+
+def test_a_parameter_is_rotated_without_a_gradient(fresh_dynamo):
+    x, weight = torch.nn.Parameter(normal(2, 5, 16)), normal(2, 5, 16, seed=1)
+
+    def layer(x):
+        with torch.no_grad():
+            HALF.apply(x, POS, out=x)
+        return x * weight
+
+    y = compiled(layer)(x)
+    judge(x.detach(), normal(2, 5, 16), LIST, **FIELDS["half"])
+    (gradient,) = torch.autograd.grad(y, x, weight)
+    assert same(gradient, weight * weight)
+
+
+# ---- the operator ----
+
+
+def plan_text(rope):
+    from rope_array._backends.torch import _operator
+
+    _operator.write_text(rope._plan)
+    return rope._plan.text
+
+
+@NEEDS_KERNEL
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_operator_passes_pytorch_s_checks(name):
+    rope, ops = ROPES[name], torch.ops.rope_array
+    cos, sin = rope.rotation(POS, like=normal(1))
+    _, start, stop, pairing, out_pairing, _, blocks = rope._plan.layout
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    for op, source in (
+        (ops.rotate_at_, (POS, plan_text(rope), False)),
+        (ops.rotate_by_, (cos, sin, start, stop, pairing, out_pairing, blocks)),
+    ):
+        xs = list(views_of(projection())[:2])
+        torch.library.opcheck(op.default, (xs, *source, -3), test_utils=checks)
+
+
+@NEEDS_KERNEL
+def test_the_operator_records_no_gradient():
+    def call(x, pos=POS):
+        torch.ops.rope_array.rotate_at_([x], pos, plan_text(HALF), False, -2)
+
+    x = normal(2, 5, 16).requires_grad_()
+    for given in (x, x * 1):
+        with pytest.raises(ArrayTypeError, match="records none"):
+            call(given)
+    assert same(x.detach(), normal(2, 5, 16))
+    with torch.no_grad():
+        call(x)
+    judge(x.detach(), normal(2, 5, 16), LIST, **FIELDS["half"])
+
+
+@NEEDS_KERNEL
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_autograd_sees_saved_tensors_change(backend, fresh_dynamo):
+    rotate = lambda x: HALF.apply(x, POS, out=x)  # noqa: E731
+    if backend is None:
+        rotate = lambda x: torch.ops.rope_array.rotate_at_([x], POS, plan_text(HALF), False, -2)  # noqa: E731
+    else:
+        rotate = compiled(rotate, backend)
+    weight, x = normal(2, 5, 16).requires_grad_(), normal(2, 5, 16, seed=1)
+    y = (weight * x).sum()
+    rotate(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@NEEDS_KERNEL
+def test_the_operator_reads_no_memory_while_traced():
+    """Its rule takes the tensors of any device, and makes none: nothing to allocate in a CUDA graph."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x, pos = torch.empty(2, 5, 16, device="cuda"), torch.empty(5, dtype=torch.int64, device="cuda")
+        assert torch.ops.rope_array.rotate_at_([x], pos, "not read", False, -2) is None
+
+
+# ---- the programs ----
+
+
+def program_of(function, *args):
+    """Compile with Inductor and call; return the code of the program."""
+    from torch._inductor.utils import run_and_get_code
+
+    with torch.no_grad():
+        _, programs = run_and_get_code(torch.compile(function, fullgraph=True), *args)
+    (program,) = programs
+    return program[program.index("def call(") :]
+
+
+@NEEDS_KERNEL
+@pytest.mark.slow
+@NEEDS_COMPILER
+@by_source
+@pytest.mark.parametrize("made", ["inside", "outside"])
+def test_nothing_is_copied(source, made, fresh_dynamo):
+    """Of two layers in a row: one operator each, and no buffer but the projection's and the tables'."""
+
+    def layers(qkv, weight, pos):
+        if made == "inside":
+            qkv = qkv @ weight
+        for rope in (HALF, OTHER):
+            rotate_in_place(views_of(qkv)[:2], pos, rope, source)
+        return qkv if made == "inside" else None
+
+    code = program_of(layers, projection(), normal(128, 128, seed=1), POS)
+    name = "rotate_at_" if source == "positions" else "rotate_by_"
+    assert re.findall(r"torch\.ops\.rope_array\.(\w+)\.default\(", code) == [name] * 2
+    buffers = re.findall(r"= empty_strided_cpu\(\(([\d, ]*)\)", code)
+    of_qkv = [each for each in buffers if "128" in each]
+    assert len(of_qkv) == (made == "inside")
+    assert all(each.startswith("5, ") for each in buffers)  # tables of 5 positions, and the projection
+    if source == "positions":
+        assert "cpp_fused" not in code
+        assert buffers == of_qkv
+
+
+@NEEDS_KERNEL
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_coordinates_first_are_no_copy(fresh_dynamo):
+    def layer(x, pos):
+        return MROPE.apply(x, pos.movedim(0, -1), seq_axis=-3, out=x)
+
+    code = program_of(layer, normal(5, 4, 16), torch.arange(15).view(3, 5))
+    assert re.search(r"rotate_at_\.default\(\[\w+\], reinterpret_tensor\(\w+, \(5, 3\), \(1, 5\), 0\)", code)
+    assert "empty_strided" not in code
+    assert "cpp_fused" not in code
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_no_operator_without_the_kernel(fresh_dynamo):
+    """As on a device that the kernel does not serve."""
+
+    def layer(qkv, pos):
+        rotate_in_place(views_of(qkv)[:2], pos, backend="torch")
+
+    qkv = projection()
+    code = program_of(layer, qkv, POS)
+    assert "torch.ops" not in code
+    before = projection()
+    judge_projection(qkv, before, LIST)
+
+
+def test_other_devices_run_pytorch_s_operations(fresh_dynamo):
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    x, rotation = (normal(2, 5, 16).to("meta"), HALF.rotation_from(*normal(2, 5, 8).to("meta")))
+    compiled(lambda x: rotation.apply(x, out=x), keep)(x)
+    names = [str(node.target) for node in graphs[0].graph.nodes]
+    assert "copy_" in names
+    assert not any("rope_array" in name for name in names)
+
+
+@NEEDS_KERNEL
+def test_inductor_s_cpp_wrapper_is_refused(fresh_dynamo):
+    options = {"cpp_wrapper": True}
+    with pytest.raises(Exception, match='give backend="torch"'):
+        torch.compile(lambda x: HALF.apply(x, POS, out=x), options=options, fullgraph=True)(normal(2, 5, 16))
+
+
+# ---- exported programs ----
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, source="positions"):
+        super().__init__()
+        self.source = source
+
+    def forward(self, qkv, pos):
+        rotate_in_place(views_of(qkv)[:2], pos, source=self.source)
+        return qkv.sum(-1)
+
+
+def export(source="positions", strict=False):
+    length = torch.export.Dim("length", min=2, max=4096)
+    shapes = ({0: length}, {0: length})
+    return torch.export.export(
+        Layer(source), (projection(), torch.arange(5)), dynamic_shapes=shapes, strict=strict
+    )
+
+
+QUIET = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch uses what it deprecates
+
+
+@QUIET
+@by_source
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+def test_an_exported_program_writes_its_input(strict, source):
+    program = export(source, strict)
+    functional = program.run_decompositions()
+    assert [*functional.graph_signature.user_inputs_to_mutate.values()] == ["qkv"]
+    for exported in (program, functional):
+        assert not any("rope_array" in str(node.target) for node in exported.graph.nodes)
+        qkv, pos = projection(9), torch.arange(9) + 50_000
+        exported.module()(qkv, pos)
+        judge_projection(qkv, projection(9), pos)
+
+
+@QUIET
+@pytest.mark.nightly
+@NEEDS_COMPILER
+def test_ahead_of_time_inductor(tmp_path):
+    path = torch._inductor.aoti_compile_and_package(export(), package_path=str(tmp_path / "layer.pt2"))
+    loaded = torch._inductor.aoti_load_package(path)
+    for size in (2, 5, 77):
+        qkv, pos = projection(size), torch.arange(size) + 50_000
+        with torch.no_grad():
+            loaded(qkv, pos)
+        judge_projection(qkv, projection(size), pos)
