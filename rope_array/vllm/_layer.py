@@ -7,7 +7,6 @@ import torch
 from rope_array._errors import PatchError, RoPEError
 from rope_array._rope import RoPE
 
-from ._operator import name_of, rotate
 from ._ropes import ROPES
 
 __all__ = ["ExactLayer", "ExactPatches", "exact_class"]
@@ -53,7 +52,7 @@ class ExactLayer:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rope = _rope_of(self)
-        self.rope_name = name_of(self.rope)
+        self._is_operator = hasattr(self, "enabled") and self.enabled()
         # Follows the module to its device.
         super().register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
 
@@ -78,7 +77,11 @@ class ExactLayer:
         key: torch.Tensor | None = None,
         offsets: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotate query and key in place.
+        """Rotate query and key in place; in a compiled graph, to new tensors.
+
+        vLLM's own classes do the same. Its compiler would copy query and key before each operator that writes
+        in place. With "+rotary_embedding" in the engine's `custom_ops`, models rely on writing in place in
+        graphs too.
 
         Parameters
         ----------
@@ -91,9 +94,13 @@ class ExactLayer:
         if offsets is not None:
             positions = positions + offsets
         positions = self._coordinates_last(positions)
-        tokens = positions.shape[0]
-        heads = [_split_heads(x, tokens, self.head_size) for x in (query, key) if x is not None]
-        rotate(self.rope_name, heads, positions)
+        xs = (query,) if key is None else (query, key)
+        heads = tuple(self._split_heads(x, positions) for x in xs)
+        if torch.compiler.is_compiling() and not self._is_operator:
+            ys = self.rope.apply(heads, positions, seq_axis=-3)
+            query, *keys = (y.reshape(x.shape) for x, y in zip(xs, ys, strict=True))
+            return query, keys[0] if keys else None
+        self.rope.apply(heads, positions, seq_axis=-3, out=heads)
         return query, key
 
     # vLLM chooses by platform; the rotation chooses by the tensors.
@@ -108,12 +115,12 @@ class ExactLayer:
             return positions[:, None].expand(-1, self.rope.axes.count)
         return positions.movedim(0, -1)
 
-
-def _split_heads(x: torch.Tensor, tokens: int, head_size: int) -> torch.Tensor:
-    """View (T, heads * head_size) or (T, heads, head_size) as the latter."""
-    if x.ndim == 3 and x.shape[0] == tokens and x.shape[-1] != head_size:
-        raise PatchError(f"vLLM gives heads of {x.shape[-1]} features to a rotary embedding of {head_size}")
-    return x.view(tokens, -1, head_size)
+    def _split_heads(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """View (T, heads * head_size) or (T, heads, head_size) as the latter."""
+        tokens, width = positions.shape[0], self.head_size
+        if x.ndim == 3 and x.shape[0] == tokens and x.shape[-1] != width:
+            raise PatchError(f"vLLM gives heads of {x.shape[-1]} features to a rotary embedding of {width}")
+        return x.view(tokens, -1, width)
 
 
 class ExactPatches(ExactLayer):
@@ -130,7 +137,7 @@ class ExactPatches(ExactLayer):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate query and key, of shape (images, patches + 1, heads, head_size), in place."""
-        rotate(self.rope_name, [query, key], self._patches)
+        self.rope.apply((query, key), self._patches, seq_axis=-3, out=(query, key))
         return query, key
 
     forward_native = forward_cpu = forward_cuda = forward_hip = forward_xpu = forward

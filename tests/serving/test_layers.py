@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from vllm import envs
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor import custom_op
 from vllm.model_executor.layers import rotary_embedding
 from vllm_layers import (
@@ -90,14 +91,24 @@ def test_patches_are_as_vllm_rotates_in_float64():
         torch.testing.assert_close(y, z, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("operator", [False, True], ids=["native", "operator"])
 @pytest.mark.parametrize("name", ROPES)
-def test_a_compiled_layer_has_the_bits_of_eager_mode(name):
+def test_a_compiled_layer_has_the_bits_of_eager_mode(name, operator):
     layer, positions = make(name), positions_of(name, 1_048_575)
+    layer._is_operator = operator
     (_, *eager), (_, *compiled) = packed(torch.float32), packed(torch.float32)
     torch._dynamo.reset()
-    function = torch.compile(layer.forward_native, fullgraph=True, backend="aot_eager")
-    for y, z in zip(layer(positions, *eager), function(positions, *compiled), strict=True):
+    function = torch.compile(layer.forward, fullgraph=True, backend="aot_eager")
+    for y, z, x in zip(layer(positions, *eager), function(positions, *compiled), compiled, strict=True):
         assert torch.equal(y, z)
+        assert torch.equal(x, z) == operator  # in place, or left as it was
+
+
+def test_a_layer_is_an_operator_if_the_engine_enables_it():
+    for custom_ops, enabled in (["none"], False), (["none", "+rotary_embedding"], True), (["all"], True):
+        config = VllmConfig(compilation_config={"custom_ops": custom_ops})
+        with set_current_vllm_config(config):
+            assert class_of("RotaryEmbedding")(**COMMON)._is_operator == enabled
 
 
 @pytest.mark.parametrize(
