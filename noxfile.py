@@ -341,7 +341,7 @@ def edge(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], default=False)
 def serving(session: nox.Session) -> None:
-    """Test inside a serving engine, vLLM on the CPU: layers of every class, whole engines with tiny models."""
+    """Test inside vLLM on the CPU: layers of every class, and whole engines with tiny models."""
     session.install(TORCH)  # first and alone, as another package would bring another build
     session.install("--no-deps", *GROUPS["serving-alone"])
     session.install("packaging")
