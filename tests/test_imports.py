@@ -170,7 +170,7 @@ MAY_IMPORT = {
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
     "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
     "torch": ("_errors", "_spec.validation", "_array_api.position_input", "_rope", "_rotation", "torch"),
-    "vllm": ("_errors", "_spec", "_rope", "_version", "vllm"),
+    "vllm": ("_errors", "_spec", "_rope", "_version", "hf", "vllm"),  # hf: models of transformers
 }
 # Modules that most programs never need: only the listed modules import them at the top.
 # The package itself names rope_array.hf and rope_array.torch for type checkers.

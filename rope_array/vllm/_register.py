@@ -1,7 +1,7 @@
 """The replacement of vLLM's classes: each class that is instantiated becomes a subclass that is exact."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import vllm
@@ -9,11 +9,14 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 from rope_array._errors import PatchError
 from rope_array._version import version
 
+from . import _transformers
 from ._layer import ExactLayer, exact_class
+from ._report import report
 from ._ropes import REFUSED, ROPES
 
 logger = init_logger("vllm.rope_array")
@@ -28,9 +31,23 @@ def register() -> None:
     """
     for root in _roots():
         root.__new__ = _instantiating(root.__new__)
+    BaseModelLoader.create_model = _logging(BaseModelLoader.create_model)
     # vLLM keys its cache of compiled graphs by the variables in this table.
     envs.environment_variables["ROPE_ARRAY_VLLM"] = version
     logger.info("rope_array %s replaces the rotary embeddings (ROPE_ARRAY_VLLM=1)", version())
+
+
+def _logging(create_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that also replaces the rotary embeddings of transformers, and logs the report."""
+
+    @wraps(create_model)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        model = create_model(*args, **kwargs)
+        _transformers.patch(model)
+        logger.info("%r", report(model))
+        return model
+
+    return create
 
 
 def _roots() -> Iterator[type]:

@@ -16,14 +16,14 @@ class Entry:
     ----------
     cls : str
         The name of vLLM's class.
-    rope : RoPE
-        Its rope.
+    rope : RoPE or dict
+        Its rope; of a model that vLLM takes from transformers also a dict of ropes by layer type.
     names : tuple of str
         The modules of the model that hold it. vLLM shares one rotary embedding between layers.
     """
 
     cls: str
-    rope: RoPE
+    rope: RoPE | dict[str, RoPE]
     names: tuple[str, ...]
 
 
@@ -37,10 +37,13 @@ class Left:
         The name of its class.
     names : tuple of str
         Its names in the model.
+    reason : str
+        Why it was left, if `rope_array` has tried to replace it.
     """
 
     cls: str
     names: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -59,26 +62,37 @@ class Report:
     left: tuple[Left, ...]
 
     def __repr__(self) -> str:
-        lines = [f"{len(self.entries)} rotary embeddings by rope_array"]
+        count = len(self.entries)
+        lines = [f"{count} rotary embedding{'s' if count != 1 else ''} by rope_array"]
         lines += [f"  {len(e.names)} x {e.cls}: {e.rope!r}" for e in self.entries]
-        lines += [f"  not by rope_array: {len(e.names)} x {e.cls}, {e.names[0]}" for e in self.left]
+        for left in self.left:
+            reason = f": {left.reason}" if left.reason else ""
+            lines.append(f"  not by rope_array: {len(left.names)} x {left.cls}, {left.names[0]}{reason}")
         return "\n".join(lines)
 
 
 def report(model: Any) -> Report:
     """See `rope_array.vllm.report`."""
-    from ._layer import ExactLayer
+    from . import _transformers  # imported late: it needs torch
 
     modules: dict[int, tuple[Any, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         modules.setdefault(id(module), (module, []))[1].append(name)
     entries, left = [], []
     for module, names in modules.values():
-        if isinstance(module, ExactLayer):
-            entries.append(Entry(type(module).__name__, module.rope, tuple(names)))
-        elif _rotates(type(module).__name__):
-            left.append(Left(type(module).__name__, tuple(names)))
+        cls, rope = type(module).__name__, _rope_of(module)
+        if rope is not None:
+            entries.append(Entry(cls, rope, tuple(names)))
+        elif _rotates(cls):
+            left.append(Left(cls, tuple(names), _transformers.reasons.get(module, "")))
     return Report(tuple(entries), tuple(left))
+
+
+def _rope_of(module: Any) -> Any:
+    """Return the rope of a module that `rope_array` has replaced, else None."""
+    from . import _layer, _transformers
+
+    return module.rope if isinstance(module, _layer.ExactLayer) else _transformers.ropes.get(module)
 
 
 def _rotates(cls: str) -> bool:
