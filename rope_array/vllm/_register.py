@@ -34,7 +34,6 @@ def register() -> None:
     BaseModelLoader.create_model = _logging(BaseModelLoader.create_model)
     # vLLM keys its cache of compiled graphs by the variables in this table.
     envs.environment_variables["ROPE_ARRAY_VLLM"] = version
-    logger.info("rope_array %s replaces the rotary embeddings (ROPE_ARRAY_VLLM=1)", version())
 
 
 def _logging(create_model: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +43,7 @@ def _logging(create_model: Callable[..., Any]) -> Callable[..., Any]:
     def create(*args: Any, **kwargs: Any) -> Any:
         model = create_model(*args, **kwargs)
         _transformers.patch(model)
-        logger.info("%r", report(model))
+        logger.info("ROPE_ARRAY_VLLM=1, rope_array %s\n%r", version(), report(model))
         return model
 
     return create

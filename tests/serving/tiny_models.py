@@ -26,7 +26,7 @@ GEMMA3 = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
 }
 
-# The class of the config, and the fields that differ from LLAMA.
+# The class of the config, and the fields that differ from LLAMA. vLLM takes GLM from transformers.
 MODELS = {
     "llama": ("LlamaConfig", _rule("default")),
     "llama3": ("LlamaConfig", _rule("llama3", 500000.0, **LLAMA3)),
