@@ -25,7 +25,7 @@ NAMES = {
     "llama": "Llama",
     "llama3": "Llama, rule llama3",
     "linear": "Llama, linear × 4",
-    "yarn": "Llama, YaRN × 20",
+    "yarn": "Llama, YaRN × 16",
     "qwen3": "Qwen3",
     "gemma3": "Gemma 3, two ropes",
     "deepseek": "DeepSeek-V2, MLA",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from vllm.model_executor.custom_op import CustomOp
 
 from rope_array._errors import PatchError, RoPEError
 from rope_array._rope import RoPE
@@ -43,18 +44,31 @@ def _no_table(name: str) -> property:
     return property(read)
 
 
-class ExactLayer:
+class ExactLayer(torch.nn.Module):
     """The methods of a replacement, before a class of vLLM in the order of its bases."""
+
+    head_size: int
+    dtype: torch.dtype
+    _like: torch.Tensor
 
     cos_sin_cache = _no_table("cos_sin_cache")
     long_short_cos_sin_cache = _no_table("long_short_cos_sin_cache")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._check_tables()
         self.rope = _rope_of(self)
-        self._is_operator = hasattr(self, "enabled") and self.enabled()
-        # Follows the module to its device.
+        self._is_operator = isinstance(self, CustomOp) and self.enabled()
+        # Moves with the module to its device.
         super().register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
+
+    def _check_tables(self) -> None:
+        """Raise if a table has another name: it would be empty."""
+        for name, _ in self.named_buffers():
+            raise PatchError(
+                f"vLLM's {type(self).__name__} has the buffer {name}, which is unknown to rope_array. "
+                "Set ROPE_ARRAY_VLLM=0 for this model."
+            )
 
     def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
         """Leave out the tables."""
@@ -112,6 +126,7 @@ class ExactLayer:
         if self.rope.axes is None:
             return positions.flatten()
         if positions.ndim == 1:  # text: all coordinates are equal
+            assert self.rope.axes.count is not None  # Axes counts its coordinates
             return positions[:, None].expand(-1, self.rope.axes.count)
         return positions.movedim(0, -1)
 
@@ -126,19 +141,24 @@ class ExactLayer:
 class ExactPatches(ExactLayer):
     """The methods of a replacement of Llama4VisionRotaryEmbedding: its positions are an image's patches."""
 
+    max_position_embeddings: int
+    _patches: torch.Tensor
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        patches = torch.arange(self.max_position_embeddings, dtype=torch.int32)
-        side = int(self.max_position_embeddings**0.5)
+        count = self.max_position_embeddings
+        patches, side = torch.arange(count, dtype=torch.int32), int(count**0.5)
         grid = torch.stack([patches % side + 1, patches // side + 1], dim=-1)
         # The last token is the class token, which is not rotated.
         coordinates = torch.cat([grid, torch.zeros_like(grid[:1])])
         self.register_buffer("_patches", coordinates, persistent=False)
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(  # type: ignore[override]
+        self, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate query and key, of shape (images, patches + 1, heads, head_size), in place."""
         self.rope.apply((query, key), self._patches, seq_axis=-3, out=(query, key))
         return query, key
 
-    forward_native = forward_cpu = forward_cuda = forward_hip = forward_xpu = forward
-    forward_tpu = forward_oot = forward
+    forward_native = forward_cpu = forward_cuda = forward  # type: ignore[assignment]
+    forward_hip = forward_xpu = forward_tpu = forward_oot = forward  # type: ignore[assignment]

@@ -30,7 +30,7 @@ def register() -> None:
     vLLM as it is, and has no effect on a class that is no `CustomOp`.
     """
     for root in _roots():
-        root.__new__ = _instantiating(root.__new__)
+        root.__new__ = _instantiating(root.__new__)  # type: ignore[method-assign]
     BaseModelLoader.create_model = _logging(BaseModelLoader.create_model)
     # vLLM keys its cache of compiled graphs by the variables in this table.
     envs.environment_variables["ROPE_ARRAY_VLLM"] = version
@@ -60,7 +60,7 @@ def _roots() -> Iterator[type]:
 def _instantiating(new: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method `__new__` that makes an instance of the exact class instead."""
 
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         layer = new(cls if issubclass(cls, ExactLayer) else _exact(cls))
         if not isinstance(layer, ExactLayer):
             raise PatchError(
@@ -73,9 +73,9 @@ def _instantiating(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _exact(cls: type) -> type:
+def _exact(cls: Any) -> type:
     """Return the exact subclass of a class, or raise PatchError with the reason why there is none."""
-    if cls.__name__ in ROPES:
+    if cls.__name__ in ROPES and cls.__module__.startswith(rotary_embedding.__name__):
         return exact_class(cls)
     reason = REFUSED.get(cls.__name__, f"this class of vLLM {vllm.__version__} is unknown to rope_array")
     raise PatchError(

@@ -32,9 +32,14 @@ def _llama3(layer: Any) -> RoPE:
 
 def _yarn(layer: Any, truncate: bool | None = None, **fields: Any) -> RoPE:
     """Return a rope by YaRN. vLLM's max_position_embeddings is the trained context here."""
-    numbers = (layer.scaling_factor, layer.max_position_embeddings, layer.beta_fast, layer.beta_slow)
-    truncate = layer.truncate if truncate is None else truncate
-    rule = YaRN(*map(float, numbers), truncate=bool(truncate), attention_factor=layer.mscale)
+    rule = YaRN(
+        float(layer.scaling_factor),
+        float(layer.max_position_embeddings),
+        beta_fast=float(layer.beta_fast),
+        beta_slow=float(layer.beta_slow),
+        truncate=bool(layer.truncate if truncate is None else truncate),
+        attention_factor=float(layer.mscale),
+    )
     return _default(layer, scaling=rule, **fields)
 
 

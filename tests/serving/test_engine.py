@@ -104,7 +104,7 @@ def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
         max_tokens=24,
         enable_prefix_caching=True,
         max_num_seqs=2,  # the last prompts begin when the first are in the cache
-        block_size=16,
+        block_size=32,
     )
     assert cached["cached_tokens"] > 0 == plain["cached_tokens"]
     assert cached["shifts"] == plain["shifts"]

@@ -171,10 +171,23 @@ def test_every_class_of_vllm_is_replaced_or_refused():
     assert {cls for cls, _ in LAYERS.values()} == ROPES_BY_CLASS.keys()
 
 
-def test_an_unknown_class_is_refused_by_name():
-    new = type("NewRotaryEmbedding", (class_of("RotaryEmbedding"),), {})
-    with engine_config(), pytest.raises(PatchError, match=r"NewRotaryEmbedding: .*unknown to rope_array"):
+@pytest.mark.parametrize("name", ["NewRotaryEmbedding", "RotaryEmbedding"])
+def test_an_unknown_class_is_refused_even_with_a_known_name(name):
+    new = type(name, (class_of("RotaryEmbedding"),), {"__module__": "a_model"})
+    with engine_config(), pytest.raises(PatchError, match=f"{name}: .*unknown to rope_array"):
         new(**COMMON)
+
+
+def test_a_table_by_another_name_is_refused():
+    def init(self, *args, **kwargs):
+        torch.nn.Module.__init__(self)
+        self.register_buffer("cosines", self._compute_cos_sin_cache())
+
+    with (
+        mock.patch.object(class_of("RotaryEmbedding"), "__init__", init),
+        pytest.raises(PatchError, match="RotaryEmbedding has the buffer cosines"),
+    ):
+        make("default")
 
 
 def test_a_class_that_another_plugin_replaced_is_refused():

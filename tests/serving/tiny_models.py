@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-LENGTH = 1_310_720  # of a table, so that stock vLLM has rows for positions about a million
+LENGTH = 1_048_576  # of a table, so that stock vLLM has rows for positions about a million
 LLAMA = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA |= {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128, "max_position_embeddings": LENGTH}
 LLAMA |= {"initializer_range": 0.16, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
@@ -17,13 +17,13 @@ def _rule(rope_type, theta=10000.0, **fields):
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **fields}}
 
 
-YARN = {"factor": 20.0, "original_max_position_embeddings": LENGTH // 20}
+YARN = {"factor": 16.0, "original_max_position_embeddings": LENGTH // 16}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 LONGROPE = {"short_factor": [1.0] * 32, "long_factor": [1.0 + i / 8 for i in range(32)]}
 GEMMA3 = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
 }
 
 # The class of the config, and the fields that differ from LLAMA. vLLM takes GLM from transformers.
