@@ -332,8 +332,7 @@ def edge(session: nox.Session) -> None:
 def serving(session: nox.Session) -> None:
     """Test inside vLLM on the CPU: layers of every class, and whole engines with tiny models."""
     session.install(TORCH)  # first and alone, as another package would bring another build
-    session.install("--no-deps", *GROUPS["serving-alone"])
-    session.install("packaging")
+    session.install("--no-deps", *GROUPS["serving-alone"], "packaging")
     requirements = session.run("python", "tests/serving/requirements.py", silent=True)
     install(session, TORCH, *GROUPS["test"], *requirements.split())
     # Warnings of vLLM's import are not ours.
