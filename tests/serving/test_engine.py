@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import MODELS, exact_log_probabilities, prompts, save
+from serving.tiny_models import MODELS, exact_log_probabilities, prompts, save
 
 pytestmark = [pytest.mark.library("torch"), pytest.mark.slow]
 ENGINE = Path(__file__).with_name("engine.py")

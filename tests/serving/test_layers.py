@@ -5,11 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from vllm import envs
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor import custom_op
-from vllm.model_executor.layers import rotary_embedding
-from vllm_layers import (
+from serving.vllm_layers import (
     COMMON,
     LAYERS,
     all_classes,
@@ -21,6 +17,10 @@ from vllm_layers import (
     make,
     stock_rotation,
 )
+from vllm import envs
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor import custom_op
+from vllm.model_executor.layers import rotary_embedding
 
 import rope_array
 from rope_array.vllm import PatchError, report
