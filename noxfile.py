@@ -328,6 +328,17 @@ def edge(session: nox.Session) -> None:
     pytest(session, ["numpy", "torch"], "--edge", "tests/edge")
 
 
+@nox.session(requires=["build"], default=False)
+def serving(session: nox.Session) -> None:
+    """Test inside vLLM on the CPU: layers of every class, and whole engines with tiny models."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    session.install("--no-deps", *GROUPS["serving-alone"], "packaging")
+    requirements = session.run("python", "tests/serving/requirements.py", silent=True)
+    install(session, TORCH, *GROUPS["test"], *requirements.split())
+    # Warnings of vLLM's import are not ours.
+    pytest(session, ["numpy", "torch"], "--serving", "-W", "default", "tests/serving", "tests/test_vllm.py")
+
+
 @nox.session(requires=["build"])
 def proof(session: nox.Session) -> None:
     """Prove the bounds of the contract with Sollya and Gappa, and print both in a table.
@@ -472,7 +483,7 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    for name in (*libraries, "models", "edge", "pure", "sanitize", "tests-min", *READ_BY):
+    for name in (*libraries, "models", "edge", "serving", "pure", "sanitize", "tests-min", *READ_BY):
         session.notify(name)
 
 

@@ -57,6 +57,7 @@ __all__ = [
 if TYPE_CHECKING:
     from . import backend_tools, config, convert, hf, positions
     from . import torch as torch
+    from . import vllm as vllm
     from ._diagnose import diagnose
     from ._explain import Backend, Explanation, backends, explain
     from ._spec.scaling import (
@@ -72,8 +73,8 @@ if TYPE_CHECKING:
     )
 
 # Names imported on first use, with their modules: most programs need few.
-# `torch` is not in __all__: `from rope_array import *` would hide PyTorch's own name.
-_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing", "torch")
+# `torch` and `vllm` are not in __all__: `from rope_array import *` would hide those packages' own names.
+_MODULES = ("backend_tools", "config", "convert", "hf", "plots", "positions", "testing", "torch", "vllm")
 _RULES = "Reversed DynamicNTK Linear Llama3 LongRoPE NTKAware Periods Proportional YaRN"
 _LATE = {
     **dict.fromkeys(_RULES.split(), "_spec.scaling"),

@@ -39,7 +39,7 @@ class PositionError(RoPEError, ValueError):
 
 
 class PatchError(RoPEError, ValueError):
-    """A model cannot be patched or unpatched; it is unchanged."""
+    """A model cannot be patched or unpatched, and is unchanged; or vLLM's rotation cannot be replaced."""
 
 
 class BackendError(RoPEError, ValueError):

@@ -88,6 +88,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--edge", action="store_true", help="test against exporters, runtimes and foreign configs"
     )
+    group.addoption("--serving", action="store_true", help="test inside a serving engine, vLLM")
     group.addoption("--gpu-code", action="store_true", help="check the GPU code without a GPU")
     group.addoption("--study", action="store_true", help="test the study of the RoFormer paper too")
     group.addoption("--proof", action="store_true", help="prove the contract; needs sollya and gappa")
@@ -118,6 +119,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "test_peers.py" and not config.getoption("--peers"):
         return True
     if collection_path.name == "edge" and not config.getoption("--edge"):
+        return True
+    if collection_path.name == "serving" and not config.getoption("--serving"):
         return True
     if collection_path.name == "test_proof.py" and not config.getoption("--proof"):
         return True

@@ -170,10 +170,11 @@ MAY_IMPORT = {
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
     "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "_version", "hf"),
     "torch": ("_errors", "_spec.validation", "_array_api.position_input", "_rope", "_rotation", "torch"),
+    "vllm": ("_errors", "_spec", "_rope", "_version", "hf", "vllm"),  # hf: models of transformers
 }
 # Modules that most programs never need: only the listed modules import them at the top.
-# The package itself names rope_array.hf and rope_array.torch for type checkers.
-LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}}
+# The package itself names rope_array.hf, rope_array.torch and rope_array.vllm for type checkers.
+LATE_CORE = {"_config": {"_config", "config"}, "hf": {"hf", ""}, "torch": {"torch", ""}, "vllm": {"vllm", ""}}
 OWN = {"jax": {"jax", "jaxlib"}, "ndonnx": {"ndonnx", "spox"}, "torch": {"torch", "triton"}}
 COMPAT = {"_array_api.library"}  # the only importer of array-api-compat
 # Modules whose functions import NumPy, for a NumPy argument or result, or the package of a file's format.
@@ -184,7 +185,7 @@ _PUBLIC = {"", "testing", "config", "plots", "_registry", "_demo", "_command"}  
 HOST_TOOLS = {"_diagnose", "plots"}  # compute on the host, in NumPy; imported late
 JUDGED = {"plots"}  # draws errors, so it needs the definition
 # Folders for the users of one library, which they import.
-OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}}
+OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}, "vllm": {"torch", "vllm"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),

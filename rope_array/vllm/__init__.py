@@ -1,0 +1,62 @@
+"""Serve models by vLLM with exact angles and without tables: set ``ROPE_ARRAY_VLLM=1``.
+
+vLLM finds `register` by an entry point and calls it in each of its processes. Without the variable `register`
+returns at once, and vLLM is unchanged. Importing `rope_array.vllm` imports neither vLLM nor PyTorch.
+"""
+
+import os
+from typing import Any
+
+from rope_array._errors import PatchError
+
+from ._report import Entry, Left, Report
+
+__all__ = ["Entry", "Left", "PatchError", "Report", "register", "report"]
+
+VARIABLE = "ROPE_ARRAY_VLLM"
+
+
+def register() -> None:
+    """Replace vLLM's rotary embeddings in this process, if the environment variable ROPE_ARRAY_VLLM is 1.
+
+    vLLM calls this function before it makes a model. A program that makes layers of vLLM itself can call it
+    too, also repeatedly.
+
+    Raises
+    ------
+    PatchError
+        ROPE_ARRAY_VLLM is neither 0 nor 1, or this version of vLLM has no class that can be replaced.
+
+    Notes
+    -----
+    A rotary embedding of vLLM that is no plain rotation, or that `rope_array` does not know, raises
+    `PatchError` when vLLM makes it: the engine does not start.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("", "0", "1"):
+        raise PatchError(
+            f"The environment variable {VARIABLE} is {value!r}. Set it to 1 for the rotary embeddings of "
+            "rope_array, or to 0 for vLLM's own."
+        )
+    if value == "1":
+        from . import _register  # imported late: it needs vLLM
+
+        _register.register()
+
+
+def report(model: Any) -> Report:
+    """List the rotary embeddings of a model that vLLM has made, with their ropes.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of vLLM. ``llm.apply_model(rope_array.vllm.report)`` calls the function in each worker.
+
+    Returns
+    -------
+    Report
+        The ropes, with their number of layers, and the modules that rotate without `rope_array`.
+    """
+    from . import _report
+
+    return _report.report(model)

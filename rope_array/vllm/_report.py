@@ -1,0 +1,100 @@
+"""The report of a model that vLLM has made."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rope_array._rope import RoPE
+
+__all__ = ["Entry", "Left", "Report", "report"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rotary embedding that `rope_array` replaced.
+
+    Attributes
+    ----------
+    cls : str
+        The name of vLLM's class.
+    rope : RoPE or dict
+        Its rope; of a model that vLLM takes from transformers also a dict of ropes by layer type.
+    names : tuple of str
+        The modules of the model that hold it. vLLM shares one rotary embedding between layers.
+    """
+
+    cls: str
+    rope: RoPE | dict[str, RoPE]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module that rotates, or makes tables for it, without `rope_array`.
+
+    Attributes
+    ----------
+    cls : str
+        The name of its class.
+    names : tuple of str
+        Its names in the model.
+    reason : str
+        Why it was left, if `rope_array` has tried to replace it.
+    """
+
+    cls: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rotary embeddings of a model in vLLM.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        The rotary embeddings that were replaced.
+    left : tuple of Left
+        The modules that rotate as without `rope_array`, such as vision encoders with code of their own.
+    """
+
+    entries: tuple[Entry, ...]
+    left: tuple[Left, ...]
+
+    def __repr__(self) -> str:
+        count = len(self.entries)
+        lines = [f"{count} rotary embedding{'s' if count != 1 else ''} by rope_array"]
+        lines += [f"  {len(e.names)} x {e.cls}: {e.rope!r}" for e in self.entries]
+        for left in self.left:
+            reason = f": {left.reason}" if left.reason else ""
+            lines.append(f"  not by rope_array: {len(left.names)} x {left.cls}, {left.names[0]}{reason}")
+        return "\n".join(lines)
+
+
+def report(model: Any) -> Report:
+    """See `rope_array.vllm.report`."""
+    from . import _transformers  # imported late: it needs torch
+
+    modules: dict[int, tuple[Any, list[str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules.setdefault(id(module), (module, []))[1].append(name)
+    entries, left = [], []
+    for module, names in modules.values():
+        cls, rope = type(module).__name__, _rope_of(module)
+        if rope is not None:
+            entries.append(Entry(cls, rope, tuple(names)))
+        elif _rotates(cls):
+            left.append(Left(cls, tuple(names), _transformers.reasons.get(module, "")))
+    return Report(tuple(entries), tuple(left))
+
+
+def _rope_of(module: Any) -> Any:
+    """Return the rope of a module that `rope_array` has replaced, else None."""
+    from . import _layer, _transformers
+
+    return module.rope if isinstance(module, _layer.ExactLayer) else _transformers.ropes.get(module)
+
+
+def _rotates(cls: str) -> bool:
+    """Return whether a class has the name of a rotary embedding. `ApplyRotaryEmb` is handed its tables."""
+    return any(word in cls.lower() for word in ("rotary", "rope")) and cls != "ApplyRotaryEmb"

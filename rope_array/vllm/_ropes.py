@@ -1,0 +1,133 @@
+"""The rope of each class of vLLM's rotary embeddings, by the attributes of a layer. Plain numbers, no vLLM.
+
+A new class of vLLM needs a line in ROPES, or in REFUSED with the reason. The names of attributes are vLLM's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rope_array._rope import RoPE
+from rope_array._spec.axes import Axes
+from rope_array._spec.scaling import Linear, Llama3, LongRoPE, NTKAware, Proportional, YaRN
+
+__all__ = ["REFUSED", "ROPES"]
+
+
+def _default(layer: Any, **fields: Any) -> RoPE:
+    """Return the rope of the fields that every class has, and of `fields`."""
+    pairing = "half" if layer.is_neox_style else "interleaved"
+    fields = {"base": float(layer.base), "rotary_dim": layer.rotary_dim, "pairing": pairing, **fields}
+    return RoPE(layer.head_size, **fields)
+
+
+def _linear(layer: Any) -> RoPE:
+    (factor,) = layer.scaling_factors  # several: one for each LoRA adapter, chosen by offsets to positions
+    return _default(layer, scaling=Linear(float(factor)))
+
+
+def _llama3(layer: Any) -> RoPE:
+    factors = (layer.scaling_factor, layer.low_freq_factor, layer.high_freq_factor, layer.orig_max_position)
+    return _default(layer, scaling=Llama3(*map(float, factors)))
+
+
+def _yarn(layer: Any, truncate: bool | None = None, **fields: Any) -> RoPE:
+    """Return a rope by YaRN. vLLM's max_position_embeddings is the trained context here."""
+    rule = YaRN(
+        float(layer.scaling_factor),
+        float(layer.max_position_embeddings),
+        beta_fast=float(layer.beta_fast),
+        beta_slow=float(layer.beta_slow),
+        truncate=bool(layer.truncate if truncate is None else truncate),
+        attention_factor=float(layer.mscale),
+    )
+    return _default(layer, scaling=rule, **fields)
+
+
+def _deepseek(layer: Any) -> RoPE:
+    return _yarn(layer, truncate=True)
+
+
+def _ntk(layer: Any) -> RoPE:
+    factor, b = float(layer.scaling_factor), layer.mixed_b
+    return _default(layer, scaling=NTKAware(factor, "fixed" if b is None else "mixed", b))
+
+
+def _ntk_alpha(layer: Any) -> RoPE:
+    return _default(layer, scaling=NTKAware(float(layer.scaling_alpha)))
+
+
+def _dynamic_ntk(layer: Any) -> RoPE:
+    """Return the rope of dynamic NTK at max_position_embeddings: vLLM has one table for all requests."""
+    factor, width = float(layer.scaling_factor), layer.rotary_dim
+    growth = factor * layer.max_position_embeddings / layer.max_trained_positions - (factor - 1)
+    return _default(layer, base=float(layer.base * growth ** (width / (width - 2))))
+
+
+def _proportional(layer: Any) -> RoPE:
+    return _default(layer, scaling=Proportional(2 * layer.rope_angles / layer.head_size))
+
+
+def _longrope(layer: Any) -> RoPE:
+    """Return the rope of LongRoPE, long or short: vLLM chooses by max_model_len, once for all requests."""
+    original = layer.original_max_position_embeddings
+    rule = LongRoPE(
+        tuple(map(float, layer.short_factor)),
+        tuple(map(float, layer.long_factor)),
+        original,
+        short_mscale=float(layer.short_mscale),
+        long_mscale=float(layer.long_mscale),
+    )
+    fields = {"base": float(layer.base), "rotary_dim": layer.rotary_dim, "pairing": "half", "scaling": rule}
+    return RoPE(layer.head_size, **fields).at_length(original + 1 if layer.use_long_rope else original)
+
+
+def _mrope(layer: Any) -> RoPE:
+    """Return the rope of Qwen-VL's sections; without sections, of text alone."""
+    make = Axes.interleaved if layer.mrope_interleaved else Axes.chunked
+    axes = make(*layer.mrope_section) if layer.mrope_section else None
+    return _default(layer, axes=axes) if layer.scaling_factor is None else _yarn(layer, axes=axes)
+
+
+def _mrope_of_pangu(layer: Any) -> RoPE:
+    pairs = layer.mrope_dim[: layer.rotary_dim // 2]
+    return _default(layer, axes=Axes(tuple(pairs), count=len(layer.mrope_section)))
+
+
+def _mrope_of_ernie(layer: Any) -> RoPE:
+    h, w, t = layer.mrope_section
+    return _default(layer, axes=Axes.alternating(t, h, w))
+
+
+def _mrope_of_bailing(layer: Any) -> RoPE:
+    return _default(layer, axes=Axes.alternating(*layer.mrope_section))
+
+
+def _patches(layer: Any) -> RoPE:
+    """Return the rope of Llama 4's patches: x in the first half of the pairs, y in the second."""
+    width = layer.rotary_dim
+    return RoPE(2 * width, base=float(layer.base), axes=Axes.axial(width, width))
+
+
+ROPES: Mapping[str, Callable[[Any], RoPE]] = {
+    "RotaryEmbedding": _default,
+    "LinearScalingRotaryEmbedding": _linear,
+    "Llama3RotaryEmbedding": _llama3,
+    "YaRNScalingRotaryEmbedding": _yarn,
+    "DeepseekScalingRotaryEmbedding": _deepseek,
+    "NTKScalingRotaryEmbedding": _ntk,
+    "DynamicNTKAlphaRotaryEmbedding": _ntk_alpha,
+    "DynamicNTKScalingRotaryEmbedding": _dynamic_ntk,
+    "Gemma4RotaryEmbedding": _proportional,
+    "Phi3LongRoPEScaledRotaryEmbedding": _longrope,
+    "MRotaryEmbedding": _mrope,
+    "MRotaryEmbeddingInterleaved": _mrope_of_pangu,
+    "Ernie4_5_VLRotaryEmbedding": _mrope_of_ernie,
+    "BailingMRotaryEmbedding": _mrope_of_bailing,
+    "Llama4VisionRotaryEmbedding": _patches,
+}
+
+REFUSED: Mapping[str, str] = {
+    "FourierRotaryEmbedding": "FoPE multiplies by learned sums of sines and cosines, which are no rotation",
+    "DualChunkRotaryEmbedding": "dual chunk attention rotates each query to five positions",
+    "DeepseekV4ScalingRotaryEmbedding": "the kernels of DeepSeek V4 read its table of cos and sin",
+}

@@ -1,0 +1,169 @@
+"""Whole engines of vLLM with tiny models, stock and by rope_array, against the models in float64.
+
+Each engine runs in a process of its own, from the entry point: nothing here imports vLLM.
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from serving.tiny_models import MODELS, exact_log_probabilities, prompts, save
+
+pytestmark = [pytest.mark.library("torch"), pytest.mark.slow]
+ENGINE = Path(__file__).with_name("engine.py")
+SHIFTS = [0, 100_000, 1_000_000]
+OPTIONS = {"deepseek": {"attention_config": {"backend": "CPU_MLA"}}}  # the other needs bfloat16
+
+
+def start(folder, variable, cache=None, **options):
+    """Run an engine to its end."""
+    environment = {**os.environ, "ROPE_ARRAY_VLLM": variable, "VLLM_CACHE_ROOT": str(cache or folder)}
+    if variable is None:
+        del environment["ROPE_ARRAY_VLLM"]
+    command = [sys.executable, "-P", ENGINE, folder, json.dumps(options)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def run(name, folder, variable, cache=None, **options):
+    """Save a model, and return an engine's results and its output."""
+    options = {"prompts": prompts(), **OPTIONS.get(name, {}), **options}
+    done = start(save(name, folder), variable, cache, **options)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
+
+
+def error(name, answers):
+    """Return the largest error of the log-probabilities."""
+    tokens = [[*prompt, *answer] for prompt, answer in zip(prompts(), answers["tokens"], strict=True)]
+    exact = exact_log_probabilities(name, tokens)
+    return (torch.tensor(answers["logprobs"], dtype=torch.float64) - exact).abs().max().item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_far_positions_are_right_where_stock_vllm_is_wrong(name, tmp_path):
+    stock, _ = run(name, tmp_path, "0", shifts=SHIFTS)
+    exact, output = run(name, tmp_path, "1", shifts=SHIFTS, report=True)
+    assert "ROPE_ARRAY_VLLM=1, rope_array" in output
+    assert exact["report"].splitlines()[0] in output
+    assert stock["tables"] > 2e8 or name == "glm"
+    assert exact["tables"] == 0
+    assert re.search("[12] rotary embeddings? by rope_array", exact["report"])
+    (stock_near, _, stock_far), (near, middle, far) = (r["shifts"].values() for r in (stock, exact))
+    assert stock_near["tokens"] == near["tokens"] == middle["tokens"] == far["tokens"]
+    limit = max(4 * error(name, stock_near), 2e-5)
+    assert max(error(name, answers) for answers in (near, middle, far)) <= limit
+    assert error(name, stock_far) >= 50 * error(name, far)
+
+
+def test_without_the_variable_the_bits_are_of_vllm_without_us(tmp_path, monkeypatch):
+    unset, output = run("llama3", tmp_path, None, shifts=SHIFTS)
+    assert "by rope_array" not in output
+    monkeypatch.setenv("VLLM_PLUGINS", "")
+    assert run("llama3", tmp_path, None, shifts=SHIFTS)[0] == unset
+
+
+def test_compiled_graphs_are_exact_and_not_shared_with_stock_vllm(tmp_path):
+    """On the CPU vLLM 0.32.0 saves compiled graphs and fails to read them, stock too: it compiles again."""
+    cache = tmp_path / "cache"
+    graphs = cache / "torch_compile_cache" / "torch_aot_compile"
+    compiled = functools.partial(run, "gemma3", tmp_path, cache=cache, enforce_eager=False, shifts=SHIFTS)
+    exact, _ = compiled("1")
+    (ours,) = graphs.iterdir()
+    for answers in exact["shifts"].values():
+        assert error("gemma3", answers) <= 2e-5
+        assert answers["tokens"] == exact["shifts"]["0"]["tokens"]
+    stock, _ = compiled("0")
+    assert len({*graphs.iterdir()} - {ours}) == 1
+    assert error("gemma3", stock["shifts"]["1000000"]) > 1e-3
+    assert compiled("1")[0] == exact
+    assert len([*graphs.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "compiled"])
+def test_chunked_prefill_has_the_same_answers(eager, tmp_path):
+    chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    result, _ = run("llama", tmp_path, "1", shifts=[1_000_000], enforce_eager=eager, **chunked)
+    assert error("llama", result["shifts"]["1000000"]) <= 2e-4
+
+
+def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
+    plain, _ = run("llama3", tmp_path, "1", prompts=prompts() * 2, prompt_logprobs=False, max_tokens=24)
+    cached, _ = run(
+        "llama3",
+        tmp_path,
+        "1",
+        prompts=prompts() * 2,
+        prompt_logprobs=False,
+        max_tokens=24,
+        enable_prefix_caching=True,
+        max_num_seqs=2,  # the last prompts begin when the first are in the cache
+        block_size=32,
+    )
+    assert cached["cached_tokens"] > 0 == plain["cached_tokens"]
+    assert cached["shifts"] == plain["shifts"]
+    speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    speculated, _ = run(
+        "llama3",
+        tmp_path,
+        "1",
+        prompts=prompts() * 2,
+        prompt_logprobs=False,
+        max_tokens=24,
+        speculative_config=speculation,
+    )
+    assert speculated["shifts"] == plain["shifts"]
+
+
+def test_two_tensor_parallel_workers_have_the_same_answers(tmp_path):
+    result, _ = run("llama", tmp_path, "1", shifts=[1_000_000], tensor_parallel_size=2, report=True)
+    assert error("llama", result["shifts"]["1000000"]) <= 2e-4
+    assert result["tables"] == 0
+    assert "2 x RotaryEmbedding" in result["report"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "changes", "message"),
+    [
+        ("yes", {}, "ROPE_ARRAY_VLLM is 'yes'"),
+        ("1", {"use_fope": True}, "does not replace vLLM's FourierRotaryEmbedding: FoPE"),
+    ],
+    ids=["variable", "FoPE"],
+)
+def test_the_engine_does_not_start(variable, changes, message, tmp_path):
+    save("llama", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    config["rope_parameters"] |= changes
+    path.write_text(json.dumps(config), "utf-8")
+    done = start(tmp_path, variable, prompts=prompts())
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert "RESULT" not in done.stdout
+
+
+def test_the_program_of_the_page_prints_the_report(tmp_path):
+    page = Path(__file__).parents[2] / "docs" / "in-my-model" / "vllm.md"
+    (program,) = re.findall(r"^```python\n(# report\.py\n.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    model = (
+        f"{str(save('llama', tmp_path))!r}, skip_tokenizer_init=True, max_model_len=128, enforce_eager=True"
+    )
+    script = tmp_path / "report.py"
+    script.write_text(program.replace('"meta-llama/Llama-3.2-1B-Instruct"', model), "utf-8")
+    environment = {
+        **os.environ,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [sys.executable, "-P", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = "1 rotary embedding by rope_array\n  2 x RotaryEmbedding: RoPE(head_dim=64, pairing='half')\n"
+    assert done.stdout.endswith(report)
