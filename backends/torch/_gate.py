@@ -91,7 +91,7 @@ def _count_one_by_one(outs: Any) -> None:
         torch.autograd.graph.increment_version(out)
 
 
-def _load_count_writes() -> Callable[[Any], None]:
+def _load_count_writes() -> Any:
     try:
         torch._C._increment_version(())
     except (AttributeError, RuntimeError, TypeError, ValueError):  # of older versions, which take one tensor
@@ -101,7 +101,7 @@ def _load_count_writes() -> Callable[[Any], None]:
 
 # Counts a write to each tensor of a tuple, as operations in place do, so that autograd sees saved tensors
 # change. Tensors of inference mode have no count.
-count_writes = _load_count_writes()
+count_writes: Callable[[Any], None] = _load_count_writes()
 
 
 def why_a_tensor_is_not_read(xs: Any, source: Source, why_not: Callable[[Any], str | None]) -> str | None:

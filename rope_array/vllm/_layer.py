@@ -44,7 +44,7 @@ def _no_table(name: str) -> property:
     return property(read)
 
 
-class ExactLayer(torch.nn.Module):
+class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     """The methods of a replacement, before a class of vLLM in the order of its bases."""
 
     head_size: int
