@@ -13,7 +13,6 @@ import importlib
 import pathlib
 import pickle
 import types
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from hf._compare import is_same, off, state
 
 import rope_array as ra
 from rope_array.hf import _attention, _attributes, _operators, _patch
-from rope_array.hf._layer_tables import KeptSources, LayerTables
+from rope_array.hf._layer_tables import LayerTables
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
@@ -349,7 +348,7 @@ def test_compiled_models_have_no_more_graphs_than_before(name):
     assert counter.frame_count == 2
 
 
-# ---- tables that the layers of a forward pass share ----
+# ---- calls of the layers of a forward pass, of the same shapes ----
 
 
 def rotary_function(folder):
@@ -386,7 +385,7 @@ def test_a_write_to_the_tables_between_layers_is_seen(folder, arrangement, mode)
 
 
 @torch.no_grad()
-def test_calls_of_other_arrays_or_axes_do_not_share_tables():
+def test_calls_of_other_shapes_or_axes_are_decided_anew():
     own = rotary_function("llama")
     ours = replaced(own)
     q, k, cos, sin = random_call((2, 5, 5, 8))
@@ -402,30 +401,32 @@ def test_calls_of_other_arrays_or_axes_do_not_share_tables():
             )
 
 
-def test_kept_tables_are_dropped_with_the_model_s():
-    kept, (_, _, cos, sin) = KeptSources(), random_call()
-    source = torch.empty(1)
-    alive = weakref.ref(source)
-    kept.keep(source, "facts", cos, sin)
-    assert kept.find("facts", cos, sin) is source
-    assert kept.find("other facts", cos, sin) is None
-    assert kept.find("facts", cos, sin.clone()) is None
-    del source, cos
-    assert alive() is None
+@torch.no_grad()
+def test_tables_with_other_memory_are_read_anew():
+    own = rotary_function("llama")
+    ours = replaced(own)
+    q, k, cos, sin = random_call()
+    ours(q, k, cos, sin)
+    cos.data, sin.data = cos.cos(), sin.cos()
+    for got, want in zip(ours(q, k, cos, sin), own(q, k, cos, sin), strict=True):
+        assert off(got, want) < 1e-5
 
 
-@EVERY
-def test_projections_that_a_hook_has_kept_are_not_rotated(name):
-    """A result of a linear layer may be in other hands, so no rotation is in place."""
-    model, kept = MODELS[name].build(), []
-    ra.hf.patch(model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(lambda module, args, y: kept.append((y, y.clone())))
-    with torch.inference_mode():
-        model(TEXT)
-    assert kept
-    assert all(torch.equal(result, copied) for result, copied in kept)
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_transforms_see_the_tables():
+    """The derivative along the tables, a batch of tables, and sizes that are symbols."""
+    own = rotary_function("llama")
+    ours = replaced(own)
+    q, k, cos, sin = random_call()
+    ours(q, k, cos, sin)
+    tangents = [torch.func.jvp(lambda c, of=of: of(q, k, c, sin), (cos,), (sin,))[1][0] for of in (own, ours)]
+    assert off(tangents[1], tangents[0]) < 1e-5 < tangents[0].abs().max()
+    batches = [torch.vmap(lambda c, of=of: of(q, k, c, sin))(torch.stack([cos, sin])) for of in (own, ours)]
+    assert off(batches[1][0], batches[0][0]) < 1e-5
+    make_fx = torch.fx.experimental.proxy_tensor.make_fx
+    graph = make_fx(lambda *call: ours(*call), tracing_mode="symbolic")(q, k, cos, sin)
+    assert off(graph(q, k, cos, sin)[0], own(q, k, cos, sin)[0]) < 1e-5
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")

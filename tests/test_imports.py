@@ -168,7 +168,7 @@ MAY_IMPORT = {
     "_config": ("_errors", "_spec", "_config"),  # the fields of a RoPE, without `RoPE`
     "config": ("_errors", "_config", "_rope"),
     "plots": ("_errors", "_spec", "_rope", "plots", "testing"),
-    "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "_version", "hf"),
+    "hf": ("_errors", "_dynamo", "_spec", "_array_api.source", "_dispatch", "_rope", "hf"),
     "torch": ("_errors", "_spec.validation", "_array_api.position_input", "_rope", "_rotation", "torch"),
     "vllm": ("_errors", "_spec", "_rope", "_version", "hf", "vllm"),  # hf: models of transformers
 }

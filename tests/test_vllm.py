@@ -109,6 +109,23 @@ def test_a_missing_attribute_is_an_error(cls):
         ROPES[cls](types.SimpleNamespace(head_size=16, base=10000))
 
 
+@pytest.mark.parametrize(
+    ("cls", "attributes", "reason"),
+    [
+        ("LinearScalingRotaryEmbedding", {"scaling_factors": [2.0, 4.0]}, "one for each LoRA adapter"),
+        (
+            "MRotaryEmbedding",
+            {**MROPE, "mrope_interleaved": True, "mrope_section": [4, 2, 1, 1]},
+            "interleaves three sections",
+        ),
+    ],
+    ids=["several factors", "four sections"],
+)
+def test_what_no_rope_has_is_an_error(cls, attributes, reason):
+    with pytest.raises(ValueError, match=reason):
+        ROPES[cls](layer(**attributes))
+
+
 def test_longrope_scales_by_the_table_in_use():
     long, short = (
         ROPES["Phi3LongRoPEScaledRotaryEmbedding"](layer(**LONGROPE, use_long_rope=use))

@@ -24,11 +24,10 @@ from rope_array._errors import PatchError
 from rope_array._spec.plan import Layout
 
 from . import _operators
-from ._layer_tables import KeptSources
 
 NARROW = (torch.float16, torch.bfloat16)
 Function = Callable[..., Any]
-DECISIONS = 64  # remembered for each function; prompts differ in length, and tokens are alike
+DECISIONS = 64  # remembered for each function
 # The parameters of functions that can be replaced; all but the names of the arrays are optional.
 QK_PARAMETERS = ("q", "k", "cos", "sin")
 X_PARAMETERS = ("x", "cos", "sin")
@@ -220,19 +219,12 @@ def make_rotate_function(
 def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
     source_of = _make_source_of(function_layout, exact)
-    known_source_of, kept = _remember(source_of, UNARRANGED[function_layout.arrangement]), KeptSources()
-    # Views only: a copy would miss a later write to the tables.
-    may_keep = function_layout.arrangement != "repeat" and function_layout.sign == 1
+    known_source_of = _remember(function_layout, source_of)
 
     def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        if is_recorded() or not may_keep or torch.is_grad_enabled():
-            found = source_of(xs, cos, sin, unsqueeze_dim)
-        else:
-            facts = _facts(xs, cos, unsqueeze_dim)
-            found = kept.find(facts, cos, sin)
-            if found is None:  # `data`: views that do not keep the tables themselves alive
-                found = known_source_of(facts, xs, cos.data, sin.data, unsqueeze_dim)
-                kept.keep(found, facts, cos, sin)
+        # Only then are the sizes plain numbers for certain.
+        is_plain = type(xs[0]) is torch.Tensor is type(cos) and not is_recorded()
+        found = (known_source_of if is_plain else source_of)(xs, cos, sin, unsqueeze_dim)
         if found is None:
             return by_model(xs, cos, sin, unsqueeze_dim)
         source, seq_axis = found
@@ -243,30 +235,34 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
     return rotate
 
 
-def _facts(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Any, ...]:
-    """Return all that decides whether and how a call is rotated, but for the values."""
-    facts = [unsqueeze_dim, cos.shape, cos.dtype]
-    for x in xs:
-        facts += x.shape, x.dtype, x.stride(-1)
-    return tuple(facts)
+def _remember(function_layout: RotaryFunction, source_of: Function) -> Function:
+    """Return `source_of` with a memo of its decisions: all layers make calls of the same shapes.
 
-
-def _remember(source_of: Function, unarranged: Function) -> Function:
-    """Return `source_of` with a memo of its decisions, by the facts of a call: each token has the same."""
+    A full memo is kept as it is, since calls of one token, the most frequent ones, differ in nothing.
+    """
     decisions: dict[Any, tuple[Layout, int]] = {}
+    unarranged, negated = UNARRANGED[function_layout.arrangement], function_layout.sign == -1
 
-    def known_source_of(
-        facts: Any, xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int
-    ) -> tuple[Tables, int] | None:
+    def known_source_of(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+        facts = _facts(xs, cos, unsqueeze_dim)
         if facts in decisions:
             layout, seq_axis = decisions[facts]
-            return Tables(unarranged(cos), unarranged(sin), layout), seq_axis
-        found: tuple[Tables, int] | None = source_of(xs, cos, sin, unsqueeze_dim)
+            sin = unarranged(sin)
+            return Tables(unarranged(cos), -sin if negated else sin, layout), seq_axis
+        found = source_of(xs, cos, sin, unsqueeze_dim)
         if found is not None and len(decisions) < DECISIONS:
             decisions[facts] = found[0].layout, found[1]
         return found
 
     return known_source_of
+
+
+def _facts(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Any, ...]:
+    """Return all that `source_of` decides by."""
+    facts = [unsqueeze_dim, cos.shape, cos.dtype]
+    for x in xs:
+        facts += x.shape, x.dtype, x.stride(-1)
+    return tuple(facts)
 
 
 def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:

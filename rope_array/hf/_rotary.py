@@ -441,28 +441,41 @@ def _reader_first(count: int) -> Callable[[Any], Any]:
 
 
 def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
-    """Return a function of (x, positions) that returns cos and sin of each pair.
+    """Return a function of (x, positions) that returns cos and sin of each pair."""
+    uncompiled, text = _uncompiled_cos_sin(rope), _operators.text_of(rope)
 
-    For token positions on the CPU by rotating (1, 0) to (cos, sin), which is faster than `RoPE.rotation`: a
+    def cos_sin(x: Any, pos: Any) -> Any:
+        if torch.compiler.is_compiling() and _operators.serves(x, pos):
+            return _operators.make_tables(x, _readable(pos), text)
+        return uncompiled(x, pos)
+
+    return cos_sin
+
+
+def _uncompiled_cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
+    """Return `_cos_sin` for calls that are not compiled.
+
+    For token positions on the CPU it rotates (1, 0) to (cos, sin), which is faster than `RoPE.rotation`: a
     call of the kernel, without the checks of other calls.
     """
     plan = _unit_plan(require_plan(rope))
     width = plan.layout.head_dim
-    name = _operators.name_of(rope)
     units = {dtype: _units(width, dtype) for dtype in (torch.float32, torch.float64)}
 
     def cos_sin(x: Any, pos: Any) -> Any:
         if not _is_plain(pos) or not x.is_cpu or is_recorded():
-            pos = pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
-            if torch.compiler.is_compiling() and _operators.serves(x, pos):
-                return _operators.make_tables(x, pos, name)
-            return rope.rotation(pos, like=x)
+            return rope.rotation(_readable(pos), like=x)
         one = units[torch.float64 if x.dtype is torch.float64 else torch.float32]
         shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
         y = _dispatch.rotate(one.expand(*shape, width), Positions(pos, plan), -2)
         return y.chunk(2, -1)
 
     return cos_sin
+
+
+def _readable(pos: Any) -> Any:
+    """Return positions of a dtype that `RoPE.rotation` takes."""
+    return pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
 
 
 _unit_plan = traced_memo(Plan.of_units)
@@ -486,7 +499,7 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
     def cos_sin(x: Any, pos: Any) -> Any:
         if is_recorded():
             raise _traced_length(rope)
-        return _cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
+        return _uncompiled_cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
 
     # Outside of compiled code, as the value of a position decides.
     uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)

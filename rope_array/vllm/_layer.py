@@ -62,6 +62,12 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         # Moves with the module to its device.
         super().register_buffer("_like", torch.empty(0, dtype=torch.float32), persistent=False)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Models of ERNIE 4.5 change the pairing of a layer that exists; vLLM reads it in each call.
+        if name == "is_neox_style" and "rope" in vars(self):
+            self.rope = _rope_of(self)
+
     def _check_tables(self) -> None:
         """Raise if a table has another name: it would be empty."""
         for name, _ in self.named_buffers():
@@ -135,7 +141,8 @@ class ExactLayer(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         tokens, width = positions.shape[0], self.head_size
         if x.ndim == 3 and x.shape[0] == tokens and x.shape[-1] != width:
             raise PatchError(f"vLLM gives heads of {x.shape[-1]} features to a rotary embedding of {width}")
-        return x.view(tokens, -1, width)
+        heads = x.shape[-2] if x.ndim == 3 else x.shape[-1] // width  # -1 is ambiguous without tokens
+        return x.view(tokens, heads, width)
 
 
 class ExactPatches(ExactLayer):

@@ -1,5 +1,6 @@
 """The report of a model that vLLM has made."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,4 +98,4 @@ def _rope_of(module: Any) -> Any:
 
 def _rotates(cls: str) -> bool:
     """Return whether a class has the name of a rotary embedding. `ApplyRotaryEmb` is handed its tables."""
-    return any(word in cls.lower() for word in ("rotary", "rope")) and cls != "ApplyRotaryEmb"
+    return bool(re.search("[Rr]otary|R[Oo][Pp][Ee]", cls)) and cls != "ApplyRotaryEmb"

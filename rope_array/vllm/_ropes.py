@@ -21,8 +21,12 @@ def _default(layer: Any, **fields: Any) -> RoPE:
 
 
 def _linear(layer: Any) -> RoPE:
-    (factor,) = layer.scaling_factors  # several: one for each LoRA adapter, chosen by offsets to positions
-    return _default(layer, scaling=Linear(float(factor)))
+    factors = layer.scaling_factors
+    if not isinstance(factors, list) or len(factors) != 1:
+        raise ValueError(
+            f"scaling_factors is {factors!r}: one for each LoRA adapter, and one is needed for all"
+        )
+    return _default(layer, scaling=Linear(float(factors[0])))
 
 
 def _llama3(layer: Any) -> RoPE:
@@ -83,8 +87,11 @@ def _longrope(layer: Any) -> RoPE:
 
 def _mrope(layer: Any) -> RoPE:
     """Return the rope of Qwen-VL's sections; without sections, of text alone."""
+    sections = layer.mrope_section
+    if sections and layer.mrope_interleaved and len(sections) != 3:
+        raise ValueError(f"mrope_section is {sections!r}, and vLLM interleaves three sections")
     make = Axes.interleaved if layer.mrope_interleaved else Axes.chunked
-    axes = make(*layer.mrope_section) if layer.mrope_section else None
+    axes = make(*sections) if sections else None
     return _default(layer, axes=axes) if layer.scaling_factor is None else _yarn(layer, axes=axes)
 
 

@@ -155,7 +155,7 @@ def test_the_program_of_the_page_prints_the_report(tmp_path):
         f"{str(save('llama', tmp_path))!r}, skip_tokenizer_init=True, max_model_len=128, enforce_eager=True"
     )
     script = tmp_path / "report.py"
-    script.write_text(program.replace('"meta-llama/Llama-3.2-1B-Instruct"', model), "utf-8")
+    script.write_text(program.replace('"Qwen/Qwen3-0.6B"', model), "utf-8")
     environment = {
         **os.environ,
         "VLLM_CPU_KVCACHE_SPACE": "1",

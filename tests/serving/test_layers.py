@@ -126,6 +126,22 @@ def test_each_method_of_vllm_rotates_heads_key_or_not(method):
     torch.testing.assert_close(y.double().view(7, -1, 32), expected, rtol=0, atol=1e-6)
 
 
+def test_a_model_may_change_the_pairing_of_a_layer():
+    """As ERNIE 4.5 does, after it has made the layer."""
+    layer, positions = make("default"), torch.arange(7)
+    layer.is_neox_style = not layer.is_neox_style
+    _, q, k = packed(torch.float32)
+    expected = exact_rotation("interleaved", positions, q.clone().view(7, -1, 32))
+    y, _ = layer(positions, q, k)
+    torch.testing.assert_close(y.double().view(7, -1, 32), expected, rtol=0, atol=1e-6)
+
+
+def test_no_tokens():
+    q, k = layer_arguments = torch.zeros(0, 4 * 32), torch.zeros(0, 2, 32)
+    y, z = make("default")(torch.arange(0), *layer_arguments)
+    assert (y.shape, z.shape) == (q.shape, k.shape)
+
+
 def test_heads_of_another_width_are_refused():
     with pytest.raises(PatchError, match="heads of 64 features"):
         make("default")(torch.arange(7), torch.zeros(7, 2, 64))
