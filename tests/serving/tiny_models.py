@@ -51,10 +51,12 @@ MODELS = {
     ),
     "glm": ("GlmConfig", {**_rule("default", partial_rotary_factor=0.5)}),
 }
+# vLLM calls no hooks of this model, which would shift its positions.
+UNSHIFTED = {"ernie": ("Ernie4_5Config", _rule("default"))}
 
 
 def config_of(name):
-    cls, fields = MODELS[name]
+    cls, fields = {**MODELS, **UNSHIFTED}[name]
     return getattr(transformers, cls)(**{**LLAMA, **fields})
 
 
