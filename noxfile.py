@@ -375,8 +375,8 @@ def gpu_code(session: nox.Session) -> None:
         session.warn(f"The compilers are left out: {reason}")
         return
     # Each worker compiles for itself, so a file is for one worker; the longest are first.
-    files = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
-    compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in files))
+    names = ("cuda_compile", "cuda_source", "jax_offline", "triton_compile", "inductor_offline", "bench_gpu")
+    compiled = ("--gpu-code", "--dist=loadfile", *(f"tests/test_{name}.py" for name in names))
     pytest(session, ["numpy", "torch", "jax"], *compiled, part="compiled")
     record_pass(session, "gpu-code", files)
 
