@@ -32,8 +32,8 @@ def vllm_operator():
     spec = importlib.util.find_spec("vllm")
     if spec is None:
         return None
-    full, some = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_avx512_supported()
-    name = "_C" if full else "_C_AVX512" if some else "_C_AVX2"
+    has_bf16, has_avx512 = torch.cpu._is_avx512_bf16_supported(), torch.cpu._is_avx512_supported()
+    name = "_C" if has_bf16 else "_C_AVX512" if has_avx512 else "_C_AVX2"
     (library,) = Path(spec.submodule_search_locations[0]).glob(f"{name}.*so")
     torch.ops.load_library(str(library))
     return torch.ops._C.rotary_embedding
@@ -54,15 +54,15 @@ def calls(operator, heads, dtype, pairing, tokens):
     apart = tuple(map(torch.Tensor.contiguous, views))
     rotation = rope.rotation(pos, like=joint)
     table = torch.cat(tuple(rotation), -1).to(dtype)
-    made = {
+    subjects = {
         "positions": lambda: rope.apply(views, pos, seq_axis=0, out=views),
         "rotation": lambda: rotation.apply(views, seq_axis=0, out=views),
         "new": lambda: rope.apply(apart, pos, seq_axis=0),
         "new, rotation": lambda: rotation.apply(apart, seq_axis=0),
     }
     if operator is not None:
-        made["vLLM"] = lambda: operator(pos, q, k, width, table, pairing == "half")
-    return made
+        subjects["vLLM"] = lambda: operator(pos, q, k, width, table, pairing == "half")
+    return subjects
 
 
 def microseconds(subjects):

@@ -55,9 +55,13 @@ def refuse_more(call: str, more: tuple[Any, ...]) -> None:
 
 def make_tables(source: Positions, like: Any, backend: str | None = None) -> Tables:
     """Make cos and sin in the compute dtype of `like`; see `RoPE.rotation`."""
-    lib = library_of_like(like)
-    check_table_call(source, like, lib)
     found = backends_for((like,))
+    if backend is None:
+        fast = found.try_fast_tables(source, like)
+        if fast is not NotImplemented:
+            cos, sin = fast
+            return Tables(cos, sin, source.layout)
+    check_table_call(source, like, library_of_like(like))
     chosen = _registry.choose(found, (like,), source, backend)
     makers = (chosen, found.in_order[-1], _registry.ArrayAPI(found.library))
     cos, sin = next(each.make_tables for each in makers if hasattr(each, "make_tables"))(source, like)

@@ -67,6 +67,7 @@ class Backend(Protocol):
       unless it is None; they are checked.
     * ``try_fast(x, source, seq_axis, out)`` serves calls that it can check fast, before any other check, and
       returns NotImplemented for all others. Backends of this package take the fields of a source, a tuple.
+    * ``try_fast_tables(source, like)`` makes tables as fast, or returns NotImplemented.
     * ``description()`` returns a line for `rope_array.backends`, ``unavailable_reason()`` why the backend
       cannot be used here, or an empty string.
     """
@@ -104,12 +105,15 @@ class Backends(NamedTuple):
         The order in which they are asked; the last is the array-api backend, or its form for the library.
     try_fast
         The first backend's `try_fast`, or a function that declines every call.
+    try_fast_tables
+        Likewise its `try_fast_tables`.
     library
         Returns the library of an array.
     """
 
     in_order: tuple[Backend, ...]
     try_fast: Callable[..., Any]
+    try_fast_tables: Callable[..., Any]
     library: Callable[[Any], Library]
 
 
@@ -123,7 +127,8 @@ def _load_backends(cls: type) -> Backends:
     of_library = next((backend.library for backend in found if hasattr(backend, "library")), library)
     last = next((i for i, backend in enumerate(found) if getattr(backend, "is_array_api", False)), None)
     found = [*found, ArrayAPI(of_library)] if last is None else found[: last + 1]
-    return Backends(tuple(found), _fast_entry(found[0]), of_library)
+    fast = _fast_entry(found[0]), getattr(found[0], "try_fast_tables", _decline)
+    return Backends(tuple(found), *fast, of_library)
 
 
 def _fast_entry(backend: Any) -> Callable[..., Any]:

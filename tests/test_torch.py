@@ -8,7 +8,7 @@ import child
 import compare
 import numpy as np
 import pytest
-from compare import judge, same
+from compare import KERNEL, judge, same
 from torch_cases import (
     BY,
     DECLINED,
@@ -35,7 +35,7 @@ import rope_array as ra
 from rope_array._array_api.source import Positions
 from rope_array._backends import _native
 from rope_array._backends.torch import _gate
-from rope_array._backends.torch._cos_sin import tables_by_kernel
+from rope_array._backends.torch._cos_sin import tables_by_kernel, try_fast_tables
 from rope_array.testing import apply_definition
 from rope_array.testing._contract import allowed, assert_contract, compute_dtype, eps
 
@@ -620,3 +620,19 @@ def test_dtensor(rank):
     if not torch.distributed.is_available():
         pytest.skip("this build of torch has no torch.distributed")
     child.run("import dtensor_cases; dtensor_cases.main()", str(rank))
+
+
+@KERNEL
+def test_tables_made_first_in_a_mode_do_not_stay_in_it():
+    """A rope of another width for each mode: its constants are made in the mode."""
+    from torch._subclasses import FakeTensorMode
+
+    modes = [FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode()]
+    for width, mode in zip((46, 50), modes, strict=True):
+        rope, x, pos = ra.RoPE(width), torch.ones(3, width), torch.tensor([0, 1, 2**31 - 1])
+        with mode:
+            rope.rotation(pos, like=x)
+        assert try_fast_tables(Positions(pos, rope._plan), x) is not NotImplemented
+        rotation = rope.rotation(pos, like=x)
+        assert type(rotation.cos) is torch.Tensor and not rotation.cos.is_inference()
+        judge(rotation.apply(x), x, pos, head_dim=width)

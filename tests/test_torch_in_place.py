@@ -564,7 +564,7 @@ def export(source="positions", strict=False):
     )
 
 
-QUIET = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch uses what it deprecates
+QUIET = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's own calls are deprecated
 
 
 @QUIET

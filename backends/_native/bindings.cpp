@@ -290,7 +290,7 @@ nb::object rotate_arrays(nb::handle x, nb::handle source, nb::handle seq_axis, n
     int64_t axis;
     ParsedSource parsed;
     if (!library || !parse_int(seq_axis, axis)) return declined;
-    if (gated && !may_be_missed(xs, source, fresh ? nullptr : &outs)) return declined;
+    if (gated && !may_go_unseen(xs, source, fresh ? nullptr : &outs)) return declined;
     if (!parsed.parse(source, *library, transposed)) return declined;
     Call call(*library, parsed, xs.size);
     if (!call.parse_xs(xs, axis)) return declined;

@@ -90,7 +90,7 @@ void use_gate(nb::handle interceptors, nb::handle forward_ad, nb::handle is_grad
     interceptor_functions = interceptors.is_none() ? nullptr : interceptors.inc_ref().ptr();
 }
 
-bool may_be_missed(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs) {
+bool may_go_unseen(const ArrayTuple& xs, nb::handle source, const ArrayTuple* outs) {
     return interceptor_functions && !is_recorded(xs, source, outs) && !is_intercepted();
 }
 

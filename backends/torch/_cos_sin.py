@@ -9,6 +9,7 @@ from rope_array import _dynamo
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Positions
+from rope_array._backends import _native
 from rope_array._spec.plan import Plan
 
 from ._library import LIBRARY
@@ -30,15 +31,59 @@ def tables_by_kernel(
         return NotImplemented
     of_units = _unit_plan(plan)
     prepare(of_units)
-    width = of_units.layout.stop
-    dtype = torch.float64 if use_float64 else torch.float32
-    units = torch.zeros(width, dtype=dtype, device=like.device)
-    units[: width // 2] = 1.0
-    shape = whole.shape if plan.coordinates is None else whole.shape[:-1]
+    units = _units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
     positions = Positions(whole.to(torch.int64), of_units)
-    y = kernel.rotate(units.expand(*shape, width), positions, -2, None, True)
-    # Contiguous, as the array-api backend's: compiled code is compiled anew for other strides.
-    return y if y is NotImplemented else tuple(table.contiguous() for table in y.chunk(2, -1))
+    y = kernel.rotate(_expand(units, whole, plan), positions, -2, None, True)
+    return y if y is NotImplemented else _split(y)
+
+
+def try_fast_tables(source: Positions, like: Any) -> Any:
+    """Return cos and sin of plain tensors on the CPU, at integer positions; NotImplemented for other calls.
+
+    The kernel checks the positions, and declines where something intercepts PyTorch's operations.
+    """
+    if torch.compiler.is_dynamo_compiling() or _native.kernel is None:
+        return NotImplemented
+    pos, plan, inv_freq = source
+    if not type(like) is type(pos) is torch.Tensor or not like.is_cpu or like.dtype not in _COMPUTE_DTYPES:
+        return NotImplemented
+    if inv_freq is not None or not plan.exact or not _native.kernel.has_memory(like):
+        return NotImplemented
+    of_units = _unit_plan(plan)
+    _native.prepare(of_units)
+    key = of_units.layout.stop, _COMPUTE_DTYPES[like.dtype]
+    units = _known_units.get(key)
+    if units is None:
+        units = _units(*key, "cpu")
+    fields = pos, of_units, None
+    y = _native.kernel.rotate(_expand(units, pos, plan), fields, -2, None, False, False, True)
+    if y is NotImplemented:
+        return y
+    _known_units[key] = units  # only here: in a mode they may be fake, and the kernel declines
+    return _split(y)
+
+
+def _units(width: int, dtype: Any, device: Any) -> Any:
+    """Return (1, 0) for each pair, as half pairs."""
+    units = torch.zeros(width, dtype=dtype, device=device)
+    units[: width // 2] = 1.0
+    return units
+
+
+def _expand(units: Any, pos: Any, plan: Plan) -> Any:
+    """Return a view of units with a row for each position."""
+    shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
+    return units.expand(*shape, -1)
+
+
+def _split(y: Any) -> tuple[Any, ...]:
+    """Return cos and sin, contiguous as the array-api backend's: other strides would compile code anew."""
+    return tuple(table.contiguous() for table in y.chunk(2, -1))
 
 
 _unit_plan = _dynamo.traced_memo(Plan.of_units)
+_known_units: dict[tuple[int, Any], Any] = {}  # by width and dtype
+_COMPUTE_DTYPES = {
+    **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),
+    torch.float64: torch.float64,
+}

@@ -38,6 +38,8 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any, kernel: A
         kernel = _native.kernel if xs[0].is_cpu else gpu_kernel()
         if kernel is None:
             return NotImplemented
+    if kernel is _native.kernel and not recorded:
+        return NotImplemented  # it has declined the call above
     if recorded:
         if out is not None:
             return NotImplemented
@@ -47,11 +49,8 @@ def try_fast(x: Any, fields: tuple[Any, ...], seq_axis: Any, out: Any, kernel: A
         return kernel.rotate(x, source, seq_axis, None)
     outs = out if type(out) is tuple else (out,)
     for o in outs:
-        if (
-            type(o) is not torch.Tensor
-            or (o.requires_grad and torch.is_grad_enabled())
-            or not can_be_written(o)
-        ):
+        recorded = o.requires_grad and torch.is_grad_enabled()
+        if type(o) is not torch.Tensor or recorded or not can_be_written(o):
             return NotImplemented
     return _written(kernel.rotate(x, source, seq_axis, out), outs)
 
@@ -71,7 +70,7 @@ def rotate(
 def _rotate_in_place(kernel: Any, xs: Any, source: Source, seq_axis: int, outs: Any, transposed: bool) -> Any:
     """Rotate tensors, writing into x itself where a gradient is recorded.
 
-    One by one: autograd takes a view that is written in place only as the single result of a function.
+    One by one: autograd accepts a view that is written in place only from a function of one result.
     """
     ys: list[Any] = []
     for x, out in zip(xs, outs, strict=True):

@@ -12,6 +12,7 @@ from rope_array._backends.torch import no_autocast
 
 from . import _compiled, _eager
 from ._cos_sin import tables_by_kernel
+from ._cos_sin import try_fast_tables as try_fast_tables
 from ._gate import give_to as give_gate_to
 from ._gate import is_recorded, why_a_tensor_is_not_read, why_declined, why_not_plain
 from ._library import PLAIN_TYPES

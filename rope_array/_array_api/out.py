@@ -1,8 +1,8 @@
 """The arrays given as `out=`: checked before anything is computed.
 
-out[i] may be x[i] itself, or memory that no array of the call shares. Views of one array, such as q and k of
-one projection, are told apart by their columns. NumPy's solver decides all other cases exactly, up to a limit
-of work; beyond it, they are refused.
+out[i] may be x[i] itself, or memory that no array of the call shares. Arrays are apart if their extents are
+apart, or, as for q and k of one projection, their columns. NumPy's solver decides all other cases exactly, up
+to a limit of work; beyond it, they are refused.
 """
 
 from typing import Any

@@ -141,7 +141,8 @@ def _matches_for_shape(tried: RotaryFunction, width: int, axis: int) -> bool | N
         return None
     theirs = theirs if isinstance(theirs, tuple) else (theirs,)
     cos, sin = map(UNARRANGED[tried.arrangement], tables)
-    ours = _dispatch.rotate(arrays, _tables(tried, arrays[0], cos, sin), axis)
+    layout = _layout_of(tried, arrays[0], cos)
+    ours = _dispatch.rotate(arrays, Tables(cos, tried.sign * sin, layout), axis)
     return all(
         y.shape == want.shape and bool(torch.isclose(y, want, atol=1e-5).all())
         for y, want in zip(ours, theirs, strict=True)
@@ -177,12 +178,11 @@ def _make_layout(width: int, pairs: int, last: bool, pairing: str, out_pairing: 
 _layout: Callable[..., Layout] = traced_memo(_make_layout)
 
 
-def _tables(function_layout: RotaryFunction, x: Any, cos: Any, sin: Any) -> Tables:
-    """Return the tables of a function, with the layout for the width of x."""
+def _layout_of(function_layout: RotaryFunction, x: Any, cos: Any) -> Layout:
+    """Return the layout of a function for the widths of x and of tables of pairs."""
     one = function_layout
     width, pairs = (operator.index(a.shape[-1]) for a in (x, cos))  # torch.jit.trace has tensors
-    layout = _layout(width, pairs, one.last, one.pairing, one.out_pairing)
-    return Tables(cos, sin if one.sign == 1 else -sin, layout)
+    return _layout(width, pairs, one.last, one.pairing, one.out_pairing)
 
 
 # ---- replacements ----
@@ -218,55 +218,55 @@ def make_rotate_function(
 
 def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Function) -> Function:
     """Return a function that rotates a tuple of arrays, by the model's where our rotation does not fit."""
-    source_of = _make_source_of(function_layout, exact)
-    known_source_of = _remember(function_layout, source_of)
+    decide = _make_decide(function_layout, exact)
+    recall = _remember(decide)
+    unarranged, is_negated = UNARRANGED[function_layout.arrangement], function_layout.sign == -1
 
     def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
-        # Only then are the sizes plain numbers for certain.
-        is_plain = type(xs[0]) is torch.Tensor is type(cos) and not is_recorded()
-        found = (known_source_of if is_plain else source_of)(xs, cos, sin, unsqueeze_dim)
-        if found is None:
+        # Sizes of other tensors, and of recorded calls, may be symbols, which no memo can hold.
+        is_plain = type(xs[0]) is type(cos) is torch.Tensor and not is_recorded()
+        decision = (recall if is_plain else decide)(xs, cos, unsqueeze_dim)
+        if decision is None:
             return by_model(xs, cos, sin, unsqueeze_dim)
-        source, seq_axis = found
-        if torch.compiler.is_compiling() and _operators.serves(*xs, source.cos, source.sin):
-            return _operators.rotate(xs, source, seq_axis)
-        return _dispatch.rotate(xs, source, seq_axis)
+        layout, seq_axis = decision
+        sin = unarranged(sin)
+        tables = Tables(unarranged(cos), -sin if is_negated else sin, layout)
+        if torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
+            return _operators.rotate(xs, tables, seq_axis)
+        return _dispatch.rotate(xs, tables, seq_axis)
 
     return rotate
 
 
-def _remember(function_layout: RotaryFunction, source_of: Function) -> Function:
-    """Return `source_of` with a memo of its decisions: all layers make calls of the same shapes.
+def _remember(decide: Function) -> Function:
+    """Return `decide` with a memo of its decisions: all layers make calls of the same shapes.
 
-    A full memo is kept as it is, since calls of one token, the most frequent ones, differ in nothing.
+    A full memo is kept as it is: calls of one token, which are the most frequent, have the same shapes.
     """
-    decisions: dict[Any, tuple[Layout, int]] = {}
-    unarranged, negated = UNARRANGED[function_layout.arrangement], function_layout.sign == -1
+    decisions: dict[Any, Any] = {}
 
-    def known_source_of(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+    def recall(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> Any:
         facts = _facts(xs, cos, unsqueeze_dim)
         if facts in decisions:
-            layout, seq_axis = decisions[facts]
-            sin = unarranged(sin)
-            return Tables(unarranged(cos), -sin if negated else sin, layout), seq_axis
-        found = source_of(xs, cos, sin, unsqueeze_dim)
-        if found is not None and len(decisions) < DECISIONS:
-            decisions[facts] = found[0].layout, found[1]
-        return found
+            return decisions[facts]
+        decision = decide(xs, cos, unsqueeze_dim)
+        if len(decisions) < DECISIONS:
+            decisions[facts] = decision
+        return decision
 
-    return known_source_of
+    return recall
 
 
 def _facts(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Any, ...]:
-    """Return all that `source_of` decides by."""
+    """Return all that `decide` reads."""
     facts = [unsqueeze_dim, cos.shape, cos.dtype]
     for x in xs:
         facts += x.shape, x.dtype, x.stride(-1)
     return tuple(facts)
 
 
-def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:
-    """Return a function that returns the tables of a call as `Tables`, and the axis of the positions.
+def _make_decide(function_layout: RotaryFunction, exact: bool) -> Function:
+    """Return a function that returns the layout and the axis of the positions of a call.
 
     It returns None where our rotation does not fit the call.
     """
@@ -274,7 +274,7 @@ def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:
     unarranged = UNARRANGED[function_layout.arrangement]
     fixed_axis = function_layout.seq_axis
 
-    def source_of(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
+    def decide(xs: tuple[Any, ...], cos: Any, unsqueeze_dim: int) -> tuple[Layout, int] | None:
         axis, x = fixed_axis or _seq_axis(cos.ndim, unsqueeze_dim), xs[0]
         if axis is None:
             return None
@@ -285,9 +285,9 @@ def _make_source_of(function_layout: RotaryFunction, exact: bool) -> Function:
                 or not is_supported(other, cos)
             ):
                 return None
-        return _tables(function_layout, x, unarranged(cos), unarranged(sin)), axis
+        return _layout_of(function_layout, x, unarranged(cos)), axis
 
-    return source_of
+    return decide
 
 
 def _by_model(function_layout: RotaryFunction, exact: bool, rounded_tables: bool) -> Function:

@@ -8,14 +8,9 @@ from typing import Any
 
 import torch
 
-from rope_array import _dispatch
-from rope_array._array_api.source import Positions
-from rope_array._dynamo import traced_memo
 from rope_array._errors import ConfigError, PatchError
 from rope_array._rope import RoPE
-from rope_array._spec.plan import Plan
 from rope_array._spec.scaling import LongRoPE
-from rope_array._spec.spec import require_plan
 
 from . import _operators
 from ._attention import ARRANGED, NARROW, is_recorded, parameters
@@ -442,33 +437,12 @@ def _reader_first(count: int) -> Callable[[Any], Any]:
 
 def _cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
     """Return a function of (x, positions) that returns cos and sin of each pair."""
-    uncompiled, text = _uncompiled_cos_sin(rope), _operators.text_of(rope)
+    text = _operators.text_of(rope)
 
     def cos_sin(x: Any, pos: Any) -> Any:
         if torch.compiler.is_compiling() and _operators.serves(x, pos):
             return _operators.make_tables(x, _readable(pos), text)
-        return uncompiled(x, pos)
-
-    return cos_sin
-
-
-def _uncompiled_cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
-    """Return `_cos_sin` for calls that are not compiled.
-
-    For token positions on the CPU it rotates (1, 0) to (cos, sin), which is faster than `RoPE.rotation`: a
-    call of the kernel, without the checks of other calls.
-    """
-    plan = _unit_plan(require_plan(rope))
-    width = plan.layout.head_dim
-    units = {dtype: _units(width, dtype) for dtype in (torch.float32, torch.float64)}
-
-    def cos_sin(x: Any, pos: Any) -> Any:
-        if not _is_plain(pos) or not x.is_cpu or is_recorded():
-            return rope.rotation(_readable(pos), like=x)
-        one = units[torch.float64 if x.dtype is torch.float64 else torch.float32]
-        shape = pos.shape if plan.coordinates is None else pos.shape[:-1]
-        y = _dispatch.rotate(one.expand(*shape, width), Positions(pos, plan), -2)
-        return y.chunk(2, -1)
+        return rope.rotation(_readable(pos), like=x)
 
     return cos_sin
 
@@ -476,19 +450,6 @@ def _uncompiled_cos_sin(rope: RoPE) -> Callable[[Any, Any], Any]:
 def _readable(pos: Any) -> Any:
     """Return positions of a dtype that `RoPE.rotation` takes."""
     return pos.float() if pos.dtype in (*NARROW, torch.bool) else pos
-
-
-_unit_plan = traced_memo(Plan.of_units)
-
-
-def _units(width: int, dtype: Any) -> Any:
-    """Return (1, 0) for each pair, as half pairs."""
-    return torch.tensor([1.0, 0.0], dtype=dtype, device="cpu").repeat_interleave(width // 2)
-
-
-def _is_plain(pos: Any) -> bool:
-    """Return whether positions are plain integers in host memory."""
-    return type(pos) is torch.Tensor and pos.dtype is torch.int64 and pos.is_cpu
 
 
 def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
@@ -499,7 +460,7 @@ def _cos_sin_by_length(rope: RoPE) -> Callable[[Any, Any], Any]:
     def cos_sin(x: Any, pos: Any) -> Any:
         if is_recorded():
             raise _traced_length(rope)
-        return _uncompiled_cos_sin(rope.at_length(int(pos.max()) + 1))(x, pos)
+        return rope.at_length(int(pos.max()) + 1).rotation(_readable(pos), like=x)
 
     # Outside of compiled code, as the value of a position decides.
     uncompiled: Callable[[Any, Any], Any] = torch.compiler.disable(cos_sin)

@@ -9,9 +9,9 @@ from typing import Any
 
 from rope_array._errors import PatchError
 
-from ._report import Entry, Left, Report
+from ._report import EngineReport, ReplacedModule, UnchangedModule
 
-__all__ = ["Entry", "Left", "PatchError", "Report", "register", "report"]
+__all__ = ["EngineReport", "PatchError", "ReplacedModule", "UnchangedModule", "register", "report"]
 
 VARIABLE = "ROPE_ARRAY_VLLM"
 
@@ -44,7 +44,7 @@ def register() -> None:
         _register.register()
 
 
-def report(model: Any) -> Report:
+def report(model: Any) -> EngineReport:
     """List the rotary embeddings of a model that vLLM has made, with their ropes.
 
     Parameters
@@ -54,7 +54,7 @@ def report(model: Any) -> Report:
 
     Returns
     -------
-    Report
+    EngineReport
         The ropes, with their number of layers, and the modules that rotate without `rope_array`.
     """
     from . import _report

@@ -6,11 +6,11 @@ from typing import Any
 
 from rope_array._rope import RoPE
 
-__all__ = ["Entry", "Left", "Report", "report"]
+__all__ = ["EngineReport", "ReplacedModule", "UnchangedModule", "report"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReplacedModule:
     """A rotary embedding that `rope_array` replaced.
 
     Attributes
@@ -29,7 +29,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Left:
+class UnchangedModule:
     """A module that rotates, or makes tables for it, without `rope_array`.
 
     Attributes
@@ -48,19 +48,19 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Report:
+class EngineReport:
     """The rotary embeddings of a model in vLLM.
 
     Attributes
     ----------
-    entries : tuple of Entry
+    entries : tuple of ReplacedModule
         The rotary embeddings that were replaced.
-    left : tuple of Left
+    left : tuple of UnchangedModule
         The modules that rotate as without `rope_array`, such as vision encoders with code of their own.
     """
 
-    entries: tuple[Entry, ...]
-    left: tuple[Left, ...]
+    entries: tuple[ReplacedModule, ...]
+    left: tuple[UnchangedModule, ...]
 
     def __repr__(self) -> str:
         count = len(self.entries)
@@ -72,7 +72,7 @@ class Report:
         return "\n".join(lines)
 
 
-def report(model: Any) -> Report:
+def report(model: Any) -> EngineReport:
     """See `rope_array.vllm.report`."""
     from . import _transformers  # imported late: it needs torch
 
@@ -83,10 +83,10 @@ def report(model: Any) -> Report:
     for module, names in modules.values():
         cls, rope = type(module).__name__, _rope_of(module)
         if rope is not None:
-            entries.append(Entry(cls, rope, tuple(names)))
+            entries.append(ReplacedModule(cls, rope, tuple(names)))
         elif _rotates(cls):
-            left.append(Left(cls, tuple(names), _transformers.reasons.get(module, "")))
-    return Report(tuple(entries), tuple(left))
+            left.append(UnchangedModule(cls, tuple(names), _transformers.reasons.get(module, "")))
+    return EngineReport(tuple(entries), tuple(left))
 
 
 def _rope_of(module: Any) -> Any:

@@ -103,30 +103,15 @@ def test_chunked_prefill_has_the_same_answers(eager, tmp_path):
 
 
 def test_prefix_caching_and_speculation_have_the_same_answers(tmp_path):
-    plain, _ = run("llama3", tmp_path, "1", prompts=prompts() * 2, prompt_logprobs=False, max_tokens=24)
-    cached, _ = run(
-        "llama3",
-        tmp_path,
-        "1",
-        prompts=prompts() * 2,
-        prompt_logprobs=False,
-        max_tokens=24,
-        enable_prefix_caching=True,
-        max_num_seqs=2,  # the last prompts begin when the first are in the cache
-        block_size=32,
-    )
+    request = {"prompts": prompts() * 2, "prompt_logprobs": False, "max_tokens": 24}
+    answer = functools.partial(run, "llama3", tmp_path, "1", **request)
+    plain, _ = answer()
+    # Two at a time: the last prompts begin when the first are in the cache.
+    cached, _ = answer(enable_prefix_caching=True, max_num_seqs=2, block_size=32)
     assert cached["cached_tokens"] > 0 == plain["cached_tokens"]
     assert cached["shifts"] == plain["shifts"]
     speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    speculated, _ = run(
-        "llama3",
-        tmp_path,
-        "1",
-        prompts=prompts() * 2,
-        prompt_logprobs=False,
-        max_tokens=24,
-        speculative_config=speculation,
-    )
+    speculated, _ = answer(speculative_config=speculation)
     assert speculated["shifts"] == plain["shifts"]
 
 
