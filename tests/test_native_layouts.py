@@ -20,6 +20,7 @@ from native_cases import (
     by_array_api,
     by_dtype,
     check,
+    copied,
     each_level_and_thread_count,
     empty,
     kernel,
@@ -89,6 +90,51 @@ def test_results_of_any_layout(level, dtype):
             out = layout(np.zeros_like(x))
             rope.apply(x, range(5), out=out)
             assert_same(out, want, name)
+
+
+# Two parts of one array of shape (tokens, heads, width). The kernel takes neighbours of few heads as one array.
+NEIGHBOURS = {
+    "q and k": (np.s_[:5, :4], np.s_[:5, 4:6]),
+    "one head of k": (np.s_[:5, :4], np.s_[:5, 4:5]),
+    "one head of q": (np.s_[:5, :1], np.s_[:5, 1:4]),
+    "one head each": (np.s_[:5, :1], np.s_[:5, 1:2]),
+    "one head each, apart": (np.s_[:5, :1], np.s_[:5, 7:8]),
+    "no head of q": (np.s_[:5, :0], np.s_[:5, 1:4]),
+    "a gap": (np.s_[:5, :4], np.s_[:5, 5:7]),
+    "k before q": (np.s_[:5, 4:8], np.s_[:5, 2:4]),
+    "every other head": (np.s_[:5, :8:2], np.s_[:5, 8:12:2]),
+    "every other head of q": (np.s_[:5, :4:2], np.s_[:5, 4:6]),
+    "from the last head": (np.s_[:5, 5:1:-1], np.s_[:5, 1::-1]),
+    "many heads": (np.s_[:5, :12], np.s_[:5, 12:20]),
+    "more tokens": (np.s_[:4, :4], np.s_[4:8, :4]),
+    "every other token of k": (np.s_[:5, :4], np.s_[::2, 4:6]),
+    "tokens from the last": (np.s_[4::-1, :4], np.s_[4::-1, 4:6]),
+    "one token": (np.s_[:1, :4], np.s_[:1, 4:6]),
+    "features of q from the last": (np.s_[:5, :4, ::-1], np.s_[:5, 4:6]),
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.library("numpy")
+@by_dtype
+def test_neighbours(level, dtype, name):
+    rope = RoPE(22, rotary_dim=20, rotary_start=1, pairing="half")
+    joint, out = normal((9, 20, 22), dtype), np.zeros((9, 20, 22), dtype)
+    xs, ys = (tuple(array[part] for part in NEIGHBOURS[name]) for array in (joint, out))
+    pos = range(3, 3 + len(xs[0]))
+    want = by_array_api(rope, xs, pos, seq_axis=0)
+    expected = {}
+    for array in (joint, out):
+        expected[id(array)] = array.copy()
+        for part, one in zip(NEIGHBOURS[name], want, strict=True):
+            expected[id(array)][part] = one
+    apart = tuple(map(empty, xs))
+    assert_same(rope.apply(xs, pos, seq_axis=0), want, "new")
+    assert_same(rope.apply(xs, pos, seq_axis=0, out=apart), want, "neighbours in x")
+    rope.apply(copied(xs), pos, seq_axis=0, out=ys)
+    assert_same(out, expected[id(out)], "neighbours in y")
+    rope.rotation(pos, like=joint).apply(xs, seq_axis=0, out=xs)
+    assert_same(joint, expected[id(joint)], "in place, by tables")
 
 
 @pytest.mark.library("numpy")

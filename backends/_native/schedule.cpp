@@ -71,6 +71,7 @@ class Schedule {
         for (int j = 0; j < source.num_axes; ++j)
             if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
         for (size_t i = 0; i < arrays.size(); ++i) classify_axes(loops_[i], arrays[i]);
+        if (arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
         for (int k = 0; k < last(); ++k) outer_ *= source.shape[source_axes_[k]];
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
@@ -122,6 +123,25 @@ class Schedule {
             loop.rows_per_position *= array.shape[a];
         }
         loop.staged = is_staged(plan_.layout, array);
+    }
+
+    // Take two arrays whose rows are neighbours in x and in y, such as q and k in one tensor, as one array; return whether
+    // they are. Of few rows only: a loop of their own costs more than these.
+    bool join(ArrayLoop& first, const ArrayLoop& second) const {
+        const Array &a = *first.array, &b = *second.array;
+        if (a.dtype != b.dtype || a.x_feature != b.x_feature || a.y_feature != b.y_feature) return false;
+        if (first.staged != second.staged || first.num_free > 1 || second.num_free > 1) return false;
+        for (int k = 0; k < num_source_axes_; ++k)
+            if (first.x_stride[k] != second.x_stride[k] || first.y_stride[k] != second.y_stride[k]) return false;
+        const int64_t n = first.rows_per_position, rows = n + second.rows_per_position;
+        const Axis pair = {2, b.x - a.x, b.y - a.y, 0, 0};
+        const Axis axis = first.num_free ? first.free[0] : second.num_free ? second.free[0] : pair;
+        const bool same_steps = !second.num_free || (second.free[0].x == axis.x && second.free[0].y == axis.y);
+        if (rows > FEW_ROWS || !same_steps || pair.x != n * axis.x || pair.y != n * axis.y) return false;
+        first.free[0] = {rows, axis.x, axis.y, 0, 0};
+        first.num_free = 1;
+        first.rows_per_position = rows;
+        return true;
     }
 
     int64_t row_bytes(const ArrayLoop& loop) const { return plan_.layout.head_dim * ITEMSIZE[loop.array->dtype]; }

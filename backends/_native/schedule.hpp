@@ -30,12 +30,13 @@ class Items {
     const T* begin() const { return first_; }
     const T* end() const { return first_ + size_; }
     size_t size() const { return size_; }
+    void drop_last() { --size_; }
 
   private:
     T two_[2];
     std::unique_ptr<T[]> more_;
     T* const first_;
-    const size_t size_;
+    size_t size_;
 };
 
 // One array x and its result y. Strides are in bytes; `num_axes`, `shape` and strides leave out the last axis.

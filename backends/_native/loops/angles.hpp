@@ -6,16 +6,13 @@
 namespace rope {
 namespace {
 
-// Call step.at<W>(i) for i = 0, W, ... while W numbers are left, then at<4> and at<1> for the rest. Each number takes
-// the same operations either way, so its bits do not depend on i.
+// Call step.at<W>(i) for i = 0, W, ... while W numbers are left, then with half of W while that is at least a register,
+// then at<4> and at<1> for the rest. Each number takes the same operations either way, so its bits do not depend on i.
 template <int W, class Step>
-inline void for_chunks(int64_t n, const Step& step) {
-    int64_t i = 0;
+inline void for_chunks(int64_t n, const Step& step, int64_t i = 0) {
     for (; i + W <= n; i += W) step.template at<W>(i);
-    if constexpr (W > 4)
-        for (; i + 4 <= n; i += 4) step.template at<4>(i);
-    if constexpr (W > 1)
-        for (; i < n; ++i) step.template at<1>(i);
+    constexpr int next = W > WIDTH ? W / 2 : W > 4 ? 4 : 1;
+    if constexpr (W > 1) for_chunks<next>(n, step, i);
 }
 
 // Call step(K), a constant, for K rows at a time while at least K are left, then step(1) for each row.

@@ -46,7 +46,10 @@ struct RowGroup {
 // tables. Write streamed rows to the stream buffer.
 template <class Rotate>
 inline void for_row_groups(const Rows& rows, int64_t row_bytes, int64_t itemsize, const Rotate& rotate) {
-    const int64_t most = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
+    if (!rows.count) return;
+    const int64_t fit = row_bytes < GROUP_BYTES ? GROUP_BYTES / row_bytes : 1;
+    const int64_t groups = (rows.count + fit - 1) / fit;
+    const int64_t most = (rows.count + groups - 1) / groups;  // as many rows in each group, which prefetches the next
     StreamBuffer& stream = *rows.stream;
     for (int64_t r = 0; r < rows.count; r += most) {
         const int64_t count = rows.count - r < most ? rows.count - r : most;
@@ -102,8 +105,8 @@ struct FromTables {
 
     FromTables from(int64_t row) const { return {cos + row * cos_row, sin + row * sin_row, cos_row, sin_row}; }
 
-    // Pairs of a chunk: several vectors if registers are narrow, as each takes few operations.
-    static constexpr int CHUNK = WIDTH > 1 ? 16 : 1;
+    // Pairs of a chunk: four vectors, as each takes few operations. Their cos and sin stay in registers.
+    static constexpr int CHUNK = WIDTH > 1 ? 16 * WIDTH / static_cast<int>(sizeof(Number)) : 1;
 
     template <int W>
     static constexpr int ROWS_AT_ONCE = 1;
