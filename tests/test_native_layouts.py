@@ -92,7 +92,7 @@ def test_results_of_any_layout(level, dtype):
             assert_same(out, want, name)
 
 
-# Two parts of one array of shape (tokens, heads, width). The kernel takes neighbours of few heads as one array.
+# Two parts of one array of shape (tokens, heads, width). The kernel takes neighbours of few heads as one.
 NEIGHBOURS = {
     "q and k": (np.s_[:5, :4], np.s_[:5, 4:6]),
     "one head of k": (np.s_[:5, :4], np.s_[:5, 4:5]),
