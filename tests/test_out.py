@@ -381,6 +381,10 @@ def test_the_wrong_kind_of_result(lib, how):
         refuses(error, says, lambda out=out: into(x, out), out, x)
     for out in (0.0, [0.0], "out", {}):
         refuses(ArrayTypeError, ["out is", "give"], lambda out=out: into(x, out), x)
+    right = filled(lib, 5, 16)
+    for out, error, says in wrong.values():
+        says = ["out[1]", *says]
+        refuses(error, says, lambda out=out: into((x, normal(lib, 5, 16)), (right, out)), out, x, right)
 
 
 @WRITES

@@ -42,8 +42,9 @@ def check_outs(
 ) -> tuple[Any, ...]:
     """Return the arrays to write, one for each of xs, or raise; `others` are read too."""
     outs = _one_for_each(out, x, xs)
-    for o, one in zip(outs, xs, strict=True):
-        _check_kind(o, one, lib)
+    names = _names("out", x, outs)
+    for name, o, one in zip(names, outs, xs, strict=True):
+        _check_kind(name, o, one, lib)
     if lib.checks_while_tracing(outs, xs, others):
         return outs
     for o, one in zip(outs, xs, strict=True):
@@ -53,17 +54,21 @@ def check_outs(
         _memory(of_x if o is one else lib.memory(o), lib)
         for o, one, of_x in zip(outs, xs, of_xs, strict=True)
     ]
-    for o, memory in zip(outs, memories, strict=True):
-        _check_writable(o, memory)
-    read = [(f"x[{i}]" if type(x) is tuple else "x", memory) for i, memory in enumerate(of_xs)]
+    for name, o, memory in zip(names, outs, memories, strict=True):
+        _check_writable(name, o, memory)
+    read = list(zip(_names("x", x, xs), of_xs, strict=True))
     also = [("the positions or tables", lib.memory(one)) for one in others if lib.is_array(one)]
-    for i, memory in enumerate(memories):
-        name = f"out[{i}]" if type(x) is tuple else "out"
+    for i, (name, memory) in enumerate(zip(names, memories, strict=True)):
         for j, (what, other) in enumerate([*read, *also]):
             _check_disjoint(name, memory, f"{what}, which is read", other, may_be_same=i == j)
-        for j, other in enumerate(memories[:i]):
-            _check_disjoint(name, memory, f"out[{j}], which is written too", other)
+        for what, other in zip(names[:i], memories, strict=False):
+            _check_disjoint(name, memory, f"{what}, which is written too", other)
     return outs
+
+
+def _names(argument: str, x: Any, arrays: tuple[Any, ...]) -> list[str]:
+    """Return the names of the arrays of an argument in errors."""
+    return [f"{argument}[{i}]" for i in range(len(arrays))] if type(x) is tuple else [argument]
 
 
 def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -78,21 +83,23 @@ def _one_for_each(out: Any, x: Any, xs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _check_kind(out: Any, x: Any, lib: Library) -> None:
+def _check_kind(name: str, out: Any, x: Any, lib: Library) -> None:
     if not lib.is_array(out):
         if lib.memory(x) is None:
             raise _not_written(lib)
-        raise ArrayTypeError(f"out is {describe(out)}; give an array of {lib.name}, as x is.")
+        raise ArrayTypeError(f"{name} is {describe(out)}; give an array of {lib.name}, as x is.")
     lib.check_supported(out)
     if tuple(out.shape) != tuple(x.shape):
-        raise ShapeError(f"out is {describe(out)} and x {describe(x)}; give out x's shape.")
+        raise ShapeError(f"{name} is {describe(out)} and x {describe(x)}; give {name} x's shape.")
     if out.dtype != x.dtype:  # not their names, which are equal in both byte orders
         raise ArrayTypeError(
-            f"out is {describe(out)}, of the dtype {out.dtype}, and x {describe(x)}, of {x.dtype}; "
-            "give out x's dtype."
+            f"{name} is {describe(out)}, of the dtype {out.dtype}, and x {describe(x)}, of {x.dtype}; "
+            f"give {name} x's dtype."
         )
     if not lib.same_device(out, x):
-        raise ArrayTypeError(f"out is on {lib.device(out)} and x on {lib.device(x)}; give out x's device.")
+        raise ArrayTypeError(
+            f"{name} is on {lib.device(out)} and x on {lib.device(x)}; give {name} x's device."
+        )
 
 
 def _memory(memory: Memory | None, lib: Library) -> Memory:
@@ -108,14 +115,14 @@ def _not_written(lib: Library) -> ArrayTypeError:
     )
 
 
-def _check_writable(out: Any, memory: Memory) -> None:
+def _check_writable(name: str, out: Any, memory: Memory) -> None:
     if not memory.writable:
         raise ArrayTypeError(
-            f"out is {describe(out)}, which is read-only; give an array that can be written."
+            f"{name} is {describe(out)}, which is read-only; give an array that can be written."
         )
     if _may_overlap_itself(memory):
         raise ArrayTypeError(
-            f"out is {describe(out)} with the strides {memory.strides} in bytes, whose elements may share "
+            f"{name} is {describe(out)} with the strides {memory.strides} in bytes, whose elements may share "
             "memory, as in a broadcast view; give an array with memory for each element."
         )
 
