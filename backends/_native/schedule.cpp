@@ -137,7 +137,7 @@ class Schedule {
         const Axis pair = {2, b.x - a.x, b.y - a.y, 0, 0};
         const Axis axis = first.num_free ? first.free[0] : second.num_free ? second.free[0] : pair;
         const bool same_steps = !second.num_free || (second.free[0].x == axis.x && second.free[0].y == axis.y);
-        if (rows > FEW_ROWS || !same_steps || pair.x != n * axis.x || pair.y != n * axis.y) return false;
+        if (rows >= FEW_ROWS || !same_steps || pair.x != n * axis.x || pair.y != n * axis.y) return false;
         first.free[0] = {rows, axis.x, axis.y, 0, 0};
         first.num_free = 1;
         first.rows_per_position = rows;
