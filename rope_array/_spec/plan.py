@@ -115,6 +115,8 @@ class Plan:
         The C++ kernel's handle for this plan; None until the kernel is first used.
     text
         The plan as text, for compiled programs of PyTorch; None until the first of them.
+    units
+        The plan that `of_units` returns; None until the C++ kernel makes tables.
     on_devices
         The plan's constants in the memory of each GPU that has used them, by device.
     """
@@ -134,6 +136,7 @@ class Plan:
         "text",
         "turns_q64",
         "turns_q96",
+        "units",
     )
 
     def __init__(
@@ -149,6 +152,7 @@ class Plan:
     ):
         self.native: Any = None
         self.text: str | None = None
+        self.units: Plan | None = None
         self.on_devices: dict[Any, Any] = {}
         self.max_position = max_position
         self.layout = layout
