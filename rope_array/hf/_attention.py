@@ -224,14 +224,15 @@ def _make_rotate(function_layout: RotaryFunction, exact: bool, by_model: Functio
 
     def rotate(xs: tuple[Any, ...], cos: Any, sin: Any, unsqueeze_dim: int) -> Any:
         # Sizes of other tensors, and of recorded calls, may be symbols, which no memo can hold.
-        is_plain = type(xs[0]) is type(cos) is torch.Tensor and not is_recorded()
+        recorded = is_recorded()
+        is_plain = type(xs[0]) is type(cos) is torch.Tensor and not recorded
         decision = (recall if is_plain else decide)(xs, cos, unsqueeze_dim)
         if decision is None:
             return by_model(xs, cos, sin, unsqueeze_dim)
         layout, seq_axis = decision
         sin = unarranged(sin)
         tables = Tables(unarranged(cos), -sin if is_negated else sin, layout)
-        if torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
+        if recorded and torch.compiler.is_compiling() and _operators.serves(*xs, tables.cos, tables.sin):
             return _operators.rotate(xs, tables, seq_axis)
         return _dispatch.rotate(xs, tables, seq_axis)
 
