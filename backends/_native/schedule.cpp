@@ -71,7 +71,7 @@ class Schedule {
         for (int j = 0; j < source.num_axes; ++j)
             if (source.shape[j] != 1) source_axes_[num_source_axes_++] = j;
         for (size_t i = 0; i < arrays.size(); ++i) classify_axes(loops_[i], arrays[i]);
-        if (arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
+        if (!fresh && arrays.size() == 2 && join(loops_[0], loops_[1])) loops_.drop_last();
         length_ = num_source_axes_ ? source.shape[source_axes_[last()]] : 1;
         for (int k = 0; k < last(); ++k) outer_ *= source.shape[source_axes_[k]];
         // With one row per position, the inner loop computes cos and sin, which hides the latency of memory.
