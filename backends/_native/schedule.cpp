@@ -126,7 +126,7 @@ class Schedule {
     }
 
     // Take two arrays whose rows are neighbours in x and in y, such as q and k in one tensor, as one array; return whether
-    // they are. Of few rows only: a loop of their own costs more than these.
+    // they are. Only if the rows are few: then a second loop costs more than its rows.
     bool join(ArrayLoop& first, const ArrayLoop& second) const {
         const Array &a = *first.array, &b = *second.array;
         if (a.dtype != b.dtype || a.x_feature != b.x_feature || a.y_feature != b.y_feature) return false;

@@ -49,10 +49,11 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
         return NotImplemented
     if inv_freq is not None or not plan.exact or not _native.kernel.has_memory(like):
         return NotImplemented
-    if plan.units is None:
-        plan.units = _unit_plan(plan)
-        _native.prepare(plan.units)
     of_units = plan.units
+    if of_units is None:
+        of_units = _unit_plan(plan)
+        _native.prepare(of_units)
+        plan.units = of_units
     key = of_units.layout.stop, _COMPUTE_DTYPES[like.dtype]
     units = _known_units.get(key)
     if units is None:
