@@ -137,6 +137,19 @@ def test_neighbours(level, dtype, name):
     assert_same(joint, expected[id(joint)], "in place, by tables")
 
 
+@pytest.mark.parametrize("part", [np.s_[::2, 4:6], np.s_[:5, 4:8:2], np.s_[:5, 5:7]], ids=str)
+@pytest.mark.library("numpy")
+@by_dtype
+def test_neighbours_in_x_alone(level, dtype, part):
+    joint, out = normal((9, 20, 22), dtype), np.zeros((9, 20, 22), dtype)
+    xs, ys = (joint[:5, :4], joint[:5, 4:6]), (out[:5, :4], out[part])
+    want = by_array_api(RoPE(22, pairing="half"), xs, range(5), seq_axis=0)
+    expected = np.zeros_like(out)
+    expected[:5, :4], expected[part] = want
+    RoPE(22, pairing="half").apply(xs, range(5), seq_axis=0, out=ys)
+    assert_same(out, expected, "out")
+
+
 @pytest.mark.library("numpy")
 @by_dtype
 def test_twelve_axes(level, dtype):
