@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from rope_array import _dynamo
 from rope_array._array_api.library import computes_in_float64
 from rope_array._array_api.position_input import read_positions
 from rope_array._array_api.source import Positions
@@ -29,7 +28,7 @@ def tables_by_kernel(
     whole, fraction = read_positions(pos, LIBRARY, LIBRARY.ops(like), use_float64)
     if fraction is not None:
         return NotImplemented
-    of_units = _unit_plan(plan)
+    of_units = plan.of_units()
     prepare(of_units)
     units = _units(of_units.layout.stop, torch.float64 if use_float64 else torch.float32, like.device)
     positions = Positions(whole.to(torch.int64), of_units)
@@ -49,11 +48,8 @@ def try_fast_tables(source: Positions, like: Any) -> Any:
         return NotImplemented
     if inv_freq is not None or not plan.exact or not _native.kernel.has_memory(like):
         return NotImplemented
-    of_units = plan.units
-    if of_units is None:
-        of_units = _unit_plan(plan)
-        _native.prepare(of_units)
-        plan.units = of_units
+    of_units = plan.of_units()
+    _native.prepare(of_units)
     key = of_units.layout.stop, _COMPUTE_DTYPES[like.dtype]
     units = _known_units.get(key)
     if units is None:
@@ -84,7 +80,6 @@ def _split(y: Any) -> tuple[Any, ...]:
     return tuple(table.contiguous() for table in y.chunk(2, -1))
 
 
-_unit_plan = _dynamo.traced_memo(Plan.of_units)
 _known_units: dict[tuple[int, Any], Any] = {}  # by width and dtype
 _COMPUTE_DTYPES = {
     **dict.fromkeys((torch.float16, torch.bfloat16, torch.float32), torch.float32),

@@ -116,7 +116,7 @@ class Plan:
     text
         The plan as text, for compiled programs of PyTorch; None until the first of them.
     units
-        The plan that `of_units` returns; None until the C++ kernel makes tables.
+        The plan that `of_units` returns; None until its first call.
     on_devices
         The plan's constants in the memory of each GPU that has used them, by device.
     """
@@ -215,9 +215,11 @@ class Plan:
 
     def of_units(self) -> "Plan":
         """Return the plan for which a kernel rotates (1, 0) in each pair, as half pairs, to (cos, sin)."""
-        width = 2 * self.layout.num_pairs
-        layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)
-        return Plan(layout, True, *self.words(), None, self.coordinates)
+        if self.units is None:
+            width = 2 * self.layout.num_pairs
+            layout = Layout(width, 0, width, "half", "half", self.layout.amplitude)
+            self.units = Plan(layout, True, *self.words(), None, self.coordinates)
+        return self.units
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The hash of a string differs between processes, so a loaded plan computes its own.
