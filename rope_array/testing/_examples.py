@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ._case import (
-    COTANGENTS,
-    FAR,
-    MAPS,
-    NEAR,
-    SHAPES,
-    Case,
-    check_case,
-    claimed_shape,
-    every_width,
-    fits,
-    in_tuples,
-    layout_name,
-    orders,
-    parse_case,
-    plain_case,
-    position_kinds,
-)
+from ._call import claimed_shape, every_width, fits, plain_call
+from ._cover import levels_of
+from ._factors import COTANGENTS, FAR, NEAR, SHAPES, TWO_DTYPES, Call, read_call
 from ._judge import Check, Judge
-from ._shrink import explained, simplest
+from ._observe import check_call
+from ._shrink import simplest
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
@@ -58,7 +43,7 @@ def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) ->
     if examples < 0:
         raise ValueError(f"examples is {examples}; give the number of random calls, 0 or more")
     for text in texts:
-        parse_case(text, Case())
+        read_call(text, Call())
     drawn = Check(
         "examples", "Calls drawn at random are correct.", ("values",), _check_examples, (examples, seed)
     )
@@ -70,10 +55,9 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
     served = 0
     for case in draw_cases(j, examples, seed):
         try:
-            served += check_case(j, case)
+            served += check_call(j, case)
         except Exception as error:
-            text, rest = simplest(j, case, error, polish=True)
-            raise AssertionError(f"--case {shlex.quote(text)} is wrong{rest}") from error
+            raise simplest(j, case, error, polish=True) from error
     if not served:
         j.raise_refused("refuses every call")
 
@@ -81,17 +65,17 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
 def _check_given(j: Judge, texts: Sequence[str]) -> None:
     served = 0
     for text in texts:
-        case = parse_case(text, plain_case(j))
+        case = read_call(text, plain_call(j))
         assert fits(j, case), f"case {text!r}: its values contradict each other, or the target's claims"
         try:
-            served += check_case(j, case)
+            served += check_call(j, case)
         except Exception as error:
-            raise AssertionError(explained(j, case, error)) from error
+            raise simplest(j, case, error) from error
     if not served:
         j.raise_refused("refuses every call")
 
 
-def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Case]:
+def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Call]:
     """Yield random calls of the claimed fields, dtypes, shapes and positions.
 
     Each call has a generator of its own, so that call 5 is the same however many are asked for.
@@ -127,13 +111,13 @@ class _Draw:
         return float(f"{low * (high / low) ** self.share():.4g}")
 
 
-def _draw_case(j: Judge, draw: _Draw) -> Case | None:
+def _draw_case(j: Judge, draw: _Draw) -> Call | None:
     """Return a valid call, or None if none is found."""
     for _ in range(_TRIES):
         width = _draw_width(j, draw)
         rows = _draw_rows(j, draw, width)
         values = {**_draw_array(j, draw), **_draw_positions(j, draw), **_draw_fields(j, draw, width)}
-        case = Case(rows=rows, width=width, **values)
+        case = Call(rows=rows, width=width, **values)
         if fits(j, case):
             return case
     return None
@@ -157,17 +141,19 @@ def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
 
 def _draw_array(j: Judge, draw: _Draw) -> dict[str, Any]:
     """Return a dtype, strides, and whether x is in a tuple and a gradient is recorded."""
-    layouts = [layout_name(name) for name, _ in j.lib.strided(j.x().array)] if j.claims("strides") else []
+    layouts = levels_of(j, {"layout": True})["layout"]
+    tuples = levels_of(j, {"in_tuple": [None, True, TWO_DTYPES]})["in_tuple"]
     cotangents = COTANGENTS if j.lib.has_strides else COTANGENTS[:1]
     return {
         "dtype": draw.one(j.dtypes),
         "layout": draw.one(layouts) if layouts and draw.chance(0.2) else None,
-        "in_tuple": next(iter(in_tuples(j)), None) if draw.chance(0.1) else None,
+        "in_tuple": draw.one(tuples) if draw.chance(0.1) else None,
         "gradient": draw.one(cotangents) if j.claims("gradient") and draw.chance(0.3) else None,
     }
 
 
 def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
+    levels = levels_of(j, {"kind": True, "order": True})
     shapes = [shape for shape in SHAPES if claimed_shape(j, shape)]
     reach = min(j.target.reach, NEAR)
     if j.claims("any_positions") or j.claims("offset_positions"):
@@ -176,9 +162,9 @@ def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
     reach = min(reach, j.target.depth) if negative else reach
     return {
         "positions": draw.one(shapes) if draw.chance(0.5) else "S",
-        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.target.position_dtype,
+        "kind": draw.one(levels["kind"]) if draw.chance(0.5) else j.target.position_dtype,
         "reach": -reach if negative else reach,
-        "order": draw.one(orders(j)) if draw.chance(0.5) else None,
+        "order": draw.one(levels["order"]) if draw.chance(0.5) else None,
     }
 
 
@@ -194,7 +180,7 @@ def _draw_fields(j: Judge, draw: _Draw, width: int) -> dict[str, Any]:
         "inv_freq": lambda: True,
         "attention_factor": lambda: draw.magnitude(0.1, 10),
         "scaling": lambda: _draw_rule(draw),
-        "axes": lambda: draw.one([*MAPS]),
+        "axes": lambda: draw.one(("alternating", "blocks", "chunks", "gaps")),
         "inverse": lambda: True,
     }
     claimed = {name for name in draws if j.claims(name)} - (

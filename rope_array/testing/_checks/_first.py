@@ -9,7 +9,7 @@ from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._parts import MODEL_WIDTHS
 
 # An x, its positions, and the fields of a call.
-Call = tuple[Input, np.ndarray, dict[str, Any]]
+NewCall = tuple[Input, np.ndarray, dict[str, Any]]
 # Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
 _NEW_WIDTHS = [width for width in range(18, 200, 2) if width not in MODEL_WIDTHS]
 
@@ -23,7 +23,7 @@ _FIELDS: dict[str, Any] = {
 }
 
 
-def new_call(j: Judge, dtype: str | None = None, positions: str = "S") -> Call:
+def new_call(j: Judge, dtype: str | None = None, positions: str = "S") -> NewCall:
     """Return a call that no earlier check made, so that a cache of tables has to be filled for it.
 
     `positions` are the axes of its positions: S, BS, or B1 for a decoding step.

@@ -9,58 +9,32 @@ from typing import Any
 import numpy as np
 
 from rope_array.testing import _modes
-from rope_array.testing._case import (
-    Case,
-    check_adjoint,
-    claimed_shape,
-    claimed_widths,
-    fits,
-    inputs_of,
-    orders,
-    plain_case,
-    position_kinds,
-    positions_of,
-)
-from rope_array.testing._checks._alone import field_specs, single_fields
-from rope_array.testing._checks._first import Call, error_of, far_row, new_call
-from rope_array.testing._checks._together import (
-    covering_cases,
-    field_levels,
-    is_compiled,
-    other_pairing,
-    plain_levels,
-    simple_cases,
-    some_widths,
-)
-from rope_array.testing._covering import pairs_among
+from rope_array.testing._call import fits, make, plain_call
+from rope_array.testing._checks._first import NewCall, error_of, far_row, new_call
+from rope_array.testing._cover import Cover, field_specs, other_pairing, pairs_among, single_fields
+from rope_array.testing._factors import FEW_FIELDS, Call
+from rope_array.testing._gradients import check_adjoint
 from rope_array.testing._judge import Input, Judge, check
 from rope_array.testing._libraries import Jax
 from rope_array.testing._own import Declined, OwnApply
-from rope_array.testing._parts import RANKS
+from rope_array.testing._parts import MODEL_WIDTHS, RANKS
 from rope_array.testing._refused import takes_gradient
 from rope_array.testing._settings import changes
 
+_CROSSED_LEVELS = {
+    "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128], "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)],
+    "positions": ["S", "BS"], "order": [None, "ascending", "descending"], "reach": [12345],
+}  # fmt: skip
+_CROSSED = Cover(_CROSSED_LEVELS, pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse")))
 
-def _crossed(j: Judge) -> Iterator[Call]:
+
+def _crossed(j: Judge) -> Iterator[NewCall]:
     """Yield calls at large positions: with each field, then with any two of dtypes, sizes and head_dims."""
     for i, spec in enumerate(field_specs(j)):
         yield j.x(seed=i), far_row(j, 5, i), spec
-    if is_compiled(j):
-        return
-    fields = field_levels(j)
-    levels = plain_levels(
-        j,
-        **{name: fields[name] for name in ("pairing", "inverse")},
-        dtype=j.dtypes,
-        width=list(dict.fromkeys((j.width, *some_widths(j, 128)))),
-        rows=[(2, 3, 5), (1, 40, 2), (2, 1, 130)],
-        positions=[shape for shape in ("S", "BS") if claimed_shape(j, shape)],
-        order=orders(j)[:3],
-        reach=[min(12345, j.target.reach)],
-    )
-    groups = pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse"))
-    for case in covering_cases(j, levels, groups):
-        yield inputs_of(j, case, 0)[-1], positions_of(j, case)[1], case.spec(j)
+    for call in () if j.is_slow else _CROSSED.calls(j):
+        made = make(j, call.replace(reach=min(call.reach, j.target.reach)))
+        yield made.xs[-1], made.numbers, made.spec
 
 
 def _takes_autocast(dtype: str, setting: str) -> bool:
@@ -117,7 +91,7 @@ def _named(where: str, check: Callable[..., Any], *arguments: Any, **spec: Any) 
 def _check_without_gradients(j: Judge, mode: str) -> None:
     """Check that calls under a setting are right, write nothing, and return memory of their own."""
     ((name, setting),) = _modes.settings_of(j.lib, mode).items()
-    cases: list[Call] = [(j.x(), j.positions(), {}), (j.x(1, 4, 1, 16), j.row(5, 1), {})]
+    cases: list[NewCall] = [(j.x(), j.positions(), {}), (j.x(1, 4, 1, 16), j.row(5, 1), {})]
     cases.append((j.x(1, 16, 520, 16), far_row(j, 520), {}))  # code chooses by size
     for x, pos, spec in (*cases, *_crossed(j)):
         if pos.shape[-1] <= j.target.reach + 1:
@@ -183,7 +157,7 @@ def training_after_inference(j: Judge) -> None:
             _named(f"after a call under {name}{_words(spec)}", _check_gradient, j, x, pos, spec)
 
 
-def _of_the_first_rows(call: Call, spec: dict[str, Any]) -> Call:
+def _of_the_first_rows(call: NewCall, spec: dict[str, Any]) -> NewCall:
     """Return a call with more fields at positions from 0 on, for which a table may give its own rows."""
     x, pos, base = call
     return x, np.arange(pos.shape[-1]), {**base, **spec}
@@ -530,15 +504,17 @@ def jit_of_fields(j: Judge) -> None:
     With JAX, which compiles many calls as one program: at a wide head in each dtype too.
     """
     width = new_call(j)[0].values.shape[-1]  # tables have to be made for it
-    plain = plain_case(j)._replace(reach=min(4001, j.target.reach), width=width)
-    cases = [plain._replace(**some) for some in single_fields(j) if "in_tuple" not in some]
+    changed = {"reach": min(4001, j.target.reach), "width": width}
+    calls = [call.replace(**changed) for call in single_fields(j) if not call.in_tuple]
     if isinstance(j.lib, Jax):
-        cases += [plain._replace(width=wide, dtype=dtype) for wide in _wide(j) for dtype in j.dtypes]
-    cases = [case for case in cases if fits(j, case)]
-    for case in _check_programs(j, cases):
-        x, (_, pos) = inputs_of(j, case, 1)[-1], positions_of(j, case)
-        words = _words(case.spec(j))
-        _named(f"after a compiled call of the same sizes{words}", _check_free, j, x, pos, **case.spec(j))
+        plain = plain_call(j).replace(reach=changed["reach"])
+        calls += [plain.replace(width=wide, dtype=dtype) for wide in _wide(j) for dtype in j.dtypes]
+    calls = [call for call in calls if fits(j, call)]
+    for call in _check_programs(j, calls):
+        made = make(j, call, 1)
+        words = _words(made.spec)
+        _named(f"after a compiled call of the same sizes{words}", _check_free, j, made.xs[-1], made.numbers,
+               **made.spec)  # fmt: skip
 
 
 @check("jit", "gradient")
@@ -550,46 +526,60 @@ def jit_of_gradients(j: Judge) -> None:
     """
     _named("compiled", _check_gradient, j, j.x(), far_row(j, 5), {}, _traced(j))
     if isinstance(j.lib, Jax):
-        cases = sorted(simple_cases(j, j.dtypes[1:] or j.dtypes, 2), key=lambda case: len(case.spec(j)))
-        large: list[dict[str, Any]] = [{"rows": (1, 1, 1100)}]
-        large += [{"width": width, "rows": (1, 2, 3)} for width in _wide(j)]
-        large += [{"positions": "BS"}] if claimed_shape(j, "BS") else []
-        fields = [some for some in single_fields(j) if "in_tuple" not in some]
-        more = [plain_case(j)._replace(**some, **size) for size in large for some in fields]
-        more += [plain_case(j)._replace(kind=kind) for kind in position_kinds(j) if "python" not in kind]
-        reaches = [reach for reach in (2**15 + 10, 2**17, 2**31 - 1) if reach <= j.target.reach]
-        more += [plain_case(j)._replace(reach=reach) for reach in reaches]
-        _check_programs(j, [*cases, *(case for case in more if fits(j, case))], gradients=True)
+        calls = [call for cover in _PROGRAMS for call in cover.calls(j)]
+        wide = [plain_call(j).replace(width=width, rows=(1, 2, 3)) for width in _wide(j)]
+        fields = [call for call in single_fields(j) if not call.in_tuple]
+        calls += [call.replace(width=one.width, rows=one.rows) for one in wide for call in fields]
+        _check_programs(j, [call for call in dict.fromkeys(calls) if fits(j, call)], gradients=True)
+
+
+_SIMPLE = (
+    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
+)  # fmt: skip
+# Any two simple fields; each field for many rows and at positions of shape (B, S); kinds and far positions.
+_PROGRAMS = (
+    Cover(
+        {**dict.fromkeys(_SIMPLE, 1), "dtype": True, "rows": [(2, 3, 3)]},
+        [("dtype", *some) for some in pairs_among(_SIMPLE)],
+    ),
+    Cover({**FEW_FIELDS, "in_tuple": 0, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover({**FEW_FIELDS, "in_tuple": 0, "positions": ["BS"]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover(
+        {"kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"],
+         "reach": [2**15 + 10, 2**17, 2**31 - 1]},
+        [("kind",), ("reach",)], alone=True,
+    ),
+)  # fmt: skip
 
 
 def _wide(j: Judge) -> list[int]:
     """Return the widest head_dim of models, if it is claimed and beyond 64."""
-    return [width for width in claimed_widths(j) if width > 64][-1:]
+    widths = [width for width in MODEL_WIDTHS if fits(j, plain_call(j).replace(width=width))]
+    return [width for width in widths if width > 64][-1:]
 
 
-def _check_programs(j: Judge, cases: Sequence[Case], gradients: bool = False) -> list[Case]:
+def _check_programs(j: Judge, calls: Sequence[Call], gradients: bool = False) -> list[Call]:
     """Call and judge compiled cases; return those that are served.
 
     JAX compiles all as one program, which takes less time than many.
     """
-    made = [(case, inputs_of(j, case, 0)[-1], *positions_of(j, case)) for case in cases]
-    arrays = [(x.array, pos) for _, x, pos, _ in made]
-    calls = [partial(_compiled_call, j, j.fit(case.spec(j)), gradients) for case in cases]
+    made = [make(j, call) for call in calls]
+    arrays = [(each.xs[-1].array, each.pos) for each in made]
+    programs = [partial(_compiled_call, j, j.fit(each.spec), gradients) for each in made]
     if isinstance(j.lib, Jax):
-        results = j.lib.traced(partial(_results_of, calls))(arrays)
+        results = j.lib.traced(partial(_results_of, programs))(arrays)
     else:
-        results = _results_of(calls, arrays)
-    for (case, x, _, numbers), result in zip(made, results, strict=True):
-        words = _words(case.spec(j)) + f" in {case.dtype}"
+        results = _results_of(programs, arrays)
+    for each, result in zip(made, results, strict=True):
+        x, numbers, spec = each.xs[-1], each.numbers, each.spec
+        words = f"{_words(spec)} in {x.dtype}"
         if result:
-            _named(f"compiled{words}", j.check, result[0], x, numbers, **case.spec(j))
+            _named(f"compiled{words}", j.check, result[0], x, numbers, **spec)
         if result and gradients:
-            _named(
-                f"the gradient, compiled{words}", check_adjoint, j, result[1], x, x, numbers, **case.spec(j)
-            )
+            _named(f"the gradient, compiled{words}", check_adjoint, j, result[1], x, x, numbers, **spec)
     if not any(results):
         j.raise_refused("refuses every call")
-    return [case for case, result in zip(cases, results, strict=True) if result]
+    return [call for call, result in zip(calls, results, strict=True) if result]
 
 
 def _results_of(calls: Sequence[Callable[..., Any]], arrays: Sequence[Any]) -> list[Any]:
