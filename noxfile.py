@@ -460,6 +460,14 @@ def long(session: nox.Session, library: str) -> None:
         session.run("python", f"bench/{script}.py", "--libraries", name)
 
 
+@nox.session(requires=["build"], default=False)
+def matrix(session: nox.Session) -> None:
+    """Run every check of the suite on every mutant: which checks kill which mutants."""
+    session.install(TORCH)  # first and alone, as another package would bring another build
+    install(session, *GROUPS["test"], *needs("jax"))
+    session.run("python", "bench/kill_matrix.py", *session.posargs)
+
+
 @nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
     """Build the documentation, warnings being errors, and run its examples."""
@@ -483,7 +491,8 @@ def nightly(session: nox.Session) -> None:
     """Run the test sessions with all cases, the mark `nightly` included, whatever has changed."""
     os.environ[NIGHTLY] = "1"
     libraries = (f"tests({library})" for library in [*LIBRARIES, "more", "all"])
-    for name in (*libraries, "models", "edge", "serving", "pure", "sanitize", "tests-min", *READ_BY):
+    others = ("models", "edge", "serving", "matrix", "pure", "sanitize", "tests-min", *READ_BY)
+    for name in (*libraries, *others):
         session.notify(name)
 
 
