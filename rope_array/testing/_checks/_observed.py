@@ -16,7 +16,7 @@ _LEVELS = {
 }  # fmt: skip
 _COVER = Cover(
     _LEVELS,
-    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout", "width"),
+    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"), ("width", "layout"),
      ("rows", "dtype", "pairing"), ("reach", "rows", "positions"), ("positions", "rows"), ("kind", "rows"),
      ("layout", "rotary_dim"), ("reach", "dtype", "rotary_dim")],
     alone=True,
