@@ -478,7 +478,7 @@ KIND_ROWS = [
     Row(
         "tuples", "A tuple of arrays gives a tuple of results: of one, two or three arrays, which may differ in heads.",
         ["in_tuple=True|fewer_heads|one|twice|three", "in_tuple=fewer_heads positions=BS",
-         "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,8,130 positions=S|BS"],
+         "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,32,130 positions=S|BS"],
         ("tuple",), values=False,
     ),
     Row(
