@@ -30,6 +30,7 @@ import functools
 import itertools
 import time
 from dataclasses import replace
+from decimal import Decimal
 from importlib import import_module
 from typing import NamedTuple
 
@@ -110,20 +111,7 @@ def named(name):
 def fault(name, when="True", *, kills, library="numpy", whole=False, drop="", leave=None, **changes):
     """Register a mutant with a fault where the condition `when` holds; see the top of this module.
 
-    Parameters
-    ----------
-    name
-        The name of the mutant.
-    when
-        The condition.
-    kills
-        The names of the checks that have to fail.
-    library
-        The array library of the arrays.
-    whole
-        Whether x may be a tuple. Else the arrays of a tuple are rotated one by one.
-    drop, leave, **changes
-        What is wrong.
+    With `whole`, x may be a tuple of arrays; else they are rotated one by one.
     """
     if leave is not None:
         changes["y"] = f"put(y, np.s_[{leave}], x[{leave}])"
@@ -141,12 +129,17 @@ def fault(name, when="True", *, kills, library="numpy", whole=False, drop="", le
     mutant(kills, library)(rotate if whole else each(rotate))
 
 
+torch_fault = functools.partial(fault, library="torch")
+jax_fault = functools.partial(fault, library="jax")
+
+
 def expression(text):
     """Compile an expression; raise if it has a name that nothing defines."""
     tree = ast.parse(text, mode="eval")
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    bound = {node.id for node in nodes if isinstance(node.ctx, ast.Store)}
-    unknown = {node.id for node in nodes} - bound - {*NAMES, *dir(builtins), *ABBREVIATIONS, *dir(Call), *GIVEN}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    known = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(Call), *dir(builtins)}
+    unknown = {name.id for name in names} - bound - known
     if unknown:
         raise NameError(f"{text!r}: {unknown}")
     return compile(tree, f"<{text}>", "eval")
@@ -163,8 +156,8 @@ ABBREVIATIONS = {
     "numbers": "np.asarray(pos)",
     "pos_ndim": "getattr(pos, 'ndim', 0)",  # of an array of any library
     "pos_is_array": "isinstance(pos, np.ndarray)",
-    "pos_is_row": "isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1",  # (S,)
-    "pos_is_batch": "isinstance(pos, np.ndarray) and pos.ndim == 2 and pos.size > 1",  # (B, S)
+    "pos_is_row": "is_row(pos)",
+    "pos_is_batch": "is_batch(pos)",
     "base": "spec.get('base', 10000.0)",
     "half": "spec.get('pairing') == 'half'",
     "inverse": "spec.get('inverse', False)",
@@ -337,6 +330,16 @@ def jax_with_gradient(x, pos, spec, backward):
     return rotated(x)
 
 
+def is_row(pos):
+    """Return whether positions are a NumPy array of shape (S,), of more than one."""
+    return isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
+
+
+def is_batch(pos):
+    """Return whether positions are a NumPy array of shape (B, S), of more than one."""
+    return isinstance(pos, np.ndarray) and pos.ndim == 2 and pos.size > 1
+
+
 def is_traced(x):
     """Return whether jax.jit traces x; vmap and gradients without jit have other tracers."""
     return type(x).__name__ == "DynamicJaxprTracer"
@@ -385,6 +388,11 @@ def by_index(positions, dtype, axis=None):
     return values[index.astype(dtype).reshape(-1 if axis == 0 else positions.shape)]
 
 
+def with_coordinates(axes, coordinates, pos):
+    """Return a map of the same coordinates of positions to other pairs."""
+    return replace(axes, coordinates=tuple(coordinates), count=np.shape(pos)[-1])
+
+
 def in_memory_order(array):
     """Return the elements in the order of memory, as code that takes an array for contiguous reads them."""
     return array.ravel("K").reshape(array.shape)
@@ -395,7 +403,8 @@ def with_strides(array, *strides):
     return np.lib.stride_tricks.as_strided(array, array.shape, strides)
 
 
-FUNCTIONS = (put, write, nudged, powers, power_of_2_in, by_index, in_memory_order, with_strides)
-NAMES = {function.__name__: function for function in (*FUNCTIONS, is_mapped, is_traced, replace, import_module)}
+_FUNCTIONS = [put, write, nudged, powers, power_of_2_in, by_index, with_coordinates, in_memory_order]
+_FUNCTIONS += [with_strides, is_row, is_batch, is_traced, is_mapped, replace, import_module, Decimal]
+NAMES = {function.__name__: function for function in _FUNCTIONS}
 NAMES |= {"np": np, "ra": ra, "count": itertools.count}
 ABBREVIATIONS = {name: expression(text) for name, text in ABBREVIATIONS.items()}

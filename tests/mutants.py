@@ -19,12 +19,11 @@ fault("cache_keyed_without_base", base="kept((width, spec.get('rotary_dim')), ba
 # lucidrains/rotary-embedding-torch #11.
 fault("cache_keyed_without_offset", pos="kept((numbers.shape, numbers.dtype), pos)",
       kills="calls_at_other_positions")
-fault("exponent_i_over_d", "not has('inv_freq')",
-      inv_freq="powers(base, -1, rotated, rotated // 2)", drop="base", kills="definition widths")
+fault("exponent_i_over_d", "not has('inv_freq')", inv_freq="powers(base, -1, rotated, rotated // 2)",
+      drop="base", kills="definition widths")
 # pie #602.
-fault("frequencies_from_head_dim", "not has('inv_freq')",
-      inv_freq="powers(base, -2, width, rotated // 2)", drop="base",
-      kills="rotary_dim rotary_start odd_width")
+fault("frequencies_from_head_dim", "not has('inv_freq')", inv_freq="powers(base, -2, width, rotated // 2)",
+      drop="base", kills="rotary_dim rotary_start odd_width")
 
 
 @mutant("definition norm rotations_add scores_are_relative")
@@ -118,9 +117,8 @@ fault("llama3_without_the_ramp", "isinstance(rule, ra.Llama3)",
 fault("longrope_long_at_the_trained_length", "isinstance(rule, ra.LongRoPE)",
       scaling="replace(rule, length=rule.length + 1)", kills="scaling_longrope")
 # Megatron-Bridge #4195: the first features of the head instead of the first pairs.
-fault("proportional_as_partial", "isinstance(rule, ra.Proportional)",
-      scaling="ra.Linear(rule.factor)", rotary_dim="int(rule.partial_rotary_factor * width) // 2 * 2",
-      kills="scaling_proportional")
+fault("proportional_as_partial", "isinstance(rule, ra.Proportional)", scaling="ra.Linear(rule.factor)",
+      rotary_dim="int(rule.partial_rotary_factor * width) // 2 * 2", kills="scaling_proportional")
 fault("rule_kept_from_the_first_call", "has('scaling')", scaling="kept(type(rule), rule)",
       kills="scaling_in_turn")
 fault("cache_without_one_parameter_of_a_rule", "isinstance(rule, ra.Llama3)",
@@ -232,25 +230,14 @@ fault("dtype_widened_in_a_part", "spec.get('rotary_dim') == 4", y="y.astype(np.f
       kills="kind_of_identity")
 fault("a_list", y="y.tolist()", kills="kind kind_of_identity definition")
 fault("nothing_squeezed", "not x.size", y="np.empty((0, width), x.dtype)", kills="zero_size")
-
-
-@mutant("kind", library="array_api_strict:device1")
-@each
-def device_dropped(x, pos, **spec):
-    xp = x.__array_namespace__()
-    return xp.asarray(ra.apply(x, pos, **spec), device=xp.Device("CPU_DEVICE"))
-
-
-@mutant("tuples same_bits_in_company")
-def second_of_a_tuple_shifted(x, pos, **spec):
-    if not isinstance(x, tuple):
-        return ra.apply(x, pos, **spec)
-    return (ra.apply(x[0], pos, **spec), *(ra.apply(one, np.asarray(pos) + 1, **spec) for one in x[1:]))
-
-
+fault("device_dropped", library="array_api_strict:device1",
+      y="x.__array_namespace__().asarray(y, device=x.__array_namespace__().Device('CPU_DEVICE'))",
+      kills="kind")
+fault("second_of_a_tuple_shifted", "isinstance(x, tuple)", whole=True,
+      y="y[:1] + ra.apply(x, numbers + 1, **spec)[1:]", kills="tuples same_bits_in_company")
 # linkedin/Liger-Kernel #272: a kernel rotates in place.
 fault("input_written", after="write(x, y)", kills="inputs_unchanged")
-fault("positions_written", "pos_is_array and pos.ndim", after="write(pos, pos + 1)", whole=True,
+fault("positions_written", "pos_is_array and pos.ndim", whole=True, after="write(pos, pos + 1)",
       kills="inputs_unchanged")
 fault("output_aliased_where_nothing_turns", "spec.get('rotary_dim') == 0", y="x", kills="no_aliasing")
 fault("output_aliased_at_zero", "not numbers.any()", y="x[...]", kills="no_aliasing")
@@ -276,7 +263,7 @@ fault("bits_by_size", "x.size and np.abs(x).max() > 4", y="nudged(y)", kills="li
 fault("bits_by_length", "rows % 2", y="nudged(y, np.s_[..., -1:, :])", kills="same_bits_in_a_slice")
 fault("bits_by_batch", "ndim == 4 and x.shape[0] > 1", y="nudged(y)", kills="same_bits_in_a_batch")
 fault("bits_by_strides", "not x.flags.c_contiguous", y="nudged(y)", kills="same_bits_of_strides")
-fault("bits_by_company", "isinstance(x, tuple)", y="tuple(map(nudged, y))", whole=True,
+fault("bits_by_company", "isinstance(x, tuple)", whole=True, y="tuple(map(nudged, y))",
       kills="same_bits_in_company")
 fault("bits_by_call", "next(kept('calls', count())) % 2", y="nudged(y)", kills="same_bits_again")
 fault("bits_by_number_of_elements", "x.size > 5000", y="nudged(y, (..., 3))", kills="same_bits_among_many")
@@ -285,9 +272,9 @@ fault("bits_by_shape_of_positions", "numbers.ndim == 2 and x.size", y="nudged(y,
 
 # ---- transforms ----
 
-fault("computed_by_numpy", y="jnp.asarray(ra.apply(np.asarray(x), np.asarray(pos), **spec))", library="jax",
+fault("computed_by_numpy", library="jax", y="jnp.asarray(ra.apply(np.asarray(x), np.asarray(pos), **spec))",
       kills="jit")
-fault("computed_at_once", y="import_module('dask.array').from_array(np.asarray(y))", library="dask",
+fault("computed_at_once", library="dask", y="import_module('dask.array').from_array(np.asarray(y))",
       kills="lazy")
 
 # ---- combinations ----
@@ -299,9 +286,9 @@ fault("whole_base", "base > 1", base="float(int(base))", kills="base_of_any_size
 fault("two_features_are_none", "width == 2", y="x.copy()", kills="narrow_heads")
 fault("only_65536_rows", "ndim > 1 and spec.get('seq_axis', -2) == -2", leave="..., 2**16:, :",
       kills="more_rows_than_2e16")
-fault("one_of_a_tuple_unwrapped", "isinstance(x, tuple) and len(x) == 1", y="y[0]", whole=True,
+fault("one_of_a_tuple_unwrapped", "isinstance(x, tuple) and len(x) == 1", whole=True, y="y[0]",
       kills="tuples_of_any_length")
-fault("query_for_key", "isinstance(x, tuple) and len(x) == 2 and x[0].shape == x[1].shape",
-      y="(y[0], y[0])", whole=True, kills="tuples_of_any_length")
+fault("query_for_key", "isinstance(x, tuple) and len(x) == 2 and x[0].shape == x[1].shape", whole=True,
+      y="(y[0], y[0])", kills="tuples_of_any_length")
 fault("step_of_the_first_batch", "numbers.ndim == 2 and numbers.shape[1] == rows == 1", pos="pos[:1]",
       kills="positions_of_a_batch_decoding")

@@ -1,8 +1,6 @@
 """Mutants that are wrong only where a width, a size, a dtype or strides meet a field: see faults.py."""
 
-from faults import fault, mutant
-
-import rope_array as ra
+from faults import fault, jax_fault, torch_fault
 
 # fmt: off
 # ---- widths ----
@@ -35,8 +33,8 @@ fault("heads_from_65_with_half_pairing", "half and heads", leave=":, 64:", kills
 fault("batches_from_33_with_a_slice", "has('rotary_dim')", leave="32:", kills="sizes_and_fields")
 fault("float16_beyond_512_rows", "dtype == 'float16' and ndim > 1 and not has('seq_axis')",
       leave="..., 512:, :", kills="sizes_and_fields")
-fault("float16_inverse_beyond_512_rows", "dtype == 'float16' and inverse and rows > 512",
-      y="torch.cat([y[..., :512, :], x[..., 512:, :]], -2)", library="torch", kills="sizes_and_fields")
+torch_fault("float16_inverse_beyond_512_rows", "dtype == 'float16' and inverse and rows > 512",
+            y="torch.cat([y[..., :512, :], x[..., 512:, :]], -2)", kills="sizes_and_fields")
 # Use the first batch's positions from the 513th row on.
 fault("long_positions_of_a_batch", "numbers.ndim == 2 and numbers.shape[1] > 512",
       pos="put(np.array(pos), np.s_[:, 512:], numbers[:1, 512:])", kills="sizes_and_fields")
@@ -49,8 +47,8 @@ fault("sequence_axis_of_many_heads", "spec.get('seq_axis') in (-3, 1) and ndim =
 
 # Split at half of the next power of two, in a fast path for half pairing.
 fault("half_pairing_alone_at_a_power_of_two",
-      "half and only('pairing') and width > 24 and width != power_of_2_in(width)",
-      inverse="True", kills="one_field_at_every_width")
+      "half and only('pairing') and width > 24 and width != power_of_2_in(width)", inverse="True",
+      kills="one_field_at_every_width")
 fault("half_pairing_alone_at_112_and_160", "half and only('pairing') and width in (112, 160)",
       y="put(y, np.s_[..., [55, 56]], y[..., [56, 55]])", kills="one_field_at_every_width")
 fault("float16_half_pairing_alone_at_80", "half and only('pairing') and width == 80 and dtype == 'float16'",
@@ -80,24 +78,23 @@ fault("llama3_of_32_pairs", "isinstance(rule, ra.Llama3) and width > 64",
       kills="rules_at_wide_heads")
 # Rotate the pairs from the 25th on by the first coordinate.
 fault("axes_of_24_pairs", "one_series and len(axes.coordinates) > 24",
-
-      axes="replace(axes, coordinates=axes.coordinates[:24] + (0,) * (len(axes.coordinates) - 24), count=numbers.shape[-1])",
+      axes="with_coordinates(axes, axes.coordinates[:24] + (0,) * len(axes.coordinates[24:]), pos)",
       kills="axes_at_wide_heads")
 
 # ---- positions ----
 
 # Match (B, S) to the second of five axes, if that has the size B.
 fault("positions_of_the_second_axis",
-      "ndim == 5 and numbers.ndim == 2 and len(numbers) == x.shape[1] and axes is None",
-      pos="numbers[None]", kills="batch_positions_of_five_axes")
+      "ndim == 5 and numbers.ndim == 2 and len(numbers) == x.shape[1] and axes is None", pos="numbers[None]",
+      kills="batch_positions_of_five_axes")
 fault("five_axes_by_the_first_batch", "ndim == 5 and pos_is_array and pos.ndim == 2 and axes is None",
       pos="np.broadcast_to(pos[:1], pos.shape)", kills="batch_positions_of_five_axes")
 # Rotate x of three axes, without heads, by the positions of batch 0.
-fault("three_axes_by_the_first_batch", "ndim == 3 and pos_ndim == 2 and axes is None",
-      pos="pos[:1]", library="jax", kills="batch_positions_of_three_axes")
+jax_fault("three_axes_by_the_first_batch", "ndim == 3 and pos_ndim == 2 and axes is None", pos="pos[:1]",
+          kills="batch_positions_of_three_axes")
 # JAX without x64 has no wider integers: positions from 2^31 on become negative.
-fault("uint32_read_as_int32", "str(getattr(pos, 'dtype', '')) == 'uint32'",
-      pos="pos.astype('int32')", library="jax", kills="positions_of_narrow_dtypes")
+jax_fault("uint32_read_as_int32", "str(getattr(pos, 'dtype', '')) == 'uint32'", pos="pos.astype('int32')",
+          kills="positions_of_narrow_dtypes")
 fault("half_pairs_of_wide_float16_at_float16_positions", "dtype == 'float16' and half and width >= 128",
       pos="np.clip(pos, -60000, 60000).astype(np.float16).astype(np.int64)", kills="widths_and_positions")
 # Find a row of a flat table of cos and sin in the dtype of positions.
@@ -106,14 +103,8 @@ fault("products_of_int16_positions", "pos_is_array and pos.dtype == np.int16 and
 
 # ---- dtypes and strides ----
 
+fault("k_in_the_dtype_of_q", "isinstance(x, tuple)", whole=True,
+      x="tuple(map(np.ndarray.astype, x, [x[0].dtype] * len(x)))", kills="tuples_of_two_dtypes")
 fault("strides_misread_with_half_pairing", "half", x="in_memory_order(x)", kills="strides_and_fields")
 fault("strides_misread_at_wide_heads", "width >= 64", x="in_memory_order(x)", kills="strides_and_fields")
 fault("strides_misread_in_many_rows", "rows >= 500", x="in_memory_order(x)", kills="sizes_and_fields")
-# fmt: on
-
-
-@mutant("tuples_of_two_dtypes")
-def k_in_the_dtype_of_q(x, pos, **spec):
-    if isinstance(x, tuple):
-        x = tuple(array.astype(x[0].dtype) for array in x)
-    return ra.apply(x, pos, **spec)

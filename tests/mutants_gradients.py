@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from faults import adjoint_spec, each, fault, is_mapped, mutant, torch_with_gradient
+from faults import adjoint_spec, each, is_mapped, jax_fault, mutant, torch_fault, torch_with_gradient
 
 import rope_array as ra
 
@@ -12,112 +12,107 @@ _STATE = {}
 # fmt: off
 # ---- gradients that are not rotated back ----
 
-fault("gradient_passed_on_unrotated", y="x + (y - x).detach()", library="torch",
-      kills="gradient gradient_keeps_the_amplitude")
-fault("inverse_for_adjoint", y="y / factor**2 + (y - y / factor**2).detach()", library="torch",
-      kills="gradient_keeps_the_amplitude")
-fault("gradient_of_the_tail_lost",
-      y="torch.cat([y[..., :rotary_dim], y[..., rotary_dim:].detach()], -1)", library="torch",
-      kills="gradient_of_a_part")
-fault("rest_of_a_wide_slice_has_no_gradient", "only('rotary_dim') and 64 <= rotated < width",
-      y="put(x.detach().clone(), np.s_[..., :rotated], y[..., :rotated])", library="torch",
-      kills="gradient_of_one_field")
-fault("gradient_of_a_step_forward", "rows == 1", gradient="gradient.clone()", library="torch",
-      kills="gradient_of_a_step")
-fault("gradient_of_64_heads", "heads > 64 and y.requires_grad",
-      y="torch.cat([y[:, :64], x[:, 64:] + (y - x)[:, 64:].detach()], 1)", library="torch",
-      kills="gradient_at_wide_heads")
-fault("gradient_unrotated_under_autocast", "autocast and x.requires_grad",
-      y="x + (y - x).detach()", library="torch", kills="gradient_under_autocast")
-fault("parameter_off_the_graph", "isinstance(x, torch.nn.Parameter)", x="x.data", library="torch",
-      kills="gradient_of_a_parameter")
-fault("traced_gradient_unrotated", "traced and not spec", y="x + jax.lax.stop_gradient(y - x)", library="jax",
-      kills="jit_of_gradients")
+torch_fault("gradient_passed_on_unrotated", y="x + (y - x).detach()",
+            kills="gradient gradient_keeps_the_amplitude")
+torch_fault("inverse_for_adjoint", y="y / factor**2 + (y - y / factor**2).detach()",
+            kills="gradient_keeps_the_amplitude")
+torch_fault("gradient_of_the_tail_lost",
+            y="torch.cat([y[..., :rotary_dim], y[..., rotary_dim:].detach()], -1)",
+            kills="gradient_of_a_part")
+torch_fault("rest_of_a_wide_slice_has_no_gradient", "only('rotary_dim') and 64 <= rotated < width",
+            y="put(x.detach().clone(), np.s_[..., :rotated], y[..., :rotated])",
+            kills="gradient_of_one_field")
+torch_fault("gradient_of_a_step_forward", "rows == 1", gradient="gradient.clone()",
+            kills="gradient_of_a_step")
+torch_fault("gradient_of_64_heads", "heads > 64 and y.requires_grad",
+            y="torch.cat([y[:, :64], x[:, 64:] + (y - x)[:, 64:].detach()], 1)",
+            kills="gradient_at_wide_heads")
+torch_fault("gradient_unrotated_under_autocast", "autocast and x.requires_grad", y="x + (y - x).detach()",
+            kills="gradient_under_autocast")
+torch_fault("parameter_off_the_graph", "isinstance(x, torch.nn.Parameter)", x="x.data",
+            kills="gradient_of_a_parameter")
+jax_fault("traced_gradient_unrotated", "traced and not spec", y="x + jax.lax.stop_gradient(y - x)",
+          kills="jit_of_gradients")
+torch_fault("gradient_of_the_first_of_a_tuple", "isinstance(x, tuple)", whole=True,
+            y="y[:1] + tuple(one + (two - one).detach() for one, two in zip(x[1:], y[1:]))",
+            kills="gradient_of_a_tuple")
 # Compute the gradient by a kernel that PyTorch does not record.
-fault("gradient_without_a_gradient", "not spec",
-      gradient="ra.apply(gradient.detach(), pos, inverse=True)", library="torch",
-      kills="gradient_of_a_gradient")
+torch_fault("gradient_without_a_gradient", "not spec",
+            gradient="ra.apply(gradient.detach(), pos, inverse=True)", kills="gradient_of_a_gradient")
 
 # ---- memory of a gradient ----
 
-fault("gradient_reads_memory",
-      gradient="adjoint() if gradient.is_contiguous() else 0 * gradient", library="torch",
-      kills="gradient_of_a_sum")
-fault("transposed_cotangent_misread", "not spec",
-      gradient="adjoint() if gradient.is_contiguous() or 0 in gradient.stride() else 0 * gradient",
-      library="torch", kills="gradient_of_a_strided_cotangent")
+torch_fault("gradient_reads_memory", gradient="adjoint() if gradient.is_contiguous() else 0 * gradient",
+            kills="gradient_of_a_sum")
+torch_fault("transposed_cotangent_misread", "not spec",
+            gradient="adjoint() if gradient.is_contiguous() or 0 in gradient.stride() else 0 * gradient",
+            kills="gradient_of_a_strided_cotangent")
 
 # ---- positions of a gradient ----
 
-fault("gradient_by_the_first_batch", "pos_ndim == 2", gradient="adjoint(pos[:1])", library="torch",
-      kills="gradient_of_a_batch")
+torch_fault("gradient_by_the_first_batch", "pos_ndim == 2", gradient="adjoint(pos[:1])",
+            kills="gradient_of_a_batch")
 # Keep the positions of a batch, for the gradient, in one buffer for each shape.
-fault("gradient_by_a_buffer_of_batches", "pos_ndim == 2 and axes is None",
-      pos="kept((pos.shape, pos.dtype), pos.clone()).copy_(pos)", gradient="adjoint()", library="torch",
-      kills="gradient_after_other_calls")
-fault("gradient_of_float16_at_float16_positions", "dtype == 'float16' and hasattr(pos, 'dtype')",
-      gradient="adjoint(pos.to(torch.float16).to(pos.dtype))", library="torch",
-      kills="gradient_at_far_positions")
+torch_fault("gradient_by_a_buffer_of_batches", "pos_ndim == 2 and axes is None",
+            pos="kept((pos.shape, pos.dtype), pos.clone()).copy_(pos)", gradient="adjoint()",
+            kills="gradient_after_other_calls")
+torch_fault("gradient_of_float16_at_float16_positions", "dtype == 'float16' and hasattr(pos, 'dtype')",
+            gradient="adjoint(pos.to(torch.float16).to(pos.dtype))", kills="gradient_at_far_positions")
 # Save positions as int16 for the backward pass of calls with a slice.
-fault("gradient_of_a_slice_at_positions_of_16_bits",
-      "has('rotary_dim') and torch.is_tensor(pos) and not pos.is_floating_point()",
-      gradient="adjoint(pos.to(torch.int16).to(torch.int64))", library="torch", kills="gradient_combinations")
-fault("gradient_at_positions_of_16_bits", "at_most('base') and pos_ndim == 1",
-      gradient="adjoint(pos.astype('int16'))", library="jax", kills="jit_of_gradients")
+torch_fault("gradient_of_a_slice_at_positions_of_16_bits",
+            "has('rotary_dim') and torch.is_tensor(pos) and not pos.is_floating_point()",
+            gradient="adjoint(pos.to(torch.int16).to(torch.int64))", kills="gradient_combinations")
+jax_fault("gradient_at_positions_of_16_bits", "at_most('base') and pos_ndim == 1",
+          gradient="adjoint(pos.astype('int16'))", kills="jit_of_gradients")
 # Rotate the gradient by -pos, which wraps.
-fault("gradient_negates_narrow_positions",
-      "at_most('base') and str(getattr(pos, 'dtype', '')) in ('uint8', 'int8')",
-      gradient="ra.apply(gradient, jnp.negative(pos), **spec)", library="jax", kills="jit_of_gradients")
+jax_fault("gradient_negates_narrow_positions",
+          "at_most('base') and str(getattr(pos, 'dtype', '')) in ('uint8', 'int8')",
+          gradient="ra.apply(gradient, jnp.negative(pos), **spec)", kills="jit_of_gradients")
 
 # ---- fields of a gradient ----
 
-fault("gradient_without_pairing", gradient="adjoint(drop='pairing')", library="torch",
-      kills="gradient_of_half_pairing")
-fault("gradient_without_out_pairing", gradient="adjoint(drop='out_pairing')", library="torch",
-      kills="gradient_of_out_pairing")
-fault("gradient_always_backwards", gradient="adjoint(inverse=True)", library="torch",
-      kills="gradient_of_the_inverse")
-fault("gradient_without_scaling", gradient="adjoint(drop='scaling')", library="torch",
-      kills="gradient_combinations")
-fault("gradient_without_base", gradient="adjoint(drop='base')", library="torch",
-      kills="gradient_combinations")
-fault("gradient_along_the_usual_axis", "spec.get('seq_axis') in (-3, 1) and x.shape[1] == x.shape[2]",
-      gradient="adjoint(drop='seq_axis')", library="torch", kills="gradient_combinations")
-fault("gradient_of_2_17_elements_without_pairing", "x.numel() > 2**17",
-      gradient="adjoint(drop='pairing')", library="torch", kills="gradient_of_many_elements")
+torch_fault("gradient_without_pairing", gradient="adjoint(drop='pairing')", kills="gradient_of_half_pairing")
+torch_fault("gradient_without_out_pairing", gradient="adjoint(drop='out_pairing')",
+            kills="gradient_of_out_pairing")
+torch_fault("gradient_always_backwards", gradient="adjoint(inverse=True)", kills="gradient_of_the_inverse")
+torch_fault("gradient_without_scaling", gradient="adjoint(drop='scaling')", kills="gradient_combinations")
+torch_fault("gradient_without_base", gradient="adjoint(drop='base')", kills="gradient_combinations")
+torch_fault("gradient_along_the_usual_axis", "spec.get('seq_axis') in (-3, 1) and x.shape[1] == x.shape[2]",
+            gradient="adjoint(drop='seq_axis')", kills="gradient_combinations")
+torch_fault("gradient_of_2_17_elements_without_pairing", "x.numel() > 2**17",
+            gradient="adjoint(drop='pairing')", kills="gradient_of_many_elements")
 # Rotate back with rotary_dim's frequencies at narrow heads only.
-fault("gradient_of_a_slice_alone", "only('rotary_dim') and width > 64",
-      gradient="adjoint(drop='rotary_dim')", library="torch", kills="gradient_of_one_field")
-fault("gradient_of_many_rows_without_the_factor", "rows > 1024",
-      gradient="adjoint(drop='attention_factor')", library="torch", kills="gradient_of_one_field")
-fault("gradient_without_the_amplitude_of_yarn", "only('scaling') and isinstance(rule, ra.YaRN)",
-      gradient="adjoint(attention_factor=1.0)", library="torch", kills="gradient_of_scaling")
+torch_fault("gradient_of_a_slice_alone", "only('rotary_dim') and width > 64",
+            gradient="adjoint(drop='rotary_dim')", kills="gradient_of_one_field")
+torch_fault("gradient_of_many_rows_without_the_factor", "rows > 1024",
+            gradient="adjoint(drop='attention_factor')", kills="gradient_of_one_field")
+torch_fault("gradient_without_the_amplitude_of_yarn", "only('scaling') and isinstance(rule, ra.YaRN)",
+            gradient="adjoint(attention_factor=1.0)", kills="gradient_of_scaling")
 # Rotate back by the first coordinate, for axes of one series.
-fault("gradient_by_the_first_coordinate", "axes is not None and not axes.widths",
-
-      gradient="adjoint(axes=replace(axes, coordinates=tuple(None if one is None else 0 for one in axes.coordinates), count=pos.shape[-1]))",
-      library="torch", kills="gradient_of_axes")
+torch_fault("gradient_by_the_first_coordinate", "axes is not None and not axes.widths",
+            gradient="adjoint(axes=with_coordinates(axes, [one and 0 for one in axes.coordinates], pos))",
+            kills="gradient_of_axes")
 # Leave rotary_start out in the backward pass of float16, by a path for calls with a base.
-fault("narrow_gradient_of_a_slice_of_another_base",
-      "dtype == 'float16' and has('base') and not has('axes', 'inv_freq', 'scaling')",
-      gradient="adjoint(drop='rotary_start')", library="torch", kills="gradient_combinations")
+torch_fault("narrow_gradient_of_a_slice_of_another_base",
+            "dtype == 'float16' and has('base') and not has('axes', 'inv_freq', 'scaling')",
+            gradient="adjoint(drop='rotary_start')", kills="gradient_combinations")
 # Leave rotary_start out in the backward pass of bfloat16, where rotary_dim is given.
-fault("narrow_gradient_of_a_slice_from_0",
-      "dtype == 'bfloat16' and has('rotary_dim') and not has('axes', 'inv_freq')",
-      gradient="adjoint(drop='rotary_start')", library="jax", kills="jit_of_gradients")
-fault("gradient_of_wide_heads_without_scaling",
-      "isinstance(rule, ra.Linear) and width > 64 and not has('axes', 'inv_freq')",
-      gradient="adjoint(drop='scaling')", library="jax", kills="jit_of_gradients")
+jax_fault("narrow_gradient_of_a_slice_from_0",
+          "dtype == 'bfloat16' and has('rotary_dim') and not has('axes', 'inv_freq')",
+          gradient="adjoint(drop='rotary_start')", kills="jit_of_gradients")
+jax_fault("gradient_of_wide_heads_without_scaling",
+          "isinstance(rule, ra.Linear) and width > 64 and not has('axes', 'inv_freq')",
+          gradient="adjoint(drop='scaling')", kills="jit_of_gradients")
 
 # ---- values while a gradient is recorded ----
 
-fault("value_while_recorded_misreads_strides", "x.requires_grad and not x.is_contiguous()",
-      y="y + 0 * x + x.detach().mean()", library="torch", kills="gradient_of_strides")
-fault("positions_while_recorded_in_bfloat16",
-      "x.requires_grad and not spec and torch.is_tensor(pos) and not pos.is_floating_point()",
-      pos="pos.bfloat16().long()", library="torch", kills="gradient_at_far_positions")
-fault("value_while_recorded_in_half", "x.requires_grad", y="y.bfloat16().to(y.dtype)", library="torch",
-      kills="gradient gradient_combinations")
+torch_fault("value_while_recorded_misreads_strides", "x.requires_grad and not x.is_contiguous()",
+            y="y + 0 * x + x.detach().mean()", kills="gradient_of_strides")
+torch_fault("positions_while_recorded_in_bfloat16",
+            "x.requires_grad and not spec and torch.is_tensor(pos) and not pos.is_floating_point()",
+            pos="pos.bfloat16().long()", kills="gradient_at_far_positions")
+torch_fault("value_while_recorded_in_half", "x.requires_grad", y="y.bfloat16().to(y.dtype)",
+            kills="gradient gradient_combinations")
 # fmt: on
 
 
@@ -135,14 +130,6 @@ def gradient_scales_what_it_saved(x, pos, **spec):
         return rotated
 
     return torch_with_gradient(x, pos, spec, backward) if not spec else ra.apply(x, pos, **spec)
-
-
-@mutant("gradient_of_a_tuple", library="torch")
-def gradient_of_the_first_of_a_tuple(x, pos, **spec):
-    y = ra.apply(x, pos, **spec)
-    if not isinstance(x, tuple):
-        return y
-    return (y[0], *(one + (two - one).detach() for one, two in zip(x[1:], y[1:], strict=True)))
 
 
 @mutant("gradient_of_a_tuple", library="torch")

@@ -4,7 +4,7 @@ import time
 import weakref
 
 import numpy as np
-from faults import each, fault, mutant
+from faults import each, fault, is_batch, is_row, mutant, torch_fault
 
 import rope_array as ra
 
@@ -20,7 +20,7 @@ fault("first_call_of_all_is_not_rotated", "x.size and first('call')", y="x.copy(
 # ---- memory of x ----
 
 fault("second_of_two_rotated_in_place", "isinstance(x, tuple) and len(x) == 2 and x[1].flags.writeable",
-      after="write(x[1], y[1])", whole=True, kills="tuples_unchanged tuples_of_any_length")
+      whole=True, after="write(x[1], y[1])", kills="tuples_unchanged tuples_of_any_length")
 fault("large_x_rotated_in_place", "ndim == 4 and rows > 128 and x.flags.writeable", after="write(x, y)",
       kills="inputs_unchanged")
 fault("memory_beside_x_cleared", "x.base is not None and x.base.flags.writeable",
@@ -35,27 +35,26 @@ fault("heads_of_a_fused_projection_misread",
       kills="strides strides_and_fields")
 # Read from the last multiple of 16 bytes, as an aligned load does.
 fault("reads_aligned_memory",
-      "x.flags.c_contiguous and x.ctypes.data % x.itemsize == 0 and x.ctypes.data % 16",
-      x="np.roll(x, 1)", kills="storage_offsets")
+      "x.flags.c_contiguous and x.ctypes.data % x.itemsize == 0 and x.ctypes.data % 16", x="np.roll(x, 1)",
+      kills="storage_offsets")
 # Write heads through a reshape of the result, which copies where x is transposed.
 fault("transposed_x_of_2_16_elements_written_to_a_copy",
       "x.size > 2**16 and ndim == 4 and x.strides[1] < x.strides[2] and 1 not in x.shape",
       y="np.zeros_like(y)", kills="fields_and_many_elements")
 fault("x_is_kept", before="state.update(x=x)", kills="x_is_released")
-fault("view_of_x_is_kept", before="state.update(view=x.detach()[..., ::2])", library="torch",
-      kills="x_is_released")
+torch_fault("view_of_x_is_kept", before="state.update(view=x.detach()[..., ::2])", kills="x_is_released")
 fault("x_at_positions_of_a_batch_kept", "pos_is_batch", before="state.update(x=x)",
       kills="combinations widths_and_positions")
 
 # ---- memory of positions ----
 
-fault("positions_of_a_batch_written", "pos_is_array and pos.ndim == 2",
-      after="write(pos, pos - pos.min())", whole=True, kills="positions_unchanged")
+fault("positions_of_a_batch_written", "pos_is_array and pos.ndim == 2", whole=True,
+      after="write(pos, pos - pos.min())", kills="positions_unchanged")
 fault("positions_of_many_rows_sorted_in_place", "pos_is_row and pos.size > 40 and pos.flags.writeable",
-      after="pos.sort()", whole=True, kills="positions_unchanged")
+      whole=True, after="pos.sort()", kills="positions_unchanged")
 fault("positions_of_a_batch_reshaped_in_place",
-      "pos_is_batch and pos.flags.c_contiguous and pos.flags.owndata and axes is None",
-      after="setattr(pos, 'shape', (len(pos), 1, -1))", whole=True, kills="positions_unchanged")
+      "pos_is_batch and pos.flags.c_contiguous and pos.flags.owndata and axes is None", whole=True,
+      after="setattr(pos, 'shape', (len(pos), 1, -1))", kills="positions_unchanged")
 fault("positions_in_memory_order", "pos_is_batch and pos.flags.f_contiguous and not pos.flags.c_contiguous",
       pos="in_memory_order(pos)", kills="positions_transposed")
 fault("transposed_positions_misread", "pos_is_batch and 0 < pos.strides[0] < pos.strides[1] and len(pos) > 1",
@@ -87,8 +86,8 @@ fault("result_in_the_strides_of_x", "ndim == 4 and numbers.ndim < 2 and x.stride
 fault("scratch_is_kept", after="kept('results', []).append(y.copy())", kills="memory_does_not_grow")
 # Return x where nothing is rotated: one row, at position 0.
 fault("first_token_returned",
-      "rows == 1 and pos_is_array and pos.shape == (1,) and not pos.any() and not has('out_pairing', 'attention_factor', 'scaling')",
-      y="x", kills="no_aliasing")
+      "rows == 1 and np.shape(pos) == (1,) and not has('out_pairing', 'attention_factor', 'scaling')",
+      y="x if pos_is_array and not pos.any() else y", kills="no_aliasing")
 
 # ---- caches ----
 
@@ -126,9 +125,14 @@ fault("cache_of_whole_bases", "has('base')", base="kept(int(base), base)", kills
 fault("cache_of_the_first_frequencies", "spec.get('inv_freq') is not None",
       inv_freq="kept((width, *spec['inv_freq'][:4]), spec['inv_freq'])", kills="fields_that_differ_little")
 fault("bases_by_the_decimals_of_the_caller", "has('base')",
-
-      base="state[base] if base in state else kept(base, float(import_module('decimal').Decimal(base).ln().exp()))",
+      base="state[base] if base in state else kept(base, float(Decimal(base).ln().exp()))",
       kills="first_calls_under_other_settings")
+
+# A table that has grown starts at the far position's row.
+fault("table_that_grows_is_not_filled",
+      "pos_is_row and len(pos) == 4 and pos.dtype.kind == 'i' and ndim == 4",
+      pos="pos + 1 if x.shape in state and pos.min() >= 0 and pos.max() <= 4000 else pos",
+      before="pos.max() > 4000 and kept(x.shape, True)", kills="calls_far_and_near")
 
 # ---- the caller's settings ----
 
@@ -143,9 +147,20 @@ fault("warnings_ignored", before="import_module('warnings').filterwarnings('igno
 fault("garbage_is_not_collected", before="import_module('gc').disable()", kills="settings_unchanged")
 fault("environment_changed", before="import_module('os').environ.update(ROTATED='1')",
       kills="settings_unchanged")
-fault("error_handling_after_an_exception",
+
+# ---- exceptions ----
+
+fault("error_handling_after_an_exception", before="state.update(old=np.seterr(all='ignore'))",
+      after="np.seterr(**state['old'])", kills="calls_after_an_exception")
+fault("error_handling_after_an_odd_slice", "spec.get('rotary_dim', 0) % 2",
       before="state.update(old=np.seterr(all='ignore'))", after="np.seterr(**state['old'])",
       kills="calls_after_an_exception")
+# Set a flag for the call; an exception leaves it set.
+fault("inverse_stays_after_an_exception", inverse="inverse or state.get('inverse', False)",
+      before="state.update(inverse=inverse or state.get('inverse', False))",
+      after="state.update(inverse=False)", kills="calls_after_an_exception")
+fault("busy_after_an_exception", pos="np.zeros_like(pos) if state.get('busy') else pos",
+      before="state.update(busy=True)", after="state.update(busy=False)", kills="calls_after_an_exception")
 
 # ---- threads ----
 
@@ -173,8 +188,8 @@ fault("rotary_dim_rounded_to_a_power_of_two", "(spec.get('rotary_dim') or 0) > 1
 fault("float16_of_2_20_elements", "dtype == 'float16' and x.size > 2**20", leave="..., -1, :",
       kills="many_elements")
 fault("chunks_of_whole_rows_in_float16",
-      "x.itemsize == 2 and x.size > 2**14 and width != power_of_2_in(width)",
-      leave="..., -1, :", kills="fields_and_many_elements")
+      "x.itemsize == 2 and x.size > 2**14 and width != power_of_2_in(width)", leave="..., -1, :",
+      kills="fields_and_many_elements")
 fault("adjoint_for_the_inverse_of_2_18_elements", "inverse and x.size > 2**18", y="y * factor",
       kills="fields_and_many_elements")
 fault("inverse_of_2_17_float64_elements_in_float32", "dtype == 'float64' and inverse and x.size > 2**17",
@@ -183,8 +198,8 @@ fault("amplitude_of_2_17_elements_ignored", "x.size > 2**17", drop="attention_fa
       kills="one_field_and_many_elements")
 fault("last_rows_of_another_axis", "x.size > 2**17 and ndim == 4 and spec.get('seq_axis') in (1, -3)",
       leave=":, -1", kills="one_field_and_many_elements")
-fault("second_of_two_large_arrays_as_it_is", "isinstance(x, tuple) and x[0].size > 2**17",
-      y="(y[0], x[1].copy())", whole=True, kills="tuples")
+fault("second_of_two_large_arrays_as_it_is", "isinstance(x, tuple) and x[0].size > 2**17", whole=True,
+      y="(y[0], x[1].copy())", kills="tuples")
 
 # ---- sizes of positions ----
 
@@ -193,8 +208,8 @@ fault("long_sequences_start_at_0", "pos_is_row and len(pos) > 2048 and (np.diff(
 fault("long_batch_by_the_first", "pos_is_batch and pos.shape[1] > 2048", pos="pos[:1]",
       kills="positions_of_a_long_batch")
 fault("float16_at_the_first_positions_of_a_long_batch",
-      "dtype == 'float16' and pos_is_batch and pos.shape[1] > 4096",
-      pos="pos[:1]", kills="positions_of_a_long_batch")
+      "dtype == 'float16' and pos_is_batch and pos.shape[1] > 4096", pos="pos[:1]",
+      kills="positions_of_a_long_batch")
 fault("positions_of_256_batches", "pos_is_batch and len(pos) > 256",
       pos="put(pos.copy(), np.s_[256:], pos[0])", kills="positions_of_many_batches")
 # Share equal rows of positions; the index of a row wraps beyond 256 rows.
@@ -253,18 +268,14 @@ def result_is_the_cached_one(x, pos, **spec):
 def tables_of_heads_cut_to_the_heads_of_k(x, pos, **spec):
     """Repeat each batch's table for each head of q, and rotate k by the first of these tables."""
     y = ra.apply(x, pos, **spec)
-    batch = isinstance(pos, np.ndarray) and pos.ndim == 2 and pos.size > 1 and "axes" not in spec
-    if batch and isinstance(x, tuple) and x[-1].shape[1] < x[0].shape[1]:
+    batch = isinstance(x, tuple) and is_batch(pos) and "axes" not in spec
+    if batch and x[-1].shape[1] < x[0].shape[1]:
         rows = np.repeat(pos, x[0].shape[1], 0)[: len(pos) * x[-1].shape[1]]
         y = (*y[:-1], ra.apply(x[-1], rows.reshape(len(pos), -1, pos.shape[1]), **spec))
     return y
 
 
 # ---- faults of several steps: state ----
-
-
-def is_row(pos):
-    return isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
 
 
 @mutant("short_calls_after_a_long_one")
@@ -277,19 +288,6 @@ def positions_of_a_long_call_kept(x, pos, **spec):
         _STATE[key] = pos.copy()
     elif len(pos) <= 40 and key in _STATE:
         pos = _STATE[key][: len(pos)]
-    return ra.apply(x, pos, **spec)
-
-
-@mutant("calls_far_and_near")
-@each
-def table_that_grows_is_not_filled(x, pos, **spec):
-    """A table that has grown starts at the far position's row."""
-    key = "far", x.shape
-    if is_row(pos) and pos.dtype.kind == "i" and x.ndim == 4 and len(pos) == 4:
-        if pos.max() > 4000:
-            _STATE[key] = True
-        elif key in _STATE and pos.min() >= 0:
-            pos = pos + 1
     return ra.apply(x, pos, **spec)
 
 
@@ -345,40 +343,7 @@ def table_of_128_rows(x, pos, **spec):
     return ra.apply(x, pos, **spec)
 
 
-# ---- faults of several steps: exceptions and threads ----
-
-
-@mutant("calls_after_an_exception")
-@each
-def inverse_stays_after_an_exception(x, pos, **spec):
-    """Set a flag for the call; an exception leaves it set."""
-    _STATE["inverse"] = spec.pop("inverse", False) or _STATE.get("inverse", False)
-    y = ra.apply(x, pos, inverse=_STATE["inverse"], **spec)
-    _STATE["inverse"] = False
-    return y
-
-
-@mutant("calls_after_an_exception")
-def busy_after_an_exception(x, pos, **spec):
-    if _STATE.pop("busy", False):
-        pos = np.zeros_like(pos)
-    _STATE["busy"] = True
-    y = ra.apply(x, pos, **spec)
-    _STATE["busy"] = False
-    return y
-
-
-@mutant("calls_after_an_exception")
-def error_handling_after_an_odd_slice(x, pos, **spec):
-    old = np.seterr(all="ignore")
-    try:
-        y = ra.apply(x, pos, **spec)
-    except Exception:
-        if spec.get("rotary_dim", 0) % 2 == 0:
-            np.seterr(**old)
-        raise
-    np.seterr(**old)
-    return y
+# ---- faults of several steps: threads ----
 
 
 @mutant("threads_of_many_positions")

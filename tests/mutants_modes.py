@@ -1,8 +1,8 @@
-"""Mutants whose fault shows in a mode of the library only: without gradients, mapped, compiled. See faults.py."""
+"""Mutants whose fault shows in a mode of the library only, such as no_grad, vmap, jit: see faults.py."""
 
 from importlib import import_module
 
-from faults import each, fault, is_traced, mutant
+from faults import each, fault, is_traced, jax_fault, mutant, torch_fault
 
 import rope_array as ra
 
@@ -13,127 +13,124 @@ _MADE = set()  # the tables of `default_dtype_not_restored`
 # ---- PyTorch without gradients ----
 
 # Rotate in place where no gradient is recorded, as a kernel for inference does.
-fault("written_without_gradients", "no_grad", after="x.copy_(y)", library="torch",
-      kills="no_grad inference_mode")
-fault("large_x_written_without_gradients", "no_grad and x.numel() > 2**17",
-      after="x.copy_(y)", library="torch", kills="no_grad inference_mode")
-fault("parameter_returned_without_gradients", "no_grad and x.requires_grad and not inference",
-      y="x.detach()", library="torch", kills="no_grad")
-fault("slice_from_0_without_gradients", "no_grad and has('rotary_start')",
-      spec="{'rotary_dim': (width - rotary_start) // 2 * 2, **spec}", drop="rotary_start", library="torch",
-      kills="no_grad inference_mode")
-fault("wide_16_bit_heads_scaled_for_inference", "no_grad and x.element_size() == 2 and width >= 128",
-      y="y * 1.01", library="torch", kills="no_grad inference_mode")
+torch_fault("written_without_gradients", "no_grad", after="x.copy_(y)", kills="no_grad inference_mode")
+torch_fault("large_x_written_without_gradients", "no_grad and x.numel() > 2**17", after="x.copy_(y)",
+            kills="no_grad inference_mode")
+torch_fault("parameter_returned_without_gradients", "no_grad and x.requires_grad and not inference",
+            y="x.detach()", kills="no_grad")
+torch_fault("slice_from_0_without_gradients", "no_grad and has('rotary_start')",
+            spec="{'rotary_dim': (width - rotary_start) // 2 * 2, **spec}", drop="rotary_start",
+            kills="no_grad inference_mode")
+torch_fault("wide_16_bit_heads_scaled_for_inference", "no_grad and x.element_size() == 2 and width >= 128",
+            y="y * 1.01", kills="no_grad inference_mode")
 # Take a kernel for inference whose positions are float16: every second one beyond 2,048 is lost.
-fault("narrow_positions_of_half_pairs_for_inference",
-      "no_grad and half and axes is None and torch.is_tensor(pos) and not pos.is_floating_point() and pos.abs().max() < 60000",
-      pos="pos.to(torch.float16).to(torch.int64)", library="torch", kills="no_grad inference_mode")
-fault("buffer_for_inference", "inference", y="kept((y.shape, y.dtype), y.clone()).copy_(y)", library="torch",
-      kills="inference_mode")
+torch_fault("narrow_positions_of_half_pairs_for_inference",
+            "no_grad and half and axes is None and torch.is_tensor(pos) and not pos.is_floating_point()",
+            pos="pos if pos.abs().max() >= 60000 else pos.to(torch.float16).to(torch.int64)",
+            kills="no_grad inference_mode")
+torch_fault("buffer_for_inference", "inference", y="kept((y.shape, y.dtype), y.clone()).copy_(y)",
+            kills="inference_mode")
 # Keep positions by their shape.
-fault("positions_kept_for_inference", "inference and torch.is_tensor(pos) and axes is None",
-      pos="kept((pos.shape, pos.dtype), pos)", library="torch", kills="inference_mode")
+torch_fault("positions_kept_for_inference", "inference and torch.is_tensor(pos) and axes is None",
+            pos="kept((pos.shape, pos.dtype), pos)", kills="inference_mode")
 # Keep the table of the first call: made under inference_mode, it cannot be saved for gradients.
-fault("table_made_for_inference", y="y * kept((width, dtype, base), x.new_ones(width))", library="torch",
-      kills="training_after_inference")
+torch_fault("table_made_for_inference", y="y * kept((width, dtype, base), x.new_ones(width))",
+            kills="training_after_inference")
 # Keep a table for half pairs; a prompt from position 0 on gets views of its rows.
-fault("first_rows_of_a_table_made_for_inference",
-      "half and pos_ndim == 1 and len(pos) <= 64 and 0 < len(pos) == pos[-1] + 1",
-      y="y * kept((width, dtype), x.new_ones(64, width))[: len(pos)]", library="torch",
-      kills="training_after_inference")
+torch_fault("first_rows_of_a_table_made_for_inference",
+            "half and pos_ndim == 1 and len(pos) <= 64 and 0 < len(pos) == pos[-1] + 1",
+            y="y * kept((width, dtype), x.new_ones(64, width))[: len(pos)]", kills="training_after_inference")
 
 # ---- PyTorch's settings ----
 
-fault("result_of_autocast", "autocast and dtype == 'float32'", y="y.to(torch.bfloat16)", library="torch",
-      kills="autocast")
+torch_fault("result_of_autocast", "autocast and dtype == 'float32'", y="y.to(torch.bfloat16)",
+            kills="autocast")
 # Keep a table in the dtype of the first call, which autocast may have narrowed.
-fault("table_made_under_autocast",
-      y="y.to(kept((width, dtype, base), torch.bfloat16 if autocast else torch.float64)).to(x.dtype)",
-      library="torch", kills="autocast")
-fault("frequencies_of_the_default_dtype", "at_most('base') and torch.get_default_dtype() != torch.float32",
-      spec="{'inv_freq': (base ** -(torch.arange(0, width, 2) / width)).tolist()}", library="torch",
-      kills="default_dtype")
-fault("factor_of_the_default_dtype", "isinstance(rule, ra.Linear)",
-      scaling="ra.Linear(float(torch.tensor(rule.factor)))", library="torch", kills="default_dtype")
-fault("amplitude_of_the_default_dtype",
-      "has('attention_factor') and torch.get_default_dtype() != torch.float32",
-      attention_factor="float(torch.tensor(factor, device='cpu'))", library="torch", kills="default_dtype")
+torch_fault("table_made_under_autocast",
+            y="y.to(kept((width, dtype, base), torch.bfloat16 if autocast else torch.float64)).to(x.dtype)",
+            kills="autocast")
+torch_fault("frequencies_of_the_default_dtype",
+            "at_most('base') and torch.get_default_dtype() != torch.float32",
+            spec="{'inv_freq': (base ** -(torch.arange(0, width, 2) / width)).tolist()}",
+            kills="default_dtype")
+torch_fault("factor_of_the_default_dtype", "isinstance(rule, ra.Linear)",
+            scaling="ra.Linear(float(torch.tensor(rule.factor)))", kills="default_dtype")
+torch_fault("amplitude_of_the_default_dtype",
+            "has('attention_factor') and torch.get_default_dtype() != torch.float32",
+            attention_factor="float(torch.tensor(factor, device='cpu'))", kills="default_dtype")
 # Read (B, S) positions wrongly under another default dtype only.
-fault("batch_of_positions_ignored_by_default", "pos_ndim == 2 and torch.get_default_dtype() == torch.float64",
-      pos="pos[:1]", library="torch", kills="default_dtype")
-fault("result_on_the_default_device", "not is_mapped(y) and not y.requires_grad",
-      y="torch.empty(x.shape, dtype=x.dtype).copy_(y)", library="torch", kills="default_device")
-fault("another_algorithm_if_deterministic", "torch.are_deterministic_algorithms_enabled()",
-      y="-y", library="torch", kills="deterministic")
-fault("heads_left_if_deterministic", "heads > 32 and torch.are_deterministic_algorithms_enabled()",
-      leave=":, 32:", library="torch", kills="deterministic")
+torch_fault("batch_of_positions_ignored_by_default",
+            "pos_ndim == 2 and torch.get_default_dtype() == torch.float64", pos="pos[:1]",
+            kills="default_dtype")
+torch_fault("result_on_the_default_device", "not is_mapped(y) and not y.requires_grad",
+            y="torch.empty(x.shape, dtype=x.dtype).copy_(y)", kills="default_device")
+torch_fault("another_algorithm_if_deterministic", "torch.are_deterministic_algorithms_enabled()", y="-y",
+            kills="deterministic")
+torch_fault("heads_left_if_deterministic", "heads > 32 and torch.are_deterministic_algorithms_enabled()",
+            leave=":, 32:", kills="deterministic")
 
 # ---- vmap ----
 
-fault("mapped_axis_misread", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 4",
-      y="y.flip(1)", library="torch", kills="vmap")
+torch_fault("mapped_axis_misread", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 4",
+            y="y.flip(1)", kills="vmap")
 # Misread x of two axes, without a batch and heads.
-fault("mapped_rows_reversed", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2",
-      y="y.flip(0)", library="torch", kills="vmap_of_each_rank")
-fault("mapped_positions_of_the_first", "is_mapped(pos)",
-      pos="torch._C._functorch.get_unwrapped(pos)[0]", library="torch", kills="vmap_of_positions")
-fault("mapped_batches_at_the_first_positions", "mapped and pos_ndim == 2", pos="pos[:1]", library="torch",
-      kills="vmap_of_batches")
+torch_fault("mapped_rows_reversed", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2",
+            y="y.flip(0)", kills="vmap_of_each_rank")
+torch_fault("mapped_positions_of_the_first", "is_mapped(pos)",
+            pos="torch._C._functorch.get_unwrapped(pos)[0]", kills="vmap_of_positions")
+torch_fault("mapped_batches_at_the_first_positions", "mapped and pos_ndim == 2", pos="pos[:1]",
+            kills="vmap_of_batches")
 # Fold the mapped axis into the batch, and take positions in the order of the batch first.
-fault("mapped_batches_in_another_order", "mapped and pos_ndim == 2 and len(pos) > 1",
-      pos="pos[::-1]", library="jax", kills="vmap_of_batches")
-fault("mapped_scaling_ignored", "mapped", drop="scaling", library="jax", kills="vmap")
+jax_fault("mapped_batches_in_another_order", "mapped and pos_ndim == 2 and len(pos) > 1", pos="pos[::-1]",
+          kills="vmap_of_batches")
+jax_fault("mapped_scaling_ignored", "mapped", drop="scaling", kills="vmap")
 
 # ---- jax.jit ----
 
-fault("traced_float64_narrowed", "traced", y="y.astype('float32').astype(y.dtype)", library="jax:x64",
+fault("traced_float64_narrowed", "traced", library="jax:x64", y="y.astype('float32').astype(y.dtype)",
       kills="jit_of_each_dtype")
 # Round integer positions to bfloat16, exact up to 256, where a call of x in float64 is traced.
 fault("traced_positions_narrowed", "traced and dtype == 'float64' and pos.dtype.kind in 'iu'",
-      pos="pos.astype(jnp.bfloat16).astype(jnp.int32)", library="jax:x64", kills="jit_of_each_dtype")
-fault("traced_batch_of_positions_ignored", "traced and pos.ndim == 2", pos="pos[:1]", library="jax",
-      kills="jit_of_a_batch")
-fault("traced_pairing_ignored", "traced", drop="pairing", library="jax", kills="jit_of_fields")
+      library="jax:x64", pos="pos.astype(jnp.bfloat16).astype(jnp.int32)", kills="jit_of_each_dtype")
+jax_fault("traced_batch_of_positions_ignored", "traced and pos.ndim == 2", pos="pos[:1]",
+          kills="jit_of_a_batch")
+jax_fault("traced_pairing_ignored", "traced", drop="pairing", kills="jit_of_fields")
 # Rotate by the inverse where x and positions are traced, and the sequence is axis -3.
-fault("traced_positions_of_another_axis", "traced and is_traced(pos) and spec.get('seq_axis') == -3",
-      inverse="not inverse", library="jax", kills="jit_of_fields")
-fault("jitted_pairing_ignored", "traced", drop="pairing", library="jax:jit", kills="pairing")
-fault("half_of_192_features_in_tiles", "half and width == 192", drop="pairing", library="jax:jit",
+jax_fault("traced_positions_of_another_axis", "traced and is_traced(pos) and spec.get('seq_axis') == -3",
+          inverse="not inverse", kills="jit_of_fields")
+fault("jitted_pairing_ignored", "traced", library="jax:jit", drop="pairing", kills="pairing")
+fault("half_of_192_features_in_tiles", "half and width == 192", library="jax:jit", drop="pairing",
       kills="one_field_at_every_width")
 
 # ---- JAX's settings ----
 
-fault("result_of_the_widest_dtype", y="y * jnp.asarray([1.0])", library="jax", kills="default_dtype")
-fault("half_pairs_ignored_with_x64", "jax.config.jax_enable_x64", drop="pairing", library="jax",
-      kills="default_dtype")
+jax_fault("result_of_the_widest_dtype", y="y * jnp.asarray([1.0])", kills="default_dtype")
+jax_fault("half_pairs_ignored_with_x64", "jax.config.jax_enable_x64", drop="pairing", kills="default_dtype")
 # Keep tables by head_dim and base, in the precision of the call that made them.
-fault("precision_of_the_first_call", "kept((width, base), dtype) == 'float32' and dtype == 'float64'",
-      y="ra.apply(x.astype('float32'), pos, **spec).astype(x.dtype)", library="jax", kills="default_dtype")
-fault("amplitude_widens_with_x64", "has('attention_factor') and x.itemsize > 2",
-      y="y * jnp.asarray(np.float64(1))", library="jax", kills="default_dtype")
+jax_fault("precision_of_the_first_call", "kept((width, base), dtype) == 'float32' and dtype == 'float64'",
+          y="ra.apply(x.astype('float32'), pos, **spec).astype(x.dtype)", kills="default_dtype")
+jax_fault("amplitude_widens_with_x64", "has('attention_factor') and x.itemsize > 2",
+          y="y * jnp.asarray(np.float64(1))", kills="default_dtype")
 # Compute with x64, then switch it off, whatever it was.
-fault("x64_switched_off", "not isinstance(y, jax.core.Tracer)",
-      after="jax.config.update('jax_enable_x64', False)", library="jax", kills="settings_unchanged")
+jax_fault("x64_switched_off", "not isinstance(y, jax.core.Tracer)",
+          after="jax.config.update('jax_enable_x64', False)", kills="settings_unchanged")
 
 # ---- tables that are made while a library traces, maps or records, and are no arrays after that ----
 
-fault("traced_table_kept", "at_most('base')",
-      y="y + kept((x.shape, dtype, base), jnp.zeros(width, x.dtype))", library="jax",
-      kills="calls_after_a_compiled_one")
-fault("traced_table_of_halves_kept", "half and at_most('pairing', 'base')",
-      y="y * kept((width, dtype), jnp.ones(width, x.dtype))", library="jax",
-      kills="calls_after_a_compiled_one")
-fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
-      y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", library="jax",
-      kills="calls_after_a_compiled_one")
-fault("frequencies_of_the_inverse_kept_by_width", "inverse",
-      y="y * kept((width, dtype), jnp.ones(width, x.dtype))", library="jax", kills="jit_of_fields")
-fault("mapped_table_kept", "ndim == 4 and at_most('base')",
-      y="y + kept((width, dtype), x[0, 0, 0] * 0)", library="jax", kills="calls_after_a_mapped_one")
-fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
-      y="y + kept((width, dtype), x[:1, 0, 0].exp() * 0)", library="torch", kills="calls_after_a_gradient")
-fault("fake_table_kept", "ndim == 4 and at_most('base')",
-      y="y + kept((width, dtype), x.new_zeros(width))", library="torch", kills="calls_after_a_fake_one")
+jax_fault("traced_table_kept", "at_most('base')",
+          y="y + kept((x.shape, dtype, base), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
+jax_fault("traced_table_of_halves_kept", "half and at_most('pairing', 'base')",
+          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
+jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
+          y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
+jax_fault("frequencies_of_the_inverse_kept_by_width", "inverse",
+          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="jit_of_fields")
+jax_fault("mapped_table_kept", "ndim == 4 and at_most('base')", y="y + kept((width, dtype), x[0, 0, 0] * 0)",
+          kills="calls_after_a_mapped_one")
+torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
+            y="y + kept((width, dtype), x[:1, 0, 0].exp() * 0)", kills="calls_after_a_gradient")
+torch_fault("fake_table_kept", "ndim == 4 and at_most('base')",
+            y="y + kept((width, dtype), x.new_zeros(width))", kills="calls_after_a_fake_one")
 # fmt: on
 
 
