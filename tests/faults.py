@@ -156,8 +156,9 @@ ABBREVIATIONS = {
     "numbers": "np.asarray(pos)",
     "pos_ndim": "getattr(pos, 'ndim', 0)",  # of an array of any library
     "pos_is_array": "isinstance(pos, np.ndarray)",
-    "pos_is_row": "is_row(pos)",
-    "pos_is_batch": "is_batch(pos)",
+    "pos_is_row": "pos_is_array and pos.ndim == 1 and pos.size > 1",  # (S,)
+    "pos_is_batch": "pos_is_array and pos.ndim == 2 and pos.size > 1",  # (B, S)
+    "fields": "spec.keys()",
     "base": "spec.get('base', 10000.0)",
     "half": "spec.get('pairing') == 'half'",
     "inverse": "spec.get('inverse', False)",
@@ -225,21 +226,8 @@ class Call:
         def backward(gradient, pos):  # without a reference to this call, and so to x and y
             return Call(gradient, pos, spec, state, library).value(code)
 
-        return with_gradient(library, self.x, self.pos, spec, backward)
-
-    # ---- fields ----
-
-    def only(self, *names):
-        """Return whether the call has exactly these fields."""
-        return self.spec.keys() == set(names)
-
-    def at_most(self, *names):
-        """Return whether the call has no other fields."""
-        return self.spec.keys() <= set(names)
-
-    def has(self, *names):
-        """Return whether the call has one of these fields."""
-        return bool(self.spec.keys() & set(names))
+        rotate = jax_with_gradient if library.startswith("jax") else torch_with_gradient
+        return rotate(self.x, self.pos, spec, backward)
 
     # ---- gradients ----
 
@@ -299,13 +287,8 @@ def adjoint_spec(width, spec):
     return fields
 
 
-def with_gradient(library, x, pos, spec, backward):
-    """Rotate with the gradient backward(gradient, pos)."""
-    rotate = jax_with_gradient if library.startswith("jax") else torch_with_gradient
-    return rotate(x, pos, spec, backward)
-
-
 def torch_with_gradient(x, pos, spec, backward):
+    """Rotate with the gradient backward(gradient, pos)."""
     torch = import_module("torch")
 
     class Rotated(torch.autograd.Function):
@@ -322,22 +305,14 @@ def torch_with_gradient(x, pos, spec, backward):
 
 
 def jax_with_gradient(x, pos, spec, backward):
+    """Rotate with the gradient backward(gradient, pos)."""
+
     @import_module("jax").custom_vjp
     def rotated(x):
         return ra.apply(x, pos, **spec)
 
     rotated.defvjp(lambda x: (rotated(x), None), lambda _, gradient: (backward(gradient, pos),))
     return rotated(x)
-
-
-def is_row(pos):
-    """Return whether positions are a NumPy array of shape (S,), of more than one."""
-    return isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
-
-
-def is_batch(pos):
-    """Return whether positions are a NumPy array of shape (B, S), of more than one."""
-    return isinstance(pos, np.ndarray) and pos.ndim == 2 and pos.size > 1
 
 
 def is_traced(x):
@@ -404,7 +379,7 @@ def with_strides(array, *strides):
 
 
 _FUNCTIONS = [put, write, nudged, powers, power_of_2_in, by_index, with_coordinates, in_memory_order]
-_FUNCTIONS += [with_strides, is_row, is_batch, is_traced, is_mapped, replace, import_module, Decimal]
+_FUNCTIONS += [with_strides, is_traced, is_mapped, replace, import_module, Decimal]
 NAMES = {function.__name__: function for function in _FUNCTIONS}
 NAMES |= {"np": np, "ra": ra, "count": itertools.count}
 ABBREVIATIONS = {name: expression(text) for name, text in ABBREVIATIONS.items()}

@@ -19,10 +19,10 @@ fault("cache_keyed_without_base", base="kept((width, spec.get('rotary_dim')), ba
 # lucidrains/rotary-embedding-torch #11.
 fault("cache_keyed_without_offset", pos="kept((numbers.shape, numbers.dtype), pos)",
       kills="calls_at_other_positions")
-fault("exponent_i_over_d", "not has('inv_freq')", inv_freq="powers(base, -1, rotated, rotated // 2)",
+fault("exponent_i_over_d", "'inv_freq' not in spec", inv_freq="powers(base, -1, rotated, rotated // 2)",
       drop="base", kills="definition widths")
 # pie #602.
-fault("frequencies_from_head_dim", "not has('inv_freq')", inv_freq="powers(base, -2, width, rotated // 2)",
+fault("frequencies_from_head_dim", "'inv_freq' not in spec", inv_freq="powers(base, -2, width, rotated // 2)",
       drop="base", kills="rotary_dim rotary_start odd_width")
 
 
@@ -62,9 +62,9 @@ fault("tail_zeroed", "spec.get('rotary_dim') is not None",
 fault("block_of_256_features", leave="..., 256:", kills="wide_heads")
 # Dao-AILab/flash-attention: a kernel for heads of a certain size.
 fault("only_128_features", leave="..., 128:", kills="widths")
-fault("frequencies_sorted", "has('inv_freq')", inv_freq="sorted(spec['inv_freq'], reverse=True)",
+fault("frequencies_sorted", "'inv_freq' in spec", inv_freq="sorted(spec['inv_freq'], reverse=True)",
       kills="inv_freq")
-fault("amplitude_squared", "has('attention_factor')", attention_factor="factor**2",
+fault("amplitude_squared", "'attention_factor' in spec", attention_factor="factor**2",
       kills="attention_factor attention_factor_of_a_part")
 fault("amplitude_on_all", y="put(y, np.s_[..., rotary_dim:], y[..., rotary_dim:] * factor)",
       kills="attention_factor_of_a_part")
@@ -119,7 +119,7 @@ fault("longrope_long_at_the_trained_length", "isinstance(rule, ra.LongRoPE)",
 # Megatron-Bridge #4195: the first features of the head instead of the first pairs.
 fault("proportional_as_partial", "isinstance(rule, ra.Proportional)", scaling="ra.Linear(rule.factor)",
       rotary_dim="int(rule.partial_rotary_factor * width) // 2 * 2", kills="scaling_proportional")
-fault("rule_kept_from_the_first_call", "has('scaling')", scaling="kept(type(rule), rule)",
+fault("rule_kept_from_the_first_call", "'scaling' in spec", scaling="kept(type(rule), rule)",
       kills="scaling_in_turn")
 fault("cache_without_one_parameter_of_a_rule", "isinstance(rule, ra.Llama3)",
       scaling="kept((rule.factor, rule.low_freq_factor, rule.original_max_position_embeddings), rule)",
@@ -145,7 +145,7 @@ fault("frequencies_that_always_restart", "one_series",
       kills="axes_of_text axes_chunked")
 fault("halves_across_blocks", "axes is not None", axes="replace(axes, blocks=1)",
       kills="axes_blocks axes_inverse")
-fault("given_frequencies_turn_every_lane", "axes is not None and has('inv_freq')",
+fault("given_frequencies_turn_every_lane", "axes is not None and 'inv_freq' in spec",
       axes="replace(axes, coordinates=tuple(one or 0 for one in axes.coordinates))",
       kills="axes_without_a_coordinate")
 # Read coordinates of shape (3, 3) as (n, S) instead of (S, n).
@@ -280,7 +280,8 @@ fault("computed_at_once", library="dask", y="import_module('dask.array').from_ar
 # ---- combinations ----
 
 fault("inverse_ignored_for_a_batch", "numbers.ndim > 1", drop="inverse", kills="combinations")
-fault("start_ignored_beside_halves", "half and has('rotary_dim')", drop="rotary_start", kills="combinations")
+fault("start_ignored_beside_halves", "half and 'rotary_dim' in spec", drop="rotary_start",
+      kills="combinations")
 fault("float16_by_the_usual_base", "dtype == 'float16'", drop="base", kills="combinations")
 fault("whole_base", "base > 1", base="float(int(base))", kills="base_of_any_size")
 fault("two_features_are_none", "width == 2", y="x.copy()", kills="narrow_heads")

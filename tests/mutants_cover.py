@@ -13,7 +13,7 @@ fault("base_ignored_at_wide_heads", "width >= 96", drop="base", kills="widths_an
 fault("slices_rounded_to_a_power_of_two", "16 < (spec.get('rotary_dim') or 0) < 100",
       leave="..., rotary_start + power_of_2_in(rotary_dim) : rotary_start + rotary_dim",
       kills="widths_and_fields")
-fault("slice_of_a_wide_head_from_its_end", "half and has('rotary_dim') and width >= 64", drop="pairing",
+fault("slice_of_a_wide_head_from_its_end", "half and 'rotary_dim' in spec and width >= 64", drop="pairing",
       kills="widths_and_fields")
 # Leave out the last features of 36, 44, 72, 88.
 fault("head_dims_not_of_16", "width > 16 and width % 16 and width != 80", leave="..., width // 16 * 16 :",
@@ -21,7 +21,7 @@ fault("head_dims_not_of_16", "width > 16 and width % 16 and width != 80", leave=
 fault("head_dim_112", "width == 112", y="x.copy()", kills="widths_and_fields")
 fault("float16_beyond_64_features", "dtype == 'float16'", leave="..., 64:", kills="widths_and_fields")
 fault("wide_out_pairing", "width > 64", drop="out_pairing", kills="widths_and_fields")
-fault("float16_inverse_of_a_slice", "dtype == 'float16' and inverse and has('rotary_dim')", drop="inverse",
+fault("float16_inverse_of_a_slice", "dtype == 'float16' and inverse and 'rotary_dim' in spec", drop="inverse",
       kills="widths_and_fields")
 fault("float64_scaling_of_halves", "dtype == 'float64' and half", drop="scaling", kills="widths_and_fields")
 fault("rotary_start_modulo_32", "rotary_start >= 32", rotary_start="rotary_start % 32",
@@ -30,8 +30,8 @@ fault("rotary_start_modulo_32", "rotary_start >= 32", rotary_start="rotary_start
 # ---- sizes ----
 
 fault("heads_from_65_with_half_pairing", "half and heads", leave=":, 64:", kills="sizes_and_fields")
-fault("batches_from_33_with_a_slice", "has('rotary_dim')", leave="32:", kills="sizes_and_fields")
-fault("float16_beyond_512_rows", "dtype == 'float16' and ndim > 1 and not has('seq_axis')",
+fault("batches_from_33_with_a_slice", "'rotary_dim' in spec", leave="32:", kills="sizes_and_fields")
+fault("float16_beyond_512_rows", "dtype == 'float16' and ndim > 1 and 'seq_axis' not in spec",
       leave="..., 512:, :", kills="sizes_and_fields")
 torch_fault("float16_inverse_beyond_512_rows", "dtype == 'float16' and inverse and rows > 512",
             y="torch.cat([y[..., :512, :], x[..., 512:, :]], -2)", kills="sizes_and_fields")
@@ -47,19 +47,22 @@ fault("sequence_axis_of_many_heads", "spec.get('seq_axis') in (-3, 1) and ndim =
 
 # Split at half of the next power of two, in a fast path for half pairing.
 fault("half_pairing_alone_at_a_power_of_two",
-      "half and only('pairing') and width > 24 and width != power_of_2_in(width)", inverse="True",
+      "half and fields == {'pairing'} and width > 24 and width != power_of_2_in(width)", inverse="True",
       kills="one_field_at_every_width")
-fault("half_pairing_alone_at_112_and_160", "half and only('pairing') and width in (112, 160)",
+fault("half_pairing_alone_at_112_and_160", "half and fields == {'pairing'} and width in (112, 160)",
       y="put(y, np.s_[..., [55, 56]], y[..., [56, 55]])", kills="one_field_at_every_width")
-fault("float16_half_pairing_alone_at_80", "half and only('pairing') and width == 80 and dtype == 'float16'",
-      inverse="True", kills="one_field_at_every_width")
-fault("base_alone_at_112", "only('base') and width == 112", drop="base", kills="one_field_at_every_width")
-fault("inverse_with_half_pairing_alone_at_160", "only('pairing', 'inverse') and width == 160", drop="inverse",
+fault("float16_half_pairing_alone_at_80",
+      "half and fields == {'pairing'} and width == 80 and dtype == 'float16'", inverse="True",
       kills="one_field_at_every_width")
+fault("base_alone_at_112", "fields == {'base'} and width == 112", drop="base",
+      kills="one_field_at_every_width")
+fault("inverse_with_half_pairing_alone_at_160", "fields == {'pairing', 'inverse'} and width == 160",
+      drop="inverse", kills="one_field_at_every_width")
 # Leave the amplitude out from the 65th row on, if there is no other field.
-fault("attention_factor_of_64_rows", "only('attention_factor') and ndim > 1",
+fault("attention_factor_of_64_rows", "fields == {'attention_factor'} and ndim > 1",
       y="put(y, np.s_[..., 64:, :], y[..., 64:, :] / factor)", kills="one_field_and_many_rows")
-fault("base_alone_of_64_heads", "only('base') and heads", leave=":, 64:", kills="one_field_and_many_rows")
+fault("base_alone_of_64_heads", "fields == {'base'} and heads", leave=":, 64:",
+      kills="one_field_and_many_rows")
 # Half pairs of more than 32 heads, two heads at a time.
 fault("the_last_of_an_odd_number_of_heads", "half and heads > 32 and heads % 2", leave=":, -1",
       kills="one_field_and_many_rows")

@@ -19,7 +19,7 @@ torch_fault("inverse_for_adjoint", y="y / factor**2 + (y - y / factor**2).detach
 torch_fault("gradient_of_the_tail_lost",
             y="torch.cat([y[..., :rotary_dim], y[..., rotary_dim:].detach()], -1)",
             kills="gradient_of_a_part")
-torch_fault("rest_of_a_wide_slice_has_no_gradient", "only('rotary_dim') and 64 <= rotated < width",
+torch_fault("rest_of_a_wide_slice_has_no_gradient", "fields == {'rotary_dim'} and 64 <= rotated < width",
             y="put(x.detach().clone(), np.s_[..., :rotated], y[..., :rotated])",
             kills="gradient_of_one_field")
 torch_fault("gradient_of_a_step_forward", "rows == 1", gradient="gradient.clone()",
@@ -60,13 +60,13 @@ torch_fault("gradient_of_float16_at_float16_positions", "dtype == 'float16' and 
             gradient="adjoint(pos.to(torch.float16).to(pos.dtype))", kills="gradient_at_far_positions")
 # Save positions as int16 for the backward pass of calls with a slice.
 torch_fault("gradient_of_a_slice_at_positions_of_16_bits",
-            "has('rotary_dim') and torch.is_tensor(pos) and not pos.is_floating_point()",
+            "'rotary_dim' in spec and torch.is_tensor(pos) and not pos.is_floating_point()",
             gradient="adjoint(pos.to(torch.int16).to(torch.int64))", kills="gradient_combinations")
-jax_fault("gradient_at_positions_of_16_bits", "at_most('base') and pos_ndim == 1",
+jax_fault("gradient_at_positions_of_16_bits", "fields <= {'base'} and pos_ndim == 1",
           gradient="adjoint(pos.astype('int16'))", kills="jit_of_gradients")
 # Rotate the gradient by -pos, which wraps.
 jax_fault("gradient_negates_narrow_positions",
-          "at_most('base') and str(getattr(pos, 'dtype', '')) in ('uint8', 'int8')",
+          "fields <= {'base'} and str(getattr(pos, 'dtype', '')) in ('uint8', 'int8')",
           gradient="ra.apply(gradient, jnp.negative(pos), **spec)", kills="jit_of_gradients")
 
 # ---- fields of a gradient ----
@@ -82,11 +82,11 @@ torch_fault("gradient_along_the_usual_axis", "spec.get('seq_axis') in (-3, 1) an
 torch_fault("gradient_of_2_17_elements_without_pairing", "x.numel() > 2**17",
             gradient="adjoint(drop='pairing')", kills="gradient_of_many_elements")
 # Rotate back with rotary_dim's frequencies at narrow heads only.
-torch_fault("gradient_of_a_slice_alone", "only('rotary_dim') and width > 64",
+torch_fault("gradient_of_a_slice_alone", "fields == {'rotary_dim'} and width > 64",
             gradient="adjoint(drop='rotary_dim')", kills="gradient_of_one_field")
 torch_fault("gradient_of_many_rows_without_the_factor", "rows > 1024",
             gradient="adjoint(drop='attention_factor')", kills="gradient_of_one_field")
-torch_fault("gradient_without_the_amplitude_of_yarn", "only('scaling') and isinstance(rule, ra.YaRN)",
+torch_fault("gradient_without_the_amplitude_of_yarn", "fields == {'scaling'} and isinstance(rule, ra.YaRN)",
             gradient="adjoint(attention_factor=1.0)", kills="gradient_of_scaling")
 # Rotate back by the first coordinate, for axes of one series.
 torch_fault("gradient_by_the_first_coordinate", "axes is not None and not axes.widths",
@@ -94,14 +94,14 @@ torch_fault("gradient_by_the_first_coordinate", "axes is not None and not axes.w
             kills="gradient_of_axes")
 # Leave rotary_start out in the backward pass of float16, by a path for calls with a base.
 torch_fault("narrow_gradient_of_a_slice_of_another_base",
-            "dtype == 'float16' and has('base') and not has('axes', 'inv_freq', 'scaling')",
+            "dtype == 'float16' and 'base' in spec and not fields & {'axes', 'inv_freq', 'scaling'}",
             gradient="adjoint(drop='rotary_start')", kills="gradient_combinations")
 # Leave rotary_start out in the backward pass of bfloat16, where rotary_dim is given.
 jax_fault("narrow_gradient_of_a_slice_from_0",
-          "dtype == 'bfloat16' and has('rotary_dim') and not has('axes', 'inv_freq')",
+          "dtype == 'bfloat16' and 'rotary_dim' in spec and not fields & {'axes', 'inv_freq'}",
           gradient="adjoint(drop='rotary_start')", kills="jit_of_gradients")
 jax_fault("gradient_of_wide_heads_without_scaling",
-          "isinstance(rule, ra.Linear) and width > 64 and not has('axes', 'inv_freq')",
+          "isinstance(rule, ra.Linear) and width > 64 and not fields & {'axes', 'inv_freq'}",
           gradient="adjoint(drop='scaling')", kills="jit_of_gradients")
 
 # ---- values while a gradient is recorded ----

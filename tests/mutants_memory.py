@@ -4,7 +4,7 @@ import time
 import weakref
 
 import numpy as np
-from faults import each, fault, is_batch, is_row, mutant, torch_fault
+from faults import each, fault, mutant, torch_fault
 
 import rope_array as ra
 
@@ -86,7 +86,7 @@ fault("result_in_the_strides_of_x", "ndim == 4 and numbers.ndim < 2 and x.stride
 fault("scratch_is_kept", after="kept('results', []).append(y.copy())", kills="memory_does_not_grow")
 # Return x where nothing is rotated: one row, at position 0.
 fault("first_token_returned",
-      "rows == 1 and np.shape(pos) == (1,) and not has('out_pairing', 'attention_factor', 'scaling')",
+      "rows == 1 and np.shape(pos) == (1,) and not fields & {'out_pairing', 'attention_factor', 'scaling'}",
       y="x if pos_is_array and not pos.any() else y", kills="no_aliasing")
 
 # ---- caches ----
@@ -109,7 +109,7 @@ fault("batches_of_the_first_and_last", "pos_is_batch and axes is None and (pos[0
       pos="np.repeat(pos[:1], len(pos), 0)", kills="calls_at_like_positions")
 # Use the first batch's positions for all if each row repeats one number, in calls with a base.
 fault("constant_rows_of_a_batch_read_as_the_first",
-      "pos_is_batch and pos.shape[1] > 1 and axes is None and has('base') and (pos == pos[:, :1]).all()",
+      "pos_is_batch and pos.shape[1] > 1 and axes is None and 'base' in spec and (pos == pos[:, :1]).all()",
       pos="pos[:1]", kills="widths_and_positions")
 fault("cache_keyed_without_shape", "pos_is_array and pos.ndim == 2",
       pos="pos if kept((pos.tobytes(), str(pos.dtype)), pos.shape) == pos.shape else np.zeros_like(pos)",
@@ -121,10 +121,11 @@ fault("half_pairs_by_the_address_of_positions", "half and pos_is_array and pos.s
 fault("frequencies_are_kept_by_their_place", "isinstance(spec.get('inv_freq'), list)",
       inv_freq="kept(id(spec['inv_freq']), (spec['inv_freq'], tuple(spec['inv_freq'])))[1]",
       kills="fields_written_in_place")
-fault("cache_of_whole_bases", "has('base')", base="kept(int(base), base)", kills="fields_that_differ_little")
+fault("cache_of_whole_bases", "'base' in spec", base="kept(int(base), base)",
+      kills="fields_that_differ_little")
 fault("cache_of_the_first_frequencies", "spec.get('inv_freq') is not None",
       inv_freq="kept((width, *spec['inv_freq'][:4]), spec['inv_freq'])", kills="fields_that_differ_little")
-fault("bases_by_the_decimals_of_the_caller", "has('base')",
+fault("bases_by_the_decimals_of_the_caller", "'base' in spec",
       base="state[base] if base in state else kept(base, float(Decimal(base).ln().exp()))",
       kills="first_calls_under_other_settings")
 
@@ -137,7 +138,7 @@ fault("table_that_grows_is_not_filled",
 # ---- the caller's settings ----
 
 fault("warnings_made_errors", before="np.seterr(all='raise')", kills="settings_unchanged")
-fault("standard_error_with_a_field", "has('rotary_start')", before="np.seterr(divide='raise')",
+fault("standard_error_with_a_field", "'rotary_start' in spec", before="np.seterr(divide='raise')",
       kills="settings_unchanged")
 fault("print_options_changed", before="np.set_printoptions(precision=8)", kills="settings_unchanged")
 fault("buffers_of_large_strided_arrays", "x.size > 2**14 and not x.flags.c_contiguous",
@@ -268,7 +269,7 @@ def result_is_the_cached_one(x, pos, **spec):
 def tables_of_heads_cut_to_the_heads_of_k(x, pos, **spec):
     """Repeat each batch's table for each head of q, and rotate k by the first of these tables."""
     y = ra.apply(x, pos, **spec)
-    batch = isinstance(x, tuple) and is_batch(pos) and "axes" not in spec
+    batch = isinstance(x, tuple) and np.ndim(pos) == 2 and "axes" not in spec
     if batch and x[-1].shape[1] < x[0].shape[1]:
         rows = np.repeat(pos, x[0].shape[1], 0)[: len(pos) * x[-1].shape[1]]
         y = (*y[:-1], ra.apply(x[-1], rows.reshape(len(pos), -1, pos.shape[1]), **spec))
@@ -276,6 +277,10 @@ def tables_of_heads_cut_to_the_heads_of_k(x, pos, **spec):
 
 
 # ---- faults of several steps: state ----
+
+
+def is_row(pos):
+    return isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
 
 
 @mutant("short_calls_after_a_long_one")

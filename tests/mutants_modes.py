@@ -18,7 +18,7 @@ torch_fault("large_x_written_without_gradients", "no_grad and x.numel() > 2**17"
             kills="no_grad inference_mode")
 torch_fault("parameter_returned_without_gradients", "no_grad and x.requires_grad and not inference",
             y="x.detach()", kills="no_grad")
-torch_fault("slice_from_0_without_gradients", "no_grad and has('rotary_start')",
+torch_fault("slice_from_0_without_gradients", "no_grad and 'rotary_start' in spec",
             spec="{'rotary_dim': (width - rotary_start) // 2 * 2, **spec}", drop="rotary_start",
             kills="no_grad inference_mode")
 torch_fault("wide_16_bit_heads_scaled_for_inference", "no_grad and x.element_size() == 2 and width >= 128",
@@ -50,13 +50,13 @@ torch_fault("table_made_under_autocast",
             y="y.to(kept((width, dtype, base), torch.bfloat16 if autocast else torch.float64)).to(x.dtype)",
             kills="autocast")
 torch_fault("frequencies_of_the_default_dtype",
-            "at_most('base') and torch.get_default_dtype() != torch.float32",
+            "fields <= {'base'} and torch.get_default_dtype() != torch.float32",
             spec="{'inv_freq': (base ** -(torch.arange(0, width, 2) / width)).tolist()}",
             kills="default_dtype")
 torch_fault("factor_of_the_default_dtype", "isinstance(rule, ra.Linear)",
             scaling="ra.Linear(float(torch.tensor(rule.factor)))", kills="default_dtype")
 torch_fault("amplitude_of_the_default_dtype",
-            "has('attention_factor') and torch.get_default_dtype() != torch.float32",
+            "'attention_factor' in spec and torch.get_default_dtype() != torch.float32",
             attention_factor="float(torch.tensor(factor, device='cpu'))", kills="default_dtype")
 # Read (B, S) positions wrongly under another default dtype only.
 torch_fault("batch_of_positions_ignored_by_default",
@@ -109,7 +109,7 @@ jax_fault("half_pairs_ignored_with_x64", "jax.config.jax_enable_x64", drop="pair
 # Keep tables by head_dim and base, in the precision of the call that made them.
 jax_fault("precision_of_the_first_call", "kept((width, base), dtype) == 'float32' and dtype == 'float64'",
           y="ra.apply(x.astype('float32'), pos, **spec).astype(x.dtype)", kills="default_dtype")
-jax_fault("amplitude_widens_with_x64", "has('attention_factor') and x.itemsize > 2",
+jax_fault("amplitude_widens_with_x64", "'attention_factor' in spec and x.itemsize > 2",
           y="y * jnp.asarray(np.float64(1))", kills="default_dtype")
 # Compute with x64, then switch it off, whatever it was.
 jax_fault("x64_switched_off", "not isinstance(y, jax.core.Tracer)",
@@ -117,19 +117,19 @@ jax_fault("x64_switched_off", "not isinstance(y, jax.core.Tracer)",
 
 # ---- tables that are made while a library traces, maps or records, and are no arrays after that ----
 
-jax_fault("traced_table_kept", "at_most('base')",
+jax_fault("traced_table_kept", "fields <= {'base'}",
           y="y + kept((x.shape, dtype, base), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("traced_table_of_halves_kept", "half and at_most('pairing', 'base')",
+jax_fault("traced_table_of_halves_kept", "half and fields <= {'pairing', 'base'}",
           y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
-jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
+jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
           y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
 jax_fault("frequencies_of_the_inverse_kept_by_width", "inverse",
           y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="jit_of_fields")
-jax_fault("mapped_table_kept", "ndim == 4 and at_most('base')", y="y + kept((width, dtype), x[0, 0, 0] * 0)",
-          kills="calls_after_a_mapped_one")
-torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and at_most('base')",
+jax_fault("mapped_table_kept", "ndim == 4 and fields <= {'base'}",
+          y="y + kept((width, dtype), x[0, 0, 0] * 0)", kills="calls_after_a_mapped_one")
+torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
             y="y + kept((width, dtype), x[:1, 0, 0].exp() * 0)", kills="calls_after_a_gradient")
-torch_fault("fake_table_kept", "ndim == 4 and at_most('base')",
+torch_fault("fake_table_kept", "ndim == 4 and fields <= {'base'}",
             y="y + kept((width, dtype), x.new_zeros(width))", kills="calls_after_a_fake_one")
 # fmt: on
 
