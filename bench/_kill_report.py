@@ -11,12 +11,12 @@ def report(numbers, named):
     idle = {check: victims[check] for check in names_of_checks(numbers) if check not in single.values()}
     show("checks without a mutant that only they kill; mutants that they kill", idle)
     show("mutants that only one check kills", single)
+    show("targets on which correct code fails checks: these are no killers", nonempty(numbers["correct"]))
     survived = {name: sorted({*named[name]}.difference(kills[name])) for name in named}
     faults = {
         "mutants that no check kills": {name: "" for name, killers in kills.items() if not killers},
         "mutants that survive a check which they name": nonempty(survived),
         "mutants that ran out of time; the check that ran": numbers["unfinished"],
-        "targets whose correct code fails a check": nonempty(numbers["correct"]),
     }
     for title, rows in faults.items():
         show(title, rows)

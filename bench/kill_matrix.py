@@ -4,10 +4,10 @@
     python bench/kill_matrix.py --read PATH ... [--against PATH ...]
 
 A check kills a mutant of tests/mutants*.py if it fails for it. Each mutant has a process of its own. Correct
-code is judged too, once for each target: a check that fails for it is no killer there. `--read` reports
-recorded runs instead of a new one; `--against` compares a run with recorded ones. Needs the dependency group
-`test`. Exit status 1: no check kills a mutant, or a check that the mutant names does not; a mutant ran out of
-time; a check fails for correct code.
+code is judged too, once for each target: a check that fails for it is no killer there. Mutants claim all
+fields, some of which `torch.compile` cannot compile. `--read` reports recorded runs instead of a new one;
+`--against` compares a run with recorded ones. Needs the dependency group `test`. Exit status 1: no check
+kills a mutant, or a check that the mutant names does not; or a mutant ran out of time.
 """
 
 import argparse
