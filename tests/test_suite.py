@@ -21,7 +21,7 @@ from rope_array.testing import (
     ConformanceError,
     MissingLibrary,
     Target,
-    _isolated,
+    _process,
     check_backend,
     iter_checks,
     run_checks,
@@ -29,7 +29,7 @@ from rope_array.testing import (
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES, FIELDS
 from rope_array.testing._command import lines_of
-from rope_array.testing._isolated import Judgement
+from rope_array.testing._process import Judgement
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import names, resolve
 from rope_array.testing._options import Options
@@ -412,12 +412,12 @@ def test_a_check_of_many_short_calls_fails_after_the_time_that_is_given(ending):
 
 @POSIX
 def test_a_trial_call_that_hangs_ends_after_the_time_that_is_given(ending, monkeypatch):
-    monkeypatch.setattr(_isolated, "_MOST_TRIALS_ENDED", 1)
-    monkeypatch.setattr(_isolated, "_MOST_CHECKS_ENDED", 1)
+    monkeypatch.setattr(_process, "_MOST_TRIALS_ENDED", 1)
+    monkeypatch.setattr(_process, "_MOST_CHECKS_ENDED", 1)
     started = time.monotonic()
     (failed, _), _ = judged("ending:stuck", "definition", "direction", timeout=1.5)
     assert failed.detail.startswith("it did not end in time in forever, ending.py:")
-    assert time.monotonic() - started < _isolated._IMPORT_LIMIT
+    assert time.monotonic() - started < _process._IMPORT_LIMIT
 
 
 def test_a_trial_call_that_ends_the_process_fails_a_check_of_its_own(ending):
@@ -429,8 +429,8 @@ def test_a_trial_call_that_ends_the_process_fails_a_check_of_its_own(ending):
 
 
 def test_a_process_that_ends_in_every_call_is_started_a_few_times_only(ending, monkeypatch):
-    monkeypatch.setattr(_isolated, "_MOST_TRIALS_ENDED", 1)
-    monkeypatch.setattr(_isolated, "_MOST_CHECKS_ENDED", 1)
+    monkeypatch.setattr(_process, "_MOST_TRIALS_ENDED", 1)
+    monkeypatch.setattr(_process, "_MOST_CHECKS_ENDED", 1)
     (first, second), report = judged("ending:always", "definition", "direction")
     assert first.detail.startswith("the process ended with")
     assert second.detail == "not run, as the process ended in 1 checks"

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from ._isolated import CannotJudge, Judgement
 from ._options import Options
-from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED
-from ._run import Result
+from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED, Result
+from ._process import CannotJudge, Judgement
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
