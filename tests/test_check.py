@@ -342,7 +342,7 @@ def test_a_required_capability_that_is_refused_fails(check):
     status, out, _ = check("mylib:narrow", *HALF, "--claim", "dtypes=float32", *required)
     assert status == 1
     assert "batch_positions is required, and the target lacks it" in " ".join(out.split())
-    assert "requires[batch_positions, tuple, base]" in out
+    assert "requires[batch_positions, base]" in out
 
 
 # The process that prints is the judge itself, or its parent, which one call is enough to see.
@@ -374,7 +374,7 @@ def test_output_in_any_encoding(options):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of a POSIX shell")
 def test_a_reader_that_stops_changes_no_verdict():
-    judged = f"{sys.executable} -m rope_array check mylib:nan --only kind,norm --json"
+    judged = f"{sys.executable} -m rope_array check mylib:nan --only definition --json"
     done = subprocess.run(["bash", "-c", f"{judged} | head -1; echo ${{PIPESTATUS[0]}}"],
                           capture_output=True, check=False)  # fmt: skip
     assert done.stdout.split()[-1] == b"1"
@@ -400,7 +400,7 @@ def plugin(target, *options):
     ("target", "options", "status", "texts"),
     [
         ("rotate", (*HALF_OF_PLUGIN, "-k", "definition or inv_freq", "-rs"), 0,
-         ["1 passed, 1 skipped", "inv_freq: its signature does not name it"]),
+         ["1 passed, ", " skipped", "inv_freq: its signature does not name it"]),
         ("rotate", ("-k", "definition or norm"), 1,
          ["mylib:rotate: Likely cause: half pairing; try --claim pairing=half", "required: ", "found: "]),
         ("backwards", (*HALF_OF_PLUGIN, "-k", "direction or kind"), 1,

@@ -79,19 +79,10 @@ class Child:
         self._lines.put((time.monotonic(), None))
 
     def ask(self, name: str, arguments: Mapping[str, Any], *limits: float | None) -> dict[str, Any]:
-        """Return the answer to a request.
+        """Return the answer to a request, which names a method of `Server`, and its arguments.
 
-        Parameters
-        ----------
-        name, arguments
-            The method of `Server`, and its arguments.
-        *limits
-            Seconds until the answer; and, if two are given, seconds for each trial call. None: any number.
-
-        Raises
-        ------
-        Ended
-            The process ended, or took longer. The message says how, and where.
+        Raise `Ended`, which says how and where, if the process ended, or took more seconds than the first
+        limit; if there is a second one, more than it for a trial call. None is no limit.
         """
         self.call, self._crash = "", []
         # Its answer begins with the request's number: no other line is one, whoever writes it.
@@ -226,23 +217,9 @@ class Here:
 class Judgement:
     """Judges a target check by check, in a child process; in a new one after each that ends.
 
-    Parameters
-    ----------
-    options
-        The target and the claims.
-    timeout
-        Seconds that a check may take; None: any number. A trial call may take as many, and at least five.
-    in_process
-        Whether to judge in this process instead.
-
-    Attributes
-    ----------
-    checks
-        The checks, each with its name, requirement and needs.
-    expected
-        The failures that are expected.
-    results
-        The results so far.
+    A check may take `timeout` seconds, None any number; a trial call as many, and at least five. `checks` has
+    the name, requirement and needs of each check, `expected` the failures that are expected, and `results`
+    the results so far.
     """
 
     def __init__(self, options: Options, *, timeout: float | None = None, in_process: bool = False):
@@ -284,7 +261,7 @@ class Judgement:
         while True:
             child = Here() if self._in_process or not sys.executable else Child()
             try:
-                header = child.ask("start", self._first_request(), *self._limits(_IMPORT_LIMIT, _TRIAL_LIMIT))
+                header = self._first_answer(child)
                 if "error" in header:
                     raise CannotJudge(header["error"])
             except Ended as error:
@@ -299,13 +276,11 @@ class Judgement:
                 self._child = child
                 return header
 
-    def _first_request(self) -> dict[str, Any]:
+    def _first_answer(self, child: Child | Here) -> dict[str, Any]:
+        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
         over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
-        trials = {"ended": self._trials_ended, "trials_over": over}
-        return {"options": self._options._asdict(), "tried": self._tried, **trials}
-
-    def _limits(self, *least: float) -> list[float | None]:
-        return [None if self._timeout is None else max(self._timeout, seconds) for seconds in least]
+        trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
+        return child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""
@@ -315,12 +290,13 @@ class Judgement:
         except Ended as error:
             self._checks_ended += 1
             answer = {"error": str(error), "ended": True}
-        if "error" in answer:
-            seconds = time.perf_counter() - started
-            result = self._failed(name, answer["error"], seconds, "ended" in answer)
+        if "error" in answer:  # in the child process only the target's own errors are results
+            outcome, detail = as_expected(FAILED, shorten(answer["error"]), self.expected.get(name))
+            more = {"outcome": outcome, "detail": detail, "ended": "ended" in answer}
+            answer["result"] = {**self.checks[name], **more, "seconds": time.perf_counter() - started}
         else:
             self._tally.add(answer["served"], answer["declined"], answer["worst"])
-            result = Result(**{**answer["result"], "needs": tuple(answer["result"]["needs"])})
+        result = Result(**{**answer["result"], "needs": tuple(answer["result"]["needs"])})
         self.results.append(result)
         return result
 
@@ -341,18 +317,13 @@ class Judgement:
             self._child = None
             raise
 
-    def _failed(self, name: str, detail: str, seconds: float, ended: bool) -> Result:
-        check = self.checks[name]
-        outcome, detail = as_expected(FAILED, shorten(detail), self.expected.get(name))
-        return Result(name, outcome, detail, check["requirement"], tuple(check["needs"]), seconds, ended)
-
     def findings(self) -> dict[str, Any]:
         """Return the likely causes of the failures so far, as plain values."""
         failed = {one.name: one.detail for one in self.results if one.outcome == FAILED and not one.ended}
         answer: dict[str, Any] = {}
         if failed:
             with contextlib.suppress(Ended):
-                limit = None if self._timeout is None else max(60.0, 10 * self._timeout)
+                limit = self._timeout and max(60.0, 10 * self._timeout)
                 answer = self._ask("findings", {"failed": failed}, limit)
         return answer if answer and "error" not in answer else no_causes()
 

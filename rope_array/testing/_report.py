@@ -85,7 +85,7 @@ class Report:
 
     @cached_property
     def _findings(self) -> Findings:
-        return _findings_of(self.target, {result.name: result.detail for result in self.of(FAILED)})
+        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
 
     @property
     def cause(self) -> Cause | None:
@@ -142,15 +142,6 @@ class Tally:
 
 def plain_target(target: Target) -> dict[str, Any]:
     """Return a target and its claims as plain values; it is called to find them."""
-    own = None
-    if isinstance(target, BackendTarget):
-        own = {
-            "backend": target.backend,
-            "backends": dict(target.backends),
-            "by_tables": bool(getattr(target.rotate, "by_tables", False)),
-            "fixed": dict(target.fixed),
-            "compiled": target.compiled,
-        }
     return {
         "target": target.name,
         "version": target.version,
@@ -160,21 +151,26 @@ def plain_target(target: Target) -> dict[str, Any]:
         "claims": target.claims(),
         "claimed": target.all_claimed(),
         "declines": dict(target.declines),
-        "own": own,
+        "own": _of_backends(target) if isinstance(target, BackendTarget) else None,
+    }
+
+
+def _of_backends(target: BackendTarget) -> dict[str, Any]:
+    return {
+        "backend": target.backend,
+        "backends": dict(target.backends),
+        "by_tables": bool(getattr(target.rotate, "by_tables", False)),
+        "fixed": dict(target.fixed),
+        "compiled": target.compiled,
     }
 
 
 # ---- the causes of failures, from `_causes` ----
 
 
-def _findings_of(target: Target, failed: Mapping[str, str]) -> Findings:
-    """Return the causes of failures, whose details are given by the names of their checks."""
-    return find_causes(target, failed)
-
-
 def plain_causes(target: Target, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the causes of failures as plain values; without failures, none."""
-    return _plain_findings(_findings_of(target, failed))
+    """Return the causes of failures, whose details are given by the names of their checks."""
+    return _plain_findings(find_causes(target, failed))
 
 
 def no_causes() -> dict[str, Any]:
@@ -215,8 +211,12 @@ def plain_report(
     return {
         **target,
         "claimed": [name for name in target["claimed"] if name not in lacking],
-        "rope_array": own_version(),
-        "machine": machine(),
+        "rope_array": _version(),
+        "machine": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": f"{platform.system()} {platform.machine()}",
+        },
         "seconds": round(seconds, 2),
         "ok": not counts[FAILED] + counts[UNEXPECTED],
         **findings,
@@ -229,18 +229,8 @@ def plain_report(
     }
 
 
-def own_version() -> str:
-    """Return the version of rope_array."""
+def _version() -> str:
     try:
         return version("rope-array")
     except PackageNotFoundError:  # run from a checkout
         return "(not installed)"
-
-
-def machine() -> dict[str, str]:
-    """Return the versions of Python and NumPy, and the machine's type."""
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
