@@ -78,7 +78,8 @@ fault("vectors_and_videos", "ndim != 4", pos="0", kills="ranks")
 
 # vllm PR #44158: configs with an old key were read as unscaled.
 fault("scaling_ignored", drop="scaling",
-      kills="scaling_linear scaling_ntk scaling_dynamic scaling_yarn scaling_llama3 scaling_longrope scaling_proportional scaling_periods scaling_amplitude inverse axes_and_frequencies")
+      kills="scaling_linear scaling_ntk scaling_dynamic scaling_yarn scaling_llama3 scaling_longrope "
+      "scaling_proportional scaling_periods scaling_amplitude inverse axes_and_frequencies")
 # keras-hub 0.32.0, rope_type="dynamic": all frequencies are divided by the power.
 fault("ntk_for_every_lane", "isinstance(rule, ra.NTKAware)", scaling="replace(rule, variant='every_pair')",
       kills="scaling_ntk axes_and_frequencies")

@@ -7,7 +7,7 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target
-from rope_array.testing._checks import checks
+from rope_array.testing._checks import checks, subjects
 from rope_array.testing._claims import FIELDS
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
@@ -20,7 +20,7 @@ ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
 # What secondary targets and builds run: calls of all fields together, sizes, and memory, where these can go
 # another way through the code. The other checks have the mark `primary`. Secondary targets leave these to
 # `nightly`; so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`, which read the mark.
-COVER = {"_first", "_kinds", "_together", "_alone", "_sizes", "_arrays", "_memory"}
+COVER = {"first calls", "kinds", "combinations", "sizes", "memory"}
 COVER_OF_GRADIENTS = "gradient_combinations"
 # They run the code of another target: specs become plain numbers before any array is made.
 SECONDARY = {
@@ -35,7 +35,7 @@ SHARING = {
     *(("dask", "RoPE"), ("dask", "array-api")),
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
-SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
+SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
 SLOW = {"cubed"}  # each call takes tens of milliseconds: for the session `nightly`
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
@@ -110,8 +110,11 @@ def targets():
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
+SUBJECTS = {check.name: subject for subject, some in subjects().items() for check in some}
+
+
 def subject_of(check):
-    return check.function.__module__.rpartition(".")[2]
+    return SUBJECTS[check.name]
 
 
 def is_cover(check):
@@ -122,7 +125,7 @@ def is_shared(target, check):
     """Return whether another target has the code that a check calls."""
     subject = subject_of(check)
     if target in COMPILING_EACH:
-        return subject == "_together"
+        return subject == "combinations"
     if target in SECONDARY and not is_cover(check):
         return True
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))

@@ -279,7 +279,7 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:
     """Return an array of the same values in other memory, and the larger array of which it is a part.
 
-    A broadcast array repeats the first batch, head or both. An unknown layout, of another library, changes nothing.
+    A broadcast array repeats the first batch, head or both. An unknown layout changes nothing.
     """
     if layout in BROADCAST_AXES and x.values.ndim == 4:
         index = tuple(slice(0, 1) if axis in BROADCAST_AXES[layout] else slice(None) for axis in range(4))

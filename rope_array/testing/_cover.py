@@ -100,7 +100,9 @@ def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
         values = [*([usual] if keeps_plain else []), *(each for each in values if each is not None)]
         if name == "reach":
             reach, depth = j.target.reach, j.target.depth
-            values = [min(each, reach) if each >= 0 else max(each, -depth) for each in values if each >= 0 or depth]
+            values = [
+                min(each, reach) if each >= 0 else max(each, -depth) for each in values if each >= 0 or depth
+            ]
         drawn[name] = [each for each in dict.fromkeys(values) if _is_claimed(j, name, each)] or [usual]
     return drawn
 

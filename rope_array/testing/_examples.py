@@ -119,8 +119,8 @@ def _draw_call(j: Judge, draw: _Draw) -> Call | None:
         values["width"] = j.width if draw.chance(0.4) else int(draw.one(every_width(j)))
         values["rows"] = _draw_rows(j, draw, values["width"])
         values["reach"] = _draw_reach(j, draw)
-        for name in values.keys() & _NUMBERS.keys():
-            if j.claims(name):
+        for name in _NUMBERS:
+            if name in values and j.claims(name):
                 values[name] = _NUMBERS[name](draw, values["width"])
         call = resolved(j, plain_call(j).replace(**values))
         if fits(j, call):

@@ -260,7 +260,7 @@ def _halvings(low: int, step: int = 1) -> Callable[[Any], Iterator[int]]:
     """Return a function of numbers from `low` to a number, each nearer to it: 1, 1/2, 3/4, ... of the way."""
 
     def simpler(number: int) -> Iterator[int]:
-        distance = (number - low) // step
+        distance = max(number - low, 0) // step
         yield from (number - step * (distance >> n) for n in range(distance.bit_length()))
 
     return simpler
@@ -295,7 +295,7 @@ FACTORS: dict[str, Factor] = {
         _needs_of_rows,
         simpler=_simpler_rows,
     ),
-    "width": Factor(16, read=int),
+    "width": Factor(16, read=int, simpler=_halvings(16, 2)),
     "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
     "kind": Factor(
         "int64",

@@ -22,7 +22,8 @@ from rope_array.testing._refused import takes_gradient
 from rope_array.testing._settings import changes
 
 _CROSSED_LEVELS = {
-    "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128], "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)],
+    "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128], "rows": [(2, 3, 5), (1, 40, 2), (2, 1,
+    130)],
     "positions": ["S", "BS"], "order": [None, "ascending", "descending"], "reach": [12345],
 }  # fmt: skip
 _CROSSED = Cover(_CROSSED_LEVELS, pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse")))
@@ -542,7 +543,8 @@ _PROGRAMS = (
         {**dict.fromkeys(_SIMPLE, 1), "dtype": True, "rows": [(2, 3, 3)]},
         [("dtype", *some) for some in pairs_among(_SIMPLE)],
     ),
-    Cover({**FEW_FIELDS, "in_tuple": 0, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover({**FEW_FIELDS, "in_tuple": 0, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS],
+    alone=True),
     Cover({**FEW_FIELDS, "in_tuple": 0, "positions": ["BS"]}, [(name,) for name in FEW_FIELDS], alone=True),
     Cover(
         {"kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"],

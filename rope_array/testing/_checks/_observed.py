@@ -16,7 +16,8 @@ _LEVELS = {
 }  # fmt: skip
 _COVERS = (Cover(
     _LEVELS,
-    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"), ("width", "layout"),
+    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"),
+     ("width", "layout"),
      ("rows", "dtype", "pairing"), ("reach", "rows", "positions"), ("positions", "rows"), ("kind", "rows"),
      ("layout", "rotary_dim"), ("reach", "dtype", "rotary_dim")],
     alone=True,
