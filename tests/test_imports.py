@@ -196,8 +196,7 @@ JUDGE = {
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {
-    f"testing.{name}"
-    for name in ("_compilers", "_modes", "_own", "_shrink", "_triton_interpreter")
+    f"testing.{name}" for name in ("_compilers", "_modes", "_own", "_shrink", "_triton_interpreter")
 } | {f"testing._libraries.{name}" for name in ("_base", "_jax", "_numpy", "_others", "_torch")}
 LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
 OF_PYTEST = {"testing.plugin"}

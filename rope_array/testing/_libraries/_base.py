@@ -31,47 +31,26 @@ class MissingLibrary(ImportError):
 class Library:
     """One array library, in one configuration.
 
-    Parameters
-    ----------
-    name
-        The library's name in the suite, if it is not the class's: "torch:cuda", with a configuration.
-    **attributes
-        Attributes with other values than the class's.
-
-    Attributes
-    ----------
-    module
-        The module to import.
-    namespace
-        The module of the Array API namespace, from array-api-compat where it has one.
-    floats
-        Names of the floating dtypes.
-    integers
-        Names of the integer dtypes that positions may have; the first is the widest.
-    calls
-        Number of calls in `combinations`: few if each is compiled.
-    has_strides
-        Whether its arrays may have any strides.
-    negative_steps
-        Whether slices may have negative steps.
-    backend
-        The backend of rope_array that this configuration is for, or None.
-    compiles
-        Whether the library has a compiler for this configuration.
-    configuration
-        The configuration in words; empty for the default.
+    A configuration has a name of its own, such as "torch:cuda", and attributes that differ from its class's.
     """
 
     name = ""
     module = ""
+    # The module of the Array API namespace, from array-api-compat where it has one.
     namespace = ""
     floats: tuple[str, ...] = ("float16", "float32", "float64")
+    # The integer dtypes that positions may have; the first is the widest.
     integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
+    # The number of calls in `combinations`: few if each is compiled.
     calls = 1000
     has_strides = True
+    # Whether slices may have negative steps.
     negative_steps = True
+    # The backend of rope_array that the configuration is for.
     backend: str | None = None
+    # Whether the library has a compiler for the configuration.
     compiles = False
+    # The configuration in words; empty for the default.
     configuration = ""
 
     def __init__(self, name: str = "", **attributes: Any) -> None:
@@ -82,8 +61,6 @@ class Library:
 
     def __repr__(self) -> str:
         return self.name
-
-    # ---- the library ----
 
     @property
     def label(self) -> str:
@@ -101,7 +78,7 @@ class Library:
                 f"{self.name} needs the package {root}, which cannot be imported: {error}"
             ) from None
 
-    @property
+    @cached_property
     def xp(self) -> Any:
         """The Array API namespace."""
         return import_module(self.namespace)
@@ -130,8 +107,6 @@ class Library:
     def settings(self) -> str:
         """Describe the configuration; empty for the default."""
         return self.configuration
-
-    # ---- arrays ----
 
     @property
     def dtypes(self) -> list[str]:
@@ -164,11 +139,11 @@ class Library:
 
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         """Reorder axes."""
-        return self.native.permute_dims(array, axes)
+        return self.xp.permute_dims(array, axes)
 
     def stack(self, arrays: list[Array]) -> Array:
         """Stack arrays along a new first axis."""
-        return self.native.stack(arrays)
+        return self.xp.stack(arrays)
 
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         """Broadcast an array to a shape, as a view if the library has views."""
@@ -185,8 +160,6 @@ class Library:
     def poisoned(self, array: Array) -> Array:
         """Return an array of the same shape and dtype that raises when it is computed."""
         raise NotImplementedError
-
-    # ---- the same values in other memory ----
 
     def views(self, array: Array) -> Iterator[tuple[str, Array, Array | None]]:
         """Yield a name, an array of the same values in other memory, and the memory around it or None."""
@@ -236,8 +209,6 @@ class Library:
         """Yield names, views of the same values in larger arrays, and the larger arrays."""
         yield from (one for one in self.inside(array) if one[2].ndim > 1)
 
-    # ---- memory ----
-
     def snapshot(self, array: Array) -> bytes:
         """Return an array's shape and bits, to detect writes."""
         return f"{tuple(array.shape)}".encode() + np.ascontiguousarray(self.to_numpy(array)).tobytes()
@@ -278,8 +249,6 @@ class Library:
         """Return whether an array is not computed yet."""
         return False
 
-    # ---- settings ----
-
     def running(self) -> Context:
         """Return the context manager for using the library."""
         return nullcontext()
@@ -299,8 +268,6 @@ class Library:
     def state(self) -> dict[str, Any]:
         """Return `defaults` and other settings of the process."""
         return {**self.defaults(), **process_settings()}
-
-    # ---- transforms ----
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         """Return f(x), recorded for gradients, and its vector-Jacobian product; x may be a tuple."""

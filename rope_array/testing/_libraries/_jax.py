@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,6 @@ class Jax(Library):
                 f"{self.name} needs a device of JAX's platform {self.platform!r}: {error}"
             ) from None
 
-    # ---- arrays ----
-
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         # jax.numpy.asarray compiles a copy for each shape. A copy: JAX reads NumPy's own memory otherwise.
         array = numpy_copy(array, dtype)
@@ -54,19 +52,11 @@ class Jax(Library):
         transposed = self.asarray(self.to_numpy(array).T, self.dtype_of(array))
         yield "transposed", self.permute(transposed, tuple(range(array.ndim))[::-1])
 
-    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
-        return import_module("jax.numpy").permute_dims(array, axes)
-
-    def stack(self, arrays: list[Array]) -> Array:
-        return import_module("jax.numpy").stack(arrays)
-
     def copied(self, array: Array) -> Array:
         return self.xp.array(array, copy=True)
 
     def is_deleted(self, array: Array) -> bool:
         return not isinstance(array, self.native.core.Tracer) and bool(array.is_deleted())
-
-    # ---- settings ----
 
     def running(self) -> Context:
         context: Context = self.native.enable_x64(self.x64)
@@ -86,19 +76,14 @@ class Jax(Library):
             config.update("jax_enable_x64", usual)
 
     def defaults(self) -> dict[str, Any]:
-        here = self._settings()
+        here = {f"{name} of the thread": value for name, value in self._settings().items()}
         # A setting changed for the process does not show in this thread if `running` has set it.
-        return {
-            **super().defaults(),
-            **{f"{name} of the thread": value for name, value in here.items()},
-            **_in_a_new_thread(self._settings),
-        }
+        with ThreadPoolExecutor(1) as pool:
+            return {**super().defaults(), **here, **pool.submit(self._settings).result()}
 
     def _settings(self) -> dict[str, str]:
         """Return every setting of JAX as the thread has it."""
         return {name: str(value) for name, value in self.native.config.values.items()}
-
-    # ---- transforms ----
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         y, pull = self.native.vjp(f, x)
@@ -166,11 +151,3 @@ class JaxSharded(Jax):
         of_x, of_pos = sharding.PartitionSpec(*split_x), sharding.PartitionSpec(*split_pos)
         mapped = self.native.shard_map(f, mesh=mesh, in_specs=(of_x, of_pos), out_specs=of_x)
         return mapped(self._placed(x, mesh, split_x), self._placed(pos, mesh, split_pos))
-
-
-def _in_a_new_thread(read: Callable[[], dict[str, str]]) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    thread = Thread(target=lambda: settings.update(read()))
-    thread.start()
-    thread.join()
-    return settings

@@ -38,9 +38,6 @@ class NumPy(Library):
     def dtype_of(self, array: Array) -> str:
         return str(array.dtype.name if array.dtype.isnative else array.dtype.str)
 
-    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
-        return np.transpose(array, axes)
-
     def copied(self, array: Array) -> Array:
         if self.read_only:
             raise NotImplementedError
@@ -154,9 +151,6 @@ class Dask(Chunked):
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         return self.xp.asarray(super().asarray(array, dtype))
-
-    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
-        return self.native.transpose(array, axes)
 
     def poisoned(self, array: Array) -> Array:
         return array.map_blocks(_computed, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))

@@ -28,9 +28,6 @@ class CuPy(Library):
         numbers: NDArray[Any] = array.get()
         return numbers
 
-    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
-        return self.native.transpose(array, axes)
-
     def shares_memory(self, a: Array, b: Array) -> bool:
         return bool(self.native.shares_memory(a, b))
 
@@ -155,12 +152,6 @@ class MArray(Library):
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return np.asarray(array.data)
-
-    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
-        return self.xp.permute_dims(array, axes)
-
-    def stack(self, arrays: list[Array]) -> Array:
-        return self.xp.stack(arrays)
 
     def copied(self, array: Array) -> Array:
         return self.xp.asarray(array, copy=True)

@@ -34,8 +34,6 @@ class Torch(Library):
         if self.backend == "triton" and (reason := use_interpreter()):
             raise MissingLibrary(f"{self.name} needs Triton's interpreter: {reason}")
 
-    # ---- arrays ----
-
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         torch = self.native
         array = np.array(array, order="C")  # copy, as torch warns about read-only memory
@@ -57,6 +55,9 @@ class Torch(Library):
     def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
         return self.native.permute(array, axes)
 
+    def stack(self, arrays: list[Array]) -> Array:
+        return self.native.stack(arrays)  # Dynamo traces it
+
     def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
         return array.expand(shape)
 
@@ -65,8 +66,6 @@ class Torch(Library):
 
     def sevens(self, shape: tuple[int, ...], like: Array) -> Array | None:
         return like.new_full(shape, 7)
-
-    # ---- memory ----
 
     def snapshot(self, array: Array) -> bytes:
         return b"" if self.device == "meta" else super().snapshot(array)
@@ -94,8 +93,6 @@ class Torch(Library):
         reference = weak(array.untyped_storage())
         return lambda: not reference.expired()
 
-    # ---- settings ----
-
     def defaults(self) -> dict[str, Any]:
         torch = self.native
         return {
@@ -115,8 +112,6 @@ class Torch(Library):
     def state(self) -> dict[str, Any]:
         random_state = hash(self.native.get_rng_state().numpy().tobytes())
         return {**super().state(), "PyTorch's random state": random_state}
-
-    # ---- transforms ----
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         # A leaf of the same memory and strides as x.
