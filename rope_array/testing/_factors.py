@@ -272,6 +272,11 @@ def _simpler_rows(rows: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield from ((*rows[:axis], one, *rows[axis + 1 :]) for one in _halvings(1)(size))
 
 
+def _simpler_start(start: int) -> Iterator[int]:
+    yield from _halvings(2, 2)(start)  # the rest of the head has to be even
+    yield from _halvings(1)(start)
+
+
 def _simpler_reach(reach: int) -> Iterator[int]:
     sign = -1 if reach < 0 else 1
     low = 1 if reach < 0 else NEAR + 1
@@ -321,7 +326,7 @@ FACTORS: dict[str, Factor] = {
     "seq_axis": _field("seq_axis", -3, 1, -2, -4, 0, read=int, simpler=lambda value: (-3,)),
     "base": _field("base", 500.0, 1_000_003.5, 10.0, read=float, simpler=lambda value: (500.0,)),
     "rotary_dim": _field("rotary_dim", 8, 4, "all", read=_as_dim, simpler=_halvings(2, 2)),
-    "rotary_start": _field("rotary_start", 4, 3, read=int, simpler=_halvings(1)),
+    "rotary_start": _field("rotary_start", 4, 3, read=int, simpler=_simpler_start),
     "pairing": _field("pairing", "other", "half", "interleaved", read=_PAIRING),
     "out_pairing": _field("out_pairing", "other", "half", "interleaved", read=_PAIRING),
     "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
