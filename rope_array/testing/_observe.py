@@ -289,7 +289,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     """Make a call, watch it and judge it; return False if the target refused it."""
     if call.gradient:
         return check_gradient(j, call, seed)
-    alive = _judged(j, call, make(j, call, seed))
+    alive = watch_call(j, call, make(j, call, seed))
     if alive is None:
         return False
     if j.releases and any(is_alive() for is_alive in alive):
@@ -300,7 +300,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     return True
 
 
-def _judged(j: Judge, call: Call, made: Made) -> list[Callable[[], bool]] | None:
+def watch_call(j: Judge, call: Call, made: Made) -> list[Callable[[], bool]] | None:
     """Call, watch and judge; return functions that tell whether each x is in memory, None if refused."""
     observers = [each for each in OBSERVERS if j.claims(*each.needs) and each.check not in j.observed]
     before = [each.before(j, made) for each in observers]
