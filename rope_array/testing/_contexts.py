@@ -93,7 +93,7 @@ def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = Fa
     try:
         with setting():
             j.settings = j.lib.defaults()
-            served = watch_call(j, call, made) is not None
+            served = watch_call(j, call, seed, made) is not None
     finally:
         j.settings = usual
     for name in j.observed.keys() - seen:
