@@ -124,7 +124,7 @@ jax_fault("traced_table_of_halves_kept", "half and fields <= {'pairing', 'base'}
 jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
           y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
 jax_fault("frequencies_of_the_inverse_kept_by_width", "inverse",
-          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="jit_of_fields")
+          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
 jax_fault("mapped_table_kept", "ndim == 4 and fields <= {'base'}",
           y="y + kept((width, dtype), x[0, 0, 0] * 0)", kills="calls_after_a_mapped_one")
 torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
