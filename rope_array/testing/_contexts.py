@@ -55,8 +55,8 @@ def _call_of(j: Judge, made: Made) -> Callable[[Any], Any]:
 def under(mode: str, watch: Watch) -> Context:
     """Return the context of calls under each setting of a mode.
 
-    A call with one field at most is made anew too, so that tables are made under the setting; then once more
-    without the setting.
+    A call with one field at most (with none, if calls are slow) is made anew too, so that tables are made
+    under the setting; then once more without the setting.
     """
 
     def checked(j: Judge, call: Call, seed: int) -> bool:
@@ -64,7 +64,7 @@ def under(mode: str, watch: Watch) -> Context:
         for name, setting in settings_of(j.lib, mode).items():
             if mode == "autocast" and not _is_taken(call.dtype, name):
                 continue
-            new = [anew(j, call)] if len(set(call.differing(plain_call(j))) - {"reach", "dtype"}) < 2 else []
+            new = [anew(j, call)] if _num_fields(j, call) <= (0 if j.is_slow else 1) else []
             for each in (call, *new):
                 with named(f"under {name}"):
                     served |= watch(j, each, seed, setting)
@@ -74,6 +74,11 @@ def under(mode: str, watch: Watch) -> Context:
         return served
 
     return checked
+
+
+def _num_fields(j: Judge, call: Call) -> int:
+    """Return the number of factors that differ from the plain call's, without the reach and the dtype."""
+    return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
 
 
 def _is_taken(dtype: str, setting: str) -> bool:
@@ -147,8 +152,9 @@ def gradient_under_autocast(j: Judge, call: Call, seed: int = 0) -> bool:
 def default_dtype(j: Judge, call: Call, seed: int = 0) -> bool:
     """Judge a call under other default dtypes; with JAX, in float64 after a call in float32 too."""
     served = under("default_dtype", _watch)(j, call, seed)
+    is_plain = _num_fields(j, call) == 0 and call.dtype == "float32"
     takes_float64 = "float64" in (j.target.dtypes or ["float64"]) or isinstance(j.target.rotate, OwnApply)
-    if isinstance(j.lib, Jax) and not j.lib.x64 and takes_float64 and call.dtype == "float32":
+    if isinstance(j.lib, Jax) and not j.lib.x64 and takes_float64 and is_plain:
         _check_float64_after_float32(j, call)
     return served
 
@@ -158,13 +164,13 @@ def _check_float64_after_float32(j: Judge, call: Call) -> None:
     ((name, setting),) = settings_of(j.lib, "default_dtype").items()
     try:
         with setting():
-            check_call(j, anew(j, call).replace(dtype="float64"))
+            check_alone(j, anew(j, call).replace(dtype="float64"))
     except Exception:  # it takes no float64, or has float32 tables in every call
         return
     new = anew(j, call)
-    check_call(j, new)
+    check_alone(j, new)
     with named(f"under {name}, after a call in float32"), setting():
-        check_call(j, new.replace(dtype="float64"))
+        check_alone(j, new.replace(dtype="float64"))
 
 
 # ---- one call after another ----
@@ -309,7 +315,9 @@ def in_shards(j: Judge, call: Call, seed: int = 0) -> bool:
     """Judge a call under jax.shard_map over the sequence."""
     made = make(j, call, seed)
     x, rows = made.x, call.rows[-1]
-    y = j.lib.in_shards(_call_of(j, made), x.array, made.pos)
+    if rows % 8:
+        return False
+    y = j.lib.in_shards(lambda part, pos: j.call(part, pos, **made.spec), x.array, made.pos)
     j.check_kind(y, x)
     try:
         j.check_values_at(j.numbers(y), x, made.numbers, **made.spec)

@@ -279,7 +279,7 @@ OBSERVERS = (
     Observer(
         "positions_written_in_place",  # the last one, as it writes them
         "An array of positions that was written since the last call is read again.",
-        _nothing, _read_again, ("any_positions",),
+        _nothing, _read_again, ("any_positions", "values"),
     ),
 )  # fmt: skip
 

@@ -82,6 +82,7 @@ class Transformed:
     def of_calls(self, j: Judge, calls: Sequence[Call]) -> Context:
         """Return this context with the results of calls that are compiled as one program."""
         programs = {call: self.transform(j, call, seed) for seed, call in enumerate(calls)}
+        run: dict[Call, Callable[[], Any]]
         run = {call: partial(program.function, *program.arguments) for call, program in programs.items()}
         if is_one_program(j):
             run = _compiled_as_one(j, programs)
