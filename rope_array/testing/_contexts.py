@@ -98,7 +98,10 @@ def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = Fa
     try:
         with setting():
             j.settings = j.lib.defaults()
-            served = watch_call(j, call, seed, made) is not None
+            if j.is_slow and _num_fields(j, call):
+                served = may_refuse(check_alone)(j, call, seed)
+            else:
+                served = watch_call(j, call, seed, made) is not None
     finally:
         j.settings = usual
     for name in j.observed.keys() - seen:

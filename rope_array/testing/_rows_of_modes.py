@@ -21,8 +21,9 @@ _AFTER = ["reach=12345", "reach=12345 positions=BS rows=2,3,4|2,3,1", "reach=123
           "reach=12345 inverse=True", "reach=12345 dtype=float64|bfloat16"]  # fmt: skip
 _CROSSED = Cover(
     {
-        "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128], "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)],
-        "positions": ["S", "BS"], "order": [None, "ascending", "descending"], "reach": [12345],
+        "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128],
+        "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)], "positions": ["S", "BS"],
+        "order": [None, "ascending", "descending"], "reach": [12345],
     },
     pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse")),
 )  # fmt: skip
@@ -104,7 +105,8 @@ MODE_ROWS = [
         ("inference_mode", "gradient"), context=contexts.training_after_inference,
     ),
     Row(
-        "autocast", "Under torch.autocast the angles keep their accuracy; x may be rounded, to autocast's dtype.",
+        "autocast",
+        "Under torch.autocast the angles keep their accuracy; x may be rounded, to autocast's dtype.",
         _UNDER_A_SETTING, ("autocast",), context=contexts.autocast,
     ),
     Row(
@@ -129,7 +131,7 @@ MODE_ROWS = [
     ),
     Row(
         "vmap",
-        "Mapped over any axis of x, once or twice, each x is rotated as by a call of its own, whatever its rank.",
+        "Mapped over any axis of x, once or twice, each x of any rank is rotated as by a call of its own.",
         _each_field(12345, "rows=none positions=scalar", "rows=5|3,5 pairing=half|interleaved",
                     "positions=BS rows=2,4,5"),
         ("vmap",), few=1, context=transformed.MAPPED,
@@ -156,32 +158,34 @@ MODE_ROWS = [
     ),
     Row(
         "jit",
-        "One function that the library compiles is right for each dtype, size and shape of positions, in turn.",
-        [f"{_FAR} dtype=float32|float64|float16|bfloat16|float32", f"{_FAR} positions=BS rows=2,3,5|3,3,5|2,3,1",
-         "rows=2,3,1|2,3,5"],
+        "One compiled function is right for each dtype, size and shape of positions, in turn.",
+        [f"{_FAR} dtype=float32|float64|float16|bfloat16|float32",
+         f"{_FAR} positions=BS rows=2,3,5|3,3,5|2,3,1", "rows=2,3,1|2,3,5"],
         ("jit",), few=10, context=transformed.check_compiled_in_turn,
     ),
     Row(
         "jit_of_fields",
-        "Compiled with any claimed field, with x and positions traced, a call is right; with JAX at a wide head "
-        "in each dtype too.",
+        "Compiled with any claimed field, with x and positions traced, a call is right; with JAX at a wide "
+        "head in each dtype too.",
         _compiled_fields, ("jit",), few=40, context=transformed.COMPILED,
     ),
     Row(
         "jit_of_gradients",
-        "The gradient of a compiled call is the adjoint rotation of the cotangent; with JAX also with any two "
-        "fields, at wide heads, for many rows, and at far positions of each dtype.",
+        "The gradient of a compiled call is the adjoint rotation of the cotangent; with JAX also with any "
+        "two fields, at wide heads, for many rows, and at far positions of each dtype.",
         _compiled_gradients, ("jit", "gradient"), context=transformed.COMPILED_GRADIENT,
     ),
     Row(
         "calls_after_a_compiled_one", "A call after one that was compiled is right: no traced array is kept.",
         _AFTER, ("jit",), few=5,
-        context=contexts.after("a compiled call", transformed.COMPILED, contexts.check_alone, transformed.COMPILED),
+        context=contexts.after("a compiled call", transformed.COMPILED, contexts.check_alone,
+                               transformed.COMPILED),
     ),
     Row(
         "calls_after_a_mapped_one", "A call after one that was mapped is right: no mapped array is kept.",
         _AFTER, ("vmap",), few=3,
-        context=contexts.after("a call under vmap", transformed.MAPPED, contexts.check_alone, transformed.MAPPED),
+        context=contexts.after("a call under vmap", transformed.MAPPED, contexts.check_alone,
+                               transformed.MAPPED),
     ),
     Row(
         "calls_after_a_gradient",
@@ -192,8 +196,8 @@ MODE_ROWS = [
     ),
     Row(
         "calls_after_a_fake_one",
-        "A call after one with fake tensors, which have no values, is right: none of them is kept. A table that "
-        "a function keeps is such a tensor; few programs make both calls, so this is for `--thorough`.",
+        "A call after one with fake tensors, which have no values, is right: none of them is kept. A table "
+        "that a function keeps is such a tensor; few programs make both calls, so this is for `--thorough`.",
         _AFTER, ("no_grad",), thorough=True,
         # Not a second one: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
         context=contexts.after("a call with fake tensors", contexts.fake_call, contexts.check_alone),
@@ -204,7 +208,8 @@ MORE_GRADIENT_ROWS = [
     Row(
         "gradient_after_other_calls",
         "A gradient belongs to its own call, also if other calls are made before it is asked for.",
-        _each_field(100, "positions=BS"), ("gradient", "offset_positions"), few=1, context=contexts.two_gradients,
+        _each_field(100, "positions=BS"), ("gradient", "offset_positions"), few=1,
+        context=contexts.two_gradients,
     ),
     Row(
         "gradient_of_a_sum",
@@ -227,7 +232,8 @@ MORE_GRADIENT_ROWS = [
         ("gradient",), few=1, context=contexts.gradient_of_a_gradient,
     ),
     Row(
-        "gradient_of_a_parameter", "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
+        "gradient_of_a_parameter",
+        "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
         [_FAR], ("gradient", "no_grad"), context=contexts.gradient_of_a_parameter,
     ),
     Row(
