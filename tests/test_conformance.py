@@ -45,13 +45,12 @@ THOROUGH = {("numpy", None), ("torch", None)}
 REFUSED = {
     ("torch:compile", "gradient_of_a_gradient"),
     *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
-    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_each_rank", "_of_positions")),
-    *(("torch:triton-interpret", f"vmap_of_{name}") for name in ("batches", "gradients")),
+    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_positions", "_of_gradients")),
     ("torch:triton-interpret", "first_calls_under_other_settings"),
 }
 # Checks that take a library long: MLX compiles by a C++ compiler.
 LONG = {
-    *(("mlx", name) for name in ("jit", "jit_of_a_batch", "jit_of_each_dtype", "jit_of_fields")),
+    *(("mlx", name) for name in ("jit", "jit_of_fields")),
     *(("mlx", "calls_after_a_compiled_one"), ("ndonnx", "large_results_are_kept")),
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}

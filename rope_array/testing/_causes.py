@@ -425,7 +425,7 @@ def _withdrawals(
     """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
     if guess.change._replace(limits=()) != Change() or "definition" in {check.name for check in left}:
         return
-    names = {name for check in left for name in (*check.needs, *check.arguments)}
+    names = {name for check in left for name in check.needs}
     failing = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
     if takes_two(guess.target.arguments):  # every call is one of a tuple
         failing -= {name for name in failing if whole_of(name) == "tuple"}
@@ -449,7 +449,7 @@ def _checks_needing(target: Target) -> dict[str, list[str]]:
     judge = Judge(target)
     needing: dict[str, list[str]] = {}
     for check in (check for check in checks() if check.inapplicable(judge) is None):
-        for name in {*check.needs, *check.arguments}:
+        for name in set(check.needs):
             needing.setdefault(name, []).append(check.name)
     return needing
 

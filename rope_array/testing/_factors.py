@@ -131,7 +131,7 @@ ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
 }
 # Axes of positions, as sizes of (B, H, S) or 1.
 SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
-COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second")
+COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second", "sum")
 # Memory of positions: a view, or memory of an odd alignment.
 POSITION_LAYOUTS = (
     "column", "reversed", "third", "transposed", "part", "expanded", "shifted", "unaligned",

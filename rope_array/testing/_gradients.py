@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from decimal import Context, Decimal
 from typing import Any
 
-from ._call import Made, make, with_layout
+import numpy as np
+
+from ._call import make, with_layout
 from ._contract import ADDED, Accuracy
 from ._definition import pairs_of
 from ._factors import Call
@@ -19,12 +21,7 @@ def check_gradient(j: Judge, call: Call, seed: int = 0) -> bool:
     """Judge the value of a call while a gradient is recorded, and the gradient; return False if refused."""
     made = make(j, call, seed)
     plain = make(j, call.replace(layout=None), seed + 1)
-    gs = [with_layout(j, g, call.gradient)[0] for g in plain.xs]
-    return check_pullback(j, made, gs)
-
-
-def check_pullback(j: Judge, made: Made, gs: Sequence[Input]) -> bool:
-    """Judge the value and the gradient of a made call for cotangents; return False if refused."""
+    gs = [_cotangent(j, g, call.gradient) for g in plain.xs]
     if not j.target.declared and j.try_call(made.x, made.pos, **made.spec) is None:
         return False
     xs, cotangents = [x.array for x in made.xs], [g.array for g in gs]
@@ -46,6 +43,14 @@ def check_pullback(j: Judge, made: Made, gs: Sequence[Input]) -> bool:
             for one, x, g in zip(pulled if made.in_tuple else [pulled], made.xs, gs, strict=True):
                 check_adjoint(j, one, x, g, made.numbers, **made.spec)
     return True
+
+
+def _cotangent(j: Judge, g: Input, layout: str) -> Input:
+    """Return a cotangent in memory of a layout; of a sum, one number broadcast."""
+    if layout != "sum":
+        return with_layout(j, g, layout)[0]
+    one = j.array(np.ones((1,) * g.values.ndim), g.dtype)
+    return Input(j.lib.expanded(one.array, g.values.shape), np.ones(g.values.shape), g.dtype)
 
 
 @contextmanager

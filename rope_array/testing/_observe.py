@@ -280,7 +280,7 @@ OBSERVERS = (
     Observer(
         "positions_written_in_place",  # the last one, as it writes them
         "An array of positions that was written since the last call is read again.",
-        _nothing, _read_again, ("any_positions",),
+        _nothing, _read_again, ("any_positions", "values"),
     ),
 )  # fmt: skip
 
@@ -292,7 +292,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     """Make a call, watch it and judge it; return False if the target refused it."""
     if call.gradient:
         return check_gradient(j, call, seed)
-    alive = _judged(j, call, seed, make(j, call, seed))
+    alive = watch_call(j, call, seed, make(j, call, seed))
     if alive is None:
         return False
     if j.releases and any(is_alive() for is_alive in alive):
@@ -303,7 +303,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     return True
 
 
-def _judged(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[], bool]] | None:
+def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[], bool]] | None:
     """Call, watch and judge; return functions that tell whether each x is in memory, None if refused."""
     observers = [each for each in OBSERVERS if j.claims(*each.needs) and each.check not in j.observed]
     before = [each.before(j, made) for each in observers]

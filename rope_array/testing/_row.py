@@ -12,9 +12,7 @@ from ._factors import Call, needs_of, read_call
 from ._judge import Check, Judge
 from ._observe import check_call
 from ._shrink import simplest
-
-# Makes and judges one call; returns False if the target refused it. The last argument is a seed.
-Context = Callable[[Judge, Call, int], bool]
+from ._transformed import Context, Transformed, is_one_program
 
 
 class Row(NamedTuple):
@@ -37,6 +35,8 @@ class Row(NamedTuple):
         Whether it needs a library with values.
     context
         Where the calls are made.
+    thorough
+        Whether the check takes long, and is run only if asked for.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Row(NamedTuple):
     each_dtype: bool = False
     values: bool = True
     context: Context = check_call
+    thorough: bool = False
 
     def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[Call]:
         """Yield the calls that a target takes."""
@@ -80,7 +81,7 @@ def check_of(row: Row, dtype: str | None = None) -> Check:
     """Return the check of a row, for a dtype if the row has one for each."""
     name = row.name if dtype is None else f"{row.name}[{dtype}]"
     needs = row.all_needs() if dtype is None else (*row.all_needs(), dtype)
-    return Check(name, row.requirement, needs, _run, (row, dtype))
+    return Check(name, row.requirement, needs, _run, (row, dtype), row.thorough)
 
 
 def _run(j: Judge, row: Row, dtype: str | None) -> None:
@@ -90,8 +91,12 @@ def _run(j: Judge, row: Row, dtype: str | None) -> None:
 
 def check_calls(j: Judge, calls: Iterable[Call], few: int, context: Context = check_call) -> None:
     """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
+    is_many = isinstance(context, Transformed) and is_one_program(j)
+    calls = [*itertools.islice(calls, few if j.is_slow and not is_many else None)]
+    if isinstance(context, Transformed):
+        context = context.of_calls(j, calls)
     served = 0
-    for seed, call in enumerate(itertools.islice(calls, few if j.is_slow else None)):
+    for seed, call in enumerate(calls):
         try:
             served += context(j, call, seed)
         except Exception as error:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from types import ModuleType
 
-from rope_array.testing import _rows
+from rope_array.testing import _rows, _rows_of_modes
 from rope_array.testing._claims import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import Row, check_of
@@ -14,13 +14,11 @@ from . import (
     _first,
     _invariants,
     _memory,
-    _modes,
     _observed,
     _positions,
     _refusals,
     _sizes,
     _state,
-    _transforms,
 )
 
 __all__ = ["checks", "subjects"]
@@ -49,8 +47,8 @@ _BY_SUBJECT = {
     "refusals": _of(_refusals),
     "sizes": [*_rows_of(_rows.SIZE_ROWS), *_of(_sizes)],
     "invariants": _of(_invariants),
-    "gradients": [*_rows_of(_rows.GRADIENT_ROWS), *_of(_transforms)],
-    "modes": _of(_modes),
+    "gradients": _rows_of([*_rows.GRADIENT_ROWS, *_rows_of_modes.MORE_GRADIENT_ROWS]),
+    "modes": _rows_of(_rows_of_modes.MODE_ROWS),
     "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
 }
 _SUBJECTS = {subject: tuple(some) for subject, some in _BY_SUBJECT.items()}

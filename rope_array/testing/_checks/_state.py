@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing._call import plain_call, spec_of
-from rope_array.testing._checks._first import new_call
+from rope_array.testing._call import make, plain_call, spec_of
+from rope_array.testing._contexts import anew
 from rope_array.testing._cover import OF_ANOTHER_SHAPE, field_specs, single_fields
 from rope_array.testing._judge import Floats, Input, Judge, check
 from rope_array.testing._observe import call_unguarded
@@ -94,8 +94,8 @@ def calls_far_and_near(j: Judge) -> None:
 
 def _check_both_signs(j: Judge, far: int, depth: int) -> None:
     """Judge calls at negative and positive positions together, for which a table grows at both ends."""
-    new, _, spec = new_call(j)
-    x = j.x(1, 2, 5, new.values.shape[-1])
+    new = anew(j, plain_call(j).replace(rows=(1, 2, 5)))
+    x, spec = make(j, new).x, spec_of(j, new)
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
         with j.part("positions of both signs"):
             j.check_call(x, np.array([0, low, high, low + 1, high - 1]), **spec)
@@ -175,10 +175,11 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
 def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
     for spec in field_specs(j)[: 2 if j.is_slow else None]:
-        x, pos, new = new_call(j)
-        if "inv_freq" in spec:  # as many as pairs of the usual head
-            x, pos, new = j.x(), j.positions(), {}
-        spec, array_pos = {**new, **spec}, j.pos(pos)
+        new = (
+            plain_call(j) if "inv_freq" in spec else anew(j, plain_call(j))
+        )  # as many as pairs of the usual head
+        made = make(j, new)
+        x, pos, array_pos, spec = made.x, made.numbers, made.pos, {**made.spec, **spec}
         with unusual_settings():
             y = j.try_call(x, array_pos, **spec)
         if y is not None:
@@ -250,7 +251,8 @@ def threads_while_tables_grow(j: Judge) -> None:
     """A call is right while another thread calls at positions far beyond it, for which tables may grow."""
     furthest = min(j.target.reach - 4, 59_000)
     for _ in range(1 if j.is_slow else 3):
-        x, _, spec = new_call(j)
+        made = make(j, anew(j, plain_call(j)))
+        x, spec = made.x, made.spec
         near = 0
         for far in (furthest // 16, furthest // 4, furthest):
             if far > near:
