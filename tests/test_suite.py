@@ -27,8 +27,9 @@ from rope_array.testing import (
     run_checks,
 )
 from rope_array.testing._checks import checks
-from rope_array.testing._claims import CAPABILITIES, FIELDS
+from rope_array.testing._claims import CAPABILITIES
 from rope_array.testing._command import lines_of
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._isolated import Judgement
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import names, resolve

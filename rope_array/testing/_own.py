@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._claims import FIELDS, SIZES, WIDTH, one_line, shorten
+from ._claims import one_line, shorten
 from ._compilers import COMPILED, arrays_of
+from ._factors import FIELDS, SIZES, WIDTH
 from ._libraries import NOT_COMPILED, Jax, Library, Torch
 from ._target import Target
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from . import _watch
-from ._claims import field_call, one_line
+from ._claims import one_line
 from ._compilers import CannotCompile
 from ._own import Declined
+from ._trials import field_call
 
 
 class Refused(Declined):

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from ._checks import checks
-from ._claims import CAPABILITIES, DTYPES, by_library
+from ._claims import CAPABILITIES, by_library
+from ._factors import DTYPES
 from ._judge import Check, Judge
 from ._parts import PART_NAMES, parts_of
 from ._target import Target
