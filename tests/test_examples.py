@@ -11,10 +11,11 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target, _shrink
-from rope_array.testing._case import Case, check_case, fits, parse_case, plain_case
+from rope_array.testing._call import fits, plain_call
 from rope_array.testing._checks import checks
-from rope_array.testing._covering import covering
+from rope_array.testing._cover import covering
 from rope_array.testing._examples import draw_cases, extra_checks
+from rope_array.testing._factors import FACTORS, Call, read_call
 from rope_array.testing._judge import Judge
 from rope_array.testing._names import resolve
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
@@ -81,7 +82,7 @@ def test_calls_depend_on_the_seed_only():
     code = (
         "from rope_array.testing import _examples, _judge, _names\n"
         "judge = _judge.Judge(_names.resolve('numpy'))\n"
-        "print(*map(tuple, _examples.draw_cases(judge, 30, 5)), sep='\\n')"
+        "print(*map(repr, _examples.draw_cases(judge, 30, 5)), sep='\\n')"
     )
     done = [
         subprocess.run(
@@ -92,7 +93,7 @@ def test_calls_depend_on_the_seed_only():
     ]  # fmt: skip
     assert done[0] == done[1]
     drawn = list(draw_cases(Judge(resolve("numpy")), 30, 5))
-    assert done[0].splitlines() == [str(tuple(case)) for case in drawn]
+    assert done[0].splitlines() == [repr(case) for case in drawn]
     assert drawn[:10] == draw_cases(Judge(resolve("numpy")), 10, 5)
     assert drawn != list(draw_cases(Judge(resolve("numpy")), 30, 6))
 
@@ -100,15 +101,15 @@ def test_calls_depend_on_the_seed_only():
 def test_every_drawn_case_is_read_back_from_its_text():
     one = Judge(resolve("numpy"))
     for case in draw_cases(one, 200, 0):
-        text = case.text(plain_case(one))
-        assert parse_case(text, plain_case(one)) == case
+        text = case.text(plain_call(one))
+        assert read_call(text, plain_call(one)) == case
         assert fits(one, case), text
 
 
 def test_random_calls_use_every_factor():
     one = Judge(resolve("numpy"))
-    differing = {name for case in draw_cases(one, 300, 0) for name in case.differing(plain_case(one))}
-    assert differing == {*Case._fields} - {"gradient"}  # NumPy has none
+    differing = {name for case in draw_cases(one, 300, 0) for name in case.differing(plain_call(one))}
+    assert differing == {*FACTORS} - {"gradient"}  # NumPy has none
 
 
 @pytest.mark.library("torch")
@@ -176,9 +177,9 @@ def test_negative_numbers_of_examples_are_an_error():
 
 def test_a_rule_in_json_is_a_scaling():
     rule = json.dumps({"rope_type": "linear", "factor": 2.5}, separators=(",", ":"))
-    case = parse_case(f"scaling={rule} positions=scalar rows=4", Case())
+    case = read_call(f"scaling={rule} positions=scalar rows=4", Call())
     assert (case.positions, case.rows) == ("", (4,))
-    assert check_case(judge(ra.apply), case)
+    assert check_call(judge(ra.apply), case)
 
 
 def test_a_fault_of_the_plain_call_is_told():

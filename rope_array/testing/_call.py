@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ._contract import FORMATS, largest
 from ._factors import (
     AXES,
+    BROADCAST_AXES,
     FAR,
     NEAR,
     OF_EVEN_PAIRS,
@@ -69,7 +70,11 @@ class Made(NamedTuple):
 
 def plain_call(j: Judge) -> Call:
     """Return the call without fields, at the suite's usual sizes."""
-    return Call(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=min(NEAR, j.target.reach))
+    if j.plain is None:
+        reach = min(NEAR, j.target.reach)
+        j.plain = Call(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=reach)
+    plain: Call = j.plain
+    return plain
 
 
 def make(j: Judge, call: Call, seed: int = 0) -> Made:
@@ -89,9 +94,18 @@ def spec_of(j: Judge, call: Call) -> dict[str, Any]:
 
 def fits(j: Judge, call: Call) -> bool:
     """Return whether a call is valid, and its combination of values claimed."""
-    if not j.claims(*needs_of(call, plain_call(j))):
-        return False
-    return all(fit(j, call) for fit in (_shapes_fit, _positions_fit, _memory_fits, _slice_fits, _pairs_fit))
+    return j.claims(*needs_of(call, plain_call(j))) and is_valid(j, call)
+
+
+def is_valid(j: Judge, call: Call) -> bool:
+    """Return whether a call can be made of values that are claimed."""
+    return (
+        _slice_fits(j, call)
+        and _shapes_fit(j, call)
+        and _positions_fit(j, call)
+        and _memory_fits(j, call)
+        and _pairs_fit(j, call)
+    )
 
 
 def _shapes_fit(j: Judge, call: Call) -> bool:
@@ -136,7 +150,7 @@ def _positions_fit(j: Judge, call: Call) -> bool:
 
 
 def _memory_fits(j: Judge, call: Call) -> bool:
-    if call.layout is not None and (len(call.rows) != 3 or 0 in call.rows or not j.claims("strides")):
+    if call.layout is not None and (not call.rows or 0 in call.rows):
         return False
     if call.pos_layout is None:
         return True
@@ -241,12 +255,13 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:
     """Return an array of the same values in other memory, and the larger array of which it is a part.
 
-    A broadcast array repeats the first batch. An unknown layout, of another library, changes nothing.
+    A broadcast array repeats the first batch, head or both. An unknown layout, of another library, changes nothing.
     """
-    if layout == "broadcast":
-        first = j.array(x.values[:1], x.dtype)
-        values = np.broadcast_to(first.values, x.values.shape)
-        return Input(j.lib.expanded(first.array, values.shape), values, x.dtype), []
+    if layout in BROADCAST_AXES and x.values.ndim == 4:
+        index = tuple(slice(0, 1) if axis in BROADCAST_AXES[layout] else slice(None) for axis in range(4))
+        one = j.array(x.values[index], x.dtype)
+        values = np.broadcast_to(one.values, x.values.shape)
+        return Input(j.lib.expanded(one.array, values.shape), values, x.dtype), []
     for name, array, whole in views_of(j, x) if layout not in (None, "contiguous") else ():
         if name == layout:
             return x._replace(array=array), whole

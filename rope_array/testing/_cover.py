@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._call import fits, plain_call, spec_of, views_of
-from ._factors import FACTORS, FEW_FIELDS, Call
+from ._call import is_valid, plain_call, spec_of, views_of
+from ._claims import WIDTH
+from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, Call
 from ._judge import Judge
 
 T = TypeVar("T")
@@ -58,9 +59,9 @@ def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def valid_call(j: Judge, values: Mapping[str, Any]) -> Call | None:
-    """Return the call of these values, or None if it is not valid or not claimed."""
+    """Return the call of these values, which are claimed; None if they do not go together."""
     call = resolved(j, plain_call(j).replace(**values))
-    return call if fits(j, call) else None
+    return call if is_valid(j, call) else None
 
 
 def resolved(j: Judge, call: Call) -> Call:
@@ -75,6 +76,8 @@ def resolved(j: Judge, call: Call) -> Call:
     if call.rotary_dim in widths:
         changed["rotary_dim"] = widths[call.rotary_dim]
     call = call.replace(**changed) if changed else call
+    if j.width >= WIDTH:
+        return call
     slice_of_16 = {name: getattr(call, name) for name in ("rotary_start", "rotary_dim")}
     fitted = j.fit({name: value for name, value in slice_of_16.items() if value is not None})
     return call.replace(**fitted) if any(fitted.values()) else call
@@ -97,21 +100,22 @@ def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
         values = [*([usual] if keeps_plain else []), *(each for each in values if each is not None)]
         if name == "reach":
             reach, depth = j.target.reach, j.target.depth
-            values = [min(each, reach) if each > 0 else max(each, -depth) for each in values]
+            values = [min(each, reach) if each >= 0 else max(each, -depth) for each in values if each >= 0 or depth]
         drawn[name] = [each for each in dict.fromkeys(values) if _is_claimed(j, name, each)] or [usual]
     return drawn
 
 
 def _known_levels(j: Judge, name: str) -> Sequence[Any]:
     if name == "layout":  # each library has its own
-        return [layout for layout, _, _ in views_of(j, j.x())] if j.claims("strides") else []
+        views = [layout for layout, _, _ in views_of(j, j.x())] if j.claims("strides") else []
+        return [*views, *(BROADCAST_AXES if j.lib.has_strides else ())]
     return FACTORS[name].levels
 
 
 def _is_claimed(j: Judge, name: str, value: Any) -> bool:
     if value is None or value == getattr(plain_call(j), name):
         return True
-    return j.claims(*FACTORS[name].needs(value)) and (name != "reach" or value != 0)
+    return j.claims(*FACTORS[name].needs(value))
 
 
 def _walk(j: Judge, levels: Levels, count: int) -> Iterator[Call]:

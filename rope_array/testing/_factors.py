@@ -140,6 +140,8 @@ POSITION_LAYOUTS = (
     "column", "reversed", "third", "transposed", "part", "expanded", "shifted", "unaligned",
     "the_other_byte_order",
 )  # fmt: skip
+# Layouts of an x that is broadcast, with the axes along which it repeats.
+BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1)}
 # The value of `in_tuple` for a tuple of arrays of two dtypes.
 TWO_DTYPES = "two_dtypes"
 TUPLES = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
@@ -392,7 +394,8 @@ class Call:
 
     def differing(self, plain: Call) -> list[str]:
         """Return the names of the factors in which two calls differ."""
-        return [name for name in FACTORS if getattr(self, name) != getattr(plain, name)]
+        both = zip(FACTORS, self._values, plain._values, strict=True)
+        return [name for name, value, usual in both if value != usual]
 
     def text(self, plain: Call) -> str:
         """Return the factors that differ from a plain call, as `read_call` reads them."""

@@ -79,6 +79,8 @@ class Judge:
         The first fault that each observer saw, by the name of its check.
     matched_ranks
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
+    plain
+        The plain call, once it is made by `_call.plain_call`.
     observes_all
         Whether costly observers watch every call, and not a sample.
     explains
@@ -100,6 +102,7 @@ class Judge:
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
         self.observes_all = False
+        self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]

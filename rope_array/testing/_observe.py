@@ -7,12 +7,12 @@ kept, and fails the observer's own check, so that a report names each fault once
 from __future__ import annotations
 
 import gc
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import _watch
 from ._call import Made, make, plain_call
 from ._factors import Call
 from ._gradients import check_gradient
@@ -23,19 +23,18 @@ from ._where import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 16
+# Of the calls for observers, the first ones are watched by all.
+_ALL_WATCHED = 80
 
 
 class Watched(NamedTuple):
-    """A call that was made: its arguments, its results, and a way to repeat it.
-
-    `sample` is a number of the call, the same in every run, by which costly observers choose calls.
-    """
+    """A call that was made: its arguments, its results, and a way to repeat it."""
 
     call: Call
+    seed: int
     made: Made
     results: tuple[Any, ...]
     again: Callable[[], tuple[Any, ...]]
-    sample: int
 
 
 class Observer(NamedTuple):
@@ -63,6 +62,12 @@ class Observer(NamedTuple):
 
 
 # ---- the observers ----
+
+
+def _is_chosen(j: Judge, watched: Watched, turn: int) -> bool:
+    """Return whether a costly observer watches a call: one in twelve, or more of the calls for observers."""
+    every = 12 if not j.observes_all else 1 if watched.seed < _ALL_WATCHED else 4
+    return watched.seed % every == turn % every
 
 
 def _nothing(j: Judge, made: Made) -> None:
@@ -132,12 +137,12 @@ def _written_results(j: Judge, watched: Watched, kept: list[tuple[Any, bytes]]) 
     kept.extend((y, j.lib.snapshot(y)) for y in watched.results)
     # Drop some of the first half, so that old results stay beside new ones.
     while len(kept) > _MOST_KEPT:
-        del kept[watched.sample % (_MOST_KEPT // 2)]
+        del kept[watched.seed % (_MOST_KEPT // 2)]
 
 
 def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Write into results, and look at x, positions, an earlier result and the next call."""
-    if watched.sample % 3 and not j.observes_all:
+    if not _is_chosen(j, watched, 1):
         return
     inputs, first = _bits_of_inputs(j, watched.made), watched.results
     bits, second = [j.lib.snapshot(y) for y in first], watched.again()
@@ -159,7 +164,7 @@ def _shared_with_tables(j: Judge, watched: Watched, before: None) -> Iterator[st
 def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Compare with a second call, and with calls of a part of the rows, heads or batches."""
     call, made = watched.call, watched.made
-    if (watched.sample % 2 and not j.observes_all) or not j.claims("values"):
+    if not _is_chosen(j, watched, 2) or not j.claims("values"):
         return
     whole = [j.numbers(y) for y in watched.results]
     again = [j.numbers(y) for y in watched.again()]
@@ -199,7 +204,7 @@ def _parts_of_call(j: Judge, call: Call, made: Made) -> Iterator[tuple[str, Any,
 def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Write to the positions, and judge the next call by them."""
     made = watched.made
-    if watched.sample % 3 != 1 and not j.observes_all:
+    if not _is_chosen(j, watched, 3):
         return
     # Other dtypes may have no sum, or end at these positions.
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
@@ -214,20 +219,17 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
             yield f"positions were written since the last call: {error}"
 
 
-def _settings_before(j: Judge, made: Made) -> dict[str, Any]:
-    return j.lib.defaults()
-
-
-def _changed_settings(j: Judge, watched: Watched, before: dict[str, Any]) -> Iterator[str]:
-    after = j.lib.defaults()
+def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
+    """Call again under unusual settings, as a call may set one to its usual value."""
+    if not _is_chosen(j, watched, 0):
+        return
     # `settings` predates the first call, which may have changed them for good.
-    changed = changes(before, after) | changes(j.settings, after)
-    if not watched.sample % 4 or j.observes_all:
-        for other in (False, True):
-            with unusual_settings(other):
-                state = j.lib.state()
-                watched.again()
-                changed |= changes(state, j.lib.state())
+    changed = changes(j.settings, j.lib.defaults())
+    for other in (False, True):
+        with unusual_settings(other):
+            state = j.lib.state()
+            call_unguarded(j, watched.made.x, watched.made.pos, watched.made.spec)
+            changed |= changes(state, j.lib.state())
     if changed:
         yield f"the call changed {', '.join(changed)}"
 
@@ -265,7 +267,7 @@ OBSERVERS = (
     Observer(
         "settings_unchanged",
         "A call does not change settings of the process or library: error handling, random state, threads.",
-        _settings_before, _changed_settings,
+        _nothing, _changed_settings,
     ),
     Observer(
         "results_may_be_written",
@@ -289,7 +291,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     """Make a call, watch it and judge it; return False if the target refused it."""
     if call.gradient:
         return check_gradient(j, call, seed)
-    alive = _judged(j, call, make(j, call, seed))
+    alive = _judged(j, call, seed, make(j, call, seed))
     if alive is None:
         return False
     if j.releases and any(is_alive() for is_alive in alive):
@@ -300,7 +302,7 @@ def check_call(j: Judge, call: Call, seed: int = 0) -> bool:
     return True
 
 
-def _judged(j: Judge, call: Call, made: Made) -> list[Callable[[], bool]] | None:
+def _judged(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[], bool]] | None:
     """Call, watch and judge; return functions that tell whether each x is in memory, None if refused."""
     observers = [each for each in OBSERVERS if j.claims(*each.needs) and each.check not in j.observed]
     before = [each.before(j, made) for each in observers]
@@ -313,7 +315,7 @@ def _judged(j: Judge, call: Call, made: Made) -> list[Callable[[], bool]] | None
     def again() -> tuple[Any, ...]:
         return results_of(j, made, j.call(made.x, made.pos, **made.spec))
 
-    watched = Watched(call, made, results, again, zlib.crc32(repr(call).encode()))
+    watched = Watched(call, seed, made, results, again)
     for observer, state in zip(observers, before, strict=True):
         for fault in observer.after(j, watched, state):
             keep_fault(j, observer.check, fault, call)
@@ -333,6 +335,13 @@ def results_of(j: Judge, made: Made, y: Any) -> tuple[Any, ...]:
     for each, x in zip(results, made.xs, strict=True):
         j.check_kind(each, x._replace(dtype=j.lib.dtype_of(x.array)))
     return results
+
+
+def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
+    """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
+    spec, arrays = j.fit(spec), tuple(each.array for each in x) if type(x) is tuple else x.array
+    _watch.calling(arrays, pos, spec)
+    j.target.call(arrays, pos, **spec)
 
 
 def keep_fault(j: Judge, check: str, text: str, call: Call) -> None:

@@ -25,8 +25,8 @@ class Row(NamedTuple):
     name, requirement
         Of the check.
     calls
-        Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls. Or a cover, or a
-        function of the judge.
+        Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls; covers; or a function
+        of the judge.
     needs
         Capabilities that the check needs; what all of its calls need is added.
     few
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     name: str
     requirement: str
-    calls: Sequence[str] | Cover | Callable[[Judge], Iterable[Call]]
+    calls: Sequence[str | Cover] | Callable[[Judge], Iterable[Call]]
     needs: tuple[str, ...] = ()
     few: int = 6
     each_dtype: bool = False
@@ -50,21 +50,21 @@ class Row(NamedTuple):
 
     def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[Call]:
         """Yield the calls that a target takes."""
-        calls = self.calls
-        plain = plain_call(j).replace(dtype=dtype or j.dtype)
-        if isinstance(calls, Cover):
-            return calls.calls(j)
-        if callable(calls):
-            return iter(calls(j))
-        read = (resolved(j, read_call(text, plain)) for text in alternatives(calls))
-        return (call for call in read if fits(j, call))
+        if callable(self.calls):
+            yield from self.calls(j)
+            return
+        for call in self.calls:
+            if isinstance(call, Cover):
+                yield from call.calls(j)
+            else:
+                yield from read_calls(j, call, dtype=dtype or j.dtype)
 
     def all_needs(self) -> tuple[str, ...]:
-        """Return the needs of the row, and those that all of its calls have."""
+        """Return the needs of the row, and those that all of its calls have, if they are texts."""
         common: set[str] = set()
-        if isinstance(self.calls, Sequence) and not isinstance(self.calls, Cover):
-            common = set.intersection(*(needs_of(read_call(text, Call()), Call())
-                                        for text in alternatives(self.calls)))  # fmt: skip
+        if not callable(self.calls) and all(isinstance(call, str) for call in self.calls):
+            read = (read_call(text, Call()) for text in alternatives(map(str, self.calls)))
+            common = set.intersection(*(needs_of(call, Call()) for call in read))
         return tuple(dict.fromkeys((*(["values"] if self.values else []), *self.needs, *sorted(common))))
 
 

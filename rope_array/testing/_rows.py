@@ -207,10 +207,10 @@ SCALING_ROWS = [
     ),
     Row(
         "rules_at_wide_heads", "Every scaling rule changes every pair of a wide head, whatever its parameters.",
-        Cover(
+        [Cover(
             {**_SMALL, "width": [128, 64], "scaling": _RULES, "pairing": [None, "other"]},
             [("pairing", "width", "scaling")], alone=True,
-        ),
+        )],
         ("scaling", "widths"), few=4,
     ),
 ]  # fmt: skip
@@ -239,10 +239,10 @@ AXES_ROWS = [
     ),
     Row(
         "axes_at_wide_heads", "Every pair of a wide head is rotated by its own coordinate, for axes of every kind.",
-        Cover(
+        [Cover(
             {**_SMALL, "reach": [5000], "width": [128, 64], "axes": tuple(AXES), "pairing": [None, "other"]},
             [("pairing", "width", "axes")], alone=True,
-        ),
+        )],
         ("axes", "any_positions", "widths"), few=1,
     ),
 ]  # fmt: skip
@@ -286,8 +286,8 @@ POSITION_ROWS = [
     Row(
         "strides_of_positions",
         "Positions of any strides and alignment are read correctly: reversed, transposed, broadcast, a part.",
-        Cover({"pos_layout": True, "positions": ["S", "BS", "BHS"], "order": [None, "ascending", "same"]},
-              [("pos_layout", "positions", "order")], alone=True),
+        [Cover({"pos_layout": True, "positions": ["S", "BS", "BHS"], "order": [None, "ascending", "same"]},
+              [("pos_layout", "positions", "order")], alone=True)],
         ("strides", "any_positions"),
     ),
 ]  # fmt: skip
@@ -296,41 +296,41 @@ COVER_ROWS = [
     Row(
         "combinations",
         "Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call.",
-        Cover(
+        [Cover(
             _FULL := {
                 **dict.fromkeys((*FIELDS, "in_tuple", "dtype", "rows", "positions", "kind", "order"), True),
                 "reach": 2, "scaling": ["yarn", "ntk", "linear", None],
             },
             pairs_among(_FULL),
-        ), few=10,
+        )], few=10,
     ),
     Row(
         "memory",
         "An x of any strides, alignment and offset is rotated correctly, with every field and any positions.",
-        Cover(
+        [Cover(
             {**FEW_FIELDS, "dtype": True, "layout": True, "rows": [(2, 3, 5), (2, 1, 3), (1, 3, 1)],
              "width": [16, 64, 80], "positions": ["S", "BS"], "pos_layout": True, "numbers": True},
             [*_pairs_of("layout", *FEW_FIELDS, "dtype", "rows", "width", "positions", "pos_layout", "numbers"),
              *_pairs_of("pos_layout", "dtype", "rows", "positions", "pairing", "inverse"),
              *_pairs_of("numbers", "dtype", "pairing", "rotary_dim", "inverse"),
              ("layout", "dtype", "pairing"), ("layout", "width", "dtype")],
-        ), ("strides",), few=2,
+        )], ("strides",), few=2,
     ),
     Row(
         "widths_and_fields", "Every claimed field is correct at the head_dims of models, for slices of any width.",
-        Cover(
+        [Cover(
             {**FEW_FIELDS, "dtype": True, "rotary_dim": [None, 24, 96, 8, 48, "most"], "positions": ["S", "BS"],
              "rows": [(2, 3, 2), (1, 2, 3)],
              "width": [16, 64, 112, 128, 36, 44, 72, 80, 88, 96, 192, 256]},
             [*_pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
              ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"), ("width", "dtype", "inverse"),
              ("rotary_dim", "pairing", "dtype")],
-        ), ("widths",), few=12,
+        )], ("widths",), few=12,
     ),
     Row(
         "widths_and_positions",
         "Any three of head_dim, dtype, pairing, and range, shape and order of positions are right together.",
-        Cover(
+        [Cover(
             {**{name: FEW_FIELDS[name] for name in (*_SAME_ANGLES, "base")}, "dtype": True, "layout": True,
              "order": True, "width": [16, 64, 80, 128, 256], "rows": [(3, 2, 3), (2, 3, 2), (2, 1, 1)],
              "positions": ["S", "BS", "BHS", ""], "reach": [NEAR, 5000, FAR, -NEAR],
@@ -342,56 +342,59 @@ COVER_ROWS = [
              *(("order", "positions", name) for name in ("dtype", "base", *_SAME_ANGLES)),
              ("dtype", "kind"), ("kind", "reach"),
              *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple"))],
-        ), ("widths",), few=3,
+        )], ("widths",), few=3,
     ),
     Row(
         "sizes_and_fields",
         "Every claimed field is correct for many rows, heads or batches, in every claimed dtype.",
-        Cover(
+        [Cover(
             {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "layout": True, "reach": 1},
             [*(("rows", "dtype", name) for name in (*FEW_FIELDS, "positions")),
              ("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse"),
              ("rows", "layout")],
-        ), few=9,
+        )], few=9,
     ),
     Row(
         "fields_and_many_elements",
         "Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right together. "
         "Calls are of more than 2^18 elements: code chooses by size.",
-        Cover(
+        [Cover(
             {**{name: few for name, few in FEW_FIELDS.items() if name not in ("axes", "in_tuple")},
              "rotary_dim": [None, 24, "most"], "dtype": True, "width": [64, 36, 80, 96, 192],
              "rows": _LARGE[1:], "positions": ["S", "BS"], "layout": [None, "transposed", "a_fused_projection"]},
             [*pairs_among((*(name for name in FEW_FIELDS if name not in ("axes", "in_tuple")), "dtype", "width", "rows", "positions")),
              *_pairs_of("layout", "dtype", "rows", "pairing", "inverse")],
-        ), few=5, context=check_many_elements,
+        )], few=5, context=check_many_elements,
     ),
     Row(
         "calls_that_differ_in_one_thing",
         "A call is right after one that differs in one thing: no cache leaves that thing out of its key.",
-        Cover(_FULL, walk=160), few=10,
+        [Cover(_FULL, walk=160)], few=10,
     ),
     Row(
         "one_field_at_every_width",
         "The plain call and every field alone are right at the head_dims of models, in every dtype.",
-        Cover(
-            {**FEW_FIELDS, **_SMALL, "rotary_dim": [None, "half_of_it"], "dtype": True, "axes": 0, "in_tuple": 0,
-             "width": [112, 64, 192, 80, *MODEL_WIDTHS, 160]},
-            [("width", "pairing", "dtype"), *_pairs_of("width", *_SIMPLE),
-             *(("pairing", "width", name) for name in _SIMPLE)], alone=True,
-        ), ("widths",), few=3,
+        [Cover(
+            {**_SMALL, "pairing": 1, "dtype": True, "width": [112, 64, 192, 80, *MODEL_WIDTHS]},
+            [("width", "pairing", "dtype")], alone=True,
+         ),
+         Cover(
+            {**FEW_FIELDS, **_SMALL, "rotary_dim": [None, "half_of_it"],
+             "width": [36, 96, 112, 128, 256, 64, 80, 160]},
+            [*_pairs_of("width", *_SIMPLE), *(("pairing", "width", name) for name in _SIMPLE[1:])], alone=True,
+         )], ("widths",), few=3,
     ),
     Row(
         "one_field_and_many_rows",
         "The plain call and every field alone are right for many rows, heads or batches.",
-        Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *_pairs_of("rows", *FEW_FIELDS)], alone=True), few=2,
+        [Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *_pairs_of("rows", *FEW_FIELDS)], alone=True)], few=2,
     ),
     Row(
         "one_field_and_many_elements",
         "Every field alone is right for an x of more than 2^17 elements. Code chooses by size: threads, "
         "blocks of memory, a kernel.",
-        Cover({**FEW_FIELDS, "rows": [_LARGE[0]], "width": [64], "axes": 0, "in_tuple": 0},
-              [(name,) for name in FEW_FIELDS], alone=True),
+        [Cover({**FEW_FIELDS, "rows": [_LARGE[0]], "width": [64], "axes": 0, "in_tuple": 0},
+              [(name,) for name in FEW_FIELDS], alone=True)],
         few=3, context=check_large_call,
     ),
 ]  # fmt: skip
@@ -475,7 +478,7 @@ KIND_ROWS = [
     Row(
         "tuples", "A tuple of arrays gives a tuple of results: of one, two or three arrays, which may differ in heads.",
         ["in_tuple=True|fewer_heads|one|twice|three", "in_tuple=fewer_heads positions=BS",
-         "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,8,130 positions=S|BS"],
+         "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,32,130 positions=S|BS"],
         ("tuple",), values=False,
     ),
     Row(
@@ -549,18 +552,18 @@ GRADIENT_ROWS = [
         "gradient_of_strides",
         "The gradient is right for an x, and for a cotangent, that is transposed, sliced or broadcast, and so "
         "is the value while it is recorded.",
-        Cover({"gradient": ["contiguous", "transposed", "broadcast", "every_second"], "layout": True},
-              [("layout",), ("gradient",)], alone=True), ("gradient",),
+        [Cover({"gradient": ["contiguous", "transposed", "broadcast", "every_second"], "layout": True},
+              [("layout",), ("gradient",)], alone=True)], ("gradient",),
     ),
     Row(
         "gradient_of_one_field",
         "The gradient is right for every field alone, at narrow and wide heads, and for many rows.",
-        Cover(
+        [Cover(
             {**FEW_FIELDS, "in_tuple": 0, "gradient": ["contiguous"], "dtype": True, "width": _WIDE,
              "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
             [*(("dtype", name) for name in FIELDS), *(("pairing", "width", name) for name in FIELDS),
              *_pairs_of("rows", *FIELDS)], alone=True,
-        ), ("gradient",), few=10,
+        )], ("gradient",), few=10,
     ),
     Row(
         "gradient_of_scaling", "The gradient has the frequencies and the amplitude of each scaling rule.",
@@ -576,17 +579,17 @@ GRADIENT_ROWS = [
     Row(
         "gradient_at_far_positions",
         "The value while a gradient is recorded, and the gradient, are right at far positions of each dtype.",
-        Cover(
+        [Cover(
             {"gradient": ["contiguous"], "reach": [4001, 2**16, FAR], "positions": ["S", "BS", "BHS"],
              "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"], "dtype": True,
              "width": [16, 128], "pairing": 1},
             [("kind", "reach"), ("positions", "reach"), ("dtype", "width", "pairing")], alone=True,
-        ), ("gradient", "offset_positions"), few=3,
+        )], ("gradient", "offset_positions"), few=3,
     ),
     Row(
         "gradient_combinations",
         "Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides.",
-        Cover(
+        [Cover(
             _RECORDED_FULL := {
                 **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"], "dtype": True,
                 "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)], "width": _WIDE,
@@ -594,14 +597,14 @@ GRADIENT_ROWS = [
             },
             [*pairs_among(_RECORDED_FULL), ("dtype", "rows", "positions"), ("dtype", "width", "pairing"),
              ("rows", "pairing", "inverse")],
-        ), ("gradient",), few=8,
+        )], ("gradient",), few=8,
     ),
     Row(
         "gradient_of_three_fields", "Gradients are right with any three simple fields, in every dtype.",
-        Cover(
+        [Cover(
             {**{name: 1 for name in _SIMPLE[:-1]}, "seq_axis": 1, "dtype": True, "rows": [(2, 3, 3)],
              "gradient": ["contiguous"]},
             [("dtype", *some) for some in combinations((*_SIMPLE[:-1], "seq_axis"), 3)],
-        ), ("gradient",), few=2,
+        )], ("gradient",), few=2,
     ),
 ]  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rope_array.testing import _watch
 from rope_array.testing._call import plain_call, spec_of
 from rope_array.testing._checks._first import new_call
 from rope_array.testing._cover import OF_ANOTHER_SHAPE, field_specs, single_fields
 from rope_array.testing._judge import Floats, Input, Judge, check
+from rope_array.testing._observe import call_unguarded
 from rope_array.testing._settings import changes, unusual_settings
 
 # Calls: x, positions and fields.
@@ -163,7 +163,7 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # compilers log errors
     try:
-        _bare_call(j, x, pos, spec)
+        call_unguarded(j, x, pos, spec)
     except Exception:
         return True
     finally:
@@ -186,13 +186,6 @@ def first_calls_under_other_settings(j: Judge) -> None:
                 j.check(y, x, pos, **spec)
             with j.part("after a call under another precision of decimal"):
                 j.check_call(x, pos, **spec)
-
-
-def _bare_call(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> None:
-    """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
-    spec = j.fit(spec)
-    _watch.calling(x.array, pos, spec)
-    j.target.call(x.array, pos, **spec)
 
 
 @check("threads", "offset_positions")
