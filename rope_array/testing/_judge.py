@@ -397,7 +397,7 @@ def _array_of(x: Any) -> Any:
     return x.array if isinstance(x, Input) else x
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """One named requirement.
 
