@@ -1,4 +1,4 @@
-"""Call code that takes other arguments: another layout, another order, q and k, positions of one shape or none."""
+"""Call code that takes another layout, other arguments, or positions of one shape or none."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
 
 
 def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: Library) -> Rotate:
-    """Make a callable for x without its first or second axis take x with it: call for each of its elements."""
+    """Make a callable for x without an axis, 0 or 1, take x with it: call for each of its elements."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         sizes = {one.shape[axis] for one in (x if isinstance(x, tuple) else (x,))}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 CALL_FIELDS = ("inverse", "seq_axis")
 DEFAULTS: dict[str, Any] = {"base": 10000.0, "pairing": "interleaved", "inverse": False, "seq_axis": -2}
 
-# Each capability: words that follow "the target", and the trial call, as `_factors.read_call` reads it. "" is the
-# plain call, or each part of the capability; None is no trial. `_trials.CONTEXTS` has how some calls are made.
-# The values of fields change the result, for an x of any even width from 6 on.
+# Each capability: words that follow "the target", and the trial call, as `_factors.read_call` reads it. "" is
+# the plain call, or a call for each part; None is no trial. `_trials.CONTEXTS` makes some calls in another
+# way. The values of fields change the result, for an x of any even width from 6 on.
 _TABLE: dict[str, tuple[str, str | None]] = {
     "base": ("takes base", "base=50.0"),
     "rotary_dim": ("takes rotary_dim", "rotary_dim=2"),
@@ -149,7 +149,7 @@ def signature_defaults(rotate: Callable[..., Any]) -> dict[str, Any]:
 
 
 def by_declaration(target: Target) -> dict[str, str]:
-    """Return the capabilities and parts, other than fields, that a declaration leaves out, with the reason."""
+    """Return the capabilities and parts that a declaration leaves out, with the reason; no fields."""
     return {
         **target.arrays.lacks,
         **by_library(target),

@@ -13,16 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ._adapt import (
-    ORDERS,
-    adapt_arguments,
-    adapt_copies,
-    adapt_in_place,
-    adapt_layout,
-    adapt_positions,
-    is_layout,
-    leave_out_positions,
-)
+from . import _adapt
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
@@ -194,23 +185,12 @@ class Target:
         for each in (each for each in fields(self) if each.name not in _NO_CLAIMS):
             value = getattr(self, each.name)
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            if value == default:
-                continue
-            claims[each.name] = dict(value) if isinstance(value, Mapping) else value
-            if isinstance(value, Collection) and not isinstance(value, Mapping | str):
-                claims[each.name] = list(value)
+            if value != default:
+                claims[each.name] = _plain(value)
         return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim to use in place of `width`: one that the target takes, wide enough for its slice.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> target = Target(lambda x, pos: x, fixed={"rotary_dim": 32})
-        >>> target.width_of(16), target.width_of(64)
-        (32, 64)
-        """
+        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice."""
         least = self.least_width(width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return least
@@ -263,22 +243,22 @@ class Target:
         """The callable, adapted to the suite's layout and defaults."""
         rotate = self.rotate
         if self.positions == "arange":
-            rotate = leave_out_positions(rotate, self.arguments)
-        rotate = adapt_arguments(rotate, self.arguments)
+            rotate = _adapt.leave_out_positions(rotate, self.arguments)
+        rotate = _adapt.adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
         if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not Library.copied):
-            rotate = (adapt_in_place if self.in_place else adapt_copies)(rotate, self.arrays)
+            rotate = (_adapt.adapt_in_place if self.in_place else _adapt.adapt_copies)(rotate, self.arrays)
         has_axes = "axes" in self.fixed
         if self.layout == "...sd":
             rotate = self._with_defaults(rotate)
         else:
-            rotate = adapt_layout(rotate, self.layout, has_axes, self.arrays)
+            rotate = _adapt.adapt_layout(rotate, self.layout, has_axes, self.arrays)
         if self.positions in ("batch", "row"):
-            rotate = adapt_positions(rotate, self.positions, has_axes, self.arrays)
+            rotate = _adapt.adapt_positions(rotate, self.positions, has_axes, self.arrays)
         return rotate
 
     def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
-        """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's defaults differ."""
+        """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""
         stated = signature_defaults(self.rotate)
         usual = {
             name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
@@ -367,7 +347,7 @@ def _check_names(target: Target) -> None:
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
-        ("arguments", [target.arguments], ORDERS),
+        ("arguments", [target.arguments], _adapt.ORDERS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
@@ -376,7 +356,7 @@ def _check_names(target: Target) -> None:
     ):
         for name in given:
             check_name(argument, name, known)
-    if target.layout != "...sd" and not is_layout(target.layout):
+    if target.layout != "...sd" and not _adapt.is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d, with d last, and 1 "
             "for an axis of size 1, such as 1hsd"
@@ -454,6 +434,13 @@ def _check_defaults(target: Target) -> None:
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a claim as a dict, a list, or a value of another kind."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Collection) and not isinstance(value, str) else value
 
 
 def _numbers(head_dim: int | Collection[int] | None) -> tuple[int, ...]:
