@@ -231,7 +231,9 @@ def _needs_of_rows(rows: tuple[int, ...]) -> Iterator[str]:
 def needs_of_shape(shape: str) -> Iterator[str]:
     """Yield the capabilities that positions of a shape, a name in `SHAPES`, need."""
     if len(shape) > 1:
-        yield from ("batch_positions" if len(shape) == 2 else "head_positions", "offset_positions")
+        yield "offset_positions"
+    if len(shape) > 1 and "1" not in shape:  # else a part of `broadcast_positions` is needed, which is tried
+        yield "batch_positions" if len(shape) == 2 else "head_positions"
     if "1" in shape or not shape:
         yield from (f"broadcast_positions[{shape or 'scalar'}]", "any_positions")
 
@@ -460,7 +462,7 @@ def fields_of(call: Call, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a call, for a target that has `defaults` for fields that are left out."""
     spec = {name: getattr(call, name) for name in FIELDS if getattr(call, name) is not None}
     pairs = num_pairs(call, defaults)
-    made = {
+    made: dict[str, Callable[[Any], Any]] = {
         "inv_freq": lambda name: FREQUENCIES[name](pairs),
         "scaling": lambda text: rule_of(text, pairs),
         "axes": lambda name: AXES[name](pairs),

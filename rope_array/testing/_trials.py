@@ -273,8 +273,9 @@ def _why_traced(target: Target, name: str) -> str:
     if not hasattr(target.rotate, "lower"):  # not the result of jax.jit
         return ""
     _, refusal = _tried_field(target, name)
-    by_jax = refusal is not None and type(refusal).__module__.startswith("jax")
-    if by_jax or isinstance(refusal, TypeError | IndexError):
+    if refusal is None:
+        return ""
+    if type(refusal).__module__.startswith("jax") or isinstance(refusal, TypeError | IndexError):
         return f"jax.jit traces it, as static_argnames does not name it: {one_line(refusal)}"
     return ""
 
