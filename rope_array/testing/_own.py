@@ -103,12 +103,12 @@ def _rotate_by_tables(
 
 def as_records(spec: dict[str, Any]) -> dict[str, Any]:
     """Return a call's fields with `scaling` and `axes` mappings converted to rope_array's classes."""
-    records, rope_array = dict(spec), import_module("rope_array")
+    records = dict(spec)
     if isinstance(spec.get("axes"), Mapping):
-        records["axes"] = rope_array.Axes(**spec["axes"])
+        records["axes"] = import_module("rope_array").Axes(**spec["axes"])
     if isinstance(spec.get("scaling"), Mapping):
         rule = dict(spec["scaling"])
-        records["scaling"] = getattr(rope_array, RULES[rule.pop("rope_type")])(**rule)
+        records["scaling"] = getattr(import_module("rope_array"), RULES[rule.pop("rope_type")])(**rule)
     return records
 
 
