@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._adapt import takes_two
 from ._factors import DTYPES, FIELDS, WIDTH
 from ._parts import PARTS
 
-if TYPE_CHECKING:
-    from ._target import Target
+Target = Any  # of `_target`, which imports this module
 
 # Fields of a call, not of an embedding: `fixed` cannot hold them.
 CALL_FIELDS = ("inverse", "seq_axis")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from ._libraries import Torch, rounded
 from ._modes import jvp, one_device, settings_of, vmap
 from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 
-if TYPE_CHECKING:
-    from ._target import Target
+Target = Any  # of `_target`, which imports this module
 
 # Positions tried in rising order, up to the first that the callable refuses.
 _REACH_STEPS = (
@@ -366,12 +365,12 @@ def find_position_dtype(target: Target) -> str:
     """Return the first integer dtype of positions that a target does not refuse, the widest first."""
     kinds = target.arrays.integers
     if target.declared or "values" in target.arrays.lacks:
-        return kinds[0]
+        return str(kinds[0])
     rows = min(SIZES[-1], target.furthest + 1)
     row = int(target.positions != "arange" and target.furthest >= rows) + np.arange(rows)
     width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
     attempts = ((kind, partial(Trials(target).at, row, width, kind)) for kind in kinds)
-    return next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0])
+    return str(next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0]))
 
 
 # ---- widths ----
