@@ -8,7 +8,7 @@ import pytest
 import rope_array as ra
 from rope_array.testing import Target
 from rope_array.testing._checks import checks, subjects
-from rope_array.testing._claims import FIELDS
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
 from rope_array.testing._names import names, resolve

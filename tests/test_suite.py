@@ -16,7 +16,8 @@ from rope_array.testing import (
     run_checks,
 )
 from rope_array.testing._checks import checks
-from rope_array.testing._claims import CAPABILITIES, FIELDS
+from rope_array.testing._claims import CAPABILITIES
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import resolve
 from rope_array.testing._parts import PART_NAMES

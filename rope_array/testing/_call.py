@@ -14,16 +14,18 @@ from ._factors import (
     AXES,
     BROADCAST_AXES,
     FAR,
-    FREQUENCIES,
     NEAR,
     OF_EVEN_PAIRS,
     ORDERS,
     TUPLES,
     TWO_DTYPES,
     Call,
+    fields_of,
+    first_feature,
     needs_of,
     needs_of_shape,
-    rule_of,
+    num_pairs,
+    shape_of_positions,
 )
 from ._judge import Input, Judge
 from ._parts import ALL_WIDTHS, PARTS
@@ -84,33 +86,7 @@ def make(j: Judge, call: Call, seed: int = 0) -> Made:
 
 def spec_of(j: Judge, call: Call) -> dict[str, Any]:
     """Return the fields of a call."""
-    names = ("seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing")
-    spec = {name: getattr(call, name) for name in (*names, "attention_factor", "inverse")}
-    spec = {name: value for name, value in spec.items() if value is not None}
-    pairs = num_pairs(j, call)
-    if call.inv_freq:
-        spec["inv_freq"] = FREQUENCIES[call.inv_freq](pairs)
-    if call.scaling:
-        spec["scaling"] = rule_of(call.scaling, pairs)
-    if call.axes:
-        spec["axes"] = AXES[call.axes](pairs)
-    return spec
-
-
-def num_pairs(j: Judge, call: Call) -> int:
-    """Return the number of rotated pairs."""
-    fields = j.target.defaults
-    if call.rotary_dim is not None:
-        return int(call.rotary_dim) // 2
-    for name, count in (("inv_freq", len), ("axes", lambda axes: len(axes["coordinates"]))):
-        if fields.get(name) is not None:
-            return int(count(fields[name]))
-    return int(fields.get("rotary_dim") or call.width - _start(j, call)) // 2
-
-
-def _start(j: Judge, call: Call) -> int:
-    start = call.rotary_start
-    return int(start if start is not None else j.target.defaults.get("rotary_start") or 0)
+    return fields_of(call, j.target.defaults)
 
 
 # ---- whether a call can be made ----
@@ -188,7 +164,7 @@ def _slice_fits(j: Judge, call: Call) -> bool:
     fixed = fields.get("inv_freq")
     if fixed is not None and not call.inv_freq and (call.rotary_dim or call.rotary_start):
         return False
-    start = _start(j, call)
+    start = first_feature(call, fields)
     width = call.rotary_dim if call.rotary_dim is not None else fields.get("rotary_dim")
     width = call.width - start if width is None else width
     return start >= 0 and width >= 0 and width % 2 == 0 and start + width <= call.width
@@ -209,7 +185,7 @@ def claimed_width(j: Judge, width: int) -> bool:
 def _pairs_fit(j: Judge, call: Call) -> bool:
     if call.inv_freq and (call.base is not None or call.scaling):
         return False
-    pairs = num_pairs(j, call)
+    pairs = num_pairs(call, j.target.defaults)
     # NTK scaling needs two frequencies or more in each block.
     if call.scaling and ("ntk" in call.scaling or "dynamic" in call.scaling):
         least = 4 if call.axes in OF_EVEN_PAIRS else 2
@@ -310,8 +286,7 @@ def _joined(name: str) -> str:
 
 def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
     """Return positions for the target, and their numbers for the definition."""
-    sizes = dict(zip("BH", call.rows[:-1], strict=False)) | {"S": (call.rows or (1,))[-1], "1": 1}
-    shape = tuple(sizes[axis] for axis in call.positions)
+    shape = shape_of_positions(call)
     numbers = _numbers(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
     if call.kind.startswith("python"):
         if call.kind == "python_float":
@@ -325,7 +300,7 @@ def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
 
 def num_coordinates(j: Judge, call: Call) -> int:
     """Return the number of coordinates of each position."""
-    axes = AXES[call.axes](num_pairs(j, call))
+    axes = AXES[call.axes](num_pairs(call, j.target.defaults))
     return int(axes.get("count") or 1 + max(a for a in axes["coordinates"] if a is not None))
 
 

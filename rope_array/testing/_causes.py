@@ -16,9 +16,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ._calls import needs_no_positions, parameters_of_order, takes_arguments, takes_two
+from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
 from ._checks import checks
-from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
+from ._claims import CAPABILITIES, REACH
+from ._factors import DTYPES, FIELDS
 from ._guess import DONATES_X, WRITES_X, Change, Guess, writes_x
 from ._judge import DELETES_X, Check, Judge
 from ._likeness import find_rotation

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._call import is_valid, plain_call, spec_of, views_of
-from ._claims import WIDTH
-from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, Call
+from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, WIDTH, Call
 from ._judge import Judge
 
 T = TypeVar("T")

@@ -7,15 +7,18 @@ claim for them, and which values are simpler. `_call` makes a call of a value fo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._claims import DTYPES, SIZES
 from ._parts import EMPTY, PARTS
 
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Sizes (B, H, S) that differ from each other, so that a mixed-up axis shows; and the default width.
+SIZES = (2, 3, 5)
+WIDTH = 16
 NEAR, FAR = 100, 2**31 - 1
 
 
@@ -228,7 +231,9 @@ def _needs_of_rows(rows: tuple[int, ...]) -> Iterator[str]:
 def needs_of_shape(shape: str) -> Iterator[str]:
     """Yield the capabilities that positions of a shape, a name in `SHAPES`, need."""
     if len(shape) > 1:
-        yield from ("batch_positions" if len(shape) == 2 else "head_positions", "offset_positions")
+        yield "offset_positions"
+    if len(shape) > 1 and "1" not in shape:  # else a part of `broadcast_positions` is needed, which is tried
+        yield "batch_positions" if len(shape) == 2 else "head_positions"
     if "1" in shape or not shape:
         yield from (f"broadcast_positions[{shape or 'scalar'}]", "any_positions")
 
@@ -300,7 +305,7 @@ FACTORS: dict[str, Factor] = {
         _needs_of_rows,
         simpler=_simpler_rows,
     ),
-    "width": Factor(16, read=int, simpler=_halvings(16, 2)),
+    "width": Factor(WIDTH, read=int, simpler=_halvings(WIDTH, 2)),
     "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
     "kind": Factor(
         "int64",
@@ -437,3 +442,40 @@ def needs_of(call: Call, plain: Call) -> set[str]:
         if (value := getattr(call, name)) is not None
         for need in FACTORS[name].needs(value)
     }
+
+
+# ---- fields and shapes of a call ----
+
+
+def num_pairs(call: Call, defaults: Mapping[str, Any]) -> int:
+    """Return the number of rotated pairs, for the fields of a call without fields."""
+    if call.rotary_dim is not None:
+        return int(call.rotary_dim) // 2
+    for name, count in (("inv_freq", len), ("axes", lambda axes: len(axes["coordinates"]))):
+        if defaults.get(name) is not None:
+            return int(count(defaults[name]))
+    return int(defaults.get("rotary_dim") or call.width - first_feature(call, defaults)) // 2
+
+
+def first_feature(call: Call, defaults: Mapping[str, Any]) -> int:
+    """Return the index of the first rotated feature."""
+    start = call.rotary_start
+    return int(start if start is not None else defaults.get("rotary_start") or 0)
+
+
+def fields_of(call: Call, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a call, for a target that has `defaults` for fields that are left out."""
+    spec = {name: getattr(call, name) for name in FIELDS if getattr(call, name) is not None}
+    pairs = num_pairs(call, defaults)
+    made: dict[str, Callable[[Any], Any]] = {
+        "inv_freq": lambda name: FREQUENCIES[name](pairs),
+        "scaling": lambda text: rule_of(text, pairs),
+        "axes": lambda name: AXES[name](pairs),
+    }
+    return {name: made[name](value) if name in made else value for name, value in spec.items()}
+
+
+def shape_of_positions(call: Call) -> tuple[int, ...]:
+    """Return the shape of a call's positions, without coordinates."""
+    sizes = dict(zip("BH", call.rows[:-1], strict=False)) | {"S": (call.rows or (1,))[-1], "1": 1}
+    return tuple(sizes[axis] for axis in call.positions)

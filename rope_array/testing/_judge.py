@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._claims import DTYPES, REACH, SIZES, WIDTH, one_line
+from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
+from ._factors import DTYPES, SIZES, WIDTH
 from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of

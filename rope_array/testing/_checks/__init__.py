@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from rope_array.testing import _rows, _rows_of_modes
-from rope_array.testing._claims import DTYPES
+from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import Row, check_of
 
