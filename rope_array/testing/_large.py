@@ -11,6 +11,7 @@ from ._call import spec_of, with_layout
 from ._contract import allowed
 from ._factors import Call
 from ._judge import Input, Judge
+from ._own import Declined
 
 # Batches, heads and rows repeat with these periods, no powers of two: few rows are computed exactly.
 _PERIODS = (5, 7, 61)
@@ -94,8 +95,9 @@ def check_large(
     distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
     seq_axis = spec.get("seq_axis", 2)
     large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
-    y = j.try_call(with_layout(j, large.x, layout)[0], j.pos(large.pos), **spec)
-    if y is None:
+    try:
+        y = j.call(with_layout(j, large.x, layout)[0], j.pos(large.pos), **spec)
+    except Declined:
         return False
     j.check_kind(y, large.x)
     numbers = j.numbers(y)

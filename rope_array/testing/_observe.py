@@ -17,12 +17,13 @@ from ._call import Made, make, plain_call
 from ._factors import Call
 from ._gradients import check_gradient
 from ._judge import Judge
+from ._own import Declined
 from ._settings import changes, unusual_settings
 from ._verdict import Fault
 from ._where import difference
 
 # Results that are kept, to see whether a later call writes to them.
-_MOST_KEPT = 16
+_MOST_KEPT = 8
 # Of the calls for observers, the first ones are watched by all.
 _ALL_WATCHED = 80
 
@@ -66,7 +67,7 @@ class Observer(NamedTuple):
 
 def _is_chosen(j: Judge, watched: Watched, turn: int) -> bool:
     """Return whether a costly observer watches a call: one in twelve, or more of the calls for observers."""
-    every = 12 if not j.observes_all else 1 if watched.seed < _ALL_WATCHED else 4
+    every = 12 if not j.observes_all or j.is_slow else 1 if watched.seed < _ALL_WATCHED else 4
     return watched.seed % every == turn % every
 
 
@@ -134,7 +135,8 @@ def _written_results(j: Judge, watched: Watched, kept: list[tuple[Any, bytes]]) 
     if any(j.lib.snapshot(y) != bits for y, bits in kept):
         kept.clear()
         yield "a later call wrote to an earlier result"
-    kept.extend((y, j.lib.snapshot(y)) for y in watched.results)
+    # A lazy result has no memory yet.
+    kept.extend((y, j.lib.snapshot(y)) for y in watched.results if not j.lib.is_lazy(y))
     # Drop some of the first half, so that old results stay beside new ones.
     while len(kept) > _MOST_KEPT:
         del kept[watched.seed % (_MOST_KEPT // 2)]
@@ -307,8 +309,9 @@ def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[],
     """Call, watch and judge; return functions that tell whether each x is in memory, None if refused."""
     observers = [each for each in OBSERVERS if j.claims(*each.needs) and each.check not in j.observed]
     before = [each.before(j, made) for each in observers]
-    y = j.try_call(made.x, made.pos, **made.spec)
-    if y is None:
+    try:
+        y = j.call(made.x, made.pos, **made.spec)
+    except Declined:
         return None
     results = results_of(j, made, y)
     numbers = [j.numbers(each) for each in results] if j.claims("values") else []
