@@ -11,7 +11,7 @@ import rope_array as ra
 # fmt: off
 # ---- frequencies and pairs ----
 
-fault("wrong_direction", inverse="not inverse", kills="definition inverse")
+fault("wrong_direction", inverse="not inverse", kills="definition direction inverse")
 fault("base_ignored", drop="base", kills="base calls_in_turn")
 # patrick-kidger/equinox, nn/_embedding.py of 0.13.8: the key of the table is its size and dtype.
 fault("cache_keyed_without_base", base="kept((width, spec.get('rotary_dim')), base)",

@@ -58,7 +58,7 @@ IN_A_CHILD = {"jax:sharded"}  # it needs eight devices: see test_jax.py
 INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
 # Checks that take the interpreter seconds: many rows, or many calls.
 LONG_INTERPRETED = {
-    *("default_dtype", "gradient_of_many_elements", "many_rows", "no_grad", "results_are_kept"),
+    *("default_dtype", "gradient_of_shapes", "many_rows", "no_grad", "results_are_kept"),
     *("threads_of_different_calls", "training_after_inference"),
     *("batches_times_heads", "fields_and_many_elements", "large_results_are_kept", "many_elements"),
     *("many_results_are_kept", "one_field_and_many_elements", "positions_of_a_long_batch"),

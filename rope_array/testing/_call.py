@@ -248,6 +248,8 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
         values = values.copy()
         values.reshape(-1)[[values.size // 3, -1]] = np.nan if call.numbers == "nan" else np.inf
         return values
+    if call.numbers == "unit":
+        return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
     least = 2.0 ** (FORMATS[call.dtype][1] + 4)
     return (1 + np.abs(values) % 1) * (largest(call.dtype) / 4 if call.numbers == "huge" else least)
 
@@ -272,7 +274,8 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
     """Yield names, arrays of the values of x in other memory, and the larger arrays around them."""
     if x.values.ndim == 4:
         yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
-        yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
+        if j.claims("same_bits"):  # other code need not read such memory
+            yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
     yield from ((_joined(name), array, []) for name, array in j.lib.shifted(x.array))
     yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.parts(x.array))
 

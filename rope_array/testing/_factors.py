@@ -145,8 +145,8 @@ BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches
 # The value of `in_tuple` for a tuple of arrays of two dtypes.
 TWO_DTYPES = "two_dtypes"
 TUPLES = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
-# Numbers of x: near the ends of the dtype's range, or some that are not finite.
-NUMBERS = ("huge", "tiny", "nan", "infinity")
+# Numbers of x: near the ends of the dtype's range, some that are not finite, or (1, 0, 0, ...).
+NUMBERS = ("huge", "tiny", "nan", "infinity", "unit")
 
 
 def rule_of(text: str, pairs: int) -> dict[str, Any]:

@@ -337,8 +337,19 @@ def results_of(j: Judge, made: Made, y: Any) -> tuple[Any, ...]:
         assert len(y) == len(made.xs), f"a tuple of {len(made.xs)} arrays gives {len(y)}"
     results = tuple(y) if made.in_tuple else (y,)
     for each, x in zip(results, made.xs, strict=True):
-        j.check_kind(each, x._replace(dtype=j.lib.dtype_of(x.array)))
+        in_other_bytes = j.lib.dtype_of(each) == j.lib.dtype_of(x.array)  # the byte order of x is right, too
+        j.check_kind(each, x._replace(dtype=j.lib.dtype_of(each)) if in_other_bytes else x)
     return results
+
+
+def check_kind_of(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make a call, and judge the kind of its results only; return False if the target refused it."""
+    made = make(j, call, seed)
+    try:
+        results_of(j, made, j.call(made.x, made.pos, **made.spec))
+    except Declined:
+        return False
+    return True
 
 
 def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:

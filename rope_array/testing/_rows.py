@@ -12,6 +12,7 @@ from ._cover import Cover, pairs_among
 from ._factors import AXES, FAR, FEW_FIELDS, FIELDS, NEAR, Call
 from ._judge import Judge
 from ._large import check_large_call, check_many_elements
+from ._observe import check_kind_of
 from ._parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
 from ._row import Row, read_calls
 
@@ -39,6 +40,11 @@ def _pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
 
 
 FIELD_ROWS = [
+    Row(
+        "direction",
+        "A pair (1, 0) becomes (cos, sin): its second member is positive at a small angle.",
+        ["numbers=unit rows=1,1,2 reach=1"],
+    ),
     Row(
         "narrow_heads", "Narrow even head_dims are rotated: 2 to 14.",
         [f"rows=1,2,3 width={_widths(NARROW_WIDTHS)}"], ("narrow_heads",),
@@ -473,11 +479,14 @@ STATE_ROWS = [
 ]  # fmt: skip
 
 KIND_ROWS = [
-    Row("kind", "The result has x's library, shape, dtype and device.", [""], each_dtype=True, values=False),
+    Row(
+        "kind", "The result has x's library, shape, dtype and device.", [""],
+        each_dtype=True, values=False, context=check_kind_of,
+    ),
     Row(
         "kind_of_identity",
         "The result has x's library, shape, dtype and device for a partial rotation and for rotary_dim=0.",
-        ["rotary_dim=0|4|all"], each_dtype=True, values=False,
+        ["rotary_dim=0|4|all"], each_dtype=True, values=False, context=check_kind_of,
     ),
     Row(
         "magnitudes",
@@ -491,7 +500,7 @@ KIND_ROWS = [
     ),
     Row(
         "zero_size", "An x without elements gives a result without elements, of its shape.",
-        ["rows=0,3,5|2,0,5|2,3,0"], ("zero_size",), values=False,
+        ["rows=0,3,5|2,0,5|2,3,0"], ("zero_size",), values=False, context=check_kind_of,
     ),
     Row(
         "ranks", "An x of one to six axes is rotated: a vector by one position, others along axis -2.",
