@@ -1,10 +1,12 @@
 """The likely cause that a report names: tried on code as users have it, and confirmed by its claims."""
 
-import mutants_cover
-import mutants_modes
+import mutants_cover  # noqa: F401 (registers its mutants)
+import mutants_gradients  # noqa: F401 (registers its mutants)
+import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest
 from conftest import sample
+from faults import named
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
@@ -509,9 +511,9 @@ def tiles_of_16_rows(x, pos):
 
 
 TOLD = {
-    mutants_cover.base_ignored_at_wide_heads: "wrong with width=96 base=500.0, right with width=94, ",
-    mutants_cover.half_pairing_wrong_at_64: "wrong with width=64 pairing=half, right with width=",
-    mutants_cover.strides_misread_with_half_pairing: "wrong with layout=",
+    named("base_ignored_at_wide_heads"): "wrong with width=96 base=500.0, right with width=94, ",
+    named("half_pairing_wrong_at_64"): "wrong with width=64 pairing=half, right with width=",
+    named("strides_misread_with_half_pairing"): "wrong with layout=",
     tiles_of_16_rows: "wrong with rows=1,1,65, right with rows=1,1,64: row 64, equal to x, unchanged",
     sticky_base: "right at first, and wrong for good after some call: the first check to fail is ",
     one_wrong_call: "results depend on earlier calls: ",
@@ -546,8 +548,7 @@ GRADIENTS_AND_MODES = {
 @pytest.mark.parametrize("name", GRADIENTS_AND_MODES)
 def test_gradients_and_modes_are_named_and_not_claimed_away(name):
     pytest.importorskip("torch")
-    rotate = vars(mutants_cover).get(name) or vars(mutants_modes)[name]
-    cause = run_checks(rotate, library="torch").cause
+    cause = run_checks(named(name), library="torch").cause
     assert cause.text.startswith(GRADIENTS_AND_MODES[name])
     assert not cause.claims
 

@@ -183,7 +183,7 @@ def test_a_rule_in_json_is_a_scaling():
 
 def test_a_fault_of_the_plain_call_is_told():
     (case,) = extra_checks(cases=["width=64 pairing=half"])
-    text = detail(case, judge(mutants.scaled))
+    text = detail(case, judge(mutants.named("scaled")))
     assert text.startswith("the plain call is wrong: ")
 
 

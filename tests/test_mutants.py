@@ -1,10 +1,10 @@
 """Tests of the checks: every mutant fails the checks named for it, and correct code passes."""
 
-import functools
 import time
 
 import mutants
 import mutants_cover  # noqa: F401 (registers its mutants)
+import mutants_gradients  # noqa: F401 (registers its mutants)
 import mutants_memory  # noqa: F401 (registers its mutants)
 import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
@@ -33,22 +33,14 @@ CASES = [
 ]
 
 
-@functools.cache
-def outcomes(name):
-    """Return the set of outcomes of each check named for a mutant."""
-    judge = Judge(BY_NAME[name].target(), thorough=True)
-    named = [check for check in checks() if base_name(check) in BY_NAME[name].failed_checks]
-    found = {}
-    for check in named:
-        found.setdefault(base_name(check), set()).add(outcome_of(check, judge)[0])
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_mutant_fails_its_named_checks(name):
-    found = outcomes(name)
-    assert set(found) == set(BY_NAME[name].failed_checks)
-    assert [check for check, results in found.items() if FAILED not in results] == []
+    judge, outcomes = Judge(BY_NAME[name].target(), thorough=True), {}
+    for check in checks():
+        if base_name(check) in BY_NAME[name].failed_checks:
+            outcomes.setdefault(base_name(check), set()).add(outcome_of(check, judge)[0])
+    assert set(outcomes) == set(BY_NAME[name].failed_checks)
+    assert [check for check, results in outcomes.items() if FAILED not in results] == []
 
 
 @pytest.mark.parametrize(

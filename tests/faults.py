@@ -1,0 +1,385 @@
+"""Make mutants: rotary embeddings with one fault each, and the checks that have to fail for each.
+
+A mutant is this library's `apply` with a fault as found in other code. A row states it:
+
+    fault("float16_beyond_64_features", "dtype == 'float16'", leave="..., 64:", kills="widths_and_fields")
+
+Read: if the dtype is float16, leave the features from 64 on unrotated; the check `widths_and_fields` has to
+fail. The second argument is the condition. Conditions and changes are Python expressions in the names of
+`Call`, evaluated at each call:
+
+x, pos, spec, or a field such as `base`
+    Call `apply` with this value instead.
+drop
+    Names of fields to leave out.
+y
+    Return this value instead.
+leave
+    The elements at this index stay as they are in x.
+gradient
+    Return this gradient for x, where `gradient` is that of the result.
+before, after
+    Evaluate this for its effect, before or after `apply`.
+
+A fault with more logic than that is a function: see `mutant`.
+"""
+
+import ast
+import builtins
+import functools
+import itertools
+import time
+from dataclasses import replace
+from decimal import Decimal
+from importlib import import_module
+from typing import NamedTuple
+
+import numpy as np
+
+import rope_array as ra
+from rope_array.testing import Target
+from rope_array.testing._claims import FIELDS
+from rope_array.testing._own import as_records
+
+
+class Mutant(NamedTuple):
+    """A faulty callable, its array library, and the names of the checks that it has to fail."""
+
+    rotate: object
+    library: str
+    failed_checks: tuple[str, ...]
+
+    @property
+    def name(self):
+        return self.rotate.__name__
+
+    def target(self):
+        return target(self.rotate, self.library)
+
+
+MUTANTS = []
+
+
+def target(rotate, library):
+    """Make a target that claims all fields, all dtypes and the contract, so that every check applies."""
+    narrow = {"numpy": ("float16",), "torch": ("float16",), "jax": ("bfloat16",)}
+    dtypes = ("float32", "float64", *narrow.get(library, ()))
+    return Target(
+        with_records(rotate), library=library, fields=tuple(FIELDS), dtypes=dtypes, angles="exact",
+        furthest=2**62, declared=True,
+    )  # fmt: skip
+
+
+def with_records(rotate):
+    """Convert `scaling` and `axes` mappings to rope_array's classes before the call."""
+
+    @functools.wraps(rotate)
+    def call(x, pos, **spec):
+        return rotate(x, pos, **as_records(spec))
+
+    return call
+
+
+def each(function):
+    """Rotate a tuple array by array."""
+
+    @functools.wraps(function)
+    def call(x, pos, **spec):
+        if isinstance(x, tuple):
+            return tuple(function(one, pos, **spec) for one in x)
+        return function(x, pos, **spec)
+
+    return call
+
+
+def mutant(kills, library="numpy"):
+    """Register a function as a mutant that fails the checks named in `kills`."""
+
+    def register(rotate):
+        MUTANTS.append(Mutant(rotate, library, tuple(kills.split())))
+        return rotate
+
+    return register
+
+
+def named(name):
+    """Return the function of a mutant."""
+    (rotate,) = (mutant.rotate for mutant in MUTANTS if mutant.name == name)
+    return rotate
+
+
+def fault(name, when="True", *, kills, library="numpy", whole=False, drop="", leave=None, **changes):
+    """Register a mutant with a fault where the condition `when` holds; see the top of this module.
+
+    With `whole`, x may be a tuple of arrays; else they are rotated one by one.
+    """
+    if leave is not None:
+        changes["y"] = f"put(y, np.s_[{leave}], x[{leave}])"
+    condition = expression(when)
+    changes = {changed: expression(text) for changed, text in changes.items()}
+    state = {}
+
+    def rotate(x, pos, **spec):
+        call = Call(x, pos, spec, state, library)
+        if call.value(condition):
+            call.change(changes, drop.split())
+        return call.y
+
+    rotate.__name__ = rotate.__qualname__ = name
+    mutant(kills, library)(rotate if whole else each(rotate))
+
+
+torch_fault = functools.partial(fault, library="torch")
+jax_fault = functools.partial(fault, library="jax")
+
+
+def expression(text):
+    """Compile an expression; raise if it has a name that nothing defines."""
+    tree = ast.parse(text, mode="eval")
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    known = {*NAMES, *ABBREVIATIONS, *GIVEN, *dir(Call), *dir(builtins)}
+    unknown = {name.id for name in names} - bound - known
+    if unknown:
+        raise NameError(f"{text!r}: {unknown}")
+    return compile(tree, f"<{text}>", "eval")
+
+
+GIVEN = {"x", "pos", "spec", "state"}
+# Names with a value in each call, as expressions of others.
+ABBREVIATIONS = {
+    "dtype": "str(x.dtype).rpartition('.')[2]",
+    "ndim": "x.ndim",
+    "width": "x.shape[-1]",
+    "rows": "x.shape[-2] if x.ndim > 1 else 0",
+    "heads": "x.shape[1] if x.ndim == 4 else 0",
+    "numbers": "np.asarray(pos)",
+    "pos_ndim": "getattr(pos, 'ndim', 0)",  # of an array of any library
+    "pos_is_array": "isinstance(pos, np.ndarray)",
+    "pos_is_row": "pos_is_array and pos.ndim == 1 and pos.size > 1",  # (S,)
+    "pos_is_batch": "pos_is_array and pos.ndim == 2 and pos.size > 1",  # (B, S)
+    "fields": "spec.keys()",
+    "base": "spec.get('base', 10000.0)",
+    "half": "spec.get('pairing') == 'half'",
+    "inverse": "spec.get('inverse', False)",
+    "factor": "spec.get('attention_factor', 1.0)",
+    "rule": "spec.get('scaling')",
+    "axes": "spec.get('axes')",
+    "one_series": "axes is not None and not axes.widths and not axes.indices",  # over all pairs
+    "rotary_start": "spec.get('rotary_start', 0)",
+    "rotary_dim": "spec.get('rotary_dim', width)",
+    "rotated": "width - rotary_start if spec.get('rotary_dim') is None else rotary_dim",
+    "gradient": "x",  # in the expression for a gradient, which takes the place of x
+    "torch": "import_module('torch')",
+    "jax": "import_module('jax')",
+    "jnp": "import_module('jax.numpy')",
+    "no_grad": "not torch.is_grad_enabled()",  # under no_grad or inference_mode
+    "inference": "torch.is_inference_mode_enabled()",
+    "autocast": "torch.is_autocast_enabled('cpu')",
+    "traced": "is_traced(x)",
+    "mapped": "is_mapped(x)",
+}
+
+
+class Call:
+    """A call of a mutant: the names in the expressions of a row."""
+
+    def __init__(self, x, pos, spec, state, library):
+        self.x, self.pos, self.spec = x, pos, spec
+        self.state = state  # a dict that belongs to the mutant
+        self._library = library
+        self._backward = None
+
+    def __getitem__(self, name):
+        if name in ABBREVIATIONS:
+            return self.value(ABBREVIATIONS[name])
+        if name in GIVEN or hasattr(type(self), name):
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def value(self, code):
+        return eval(code, NAMES, self)
+
+    def change(self, changes, drop):
+        """Apply the changes of a row."""
+        changes = dict(changes)
+        later = {name: changes.pop(name, None) for name in ("y", "after")}
+        self._backward = changes.pop("gradient", None)
+        values = {name: self.value(code) for name, code in changes.items()}
+        for name in ("x", "pos", "spec", "before"):
+            if name in values:
+                setattr(self, name, values.pop(name))
+        self.spec = {name: value for name, value in {**self.spec, **values}.items() if name not in drop}
+        if later["y"]:
+            self.y = self.value(later["y"])
+        if later["after"]:
+            self.y  # noqa: B018 (the effect comes after the rotation)
+            self.value(later["after"])
+
+    @functools.cached_property
+    def y(self):
+        """The result."""
+        if self._backward is None:
+            return ra.apply(self.x, self.pos, **self.spec)
+        library, spec, state, code = self._library, self.spec, self.state, self._backward
+
+        def backward(gradient, pos):  # without a reference to this call, and so to x and y
+            return Call(gradient, pos, spec, state, library).value(code)
+
+        rotate = jax_with_gradient if library.startswith("jax") else torch_with_gradient
+        return rotate(self.x, self.pos, spec, backward)
+
+    # ---- gradients ----
+
+    def adjoint(self, pos=None, drop="", **fields):
+        """Return the gradient of x, but by other positions or fields."""
+        spec = {**adjoint_spec(self.x.shape[-1], self.spec), **fields}
+        spec = {name: value for name, value in spec.items() if name not in drop.split()}
+        return ra.apply(self.x, self.pos if pos is None else pos, **spec)
+
+    # ---- memory between calls ----
+
+    def kept(self, key, value):
+        """Return what the first call with this key kept, else keep a value."""
+        return self.state.setdefault(key, value)
+
+    def first(self, key):
+        """Return whether no call with this key has returned before."""
+        self.y  # noqa: B018 (a call that raises does not count)
+        new = key not in self.state
+        self.state[key] = True
+        return new
+
+    def as_first_seen(self, array):
+        """Return a copy of the latest array as it was when it was first given."""
+        latest, copy = self.state.get("latest", (None, None))
+        if latest is not array:
+            latest, copy = self.state["latest"] = array, array.copy()
+        return copy
+
+    def shared(self, value):
+        """Keep a value where other threads write theirs, let one run, and read it again."""
+        self.state["shared"] = value
+        time.sleep(1e-4)
+        return self.state["shared"]
+
+    def scratch(self, array, seconds=1e-4):
+        """Copy an array to memory that all threads share, and let another run."""
+        memory = self.kept(("scratch", array.shape, array.dtype), np.empty_like(array))
+        memory[...] = array
+        time.sleep(seconds)
+        return memory
+
+    def in_a_ring(self, array, count):
+        """Copy an array to the oldest of `count` buffers."""
+        ring = self.kept(("ring", array.shape, array.dtype), [])
+        ring.append(ring.pop(0) if len(ring) == count else np.empty_like(array))
+        ring[-1][...] = array
+        return ring[-1][...]
+
+
+def adjoint_spec(width, spec):
+    """Return the fields of the adjoint: those of the inverse, of the reciprocal amplitude."""
+    fields = {**spec, "inverse": not spec.get("inverse", False)}
+    if fields.keys() & {"attention_factor", "scaling"}:
+        plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}
+        fields["attention_factor"] = 1 / ra.RoPE(width, **plain).amplitude
+    return fields
+
+
+def torch_with_gradient(x, pos, spec, backward):
+    """Rotate with the gradient backward(gradient, pos)."""
+    torch = import_module("torch")
+
+    class Rotated(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, pos):
+            context.pos = pos
+            return ra.apply(x, pos, **spec)
+
+        @staticmethod
+        def backward(context, gradient):
+            return backward(gradient, context.pos), None
+
+    return Rotated.apply(x, pos)
+
+
+def jax_with_gradient(x, pos, spec, backward):
+    """Rotate with the gradient backward(gradient, pos)."""
+
+    @import_module("jax").custom_vjp
+    def rotated(x):
+        return ra.apply(x, pos, **spec)
+
+    rotated.defvjp(lambda x: (rotated(x), None), lambda _, gradient: (backward(gradient, pos),))
+    return rotated(x)
+
+
+def is_traced(x):
+    """Return whether jax.jit traces x; vmap and gradients without jit have other tracers."""
+    return type(x).__name__ == "DynamicJaxprTracer"
+
+
+def is_mapped(x):
+    """Return whether jax.vmap or torch.vmap maps over x."""
+    if type(x).__module__.startswith("jax"):
+        return type(x).__name__ == "BatchTracer"
+    return hasattr(x, "device") and import_module("torch")._C._functorch.is_batchedtensor(x)
+
+
+# ---- functions in expressions ----
+
+
+def put(y, index, values):
+    """Write elements of y, and return it."""
+    y[index] = values
+    return y
+
+
+def write(array, values):
+    array[...] = values
+
+
+def nudged(y, where=...):
+    """Replace some elements by the next float: the bits differ, but the contract holds."""
+    y = y.copy()
+    y[where] = np.nextafter(y[where], np.asarray(np.inf, y.dtype))
+    return y
+
+
+def powers(base, step, width, count):
+    """Return base^(step·i/width) for i from 0 to count - 1."""
+    return [base ** (step * i / width) for i in range(count)]
+
+
+def power_of_2_in(number):
+    """Return the largest power of two that is no larger."""
+    return 2 ** (number.bit_length() - 1)
+
+
+def by_index(positions, dtype, axis=None):
+    """Replace each position, or row of them, by its index in this dtype, and look them up again."""
+    values, index = np.unique(positions, axis=axis, return_inverse=True)
+    return values[index.astype(dtype).reshape(-1 if axis == 0 else positions.shape)]
+
+
+def with_coordinates(axes, coordinates, pos):
+    """Return a map of the same coordinates of positions to other pairs."""
+    return replace(axes, coordinates=tuple(coordinates), count=np.shape(pos)[-1])
+
+
+def in_memory_order(array):
+    """Return the elements in the order of memory, as code that takes an array for contiguous reads them."""
+    return array.ravel("K").reshape(array.shape)
+
+
+def with_strides(array, *strides):
+    """Read the memory from the first element on with other strides."""
+    return np.lib.stride_tricks.as_strided(array, array.shape, strides)
+
+
+_FUNCTIONS = [put, write, nudged, powers, power_of_2_in, by_index, with_coordinates, in_memory_order]
+_FUNCTIONS += [with_strides, is_traced, is_mapped, replace, import_module, Decimal]
+NAMES = {function.__name__: function for function in _FUNCTIONS}
+NAMES |= {"np": np, "ra": ra, "count": itertools.count}
+ABBREVIATIONS = {name: expression(text) for name, text in ABBREVIATIONS.items()}
