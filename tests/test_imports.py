@@ -196,9 +196,8 @@ JUDGE = {
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {
-    f"testing.{name}"
-    for name in ("_compilers", "_libraries", "_modes", "_own", "_shrink", "_triton_interpreter")
-}
+    f"testing.{name}" for name in ("_compilers", "_modes", "_own", "_shrink", "_triton_interpreter")
+} | {f"testing._libraries.{name}" for name in ("_base", "_jax", "_numpy", "_others", "_torch")}
 LATE_PACKAGE = {"testing._own", "testing._diagnosed"}
 OF_PYTEST = {"testing.plugin"}
 
@@ -422,8 +421,8 @@ PLANTED = [
     ("testing/__init__.py", "import mpmath", "late, where"),
     ("testing/_run.py", "def f():\n    import torch", "late, where"),
     ("testing/_run.py", "import pytest", "late, where"),
-    ("testing/_libraries.py", "import torch", "late, where"),
-    ("testing/_libraries.py", "def f():\n    import rope_array", "shares nothing"),
+    ("testing/_libraries/_torch.py", "import torch", "late, where"),
+    ("testing/_libraries/_torch.py", "def f():\n    import rope_array", "shares nothing"),
     ("testing/_own.py", "import rope_array", "shares nothing"),
     ("testing/_own.py", "def f():\n    from rope_array._array_api.rotate import apply", "shares nothing"),
     ("testing/_target.py", "def f():\n    import rope_array", "shares nothing"),

@@ -23,17 +23,18 @@ class CannotCompile(RuntimeError):
     """A compiler cannot compile a call that the function itself takes."""
 
 
-def compiler_names() -> dict[str, tuple[str, str]]:
-    """Return the libraries with a compiler by name, each with its arrays' library and its compiler."""
-    named = {}
-    for name, lib in LIBRARIES.items():
-        if lib.compiles:
-            kind = "jit" if isinstance(lib, Jax) else "compile"
-            named[f"{name}:{kind}"] = name, kind
-    return named
+def _compiler_of(lib: Library) -> str:
+    return "jit" if isinstance(lib, Jax) else "compile"
 
 
-COMPILED = MappingProxyType(compiler_names())
+# The libraries with a compiler, by name: each with its arrays' library and its compiler.
+COMPILED = MappingProxyType(
+    {
+        f"{name}:{_compiler_of(lib)}": (name, _compiler_of(lib))
+        for name, lib in LIBRARIES.items()
+        if lib.compiles
+    }
+)
 
 
 def library_names() -> list[str]:
@@ -154,9 +155,6 @@ def _mode(torch: Any) -> tuple[Any, ...]:
     """Return the settings of PyTorch that code is compiled for."""
     return (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
-        *(
-            torch.get_default_dtype(),
-            torch.get_default_device(),
-            torch.are_deterministic_algorithms_enabled(),
-        ),
+        *(torch.get_default_dtype(), torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
     )

@@ -29,45 +29,40 @@ def _jax_settings(lib: Jax) -> Settings:
 
 def _torch_settings(lib: Any, mode: str) -> Settings:
     torch = lib.native
-    kinds = ("bfloat16", "float16", "float64")
-    found: dict[str, Settings] = {
+    dtypes = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float64")}
+    settings: dict[str, Settings] = {
         "no_grad": {"torch.no_grad()": torch.no_grad},
         "inference_mode": {"torch.inference_mode()": torch.inference_mode},
         "autocast": {
-            f"torch.autocast({lib.device!r}, torch.{kind})": partial(
-                torch.autocast, lib.device, dtype=getattr(torch, kind)
+            f"torch.autocast({lib.device!r}, torch.{name})": partial(
+                torch.autocast, lib.device, dtype=dtypes[name]
             )
-            for kind in kinds[:2]
+            for name in ("bfloat16", "float16")
         },
         "default_dtype": {
-            f"torch.set_default_dtype(torch.{kind})": partial(_default_dtype, torch, kind) for kind in kinds
+            f"torch.set_default_dtype(torch.{name})": partial(_set, torch, "default_dtype", dtype)
+            for name, dtype in dtypes.items()
         },
         "default_device": {'torch.device("meta")': partial(torch.device, "meta")},
-        "deterministic": {'torch.set_deterministic_debug_mode("error")': partial(_deterministic, torch)},
+        # use_deterministic_algorithms takes a second: it imports Inductor.
+        "deterministic": {
+            'torch.set_deterministic_debug_mode("error")': partial(
+                _set, torch, "deterministic_debug_mode", "error"
+            )
+        },
     }
-    return found[mode]
+    return settings[mode]
 
 
 @contextmanager
-def _default_dtype(torch: Any, kind: str) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, kind))
+def _set(torch: Any, setting: str, value: Any) -> Iterator[None]:
+    """Set a setting of PyTorch's, and restore it."""
+    before = getattr(torch, f"get_{setting}")()
+    getattr(torch, f"set_{setting}")(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _deterministic(torch: Any) -> Iterator[None]:
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode(
-        "error"
-    )  # use_deterministic_algorithms takes a second: it imports Inductor
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
+        getattr(torch, f"set_{setting}")(before)
 
 
 @contextmanager

@@ -1,0 +1,338 @@
+"""The interface of an array library, with defaults in terms of the Array API standard."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rope_array.testing._settings import lasting_settings, process_settings
+
+from ._gaps import gaps_of
+
+Array = Any
+Function = Callable[..., Any]
+Context = AbstractContextManager[Any]
+
+# Elements before an array in a longer memory: no multiple of a vector's width.
+_OFFSETS = (1, 3)
+
+
+class MissingLibrary(ImportError):
+    """A library is not installed, or has no device of the needed kind."""
+
+
+class Library:
+    """One array library, in one configuration.
+
+    A configuration has a name of its own, such as "torch:cuda", and attributes that differ from its class's.
+    """
+
+    name = ""
+    module = ""
+    # The module of the Array API namespace, from array-api-compat where it has one.
+    namespace = ""
+    floats: tuple[str, ...] = ("float16", "float32", "float64")
+    # The integer dtypes that positions may have; the first is the widest.
+    integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
+    # The number of calls in `combinations`: few if each is compiled.
+    calls = 1000
+    has_strides = True
+    # Whether slices may have negative steps.
+    negative_steps = True
+    # The backend of rope_array that the configuration is for.
+    backend: str | None = None
+    # Whether the library has a compiler for the configuration.
+    compiles = False
+    # The configuration in words; empty for the default.
+    configuration = ""
+
+    def __init__(self, name: str = "", **attributes: Any) -> None:
+        self.name = name or self.name
+        for attribute, value in attributes.items():
+            getattr(type(self), attribute)  # raises for a name that is misspelled
+            setattr(self, attribute, value)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        """The name in test ids."""
+        return self.name
+
+    @cached_property
+    def native(self) -> Any:
+        """The library itself."""
+        try:
+            return import_module(self.module)
+        except ModuleNotFoundError as error:
+            root = self.module.partition(".")[0]
+            raise MissingLibrary(
+                f"{self.name} needs the package {root}, which cannot be imported: {error}"
+            ) from None
+
+    @cached_property
+    def xp(self) -> Any:
+        """The Array API namespace."""
+        return import_module(self.namespace)
+
+    @property
+    def version(self) -> str:
+        """The library's version."""
+        self.native  # noqa: B018 (raises MissingLibrary)
+        return str(import_module(self.module.partition(".")[0]).__version__)
+
+    def check_present(self) -> None:
+        """Raise `MissingLibrary` if the library or its device is missing."""
+        self.native  # noqa: B018
+
+    @property
+    def gaps(self) -> Mapping[str, str]:
+        """The capabilities that it lacks, each with the reason."""
+        return gaps_of(self.name)
+
+    @cached_property
+    def lacks(self) -> dict[str, str]:
+        """The missing capabilities with reasons: `gaps` without the dtypes that are available here."""
+        available = self.dtypes
+        return {name: reason for name, reason in self.gaps.items() if name not in available}
+
+    def settings(self) -> str:
+        """Describe the configuration; empty for the default."""
+        return self.configuration
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Names of the floating dtypes."""
+        return list(self.floats)
+
+    def dtype(self, name: str) -> Any:
+        """Return the library's own object for a dtype."""
+        return getattr(self.xp, name)
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        """Convert a NumPy array, on the configured device."""
+        return self.xp.asarray(array, dtype=None if dtype is None else self.dtype(dtype))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        """Convert to NumPy, bfloat16 to float32."""
+        return widened(np.asarray(array))
+
+    def owns(self, value: Any) -> bool:
+        """Return whether a value is an array of the library."""
+        return isinstance(value, type(self.asarray(np.zeros(1, np.float32))))
+
+    def dtype_of(self, array: Array) -> str:
+        """Return the name of an array's dtype."""
+        return getattr(array.dtype, "name", None) or str(array.dtype).rpartition(".")[2]
+
+    def device_of(self, array: Array) -> str:
+        """Return an array's device as a string."""
+        return str(getattr(array, "device", "cpu"))
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        """Reorder axes."""
+        return self.xp.permute_dims(array, axes)
+
+    def stack(self, arrays: list[Array]) -> Array:
+        """Stack arrays along a new first axis."""
+        return self.xp.stack(arrays)
+
+    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
+        """Broadcast an array to a shape, as a view if the library has views."""
+        return self.xp.broadcast_to(array, shape)
+
+    def part_of(self, array: Array, index: slice) -> Array | None:
+        """Return a part of an array of one axis, or None if the library has no such part."""
+        return array[index] if self.negative_steps or (index.step or 1) > 0 else None
+
+    def copied(self, array: Array) -> Array:
+        """Return a copy that can be written, with the same strides where they do not overlap."""
+        raise NotImplementedError
+
+    def poisoned(self, array: Array) -> Array:
+        """Return an array of the same shape and dtype that raises when it is computed."""
+        raise NotImplementedError
+
+    def views(self, array: Array) -> Iterator[tuple[str, Array, Array | None]]:
+        """Yield a name, an array of the same values in other memory, and the memory around it or None."""
+        strided = self.strided(array) if array.ndim == 4 else ()
+        yield from ((name, view, None) for name, view in (*strided, *self.exotic(array)))
+        yield from self.inside(array)
+
+    def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield names and arrays of the same values with other strides or memory, for four axes."""
+        backwards = tuple(range(array.ndim))[::-1]
+        yield "transposed", self.permute(self._packed(self.permute(array, backwards)), backwards)
+        two = self.stack([array, array])
+        yield "a slice", two[1, ...]
+        yield "every second", self._packed(self.permute(two, (1, 2, 3, 0, 4)))[:, :, :, 1, :]
+        yield "every second feature", self._packed(self.permute(two, (1, 2, 3, 4, 0)))[..., 0]
+        # q, k and v in one array (B, S, 3, H, D), of which x is k.
+        three = self._packed(self.permute(self.stack([array] * 3), (1, 3, 0, 2, 4)))
+        yield "a fused projection", self.permute(three[:, :, 1, ...], (0, 2, 1, 3))
+
+    def _packed(self, array: Array) -> Array:
+        # Reshaping to one axis makes C order; a copy keeps the strides' order.
+        return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
+
+    def exotic(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield names and arrays of the same values in memory that few programs have."""
+        yield from ()
+
+    def inside(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
+        """Yield names, views of the same values in larger arrays, and the larger arrays."""
+        for name, shape, index in _larger(tuple(array.shape)):
+            if (whole := self.sevens(shape, array)) is not None:
+                view = whole[index].reshape(array.shape)
+                view[...] = array
+                yield name, view, whole
+
+    def sevens(self, shape: tuple[int, ...], like: Array) -> Array | None:
+        """Return a new array of the number 7, in the dtype of another; None if arrays cannot be written."""
+        return None
+
+    # Parts of `inside`, for checks that do not use `views` yet.
+
+    def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
+        """Yield names and arrays of the same values that start inside a longer memory."""
+        yield from ((name, view) for name, view, whole in self.inside(array) if whole.ndim == 1)
+
+    def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
+        """Yield names, views of the same values in larger arrays, and the larger arrays."""
+        yield from (one for one in self.inside(array) if one[2].ndim > 1)
+
+    def snapshot(self, array: Array) -> bytes:
+        """Return an array's shape and bits, to detect writes."""
+        return f"{tuple(array.shape)}".encode() + np.ascontiguousarray(self.to_numpy(array)).tobytes()
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        """Return whether two arrays share memory."""
+        return False
+
+    def strides_of(self, array: Array) -> tuple[int, ...] | None:
+        """Return an array's strides in one unit, or None if arrays have none."""
+        return None
+
+    def is_writable(self, array: Array) -> bool:
+        """Return whether an array can be written, or no array of the library can."""
+        return True
+
+    def overwrite(self, array: Array) -> bool:
+        """Write 7 to every element; return False if arrays cannot be written."""
+        return False
+
+    def advance(self, array: Array) -> bool:
+        """Add 1 to an array of positions in place; return False if arrays cannot be written."""
+        return False
+
+    def watch(self, array: Array) -> Callable[[], bool]:
+        """Return a function that tells whether the array is still in memory; it does not keep it there."""
+        try:
+            reference = weakref.ref(array)
+        except TypeError:  # arrays without weak references
+            return lambda: False
+        return lambda: reference() is not None
+
+    def is_deleted(self, array: Array) -> bool:
+        """Return whether an array was deleted: its memory was given away."""
+        return False
+
+    def is_lazy(self, array: Array) -> bool:
+        """Return whether an array is not computed yet."""
+        return False
+
+    def running(self) -> Context:
+        """Return the context manager for using the library."""
+        return nullcontext()
+
+    def thread(self) -> Context:
+        """Return the context manager that each thread needs in addition to `running`."""
+        return nullcontext()
+
+    def unusual(self) -> Context | None:
+        """Return the context of other settings, for threads that set none themselves, or None."""
+        return None
+
+    def defaults(self) -> dict[str, Any]:
+        """Return lasting settings, of the library and of the process, which a call should not change."""
+        return lasting_settings()
+
+    def state(self) -> dict[str, Any]:
+        """Return `defaults` and other settings of the process."""
+        return {**self.defaults(), **process_settings()}
+
+    def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
+        """Return f(x), recorded for gradients, and its vector-Jacobian product; x may be a tuple."""
+        raise NotImplementedError
+
+    def pulled_twice(self, pull: Function, cotangent: Any) -> tuple[Any, Any]:
+        """Return two results of a `pullback`'s product."""
+        return pull(cotangent), pull(cotangent)
+
+    def gradient(self, f: Function, x: Array, cotangent: Array) -> Array:
+        """Return the vector-Jacobian product of f at x with a cotangent."""
+        return self.pullback(f, x)[1](cotangent)
+
+    def second_gradient(self, f: Function, x: Array, g: Array, h: Array) -> Array | None:
+        """Return the gradient, by g, of the inner product of h and f's gradient at x with cotangent g.
+
+        None if the gradient does not depend on g, as far as the library knows.
+        """
+        raise NotImplementedError
+
+    def traced(self, f: Function) -> Function:
+        """Compile a function of arrays."""
+        raise NotImplementedError
+
+    def in_shards(self, f: Function, x: Array, pos: Array) -> Array:
+        """Call f on each device's part of a sequence, the axis -2 of x and the last of pos."""
+        raise NotImplementedError  # only JaxSharded claims `shards`
+
+
+def _larger(shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Yield names, shapes of larger arrays, and the indices of an array in them."""
+    size = int(np.prod(shape))
+    for count in _OFFSETS:
+        yield f"{count} elements into its memory", (size + count + 5,), slice(count, count + size)
+    if len(shape) < 2:
+        return
+    *lead, s, d = shape
+    for name, start in (("rows", 2), ("the first rows", 0), ("the last rows", 4)):
+        yield f"{name} of a longer array", (*lead, s + 4, d), np.s_[..., start : s + start, :]
+    yield "features of a wider array", (*lead, s, 3 * d), np.s_[..., d : 2 * d]
+    if lead:
+        larger = (lead[0] + 2, *lead[1:], s, d)
+        yield "a part of a larger batch", larger, np.s_[1 : lead[0] + 1, ...]
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return NumPy's dtype of a name; for bfloat16, the dtype of ml_dtypes."""
+    return import_module("ml_dtypes").bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def numpy_copy(array: Any, dtype: str | None) -> NDArray[Any]:
+    """Copy an array to NumPy, in a dtype."""
+    return np.array(array, dtype=None if dtype is None else numpy_dtype(dtype))
+
+
+def widened(array: NDArray[Any]) -> NDArray[Any]:
+    """Convert bfloat16 to float32; return other arrays as they are."""
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
+    """Round numbers to a dtype and return them in float64."""
+    if dtype != "bfloat16":
+        return values.astype(dtype).astype(np.float64)
+    # NumPy has no bfloat16: round float32 to its upper half, ties to even.
+    bits = values.astype(np.float32).view(np.uint32)
+    bits = bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)

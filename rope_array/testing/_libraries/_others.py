@@ -1,0 +1,157 @@
+"""Libraries that the suite runs on less often: CuPy, MLX, TensorFlow, ndonnx and marray."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._base import Array, Function, Library, MissingLibrary, widened
+
+
+class CuPy(Library):
+    """CuPy on its current GPU."""
+
+    name = module = "cupy"
+    namespace = "array_api_compat.cupy"
+
+    def check_present(self) -> None:
+        try:
+            self.native.cuda.runtime.getDeviceCount()
+        except Exception as error:  # a missing driver raises CuPy's own errors
+            raise MissingLibrary(f"cupy needs a GPU: {error}") from None
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        numbers: NDArray[Any] = array.get()
+        return numbers
+
+    def shares_memory(self, a: Array, b: Array) -> bool:
+        return bool(self.native.shares_memory(a, b))
+
+
+class MLX(Library):
+    """MLX on its default device."""
+
+    name = "mlx"
+    module = namespace = "mlx.core"
+    floats = ("float16", "bfloat16", "float32", "float64")
+    has_strides = False
+
+    @property
+    def version(self) -> str:
+        return str(self.native.__version__)
+
+    @property
+    def dtypes(self) -> list[str]:
+        on_cpu = self.native.default_device() == self.native.Device(self.native.cpu, 0)
+        return list(self.floats if on_cpu else self.floats[:3])
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        array = widened(np.asarray(array))
+        made = self.native.array(array, self.dtype(array.dtype.name))
+        return made.astype(self.dtype(dtype or array.dtype.name))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        wide = array.astype(self.native.float32) if array.dtype == self.native.bfloat16 else array
+        return np.array(wide)
+
+    def copied(self, array: Array) -> Array:
+        return self.native.array(array)
+
+    def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
+        def pull(cotangent: Any) -> Any:
+            if not isinstance(x, tuple):
+                return self.native.vjp(f, [x], [cotangent])[1][0]
+            return tuple(self.native.vjp(lambda *xs: f(xs), [*x], [*cotangent])[1])
+
+        return f(x), pull
+
+    def second_gradient(self, f: Function, x: Array, g: Array, h: Array) -> Array | None:
+        return self.native.vjp(lambda cotangent: self.native.vjp(f, [x], [cotangent])[1][0], [g], [h])[1][0]
+
+    def traced(self, f: Function) -> Function:
+        compiled: Function = self.native.compile(f)
+        return compiled
+
+
+class TensorFlow(Library):
+    """TensorFlow's tensors."""
+
+    name = module = namespace = "tensorflow"
+    floats = ("float16", "bfloat16", "float32", "float64")
+    has_strides = False
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = self.native.constant(np.array(array))
+        return made if dtype is None else self.native.cast(made, self.dtype(dtype))
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return widened(array.numpy())
+
+    def permute(self, array: Array, axes: tuple[int, ...]) -> Array:
+        return self.native.transpose(array, axes)
+
+    def copied(self, array: Array) -> Array:
+        return self.native.identity(array)
+
+    def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
+        with self.native.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = f(x)
+        return y, lambda cotangent: tape.gradient(y, x, cotangent)
+
+    def second_gradient(self, f: Function, x: Array, g: Array, h: Array) -> Array | None:
+        with self.native.GradientTape() as tape:
+            tape.watch(g)
+            _y, pull = self.pullback(f, x)
+            pulled = pull(g)
+        return tape.gradient(pulled, g, h)
+
+    def traced(self, f: Function) -> Function:
+        compiled: Function = self.native.function(f, autograph=False)
+        return compiled
+
+
+class NDonnx(Library):
+    """ndonnx: arrays of values, and of ONNX graphs that ONNX Runtime runs."""
+
+    name = module = namespace = "ndonnx"
+    has_strides = False
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return np.asarray(array.unwrap_numpy())
+
+    def copied(self, array: Array) -> Array:
+        return array.copy()
+
+    def traced(self, f: Function) -> Function:
+        def run(*arrays: Array) -> Array:
+            names = [f"input{i}" for i, _ in enumerate(arrays)]
+            made = [self.native.argument(shape=array.shape, dtype=array.dtype) for array in arrays]
+            model = self.native.build(dict(zip(names, made, strict=True)), {"y": f(*made)})
+            session = import_module("onnxruntime").InferenceSession(model.SerializeToString())
+            values = map(self.to_numpy, arrays)
+            return self.asarray(session.run(None, dict(zip(names, values, strict=True)))[0])
+
+        return run
+
+
+class MArray(Library):
+    """marray over NumPy, with no element masked."""
+
+    name = module = "marray"
+    floats = ("float32", "float64")
+    has_strides = False
+
+    @cached_property
+    def xp(self) -> Any:
+        return self.native.numpy  # each look-up makes a namespace, with an array type of its own
+
+    def to_numpy(self, array: Array) -> NDArray[Any]:
+        return np.asarray(array.data)
+
+    def copied(self, array: Array) -> Array:
+        return self.xp.asarray(array, copy=True)
