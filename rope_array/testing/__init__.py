@@ -3,7 +3,9 @@
 from ._causes import Cause
 from ._definition import apply_definition, cos_sin, frequencies, rotation_matrix
 from ._libraries import MissingLibrary
-from ._run import ConformanceError, Report, Result, check_backend, iter_checks, run_checks
+from ._outcome import Result
+from ._report import Report
+from ._run import ConformanceError, check_backend, iter_checks, run_checks
 from ._target import Target
 
 __all__ = [

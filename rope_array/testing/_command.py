@@ -16,12 +16,12 @@ from typing import Any
 from ._checks import checks
 from ._claims import CAPABILITIES
 from ._compilers import arrays_of
-from ._isolated import CannotJudge, Judgement
 from ._junit import write_junit, write_junit_error
 from ._libraries import NOT_COMPILED, MissingLibrary
 from ._names import names
 from ._options import Options
 from ._outcome import INAPPLICABLE
+from ._process import CannotJudge, Judgement
 from ._text import lines_of
 
 __all__ = ["lines_of", "run"]
@@ -35,20 +35,28 @@ def run(
     if listing or target is None:
         _print(_listing())
         return 0 if listing else 2
-    given = Options(target, **options)
+    given, path = Options(target, **options), Path(junit).absolute() if junit else None
     try:
-        _check_usable(junit, timeout)
+        _check_usable(path, timeout)
         with _ending_by_signal():
             plain = _judged(given, timeout, in_process)
-        if junit:
-            write_junit(junit, plain)
-    except (CannotJudge, OSError) as error:
-        return _refused(target, junit, error)
+    except CannotJudge as error:
+        print(f"rope_array check: {error}", file=sys.stderr)
+        if path:
+            with contextlib.suppress(OSError):
+                write_junit_error(path, target, str(error))
+        return 2
     except KeyboardInterrupt:
         print("rope_array check: interrupted", file=sys.stderr)
         return 130
     text = json.dumps(plain, indent=1, default=str) if as_json else None
     _print(text or "\n".join(lines_of(plain, given.repeated(), verbose=verbose)))
+    try:
+        if path:
+            write_junit(path, plain)
+    except OSError as error:
+        print(f"rope_array check: {error}", file=sys.stderr)
+        return 2
     if len(plain["results"]) == plain["counts"][INAPPLICABLE]:  # nothing was judged
         return 2
     return 0 if plain["ok"] else 1
@@ -64,20 +72,12 @@ def _judged(options: Options, timeout: float | None, in_process: bool) -> dict[s
         return judgement.report()
 
 
-def _check_usable(junit: str | None, timeout: float | None) -> None:
+def _check_usable(junit: Path | None, timeout: float | None) -> None:
     """Raise for options that no run can serve, before the run."""
-    if junit and (Path(junit).is_dir() or not Path(junit).absolute().parent.is_dir()):
+    if junit and (junit.is_dir() or not junit.parent.is_dir()):
         raise CannotJudge(f"--junit {junit}: give a file in a folder that exists")
     if timeout is not None and not timeout > 0:
         raise CannotJudge(f"--timeout {timeout:g}: give seconds above 0")
-
-
-def _refused(target: str, junit: str | None, error: Exception) -> int:
-    print(f"rope_array check: {error}", file=sys.stderr)
-    if junit:
-        with contextlib.suppress(OSError):
-            write_junit_error(junit, target, str(error))
-    return 2
 
 
 @contextlib.contextmanager

@@ -79,27 +79,19 @@ def claims_of(pairs: Sequence[str], library: str | None = None) -> dict[str, Any
             claims.setdefault("lacks", {})[name] = text
         elif name in ("dtypes", "fields", "requires"):
             claims[name] = tuple(filter(None, text.split(",")))
-        elif name in ("furthest", "head_dim", "in_place"):
+        elif name in _LITERAL_CLAIMS:
             claims[name] = _value(text)
         elif name in _TEXT_CLAIMS:
             claims[name] = text
         else:
-            known = (
-                *FIELDS,
-                *_TEXT_CLAIMS,
-                "furthest",
-                "head_dim",
-                "in_place",
-                "dtypes",
-                "fields",
-                "requires",
-            )
+            known = (*FIELDS, *_TEXT_CLAIMS, *_LITERAL_CLAIMS, "dtypes", "fields", "requires")
             check_name("claim", name, (*known, *CAPABILITIES))
     return claims
 
 
-# Claims whose value stays a string.
+# Claims whose value stays a string, and claims whose value is one of Python's.
 _TEXT_CLAIMS = ("name", "version", "layout", "positions", "angles", "arithmetic", "arguments")
+_LITERAL_CLAIMS = ("furthest", "head_dim", "in_place")
 
 
 def _pairs(options: Sequence[str], option: str, example: str) -> Iterator[tuple[str, str]]:

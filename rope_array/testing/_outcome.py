@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,23 +23,57 @@ INAPPLICABLE = "not applicable"
 EXPECTED, UNEXPECTED = "expected failure", "unexpected pass"
 
 
-def runner(check: Check, judge: Judge) -> Callable[[], None]:
-    def run() -> None:
-        calls, judge.calls = calls_of(judge.target), Calls()
-        served, declined = len(calls.served), len(calls.declined)
-        # Floating-point warnings are ignored: the checks judge the values.
-        with judge.lib.running(), np.errstate(all="ignore"):
-            check(judge)
-        if len(calls.served) == served and (reasons := calls.declined[declined:]):
-            raise Declined(_most_common(reasons))
-        if judge.calls.refused and not judge.calls.served:
-            raise Refused(judge.calls.refused[0])
+@dataclass(frozen=True)
+class Result:
+    """The result of one check.
 
-    return run
+    Attributes
+    ----------
+    name
+        The check's name.
+    outcome
+        "passed", "failed", "not applicable", "expected failure" or "unexpected pass".
+    detail
+        The fault, or why the check does not apply; if it passed, the calls that were refused, or "".
+    requirement
+        The check's requirement.
+    needs
+        The capabilities without which the check does not apply.
+    seconds
+        Duration of the check.
+    ended
+        Whether the process ended in it: ``python -m rope_array check`` judges in a child process.
+
+    Examples
+    --------
+    >>> from rope_array.testing import run_checks
+    >>> run_checks("numpy", cases=["base=500.0"]).results
+    (Result(name='case', outcome='passed', detail=''),)
+    """
+
+    name: str
+    outcome: str
+    detail: str = ""
+    requirement: str = field(default="", repr=False)
+    needs: tuple[str, ...] = field(default=(), repr=False)
+    seconds: float = field(default=0.0, repr=False, compare=False)
+    ended: bool = field(default=False, repr=False)
 
 
-def _most_common(reasons: Sequence[str]) -> str:
-    return Counter(reasons).most_common(1)[0][0]
+def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
+    """Run a check; return its result, in view of the failures that are expected."""
+    started = time.perf_counter()
+    outcome, detail = as_expected(*outcome_of(check, judge), expected.get(check.name))
+    return Result(check.name, outcome, detail, check.requirement, check.needs, time.perf_counter() - started)
+
+
+def as_expected(outcome: str, detail: str, reason: str | None) -> tuple[str, str]:
+    """Return the outcome and detail of a check that is expected to fail for a reason; None: to pass."""
+    if reason is None:
+        return outcome, detail
+    if outcome == FAILED:
+        return EXPECTED, f"{reason} (found: {detail})"
+    return UNEXPECTED, f"expected to fail ({reason}), and {outcome}"
 
 
 def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
@@ -70,3 +109,35 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
 def _where(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"(in {frame.name}, {frame.filename.rpartition('/')[2]}:{frame.lineno})"
+
+
+def runner(check: Check, judge: Judge) -> Callable[[], None]:
+    """Return a function that runs a check on a target, and raises if the check fails or has no calls."""
+
+    def run() -> None:
+        calls, judge.calls = calls_of(judge.target), Calls()
+        served, declined = len(calls.served), len(calls.declined)
+        # Floating-point warnings are ignored: the checks judge the values.
+        with settings_kept(), judge.lib.running(), np.errstate(all="ignore"):
+            check(judge)
+        if len(calls.served) == served and (reasons := calls.declined[declined:]):
+            raise Declined(Counter(reasons).most_common(1)[0][0])
+        if judge.calls.refused and not judge.calls.served:
+            raise Refused(judge.calls.refused[0])
+
+    return run
+
+
+@contextlib.contextmanager
+def settings_kept() -> Iterator[None]:
+    """Restore the settings of the process without which the suite itself could not go on."""
+    depth, folder = sys.getrecursionlimit(), None
+    with contextlib.suppress(OSError):  # the current directory may be deleted
+        folder = os.getcwd()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(depth)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)

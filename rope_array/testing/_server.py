@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import faulthandler
+import io
 import json
 import os
 import signal
@@ -15,62 +18,95 @@ from types import MappingProxyType
 from typing import Any
 
 from . import _watch
-from ._causes import find_causes
 from ._claims import one_line
 from ._judge import Check, Judge
 from ._options import Options, expected_of
+from ._outcome import result_of, settings_kept
 from ._own import calls_of
-from ._run import check_expected, plain_findings, plain_target, result_of
+from ._report import plain_causes, plain_target
+from ._run import check_expected
 from ._target import Target
+
+# The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
+PIPE_CLOSED = 74
 
 
 class Server:
-    """Answers requests, which are plain values, about one target."""
+    """Answers requests, whose arguments and answers are plain values, about one target."""
 
     judge: Judge
     checks: Mapping[str, Check]
     expected: Mapping[str, str]
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer one request by the method that it names."""
-        answers: dict[str, Callable[..., dict[str, Any]]] = {
+    def answer(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a request: "start", then "check" or "findings". Errors are answered, too."""
+        methods: dict[str, Callable[..., dict[str, Any]]] = {
             "start": self.start,
             "check": self.check,
             "findings": self.findings,
         }
-        (name, arguments), *_ = request.items()
-        return answers[name](**arguments)
+        with settings_kept():
+            try:
+                return methods[name](**arguments)
+            except Exception as error:  # not of a check: those are results
+                with contextlib.suppress(Exception):  # standard error may be closed
+                    traceback.print_exc()
+                return {"error": one_line(error, 400)}
 
-    def start(self, options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-        """Import the target and find its claims, but for what was found before; return its plain values."""
+    def start(
+        self,
+        options: Mapping[str, Any],
+        tried: Mapping[str, Any],
+        ended: Mapping[str, str],
+        trials_over: bool,
+    ) -> dict[str, Any]:
+        """Import the target and find its claims; return its plain values.
+
+        Parameters
+        ----------
+        options
+            The fields of `Options`.
+        tried
+            What the trial calls of an earlier process found: they are not made again.
+        ended
+            How trial calls ended earlier processes, by their number.
+        trials_over
+            Whether to make no further trial calls.
+        """
+        _watch.ended.update({int(number): how for number, how in ended.items()})
+        _watch.trials_over = trials_over
         given = Options(**options)
         try:
-            extent = given.extent()
-            target = given.resolve()
+            extent, target = given.extent(), given.resolve()
             every = extent.checks_for(target)
             self.expected = expected_of(target, given.expected)
             check_expected(self.expected, every)
-            _preset(target, found)
+            _preset(target, tried)
             self.judge = Judge(target, given.thorough)
         except (ValueError, ImportError, RuntimeError) as error:
             return {"error": str(error)}
-        self.checks = {each.name: each for each in every}
-        self._served, self._declined = (Counter[str]() for _ in range(2))
+        self.checks = {check.name: check for check in every}
         return {
             "target": plain_target(target),
             "expected": dict(self.expected),
             "checks": [{"name": c.name, "requirement": c.requirement, "needs": c.needs} for c in every],
-            "found": _found_of(target),
+            "tried": {name: getattr(target, name) for name in ("reach", "position_dtype")}
+            | {name: dict(getattr(target, name)) for name in ("refused_widths", "declines")},
         }
 
     def check(self, name: str) -> dict[str, Any]:
         """Run a check; return its result, and what it counted."""
-        self.judge.worst.clear()
+        calls = calls_of(self.judge.target)
+        for log in (self.judge.worst, *calls):
+            log.clear()
         result = result_of(self.checks[name], self.judge, self.expected)
-        served, declined = map(Counter, calls_of(self.judge.target))
-        new = {"served": served - self._served, "declined": declined - self._declined}
-        self._served, self._declined = served, declined
-        return {"result": vars(result), "worst": dict(self.judge.worst), **new}
+        served, declined = map(Counter, calls)
+        return {
+            "result": vars(result),
+            "worst": dict(self.judge.worst),
+            "served": served,
+            "declined": declined,
+        }
 
     def findings(self, failed: dict[str, str]) -> dict[str, Any]:
         """Return the likely causes of the failure of these checks, whose details are given by name."""
@@ -78,79 +114,70 @@ class Server:
         # A trial call that ended a process is not made again with other claims.
         lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
         target = replace(target, lacks={**target.lacks, **lost}) if lost else target
-        return plain_findings(find_causes(target, failed))
+        return plain_causes(target, failed)
 
 
-def _found_of(target: Target) -> dict[str, Any]:
-    """Return what trial calls found of a target, as plain values."""
-    # JSON has no integers as keys.
-    widths = [[width, why] for width, why in target.refused_widths.items()]
-    found = {"reach": target.reach, "position_dtype": target.position_dtype}
-    return {**found, "refused_widths": widths, "declines": dict(target.declines)}
-
-
-def _preset(target: Target, found: Mapping[str, Any]) -> None:
+def _preset(target: Target, tried: Mapping[str, Any]) -> None:
     """Set the properties of a target that an earlier process found, so that no trial call is made again."""
-    if found:
-        widths = MappingProxyType({int(width): str(why) for width, why in found["refused_widths"]})
-        declines = MappingProxyType(found["declines"])
-        found = {**found, "refused_widths": widths, "declines": declines}
-        vars(target).update(found)
+    if tried:
+        widths = {int(width): why for width, why in tried["refused_widths"].items()}
+        proxies = {
+            "refused_widths": MappingProxyType(widths),
+            "declines": MappingProxyType(tried["declines"]),
+        }
+        vars(target).update(tried, **proxies)
 
 
 # ---- the child process ----
 
 
-def main() -> None:
-    """Answer the requests of the parent process: a line of JSON each, until its end of the pipe closes.
+class _Pipes:
+    """Requests of the parent, from standard input, and the lines that it reads, on standard output.
 
-    The parent reads standard output: answers, calls that begin, and the traceback of a crash. The target gets
-    an empty standard input, and standard error as its standard output.
+    The lines are answers, calls that begin, and the traceback of a crash. The target gets an empty standard
+    input, and standard error as its standard output.
     """
-    requests, channel = os.fdopen(os.dup(0), encoding="utf-8"), os.dup(1)
-    _redirect()
-    faulthandler.enable(channel, all_threads=False)
+
+    def __init__(self) -> None:
+        self.requests, self.channel = os.fdopen(os.dup(0), encoding="utf-8"), os.dup(1)
+        self._process, self._opened = os.getpid(), self._identities()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def _identities(self) -> list[tuple[int, int]]:
+        ends = map(os.fstat, (self.requests.fileno(), self.channel))
+        return [(end.st_dev, end.st_ino) for end in ends]
+
+    def write(self, text: str) -> None:
+        """Write a line; end this process if it is a copy, which the target forked, or if a pipe is lost."""
+        if os.getpid() != self._process:
+            os._exit(0)
+        try:
+            if self._identities() != self._opened:  # the descriptor is of another file
+                os._exit(PIPE_CLOSED)
+            # An answer begins a line, whatever the target has written before.
+            line = f"\n{text}\n".encode("ascii", "backslashreplace")
+            while line:
+                line = line[os.write(self.channel, line) :]
+        except OSError as error:
+            os._exit(PIPE_CLOSED if error.errno == errno.EBADF else 1)  # 1: the parent has ended
+
+
+def main() -> None:
+    """Answer the requests of the parent process, a line of JSON each, until its end of the pipe closes."""
+    pipes = _Pipes()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    faulthandler.enable(pipes.channel, all_threads=False)
     if hasattr(faulthandler, "register"):  # asked where the target hangs
-        faulthandler.register(signal.SIGUSR1, channel, all_threads=False)
-    server = Server()
-    _watch.announce = lambda text: _write(channel, text)
+        faulthandler.register(signal.SIGUSR1, pipes.channel, all_threads=False)
+    server, _watch.announce = Server(), pipes.write
     try:
-        for line in requests:
-            request = json.loads(line)
-            _prepare(request)
-            _write(channel, json.dumps(_answer(server, request), default=str))
+        for line in pipes.requests:
+            number, name, arguments = json.loads(line)
+            pipes.write(f"{number} {json.dumps(server.answer(name, arguments), default=str)}")
     except KeyboardInterrupt:  # the parent, which got it too, ends
         os._exit(130)
-
-
-def _answer(server: Server, request: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return server.answer(request)
-    except Exception as error:  # not of a check: those are results
-        traceback.print_exc()
-        return {"error": one_line(error, 400)}
-
-
-def _redirect() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(line_buffering=True, errors="backslashreplace")
-
-
-def _prepare(request: dict[str, Any]) -> None:
-    """Take from a request what earlier processes of the same target ended by."""
-    ended = request.pop("ended", {})
-    _watch.ended.update({int(number): how for number, how in ended.items()})
-    _watch.trials_over = request.pop("trials_over", False)
-
-
-def _write(channel: int, text: str) -> None:
-    try:
-        os.write(channel, f"{text}\n".encode("ascii", "backslashreplace"))
-    except OSError:  # the parent has ended
-        os._exit(1)

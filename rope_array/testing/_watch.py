@@ -1,6 +1,6 @@
 """Announce each call of a target: a process that ends in a call has said which.
 
-The child process of `_isolated` sets `announce`; in any other process it is None, and nothing is announced.
+The child process of `_process` sets `announce`; in any other process it is None, and nothing is announced.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
     """Describe a call in a few words."""
     try:
         fields = "".join(f", {name}={_short(value)}" for name, value in spec.items())
-        return f"x {_kind(x)}, positions {_kind(pos)}{fields}"
+        return f"x {_array_text(x)}, positions {_array_text(pos)}{fields}"
     except Exception:  # an object that cannot be described
         return "arguments that cannot be described"
 
 
-def _kind(value: Any) -> str:
+def _array_text(value: Any) -> str:
     """Return "float32[2, 3, 5, 16]" for an array."""
     if isinstance(value, tuple | list) and any(hasattr(one, "dtype") for one in value):
-        return f"({', '.join(map(_kind, value))})"
+        return f"({', '.join(map(_array_text, value))})"
     if not hasattr(value, "dtype"):
         return _short(value)
     return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"

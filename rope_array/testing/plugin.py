@@ -12,64 +12,47 @@ from typing import Any
 
 import pytest
 
-from ._isolated import CannotJudge, Judgement
 from ._options import Options
-from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED
-from ._run import Result
+from ._outcome import EXPECTED, FAILED, INAPPLICABLE, UNEXPECTED, Result
+from ._process import CannotJudge, Judgement
+
+_REPEATABLE = {"action": "append", "default": []}
+_FLAG = {"action": "store_true"}
+# Options of a target, as of `python -m rope_array check`.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "library": {"metavar": "NAME", "help": "the array library of a callable (default: numpy)"},
+    "claim": {"metavar": "NAME=VALUE", "help": "a claim of a callable; repeatable", **_REPEATABLE},
+    "expect": {
+        "metavar": "CHECK=REASON",
+        "help": "a check known to fail, with the reason and a link; passing it is then a failure",
+        **_REPEATABLE,
+    },
+    "require": {
+        "metavar": "CAPABILITY[,CAPABILITY]",
+        "help": "capabilities that a callable has to have; repeatable",
+        **_REPEATABLE,
+    },
+    "only": {
+        "metavar": "CHECK[,CHECK]",
+        "help": "run these checks of the suite alone; repeatable",
+        **_REPEATABLE,
+    },
+    "thorough": {"help": "run the checks that take long, too", **_FLAG},
+    "examples": {"metavar": "N", "type": int, "default": 0, "help": "judge N random calls, too"},
+    "seed": {"metavar": "N", "type": int, "help": "the seed of the random calls (default: 0)"},
+    "timeout": {"metavar": "SECONDS", "type": float, "help": "fail a check that takes longer"},
+    "in-process": {"help": "judge in this process, for --pdb", **_FLAG},
+}
+_JUDGEMENTS = pytest.StashKey[list[Judgement]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("rope_array", "conformance of rotary embeddings (rope_array)")
-    group.addoption(
-        "--rope-backend",
-        metavar="TARGET",
-        action="append",
-        default=[],
-        help="run the conformance suite on TARGET, as `python -m rope_array check` does; repeatable",
-    )
-    group.addoption("--rope-library", metavar="NAME", help="the array library of a callable (default: numpy)")
-    group.addoption(
-        "--rope-claim",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a claim of a callable, as in `python -m rope_array check --claim`; repeatable",
-    )
-    group.addoption(
-        "--rope-expect",
-        metavar="CHECK=REASON",
-        action="append",
-        default=[],
-        help="a check known to fail, with the reason and a link; passing it is then a failure",
-    )
-    group.addoption(
-        "--rope-require",
-        metavar="CAPABILITY[,CAPABILITY]",
-        action="append",
-        default=[],
-        help="capabilities that a callable has to have; repeatable",
-    )
-    group.addoption(
-        "--rope-only",
-        metavar="CHECK[,CHECK]",
-        action="append",
-        default=[],
-        help="run these checks of the suite alone, as with `python -m rope_array check --only`; repeatable",
-    )
-    group.addoption("--rope-thorough", action="store_true", help="run the checks that take long, too")
-    group.addoption("--rope-examples", metavar="N", type=int, default=0, help="judge N random calls, too")
-    group.addoption("--rope-seed", metavar="N", type=int, help="the seed of the random calls (default: 0)")
-    group.addoption("--rope-timeout", metavar="SECONDS", type=float, help="fail a check that takes longer")
-    group.addoption("--rope-in-process", action="store_true", help="judge in this process, for --pdb")
-
-
-# Options without effect if no target is given.
-_OF_TARGETS = (
-    "--rope-library", "--rope-claim", "--rope-expect", "--rope-require", "--rope-only",
-    "--rope-thorough", "--rope-examples", "--rope-seed", "--rope-timeout", "--rope-in-process",
-)  # fmt: skip
-_JUDGEMENTS = pytest.StashKey[list[Judgement]]()
+    about = "run the conformance suite on TARGET, as `python -m rope_array check` does; repeatable"
+    group.addoption("--rope-backend", metavar="TARGET", help=about, **_REPEATABLE)
+    for name, more in _OPTIONS.items():
+        group.addoption(f"--rope-{name}", **more)
 
 
 class CheckFailed(Exception):
@@ -132,25 +115,16 @@ class RopeTarget(pytest.Collector):
 
 
 def _judgement_of(config: pytest.Config, target: str) -> Judgement:
-    option = config.getoption
-    options = Options(
-        target,
-        library=option("--rope-library"),
-        claims=option("--rope-claim"),
-        expected=option("--rope-expect"),
-        require=option("--rope-require"),
-        thorough=option("--rope-thorough"),
-        examples=option("--rope-examples"),
-        seed=option("--rope-seed"),
-        only=option("--rope-only"),
-    )
-    return Judgement(options, timeout=option("--rope-timeout"), in_process=option("--rope-in-process"))
+    given = {name: config.getoption(f"--rope-{name}") for name in _OPTIONS}
+    more = {"timeout": given.pop("timeout"), "in_process": given.pop("in-process")}
+    claims, expected = given.pop("claim"), given.pop("expect")
+    return Judgement(Options(target, claims=claims, expected=expected, **given), **more)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Raise for options without effect; import targets from the current folder, as `python -m` does."""
     if not config.getoption("--rope-backend"):
-        for option in _OF_TARGETS:
+        for option in (f"--rope-{name}" for name in _OPTIONS):
             if config.getoption(option):
                 raise pytest.UsageError(f"{option} needs a --rope-backend; give one, or leave it out")
     elif (here := str(config.invocation_params.dir)) not in sys.path:

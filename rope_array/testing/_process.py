@@ -10,6 +10,7 @@ import json
 import os
 import queue
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,12 +20,11 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
-from ._causes import Findings
 from ._claims import shorten
 from ._options import Options
-from ._outcome import FAILED
-from ._run import Result, Tally, as_expected, plain_findings, plain_report
-from ._server import Server
+from ._outcome import FAILED, Result, as_expected
+from ._report import Tally, no_causes, plain_report
+from ._server import PIPE_CLOSED, Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
 _MOST_TRIALS_ENDED = 5
@@ -34,6 +34,7 @@ _IMPORT_LIMIT = 120.0
 _TRIAL_LIMIT = 5.0
 # Exit statuses, most of them of Windows.
 _STATUSES = {
+    PIPE_CLOSED: "it closed a pipe of the suite, which it had not opened",
     130: "interrupted",
     0xC0000005: "an access violation",
     0xC00000FD: "a stack overflow",
@@ -58,12 +59,15 @@ class Child:
     def __init__(self) -> None:
         self.call = ""  # the last call that was announced
         # Each line with the time it arrived; None after the last.
-        self._lines: queue.Queue[tuple[float, str | None]] = queue.Queue()
+        self._lines: queue.SimpleQueue[tuple[float, str | None]] = queue.SimpleQueue()
         self._crash: list[str] = []  # lines of a traceback
-        self._process = subprocess.Popen(
-            [sys.executable, *_interpreter_flags(), "-c", _program()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *_interpreter_flags(), "-c", _program()],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise CannotJudge(f"no process could start: {error}") from None
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -74,36 +78,32 @@ class Child:
                 self._lines.put((time.monotonic(), line.decode("utf-8", "replace").rstrip()))
         self._lines.put((time.monotonic(), None))
 
-    def ask(
-        self, request: Mapping[str, Any], limit: float | None = None, trial_limit: float | None = None
-    ) -> dict[str, Any]:
-        """Return the answer to a request.
+    def ask(self, name: str, arguments: Mapping[str, Any], *limits: float | None) -> dict[str, Any]:
+        """Return the answer to a request, which names a method of `Server`, and its arguments.
 
-        Raises
-        ------
-        Ended
-            The process ended, or did not answer within `limit` seconds; if `trial_limit` is given, within so
-            many seconds of its last trial call. The message says how, and where.
-        CannotJudge
-            The request cannot be served.
+        Raise `Ended`, which says how and where, if the process ended, or took more seconds than the first
+        limit; if there is a second one, more than it for a trial call. None is no limit.
         """
         self.call, self._crash = "", []
-        self._send(request)
+        # Its answer begins with the request's number: no other line is one, whoever writes it.
+        number = secrets.token_hex(8)
+        self._send([number, name, arguments])
+        limit, trial_limit = (*limits, None, None)[:2]
         end = None if limit is None else time.monotonic() + limit
         while (line := self._next(end)) is not None:
-            if line.startswith("{"):
-                return _usable(json.loads(line))
-            if line.startswith(("call ", "trial ")):
-                self.call = line
-                if line.startswith("trial ") and trial_limit is not None:
-                    end = time.monotonic() + trial_limit
-            else:
+            if line.startswith(f"{number} "):
+                return dict(json.loads(line.removeprefix(number)))
+            if not line.startswith(("call ", "trial ")):
                 self._crash.append(line)
+                continue
+            self.call = line
+            if trial_limit is not None and line.startswith("trial "):
+                end = time.monotonic() + trial_limit
         status = self._status()
         self.kill()
         raise Ended(f"the process ended with {status}{self._where()}")
 
-    def _send(self, request: Mapping[str, Any]) -> None:
+    def _send(self, request: Any) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended: the next read fails
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -150,10 +150,10 @@ class Child:
         """Return the function in which it crashed, and the call."""
         frames = re.findall(r'^\s+File "(.*)", line (\d+) in (.+)$', "\n".join(self._crash), re.MULTILINE)
         own = [frame for frame in frames if not _is_of_python(frame[0])]
-        place = [f"in {name}, {PureWindowsPath(file).name}:{line}" for file, line, name in own[:1]]
+        places = [f"in {name}, {PureWindowsPath(file).name}:{line}" for file, line, name in own[:1]]
         call = re.sub(r"^(call|trial \d+) ", "", self.call)
-        parts = [*place, *([f"at the call with {call}"] if call else [])]
-        return f" {', '.join(parts)}" if parts else ""
+        places += [f"at the call with {call}"] if call else []
+        return f" {', '.join(places)}" if places else ""
 
     def close(self) -> None:
         """Let the process end, or end it if it takes long."""
@@ -173,12 +173,6 @@ class Child:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-
-
-def _usable(answer: dict[str, Any]) -> dict[str, Any]:
-    if "error" in answer:
-        raise CannotJudge(answer["error"])
-    return answer
 
 
 def _is_of_python(file: str) -> bool:
@@ -206,12 +200,13 @@ class Here:
     def __init__(self) -> None:
         self._server = Server()
 
-    def ask(
-        self, request: Mapping[str, Any], limit: float | None = None, trial_limit: float | None = None
-    ) -> dict[str, Any]:
+    def ask(self, name: str, arguments: Mapping[str, Any], *_: float | None) -> dict[str, Any]:
         """Return the answer to a request."""
-        given = {name: value for name, value in request.items() if name not in ("ended", "trials_over")}
-        return _usable(self._server.answer(given))
+        process = os.getpid()
+        answer = self._server.answer(name, arguments)
+        if os.getpid() != process:  # a copy that the target forked, and that returned too
+            os._exit(0)
+        return answer
 
     def close(self) -> None:
         """Do nothing."""
@@ -222,23 +217,9 @@ class Here:
 class Judgement:
     """Judges a target check by check, in a child process; in a new one after each that ends.
 
-    Parameters
-    ----------
-    options
-        The target and the claims.
-    timeout
-        Seconds that a check may take; None: any number. A trial call may take as many, and at least five.
-    in_process
-        Whether to judge in this process instead.
-
-    Attributes
-    ----------
-    checks
-        The checks, each with its name, requirement and needs.
-    expected
-        The failures that are expected.
-    results
-        The results so far.
+    A check may take `timeout` seconds, None any number; a trial call as many, and at least five. `checks` has
+    the name, requirement and needs of each check, `expected` the failures that are expected, and `results`
+    the results so far.
     """
 
     def __init__(self, options: Options, *, timeout: float | None = None, in_process: bool = False):
@@ -246,13 +227,13 @@ class Judgement:
             raise CannotJudge("a time limit ends the child process: give no timeout with in-process")
         self._options, self._timeout, self._in_process = options, timeout, in_process
         self._child: Child | Here | None = None
-        self._found: dict[str, Any] = {}
+        self._tried: dict[str, Any] = {}  # what trial calls of an earlier process found
         self._trials_ended: dict[str, str] = {}
-        self._checks_ended = 0
+        self._checks_ended, self._gone = 0, ""  # and why no check can be run any more
         self._tally, self._started = Tally(), time.perf_counter()
         self.results: list[Result] = []
         header = self._start()
-        self._target, self._found = header["target"], header["found"]
+        self._target, self._tried = header["target"], header["tried"]
         self.expected: dict[str, str] = header["expected"]
         self.checks: dict[str, dict[str, Any]] = {check["name"]: check for check in header["checks"]}
 
@@ -276,86 +257,77 @@ class Judgement:
         return str(self._target["target"])
 
     def _start(self) -> dict[str, Any]:
-        """Start a process, and another without the trial call in which it ended; return what it found."""
+        """Start a process, and another without the trial call in which it ended; return its first answer."""
         while True:
-            self._child = Here() if self._in_process or not sys.executable else Child()
+            child = Here() if self._in_process or not sys.executable else Child()
             try:
-                return self._first_answer(self._child)
+                header = self._first_answer(child)
+                if "error" in header:
+                    raise CannotJudge(header["error"])
             except Ended as error:
-                trial = re.match(r"trial (\d+) ", self._child.call)
+                trial = re.match(r"trial (\d+) ", child.call)
                 if trial is None:
-                    self._child = None
                     raise CannotJudge(f"importing {self._options.target}: {error}") from None
                 self._trials_ended[trial[1]] = str(error)
             except BaseException:
-                self._child.kill()
+                child.kill()
                 raise
+            else:
+                self._child = child
+                return header
 
     def _first_answer(self, child: Child | Here) -> dict[str, Any]:
-        limit, trial_limit = (
-            None if self._timeout is None else max(self._timeout, least)
-            for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)
-        )
-        return child.ask(
-            {
-                "start": {"options": self._options._asdict(), "found": self._found},
-                "ended": self._trials_ended,
-                "trials_over": len(self._trials_ended) >= _MOST_TRIALS_ENDED,
-            },
-            limit,
-            trial_limit,
-        )
+        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
+        over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
+        trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
+        return child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""
         started = time.perf_counter()
         try:
-            result = self._result(name)
+            answer = self._ask("check", {"name": name}, self._timeout)
         except Ended as error:
-            result = self._failed(name, str(error), time.perf_counter() - started)
+            self._checks_ended += 1
+            answer = {"error": str(error), "ended": True}
+        if "error" in answer:  # in the child process only the target's own errors are results
+            outcome, detail = as_expected(FAILED, shorten(answer["error"]), self.expected.get(name))
+            more = {"outcome": outcome, "detail": detail, "ended": "ended" in answer}
+            answer["result"] = {**self.checks[name], **more, "seconds": time.perf_counter() - started}
+        else:
+            self._tally.add(answer["served"], answer["declined"], answer["worst"])
+        result = Result(**{**answer["result"], "needs": tuple(answer["result"]["needs"])})
         self.results.append(result)
         return result
 
-    def _result(self, name: str) -> Result:
-        child = self._running()
-        try:
-            answer = child.ask({"check": {"name": name}}, self._timeout)
-        except Ended:
-            self._child, self._checks_ended = None, self._checks_ended + 1
-            raise
-        self._tally.add(answer["served"], answer["declined"], answer["worst"])
-        return Result(**{**answer["result"], "needs": tuple(answer["result"]["needs"])})
-
-    def _running(self) -> Child | Here:
-        """Return the child process, a new one if the last ended."""
-        if self._child is None and self._checks_ended >= _MOST_CHECKS_ENDED:
-            raise Ended(f"not run, as the process ended in {self._checks_ended} checks")
-        if self._child is None:
+    def _ask(self, name: str, arguments: Mapping[str, Any], limit: float | None) -> dict[str, Any]:
+        """Ask the child process, a new one if the last ended."""
+        if self._checks_ended >= _MOST_CHECKS_ENDED:
+            self._gone = self._gone or f"the process ended in {self._checks_ended} checks"
+        if self._child is None and not self._gone:
             try:
                 self._start()
             except CannotJudge as error:
-                raise Ended(f"not run, as no new process could start: {error}") from None
-        assert self._child is not None
-        return self._child
-
-    def _failed(self, name: str, detail: str, seconds: float) -> Result:
-        check = self.checks[name]
-        outcome, detail = as_expected(FAILED, shorten(detail), self.expected.get(name))
-        return Result(name, outcome, detail, check["requirement"], tuple(check["needs"]), seconds, ended=True)
+                self._gone = f"no new process could start: {error}"
+        if self._child is None:
+            raise Ended(f"not run, as {self._gone}")
+        try:
+            return self._child.ask(name, arguments, limit)
+        except Ended:
+            self._child = None
+            raise
 
     def findings(self) -> dict[str, Any]:
         """Return the likely causes of the failures so far, as plain values."""
         failed = {one.name: one.detail for one in self.results if one.outcome == FAILED and not one.ended}
-        if not failed:
-            return plain_findings(Findings())
-        limit = None if self._timeout is None else max(60.0, 10 * self._timeout)
-        try:
-            return self._running().ask({"findings": {"failed": failed}}, limit)
-        except Ended:
-            self._child = None
-            return plain_findings(Findings())
+        answer: dict[str, Any] = {}
+        if failed:
+            with contextlib.suppress(Ended):
+                limit = self._timeout and max(60.0, 10 * self._timeout)
+                answer = self._ask("findings", {"failed": failed}, limit)
+        return answer if answer and "error" not in answer else no_causes()
 
     def report(self) -> dict[str, Any]:
         """Return the plain values of the report of the results so far, and look for causes of failures."""
-        seconds = time.perf_counter() - self._started
-        return plain_report(self._target, self.results, self.findings(), self._tally, seconds)
+        findings, seconds = self.findings(), time.perf_counter() - self._started
+        return plain_report(self._target, self.results, findings, self._tally, seconds)

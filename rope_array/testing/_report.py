@@ -1,0 +1,236 @@
+"""The report of a target's results, as an object and as plain values."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from ._causes import Cause, Findings, find_causes
+from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
+from ._own import BackendTarget
+from ._requires import specific_needs
+from ._target import Target
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all checks of a target.
+
+    Attributes
+    ----------
+    target
+        The target.
+    results
+        One `Result` for each check.
+    worst
+        Largest error of a result, in lengths of its pair, by range of positions.
+    seconds
+        Duration of the run.
+    served
+        For a library: the number of calls that each backend served, by its name.
+    declined
+        For a forced backend: the number of calls that it declined, by the reason.
+
+    Examples
+    --------
+    >>> from rope_array.testing import run_checks
+    >>> report = run_checks("numpy", cases=["base=500.0"])
+    >>> report.ok, report.target.angles, len(report.of("failed"))
+    (True, 'exact', 0)
+    >>> list(run_checks("numpy", backend="array-api", cases=["base=500.0"]).served)
+    ['array-api']
+    """
+
+    target: Target
+    results: tuple[Result, ...]
+    worst: Mapping[str, float]
+    seconds: float
+    served: Mapping[str, int] = field(default_factory=dict)
+    declined: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, *outcomes: str) -> tuple[Result, ...]:
+        """Return the results with these outcomes.
+
+        Parameters
+        ----------
+        *outcomes : str
+            As in `Result`.
+
+        Returns
+        -------
+        tuple of Result
+            In the order in which the checks were run.
+
+        Examples
+        --------
+        >>> from rope_array.testing import run_checks
+        >>> report = run_checks(lambda x, pos, base=10000.0: x, cases=["base=500.0", "rows=1"])
+        >>> [result.name for result in report.of("failed")]
+        ['case']
+        """
+        return tuple(result for result in self.results if result.outcome in outcomes)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed, and no expected failure passed."""
+        return not self.of(FAILED, UNEXPECTED)
+
+    @cached_property
+    def _findings(self) -> Findings:
+        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+
+    @property
+    def cause(self) -> Cause | None:
+        """The likely cause of the failures: claims, or changes of the code, with which they go away.
+
+        None if no check failed, or no cause is found. It is looked for once, by calling the target again.
+        """
+        return self._findings.cause
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The parts of the cause, each with the checks that it explains, in the order to mend them in."""
+        return self._findings.causes
+
+    @property
+    def unexplained(self) -> Mapping[str, tuple[str, ...]]:
+        """The failed checks that no cause explains, by the place of their wrong elements or their fault."""
+        return self._findings.unexplained
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, as ``python -m rope_array check --json`` prints them.
+
+        Returns
+        -------
+        dict
+            The target and its claims, the machine, the causes of failures, and of every check the name,
+            outcome, detail, requirement, needs and seconds.
+
+        Examples
+        --------
+        >>> from rope_array.testing import run_checks
+        >>> run_checks("numpy", cases=["base=500.0"]).as_dict()["class"]
+        {'angles': 'exact', 'arithmetic': 'float32'}
+        """
+        tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
+        findings = _plain_findings(self._findings)
+        return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
+
+
+@dataclass
+class Tally:
+    """What checks count: the calls that backends served and declined, and the worst errors by range."""
+
+    served: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def add(self, served: Mapping[str, int], declined: Mapping[str, int], worst: Mapping[str, float]) -> None:
+        """Add the counts of one check; keep the larger errors."""
+        self.served.update(served)
+        self.declined.update(declined)
+        self.worst.update({name: max(error, self.worst.get(name, 0.0)) for name, error in worst.items()})
+
+
+def plain_target(target: Target) -> dict[str, Any]:
+    """Return a target and its claims as plain values; it is called to find them."""
+    return {
+        "target": target.name,
+        "version": target.version,
+        "library": f"{target.library} {target.arrays.version}",
+        "settings": target.arrays.settings(),
+        "class": {"angles": target.angles, "arithmetic": target.arithmetic},
+        "claims": target.claims(),
+        "claimed": target.all_claimed(),
+        "declines": dict(target.declines),
+        "own": _of_backends(target) if isinstance(target, BackendTarget) else None,
+    }
+
+
+def _of_backends(target: BackendTarget) -> dict[str, Any]:
+    return {
+        "backend": target.backend,
+        "backends": dict(target.backends),
+        "by_tables": bool(getattr(target.rotate, "by_tables", False)),
+        "fixed": dict(target.fixed),
+        "compiled": target.compiled,
+    }
+
+
+# ---- the causes of failures, from `_causes` ----
+
+
+def plain_causes(target: Target, failed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the causes of failures, whose details are given by the names of their checks."""
+    return _plain_findings(find_causes(target, failed))
+
+
+def no_causes() -> dict[str, Any]:
+    """Return the plain values of no causes: nothing failed, or the search for causes ended the process."""
+    return _plain_findings(Findings())
+
+
+def _plain_findings(findings: Findings) -> dict[str, Any]:
+    cause, stated = findings.cause, findings.cause.stated if findings.cause else {}
+    causes = [
+        {"text": one.text, "options": one.options, "checks": list(one.checks)} for one in findings.causes
+    ]
+    advice = None
+    if cause is not None and stated:
+        # The failures that go away with claims of conventions and accuracy alone.
+        gone = sum(one.explained for one in findings.causes if not one.withdrawn)
+        explained = gone if cause.withdrawn else cause.explained
+        advice = {"claims": dict(stated), "explained": explained, "failed": cause.failed}
+    return {
+        "cause": None if cause is None else str(cause),
+        "causes": causes,
+        "unexplained": {place: list(names) for place, names in findings.unexplained.items()},
+        "advice": advice,
+    }
+
+
+# ---- plain values ----
+
+
+def plain_report(
+    target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any], tally: Tally,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the plain values of a report, from those of its target and findings."""
+    counts = Counter(result.outcome for result in results)
+    refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
+    lacking = {need for result in refused for need in specific_needs(result.needs)}
+    return {
+        **target,
+        "claimed": [name for name in target["claimed"] if name not in lacking],
+        "rope_array": _version(),
+        "machine": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": f"{platform.system()} {platform.machine()}",
+        },
+        "seconds": round(seconds, 2),
+        "ok": not counts[FAILED] + counts[UNEXPECTED],
+        **findings,
+        "counts": {o: counts[o] for o in (PASSED, FAILED, INAPPLICABLE, EXPECTED, UNEXPECTED)},
+        # JSON has no infinity: null where a result is NaN or infinite.
+        "worst": {n: float(f"{e:.3g}") if isfinite(e) else None for n, e in tally.worst.items()},
+        "served": dict(tally.served.most_common()),
+        "declined": dict(tally.declined.most_common()),
+        "results": [{**vars(result), "seconds": round(result.seconds, 4)} for result in results],
+    }
+
+
+def _version() -> str:
+    try:
+        return version("rope-array")
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"

@@ -1,0 +1,333 @@
+"""A target in a child process: what it does to the process fails a check at most, and costs no report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rope_array.__main__ import main
+from rope_array.testing import _process
+from rope_array.testing._options import Options
+from rope_array.testing._process import Judgement
+
+# Functions that do something to the process at a base of their own, which the check `base` calls alone.
+TARGETS = """
+import ctypes, locale, os, signal, subprocess, sys, tempfile, threading, time
+import numpy as np
+
+def good(x, pos, base=10000.0):
+    import rope_array as ra
+    return ra.apply(x, pos, base=base)
+
+def at_its_base(act):
+    def rotate(x, pos, base=10000.0):
+        if base != 10000.0:
+            act()
+        return good(x, pos, base)
+    return rotate
+
+def raising(error):
+    def act():
+        raise error
+    return at_its_base(act)
+
+class Unusual(BaseException):
+    pass
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise SystemExit
+
+def in_thread(act):
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+def forever():
+    while True:
+        pass
+
+def leaves_a_process():
+    if os.fork() == 0:
+        signal.alarm(200)
+        signal.pause()
+
+forked = []
+
+def forks_twice():
+    if len(forked) < 2:  # a copy that goes on forks once more at most
+        forked.append(os.fork())
+
+def leaves_its_folder():
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
+
+def opens_another_file():
+    os.closerange(3, 100)
+    for _ in range(20):
+        os.open(os.devnull, os.O_RDWR)
+
+def writes_answers():
+    text = '\\n{"error": "forged"}\\n1 {"error": "forged"}\\ncall forged\\nunfinished'
+    print(text)
+    for descriptor in range(3, 30):
+        try:
+            os.write(descriptor, text.encode())
+        except OSError:
+            pass
+
+def changes_settings():
+    locale.setlocale(locale.LC_ALL, "")
+    os.environ.clear()
+    sys.path.clear()
+    sys.excepthook = threading.excepthook = None
+    sys.setrecursionlimit(400)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in filter(None, (sys.stdin, sys.stdout, sys.stderr)):
+        stream.close()
+    sys.stdout = sys.stderr = None
+
+segv = at_its_base(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+null = at_its_base(lambda: ctypes.string_at(0))
+thread = at_its_base(lambda: in_thread(lambda: ctypes.string_at(0)))
+exits = at_its_base(lambda: os._exit(0))
+exits_in_a_thread = at_its_base(lambda: in_thread(lambda: os._exit(3)))
+aborts = at_its_base(os.abort)
+killed = at_its_base(lambda: os.kill(os.getpid(), getattr(signal, "SIGKILL", 9)))
+interrupts = raising(KeyboardInterrupt())
+closes = at_its_base(lambda: os.closerange(0, 100))
+replaces = at_its_base(opens_another_file)
+leaves_and_ends = at_its_base(lambda: (leaves_a_process(), os.kill(os.getpid(), signal.SIGSEGV)))
+
+unusual, quits, ends = map(raising, (Unusual("of its own"), SystemExit(0), GeneratorExit()))
+memory, quote = map(raising, (MemoryError(), ValueError("give --case \\"x")))
+
+forks = at_its_base(forks_twice)
+folder = at_its_base(leaves_its_folder)
+answers = at_its_base(writes_answers)
+settings = at_its_base(changes_settings)
+leaves = at_its_base(leaves_a_process)
+hangs = at_its_base(forever)
+slow = at_its_base(lambda: time.sleep(0.18))
+
+def wrong_folder(x, pos, base=10000.0):
+    leaves_its_folder()
+    return good(x, -np.asarray(pos), base)
+
+def shallow(x, pos, base=10000.0):
+    depth, frame = 0, sys._getframe()
+    while frame := frame.f_back:
+        depth += 1
+    sys.setrecursionlimit(depth + 20)
+    return x
+
+def scalar(x, pos):
+    if np.ndim(pos) == 0:
+        os.abort()
+    return good(x, pos)
+
+def always(x, pos):
+    os.abort()
+
+def stuck(x, pos):
+    forever()
+
+def noisy(x, pos, base=10000.0):
+    print("from Python")
+    os.write(1, b"from a descriptor\\n")
+    ctypes.CDLL(None).puts(b"from C")
+    return good(x, pos, base)
+"""
+MODULES = {
+    "acts.py": TARGETS,
+    "exits.py": "import os; os._exit(0)",
+    "crashes.py": "import ctypes; ctypes.string_at(0)",
+    "waits.py": "import os, time\nprint(os.getpid(), file=open('child', 'w'), flush=True)\ntime.sleep(60)",
+}
+POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and forks of POSIX")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The current folder, from which modules are imported."""
+    for name, text in MODULES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FEW = ("dtypes=float32", "layout=sd", "head_dim=16")
+
+
+def judged(name, *checks, expected=(), **more):
+    """Run some checks; return their results, and the report."""
+    options = Options(f"acts:{name}", claims=FEW, expected=expected, only=checks)
+    with Judgement(options, **more) as judgement:
+        return [judgement.run(check) for check in checks], judgement.report()
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("segv", "SIGSEGV (segmentation fault)"),
+        ("null", "SIGSEGV (segmentation fault) in <lambda>, acts.py:"),
+        ("thread", "SIGSEGV (segmentation fault) in <lambda>, acts.py:"),
+        ("aborts", "SIGABRT"),
+        ("killed", "SIGKILL (killed, as the system does if memory is short)"),
+        ("exits", "exit status 0 at the call with x float32["),
+        ("exits_in_a_thread", "exit status 3"),
+        ("interrupts", "exit status 130 (interrupted)"),
+        ("closes", "(it closed a pipe of the suite"),
+        ("replaces", "(it closed a pipe of the suite"),
+        ("leaves_and_ends", "SIGSEGV"),
+    ],
+)
+def test_an_end_of_the_process_fails_the_check(name, how):
+    (failed, after), report = judged(name, "base", "direction")
+    assert (failed.outcome, failed.ended, after.outcome) == ("failed", True, "passed")
+    assert failed.detail.startswith("the process ended with ")
+    assert how in failed.detail
+    assert "base=" in failed.detail
+    assert (report["ok"], report["counts"]["failed"], report["cause"]) == (False, 1, None)
+
+
+@pytest.mark.parametrize("name", ["unusual", "quits", "ends", "memory", "quote"])
+def test_every_exception_fails_the_check(name, folder, capsys):
+    assert main(["check", f"acts:{name}", "--only", "base,direction", "--claim", "dtypes=float32"]) == 1
+    assert capsys.readouterr().out.startswith("FAILED: 1 of 2.")
+
+
+@POSIX
+@pytest.mark.parametrize("name", ["forks", "folder", "answers", "settings", "leaves"])
+def test_other_acts_change_no_result(name):
+    started = time.monotonic()
+    results, report = judged(name, "base", "direction", "norm")
+    assert [result.detail for result in results] == [""] * 3
+    assert report["ok"]
+    assert time.monotonic() - started < 150  # a process that is left is not waited for
+
+
+@POSIX
+@pytest.mark.parametrize(("name", "has_cause"), [("wrong_folder", True), ("shallow", False)])
+def test_no_target_ends_the_search_for_causes(name, has_cause):
+    results, report = judged(name, "direction", "definition")
+    assert [result.outcome for result in results] == ["failed"] * 2
+    assert report["counts"]["failed"] == 2
+    assert bool(report["cause"]) == has_cause
+
+
+@POSIX
+@pytest.mark.parametrize("name", ["forks", "folder"])
+def test_in_this_process_a_report_is_printed_once(name, folder):
+    arguments = ["acts:" + name, "--only", "base,norm", "--junit", "report.xml", "--in-process"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "rope_array", "check", *arguments], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("PASSED: 2 of 2")) == (0, 1), done.stderr
+    assert (folder / "report.xml").exists()
+
+
+def test_an_error_of_the_suite_fails_one_check(monkeypatch):
+    """The check, and the search for causes, are not answered: the report has all results."""
+    with Judgement(Options("numpy", only=["base", "norm"])) as judgement:
+        ask = judgement._child.ask
+        answer = {"error": "not answered"}
+        monkeypatch.setattr(
+            judgement._child, "ask", lambda *a: ask(*a) if a[1] == {"name": "norm"} else answer
+        )
+        assert [judgement.run(name).outcome for name in ("base", "norm")] == ["failed", "passed"]
+        report = judgement.report()
+    assert [result["detail"] for result in report["results"]] == ["not answered", ""]
+
+
+def test_an_end_of_the_process_may_be_expected():
+    (result,), report = judged("exits", "base", expected=["base=known, a link"])
+    assert (result.outcome, report["ok"]) == ("expected failure", True)
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("name", "limit", "place"), [("hangs", 0.6, "in forever, acts.py:"), ("slow", 0.3, "in ")]
+)
+def test_a_check_that_takes_long_fails(name, limit, place):
+    """One call that hangs, or many short calls."""
+    (failed, after), _ = judged(name, "base", "direction", timeout=limit)
+    assert failed.detail.startswith(f"it did not end in time {place}")
+    assert (failed.ended, after.outcome) == (True, "passed")
+
+
+@POSIX
+def test_a_trial_call_that_hangs_ends_after_the_time_that_is_given(monkeypatch):
+    for name, limit in {"_MOST_TRIALS_ENDED": 1, "_MOST_CHECKS_ENDED": 1, "_TRIAL_LIMIT": 0.5}.items():
+        monkeypatch.setattr(_process, name, limit)
+    (failed, _), _ = judged("stuck", "definition", "direction", timeout=0.5)
+    assert failed.detail.startswith("it did not end in time in forever, acts.py:")
+
+
+def test_a_trial_call_that_ends_the_process_fails_a_check_of_its_own():
+    (failed, after), report = judged("scalar", "refusals_raise", "definition")
+    assert (failed.outcome, after.outcome) == ("failed", "passed")
+    assert "the process ended with" in failed.detail
+    assert "ProcessEnded" in report["declines"]["broadcast_positions[scalar]"]
+
+
+def test_a_process_that_ends_in_every_call_is_started_a_few_times_only(monkeypatch):
+    monkeypatch.setattr(_process, "_MOST_TRIALS_ENDED", 1)
+    monkeypatch.setattr(_process, "_MOST_CHECKS_ENDED", 1)
+    (first, second), report = judged("always", "definition", "direction")
+    assert first.detail.startswith("the process ended with")
+    assert second.detail.startswith("not run, as ")
+    assert not report["ok"]
+
+
+def test_a_process_that_cannot_start_again_costs_no_report(folder):
+    with Judgement(Options("acts:exits", only=["base", "norm"])) as judgement:
+        (folder / "acts.py").write_text("1 / 0")
+        details = [judgement.run(name).detail for name in ("base", "norm")]
+        assert details[1].startswith("not run, as no new process could start")
+        assert judgement.report()["counts"]["failed"] == 2
+
+
+@pytest.mark.parametrize("name", ["exits", pytest.param("crashes", marks=POSIX)])
+def test_an_import_that_ends_the_process_is_no_verdict(folder, name, capsys):
+    how = {"exits": "exit status 0", "crashes": "SIGSEGV (segmentation fault) in <module>, crashes.py:1"}
+    assert main(["check", f"{name}:rotate", "--junit", "report.xml"]) == 2
+    assert f"importing {name}:rotate: the process ended with {how[name]}" in capsys.readouterr().err
+    assert "<error" in (folder / "report.xml").read_text("utf-8")
+
+
+@POSIX
+def test_the_output_of_a_target_is_kept_out_of_the_report(capfd):
+    assert main(["check", "acts:noisy", "--json", "--case", "base=50.0"]) == 0
+    output = capfd.readouterr()
+    assert json.loads(output.out)["ok"]
+    for text in ("from Python", "from a descriptor", "from C"):
+        assert text in output.err
+    assert "acts" not in sys.modules  # the parent process does not import the target
+
+
+@POSIX
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_both_processes(folder, name, status):
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-m", "rope_array", "check", "waits:rotate"], stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    started = folder / "child"
+    while not (started.exists() and started.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.send_signal(getattr(signal, name))
+    assert parent.wait(timeout=20) == status
+    assert b"Traceback" not in parent.communicate()[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
