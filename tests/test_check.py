@@ -435,9 +435,9 @@ def test_plugin_runs_every_check():
     assert plugin("mylib:rotate", *HALF_OF_PLUGIN).returncode == 0
 
 
-def test_plugin_judges_in_a_child_process(tmp_path):
-    (tmp_path / "ends.py").write_text("import os\ndef rotate(x, pos, base=1e4): base == 1e4 or os._exit(3)\n")
-    done = plugin("ends:rotate", "--rope-only", "base", "--rootdir", str(tmp_path), PYTHONPATH=str(tmp_path))
+def test_plugin_judges_in_a_child_process(folder):
+    (folder / "ends.py").write_text("import os\ndef rotate(x, pos, base=1e4): base == 1e4 or os._exit(3)\n")
+    done = plugin("ends:rotate", "--rope-only", "base")
     assert done.returncode == 1
     assert "found:    the process ended with exit status 3" in done.stdout
 
