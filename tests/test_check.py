@@ -436,8 +436,12 @@ def test_plugin_runs_every_check():
 
 
 def test_plugin_judges_in_a_child_process(folder):
-    (folder / "ends.py").write_text("import os\ndef rotate(x, pos, base=1e4): base == 1e4 or os._exit(3)\n")
-    done = plugin("ends:rotate", "--rope-only", "base")
+    (folder / "ends.py").write_text(
+        "import os\nimport rope_array as ra\n"
+        "def rotate(x, pos, *, base=1e4):\n"
+        "    return os._exit(3) if base == 1e6 else ra.apply(x, pos, base=base)\n"
+    )
+    done = plugin("ends:rotate", "--rope-only", "base,definition")
     assert done.returncode == 1
     assert "found:    the process ended with exit status 3" in done.stdout
 
