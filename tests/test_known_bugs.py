@@ -53,8 +53,11 @@ def named_on_the_page():
 
 @functools.cache
 def functions_of(path):
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """Return the names of a file's functions, and of its mutants, which are rows: fault("name", ...)."""
+    nodes = [*ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    rows = {call.args[0].value for call in calls if call.func.id in ("fault", "torch_fault", "jax_fault")}
+    return rows | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_name_on_the_page_exists():
