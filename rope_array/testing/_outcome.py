@@ -12,6 +12,7 @@ from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._own import Declined, calls_of
 from ._refused import Calls, Refused
+from ._verdict import Fault
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
@@ -53,6 +54,7 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         runner(check, judge)()
     except AssertionError as error:
+        judge.faults[check.name] = Fault.of(error)
         return FAILED, shorten(str(error) or _where(error))
     except Refused as error:
         return INAPPLICABLE, shorten(str(judge.calls) or f"refuses it: {error}")
@@ -63,6 +65,7 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # any exception of the target fails the check
+        judge.faults[check.name] = Fault.of(error)
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, shorten(str(judge.calls))
 

@@ -24,6 +24,7 @@ from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, outcom
 from ._own import BackendTarget, calls_of
 from ._requires import required_checks, specific_needs
 from ._target import Target
+from ._verdict import Fault
 
 
 class ConformanceError(AssertionError):
@@ -85,6 +86,8 @@ class Report:
         For a library: the number of calls that each backend served, by its name.
     declined
         For a forced backend: the number of calls that it declined, by the reason.
+    faults
+        The fault of each failed check, by the check's name, from which causes are found.
 
     Examples
     --------
@@ -102,6 +105,7 @@ class Report:
     seconds: float
     served: Mapping[str, int] = field(default_factory=dict)
     declined: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, Fault] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
@@ -474,12 +478,12 @@ def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> 
     results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
-    return Report(target, results, dict(judge.worst), seconds, served, declined)
+    return Report(target, results, dict(judge.worst), seconds, served, declined, judge.faults)
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:
     """Raise ValueError unless each name is the name of a check and has a reason."""
-    known = [check.name for check in dict.fromkeys((*checks(), *every))]
+    known = [*dict.fromkeys(check.name for check in (*checks(), *every))]
     for name in expected:
         _check_known("expected_failures", name, known)
     if empty := sorted(name for name, reason in expected.items() if not str(reason or "").strip()):

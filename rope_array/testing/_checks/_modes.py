@@ -20,6 +20,7 @@ from rope_array.testing._own import Declined, OwnApply
 from rope_array.testing._parts import MODEL_WIDTHS, RANKS
 from rope_array.testing._refused import takes_gradient
 from rope_array.testing._settings import changes
+from rope_array.testing._verdict import Fault
 
 _CROSSED_LEVELS = {
     "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128], "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)],
@@ -84,8 +85,7 @@ def _named(where: str, check: Callable[..., Any], *arguments: Any, **spec: Any) 
     except (NotImplementedError, SystemExit):
         raise
     except Exception as error:
-        reason = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        raise AssertionError(f"{where}: {reason}") from error
+        raise Fault.of(error, context=where) from error
 
 
 def _check_without_gradients(j: Judge, mode: str) -> None:
