@@ -184,8 +184,7 @@ def _rotations(
 
 def _positions(pos: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield other positions, with their texts."""
-    yield "pos + 1", pos + 1
-    yield "pos - 1", pos - 1
+    yield from conversions(pos)
     if pos.ndim and pos.shape[-1] > 1:
         yield "the row's index", np.broadcast_to(np.arange(pos.shape[-1]), pos.shape)
         yield "the position of row 0", np.broadcast_to(pos[..., :1], pos.shape)
@@ -199,6 +198,12 @@ def _positions(pos: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     if pos.ndim == 3 and pos.shape[1] > 1:
         yield "the positions of head 0", np.broadcast_to(pos[:, :1], pos.shape)
         yield "positions that run along the head axis", np.swapaxes(pos, 1, -1)
+
+
+def conversions(pos: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield positions that are changed one by one, with their texts."""
+    yield "pos + 1", pos + 1
+    yield "pos - 1", pos - 1
     yield "|pos|", np.abs(pos)
     yield "-|pos|", -np.abs(pos)
     if pos.dtype.kind == "f":

@@ -14,10 +14,17 @@ from numpy.typing import NDArray
 from ._claims import WIDTH, one_line
 from ._contract import Accuracy, assert_contract
 from ._diagnosed import Diagnosis, diagnosis_of
-from ._guess import Change, Guess
+from ._hypothesis import Hypothesis, casting, rotated_by
 from ._judge import Floats, Input, Judge
 from ._own import OwnApply
 from ._target import Target
+
+
+class Change(NamedTuple):
+    """A change of the code, which no claim can replace: another direction, or other positions."""
+
+    inverse: bool = False
+    shift: int = 0
 
 
 class Seen(NamedTuple):
@@ -46,7 +53,7 @@ _LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", 
 _ANOTHER = {"half": "interleaved", "interleaved": "half"}
 
 
-def find_rotation(target: Target) -> Guess | str | None:
+def find_rotation(target: Target) -> Hypothesis | str | None:
     """Return claims and changes with which results are rotations; else the fault of the call, or None."""
     seen: dict[Any, Seen | Exception] = {}
     for place, pairing, change in _rotations(target):
@@ -56,10 +63,10 @@ def find_rotation(target: Target) -> Guess | str | None:
         fields = {"pairing": pairing} if pairing else {}
         if isinstance(found, Seen) and found.is_rotated(fields, change):
             batched = _of_a_batch(target) if place[1] != target.layout else None
-            return batched or _guess_of(target, place, found, fields, change)
+            return batched or _hypothesis_of(target, place, found, fields, change)
     first = next(iter(seen.values()))
-    if isinstance(first, Exception) and (guess := _of_other_positions(target)):
-        return guess
+    if isinstance(first, Exception) and (hypothesis := _of_other_positions(target)):
+        return hypothesis
     fault = _fault_of(first)
     for place in (place for place, found in seen.items() if isinstance(found, Seen) and not place[2]):
         if fault == _UNCHANGED:
@@ -70,7 +77,7 @@ def find_rotation(target: Target) -> Guess | str | None:
                 return diagnosed
             continue  # of an x whose axes may be in another order
         if diagnosed is not None:
-            return _guess_of(target, place, *diagnosed)
+            return _hypothesis_of(target, place, *diagnosed)
     return fault
 
 
@@ -82,27 +89,27 @@ _OTHER_POSITIONS = {
 }
 
 
-def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Guess | None:
-    """Return the guess of a target that takes positions of another shape only, or none."""
+def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
+    """Return the hypothesis of a target that takes positions of another shape only, or none."""
     for kind in kinds if target.positions == "any" else ():
         text = _OTHER_POSITIONS[kind]
         try:
             found = find_rotation(replace(target, positions=kind))
         except ValueError:  # other claims contradict it
             continue
-        if isinstance(found, Guess):
+        if isinstance(found, Hypothesis):
             claims = {"positions": kind, **found.claims}
             return found._replace(texts=(text, *found.texts), claims=claims)
     return None
 
 
-def _of_a_batch(target: Target) -> Guess | None:
-    """Return the guess of positions of shape (B, S) if they explain what another layout does.
+def _of_a_batch(target: Target) -> Hypothesis | None:
+    """Return the hypothesis of positions of shape (B, S) if they explain what another layout does.
 
     Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
     """
-    guess = _of_other_positions(target, ["batch"])
-    return None if guess is None or "layout" in guess.claims else guess
+    hypothesis = _of_other_positions(target, ["batch"])
+    return None if hypothesis is None or "layout" in hypothesis.claims else hypothesis
 
 
 _UNCHANGED = "it returns x as it is"
@@ -211,28 +218,35 @@ def _diagnosis_of(seen: Seen | Exception) -> Diagnosis | None:
     return None
 
 
-def _guess_of(
+def _hypothesis_of(
     target: Target, place: tuple[str, str, bool], seen: Seen, fields: dict[str, Any], change: Change
-) -> Guess:
-    guess, (library, layout, rows) = Guess(target), place
+) -> Hypothesis:
+    hypothesis, (library, layout, rows) = Hypothesis(target), place
     if library != target.library:
-        guess = guess.adding(f"it takes arrays of {library}", library=library)
+        hypothesis = hypothesis.adding(f"it takes arrays of {library}", library=library)
     if layout != target.layout:
-        guess = guess.adding(f"the layout of x is ({', '.join(layout)})", layout=layout)
+        hypothesis = hypothesis.adding(f"the layout of x is ({', '.join(layout)})", layout=layout)
     if rows:
-        guess = guess.adding("it does not use pos: rows count from 0", positions="arange")
+        hypothesis = hypothesis.adding("it does not use pos: rows count from 0", positions="arange")
     for name, value in fields.items():
         claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
-        guess = guess.adding(_text_of(name, value, "rotary_start" in fields), **claims)
-    if change.inverse:
-        guess = guess._replace(texts=(*guess.texts, "it rotates by -pos, the inverse; negate sin"))
-    if change.shift:
-        text = f"it rotates by pos {'+' if change.shift > 0 else '-'} 1"
-        guess = guess._replace(texts=(*guess.texts, text))
+        hypothesis = hypothesis.adding(_text_of(name, value, "rotary_start" in fields), **claims)
     if seen.dtype != seen.x.dtype:
         text = f"the result for {seen.x.dtype} is {seen.dtype}; convert it to x's dtype"
-        guess, change = guess._replace(texts=(*guess.texts, text)), change._replace(cast=True)
-    return guess._replace(change=change)
+        hypothesis = hypothesis.around(text, casting)
+    return _with_change(hypothesis, change)
+
+
+def _with_change(hypothesis: Hypothesis, change: Change) -> Hypothesis:
+    """Return a hypothesis with another direction or other positions."""
+    if change.inverse:
+        text = "it rotates by -pos, the inverse; negate sin"
+        hypothesis = hypothesis.excusing(text, lambda wrong: rotated_by(wrong, inverse=not wrong.inverse))
+    if change.shift:
+        text = f"it rotates by pos {'+' if change.shift > 0 else '-'} 1"
+        moved = lambda wrong: rotated_by(wrong, np.asarray(wrong.given_pos) + change.shift)  # noqa: E731
+        hypothesis = hypothesis.excusing(text, moved)
+    return hypothesis
 
 
 _TEXTS = {
