@@ -7,7 +7,7 @@ imported on first use.
 from ._base import Array, Library, MissingLibrary, numpy_dtype, rounded, widened
 from ._gaps import NOT_COMPILED
 from ._jax import Jax, JaxSharded
-from ._numpy import Cubed, Dask, NumPy, Strict
+from ._numpy import Cubed, Dask, NumPy, ReadOnlyNumPy, Strict
 from ._others import MLX, CuPy, MArray, NDonnx, TensorFlow
 from ._torch import Torch, with_own_code
 
@@ -38,7 +38,7 @@ LIBRARIES: dict[str, Library] = {
     lib.name: lib
     for lib in (
         NumPy(),
-        NumPy("numpy:readonly", read_only=True, configuration="read-only arrays"),
+        ReadOnlyNumPy(),
         Strict(),
         Strict("array_api_strict:device1", device="device1"),
         Strict("array_api_strict:no_x64", device="no_x64", floats=("float32",), integers=Jax.integers),

@@ -14,11 +14,10 @@ from ._base import Array, Context, Library, numpy_copy, numpy_dtype, widened
 
 
 class NumPy(Library):
-    """NumPy, with bfloat16 where ml_dtypes is installed; `read_only` arrays or others."""
+    """NumPy, with bfloat16 where ml_dtypes is installed."""
 
     name = module = "numpy"
     namespace = "array_api_compat.numpy"
-    read_only = False
 
     @property
     def dtypes(self) -> list[str]:
@@ -28,9 +27,7 @@ class NumPy(Library):
         return numpy_dtype(name)
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = numpy_copy(array, dtype)
-        made.flags.writeable = not self.read_only
-        return made
+        return numpy_copy(array, dtype)
 
     def owns(self, value: Any) -> bool:
         return type(value) is np.ndarray  # a subclass may redefine multiplication
@@ -39,8 +36,6 @@ class NumPy(Library):
         return str(array.dtype.name if array.dtype.isnative else array.dtype.str)
 
     def copied(self, array: Array) -> Array:
-        if self.read_only:
-            raise NotImplementedError
         steps = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
         overlaps = any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True))
         if not array.size or overlaps:
@@ -90,6 +85,19 @@ class NumPy(Library):
         if array.flags.writeable:
             array += 1
         return bool(array.flags.writeable)
+
+
+class ReadOnlyNumPy(NumPy):
+    """NumPy with read-only arrays."""
+
+    name = "numpy:readonly"
+    configuration = "read-only arrays"
+    copied = Library.copied  # a target finds in the class whether arrays can be copied
+
+    def asarray(self, array: Any, dtype: str | None = None) -> Array:
+        made = super().asarray(array, dtype)
+        made.flags.writeable = False
+        return made
 
 
 class Strict(Library):
