@@ -31,11 +31,9 @@ from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, PASSED, outcome_of
 
 sys.path.append(str(ROOT / "tests"))
-mutants = import_module("mutants")
-for module in ("mutants_cover", "mutants_memory", "mutants_modes"):
-    import_module(module)  # registers its mutants
+faults = import_module("faults")
 
-MUTANTS = {mutant.name: mutant for mutant in mutants.MUTANTS}
+MUTANTS = {mutant.name: mutant for mutant in faults.load_mutants()}
 TARGETS = {"numpy": ["numpy"], "torch": ["torch", "torch:compile"], "jax": ["jax", "jax:x64", "jax:jit"]}
 
 
@@ -45,7 +43,7 @@ def judge(name, first):
     Print the name of each check before it, and the name and the outcome after it.
     """
     Judge.explains = False
-    target = MUTANTS[name].target() if name in MUTANTS else mutants.target(ra.apply, name)
+    target = MUTANTS[name].target() if name in MUTANTS else faults.target(ra.apply, name)
     judge = Judge(target, thorough=True)
     for check in checks()[first:]:
         base_name = check.name.partition("[")[0]  # without the dtype
@@ -90,7 +88,7 @@ def outcomes_of(name, limit):
 
 def run(options):
     """Return the numbers of a record, which is written after each mutant."""
-    numbers = {"applied": {}, "correct": {}, "mutants": {}, "unfinished": {}, "seconds": {}}
+    numbers = {"applied": {}, "correct": {}, "mutants": {}, "unfinished": {}}
     targets = [target for library in options.libraries for target in TARGETS[library]]
     names = [name for name, mutant in MUTANTS.items() if mutant.library in targets]
     names = targets + [name for name in names if not options.only or name in options.only]
@@ -98,7 +96,6 @@ def run(options):
         rows = pool.map(lambda name: timed_outcomes(name, options.limit), names)
         for name, (outcomes, unfinished, seconds) in zip(names, rows, strict=True):
             add(numbers, name, outcomes)
-            numbers["seconds"][name] = seconds
             numbers["unfinished"] |= {name: unfinished} if unfinished else {}
             failed = (numbers["mutants"] | numbers["correct"])[name]
             print(f"{name:<52}{len(failed):>4} failed{seconds:>6} s  {unfinished}", flush=True)
@@ -113,7 +110,7 @@ def timed_outcomes(name, limit):
 
 
 def add(numbers, name, outcomes):
-    """Add the names of the checks that failed; for correct code, those of all that applied, too."""
+    """Add the names of the checks that failed; for correct code, also of the checks that applied."""
     failed = {check for check, outcome in outcomes if outcome == FAILED}
     if name in MUTANTS:
         numbers["mutants"][name] = sorted(failed.difference(numbers["correct"][MUTANTS[name].library]))
@@ -124,7 +121,7 @@ def add(numbers, name, outcomes):
 
 def write(numbers, path):
     """Write the record, each list on one line."""
-    note = "the checks that fail for each mutant; `applied` and `correct` are those of correct code"
+    note = "the checks that fail for each mutant; for correct code, the checks that applied and that failed"
     result = record("kill-matrix", numbers, note, (*PACKAGES, "torch", "jax"))
     text = json.dumps(result, indent=1)
     text = re.sub(r"\[[^][{}]*\]", lambda match: json.dumps(json.loads(match[0])), text)

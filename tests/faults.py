@@ -32,6 +32,7 @@ import time
 from dataclasses import replace
 from decimal import Decimal
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +59,13 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = []
+
+
+def load_mutants():
+    """Import the modules of mutants, which register them; return all mutants."""
+    for path in sorted(Path(__file__).parent.glob("mutants*.py")):
+        import_module(path.stem)
+    return MUTANTS
 
 
 def target(rotate, library):
@@ -104,7 +112,7 @@ def mutant(kills, library="numpy"):
 
 def named(name):
     """Return the function of a mutant."""
-    (rotate,) = (mutant.rotate for mutant in MUTANTS if mutant.name == name)
+    (rotate,) = (mutant.rotate for mutant in load_mutants() if mutant.name == name)
     return rotate
 
 
@@ -279,7 +287,7 @@ class Call:
 
 
 def adjoint_spec(width, spec):
-    """Return the fields of the adjoint: those of the inverse, of the reciprocal amplitude."""
+    """Return the fields of the adjoint: the inverse rotation, with the reciprocal amplitude."""
     fields = {**spec, "inverse": not spec.get("inverse", False)}
     if fields.keys() & {"attention_factor", "scaling"}:
         plain = {name: value for name, value in spec.items() if name not in ("inverse", "seq_axis")}

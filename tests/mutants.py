@@ -4,7 +4,7 @@ If a released package had the fault, a comment names the thread.
 """
 
 import numpy as np
-from faults import MUTANTS, each, fault, mutant, named, target  # noqa: F401 (other tests use them from here)
+from faults import each, fault, mutant
 
 import rope_array as ra
 
@@ -12,6 +12,7 @@ import rope_array as ra
 # ---- frequencies and pairs ----
 
 fault("wrong_direction", inverse="not inverse", kills="definition direction inverse")
+fault("not_a_number", y="x * np.nan", kills="definition norm")
 fault("base_ignored", drop="base", kills="base calls_in_turn")
 # patrick-kidger/equinox, nn/_embedding.py of 0.13.8: the key of the table is its size and dtype.
 fault("cache_keyed_without_base", base="kept((width, spec.get('rotary_dim')), base)",

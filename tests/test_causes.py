@@ -1,8 +1,5 @@
 """The likely cause that a report names: tried on code as users have it, and confirmed by its claims."""
 
-import mutants_cover  # noqa: F401 (registers its mutants)
-import mutants_gradients  # noqa: F401 (registers its mutants)
-import mutants_modes  # noqa: F401 (registers its mutants)
 import numpy as np
 import pytest
 from conftest import sample

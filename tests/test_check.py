@@ -51,7 +51,7 @@ MODULES = {
     "unsaid.py": "raise ValueError",
 }
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
-# Claims of a user's module; those of one dtype, layout and head_dim have a third as many calls to judge.
+# Claims of a user's module. With one dtype, one layout and one head_dim, a third of the calls is left.
 HALF = ("--claim", "pairing=half")
 FEW_OF_ANY_WIDTH = (*HALF, "--claim", "dtypes=float32", "--claim", "layout=sd")
 FEW = (*FEW_OF_ANY_WIDTH, "--claim", "head_dim=16")

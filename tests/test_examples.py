@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-import mutants
+import faults
 import numpy as np
 import pytest
 
@@ -22,7 +22,7 @@ from rope_array.testing._observe import check_call
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 
 
-@mutants.each
+@faults.each
 def wrong_beyond_148_features(x, pos, **spec):
     """Rotate float64 with a start wrongly at head_dims that no fixed check has."""
     y = ra.apply(x, pos, **spec)
@@ -31,7 +31,7 @@ def wrong_beyond_148_features(x, pos, **spec):
 
 
 def judge(rotate, library="numpy"):
-    return Judge(mutants.target(rotate, library))
+    return Judge(faults.target(rotate, library))
 
 
 def detail(check, judge):
@@ -113,7 +113,7 @@ def test_random_calls_use_every_factor():
 
 @pytest.mark.library("torch")
 def test_random_calls_judge_gradients():
-    @mutants.each
+    @faults.each
     def rotate(x, pos, **spec):
         y = ra.apply(x, pos, **spec)
         return y.detach() + 0 * x if y.requires_grad else y
@@ -123,7 +123,7 @@ def test_random_calls_judge_gradients():
 
 
 def test_random_calls_of_limited_code_are_within_its_claims():
-    @mutants.each
+    @faults.each
     def table(x, pos, base=10000.0):
         if x.shape[-1] != 32 or np.max(pos) > 99 or np.min(pos) < 0:
             raise IndexError("no such row")
@@ -183,14 +183,14 @@ def test_a_rule_in_json_is_a_scaling():
 
 def test_a_fault_of_the_plain_call_is_told():
     (case,) = extra_checks(cases=["width=64 pairing=half"])
-    text = detail(case, judge(mutants.named("scaled")))
+    text = detail(case, judge(faults.named("scaled")))
     assert text.startswith("the plain call is wrong: ")
 
 
 def test_a_fault_that_does_not_repeat_is_told():
     calls = iter(range(100))
 
-    @mutants.each
+    @faults.each
     def first_wrong(x, pos, **spec):
         return ra.apply(x, pos, **spec) * (1 if next(calls) else np.asarray(2, x.dtype))
 

@@ -2,11 +2,7 @@
 
 import time
 
-import mutants
-import mutants_cover  # noqa: F401 (registers its mutants)
-import mutants_gradients  # noqa: F401 (registers its mutants)
-import mutants_memory  # noqa: F401 (registers its mutants)
-import mutants_modes  # noqa: F401 (registers its mutants)
+import faults
 import numpy as np
 import pytest
 from conftest import sample
@@ -26,7 +22,8 @@ def session_of(library):
     return library.partition(":")[0].replace("array_api_strict", "strict")
 
 
-BY_NAME = {mutant.name: mutant for mutant in mutants.MUTANTS}
+MUTANTS = faults.load_mutants()
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 CASES = [
     pytest.param(name, id=name, marks=pytest.mark.library(session_of(mutant.library)))
     for name, mutant in BY_NAME.items()
@@ -52,21 +49,19 @@ def test_a_mutant_fails_its_named_checks(name):
 )
 def test_without_the_fault_the_same_checks_pass(library):
     """A check that always fails would fail for every mutant too."""
-    named = {
-        check for mutant in mutants.MUTANTS if mutant.library == library for check in mutant.failed_checks
-    }
-    judge = Judge(mutants.target(ra.apply, library), thorough=True)
+    named = {check for mutant in MUTANTS if mutant.library == library for check in mutant.failed_checks}
+    judge = Judge(faults.target(ra.apply, library), thorough=True)
     results = {check.name: outcome_of(check, judge) for check in checks() if base_name(check) in named}
     assert {name: result for name, result in results.items() if result[0] == FAILED} == {}
     assert PASSED in {outcome for outcome, _ in results.values()}
 
 
 def test_mutants_have_unique_names():
-    assert len(BY_NAME) == len(mutants.MUTANTS) >= 20
+    assert len(BY_NAME) == len(MUTANTS) >= 20
 
 
 def test_every_check_kills_a_mutant():
-    named = {check for mutant in mutants.MUTANTS for check in mutant.failed_checks}
+    named = {check for mutant in MUTANTS for check in mutant.failed_checks}
     # Its mutant ends the process: see test_suite.py. The other needs eight devices: see test_jax.py.
     in_a_child = {"refusals_raise", "positions_of_a_shard"}
     assert sorted({base_name(check) for check in checks()} ^ (named | in_a_child)) == []

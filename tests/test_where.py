@@ -2,7 +2,7 @@
 
 import re
 
-import mutants
+import faults
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -386,7 +386,7 @@ PLACES = {
 @pytest.mark.parametrize("name", PLACES)
 def test_the_message_of_a_mutant_names_the_place(name):
     check_name, place, values = PLACES[name]
-    (mutant,) = (each for each in mutants.MUTANTS if each.name == name)
+    (mutant,) = (each for each in faults.load_mutants() if each.name == name)
     (check,) = (each for each in checks() if each.name == check_name)
     outcome, detail = outcome_of(check, Judge(mutant.target()))
     assert (outcome, place_of(detail)) == (FAILED, place)
