@@ -155,17 +155,11 @@ class Library:
 
     def copied(self, array: Array) -> Array:
         """Return a copy that can be written, with the same strides where they do not overlap."""
-        raise NotImplementedError
+        raise NotImplementedError  # never called: `Target` looks whether a class has its own
 
     def poisoned(self, array: Array) -> Array:
         """Return an array of the same shape and dtype that raises when it is computed."""
-        raise NotImplementedError
-
-    def views(self, array: Array) -> Iterator[tuple[str, Array, Array | None]]:
-        """Yield a name, an array of the same values in other memory, and the memory around it or None."""
-        strided = self.strided(array) if array.ndim == 4 else ()
-        yield from ((name, view, None) for name, view in (*strided, *self.exotic(array)))
-        yield from self.inside(array)
+        raise NotImplementedError  # only lazy libraries claim `lazy`
 
     def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         """Yield names and arrays of the same values with other strides or memory, for four axes."""
@@ -198,8 +192,6 @@ class Library:
     def sevens(self, shape: tuple[int, ...], like: Array) -> Array | None:
         """Return a new array of the number 7, in the dtype of another; None if arrays cannot be written."""
         return None
-
-    # Parts of `inside`, for checks that do not use `views` yet.
 
     def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
         """Yield names and arrays of the same values that start inside a longer memory."""
@@ -271,7 +263,7 @@ class Library:
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         """Return f(x), recorded for gradients, and its vector-Jacobian product; x may be a tuple."""
-        raise NotImplementedError
+        raise NotImplementedError  # `gradient` is a gap of the others
 
     def pulled_twice(self, pull: Function, cotangent: Any) -> tuple[Any, Any]:
         """Return two results of a `pullback`'s product."""
@@ -286,11 +278,11 @@ class Library:
 
         None if the gradient does not depend on g, as far as the library knows.
         """
-        raise NotImplementedError
+        raise NotImplementedError  # `gradient` is a gap of the others
 
     def traced(self, f: Function) -> Function:
         """Compile a function of arrays."""
-        raise NotImplementedError
+        raise NotImplementedError  # `jit` is a gap of the others
 
     def in_shards(self, f: Function, x: Array, pos: Array) -> Array:
         """Call f on each device's part of a sequence, the axis -2 of x and the last of pos."""

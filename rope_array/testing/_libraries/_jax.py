@@ -30,8 +30,8 @@ class Jax(Library):
     @property
     def dtypes(self) -> list[str]:
         # As the process is configured; `running` narrows it to `floats`.
-        wide = "float64" in self.floats or import_module("jax").config.jax_enable_x64
-        return [*Jax.floats, *(["float64"] if wide else [])]
+        has_float64 = "float64" in self.floats or import_module("jax").config.jax_enable_x64
+        return [*Jax.floats, *(["float64"] if has_float64 else [])]
 
     def check_present(self) -> None:
         try:

@@ -95,9 +95,9 @@ class ReadOnlyNumPy(NumPy):
     copied = Library.copied  # a target finds in the class whether arrays can be copied
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = super().asarray(array, dtype)
-        made.flags.writeable = False
-        return made
+        copy = super().asarray(array, dtype)
+        copy.flags.writeable = False
+        return copy
 
 
 class Strict(Library):
@@ -112,8 +112,8 @@ class Strict(Library):
         return "strict"
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = super().asarray(array, dtype)
-        return self._moved(made, self.device) if self.device else made
+        array = super().asarray(array, dtype)
+        return self._moved(array, self.device) if self.device else array
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return np.from_dlpack(self._moved(array, "CPU_DEVICE") if self.device else array)

@@ -51,12 +51,12 @@ class MLX(Library):
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
         array = widened(np.asarray(array))
-        made = self.native.array(array, self.dtype(array.dtype.name))
-        return made.astype(self.dtype(dtype or array.dtype.name))
+        same_dtype = self.native.array(array, self.dtype(array.dtype.name))
+        return same_dtype.astype(self.dtype(dtype or array.dtype.name))
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
-        wide = array.astype(self.native.float32) if array.dtype == self.native.bfloat16 else array
-        return np.array(wide)
+        is_bfloat16 = array.dtype == self.native.bfloat16  # which NumPy lacks
+        return np.array(array.astype(self.native.float32) if is_bfloat16 else array)
 
     def copied(self, array: Array) -> Array:
         return self.native.array(array)
@@ -85,8 +85,8 @@ class TensorFlow(Library):
     has_strides = False
 
     def asarray(self, array: Any, dtype: str | None = None) -> Array:
-        made = self.native.constant(np.array(array))
-        return made if dtype is None else self.native.cast(made, self.dtype(dtype))
+        tensor = self.native.constant(np.array(array))
+        return tensor if dtype is None else self.native.cast(tensor, self.dtype(dtype))
 
     def to_numpy(self, array: Array) -> NDArray[Any]:
         return widened(array.numpy())
@@ -130,8 +130,8 @@ class NDonnx(Library):
     def traced(self, f: Function) -> Function:
         def run(*arrays: Array) -> Array:
             names = [f"input{i}" for i, _ in enumerate(arrays)]
-            made = [self.native.argument(shape=array.shape, dtype=array.dtype) for array in arrays]
-            model = self.native.build(dict(zip(names, made, strict=True)), {"y": f(*made)})
+            inputs = [self.native.argument(shape=array.shape, dtype=array.dtype) for array in arrays]
+            model = self.native.build(dict(zip(names, inputs, strict=True)), {"y": f(*inputs)})
             session = import_module("onnxruntime").InferenceSession(model.SerializeToString())
             values = map(self.to_numpy, arrays)
             return self.asarray(session.run(None, dict(zip(names, values, strict=True)))[0])
