@@ -47,7 +47,7 @@ def norm(j: Judge) -> None:
     after = np.hypot(y[..., c], y[..., d])
     # Both results of a pair are within the bound.
     bound = 2**0.5 * j.bound(x.values, pos, x.dtype)[..., c]
-    wrong = np.abs(after - before) > bound + _SLACK
+    wrong = ~(np.abs(after - before) <= bound + _SLACK)  # NaN is wrong, too
     features = np.zeros(x.values.shape, bool)
     features[..., c] = features[..., d] = wrong
     assert not wrong.any(), (
