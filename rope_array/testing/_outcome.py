@@ -17,6 +17,7 @@ from ._claims import one_line, shorten
 from ._judge import Check, Judge
 from ._own import Declined, calls_of
 from ._refused import Calls, Refused
+from ._settings import current_folder
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
@@ -131,13 +132,10 @@ def runner(check: Check, judge: Judge) -> Callable[[], None]:
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
     """Restore the settings of the process without which the suite itself could not go on."""
-    depth, folder = sys.getrecursionlimit(), None
-    with contextlib.suppress(OSError):  # the current directory may be deleted
-        folder = os.getcwd()
+    depth, folder = sys.getrecursionlimit(), current_folder()
     try:
         yield
     finally:
         sys.setrecursionlimit(depth)
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                os.chdir(folder)
+        with contextlib.suppress(OSError):  # it is deleted
+            os.chdir(folder)

@@ -204,7 +204,7 @@ def plain_report(
     target: Mapping[str, Any], results: Sequence[Result], findings: Mapping[str, Any], tally: Tally,
     seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the plain values of a report, from those of its target and findings."""
+    """Return the plain values of a report, given the plain values of its target and of its findings."""
     counts = Counter(result.outcome for result in results)
     refused = [r for r in results if r.outcome == INAPPLICABLE and r.detail.startswith("refuses ")]
     lacking = {need for result in refused for need in specific_needs(result.needs)}

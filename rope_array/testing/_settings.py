@@ -33,12 +33,13 @@ def lasting_settings() -> dict[str, Any]:
         "the rounding and the subnormal numbers of the processor": _arithmetic(),
         "environment variables of threads": {k: v for k, v in os.environ.items() if k.startswith(_THREADS)},
         "the locale": locale.setlocale(locale.LC_ALL),
-        "the current directory": _folder(),
+        "the current directory": current_folder(),
         "the handlers of signals": [signal.getsignal(n) for n in _SIGNALS],
     }
 
 
-def _folder() -> str:
+def current_folder() -> str:
+    """Return the current directory; "" if it is deleted."""
     try:
         return os.getcwd()
     except OSError:  # it is deleted

@@ -236,7 +236,7 @@ def _failures(plain: _Plain, verbose: bool) -> Iterator[str]:
 
 
 def _alike(failed: Mapping[str, _Plain], places: Mapping[str, Sequence[str]]) -> list[list[_Plain]]:
-    """Return failures that no cause explains: those of one place, or of one check's dtypes, together."""
+    """Group the failures that no cause explains: by place, else by check, with all its dtypes."""
     place_of = {name: place for place, names in places.items() for name in names}
     groups = _grouped((place_of.get(name, name.partition("[")[0]), one) for name, one in failed.items())
     return sorted(groups.values(), key=lambda group: not group[0]["ended"])
