@@ -126,6 +126,28 @@ def shallow(x, pos, base=10000.0):
     sys.setrecursionlimit(depth + 20)
     return x
 
+def reads_a_file(x, pos, base=10000.0):
+    open("acts.py").close()
+    if base != 10000.0:
+        leaves_its_folder()
+    return good(x, pos, base)
+
+def lowers_the_limit():
+    depth, frame = 1, sys._getframe()
+    while frame := frame.f_back:
+        depth += 1
+    sys.setrecursionlimit(depth + 3)
+
+lowers = at_its_base(lowers_the_limit)
+
+def forks_and_signs(x, pos, base=10000.0):
+    if base != 10000.0:
+        forks_twice()
+    elif forked:
+        with open("pids", "a") as pids:
+            pids.write(f"{os.getpid()} ")
+    return good(x, pos, base)
+
 def scalar(x, pos):
     if np.ndim(pos) == 0:
         os.abort()
@@ -212,6 +234,20 @@ def test_other_acts_change_no_result(name):
     assert [result.detail for result in results] == [""] * 3
     assert report["ok"]
     assert time.monotonic() - started < 150  # a process that is left is not waited for
+
+
+@POSIX
+@pytest.mark.parametrize("name", ["reads_a_file", "lowers"])
+def test_a_check_leaves_folder_and_recursion_limit_to_the_next_as_they_were(name):
+    (failed, after), _ = judged(name, "base", "norm")
+    assert (failed.outcome, failed.ended, after.outcome) == ("failed", False, "passed")
+
+
+@POSIX
+def test_a_forked_copy_makes_no_further_call(folder):
+    (result, after), _ = judged("forks_and_signs", "base", "norm")
+    assert (result.outcome, after.outcome) == ("passed", "passed")
+    assert len(set((folder / "pids").read_text().split())) == 1
 
 
 @POSIX
