@@ -39,7 +39,7 @@ import numpy as np
 
 import rope_array as ra
 from rope_array.testing import Target
-from rope_array.testing._claims import FIELDS
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._own import as_records
 
 

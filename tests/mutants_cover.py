@@ -89,12 +89,12 @@ fault("axes_of_24_pairs", "one_series and len(axes.coordinates) > 24",
 # Match (B, S) to the second of five axes, if that has the size B.
 fault("positions_of_the_second_axis",
       "ndim == 5 and numbers.ndim == 2 and len(numbers) == x.shape[1] and axes is None", pos="numbers[None]",
-      kills="batch_positions_of_five_axes")
+      kills="batch_positions_of_other_ranks")
 fault("five_axes_by_the_first_batch", "ndim == 5 and pos_is_array and pos.ndim == 2 and axes is None",
-      pos="np.broadcast_to(pos[:1], pos.shape)", kills="batch_positions_of_five_axes")
+      pos="np.broadcast_to(pos[:1], pos.shape)", kills="batch_positions_of_other_ranks")
 # Rotate x of three axes, without heads, by the positions of batch 0.
 jax_fault("three_axes_by_the_first_batch", "ndim == 3 and pos_ndim == 2 and axes is None", pos="pos[:1]",
-          kills="batch_positions_of_three_axes")
+          kills="batch_positions_of_other_ranks")
 # JAX without x64 has no wider integers: positions from 2^31 on become negative.
 jax_fault("uint32_read_as_int32", "str(getattr(pos, 'dtype', '')) == 'uint32'", pos="pos.astype('int32')",
           kills="positions_of_narrow_dtypes")
@@ -108,6 +108,6 @@ fault("products_of_int16_positions", "pos_is_array and pos.dtype == np.int16 and
 
 fault("k_in_the_dtype_of_q", "isinstance(x, tuple)", whole=True,
       x="tuple(map(np.ndarray.astype, x, [x[0].dtype] * len(x)))", kills="tuples_of_two_dtypes")
-fault("strides_misread_with_half_pairing", "half", x="in_memory_order(x)", kills="strides_and_fields")
-fault("strides_misread_at_wide_heads", "width >= 64", x="in_memory_order(x)", kills="strides_and_fields")
+fault("strides_misread_with_half_pairing", "half", x="in_memory_order(x)", kills="memory")
+fault("strides_misread_at_wide_heads", "width >= 64", x="in_memory_order(x)", kills="memory")
 fault("strides_misread_in_many_rows", "rows >= 500", x="in_memory_order(x)", kills="sizes_and_fields")

@@ -13,20 +13,20 @@ _STATE = {}
 # ---- gradients that are not rotated back ----
 
 torch_fault("gradient_passed_on_unrotated", y="x + (y - x).detach()",
-            kills="gradient gradient_keeps_the_amplitude")
+            kills="gradient gradient_of_fields")
 torch_fault("inverse_for_adjoint", y="y / factor**2 + (y - y / factor**2).detach()",
-            kills="gradient_keeps_the_amplitude")
+            kills="gradient_of_fields")
 torch_fault("gradient_of_the_tail_lost",
             y="torch.cat([y[..., :rotary_dim], y[..., rotary_dim:].detach()], -1)",
-            kills="gradient_of_a_part")
+            kills="gradient_of_fields")
 torch_fault("rest_of_a_wide_slice_has_no_gradient", "fields == {'rotary_dim'} and 64 <= rotated < width",
             y="put(x.detach().clone(), np.s_[..., :rotated], y[..., :rotated])",
             kills="gradient_of_one_field")
 torch_fault("gradient_of_a_step_forward", "rows == 1", gradient="gradient.clone()",
-            kills="gradient_of_a_step")
+            kills="gradient_of_shapes")
 torch_fault("gradient_of_64_heads", "heads > 64 and y.requires_grad",
             y="torch.cat([y[:, :64], x[:, 64:] + (y - x)[:, 64:].detach()], 1)",
-            kills="gradient_at_wide_heads")
+            kills="gradient_of_shapes")
 torch_fault("gradient_unrotated_under_autocast", "autocast and x.requires_grad", y="x + (y - x).detach()",
             kills="gradient_under_autocast")
 torch_fault("parameter_off_the_graph", "isinstance(x, torch.nn.Parameter)", x="x.data",
@@ -46,12 +46,12 @@ torch_fault("gradient_reads_memory", gradient="adjoint() if gradient.is_contiguo
             kills="gradient_of_a_sum")
 torch_fault("transposed_cotangent_misread", "not spec",
             gradient="adjoint() if gradient.is_contiguous() or 0 in gradient.stride() else 0 * gradient",
-            kills="gradient_of_a_strided_cotangent")
+            kills="gradient_of_strides")
 
 # ---- positions of a gradient ----
 
 torch_fault("gradient_by_the_first_batch", "pos_ndim == 2", gradient="adjoint(pos[:1])",
-            kills="gradient_of_a_batch")
+            kills="gradient_of_shapes")
 # Keep the positions of a batch, for the gradient, in one buffer for each shape.
 torch_fault("gradient_by_a_buffer_of_batches", "pos_ndim == 2 and axes is None",
             pos="kept((pos.shape, pos.dtype), pos.clone()).copy_(pos)", gradient="adjoint()",
@@ -71,16 +71,16 @@ jax_fault("gradient_negates_narrow_positions",
 
 # ---- fields of a gradient ----
 
-torch_fault("gradient_without_pairing", gradient="adjoint(drop='pairing')", kills="gradient_of_half_pairing")
+torch_fault("gradient_without_pairing", gradient="adjoint(drop='pairing')", kills="gradient_of_shapes")
 torch_fault("gradient_without_out_pairing", gradient="adjoint(drop='out_pairing')",
-            kills="gradient_of_out_pairing")
-torch_fault("gradient_always_backwards", gradient="adjoint(inverse=True)", kills="gradient_of_the_inverse")
+            kills="gradient_of_fields")
+torch_fault("gradient_always_backwards", gradient="adjoint(inverse=True)", kills="gradient_of_fields")
 torch_fault("gradient_without_scaling", gradient="adjoint(drop='scaling')", kills="gradient_combinations")
 torch_fault("gradient_without_base", gradient="adjoint(drop='base')", kills="gradient_combinations")
 torch_fault("gradient_along_the_usual_axis", "spec.get('seq_axis') in (-3, 1) and x.shape[1] == x.shape[2]",
             gradient="adjoint(drop='seq_axis')", kills="gradient_combinations")
 torch_fault("gradient_of_2_17_elements_without_pairing", "x.numel() > 2**17",
-            gradient="adjoint(drop='pairing')", kills="gradient_of_many_elements")
+            gradient="adjoint(drop='pairing')", kills="gradient_of_shapes")
 # Rotate back with rotary_dim's frequencies at narrow heads only.
 torch_fault("gradient_of_a_slice_alone", "fields == {'rotary_dim'} and width > 64",
             gradient="adjoint(drop='rotary_dim')", kills="gradient_of_one_field")

@@ -20,23 +20,23 @@ fault("first_call_of_all_is_not_rotated", "x.size and first('call')", y="x.copy(
 # ---- memory of x ----
 
 fault("second_of_two_rotated_in_place", "isinstance(x, tuple) and len(x) == 2 and x[1].flags.writeable",
-      whole=True, after="write(x[1], y[1])", kills="tuples_unchanged tuples_of_any_length")
+      whole=True, after="write(x[1], y[1])", kills="inputs_unchanged")
 fault("large_x_rotated_in_place", "ndim == 4 and rows > 128 and x.flags.writeable", after="write(x, y)",
       kills="inputs_unchanged")
 fault("memory_beside_x_cleared", "x.base is not None and x.base.flags.writeable",
       after="write(x.base.reshape(-1)[:1], 0)", kills="neighbours_unchanged")
-fault("broadcast_misread", "0 in x.strides and x.size", x="np.zeros_like(x)", kills="strides_of_zero")
+fault("broadcast_misread", "0 in x.strides and x.size", x="np.zeros_like(x)", kills="memory")
 fault("every_second_feature_misread", "ndim == 4 and x.strides[-1] == 2 * x.itemsize",
-      x="with_strides(x, *x.strides[:-1], x.itemsize)", kills="strides same_bits_of_strides")
+      x="with_strides(x, *x.strides[:-1], x.itemsize)", kills="memory same_bits")
 # Read (B, S, H, D) that was transposed as if its rows followed each other.
 fault("heads_of_a_fused_projection_misread",
       "min(rows, heads) > 1 and x.strides[1] == width * x.itemsize and x.strides[2] > heads * x.strides[1]",
       x="with_strides(x, *x.strides[:2], heads * x.strides[1], x.itemsize)",
-      kills="strides strides_and_fields")
+      kills="memory")
 # Read from the last multiple of 16 bytes, as an aligned load does.
 fault("reads_aligned_memory",
       "x.flags.c_contiguous and x.ctypes.data % x.itemsize == 0 and x.ctypes.data % 16", x="np.roll(x, 1)",
-      kills="storage_offsets")
+      kills="memory")
 # Write heads through a reshape of the result, which copies where x is transposed.
 fault("transposed_x_of_2_16_elements_written_to_a_copy",
       "x.size > 2**16 and ndim == 4 and x.strides[1] < x.strides[2] and 1 not in x.shape",
@@ -44,30 +44,30 @@ fault("transposed_x_of_2_16_elements_written_to_a_copy",
 fault("x_is_kept", before="state.update(x=x)", kills="x_is_released")
 torch_fault("view_of_x_is_kept", before="state.update(view=x.detach()[..., ::2])", kills="x_is_released")
 fault("x_at_positions_of_a_batch_kept", "pos_is_batch", before="state.update(x=x)",
-      kills="combinations widths_and_positions")
+      kills="x_is_released")
 
 # ---- memory of positions ----
 
 fault("positions_of_a_batch_written", "pos_is_array and pos.ndim == 2", whole=True,
-      after="write(pos, pos - pos.min())", kills="positions_unchanged")
+      after="write(pos, pos - pos.min())", kills="inputs_unchanged")
 fault("positions_of_many_rows_sorted_in_place", "pos_is_row and pos.size > 40 and pos.flags.writeable",
-      whole=True, after="pos.sort()", kills="positions_unchanged")
+      whole=True, after="pos.sort()", kills="inputs_unchanged")
 fault("positions_of_a_batch_reshaped_in_place",
       "pos_is_batch and pos.flags.c_contiguous and pos.flags.owndata and axes is None", whole=True,
-      after="setattr(pos, 'shape', (len(pos), 1, -1))", kills="positions_unchanged")
+      after="setattr(pos, 'shape', (len(pos), 1, -1))", kills="inputs_unchanged")
 fault("positions_in_memory_order", "pos_is_batch and pos.flags.f_contiguous and not pos.flags.c_contiguous",
-      pos="in_memory_order(pos)", kills="positions_transposed")
+      pos="in_memory_order(pos)", kills="strides_of_positions")
 fault("transposed_positions_misread", "pos_is_batch and 0 < pos.strides[0] < pos.strides[1] and len(pos) > 1",
-      pos="np.ascontiguousarray(pos[:1]) + 0 * pos", kills="positions_transposed")
+      pos="np.ascontiguousarray(pos[:1]) + 0 * pos", kills="strides_of_positions")
 fault("every_third_position_misread", "pos_is_row and pos.strides[0] == 3 * pos.itemsize",
-      pos="pos[0] + np.arange(pos.size)", kills="positions_reversed")
+      pos="pos[0] + np.arange(pos.size)", kills="strides_of_positions")
 fault("negative_strides_misread", "pos_is_row and pos.strides[0] < 0", pos="pos[::-1]",
-      kills="positions_reversed")
+      kills="strides_of_positions")
 fault("positions_from_the_start_of_memory",
       "pos_is_row and pos.flags.c_contiguous and pos.base is not None and pos.base.dtype == pos.dtype",
-      pos="pos.base.ravel()[: pos.size]", kills="storage_offsets_of_positions")
+      pos="pos.base.ravel()[: pos.size]", kills="strides_of_positions")
 fault("strides_of_zero_misread", "pos_is_array and any(np.equal(pos.strides, 0) & np.greater(pos.shape, 1))",
-      pos="np.zeros_like(pos)", kills="positions_expanded")
+      pos="np.zeros_like(pos)", kills="memory")
 fault("positions_in_the_other_byte_order_misread",
       "pos_is_array and pos.dtype.kind in 'iu' and not pos.dtype.isnative",
       pos="pos.view(pos.dtype.newbyteorder())", kills="strides_of_positions")
@@ -185,7 +185,7 @@ fault("float16_of_512_rows", "dtype == 'float16' and ndim == 4", leave="..., 512
       kills="many_rows many_elements")
 fault("float16_of_64_features", "dtype == 'float16'", leave="..., 64:", kills="widths_of_each_dtype")
 fault("rotary_dim_rounded_to_a_power_of_two", "(spec.get('rotary_dim') or 0) > 16",
-      leave="..., power_of_2_in(rotary_dim) :", kills="rotary_dims_of_models")
+      leave="..., power_of_2_in(rotary_dim) :", kills="rotary_dim")
 fault("float16_of_2_20_elements", "dtype == 'float16' and x.size > 2**20", leave="..., -1, :",
       kills="many_elements")
 fault("chunks_of_whole_rows_in_float16",
@@ -215,7 +215,7 @@ fault("positions_of_256_batches", "pos_is_batch and len(pos) > 256",
       pos="put(pos.copy(), np.s_[256:], pos[0])", kills="positions_of_many_batches")
 # Share equal rows of positions; the index of a row wraps beyond 256 rows.
 fault("rows_of_positions_by_an_index_of_8_bits", "pos_is_batch and len(pos) > 256 and axes is None",
-      pos="by_index(pos, np.uint8, axis=0)", kills="positions_of_many_batches")
+      pos="by_index(pos, np.uint8, axis=0)", kills="many_different_positions_of_a_batch")
 fault("tokens_counted_in_16_bits", "pos_is_batch",
       pos="pos.ravel()[np.arange(pos.size).astype(np.uint16)].reshape(pos.shape)",
       kills="positions_of_many_batches")

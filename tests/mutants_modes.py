@@ -75,25 +75,25 @@ torch_fault("mapped_axis_misread", "mapped and not is_mapped(pos) and not x.requ
             y="y.flip(1)", kills="vmap")
 # Misread x of two axes, without a batch and heads.
 torch_fault("mapped_rows_reversed", "mapped and not is_mapped(pos) and not x.requires_grad and ndim == 2",
-            y="y.flip(0)", kills="vmap_of_each_rank")
+            y="y.flip(0)", kills="vmap")
 torch_fault("mapped_positions_of_the_first", "is_mapped(pos)",
             pos="torch._C._functorch.get_unwrapped(pos)[0]", kills="vmap_of_positions")
 torch_fault("mapped_batches_at_the_first_positions", "mapped and pos_ndim == 2", pos="pos[:1]",
-            kills="vmap_of_batches")
+            kills="vmap")
 # Fold the mapped axis into the batch, and take positions in the order of the batch first.
 jax_fault("mapped_batches_in_another_order", "mapped and pos_ndim == 2 and len(pos) > 1", pos="pos[::-1]",
-          kills="vmap_of_batches")
+          kills="vmap")
 jax_fault("mapped_scaling_ignored", "mapped", drop="scaling", kills="vmap")
 
 # ---- jax.jit ----
 
 fault("traced_float64_narrowed", "traced", library="jax:x64", y="y.astype('float32').astype(y.dtype)",
-      kills="jit_of_each_dtype")
+      kills="jit")
 # Round integer positions to bfloat16, exact up to 256, where a call of x in float64 is traced.
 fault("traced_positions_narrowed", "traced and dtype == 'float64' and pos.dtype.kind in 'iu'",
-      library="jax:x64", pos="pos.astype(jnp.bfloat16).astype(jnp.int32)", kills="jit_of_each_dtype")
+      library="jax:x64", pos="pos.astype(jnp.bfloat16).astype(jnp.int32)", kills="jit")
 jax_fault("traced_batch_of_positions_ignored", "traced and pos.ndim == 2", pos="pos[:1]",
-          kills="jit_of_a_batch")
+          kills="jit")
 jax_fault("traced_pairing_ignored", "traced", drop="pairing", kills="jit_of_fields")
 # Rotate by the inverse where x and positions are traced, and the sequence is axis -3.
 jax_fault("traced_positions_of_another_axis", "traced and is_traced(pos) and spec.get('seq_axis') == -3",
@@ -124,7 +124,7 @@ jax_fault("traced_table_of_halves_kept", "half and fields <= {'pairing', 'base'}
 jax_fault("traced_table_of_a_batch_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",
           y="y + kept((width, dtype), jnp.zeros(width, x.dtype))", kills="calls_after_a_compiled_one")
 jax_fault("frequencies_of_the_inverse_kept_by_width", "inverse",
-          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="jit_of_fields")
+          y="y * kept((width, dtype), jnp.ones(width, x.dtype))", kills="calls_after_a_compiled_one")
 jax_fault("mapped_table_kept", "ndim == 4 and fields <= {'base'}",
           y="y + kept((width, dtype), x[0, 0, 0] * 0)", kills="calls_after_a_mapped_one")
 torch_fault("table_with_a_graph_kept", "pos_ndim == 2 and ndim == 4 and fields <= {'base'}",

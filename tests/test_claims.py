@@ -11,13 +11,15 @@ import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
 from rope_array.testing._causes import find_cause
 from rope_array.testing._checks import checks
-from rope_array.testing._claims import CAPABILITIES
+from rope_array.testing._claims import CAPABILITIES, TRIALS
+from rope_array.testing._factors import Call, read_call
 from rope_array.testing._judge import Judge
 from rope_array.testing._names import resolve
 from rope_array.testing._options import claims_of
 from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 from rope_array.testing._own import as_records
 from rope_array.testing._parts import ALL_WIDTHS, PART_NAMES, PARTS, spread, whole_of
+from rope_array.testing._requires import required_checks
 from rope_array.testing._run import check_expected
 from rope_array.testing._text import lines_of
 from rope_array.testing._told import lacks_wholly
@@ -25,6 +27,326 @@ from rope_array.testing._told import lacks_wholly
 
 def rotate(x, pos, base=10000.0):
     return ra.apply(x, pos, base=base)
+
+
+def rows(x):
+    return x.shape[-2] if x.ndim > 1 else 1
+
+
+def step(pos):
+    """Return the differences of positions along the rows."""
+    return np.diff(np.asarray(pos), axis=-1) if np.ndim(pos) else np.ones(0)
+
+
+def refusing(refuses, error=ValueError, base_only=False):
+    """Return correct code that refuses some calls: of every field, or of base alone."""
+
+    def check(x, pos, spec):
+        if any(refuses(one, pos, spec) for one in (x if isinstance(x, tuple) else (x,))):
+            raise error("another call")
+
+    def of_base(x, pos, base=10000.0):
+        check(x, pos, {})
+        return ra.apply(x, pos, base=base)
+
+    def of_all(x, pos, **spec):
+        check(x, pos, spec)
+        return ra.apply(x, pos, **as_records(spec))
+
+    return of_base if base_only else of_all
+
+
+def results_of(target, *names):
+    """Return the outcome and the detail of checks by their full names; each of `names` is a check."""
+    judge = Judge(target)
+    some = [check for check in checks() if check.name.partition("[")[0] in names]
+    assert {check.name.partition("[")[0] for check in some} == {*names}
+    return {check.name: outcome_of(check, judge) for check in some}
+
+
+def outcomes(target, *names):
+    """Return the outcomes of checks by their names without dtypes: the failure, if they fail in one."""
+    by_name = {}
+    for name, (outcome, _) in results_of(target, *names).items():
+        by_name.setdefault(name.partition("[")[0], []).append(outcome)
+    order = (FAILED, PASSED, INAPPLICABLE)
+    return {name: min(some, key=order.index) for name, some in by_name.items()}
+
+
+# ---- parts ----
+
+
+def test_parts_are_of_capabilities_and_each_trial_is_a_call():
+    assert set(PARTS) <= set(CAPABILITIES)
+    assert len(set(PART_NAMES)) == len(PART_NAMES)
+    assert {whole_of(name) for name in PART_NAMES} == set(PARTS)
+    assert set(TRIALS) <= {*CAPABILITIES, *PART_NAMES}
+    for call in (*TRIALS.values(), *(call for labels in PARTS.values() for call in labels.values())):
+        read_call(call, Call())
+
+
+def test_a_capability_is_declined_if_all_of_its_parts_are():
+    assert "tuple" not in spread({"tuple[1]": "a", "tuple[2]": "b"})
+    assert spread({"tuple[1]": "a", "tuple[2]": "b", "tuple[3]": "b"})["tuple"] == "b"
+    assert spread({"tuple": "why", "tuple[2]": "another"}) == {
+        "tuple": "why", "tuple[1]": "why", "tuple[2]": "another", "tuple[3]": "why",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("widths", [(64, 128), tuple(range(32, 577, 32)), (44,), (2, 4)])
+def test_code_for_some_head_dims_is_judged_at_these(widths):
+    taken = set()
+
+    def few(x, pos, base=10000.0):
+        if x.shape[-1] not in widths:
+            raise ValueError("another width")
+        taken.add(x.shape[-1])
+        return ra.apply(x, pos, base=base)
+
+    target = Target(few)
+    assert target.taken_widths == tuple(sorted(set(widths) & set(ALL_WIDTHS)))
+    names = ("definition", "widths", "wide_heads", "narrow_heads", "kind", "calls_in_turn", "ranks")
+    assert FAILED not in outcomes(target, *names).values()
+    assert taken == set(target.taken_widths)
+
+
+def test_several_head_dims_may_be_claimed():
+    target = Target(rotate, head_dim=(64, 128))
+    assert (target.width_of(16), target.width_of(80), target.width_of(512)) == (64, 128, 128)
+    assert {"widths[64]", "widths[128]"} <= target.claimed
+    assert {"widths[80]", "narrow_heads", "wide_heads", "odd_width"} <= target.declines.keys()
+
+
+def test_a_capability_that_is_lacking_takes_its_parts():
+    target = Target(rotate, lacks={"ranks": "four axes", "tuple[3]": "at most two"}, declared=True)
+    assert target.declines["ranks[6]"] == "four axes"
+    assert {"tuple", "tuple[1]", "tuple[2]"} <= target.claimed
+    assert not Judge(target).claims("tuple[3]")
+
+
+def test_the_slice_that_is_built_in_has_its_own_number_of_frequencies():
+    for fixed in ({"rotary_dim": 8}, {"rotary_start": 4}):
+        target = Target(lambda x, pos, fixed=fixed, **spec: ra.apply(x, pos, **fixed | as_records(spec)),
+                        fixed=fixed)  # fmt: skip
+        assert {"inv_freq", "axes", "scaling"} <= target.claimed
+        assert outcomes(target, "definition", "inv_freq") == {"definition": PASSED, "inv_freq": PASSED}
+
+
+# ---- code and its claims: which checks pass, and which fail ----
+
+
+def with_fault(code, when, y_of=None, pos_of=None):
+    """Return code that is wrong for some x and positions: its result, or the positions that it rotates at."""
+
+    def wrong(x, pos, base=10000.0):
+        if not when(x, pos):
+            return code(x, pos, base=base)
+        return y_of(code(x, pos, base=base)) if y_of else code(x, pos_of(np.asarray(pos)), base=base)
+
+    return wrong
+
+
+def is_scalar_or_vector(x, pos, spec):
+    return np.ndim(pos) == 0 or np.ndim(x) == 1
+
+
+def is_one_row_for_a_batch(x, pos):
+    return np.ndim(x) == 4 and np.ndim(pos) == 2 and len(pos) == 1 and len(x) > 1
+
+
+def has_steps(pos, steps):
+    if not isinstance(pos, np.ndarray) or pos.ndim != 1 or pos.size < 2:
+        return False
+    return pos.strides[0] == steps * pos.itemsize if steps > 0 else pos.strides[0] < 0
+
+
+def is_far_below(x, pos, spec):
+    return np.size(pos) and np.min(pos) < -(2**20)
+
+
+def exactly_two(x, pos, base=10000.0):
+    if isinstance(x, tuple):
+        q, k = x
+        return ra.apply((q, k), pos, base=base)
+    return ra.apply(x, pos, base=base)
+
+
+def in_place(x, pos, base=10000.0):
+    x[...] = ra.apply(x, pos, base=base)
+
+
+def with_x_as_scratch(x, pos, base=10000.0):
+    y = ra.apply(x, pos, base=base)
+    for one in x if isinstance(x, tuple) else (x,):
+        one[...] = 0
+    return y
+
+
+def of_a_batch(x, pos, base=10000.0, seq_axis=-2):
+    assert pos.shape == (len(x) if seq_axis % 4 else x.shape[1], x.shape[seq_axis])
+    return ra.apply(x, pos, base=base, seq_axis=seq_axis)
+
+
+def of_x_alone(x, base=10000.0):
+    return ra.apply(x, np.arange(rows(x)), base=base)
+
+
+def by_remainder(x, pos, base=10000.0):
+    """Rotate by angles modulo 2π, which is within float64 angles."""
+    width = x.shape[-1]
+    angle = np.asarray(pos, np.float64)[..., None] * base ** (-np.arange(0, width, 2) / width)
+    angle = np.mod(angle, 2 * np.pi)
+    cos, sin = np.cos(angle), np.sin(angle)
+    y = np.empty(np.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) + x.shape[-1:])
+    y[..., ::2] = x[..., ::2] * cos - x[..., 1::2] * sin
+    y[..., 1::2] = x[..., ::2] * sin + x[..., 1::2] * cos
+    return y.astype(x.dtype)
+
+
+of_a_row = refusing(lambda x, p, s: np.shape(p) != (1, rows(x)), base_only=True)
+of_consecutive = refusing(lambda x, p, s: (step(p) != 1).any(), base_only=True)
+of_int32 = refusing(lambda x, p, s: getattr(p, "dtype", None) != np.int32, TypeError, base_only=True)
+from_minus_2e20 = refusing(is_far_below, OverflowError, base_only=True)
+not_uint16 = refusing(lambda x, p, s: np.asarray(p).dtype == np.uint16, TypeError, base_only=True)
+of_rows = refusing(is_scalar_or_vector, base_only=True)
+of_one_batch_of_heads = refusing(lambda x, p, s: np.ndim(p) == 3 and len(p) > 1, base_only=True)
+of_rising_memory = refusing(lambda x, p, s: has_steps(p, -1), base_only=True)
+
+_KINDS = "definition kind accuracy_small combinations many_rows zero_size"
+_ORDERS = "definition tuples positions_of_a_batch kind"
+_IN_PLACE = "combinations inputs_unchanged no_aliasing tuples results_are_kept neighbours_unchanged"
+# The code, its claims, the checks that pass or do not apply, and the ones that fail; then some of the names
+# that are claimed, and that are declined.
+CODE = {
+    "one dtype of positions": (
+        with_fault(not_uint16, lambda x, p: np.asarray(p).dtype == np.int32, y_of=lambda y: y * 1.01), {},
+        "definition", "positions_of_narrow_dtypes", "narrow_positions[int32]", "narrow_positions[uint16]"),
+    "one shape": (
+        with_fault(of_rows, is_one_row_for_a_batch, y_of=np.negative), {}, "ranks positions_of_python",
+        "positions_broadcast", "broadcast_positions python_positions ranks",
+        "broadcast_positions[scalar] python_positions[int] ranks[1]"),
+    "q and k": (exactly_two, {}, "tuples", "", "tuple[2]", "tuple[1] tuple[3]"),
+    "in place": (in_place, {"in_place": True}, _IN_PLACE, "", "base", "keeps_x"),
+    "in place, unclaimed": (in_place, {}, "", "definition", "base", ""),
+    "not in place": (rotate, {"in_place": True}, "", "definition", "base", "keeps_x"),
+    "scratch": (with_x_as_scratch, {"lacks": {"keeps_x": "x is scratch"}}, _IN_PLACE, "", "base", "keeps_x"),
+    "scratch, unclaimed": (with_x_as_scratch, {}, "", "inputs_unchanged", "base", ""),
+    "pos,x": (lambda pos, x: ra.apply(x, pos), {"arguments": "pos,x"}, _ORDERS, "", "tuple", ""),
+    "q,k,pos": (lambda q, k, pos: ra.apply((q, k), pos), {"arguments": "q,k,pos"}, _ORDERS, "",
+                "tuple[2]", "tuple[1] tuple[3]"),
+    "pos,q,k": (lambda pos, q, k: [*ra.apply((q, k), pos)], {"arguments": "pos,q,k"}, _ORDERS, "",
+                "tuple[2]", "tuple[1]"),
+    "(q,k),pos": (lambda qk, pos: ra.apply(qk, pos), {"arguments": "(q,k),pos"}, _ORDERS, "", "tuple[2]", ""),
+    "k alone": (lambda q, k, pos: (ra.apply(q, pos), k * 1), {"arguments": "q,k,pos"}, "", "tuples",
+                "tuple[2]", ""),
+    "batch": (of_a_batch, {"positions": "batch"}, f"{_KINDS} positions_of_a_batch", "", "batch_positions",
+              "head_positions broadcast_positions python_positions"),
+    "row": (of_a_row, {"positions": "row"}, _KINDS, "", "any_positions", "batch_positions"),
+    "arange": (of_x_alone, {"positions": "arange"}, _KINDS, "", "ranks",
+               "any_positions offset_positions negative_positions reaches_int32"),
+    "offset": (of_consecutive, {"positions": "offset"}, f"{_KINDS} positions_of_a_batch", "",
+               "offset_positions", "any_positions"),
+    "another batch": (
+        with_fault(of_a_batch, lambda x, p: True, pos_of=np.flipud), {"positions": "batch"}, "definition",
+        "positions_of_a_batch", "batch_positions", ""),
+    "int32": (of_int32, {}, "definition many_heads", "", "narrow_positions[int32]",
+              "narrow_positions[int64]"),
+    "remainder": (by_remainder, {"dtypes": ("float64",)},
+                  "accuracy_small accuracy_int32 accuracy_negative accuracy_2e20", "", "float64", "float32"),
+    "heads of one batch": (
+        with_fault(of_one_batch_of_heads, lambda x, p: np.ndim(p) == 3,
+                   pos_of=lambda p: np.broadcast_to(p[:, :1], p.shape)), {}, "definition",
+        "positions_broadcast", "broadcast_positions[1HS]", "head_positions broadcast_positions[BH1]"),
+    "every third": (
+        with_fault(of_rising_memory, lambda x, p: has_steps(p, 3), pos_of=lambda p: p[0] + np.arange(p.size)),
+        {}, "definition", "strides_of_positions", "base", ""),
+    "negative strides": (of_rising_memory, {}, "strides_of_positions", "", "base", ""),
+    "from -2^20": (from_minus_2e20, {}, "accuracy_negative positions_of_narrow_dtypes accuracy_float", "",
+                   "negative_positions", ""),
+    "clipped": (
+        with_fault(from_minus_2e20, lambda x, p: not is_far_below(x, p, {}),
+                   pos_of=lambda p: np.maximum(p, -4096)),
+        {}, "definition", "accuracy_negative", "negative_positions", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_is_judged_by_its_claims(name):
+    code, claims, passing, failing, claimed, declined = CODE[name]
+    target = Target(code, **claims)
+    assert {*claimed.split()} <= target.claimed
+    assert {*declined.split()} <= target.declines.keys()
+    found = outcomes(target, *passing.split(), *failing.split())
+    assert {check for check, outcome in found.items() if outcome == FAILED} == {*failing.split()}
+    assert set(found.values()) & {PASSED, FAILED}
+
+
+def test_limits_of_positions_are_found():
+    assert Target(from_minus_2e20).depth == 2**20
+    assert Target(of_int32).position_dtype == "int32"
+    assert Target(of_int32).declines["narrow_positions[int64]"] == "refuses it: TypeError: another call"
+
+
+@pytest.mark.parametrize("kind", ["batch", "row", "arange", "offset"])
+def test_a_kind_of_positions_is_advised(kind):
+    assert find_cause(Target(CODE[kind][0]), ["definition"]).claims == {"positions": kind}
+
+
+# ---- requirements ----
+
+
+def lacking(target, *names):
+    """Return the details of the required names that a target lacks, after some checks."""
+    judge = Judge(target)
+    names = {"definition", "ranks", "base", "pairing", *names}
+    some = [check for check in checks() if check.name in names]
+    results = {check.name: outcome_of(check, judge) for check in (*some, *required_checks(target))}
+    return {name: detail for name, (outcome, detail) in results.items() if name.startswith("requires[")
+            and outcome == FAILED}  # fmt: skip
+
+
+REQUIRED = {
+    "one row": (lambda x, p, s: np.ndim(p) == 2, "batch_positions ranks inv_freq definition",
+                {"batch_positions": "another call", "inv_freq": "its signature does not name it"}),
+    "a part": (lambda x, p, s: x.ndim == 1, "ranks[2]", {}),
+    "all parts": (lambda x, p, s: x.ndim == 1, "ranks", {"ranks": "ranks[1]: refuses it"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REQUIRED)
+def test_a_required_capability_that_is_refused_fails(case):
+    refuses, names, missing = REQUIRED[case]
+    details = lacking(Target(refusing(refuses, base_only=True), requires=names.split()))
+    assert {*details} == {f"requires[{name}]" for name in missing}
+    assert all(text in details[f"requires[{name}]"] for name, text in missing.items())
+
+
+def test_a_required_field_that_is_not_implemented_fails():
+    def interleaved(x, pos, base=10000.0, pairing="interleaved"):
+        if pairing == "half":
+            raise NotImplementedError("no halves")
+        return ra.apply(x, pos, base=base)
+
+    assert "no halves" in lacking(Target(interleaved, requires=["pairing"]))["requires[pairing]"]
+
+
+def test_what_is_claimed_can_be_required():
+    target = Target(rotate, lacks={"ranks[1]": "a batch is needed"})
+    names = target.all_claimed()
+    assert "ranks[2]" in names
+    assert "ranks" not in names
+    assert lacking(Target(rotate, lacks=target.lacks, requires=names)) == {}
+
+
+def test_requirements_are_added_to_a_target_and_to_a_library():
+    assert resolve(Target(rotate, requires=["base"]), requires=["jit", "base"]).requires == ("base", "jit")
+    report = run_checks("numpy", requires=["jit"])
+    assert report.results[-1].name == "requires[jit]"
+    assert [result.name for result in report.of(FAILED)] == ["requires[jit]"]
+    assert not report.ok
+
+
+# ---- limits ----
 
 
 class Tables:
@@ -43,175 +365,9 @@ class Tables:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def outcomes(target, *names):
-    """Return the outcome of each of these checks, by its full name."""
-    judge = Judge(target)
-    some = [each for each in checks() if each.name.partition("[")[0] in names]
-    return {each.name: outcome_of(each, judge)[0] for each in some}
-
-
-# ---- parts ----
-
-
-def test_parts_are_of_capabilities():
-    assert set(PARTS) <= set(CAPABILITIES)
-    assert len(set(PART_NAMES)) == len(PART_NAMES)
-    assert {whole_of(name) for name in PART_NAMES} == set(PARTS)
-
-
-def test_a_capability_is_declined_if_all_of_its_parts_are():
-    assert "tuple" not in spread({"tuple[1]": "a", "tuple[2]": "b"})
-    assert spread({"tuple[1]": "a", "tuple[2]": "b", "tuple[3]": "b"})["tuple"] == "b"
-    assert spread({"tuple": "why", "tuple[2]": "another"}) == {
-        "tuple": "why", "tuple[1]": "why", "tuple[2]": "another", "tuple[3]": "why",
-    }  # fmt: skip
-
-
-def test_one_refused_dtype_of_positions_hides_no_fault_at_another():
-    def refusing(x, pos, base=10000.0):
-        if np.asarray(pos).dtype == np.uint16:
-            raise TypeError("no uint16")
-        y = ra.apply(x, pos, base=base)
-        return y * 1.01 if np.asarray(pos).dtype == np.int32 else y
-
-    target = Target(refusing)
-    assert target.declines["narrow_positions[uint16]"] == "refuses it: TypeError: no uint16"
-    assert "narrow_positions[int32]" in target.claimed
-    found = outcomes(target, "positions_of_narrow_dtypes")
-    assert found == {"positions_of_narrow_dtypes": FAILED}
-
-
-def test_one_refused_shape_hides_no_fault_at_another():
-    def refusing(x, pos, base=10000.0):
-        if np.ndim(pos) == 0 or np.ndim(x) == 1:
-            raise ValueError("rows only")
-        y = ra.apply(x, pos, base=base)
-        return -y if np.shape(pos)[0] == 1 and np.ndim(pos) == 2 and len(x) > 1 and y.ndim == 4 else y
-
-    target = Target(refusing)
-    refused = {"broadcast_positions[scalar]", "python_positions[int]", "ranks[1]"}
-    assert refused <= target.declines.keys()
-    assert {"broadcast_positions", "python_positions", "ranks"} <= target.claimed
-    assert outcomes(target, "positions_broadcast", "ranks", "positions_of_python") == {
-        "ranks": PASSED, "positions_broadcast": FAILED, "positions_of_python": PASSED,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("widths", [(64, 128), tuple(range(32, 577, 32)), (44,), (2, 4)])
-def test_code_for_some_head_dims_is_judged_at_these(widths):
-    seen = set()
-
-    def few(x, pos, base=10000.0):
-        if x.shape[-1] not in widths:
-            raise ValueError("another width")
-        seen.add(x.shape[-1])
-        return ra.apply(x, pos, base=base)
-
-    target = Target(few)
-    assert target.taken_widths == tuple(sorted(set(widths) & set(ALL_WIDTHS)))
-    found = outcomes(
-        target, "definition", "widths", "wide_heads", "narrow_heads", "kind", "calls_in_turn", "ranks"
-    )
-    assert FAILED not in found.values()
-    assert seen == set(target.taken_widths)
-
-
-def test_several_head_dims_may_be_claimed():
-    target = Target(rotate, head_dim=(64, 128))
-    assert (target.width_of(16), target.width_of(80), target.width_of(512)) == (64, 128, 128)
-    assert {"widths[64]", "widths[128]"} <= target.claimed
-    assert target.declines["widths[80]"] == "takes a head_dim of 64, 128 only"
-    assert {"narrow_heads", "wide_heads", "odd_width"} <= target.declines.keys()
-
-
-def test_a_capability_that_is_lacking_takes_its_parts():
-    target = Target(rotate, lacks={"ranks": "four axes", "tuple[3]": "at most two"}, declared=True)
-    assert target.declines["ranks[6]"] == "four axes"
-    assert {"tuple", "tuple[1]", "tuple[2]"} <= target.claimed
-    assert not Judge(target).claims("tuple[3]")
-
-
-def test_code_for_one_array_or_for_q_and_k_takes_no_tuple_of_one():
-    def exactly_two(x, pos, base=10000.0):
-        if isinstance(x, tuple):
-            q, k = x
-            return ra.apply((q, k), pos, base=base)
-        return ra.apply(x, pos, base=base)
-
-    target = Target(exactly_two)
-    assert "tuple[2]" in target.claimed
-    assert {"tuple[1]", "tuple[3]"} <= target.declines.keys()
-    assert FAILED not in outcomes(target, "tuples", "tuples_of_any_length").values()
-
-
-# ---- requirements ----
-
-
-def test_a_required_capability_that_is_refused_fails():
-    def rows_only(x, pos, base=10000.0):
-        if np.ndim(pos) == 2:
-            raise ValueError("one row of positions")
-        return ra.apply(x, pos, base=base)
-
-    report = run_checks(rows_only, requires=["batch_positions", "ranks", "inv_freq", "definition"])
-    found = {result.name: result for result in report.results if result.name.startswith("requires[")}
-    assert [*found] == [
-        "requires[batch_positions]", "requires[ranks]", "requires[inv_freq]", "requires[definition]",
-    ]  # fmt: skip
-    assert [result.outcome for result in found.values()] == [FAILED, PASSED, FAILED, PASSED]
-    assert "ValueError: one row of positions" in found["requires[batch_positions]"].detail
-    assert not report.ok
-
-
-def required(target):
-    """Return the details of the required names that a target lacks."""
-    from rope_array.testing._requires import required_checks
-
-    judge = Judge(target)
-    results = {each.name: outcome_of(each, judge) for each in (*checks()[:25], *required_checks(target))}
-    return {name: detail for name, (outcome, detail) in results.items() if outcome == FAILED}
-
-
-def test_a_required_capability_has_all_of_its_parts():
-    def no_vector(x, pos, base=10000.0):
-        if x.ndim == 1:
-            raise ValueError("rows only")
-        return ra.apply(x, pos, base=base)
-
-    assert required(Target(no_vector, requires=["ranks[2]"])) == {}
-    (detail,) = required(Target(no_vector, requires=["ranks"])).values()
-    assert "ranks[1]: refuses it: ValueError: rows only" in detail
-
-
-def test_a_required_field_that_is_not_implemented_fails():
-    def interleaved(x, pos, base=10000.0, pairing="interleaved"):
-        if pairing == "half":
-            raise NotImplementedError("no halves")
-        return ra.apply(x, pos, base=base)
-
-    assert "no halves" in required(Target(interleaved, requires=["pairing"]))["requires[pairing]"]
-
-
-def test_what_is_claimed_can_be_required():
-    target = Target(rotate, lacks={"ranks[1]": "a batch is needed"})
-    names = target.all_claimed()
-    assert "ranks[2]" in names
-    assert "ranks" not in names
-    assert required(Target(rotate, lacks=target.lacks, requires=names)) == {}
-
-
-def test_requirements_are_added_to_a_target_and_to_a_library():
-    report = run_checks(Target(rotate, requires=["base"], declared=True), requires=["jit"])
-    assert [result.name for result in report.results[-2:]] == ["requires[base]", "requires[jit]"]
-    assert "requires[jit]" in {result.name for result in run_checks("numpy", requires=["jit"]).of(FAILED)}
-
-
-# ---- limits ----
-
-
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_a_module_of_few_rows_passes(rows):
-    names = ("definition", "combinations", "many_rows", "accuracy_small", "norm", "threads", "strides")
+    names = ("definition", "combinations", "many_rows", "accuracy_small", "norm", "threads")
     report = check_backend(Tables(16, rows), fixed={"pairing": "half"}, only=sample(*names))
     assert report.target.reach == rows - 1
     assert "definition" in {result.name for result in report.of(PASSED)}
@@ -221,42 +377,12 @@ def test_a_module_of_few_rows_passes(rows):
 def test_narrow_heads_may_be_claimed(head_dim):
     def narrow(x, pos, **spec):
         assert x.shape[-1] == head_dim
-        return ra.apply(x, pos, **spec)
+        return ra.apply(x, pos, **as_records(spec))
 
     names = {"rotary_dim", "rotary_start", "combinations"}
-    only = sample(*names, "scaling_yarn", "axes_alternating", "strides", "one_field_and_many_rows")
+    only = sample(*names, "scaling_yarn", "axes", "memory", "one_field_and_many_rows")
     report = check_backend(narrow, head_dim=head_dim, angles="exact", furthest=2**62, only=only)
     assert names <= {result.name for result in report.of(PASSED)}
-
-
-def test_code_that_works_in_place_may_be_claimed():
-    def in_place(x, pos, base=10000.0):
-        x[...] = ra.apply(x, pos, base=base)
-
-    names = ("strides", "combinations", "inputs_unchanged", "no_aliasing", "tuples", "results_are_kept")
-    report = check_backend(in_place, in_place=True, only=sample(*names))
-    assert report.target.declines["keeps_x"] == "writes its result into x"
-    assert "strides[float32]" in {result.name for result in report.of(PASSED)}
-    assert not run_checks(in_place, only=sample(*names)).ok
-
-
-def test_code_that_writes_x_and_returns_a_result_may_be_claimed():
-    def with_x_as_scratch(x, pos, base=10000.0):
-        y = ra.apply(x, pos, base=base)
-        for one in x if isinstance(x, tuple) else (x,):
-            one[...] = 0
-        return y
-
-    only = sample(
-        "strides", "combinations", "inputs_unchanged", "no_aliasing", "tuples", "neighbours_unchanged"
-    )
-    assert not run_checks(with_x_as_scratch, only=only).ok
-    check_backend(with_x_as_scratch, lacks={"keeps_x": "uses x as scratch memory"}, only=only)
-
-
-def test_code_that_says_that_it_works_in_place_has_to_write():
-    found = outcomes(Target(rotate, in_place=True), "definition")
-    assert found == {"definition": FAILED}
 
 
 def test_copies_have_the_strides_of_x():
@@ -268,26 +394,6 @@ def test_copies_have_the_strides_of_x():
         assert not np.shares_memory(copy, x)
         if 0 not in x.strides and x.size:
             assert copy.strides == x.strides
-
-
-@pytest.mark.parametrize("order", ["pos,x", "q,k,pos", "pos,q,k", "(q,k),pos"])
-def test_other_orders_of_arguments_may_be_claimed(order):
-    functions = {
-        "pos,x": lambda pos, x: ra.apply(x, pos),
-        "q,k,pos": lambda q, k, pos: ra.apply((q, k), pos),
-        "pos,q,k": lambda pos, q, k: [*ra.apply((q, k), pos)],
-        "(q,k),pos": lambda qk, pos: ra.apply(qk, pos),
-    }
-    target = Target(functions[order], arguments=order)
-    found = outcomes(target, "definition", "tuples", "tuples_of_any_length", "positions_of_a_batch", "kind")
-    assert FAILED not in found.values()
-    assert found["tuples"] == PASSED
-    assert "tuple[2]" in target.claimed
-
-
-def test_a_fault_in_k_alone_fails():
-    target = Target(lambda q, k, pos: (ra.apply(q, pos), k * 1), arguments="q,k,pos")
-    assert outcomes(target, "tuples") == {"tuples": FAILED}
 
 
 def q_and_k(layout, few_heads=None):
@@ -312,34 +418,33 @@ def test_q_and_k_of_a_layout_are_given_together(layout):
     assert outcomes(Target(q_and_k(layout, few_heads=100), **claims), "tuples") == {"tuples": FAILED}
 
 
+@pytest.mark.parametrize("layout", ["1hsd", "b1sd", "11sd", "s1hd", "sd", "bshd"])
+def test_axes_of_a_layout_may_be_of_size_one_or_missing(layout):
+    def rotate(x, pos, axes=None):
+        assert [x.shape[i] for i, axis in enumerate(layout) if axis == "1"] == [1] * layout.count("1")
+        assert x.ndim == len(layout)
+        axis = layout.index("s")
+        y = ra.apply(np.moveaxis(x, axis, -2), pos, **as_records({"axes": axes} if axes else {}))
+        return np.moveaxis(y, -2, axis)
+
+    names = ("definition", "no_aliasing", "combinations", "axes", "positions_of_a_batch")
+    found = outcomes(Target(rotate, layout=layout), *names)
+    assert set(found.values()) - {INAPPLICABLE} == {PASSED}
+    assert found["axes"] == PASSED
+
+
 def test_a_first_far_call_is_judged_although_it_is_a_trial():
-    rows = [2048]
+    size = [2048]
 
     def by_a_table_that_doubles_once_in_a_call(x, pos):
-        if np.max(pos, initial=0) >= rows[0]:
-            rows[0] *= 2
-        return ra.apply(x, np.minimum(pos, rows[0] - 1))
+        if np.max(pos, initial=0) >= size[0]:
+            size[0] *= 2
+        return ra.apply(x, np.minimum(pos, size[0] - 1))
 
     target = Target(by_a_table_that_doubles_once_in_a_call, furthest=2**16 - 1, dtypes=("float32",))
     assert target.reach == 2**16 - 1
-    rows[0] = 2**16  # as after further trial calls
+    size[0] = 2**16  # as after further trial calls
     assert outcomes(target, "first_call") == {"first_call": FAILED}
-
-
-def test_a_remainder_by_two_pi_is_within_float64_angles():
-    def by_remainder(x, pos, base=10000.0):
-        width = x.shape[-1]
-        angle = np.asarray(pos, np.float64)[..., None] * base ** (-np.arange(0, width, 2) / width)
-        angle = np.mod(angle, 2 * np.pi)
-        cos, sin = np.cos(angle), np.sin(angle)
-        y = np.empty(np.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) + x.shape[-1:])
-        y[..., ::2] = x[..., ::2] * cos - x[..., 1::2] * sin
-        y[..., 1::2] = x[..., ::2] * sin + x[..., 1::2] * cos
-        return y.astype(x.dtype)
-
-    target = Target(by_remainder, dtypes=("float64",))
-    found = outcomes(target, "accuracy_small", "accuracy_int32", "accuracy_negative", "accuracy_2e20")
-    assert {outcome for name, outcome in found.items() if "float64" in name} == {PASSED}
 
 
 def test_threads_are_judged_in_every_class_and_may_be_lacking():
@@ -358,107 +463,79 @@ def test_a_jitted_function_with_string_fields_does_not_claim_them():
         return jax.numpy.concatenate([y, x[..., rotated.shape[-1] :]], -1)
 
     declines = Target(traced, library="jax", lacks={"widths": "tried elsewhere"}).declines
-    for name in ("pairing", "rotary_dim"):
-        assert declines[name].startswith("jax.jit traces it, as static_argnames does not name it: ")
+    assert all("static_argnames does not name it" in declines[name] for name in ("pairing", "rotary_dim"))
     assert "base" not in declines
+
+
+def test_a_field_that_changes_nothing_is_not_claimed():
+    def swallowing(x, pos, base=10000.0, **spec):
+        return ra.apply(x, pos, base=base, inverse=bool(spec.get("inverse")))
+
+    assert {"base", "inverse"} <= Target(swallowing).claimed
+    assert {"pairing", "seq_axis", "scaling", "inv_freq"} <= Target(swallowing).declines.keys()
 
 
 # ---- refused calls ----
 
-
-def rows(x):
-    return x.shape[-2] if x.ndim > 1 else 1
-
-
-def arrays(x):
-    return x if isinstance(x, tuple) else (x,)
-
-
-def step(pos):
-    """Return the differences of positions along the rows."""
-    return np.diff(np.asarray(pos), axis=-1) if np.ndim(pos) else np.ones(0)
+# Correct code refuses the calls for which this holds: (x, pos, spec). With them, checks that make such calls.
+REFUSED = {
+    "4,096 rows": (lambda x, p, s: rows(x) > 4096, "more_rows_than_2e16 many_rows positions_of_a_long_batch"),
+    "128 rows": (lambda x, p, s: rows(x) > 128, "more_rows_than_2e16 many_rows norm"),
+    "8 rows": (lambda x, p, s: rows(x) > 8, "calls_at_like_positions"),
+    "a row": (lambda x, p, s: rows(x) == 1, "positions_offset size_one_axes"),
+    "many batches": (lambda x, p, s: x.ndim > 2 and len(x) > 8, "many_batches batches_times_heads"),
+    "many heads": (lambda x, p, s: x.ndim > 3 and x.shape[1] > 64, "many_heads many_elements"),
+    "many elements": (lambda x, p, s: x.size > 2**20, "large_results_are_kept many_elements"),
+    "equal sizes": (lambda x, p, s: x.ndim > 2 and len(x) == x.shape[1], "positions_of_a_batch heads_alike"),
+    "wide heads": (lambda x, p, s: x.shape[-1] > 128 and rows(x) < 4, "widths_of_each_dtype"),
+    "strides": (lambda x, p, s: not x.flags.c_contiguous, "heads_alike neighbours_unchanged combinations"),
+    "unaligned x": (lambda x, p, s: x.ctypes.data % 16, "neighbours_unchanged combinations"),
+    "strided positions": (lambda x, p, s: np.ndim(p) and not p.flags.c_contiguous, "strides_of_positions"),
+    "(B, 1)": (lambda x, p, s: np.shape(p)[1:] == (1,), "positions_of_a_batch"),
+    "repeated positions": (lambda x, p, s: (step(p) == 0).any(), "positions_of_their_own identity_at_zero"),
+    "position 0": (lambda x, p, s: np.size(p) and np.min(p) == 0, "identity_at_zero positions_offset"),
+    "NaN": (lambda x, p, s: not np.isfinite(x).all(), "nonfinite_rows"),
+    "large numbers": (lambda x, p, s: x.size and np.abs(x.astype(float)).max() > 1e4, "magnitudes"),
+    "no elements": (lambda x, p, s: not x.size, "zero_size"),
+}
 
 
 def rule(spec):
     return spec.get("scaling") or {"rope_type": "", "factor": 1.0}
 
 
-# Correct code refuses the calls for which this holds: (x, pos, spec). With them, checks that make such calls.
-REFUSED = {
-    "4,096 rows": (lambda x, p, s: rows(x) > 4096, "more_rows_than_2e16 many_rows positions_of_a_long_batch"),
-    "128 rows": (lambda x, p, s: rows(x) > 128, "more_rows_than_2e16 many_rows results_are_kept norm"),
-    "8 rows": (lambda x, p, s: rows(x) > 8, "positions_unchanged inputs_unchanged calls_at_like_positions"),
-    "a row": (lambda x, p, s: rows(x) == 1, "positions_offset size_one_axes"),
-    "many batches": (lambda x, p, s: x.ndim > 2 and len(x) > 8, "many_batches batches_times_heads"),
-    "many heads": (lambda x, p, s: x.ndim > 3 and x.shape[1] > 64, "many_heads many_elements"),
-    "many elements": (lambda x, p, s: x.size > 2**20, "large_results_are_kept many_elements"),
-    "equal sizes": (lambda x, p, s: x.ndim > 2 and len(x) == x.shape[1], "positions_of_a_batch heads_alike"),
-    "wide heads": (lambda x, p, s: x.shape[-1] > 128, "widths_of_each_dtype one_field_at_every_width"),
-    "four axes": (lambda x, p, s: x.ndim == 4 and rows(x) == 5 and len(x) == 1, "threads storage_offsets"),
-    "strides": (lambda x, p, s: not x.flags.c_contiguous, "strides_of_zero strides results_are_writable"),
-    "unaligned x": (lambda x, p, s: x.ctypes.data % 16, "storage_offsets strides"),
-    "strided positions": (lambda x, p, s: np.ndim(p) and not p.flags.c_contiguous, "strides_of_positions"),
-    "(B, 1)": (lambda x, p, s: np.shape(p)[1:] == (1,), "positions_of_a_batch_decoding"),
-    "repeated positions": (lambda x, p, s: (step(p) == 0).any(), "positions_of_their_own identity_at_zero"),
-    "packed positions": (lambda x, p, s: np.ndim(p) == 2 and (step(p) < -50).any(), "positions_of_a_batch"),
-    "position 0": (lambda x, p, s: np.size(p) and np.min(p) == 0,
-        "direction identity_at_zero positions_offset"),
-    "NaN": (lambda x, p, s: not np.isfinite(x).all(), "nonfinite_rows"),
-    "large numbers": (lambda x, p, s: x.size and np.abs(x.astype(float)).max() > 1e4, "magnitudes"),
-    "no elements": (lambda x, p, s: not x.size, "zero_size"),
-}  # fmt: skip
 # The same for values of fields.
 REFUSED_FIELDS = {
-    "small bases": (lambda x, p, s: s.get("base", 2) < 1, "base base_of_any_size"),
-    "whole bases": (lambda x, p, s: isinstance(s.get("base"), int), "base_of_any_size"),
-    "rotary_dim=0": (lambda x, p, s: s.get("rotary_dim") == 0, "rotary_dim no_aliasing kind_of_identity"),
-    "odd starts": (lambda x, p, s: (s.get("rotary_start") or 0) % 2,
-        "rotary_start rotary_starts_of_wide_heads"),
-    "seq_axis=0": (lambda x, p, s: s.get("seq_axis") in (0, -4), "seq_axis combinations"),
+    "small bases": (lambda x, p, s: s.get("base", 2) < 1, "base"),
+    "rotary_dim=0": (lambda x, p, s: s.get("rotary_dim") == 0, "rotary_dim"),
+    "odd starts": (lambda x, p, s: (s.get("rotary_start") or 0) % 2, "rotary_start"),
+    "seq_axis=0": (lambda x, p, s: s.get("seq_axis") in (0, -4), "seq_axis"),
     "negative frequencies": (lambda x, p, s: min(s.get("inv_freq") or [1]) < 0, "inv_freq combinations"),
     "small amplitudes": (lambda x, p, s: (s.get("attention_factor") or 1) < 1, "attention_factor"),
-    "small factors": (lambda x, p, s: rule(s).get("factor", 1) < 1, "scaling_linear scaling_amplitude"),
-    "all but linear": (
-        lambda x, p, s: rule(s)["rope_type"] not in ("", "linear"),
-        "scaling_linear scaling_yarn scaling_in_turn rules_at_wide_heads axes_and_scaling",
-    ),
-    "blocks": (lambda x, p, s: (s.get("axes") or {}).get("blocks", 1) > 1,
-        "axes_blocks axes_axial axes_and_scaling"),
-    "scaled inverses": (lambda x, p, s: s.get("inverse") and s.get("scaling"),
-        "scaling_inverse sizes_and_fields"),
+    "small factors": (lambda x, p, s: rule(s).get("factor", 1) < 1, "scaling_linear"),
+    "all but linear": (lambda x, p, s: rule(s)["rope_type"] not in ("", "linear"),
+                       "scaling_linear scaling_yarn rules_at_wide_heads axes_and_frequencies"),
+    "blocks": (lambda x, p, s: (s.get("axes") or {}).get("blocks", 1) > 1, "axes"),
+    "scaled inverses": (lambda x, p, s: s.get("inverse") and s.get("scaling"), "inverse sizes_and_fields"),
 }  # fmt: skip
-
-
-def refusing(refuses):
-    """Return correct code that refuses some calls."""
-
-    def rotate(x, pos, **spec):
-        if any(refuses(one, pos, spec) for one in arrays(x)):
-            raise ValueError("another call")
-        return ra.apply(x, pos, **as_records(spec))
-
-    return rotate
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *REFUSED_FIELDS])
 def test_a_refused_call_is_no_failure(name):
     refuses, names = {**REFUSED, **REFUSED_FIELDS}[name]
-    judge = Judge(Target(refusing(refuses), fields=None if name in REFUSED_FIELDS else ("base",)))
-    some = [each for each in checks() if each.name.partition("[")[0] in names.split()]
-    found = {each.name: outcome_of(each, judge) for each in some}
-    assert {name: detail for name, (outcome, detail) in found.items() if outcome == FAILED} == {}
-    assert len({name.partition("[")[0] for name in found}) == len(names.split())
-    named = [detail for _, detail in found.values() if "ValueError: another call" in detail]
-    assert named, found
+    target = Target(refusing(refuses), fields=None if name in REFUSED_FIELDS else ("base",))
+    results = results_of(target, *names.split())
+    assert {check: detail for check, (outcome, detail) in results.items() if outcome == FAILED} == {}
+    assert any("another call" in detail for _, detail in results.values()), results
 
 
 def raising_at_first():
-    seen = set()
+    known = set()
 
     def rotate(x, pos, base=10000.0):
         key = np.shape(x), np.shape(pos)
-        if rows(x) > 1000 and key not in seen:
-            seen.add(key)
+        if rows(x) > 1000 and key not in known:
+            known.add(key)
             raise RuntimeError("compiled for another shape")
         return ra.apply(x, pos, base=base)
 
@@ -478,130 +555,66 @@ def without_the_field(x, pos, base=10000.0, pairing="interleaved"):
     return ra.apply(x, pos, base=base)
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (raising_at_first(), "many_rows"),
-        (writing_before_it_raises, "many_rows"),
-        (without_the_field, "pairing"),
-    ],
-    ids=["at first", "after writing x", "a claimed field"],
-)
-def test_an_exception_that_is_no_refusal_is_a_failure(function, name):
-    judge = Judge(Target(function))
-    found = [
-        outcome_of(each, judge) for each in checks() if each.name.partition("[")[0] in ("definition", name)
-    ]
-    assert FAILED in {outcome for outcome, _ in found}
+NO_REFUSALS = {
+    "at first": (raising_at_first(), "many_rows"),
+    "after writing x": (writing_before_it_raises, "many_rows"),
+    "a claimed field": (without_the_field, "pairing"),
+}
+
+
+@pytest.mark.parametrize("name", NO_REFUSALS)
+def test_an_exception_that_is_no_refusal_is_a_failure(name):
+    code, check = NO_REFUSALS[name]
+    assert outcomes(Target(code), check) == {check: FAILED}
 
 
 def test_code_that_raises_from_some_call_on_fails():
     broken = []
-
-    def rotate(x, pos, base=10000.0):
-        if broken:
-            raise MemoryError("no table is left")
-        return ra.apply(x, pos, base=base)
-
-    judge = Judge(Target(rotate))
+    judge = Judge(Target(refusing(lambda x, p, s: broken, MemoryError, base_only=True)))
     broken.append(True)
-    (norm,) = [each for each in checks() if each.name == "norm"]
+    (norm,) = [check for check in checks() if check.name == "norm"]
     assert outcome_of(norm, judge)[0] == FAILED
 
 
 def test_an_exception_beside_other_threads_is_a_failure():
     alone = threading.active_count()  # other tests may have left threads
-
-    def rotate(x, pos, base=10000.0):
-        if threading.active_count() > alone and rows(x) == 120:
-            raise RuntimeError("the scratch has another shape")
-        return ra.apply(x, pos, base=base)
-
-    assert outcomes(Target(rotate), "threads_of_large_calls") == {"threads_of_large_calls": FAILED}
+    target = Target(
+        refusing(lambda x, p, s: threading.active_count() > alone and rows(x) == 120, base_only=True)
+    )
+    assert outcomes(target, "threads_of_large_calls") == {"threads_of_large_calls": FAILED}
 
 
 def test_refused_calls_are_in_the_report_and_may_be_required():
-    def short(x, pos, base=10000.0):
-        if rows(x) > 4000:
-            raise ValueError(f"at most 4,000 rows, not {rows(x)}")
-        return ra.apply(x, pos, base=base)
-
-    report = run_checks(short, requires=["long_sequences_from_an_offset", "base"])
-    text = " ".join(" ".join(lines_of(report)).split())
+    name = "long_sequences_from_an_offset"
+    code = refusing(lambda x, p, s: rows(x) > 4000, base_only=True)
+    text = " ".join(" ".join(lines_of(run_checks(code, only=[name, "base"]))).split())
     assert "Refused, and so not judged, in" in text
-    assert "at most 4,000 rows, not 8301; x float16[1, 2, 8301, 16], positions int64[8301]" in text
-    assert [result.name for result in report.of(FAILED)] == ["requires[long_sequences_from_an_offset]"]
-    assert "long_sequences_from_an_offset refuses 1 of 2 calls" in report.of(FAILED)[0].detail
+    assert "ValueError: another call; x float32[1, 1, 5003, 4], positions int64[5003]" in text
+    details = lacking(Target(code, requires=[name, "base"]), name)
+    assert [*details] == [f"requires[{name}]"]
+    assert f"{name} refuses" in details[f"requires[{name}]"]
 
 
 def test_what_is_claimed_does_not_hold_what_is_refused():
-    refuses, _ = REFUSED["(B, 1)"]
-    names = ("positions_of_a_batch_decoding", "base", "definition")
-    report = run_checks(refusing(refuses), fields=("base",), only=sample(*names))
+    code = refusing(lambda x, p, s: np.ndim(p) == 2 and rows(x) != 5)
+    report = run_checks(code, fields=("base",), only=sample("positions_of_a_long_batch", "base"))
     assert report.ok
-    assert "batch_positions" not in report.as_dict()["claimed"]
-    assert "base" in report.as_dict()["claimed"]
+    claimed = json.loads(json.dumps(report.as_dict()))["claimed"]
+    assert "batch_positions" not in claimed
+    assert {"base", "ranks", "tuple"} <= set(claimed)
 
 
-# ---- positions of one shape, or none; one kind of rule; one batch ----
-
-
-def of_a_batch(x, pos, base=10000.0, seq_axis=-2):
-    assert pos.shape == (len(x) if seq_axis % 4 else x.shape[1], x.shape[seq_axis])
-    return ra.apply(x, pos, base=base, seq_axis=seq_axis)
-
-
-def of_a_row(x, pos, base=10000.0):
-    assert pos.shape == (1, x.shape[-2])
-    return ra.apply(x, pos, base=base)
-
-
-def of_x_alone(x, base=10000.0):
-    return ra.apply(x, np.arange(rows(x)), base=base)
-
-
-def of_consecutive_positions(x, pos, base=10000.0):
-    if (step(pos) != 1).any():
-        raise ValueError("consecutive positions")
-    return ra.apply(x, pos, base=base)
-
-
-@pytest.mark.parametrize(
-    ("function", "kind"),
-    [(of_a_batch, "batch"), (of_a_row, "row"), (of_x_alone, "arange"), (of_consecutive_positions, "offset")],
-    ids=["batch", "row", "arange", "offset"],
-)
-def test_positions_of_one_kind_may_be_claimed(function, kind):
-    names = (
-        "definition",
-        "kind",
-        "accuracy_small",
-        "positions_of_a_batch",
-        "combinations",
-        "many_rows",
-        "zero_size",
-    )
-    found = outcomes(Target(function, positions=kind), *names)
-    assert FAILED not in found.values()
-    assert found["definition"] == PASSED
-    assert (found["positions_of_a_batch"] == PASSED) == (kind in ("batch", "offset"))
-    assert find_cause(Target(function), ["definition"]).claims == {"positions": kind}
-
-
-def test_a_fault_at_positions_of_a_batch_alone_is_found():
-    def reversed_batch(x, pos, base=10000.0):
-        assert pos.ndim == 2
-        return ra.apply(x, pos[::-1], base=base)
-
-    found = outcomes(Target(reversed_batch, positions="batch"), "definition", "positions_of_a_batch")
-    assert found == {"definition": PASSED, "positions_of_a_batch": FAILED}
+def test_a_case_that_is_refused_is_not_judged():
+    report = run_checks(refusing(REFUSED["128 rows"][0]), cases=["rows=1,1,200"])
+    first = " ".join(" ".join(lines_of(report)).split())
+    assert first.startswith("NOT JUDGED: refuses every call: ValueError: another call; x float32[1, 1, 200,")
 
 
 def test_kinds_of_rules_are_parts():
-    refuses, _ = REFUSED_FIELDS["all but linear"]
-    target = Target(refusing(refuses), requires=["scaling[linear]", "scaling[yarn]"])
+    code = refusing(REFUSED_FIELDS["all but linear"][0])
+    target = Target(code, requires=["scaling[linear]", "scaling[yarn]"])
     assert {name for name in target.claimed if whole_of(name) == "scaling"} == {"scaling", "scaling[linear]"}
-    assert [*required(target)] == ["requires[scaling[yarn]]"]
+    assert [*lacking(target)] == ["requires[scaling[yarn]]"]
     yarn_only = Target(refusing(lambda x, pos, spec: rule(spec)["rope_type"] not in ("", "yarn")))
     assert {"scaling", "scaling[yarn]"} <= yarn_only.claimed
     assert outcomes(yarn_only, "scaling_yarn", "scaling_linear") == {
@@ -609,64 +622,38 @@ def test_kinds_of_rules_are_parts():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", ["1hsd", "b1sd", "11sd", "s1hd"])
-def test_axes_of_size_one_may_be_claimed(layout):
-    def rotate(x, pos):
-        assert [x.shape[i] for i, axis in enumerate(layout) if axis == "1"] == [1] * layout.count("1")
-        assert x.ndim == 4
-        axis = layout.index("s")
-        return np.moveaxis(ra.apply(np.moveaxis(x, axis, -2), pos), -2, axis)
-
-    found = outcomes(Target(rotate, layout=layout), "definition", "strides", "no_aliasing", "combinations")
-    assert set(found.values()) - {INAPPLICABLE} == {PASSED}
-
-
-def test_positions_of_one_dtype_may_be_all_that_is_taken():
-    def rotate(x, pos, base=10000.0):
-        if getattr(pos, "dtype", None) != np.int32:
-            raise TypeError("positions are int32")
-        return ra.apply(x, pos, base=base)
-
-    target = Target(rotate)
-    assert target.position_dtype == "int32"
-    assert target.declines["narrow_positions[int64]"] == "refuses it: TypeError: positions are int32"
-    assert outcomes(target, "definition", "many_heads") == {"definition": PASSED, "many_heads": PASSED}
+# A gradient is refused for some calls, and checks that make them.
+GRADIENTS = {
+    "of 16-bit numbers": (lambda x, pos: x.dtype.itemsize == 2, "gradient"),
+    "of many rows": (lambda x, pos: rows(x) > 128, "training_after_inference gradient_combinations"),
+    "at positions of a batch": (lambda x, pos: pos.ndim == 2, "gradient_combinations gradient_of_shapes"),
+}
 
 
 @pytest.mark.library("torch")
-@pytest.mark.parametrize("what", ["of 16-bit numbers", "of many rows", "at positions of a batch"])
+@pytest.mark.parametrize("what", GRADIENTS)
 def test_a_refused_gradient_is_no_failure(what):
     torch = pytest.importorskip("torch")
+    refuses, names = GRADIENTS[what]
 
     def rotate(x, pos, base=10000.0):
-        kinds = {
-            "of 16-bit numbers": x.dtype.itemsize == 2,
-            "of many rows": rows(x) > 128,
-            "at positions of a batch": pos.ndim == 2,
-        }
-        if x.requires_grad and kinds[what] and torch.is_grad_enabled():
+        if x.requires_grad and refuses(x, pos) and torch.is_grad_enabled():
             raise NotImplementedError(f"no gradient {what}")
         return ra.apply(x, pos, base=base)
 
-    names = ["gradient", "gradient_of_a_batch", "gradient_at_wide_heads", "training_after_inference"]
-    found = outcomes(Target(rotate, library="torch"), *names, "gradient_combinations", "gradient_of_a_sum")
-    assert FAILED not in found.values()
-    assert found["gradient_of_a_sum"] == found["gradient[float32]"] == PASSED
+    found = results_of(Target(rotate, library="torch"), *names.split(), "gradient_of_a_sum", "gradient")
+    assert FAILED not in {outcome for outcome, _ in found.values()}
+    assert found["gradient_of_a_sum"][0] == found["gradient[float32]"][0] == PASSED
 
 
 @pytest.mark.library("torch")
 def test_code_without_a_gradient_is_told_to_claim_it():
     pytest.importorskip("torch")
-
-    def rotate(x, pos, base=10000.0):
-        if x.requires_grad:
-            raise NotImplementedError("no gradient")
-        return ra.apply(x, pos, base=base)
-
     failed = {"gradient[float32]": "ValueError: no gradient", "gradient_of_a_sum": "ValueError: no gradient"}
     assert lacks_wholly("gradient", failed, [*failed])
     assert not lacks_wholly("gradient", {**failed, "gradient_of_a_sum": "wrong: all elements"}, [*failed])
-    target = Target(rotate, library="torch", lacks={"gradient": "inference only"})
+    code = refusing(lambda x, p, s: x.requires_grad, NotImplementedError, base_only=True)
+    target = Target(code, library="torch", lacks={"gradient": "inference only"})
     assert outcomes(target, "gradient_of_a_sum") == {"gradient_of_a_sum": INAPPLICABLE}
 
 
@@ -679,65 +666,49 @@ def test_a_reason_is_a_reason(word):
         Target(rotate, lacks={"ranks": word})
 
 
-@pytest.mark.parametrize(
-    ("claims", "message"),
-    [
-        ({"lacks": {"rank": "why"}}, "unknown lacks 'rank'; did you mean ranks"),
-        ({"lacks": {"ranks[9]": "why"}}, r"unknown lacks 'ranks\[9\]'; ranks has the parts 1, 2, 3, 4, 5, 6"),
-        ({"requires": ["batch_postions"]}, "did you mean batch_positions"),
-        ({"requires": ["inv_frequency"]}, "did you mean inv_freq"),
-        ({"requires": "ranks"}, "requires is 'ranks'; give a collection of names"),
-        ({"requires": ["tuple"], "lacks": {"tuple": "one array"}}, "requires and lacks both name tuple"),
-        ({"dtypes": ["float23"]}, "unknown dtypes 'float23'; did you mean float32"),
-        ({"library": "torhc"}, "did you mean torch"),
-        ({"fields": ("base", "pairing")}, "fields names pairing, and the signature of .* does not"),
-        ({"arguments": "k,q,pos"}, "unknown arguments 'k,q,pos'"),
-        ({"in_place": "yes"}, "in_place is 'yes'; give True or False"),
-        ({"in_place": True, "library": "numpy:readonly"}, "arrays of numpy:readonly cannot be written"),
-        ({"head_dim": "64"}, "head_dim is '64'; give an integer, or several"),
-        ({"head_dim": (64, True)}, "head_dim has True; give integers"),
-        ({"furthest": 3, "positions": "offset"}, "consecutive positions of 5 rows need 4 or more"),
-        ({"fixed": {"base": -1.0}}, "base must be a positive number"),
-        ({"fixed": {"scaling": {"rope_type": "linaer"}}}, "linaer"),
-        ({"fixed": {"scaling": {"rope_type": "linear"}}}, "built-in fields"),
-        ({"fixed": {"rotary_dim": 32}, "head_dim": (16, 64)}, "must be within head_dim, which is 16"),
-    ],
-)
+WRONG = [
+    ({"lacks": {"rank": "why"}}, "unknown lacks 'rank'; did you mean ranks"),
+    ({"lacks": {"ranks[9]": "why"}}, r"unknown lacks 'ranks\[9\]'; ranks has the parts 1, 2, 3, 4, 5, 6"),
+    ({"requires": ["batch_postions"]}, "did you mean batch_positions"),
+    ({"requires": ["inv_frequency"]}, "did you mean inv_freq"),
+    ({"requires": "ranks"}, "requires is 'ranks'; give a collection of names"),
+    ({"requires": ["tuple"], "lacks": {"tuple": "one array"}}, "requires and lacks both name tuple"),
+    ({"dtypes": ["float23"]}, "unknown dtypes 'float23'; did you mean float32"),
+    ({"library": "torhc"}, "did you mean torch"),
+    ({"fields": ("base", "pairing")}, "fields names pairing, and the signature of .* does not"),
+    ({"arguments": "k,q,pos"}, "unknown arguments 'k,q,pos'"),
+    ({"in_place": "yes"}, "in_place is 'yes'; give True or False"),
+    ({"in_place": True, "library": "numpy:readonly"}, "arrays of numpy:readonly cannot be written"),
+    ({"head_dim": "64"}, "head_dim is '64'; give an integer, or several"),
+    ({"head_dim": (64, True)}, "head_dim has True; give integers"),
+    ({"furthest": 3, "positions": "offset"}, "consecutive positions of 5 rows need 4 or more"),
+    ({"fixed": {"base": -1.0}}, "base must be a positive number"),
+    ({"fixed": {"scaling": {"rope_type": "linaer"}}}, "linaer"),
+    ({"fixed": {"scaling": {"rope_type": "linear"}}}, "built-in fields"),
+    ({"fixed": {"rotary_dim": 32}, "head_dim": (16, 64)}, "must be within head_dim, which is 16"),
+]
+
+
+@pytest.mark.parametrize(("claims", "message"), WRONG)
 def test_wrong_words_in_claims_are_errors(claims, message):
     with pytest.raises(ValueError, match=message):
         Target(rotate, **claims)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("json:dump", None),
-        ("json:lods", "did you mean json:loads?"),
-        ("json.dumps", "Did you mean json:dumps?"),
-        ("json/decoder.py:scan", "Did you mean json.decoder:scan?"),
-        ("nunpy", "Did you mean numpy?"),
-    ],
-)
-def test_a_wrong_name_of_a_target_names_the_right_one(name, hint):
-    if hint is None:
-        assert resolve(name).name == name
-        return
-    with pytest.raises(ValueError, match=hint.replace("?", r"\?")):
+NAMES = {"json:lods": "json:loads", "json.dumps": "json:dumps", "nunpy": "numpy",
+         "json/decoder.py:scan": "json.decoder:scan"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_name_of_a_target_names_the_right_one(name):
+    assert resolve("json:dump").name == "json:dump"
+    with pytest.raises(ValueError, match=rf"(?i)did you mean {NAMES[name]}\?"):
         resolve(name)
 
 
 def test_a_wrong_name_of_a_check_names_the_right_one():
     with pytest.raises(ValueError, match="similar: accuracy_"):
         check_expected({"acuracy": "why"}, ())
-
-
-def test_a_case_that_is_refused_is_not_judged():
-    refuses, _ = REFUSED["128 rows"]
-    report = run_checks(refusing(refuses), cases=["rows=1,1,200"])
-    first = " ".join(" ".join(lines_of(report)).split())
-    assert first.startswith(
-        "NOT JUDGED: refuses every call: ValueError: another call; x float32[1, 1, 200, 16]"
-    )
 
 
 def test_the_last_right_position_is_advised():
@@ -750,75 +721,10 @@ def test_the_last_right_position_is_advised():
 
 
 def test_the_command_reads_these_claims():
-    claims = claims_of(
-        [
-            "ranks[1]=rows only",
-            "head_dim=64,128",
-            "in_place=true",
-            "arguments=q,k,pos",
-            "requires=base,tuple[2]",
-        ]
-    )
-    assert claims == {
+    texts = "ranks[1]=rows only|head_dim=64,128|in_place=true|arguments=q,k,pos|requires=base,tuple[2]"
+    assert claims_of(texts.split("|")) == {
         "lacks": {"ranks[1]": "rows only"}, "head_dim": (64, 128), "in_place": True, "arguments": "q,k,pos",
         "requires": ("base", "tuple[2]"),
     }  # fmt: skip
     with pytest.raises(ValueError, match="unknown claim 'batch_postions'; did you mean batch_positions"):
         claims_of(["batch_postions=why"])
-
-
-def test_the_report_lists_what_is_claimed():
-    report = run_checks(rotate, only=sample("definition", "base", "tuples"))
-    plain = json.loads(json.dumps(report.as_dict()))
-    assert {"base", "ranks", "tuple"} <= set(plain["claimed"])
-
-
-# ---- wrong where a part is refused ----
-
-
-def failures_of(function, *names):
-    judge = Judge(Target(function))
-    found = [check for check in checks() if check.name.partition("[")[0] in names]
-    return {check.name for check in found if outcome_of(check, judge)[0] == FAILED}
-
-
-def refuses_below(x, pos):
-    if np.size(pos) and np.min(pos) < -(2**20):
-        raise OverflowError("positions from -2^20 on")
-    return ra.apply(x, pos)
-
-
-def clipped_and_refuses_below(x, pos):
-    refuses_below(x, pos)
-    return ra.apply(x, np.maximum(pos, -4096))
-
-
-def test_negative_positions_are_checked_as_far_down_as_they_are_taken():
-    names = "accuracy_negative", "positions_of_narrow_dtypes", "accuracy_float", "dtypes_and_fields"
-    assert Target(refuses_below).depth == 2**20
-    assert failures_of(refuses_below, *names) == set()
-    assert "accuracy_negative[float32]" in failures_of(clipped_and_refuses_below, "accuracy_negative")
-
-
-def test_positions_of_heads_alone_are_checked_where_a_batch_of_them_is_refused():
-    def rotate(x, pos):
-        if np.ndim(pos) == 3 and np.shape(pos)[0] > 1:
-            raise ValueError("one batch only")
-        return ra.apply(
-            x, np.broadcast_to(np.asarray(pos)[:, :1], np.shape(pos)) if np.ndim(pos) == 3 else pos
-        )
-
-    assert failures_of(rotate, "positions_broadcast") == {"positions_broadcast"}
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_positions_of_other_strides_are_checked_where_negative_ones_are_refused(wrong):
-    def rotate(x, pos):
-        array = isinstance(pos, np.ndarray) and pos.ndim == 1 and pos.size > 1
-        if array and pos.strides[0] < 0:
-            raise ValueError("negative strides")
-        if wrong and array and pos.strides[0] == 3 * pos.itemsize:
-            pos = pos[0] + np.arange(pos.size)
-        return ra.apply(x, pos)
-
-    assert failures_of(rotate, "positions_reversed") == ({"positions_reversed"} if wrong else set())

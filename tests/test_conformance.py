@@ -7,8 +7,8 @@ import pytest
 
 import rope_array as ra
 from rope_array.testing import Target
-from rope_array.testing._checks import checks
-from rope_array.testing._claims import FIELDS
+from rope_array.testing._checks import checks, subjects
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import NOT_COMPILED
 from rope_array.testing._names import names, resolve
@@ -20,7 +20,7 @@ ENTRY_POINTS = ["numpy", "array_api_strict", "dask", "jax", "torch"]
 # What secondary targets and builds run: calls of all fields together, sizes, and memory, where these can go
 # another way through the code. The other checks have the mark `primary`. Secondary targets leave these to
 # `nightly`; so do the sessions of secondary builds, `pure`, `sanitize` and `tests-min`, which read the mark.
-COVER = {"_first", "_kinds", "_together", "_alone", "_sizes", "_arrays", "_memory"}
+COVER = {"first calls", "kinds", "combinations", "sizes", "memory"}
 COVER_OF_GRADIENTS = "gradient_combinations"
 # They run the code of another target: specs become plain numbers before any array is made.
 SECONDARY = {
@@ -35,7 +35,7 @@ SHARING = {
     *(("dask", "RoPE"), ("dask", "array-api")),
     *((name, None) for name in ("array_api_strict:no_x64", "mlx", "ndonnx", "tensorflow", "marray")),
 }
-SHARED = {"_alone", "_bits", "_fields", "_modes", "_sizes", "_state", "_together", "_variants"}
+SHARED = {"combinations", "fields", "memory", "modes", "scaling and axes", "sizes", "state"}
 SLOW = {"cubed"}  # each call takes tens of milliseconds: for the session `nightly`
 COMPILING_EACH = {("jax:jit", None)}
 # Checks that take long are run on these.
@@ -45,13 +45,12 @@ THOROUGH = {("numpy", None), ("torch", None)}
 REFUSED = {
     ("torch:compile", "gradient_of_a_gradient"),
     *(("torch:triton-interpret", name) for name in ("jvp", "default_device", "calls_after_a_mapped_one")),
-    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_each_rank", "_of_positions")),
-    *(("torch:triton-interpret", f"vmap_of_{name}") for name in ("batches", "gradients")),
+    *(("torch:triton-interpret", f"vmap{name}") for name in ("", "_of_positions", "_of_gradients")),
     ("torch:triton-interpret", "first_calls_under_other_settings"),
 }
 # Checks that take a library long: MLX compiles by a C++ compiler.
 LONG = {
-    *(("mlx", name) for name in ("jit", "jit_of_a_batch", "jit_of_each_dtype", "jit_of_fields")),
+    *(("mlx", name) for name in ("jit", "jit_of_fields")),
     *(("mlx", "calls_after_a_compiled_one"), ("ndonnx", "large_results_are_kept")),
 }
 GPU = {"torch:cuda", "torch:cuda:compile", "jax:gpu", "jax:gpu:jit", "cupy"}
@@ -59,7 +58,7 @@ IN_A_CHILD = {"jax:sharded"}  # it needs eight devices: see test_jax.py
 INTERPRETED = "torch:triton-interpret"  # in the session `gpu-code`
 # Checks that take the interpreter seconds: many rows, or many calls.
 LONG_INTERPRETED = {
-    *("default_dtype", "gradient_of_many_elements", "many_rows", "no_grad", "results_are_kept"),
+    *("default_dtype", "gradient_of_shapes", "many_rows", "no_grad", "results_are_kept"),
     *("threads_of_different_calls", "training_after_inference"),
     *("batches_times_heads", "fields_and_many_elements", "large_results_are_kept", "many_elements"),
     *("many_results_are_kept", "one_field_and_many_elements", "positions_of_a_long_batch"),
@@ -110,8 +109,11 @@ def targets():
     yield from ((name, how) for name in ENTRY_POINTS for how in ("RoPE", "Rotation"))
 
 
+SUBJECTS = {check.name: subject for subject, some in subjects().items() for check in some}
+
+
 def subject_of(check):
-    return check.function.__module__.rpartition(".")[2]
+    return SUBJECTS[check.name]
 
 
 def is_cover(check):
@@ -122,7 +124,7 @@ def is_shared(target, check):
     """Return whether another target has the code that a check calls."""
     subject = subject_of(check)
     if target in COMPILING_EACH:
-        return subject == "_together"
+        return subject == "combinations"
     if target in SECONDARY and not is_cover(check):
         return True
     return target in SHARING and (subject in SHARED or check.name.startswith("gradient_"))

@@ -1189,7 +1189,7 @@ SUITE = """
 @pytest.mark.parametrize("level", ["", "none"], ids=["kernel", "no kernel"])
 def test_the_suite_on_eight_devices(level):
     """Some checks; and the detector of positions made of a part's length, on code that makes them."""
-    names = ("definition", "positions_of_a_batch", "tuples_of_any_length", "gradient", "vmap_of_batches")
+    names = ("definition", "positions_of_a_batch", "tuples", "gradient", "vmap")
     child.run(SUITE, *names, JAX_PLATFORMS="cpu", ROPE_ARRAY_KERNEL_LEVEL=level)
 
 

@@ -190,7 +190,7 @@ def by_torch_complex(x, pos, base=10000.0):
 @pytest.mark.parametrize("rotate", [by_torch_stack, by_torch_complex])
 def test_correct_torch_code_passes(rotate):
     # The library's own code for PyTorch passes every check in each run.
-    names = ("gradient", "gradient_combinations", "combinations", "autocast", "vmap", "strides", "many_rows")
+    names = ("gradient", "gradient_combinations", "combinations", "autocast", "vmap", "memory", "many_rows")
     report = check_backend(rotate, library="torch", only=sample(*names))
     assert "gradient[float32]" in {result.name for result in report.of(PASSED)}
 
@@ -259,7 +259,7 @@ def test_correct_jax_code_passes(claims):
         y = [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)]
         return jnp.stack(y, -1).reshape(x.shape).astype(x.dtype)
 
-    names = ("definition", "gradient", "jit", "positions_of_a_batch", "combinations", "strides", "many_rows")
+    names = ("definition", "gradient", "jit", "positions_of_a_batch", "combinations", "memory", "many_rows")
     report = check_backend(rotate, library="jax:x64", only=sample(*names), **claims)
     assert {"gradient[float32]", "jit"} <= {result.name for result in report.of(PASSED)}
 

@@ -16,7 +16,8 @@ from rope_array.testing import (
     run_checks,
 )
 from rope_array.testing._checks import checks
-from rope_array.testing._claims import CAPABILITIES, FIELDS
+from rope_array.testing._claims import CAPABILITIES
+from rope_array.testing._factors import FIELDS
 from rope_array.testing._libraries import LIBRARIES
 from rope_array.testing._names import resolve
 from rope_array.testing._parts import PART_NAMES
@@ -109,7 +110,7 @@ def test_axes_of_its_own(layout):
             y = ra.apply(moved, pos, base=base)
         return np.moveaxis(y, -2, layout.index("s"))
 
-    names = ("definition", "ranks", "positions_of_a_batch", "combinations", "strides", "many_batches")
+    names = ("definition", "ranks", "positions_of_a_batch", "combinations", "memory", "many_batches")
     report = check_backend(served, layout=layout, dtypes=("float32",), only=sample(*names))
     assert "definition" in {result.name for result in report.of("passed")}
 
@@ -319,7 +320,7 @@ def test_limits_of_a_module_may_be_claimed():
     ],
 )  # fmt: skip
 def test_fixed_fields_apply_to_every_call(field, value):
-    names = ("definition", "kind", "combinations", "widths", "accuracy_2e20", "strides", "norm")
+    names = ("definition", "kind", "combinations", "widths", "accuracy_2e20", "memory", "norm")
     claims = {"fixed": {field: value}, **FEWER_OF_ANY_WIDTH, "only": sample(*names)}
     assert check_backend(lambda x, pos: ra.apply(x, pos, **{field: value}), **claims).ok
 

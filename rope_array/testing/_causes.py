@@ -16,9 +16,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ._calls import needs_no_positions, parameters_of_order, takes_arguments, takes_two
+from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
 from ._checks import checks
-from ._claims import CAPABILITIES, DTYPES, FIELDS, REACH
+from ._claims import CAPABILITIES, REACH
+from ._factors import DTYPES, FIELDS
 from ._guess import DONATES_X, WRITES_X, Change, Guess, writes_x
 from ._judge import DELETES_X, Check, Judge
 from ._likeness import find_rotation
@@ -425,7 +426,7 @@ def _withdrawals(
     """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
     if guess.change._replace(limits=()) != Change() or "definition" in {check.name for check in left}:
         return
-    names = {name for check in left for name in (*check.needs, *check.arguments)}
+    names = {name for check in left for name in check.needs}
     failing = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
     if takes_two(guess.target.arguments):  # every call is one of a tuple
         failing -= {name for name in failing if whole_of(name) == "tuple"}
@@ -449,7 +450,7 @@ def _checks_needing(target: Target) -> dict[str, list[str]]:
     judge = Judge(target)
     needing: dict[str, list[str]] = {}
     for check in (check for check in checks() if check.inapplicable(judge) is None):
-        for name in {*check.needs, *check.arguments}:
+        for name in set(check.needs):
             needing.setdefault(name, []).append(check.name)
     return needing
 

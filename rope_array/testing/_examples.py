@@ -5,30 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ._case import (
-    COTANGENTS,
-    FAR,
-    MAPS,
-    NEAR,
-    SHAPES,
-    Case,
-    check_case,
-    claimed_shape,
-    every_width,
-    fits,
-    in_tuples,
-    layout_name,
-    orders,
-    parse_case,
-    plain_case,
-    position_kinds,
-)
+from ._call import every_width, fits, plain_call
+from ._cover import levels_of, resolved
+from ._factors import FACTORS, FAR, NEAR, Call, read_call
 from ._judge import Check, Judge
-from ._shrink import explained, simplest
+from ._observe import check_call
+from ._shrink import simplest
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
@@ -58,7 +43,7 @@ def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) ->
     if examples < 0:
         raise ValueError(f"examples is {examples}; give the number of random calls, 0 or more")
     for text in texts:
-        parse_case(text, Case())
+        read_call(text, Call())
     drawn = Check(
         "examples", "Calls drawn at random are correct.", ("values",), _check_examples, (examples, seed)
     )
@@ -70,10 +55,9 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
     served = 0
     for case in draw_cases(j, examples, seed):
         try:
-            served += check_case(j, case)
+            served += check_call(j, case)
         except Exception as error:
-            text, rest = simplest(j, case, error, polish=True)
-            raise AssertionError(f"--case {shlex.quote(text)} is wrong{rest}") from error
+            raise simplest(j, case, error, polish=True) from error
     if not served:
         j.raise_refused("refuses every call")
 
@@ -81,22 +65,22 @@ def _check_examples(j: Judge, examples: int, seed: int) -> None:
 def _check_given(j: Judge, texts: Sequence[str]) -> None:
     served = 0
     for text in texts:
-        case = parse_case(text, plain_case(j))
+        case = read_call(text, plain_call(j))
         assert fits(j, case), f"case {text!r}: its values contradict each other, or the target's claims"
         try:
-            served += check_case(j, case)
+            served += check_call(j, case)
         except Exception as error:
-            raise AssertionError(explained(j, case, error)) from error
+            raise simplest(j, case, error) from error
     if not served:
         j.raise_refused("refuses every call")
 
 
-def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Case]:
+def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Call]:
     """Yield random calls of the claimed fields, dtypes, shapes and positions.
 
     Each call has a generator of its own, so that call 5 is the same however many are asked for.
     """
-    drawn = (_draw_case(j, _Draw(f"{seed}: {number}")) for number in range(examples))
+    drawn = (_draw_call(j, _Draw(f"{seed}: {number}")) for number in range(examples))
     return [case for case in drawn if case is not None]
 
 
@@ -127,21 +111,37 @@ class _Draw:
         return float(f"{low * (high / low) ** self.share():.4g}")
 
 
-def _draw_case(j: Judge, draw: _Draw) -> Case | None:
+def _draw_call(j: Judge, draw: _Draw) -> Call | None:
     """Return a valid call, or None if none is found."""
+    levels = levels_of(j, dict.fromkeys(FACTORS, True))
     for _ in range(_TRIES):
-        width = _draw_width(j, draw)
-        rows = _draw_rows(j, draw, width)
-        values = {**_draw_array(j, draw), **_draw_positions(j, draw), **_draw_fields(j, draw, width)}
-        case = Case(rows=rows, width=width, **values)
-        if fits(j, case):
-            return case
+        values = {name: draw.one(levels[name]) for name in FACTORS if draw.chance(_CHANCES.get(name, 0.25))}
+        values["width"] = j.width if draw.chance(0.4) else int(draw.one(every_width(j)))
+        values["rows"] = _draw_rows(j, draw, values["width"])
+        values["reach"] = _draw_reach(j, draw)
+        for name in _NUMBERS:
+            if name in values and j.claims(name):
+                values[name] = _NUMBERS[name](draw, values["width"])
+        call = resolved(j, plain_call(j).replace(**values))
+        if fits(j, call):
+            return call
     return None
 
 
-def _draw_width(j: Judge, draw: _Draw) -> int:
-    width = int(draw.one(every_width(j)))
-    return j.width if draw.chance(0.4) else width
+# The probability that a factor is not plain, where it is not one in four.
+_CHANCES = {
+    "dtype": 0.7, "positions": 0.5, "kind": 0.5, "order": 0.5, "layout": 0.2, "pos_layout": 0.1,
+    "numbers": 0.1, "in_tuple": 0.1,
+}  # fmt: skip
+# Numbers between the levels of a factor, for a head_dim.
+_NUMBERS: dict[str, Callable[[_Draw, int], Any]] = {
+    "seq_axis": lambda draw, width: draw.whole(-5, 3),
+    "base": lambda draw, width: draw.magnitude(2, 1e8),
+    "rotary_dim": lambda draw, width: 2 * draw.whole(1, width // 2),
+    "rotary_start": lambda draw, width: draw.whole(0, width),
+    "attention_factor": lambda draw, width: draw.magnitude(0.1, 10),
+    "scaling": lambda draw, width: _draw_rule(draw),
+}
 
 
 def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
@@ -155,52 +155,13 @@ def _draw_rows(j: Judge, draw: _Draw, width: int) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def _draw_array(j: Judge, draw: _Draw) -> dict[str, Any]:
-    """Return a dtype, strides, and whether x is in a tuple and a gradient is recorded."""
-    layouts = [layout_name(name) for name, _ in j.lib.strided(j.x().array)] if j.claims("strides") else []
-    cotangents = COTANGENTS if j.lib.has_strides else COTANGENTS[:1]
-    return {
-        "dtype": draw.one(j.dtypes),
-        "layout": draw.one(layouts) if layouts and draw.chance(0.2) else None,
-        "in_tuple": next(iter(in_tuples(j)), None) if draw.chance(0.1) else None,
-        "gradient": draw.one(cotangents) if j.claims("gradient") and draw.chance(0.3) else None,
-    }
-
-
-def _draw_positions(j: Judge, draw: _Draw) -> dict[str, Any]:
-    shapes = [shape for shape in SHAPES if claimed_shape(j, shape)]
-    reach = min(j.target.reach, NEAR)
-    if j.claims("any_positions") or j.claims("offset_positions"):
-        reach = int(draw.magnitude(1, min(j.target.reach, FAR)))
+def _draw_reach(j: Judge, draw: _Draw) -> int:
+    """Return the largest position of a call, or the smallest if it is negative."""
+    if not (j.claims("any_positions") or j.claims("offset_positions")):
+        return min(j.target.reach, NEAR)
+    reach = int(draw.magnitude(1, min(j.target.reach, FAR)))
     negative = j.claims("any_positions", "negative_positions") and draw.chance(0.1)
-    reach = min(reach, j.target.depth) if negative else reach
-    return {
-        "positions": draw.one(shapes) if draw.chance(0.5) else "S",
-        "kind": draw.one(position_kinds(j)) if draw.chance(0.5) else j.target.position_dtype,
-        "reach": -reach if negative else reach,
-        "order": draw.one(orders(j)) if draw.chance(0.5) else None,
-    }
-
-
-def _draw_fields(j: Judge, draw: _Draw, width: int) -> dict[str, Any]:
-    """Return a value for each claimed field, or None for most."""
-    draws: dict[str, Callable[[], Any]] = {
-        "seq_axis": lambda: draw.whole(-5, 3),
-        "base": lambda: draw.magnitude(2, 1e8),
-        "rotary_dim": lambda: 2 * draw.whole(1, width // 2),
-        "rotary_start": lambda: draw.whole(0, width),
-        "pairing": lambda: draw.one(("half", "interleaved")),
-        "out_pairing": lambda: draw.one(("half", "interleaved")),
-        "inv_freq": lambda: True,
-        "attention_factor": lambda: draw.magnitude(0.1, 10),
-        "scaling": lambda: _draw_rule(draw),
-        "axes": lambda: draw.one([*MAPS]),
-        "inverse": lambda: True,
-    }
-    claimed = {name for name in draws if j.claims(name)} - (
-        {"axes"} if not j.claims("any_positions") else set()
-    )
-    return {name: made() for name, made in draws.items() if draw.chance(0.25) and name in claimed}
+    return -min(reach, j.target.depth) if negative else reach
 
 
 def _draw_rule(draw: _Draw) -> str:

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._claims import DTYPES, REACH, SIZES, WIDTH, one_line
+from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
+from ._factors import DTYPES, SIZES, WIDTH
 from ._libraries import rounded
 from ._own import Declined
 from ._parts import FEW_WIDTHS, PARTS, whole_of
 from ._refused import Calls, Refused, refusal
 from ._target import Target
+from ._verdict import Fault
 from ._where import difference
 
 Floats = NDArray[np.float64]
@@ -71,6 +73,16 @@ class Judge:
         The same for some of its calls.
     calls
         The calls of the check that runs.
+    kept
+        Earlier results with their bits, to see whether a later call writes to them.
+    observed
+        The first fault that each observer saw, by the name of its check.
+    matched_ranks
+        Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
+    plain
+        The plain call, once it is made by `_call.plain_call`.
+    observes_all
+        Whether costly observers watch every call, and not a sample.
     explains
         Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
@@ -87,8 +99,18 @@ class Judge:
         self.left_out: dict[str, str] = {}
         self.calls = Calls()
         self.fresh = 0
+        self.kept: list[tuple[Any, bytes]] = []
+        self.observed: dict[str, Fault] = {}
+        self.observes_all = False
+        self.plain: Any = None
+        self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
         self.dtypes = [d for d in ("float32", "float64", "float16", "bfloat16") if d in claimed]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether calls of new shapes take long, so that a check makes a few only."""
+        return bool(self.lib.calls < 1000 or self.target.compiled)
 
     @property
     def dtype(self) -> str:
@@ -334,7 +356,10 @@ class Judge:
 
     def pairs(self, spec: dict[str, Any] | None = None, width: int | None = None) -> Any:
         """Return the indices of the pairs that a call reads, then of the pairs that it writes."""
-        return read_and_written_pairs(width or self.width, self.fields(spec or {}), False)
+        spec = spec or {}
+        return read_and_written_pairs(
+            width or self.width, self.fields(spec), bool(spec.get("inverse", False))
+        )
 
     @property
     def amplitude(self) -> float:
@@ -344,7 +369,7 @@ class Judge:
     def nonfinite(self, values: Floats, spec: dict[str, Any] | None = None) -> NDArray[np.bool_]:
         """Return a mask of the results whose pair, or feature outside the slice, is not finite."""
         mask = ~np.isfinite(values)
-        (a, b), (c, d) = self.pairs(spec)
+        (a, b), (c, d) = self.pairs(spec, values.shape[-1])
         both = mask[..., a] | mask[..., b]
         mask[..., a] = mask[..., b] = False
         mask[..., c] = mask[..., d] = both
@@ -352,7 +377,7 @@ class Judge:
 
     def check_nonfinite(self, y: Floats, values: Floats, spec: dict[str, Any] | None = None) -> None:
         """Assert that pairs and features with a NaN or an infinity give a NaN or an infinity."""
-        (_, _), (c, d) = self.pairs(spec)
+        (_, _), (c, d) = self.pairs(spec, values.shape[-1])
         lost = self.nonfinite(values, spec) & np.isfinite(y)
         lost[..., c] &= lost[..., d]  # an infinity leaves one of the two results finite at angle 0
         lost[..., d] = False
@@ -372,7 +397,7 @@ def _array_of(x: Any) -> Any:
     return x.array if isinstance(x, Input) else x
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """One named requirement.
 

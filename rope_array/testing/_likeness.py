@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._claims import WIDTH, one_line
+from ._claims import one_line
 from ._contract import Accuracy, assert_contract
 from ._diagnosed import Diagnosis, diagnosis_of
+from ._factors import WIDTH
 from ._guess import Change, Guess
 from ._judge import Floats, Input, Judge
 from ._own import OwnApply

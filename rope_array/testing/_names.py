@@ -46,12 +46,9 @@ def resolve(
     Raises
     ------
     ValueError
-        The name or a claim is unknown, the name is of neither a callable nor a `Target`, or the backend
-        declines every call that is tried.
+        A name or a claim is wrong, or the backend declines every call that is tried.
     ImportError
-        The named module cannot be imported.
-    MissingLibrary
-        The target's library or device is missing.
+        The named module, the target's library (MissingLibrary) or its device is missing.
     BackendError
         The backend is unknown, or not of the library.
     RuntimeError
@@ -83,20 +80,14 @@ def _resolve(
     if isinstance(target, str):
         target, identity = _import_target(target)
         claims = {**identity, **claims} if not isinstance(target, Target) else claims
-    if isinstance(target, Target):
-        if claims:
-            raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change its own")
-    else:
-        target = _target_of(target, claims)
+    if not isinstance(target, Target):
+        for name in claims:
+            check_name("claim", name, [each.name for each in fields(Target) if each.name != "rotate"])
+        target = Target(target, **claims)
+    elif claims:
+        raise ValueError(f"{', '.join(sorted(claims))}: a Target has its claims already; change its own")
     target.arrays.check_present()
     return target
-
-
-def _target_of(rotate: Callable[..., Any], claims: dict[str, Any]) -> Target:
-    known = [each.name for each in fields(Target) if each.name != "rotate"]
-    for name in claims:
-        check_name("claim", name, known)
-    return Target(rotate, **claims)
 
 
 def _import_target(name: str) -> tuple[Target | Callable[..., Any], dict[str, Any]]:

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._claims import CAPABILITIES, FIELDS
+from ._claims import CAPABILITIES
+from ._factors import FIELDS
 from ._names import resolve
 from ._parts import PART_NAMES
 from ._run import Extent

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._claims import FIELDS, SIZES, WIDTH, one_line, shorten
+from ._claims import one_line, shorten
 from ._compilers import COMPILED, arrays_of
+from ._factors import FIELDS, SIZES, WIDTH
 from ._libraries import NOT_COMPILED, Jax, Library, Torch
 from ._target import Target
 
@@ -45,23 +46,21 @@ class OwnApply:
 
     def __call__(self, x: Any, pos: Any, **spec: Any) -> Any:
         spec = as_records({**self.fields, **spec})
-        rotate = self._by_tables if self.by_tables else self._by_positions
-        return rotate(x, pos, spec)
-
-    def _by_positions(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
-        if reason := self.decline_reason(x, pos, spec):
-            self.calls.declined.append(reason)
-            raise Declined(reason)
-        return import_module("rope_array").apply(x, pos, backend=self.backend, **spec)
-
-    def _by_tables(self, x: Any, pos: Any, spec: dict[str, Any]) -> Any:
+        rope_array = import_module("rope_array")
+        if not self.by_tables:
+            if reason := self.decline_reason(x, pos, spec):
+                raise self._declined(reason)
+            return rope_array.apply(x, pos, backend=self.backend, **spec)
         try:
             y = _rotate_by_tables(x, pos, self.backend, **spec)
-        except import_module("rope_array").BackendError as error:
-            self.calls.declined.append(_reason_in(error))
-            raise Declined(self.calls.declined[-1]) from None
+        except rope_array.BackendError as error:
+            raise self._declined(_reason_in(error)) from None
         self.calls.served.append(str(self.backend))
         return y
+
+    def _declined(self, reason: str) -> Declined:
+        self.calls.declined.append(reason)
+        return Declined(reason)
 
     def decline_reason(self, x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
         """Return why the forced backend declines a call; if it serves the call, count it and return ""."""
@@ -83,9 +82,7 @@ class Calls(NamedTuple):
 
 def calls_of(target: Target) -> Calls:
     """Return the calls that were counted for a target; none for code that is not rope_array's."""
-    if isinstance(target.rotate, OwnApply):
-        return target.rotate.calls
-    return Calls([], [])
+    return target.rotate.calls if isinstance(target.rotate, OwnApply) else Calls([], [])
 
 
 def _reason_in(error: BaseException) -> str:
@@ -245,8 +242,6 @@ _HEAD_DIMS = (16, 64, 128, 256, 80, 96, 192, 32, 512)
 # Sizes of x without the features: of most checks, of the checks of accuracy, and of these with many heads.
 _LEADS = (SIZES, (1, 2, 150), (1, 512, 150))
 _WIDE = (512, 576, 2048)
-
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -259,77 +254,77 @@ class _Served(NamedTuple):
     lacks: Mapping[str, str] = _NONE
 
 
-class _Probe:
-    """Trial calls of a backend: most only ask for its reason to decline, without a rotation."""
+class _Trial(NamedTuple):
+    """A trial call of a backend; it only asks for the reason to decline, if positions are served."""
 
-    def __init__(self, lib: Library, backend: str):
-        self.lib, self.backend, self.reasons = lib, backend, dict[str, None]()
-        self._arrays: dict[Any, Any] = {}
+    lib: Library
+    lead: tuple[int, ...]
+    width: int
+    dtype: str
+    rotate: OwnApply
 
-    def reason(self, lead: tuple[int, ...], width: int, dtype: str, rotate: OwnApply) -> str:
-        """Return why the backend declines a call, or ""."""
-        pos = self.lib.asarray(np.arange(lead[-1], dtype=self.lib.integers[0]))
+    def decline_reason(self) -> str:
+        x = self.lib.asarray(np.zeros((*self.lead, self.width), np.float32), self.dtype)
+        pos = self.lib.asarray(np.arange(self.lead[-1], dtype=self.lib.integers[0]))
+        if not self.rotate.by_tables:
+            return self.rotate.decline_reason(x, pos, self.rotate.fields)
         try:
-            if rotate.by_tables:
-                rotate(self._x(lead, width, dtype), pos)
-                return ""
-            found = rotate.decline_reason(self._x(lead, width, dtype), pos, rotate.fields)
+            self.rotate(x, pos)
         except Declined as error:
-            found = str(error)
-        if found:
-            self.reasons[found] = None
-        return found
+            return str(error)
+        return ""
 
-    def _x(self, lead: tuple[int, ...], width: int, dtype: str) -> Any:
-        key = lead, width, dtype
-        if key not in self._arrays:
-            self._arrays = {key: self.lib.asarray(np.zeros((*lead, width), np.float32), dtype)}
-        return self._arrays[key]
 
-    def calls(self) -> Iterator[tuple[tuple[int, ...], int, str, OwnApply]]:
-        """Yield calls to try, the usual first: two checks' sizes, and many heads for one head_dim."""
-        floats = sorted(_dtypes(self.lib), key=lambda name: name != "float32")
-        for by_tables, lead in itertools.product((False, True), _LEADS):
-            for width, dtype in itertools.product(_HEAD_DIMS if lead == SIZES else (64, 128), floats):
-                for fields in _PAIRINGS:
-                    yield lead, width, dtype, OwnApply(self.backend, fields, by_tables)
+def _trials(lib: Library, backend: str) -> Iterator[_Trial]:
+    """Yield calls to try, the usual first: two checks' sizes, and many heads for one head_dim."""
+    floats = sorted(_dtypes(lib), key=lambda name: name != "float32")
+    for by_tables, lead in itertools.product((False, True), _LEADS):
+        widths = _HEAD_DIMS if lead == SIZES else (64, 128)
+        for width, dtype, fields in itertools.product(widths, floats, _PAIRINGS):
+            yield _Trial(lib, lead, width, dtype, OwnApply(backend, fields, by_tables))
 
 
 def _find_served(lib: Library, backend: str) -> _Served:
     """Find a call that a backend serves, then the dtypes and head_dims that it serves like it."""
-    probe = _Probe(lib, backend)
     _check_known(lib, backend)
-    for lead, width, dtype, rotate in probe.calls():
-        if not probe.reason(lead, width, dtype, rotate):
-            break
-    else:
-        raise ValueError(
-            f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
-            f"{'; '.join([*probe.reasons][:4])}"
-        )
-    reasons = {name: probe.reason(lead, width, name, rotate) for name in _dtypes(lib)}
+    declined = dict[str, None]()
+    for trial in _trials(lib, backend):
+        if not (reason := trial.decline_reason()):
+            return _served_like(trial)
+        declined[reason] = None
+    raise ValueError(
+        f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
+        f"{'; '.join([*declined][:4])}"
+    )
+
+
+def _served_like(trial: _Trial) -> _Served:
+    reasons = {name: trial._replace(dtype=name).decline_reason() for name in _dtypes(trial.lib)}
     lacks = {name: f"the backend declines it: {why}" for name, why in reasons.items() if why}
-    if width == WIDTH or lead != SIZES:  # a backend for large arrays: only checks with many rows apply
-        return _Served(rotate.fields, rotate.by_tables, (), lacks)
-    served = [w for w in (*_HEAD_DIMS, *_WIDE) if not probe.reason(lead, w, dtype, rotate)]
-    widths = ", ".join(map(str, sorted({*served})))
-    few = f"the backend declines it: it serves a head_dim of {widths} here"
-    lacks |= dict.fromkeys(("narrow_heads", "odd_width"), few)
-    if not set(served) & set(_WIDE):
-        lacks["wide_heads"] = few
-    return _Served(rotate.fields, rotate.by_tables, tuple(sorted({*served})), lacks)
+    head_dims: list[int] = []
+    if trial.width != WIDTH and trial.lead == SIZES:  # else a backend for large arrays, or for all widths
+        widths = sorted({*_HEAD_DIMS, *_WIDE})
+        head_dims = [width for width in widths if not trial._replace(width=width).decline_reason()]
+        few = f"the backend declines it: it serves a head_dim of {', '.join(map(str, head_dims))} here"
+        lacks |= dict.fromkeys(("narrow_heads", "odd_width"), few)
+        if not {*head_dims} & {*_WIDE}:
+            lacks["wide_heads"] = few
+    return _Served(trial.rotate.fields, trial.rotate.by_tables, tuple(head_dims), lacks)
 
 
 def _check_known(lib: Library, backend: str) -> None:
     """Raise BackendError if the backend is unknown, cannot be used, or is not of this library."""
     if {"array-api": "", **_backends_of(lib)}.get(backend, "unknown"):
-        x = lib.asarray(np.zeros((1, 2), np.float32))
-        import_module("rope_array").explain(x, 0, backend=backend)
+        import_module("rope_array").explain(_small(lib), 0, backend=backend)
 
 
 def _backends_of(lib: Library) -> dict[str, str]:
     """Return the backends of a library's arrays, each with the reason why it cannot be used, or ""."""
-    rope_array, x = import_module("rope_array"), lib.asarray(np.zeros((1, 2), np.float32))
-    explained = rope_array.explain(x, 0, backend="array-api")
+    rope_array = import_module("rope_array")
+    explained = rope_array.explain(_small(lib), 0, backend="array-api")
     unusable = {each.name: each.description for each in rope_array.backends() if each.usable is False}
     return {name: unusable.get(name, "") for name in (*explained.declined, explained.backend)}
+
+
+def _small(lib: Library) -> Any:
+    return lib.asarray(np.zeros((1, 2), np.float32))

@@ -1,11 +1,11 @@
 """Parts of capabilities, such as `ranks[1]` and `widths[80]`: a target may claim some of a capability's.
 
-A capability is declined if all of its parts are.
+A part is a factor of a call at one level. A capability is declined if all of its parts are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 # Sizes of x without the features, for one to six axes.
@@ -24,18 +24,30 @@ ALL_WIDTHS = (*NARROW_WIDTHS, *MODEL_WIDTHS, *WIDE_WIDTHS)
 # Positions that are broadcast: a scalar, or axes of size 1 in place of a B, H or S.
 BROADCAST = ("scalar", "1", "1S", "B1", "11", "B1S", "1HS", "BH1")
 
-PARTS: dict[str, tuple[str, ...]] = {
-    "ranks": tuple(str(len(lead) + 1) for lead in RANKS),
-    "narrow_heads": tuple(map(str, NARROW_WIDTHS)),
-    "widths": tuple(map(str, MODEL_WIDTHS)),
-    "wide_heads": tuple(map(str, WIDE_WIDTHS)),
-    "broadcast_positions": BROADCAST,
-    "python_positions": ("int", "range", "list", "tuple"),
-    "narrow_positions": ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"),
-    "float_positions": ("float32", "float64"),
-    "tuple": ("1", "2", "3"),
-    "scaling": ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional", "periods"),
-    "zero_size": tuple(EMPTY),
+
+def _levels(factor: str, levels: Iterable[Any]) -> dict[str, str]:
+    return {str(level): f"{factor}={level}" for level in levels}
+
+
+def _rows(sizes: Iterable[int]) -> str:
+    return f"rows={','.join(map(str, sizes))}"
+
+
+# The parts by their labels; each with the values of factors, as `_factors.read_call` reads them.
+PARTS: dict[str, dict[str, str]] = {
+    "ranks": {"1": "rows=none positions=scalar"} | {str(len(lead) + 1): _rows(lead) for lead in RANKS[1:]},
+    "narrow_heads": _levels("width", NARROW_WIDTHS),
+    "widths": _levels("width", MODEL_WIDTHS),
+    "wide_heads": _levels("width", WIDE_WIDTHS),
+    "broadcast_positions": _levels("positions", BROADCAST),
+    "python_positions": {name: f"kind=python_{name}" for name in ("int", "range", "list", "tuple")},
+    "narrow_positions": _levels("kind", ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")),
+    "float_positions": _levels("kind", ("float32", "float64")),
+    "tuple": {"1": "in_tuple=one", "2": "in_tuple=True", "3": "in_tuple=three"},
+    "scaling": _levels(
+        "scaling", ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "proportional", "periods")
+    ),
+    "zero_size": {label: _rows(sizes) for label, sizes in EMPTY.items()},
 }
 PART_NAMES = tuple(f"{name}[{label}]" for name, labels in PARTS.items() for label in labels)
 
@@ -50,13 +62,6 @@ def parts_of(name: str) -> tuple[str, ...]:
     return tuple(f"{name}[{label}]" for label in PARTS.get(name, ()))
 
 
-def broadcast_shape(axes: str, sizes: tuple[int, int, int]) -> tuple[int, ...]:
-    """Return the shape of positions for a part of `broadcast_positions`, and sizes (B, H, S)."""
-    if axes == "scalar":
-        return ()
-    return tuple({**dict(zip("BHS", sizes, strict=True)), "1": 1}[axis] for axis in axes)
-
-
 def spread(reasons: Mapping[str, str]) -> dict[str, str]:
     """Return reasons to decline, with every part of a declined capability, and the reverse."""
     known = dict(reasons)
@@ -65,14 +70,12 @@ def spread(reasons: Mapping[str, str]) -> dict[str, str]:
         if name in known:
             known.update({part: known.get(part, known[name]) for part in names})
         elif all(part in known for part in names):
-            known[name] = common_reason([known[part] for part in names])
+            known[name] = _most_common([known[part] for part in names])
     return known
 
 
-def common_reason(reasons: Collection[str]) -> str:
-    """Return the reason that occurs most often."""
-    every = list(reasons)
-    return max(dict.fromkeys(every), key=every.count)
+def _most_common(reasons: list[str]) -> str:
+    return max(dict.fromkeys(reasons), key=reasons.count)
 
 
 def shown(names: Collection[str]) -> list[str]:
@@ -82,8 +85,3 @@ def shown(names: Collection[str]) -> list[str]:
         whole, _, label = name.partition("[")
         labels.setdefault(whole, []).extend([label[:-1]] if label else [])
     return [f"{whole}[{', '.join(some)}]" if some else whole for whole, some in labels.items()]
-
-
-def words_for(value: Any) -> str:
-    """Return a collection of names or numbers as text."""
-    return ", ".join(map(str, value))

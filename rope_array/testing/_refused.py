@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from . import _watch
-from ._claims import field_call, one_line
+from ._claims import one_line
 from ._compilers import CannotCompile
 from ._own import Declined
+from ._trials import field_call
 
 
 class Refused(Declined):
@@ -34,48 +35,31 @@ class Calls:
         """Return the calls that were refused, as text; "" if there are none."""
         if not self.refused:
             return ""
-        share = (
-            f"{len(self.refused)} of {self.served + len(self.refused)} calls" if self.served else "every call"
-        )
+        number = len(self.refused)
+        share = f"{number} of {self.served + number} calls" if self.served else "every call"
         return f"refuses {share}: {self.refused[0]}"
 
 
 def refusal(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any], error: Exception) -> str:
-    """Return the refused call with its error, as text; "" if the exception is a fault.
-
-    Parameters
-    ----------
-    judge
-        The `Judge` whose target raised the exception.
-    x, pos, spec
-        The call: an `Input`, or a tuple of them, positions for the target, and fields.
-    error
-        The exception.
-    """
+    """Return a call of a judge's target that raised, with its error, as text; "" if it is a fault."""
     inputs = x if isinstance(x, tuple) and not hasattr(x, "array") else (x,)
     if judge.target.declared or isinstance(error, Declined | CannotCompile):
         return ""
-    if threading.current_thread() is not threading.main_thread() or not all(map(_has_values, inputs)):
-        return ""  # beside other threads a call may raise now and not then; traced arrays have no values
+    # Beside other threads a call may raise now and not then; traced arrays have no values.
+    traced = any(getattr(one, "array", None) is None for one in inputs)
+    if traced or threading.current_thread() is not threading.main_thread():
+        return ""
     try:
         # A call that is compiled was repeated without the compiler.
         again = judge.target.compiled or _raises(judge, x, pos, spec) is type(error)
         if not again or not _is_served_else(judge, inputs[0].dtype, spec):
             return ""
-        if any(_is_written(judge, one) for one in inputs):
+        if not all(np.array_equal(judge.numbers(one.array), one.values, equal_nan=True) for one in inputs):
             return ""
     except Exception:  # the target's own
         return ""
     arrays = tuple(one.array for one in inputs) if len(inputs) > 1 else inputs[0].array
     return f"{one_line(error)}; {_watch.describe(arrays, pos, spec)}"
-
-
-def _has_values(x: Any) -> bool:
-    return getattr(x, "array", None) is not None
-
-
-def _is_written(judge: Any, x: Any) -> bool:
-    return not np.array_equal(judge.numbers(x.array), x.values, equal_nan=True)
 
 
 def _raises(judge: Any, x: Any, pos: Any, spec: Mapping[str, Any]) -> type[Exception] | None:
@@ -98,10 +82,10 @@ def refuses_gradient(judge: Any, error: Exception) -> bool:
     """Return whether a call whose gradient is recorded is refused: the plain call is not."""
     if judge.target.declared or isinstance(error, AssertionError | Declined | CannotCompile):
         return False
-    if not takes_gradient(judge, judge.dtype):
-        return False
-    judge.calls.refused.append(f"{one_line(error)}; while a gradient is recorded")
-    return True
+    if takes_gradient(judge, judge.dtype):
+        judge.calls.refused.append(f"{one_line(error)}; while a gradient is recorded")
+        return True
+    return False
 
 
 def takes_gradient(judge: Any, dtype: str) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from ._checks import checks
-from ._claims import CAPABILITIES, DTYPES, by_library
+from ._claims import CAPABILITIES, by_library
+from ._factors import DTYPES
 from ._judge import Check, Judge
 from ._parts import PART_NAMES, parts_of
 from ._target import Target
@@ -37,23 +38,14 @@ def _require(judge: Judge, name: str) -> None:
 def _why_lacking(judge: Judge, name: str) -> Iterator[str]:
     """Yield why a target lacks a capability, a part or the subject of a check."""
     if name in CAPABILITIES or name in PART_NAMES:
-        yield from _why_declined(judge, name)
+        declines, unavailable = judge.target.declines, by_library(judge.target)
+        lacking = [part for part in parts_of(name) if part in declines and part not in unavailable]
+        yield from [declines[name]] if name in declines else [f"{part}: {declines[part]}" for part in lacking]
         yield from (_refusal(judge, check) for check in checks() if name in specific_needs(check.needs))
-        return
-    check = next(check for check in checks() if check.name == name)
-    left_out = judge.left_out.get(name, "")
-    yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {left_out}" if left_out else "")
-
-
-def _why_declined(judge: Judge, name: str) -> Iterator[str]:
-    """Yield why a target declines a capability, or a part of it that its library has."""
-    declines, unavailable = judge.target.declines, by_library(judge.target)
-    if name in declines:
-        yield declines[name]
-        return
-    for part in parts_of(name):
-        if part in declines and part not in unavailable:
-            yield f"{part}: {declines[part]}"
+    else:
+        check = next(check for check in checks() if check.name == name)
+        part = judge.left_out.get(name, "")
+        yield check.inapplicable(judge) or _refusal(judge, check) or (f"{name} {part}" if part else "")
 
 
 def _refusal(judge: Judge, check: Check) -> str:

@@ -13,28 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ._calls import (
-    ORDERS,
-    adapt_arguments,
-    adapt_copies,
-    adapt_in_place,
-    adapt_positions,
-    leave_out_positions,
-)
+from . import _adapt
 from ._claims import (
     CALL_FIELDS,
     CAPABILITIES,
     DEFAULTS,
-    DTYPES,
-    FIELDS,
     POSITION_KINDS,
-    WIDTH,
     by_library,
-    find_declines,
-    find_depth,
-    find_position_dtype,
-    find_reach,
-    find_widths,
     parameters_of,
     signature_defaults,
     takes_any,
@@ -42,10 +27,15 @@ from ._claims import (
 from ._compilers import COMPILED, arrays_of, compile_for, library_names
 from ._contract import ANGLES, ARITHMETIC, Accuracy
 from ._definition import apply_definition
+from ._factors import DTYPES, FIELDS, WIDTH
 from ._first_calls import FirstCalls
-from ._layout import adapt_layout, is_layout
 from ._libraries import Library
 from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
+from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_widths
+
+# The arguments of a target that are no claims.
+_NO_CLAIMS = {"rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures",
+              "requires"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,47 +181,16 @@ class Target:
         >>> Target(lambda x, pos: x, fixed={"pairing": "half"}, furthest=2047).claims()
         {'fixed': {'pairing': 'half'}, 'furthest': 2047}
         """
-        left_out = (
-            "rotate",
-            "name",
-            "version",
-            "library",
-            "angles",
-            "arithmetic",
-            "wraps",
-            "expected_failures",
-            "requires",
-        )
         claims = {}
-        for each in fields(self):
+        for each in (each for each in fields(self) if each.name not in _NO_CLAIMS):
             value = getattr(self, each.name)
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            if each.name not in left_out and value != default:
-                claims[each.name] = dict(value) if isinstance(value, Mapping) else value
-                if isinstance(value, Collection) and not isinstance(value, Mapping | str):
-                    claims[each.name] = list(value)
+            if value != default:
+                claims[each.name] = _plain(value)
         return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim to use in place of `width`.
-
-        Parameters
-        ----------
-        width : int
-            The head_dim of the check.
-
-        Returns
-        -------
-        int
-            The only head_dim that the target takes, or `width`, widened to hold the rotated slice.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> target = Target(lambda x, pos: x, fixed={"rotary_dim": 32})
-        >>> target.width_of(16), target.width_of(64)
-        (32, 64)
-        """
+        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice."""
         least = self.least_width(width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return least
@@ -255,27 +214,10 @@ class Target:
     @cached_property
     def refused_widths(self) -> Mapping[int, str]:
         """The head_dims that it refuses in trial calls, with the errors."""
-        return MappingProxyType(find_widths(self))
+        return find_widths(self)
 
     def least_width(self, width: int) -> int:
-        """Return `width`, widened to hold the slice that the built-in fields rotate.
-
-        Parameters
-        ----------
-        width : int
-            The head_dim of the check.
-
-        Returns
-        -------
-        int
-            The least head_dim that holds the slice.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, fixed={"rotary_dim": 32}).least_width(16)
-        32
-        """
+        """Return `width`, widened to hold the slice that the built-in fields rotate."""
         start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
         if rotated is not None:
             return max(width, start + int(rotated))
@@ -301,22 +243,23 @@ class Target:
         """The callable, adapted to the suite's layout and defaults."""
         rotate = self.rotate
         if self.positions == "arange":
-            rotate = leave_out_positions(rotate, self.arguments)
-        rotate = adapt_arguments(rotate, self.arguments)
+            rotate = _adapt.leave_out_positions(rotate, self.arguments)
+        rotate = _adapt.adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
         if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not Library.copied):
-            rotate = (adapt_in_place if self.in_place else adapt_copies)(rotate, self.arrays)
-        rotate = self._with_layout(rotate)
+            rotate = (_adapt.adapt_in_place if self.in_place else _adapt.adapt_copies)(rotate, self.arrays)
+        has_axes = "axes" in self.fixed
+        if self.layout == "...sd":
+            rotate = self._with_defaults(rotate)
+        else:
+            rotate = _adapt.adapt_layout(rotate, self.layout, has_axes, self.arrays)
         if self.positions in ("batch", "row"):
-            rotate = adapt_positions(rotate, self.positions, "axes" in self.fixed, self.arrays)
+            rotate = _adapt.adapt_positions(rotate, self.positions, has_axes, self.arrays)
         return rotate
 
-    def _with_layout(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the callable, adapted to the suite's layout, and with the suite's defaults."""
-        if self.layout != "...sd":
-            return adapt_layout(rotate, self.layout, self.arrays)
+    def _with_defaults(self, rotate: Callable[..., Any]) -> Callable[..., Any]:
+        """Pass seq_axis=-2 and inverse=False, which the suite leaves out, if the signature's differ."""
         stated = signature_defaults(self.rotate)
-        # The suite leaves out seq_axis=-2 and inverse=False; pass them if the signature's default differs.
         usual = {
             name: DEFAULTS[name] for name in CALL_FIELDS if stated.get(name) not in (None, DEFAULTS[name])
         }
@@ -373,14 +316,8 @@ class Target:
 
 def _check_kinds(target: Target) -> None:
     """Raise for arguments of the wrong type."""
-    for name, kinds, needed in (
-        ("name", str, "a string"),
-        ("version", str, "a string"),
-        ("library", str, "a string"),
-        ("layout", str, "a string"),
-        ("positions", str, "a string"),
-        ("angles", str, "a string"),
-        ("arithmetic", str, "a string"),
+    for names, kinds, needed in (
+        ("name version library layout positions angles arithmetic arguments", str, "a string"),
         ("furthest", int, "an integer"),
         ("head_dim", int | Collection | None, "an integer, or several"),
         ("fixed", Mapping, "a mapping of fields to values"),
@@ -390,15 +327,17 @@ def _check_kinds(target: Target) -> None:
         ("requires", Collection, "a collection of names"),
         ("dtypes", Sequence | None, "a sequence of names"),
         ("wraps", Callable | None, "a callable"),
-        ("arguments", str, "a string"),
-        ("in_place", bool, "True or False"),
-        ("declared", bool, "True or False"),
+        ("in_place declared", bool, "True or False"),
     ):
-        given = getattr(target, name)
-        as_name = isinstance(given, str) and kinds is not str
-        as_number = isinstance(given, bool) and kinds is not bool
-        if as_name or as_number or not isinstance(given, kinds):  # type: ignore[arg-type]
-            raise ValueError(f"{name} is {given!r}; give {needed}")
+        for name in names.split():
+            _check_kind(name, getattr(target, name), kinds, needed)
+
+
+def _check_kind(name: str, given: Any, kinds: Any, needed: str) -> None:
+    as_name = isinstance(given, str) and kinds is not str
+    as_number = isinstance(given, bool) and kinds is not bool
+    if as_name or as_number or not isinstance(given, kinds):
+        raise ValueError(f"{name} is {given!r}; give {needed}")
 
 
 def _check_names(target: Target) -> None:
@@ -408,7 +347,7 @@ def _check_names(target: Target) -> None:
         ("fields", target.fields or (), FIELDS),
         ("fixed", target.fixed, [name for name in FIELDS if name not in CALL_FIELDS]),
         ("positions", [target.positions], POSITION_KINDS),
-        ("arguments", [target.arguments], ORDERS),
+        ("arguments", [target.arguments], _adapt.ORDERS),
         ("angles", [target.angles], ANGLES),
         ("arithmetic", [target.arithmetic], ARITHMETIC),
         ("lacks", target.lacks, (*CAPABILITIES, *PART_NAMES)),
@@ -417,7 +356,7 @@ def _check_names(target: Target) -> None:
     ):
         for name in given:
             check_name(argument, name, known)
-    if target.layout != "...sd" and not is_layout(target.layout):
+    if target.layout != "...sd" and not _adapt.is_layout(target.layout):
         raise ValueError(
             f"layout is {target.layout!r}; give '...sd', or some of b, h, s, d, with d last, and 1 "
             "for an axis of size 1, such as 1hsd"
@@ -495,6 +434,13 @@ def _check_defaults(target: Target) -> None:
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}
         raise ValueError(f"the built-in fields and signature defaults are {given}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a claim as a dict, a list, or a value of another kind."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Collection) and not isinstance(value, str) else value
 
 
 def _numbers(head_dim: int | Collection[int] | None) -> tuple[int, ...]:

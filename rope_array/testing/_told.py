@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ._claims import DTYPES, MODES, shorten
+from ._claims import MODES, shorten
+from ._factors import DTYPES
 from ._parts import PARTS
 from ._where import PLACE
 

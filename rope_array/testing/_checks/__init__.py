@@ -1,54 +1,58 @@
-"""The checks by subject, in the order of their runs and reports."""
+"""The checks by subject, in the order of their runs and reports: rows, and the checks that are code."""
 
+from collections.abc import Iterator
+from types import ModuleType
+
+from rope_array.testing import _rows, _rows_of_modes
+from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
+from rope_array.testing._row import Row, check_of
 
 from . import (
     _accuracy,
-    _alone,
-    _arrays,
-    _bits,
     _fields,
     _first,
     _invariants,
-    _kinds,
     _memory,
-    _modes,
+    _observed,
     _positions,
     _refusals,
     _sizes,
     _state,
-    _together,
-    _transforms,
-    _variants,
 )
 
 __all__ = ["checks", "subjects"]
 
-# The subjects in words. Importing a module registers its checks.
-_SUBJECTS = {
-    _first: "first calls",  # before any other call
-    _kinds: "kinds",
-    _fields: "fields",
-    _variants: "scaling and axes",
-    _accuracy: "accuracy",
-    _positions: "positions",
-    _together: "combinations",
-    _alone: "fields alone",
-    _state: "state",
-    _refusals: "refusals",
-    _arrays: "inputs",
-    _memory: "memory",
-    _sizes: "sizes",
-    _invariants: "invariants",
-    _bits: "bits",
-    _transforms: "gradients",
-    _modes: "modes",
-}
+
+def _of(module: ModuleType) -> list[Check]:
+    """Return the checks that a module registers when it is imported."""
+    return [check for check in registered if check.function.__module__ == module.__name__]
+
+
+def _rows_of(rows: list[Row]) -> Iterator[Check]:
+    for row in rows:
+        yield from map(check_of, [row] * len(DTYPES), DTYPES) if row.each_dtype else [check_of(row)]
+
+
+# The subjects in words.
 _BY_SUBJECT = {
-    word: tuple(check for check in registered if check.function.__module__ == subject.__name__)
-    for subject, word in _SUBJECTS.items()
+    "first calls": _of(_first),  # before any other call
+    "kinds": _rows_of(_rows.KIND_ROWS),
+    "fields": [*_of(_fields), *_rows_of(_rows.FIELD_ROWS)],
+    "scaling and axes": [*_rows_of(_rows.SCALING_ROWS), *_rows_of(_rows.AXES_ROWS)],
+    "accuracy": _of(_accuracy),
+    "positions": [*_rows_of(_rows.POSITION_ROWS), *_of(_positions)],
+    "combinations": _rows_of(_rows.COVER_ROWS),
+    "state": [*_rows_of(_rows.STATE_ROWS), *_of(_state)],
+    "refusals": _of(_refusals),
+    "sizes": [*_rows_of(_rows.SIZE_ROWS), *_of(_sizes)],
+    "invariants": _of(_invariants),
+    "gradients": _rows_of([*_rows.GRADIENT_ROWS, *_rows_of_modes.MORE_GRADIENT_ROWS]),
+    "modes": _rows_of(_rows_of_modes.MODE_ROWS),
+    "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
 }
-_CHECKS = tuple(check for some in _BY_SUBJECT.values() for check in some)
+_SUBJECTS = {subject: tuple(some) for subject, some in _BY_SUBJECT.items()}
+_CHECKS = tuple(check for some in _SUBJECTS.values() for check in some)
 
 
 def checks() -> tuple[Check, ...]:
@@ -58,4 +62,4 @@ def checks() -> tuple[Check, ...]:
 
 def subjects() -> dict[str, tuple[Check, ...]]:
     """Return the checks by subject, in words."""
-    return dict(_BY_SUBJECT)
+    return dict(_SUBJECTS)

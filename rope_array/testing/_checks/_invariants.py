@@ -2,19 +2,10 @@
 
 import numpy as np
 
-from rope_array.testing._contract import FORMATS, largest
 from rope_array.testing._judge import Judge, check
 from rope_array.testing._where import PLACE, describe
 
 _SLACK = 1e-30
-
-
-@check(each_dtype=True)
-def magnitudes(j: Judge, dtype: str) -> None:
-    """Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow."""
-    for size in (largest(dtype) / 4, 2.0 ** (FORMATS[dtype][1] + 4)):
-        values = np.random.default_rng(4).uniform(1, 2, (1, 2, 5, j.width))
-        j.check_call(j.array(values * size, dtype), j.positions())
 
 
 @check("nonfinite_rows")

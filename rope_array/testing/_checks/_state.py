@@ -4,19 +4,17 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rope_array.testing import _watch
-from rope_array.testing._case import fits, plain_case
-from rope_array.testing._checks._alone import OF_ANOTHER_SHAPE, field_specs, single_fields
-from rope_array.testing._checks._first import new_call
-from rope_array.testing._checks._together import is_compiled
+from rope_array.testing._call import make, plain_call, spec_of
+from rope_array.testing._contexts import anew
+from rope_array.testing._cover import OF_ANOTHER_SHAPE, field_specs, single_fields
 from rope_array.testing._judge import Floats, Input, Judge, check
+from rope_array.testing._observe import call_unguarded
 from rope_array.testing._settings import changes, unusual_settings
 
 # Calls: x, positions and fields.
@@ -29,68 +27,6 @@ _ALIKE = (
 # Of the calls of several threads: JAX compiles some code at each call.
 _MOST_SECONDS = 10.0
 _SPECS = {"rotary_dim": 8, "pairing": "half", "inverse": True}
-
-
-@check("base", "pairing", "rotary_dim")
-def calls_in_turn(j: Judge) -> None:
-    """A call depends on its own spec, shape, dtype and positions only, not on earlier calls."""
-    specs: list[dict[str, Any]] = [{"base": 500.0}, {"pairing": "half"}, {"rotary_dim": 8}]
-    specs += [{"base": 500.0, "rotary_dim": 8}, {}]
-    for _ in range(2):
-        for i, spec in enumerate(specs):
-            x = j.x(2, 3, 5 - i % 2, 16 + 8 * (i % 2), dtype=j.dtypes[i % len(j.dtypes)], seed=i)
-            j.check_call(x, j.positions(5 - i % 2), **spec)
-
-
-@check("any_positions")
-def fields_that_differ_little(j: Judge) -> None:
-    """A field is used after one that differs little from it: no cache rounds it, or reads a part of it."""
-    x, numbers = j.x(), j.wrap([300, 7, 41, 1, 77])
-    pairs = len(j.pairs()[0][0])
-    frequencies, coordinates = [0.5**i for i in range(pairs)], [0, 1] * (pairs // 2) + [0] * (pairs % 2)
-    last = pairs - 1
-    values: dict[str, list[Any]] = {
-        "base": [10_000.25, 10_000.75, 10_000, 10_001],
-        "attention_factor": [1.25, 1.2501, 1.0],
-        "inv_freq": [(*frequencies,), *(_with_item(frequencies, i, 0.75) for i in (last, 0, last // 2))],
-        "axes": [
-            {"coordinates": some}
-            for some in (
-                (*coordinates,),
-                *(_with_item(coordinates, i, 1 - coordinates[i]) for i in (last, 0)),
-            )
-        ],
-    }
-    claimed = {name: some for name, some in values.items() if j.claims(name)}
-    for name, some in claimed.items():
-        for value in [*some, some[0]]:
-            pos = np.stack([numbers, numbers[::-1]], -1) if name == "axes" else numbers
-            if (y := j.try_call(x, j.pos(pos), **{name: value})) is not None:
-                with j.part(f"after a call whose {name} differs little"):
-                    j.check(y, x, pos, **{name: value})
-    if not claimed:
-        j.raise_refused(f"takes no field of {', '.join(values)}")
-
-
-def _with_item(values: list[Any], index: int, value: Any) -> tuple[Any, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
-@check("offset_positions")
-def calls_at_other_positions(j: Judge) -> None:
-    """The same shape at other positions is another rotation: no cache leaves positions out of its key."""
-    x: Input = j.x(1, 2, 4, 8)
-    for start in (0, 7, 0, 100):
-        j.check_call(x, j.row(start, 4))
-
-
-@check("offset_positions")
-def calls_at_many_positions(j: Judge) -> None:
-    """Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key."""
-    x = j.x(1, 1, 2, 16)
-    few = is_compiled(j) or j.lib.is_lazy(x.array)
-    for start in (*range(20 if few else 140), 0, 1, 64):
-        j.check_call(x, j.row(start, 2))
 
 
 @check("any_positions")
@@ -121,19 +57,6 @@ def calls_at_reshaped_positions(j: Judge) -> None:
         j.check_call(j.x(batch, 2, 6 // batch, 16), numbers.reshape(batch, -1))
 
 
-@check("any_positions")
-def positions_written_in_place(j: Judge) -> None:
-    """An array of positions that was written since the last call is read again."""
-    x, numbers = j.x(), np.arange(5) % max(j.target.reach, 1)
-    for spec in field_specs(j)[: 1 if is_compiled(j) else None]:
-        pos = j.pos(numbers)
-        with j.part(f"with {spec}" if spec else ""), j.if_served():
-            j.check(j.call(x, pos, **spec), x, numbers, **spec)
-            if j.target.reach and j.lib.advance(pos):
-                with j.part("positions were written since the last call"):
-                    j.check(j.call(x, pos, **spec), x, numbers + 1, **spec)
-
-
 @check("inv_freq")
 def fields_written_in_place(j: Judge) -> None:
     """A list of frequencies, or a scaling rule, that was written since the last call is read again."""
@@ -159,33 +82,6 @@ def _takes(j: Judge, x: Input, **spec: Any) -> bool:
     return True
 
 
-@check(each_dtype=True)
-def results_are_kept(j: Judge, dtype: str) -> None:
-    """No later call writes to a result."""
-    for rows in (5, 400 if j.target.reach > 400 else 5):
-        first = j.x(2, 3, rows, 16, dtype=dtype)
-        with j.if_served():
-            y = j.run(first, j.row(3, rows))
-            before = j.lib.snapshot(y)
-            again = j.run(first, j.row(3, rows))
-            j.run(j.x(2, 3, rows, 16, dtype=dtype, seed=1), j.row(3, rows))
-            assert y is not again, "two calls return one array"
-            assert not j.lib.shares_memory(y, again), "results of two calls share memory"
-            assert j.lib.snapshot(y) == before, "a later call wrote to an earlier result"
-
-
-@check("offset_positions")
-def short_calls_after_a_long_one(j: Judge) -> None:
-    """A long call leaves nothing behind: shorter calls after it, also at other positions, are right."""
-    for start, rows in ((0, 40), (5, 1050), (0, 3), (9, 40), (5, 4)):
-        rows = min(rows, j.target.reach + 1)
-        j.check_call(j.x(1, 2, rows, 16), j.row(start, rows))
-    if j.claims("float_positions", "any_positions"):
-        long = (np.arange(1050) % 31 + 0.5).astype("float32")
-        for pos in (long, np.arange(3), long[:4] + 2):
-            j.check_call(j.x(1, 2, len(pos), 16), np.minimum(pos, j.target.reach))
-
-
 @check("offset_positions")
 def calls_far_and_near(j: Judge) -> None:
     """Tables that grow for a far position, and shrink or restart for a near one, are right each time."""
@@ -198,19 +94,11 @@ def calls_far_and_near(j: Judge) -> None:
 
 def _check_both_signs(j: Judge, far: int, depth: int) -> None:
     """Judge calls at negative and positive positions together, for which a table grows at both ends."""
-    new, _, spec = new_call(j)
-    x = j.x(1, 2, 5, new.values.shape[-1])
+    new = anew(j, plain_call(j).replace(rows=(1, 2, 5)))
+    x, spec = make(j, new).x, spec_of(j, new)
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
         with j.part("positions of both signs"):
             j.check_call(x, np.array([0, low, high, low + 1, high - 1]), **spec)
-
-
-@check("offset_positions")
-def dtypes_in_turn(j: Judge) -> None:
-    """Each call is as exact as its own dtype: no table is kept in the dtype of an earlier x."""
-    for start, dtypes in ((11, j.dtypes[::-1]), (30, j.dtypes), (11, j.dtypes)):
-        for dtype in dtypes:
-            j.check_call(j.x(1, 3, 4, 16, dtype=dtype), j.row(start, 4))
 
 
 @check("narrow_positions", "any_positions")
@@ -257,7 +145,7 @@ def calls_after_an_exception(j: Judge) -> None:
         changed -= {"environment variables"} if j.target.compiled else set()  # a compiler's own
         changed |= lasting
         assert not (raised and changed), f"a call that raises changed {', '.join(sorted(changed))}"
-    for spec in () if is_compiled(j) else field_specs(j)[1:]:
+    for spec in () if j.is_slow else field_specs(j)[1:]:
         _raises(j, x, j.pos(j.row(3, 7)), spec)
         with j.part(f"after a call with {spec} that may raise"):
             j.check(j.call(x, pos), x, j.positions())
@@ -275,7 +163,7 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # compilers log errors
     try:
-        _bare_call(j, x, pos, spec)
+        call_unguarded(j, x, pos, spec)
     except Exception:
         return True
     finally:
@@ -283,49 +171,15 @@ def _raises(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> bool:
     return False
 
 
-@check()
-def settings_unchanged(j: Judge) -> None:
-    """A call does not change settings of the process or library: error handling, random state, threads."""
-    x, pos = j.x(), j.pos(j.positions())
-    for call in ((x, pos, {}), *_various_calls(j)):
-        with j.if_served():
-            j.call(*call[:2], **call[2])  # imports what it needs
-            changed: dict[str, None] = {}
-            for other in (False, True) if call[0] is x else (False,):
-                with unusual_settings(other):
-                    before = j.lib.state()
-                    _bare_call(j, *call)
-                    changed |= changes(before, after := j.lib.state())
-            # `settings` predates the first call, which may have changed them for good.
-            changed |= changes(j.settings, after)
-            if call[0] is x:
-                changed |= _changed_in_a_thread(j, x, pos)
-            assert not changed, f"the call changed {', '.join(changed)}"
-
-
-def _various_calls(j: Judge) -> Iterator[tuple[Input, Any, dict[str, Any]]]:
-    """Yield calls in each dtype, with each field, and of a large x with any strides."""
-    pos = j.pos(j.positions())
-    yield from ((j.x(dtype=dtype), pos, {}) for dtype in j.dtypes[1:])
-    if is_compiled(j):
-        yield from ((j.x(seed=1), pos, {name: value}) for name, value in _SPECS.items() if j.claims(name))
-        return
-    yield from ((j.x(seed=1), pos, spec) for spec in field_specs(j)[1:])
-    rows = min(131, j.target.reach + 1)
-    large, pos = j.x(1, 4, rows, 64), j.pos(j.row(0, rows))
-    yield large, pos, {}
-    if j.claims("strides"):
-        yield from ((large._replace(array=array), pos, {}) for _, array in j.lib.strided(large.array))
-
-
 @check("offset_positions")
 def first_calls_under_other_settings(j: Judge) -> None:
     """The first call of a base or head_dim is right whatever the process's precision of decimals."""
-    for spec in field_specs(j)[: 2 if is_compiled(j) else None]:
-        x, pos, new = new_call(j)
-        if "inv_freq" in spec:  # as many as pairs of the usual head
-            x, pos, new = j.x(), j.positions(), {}
-        spec, array_pos = {**new, **spec}, j.pos(pos)
+    for spec in field_specs(j)[: 2 if j.is_slow else None]:
+        new = (
+            plain_call(j) if "inv_freq" in spec else anew(j, plain_call(j))
+        )  # as many as pairs of the usual head
+        made = make(j, new)
+        x, pos, array_pos, spec = made.x, made.numbers, made.pos, {**made.spec, **spec}
         with unusual_settings():
             y = j.try_call(x, array_pos, **spec)
         if y is not None:
@@ -333,30 +187,6 @@ def first_calls_under_other_settings(j: Judge) -> None:
                 j.check(y, x, pos, **spec)
             with j.part("after a call under another precision of decimal"):
                 j.check_call(x, pos, **spec)
-
-
-def _changed_in_a_thread(j: Judge, x: Input, pos: Any) -> dict[str, None]:
-    """Call in a thread, under other settings of the library; return the settings that the call changes."""
-    found: dict[str, None] = {}
-
-    def call(settings: Any) -> None:
-        with settings, suppress(Exception):
-            before = j.lib.defaults()
-            _bare_call(j, x, pos, {})
-            found.update(changes(before, j.lib.defaults()))
-
-    if (settings := j.lib.unusual()) is not None:
-        thread = threading.Thread(target=call, args=(settings,))
-        thread.start()
-        thread.join()
-    return found
-
-
-def _bare_call(j: Judge, x: Input, pos: Any, spec: dict[str, Any]) -> None:
-    """Call as `Judge.call` does, and leave NumPy's error handling as the call leaves it."""
-    spec = j.fit(spec)
-    _watch.calling(x.array, pos, spec)
-    j.target.call(x.array, pos, **spec)
 
 
 @check("threads", "offset_positions")
@@ -380,7 +210,7 @@ def threads_of_many_positions(j: Judge) -> None:
 def threads_of_large_calls(j: Judge) -> None:
     """Large calls from several threads at once, which share no scratch memory, do not affect each other."""
     rows = min(120, j.target.reach + 1)
-    for dtype in j.dtypes[: 1 if is_compiled(j) else None]:
+    for dtype in j.dtypes[: 1 if j.is_slow else None]:
         calls: Calls = [
             (j.x(1, 6, rows, 64, seed=i, dtype=dtype), j.row(start, rows), {})
             for i, start in enumerate((0, 33, 0, 20))
@@ -402,19 +232,17 @@ def threads_of_different_calls(j: Judge) -> None:
 @check("threads", "offset_positions")
 def threads_of_each_field(j: Judge) -> None:
     """Calls with each field, or positions of a batch, from two threads at once do not affect each other."""
-    batched = [{"positions": "BS"}] if j.claims("batch_positions") else []
-    fields = [some for some in single_fields(j) if some and not some.keys() & OF_ANOTHER_SHAPE]
-    cases = [plain_case(j)._replace(**some) for some in (*fields, *batched)]
-    cases = [case for case in cases if fits(j, case)]
-    for i, case in enumerate(cases[:1] if is_compiled(j) else cases):
+    fields = [c for c in single_fields(j) if not any(getattr(c, name) for name in OF_ANOTHER_SHAPE)][1:]
+    fields += [plain_call(j).replace(positions="BS")] if j.claims("batch_positions") else []
+    for i, call in enumerate(fields[:1] if j.is_slow else fields):
         dtype = j.dtypes[-(i % 2)]
         calls: Calls = []
         for seed, start in enumerate((3, 50)):
             pos = _few_positions(j, start, 1000)
-            pos = np.stack([pos]) if case.positions == "BS" else pos
-            calls.append((j.x(1, 2, pos.shape[-1], 16, dtype=dtype, seed=seed), pos, case.spec(j)))
+            pos = np.stack([pos]) if call.positions == "BS" else pos
+            calls.append((j.x(1, 2, pos.shape[-1], 16, dtype=dtype, seed=seed), pos, spec_of(j, call)))
         times = 1 if j.lib.is_lazy(calls[0][0].array) else 20
-        with j.part(f"with {case.text(plain_case(j))}"):
+        with j.part(f"with {call.text(plain_call(j))}"):
             _check_at_once(j, [[call] for call in calls], times)
 
 
@@ -422,8 +250,9 @@ def threads_of_each_field(j: Judge) -> None:
 def threads_while_tables_grow(j: Judge) -> None:
     """A call is right while another thread calls at positions far beyond it, for which tables may grow."""
     furthest = min(j.target.reach - 4, 59_000)
-    for _ in range(1 if is_compiled(j) else 3):
-        x, _, spec = new_call(j)
+    for _ in range(1 if j.is_slow else 3):
+        made = make(j, anew(j, plain_call(j)))
+        x, spec = made.x, made.spec
         near = 0
         for far in (furthest // 16, furthest // 4, furthest):
             if far > near:

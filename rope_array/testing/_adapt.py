@@ -1,0 +1,182 @@
+"""Call code that takes another layout, other arguments, or positions of one shape or none."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from ._libraries import Library
+
+Rotate = Callable[..., Any]
+
+AXES = "bhsd"
+# The orders of arguments that `Target.arguments` can name. q and k are two arrays, and two are returned.
+ORDERS = ("x,pos", "pos,x", "q,k,pos", "pos,q,k", "(q,k),pos")
+
+
+def each(function: Callable[[Any], Any], x: Any) -> Any:
+    """Return the result for an array, or a tuple or list of the results for each array in it."""
+    return type(x)(map(function, x)) if isinstance(x, tuple | list) else function(x)
+
+
+# ---- layout ----
+
+
+def is_layout(layout: str) -> bool:
+    """Return whether a layout has distinct axes of b, h, s, d, or 1, among them s, with d last."""
+    named = layout.replace("1", "")
+    return len(set(named)) == len(named) and set("sd") <= set(named) <= set(AXES) and layout[-1] == "d"
+
+
+def adapt_layout(rotate: Rotate, layout: str, has_axes: bool, lib: Library) -> Rotate:
+    """Make a callable that takes the axes of `layout` take (b, h, s, d); loop over the missing axes.
+
+    `has_axes` says whether every call has coordinates, an axis more of positions.
+    """
+    rotate = _permuted(rotate, layout, lib)
+    if "h" not in layout:
+        rotate = _looped(rotate, int("b" in layout), has_axes, lib)
+    return rotate if "b" in layout else _looped(rotate, 0, has_axes, lib)
+
+
+def _permuted(rotate: Rotate, layout: str, lib: Library) -> Rotate:
+    """Make a callable that takes the axes of `layout` take them in the order of (b, h, s, d)."""
+    named, inner = layout.replace("1", ""), [a for a in AXES if a in layout]
+    order, back = tuple(map(inner.index, named)), tuple(map(named.index, inner))
+    # Axes of size 1 are added, and left out of the result.
+    added = tuple(None if a == "1" else slice(None) for a in layout)
+    left_out = tuple(0 if a == "1" else slice(None) for a in layout)
+
+    def arranged(x: Any) -> Any:
+        x = _permute(x, order, lib)
+        return x[added] if "1" in layout else x
+
+    def restored(y: Any) -> Any:
+        return _permute(y[left_out] if "1" in layout else y, back, lib)
+
+    return lambda x, pos, **spec: each(restored, rotate(each(arranged, x), pos, **spec))
+
+
+def _permute(x: Any, order: tuple[int, ...], lib: Library) -> Any:
+    # Unpermuted results are returned as they are: checks compare their identity and memory.
+    return x if order == tuple(range(len(order))) else lib.permute(x, order)
+
+
+def _looped(rotate: Rotate, axis: int, has_axes: bool, lib: Library) -> Rotate:
+    """Make a callable for x without an axis, 0 or 1, take x with it: call for each of its elements."""
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        sizes = {one.shape[axis] for one in (x if isinstance(x, tuple) else (x,))}
+        if len(sizes) > 1:  # q and k differ in heads
+            return tuple(call(one, pos, **spec) for one in x)
+        lead = getattr(pos, "ndim", 0) - 1 - (has_axes or spec.get("axes") is not None)
+        whole = (slice(None),) * axis
+        ys = []
+        for i in range(*sizes):
+            row = pos[(*whole, i if pos.shape[axis] > 1 else 0)] if axis < lead else pos
+            ys.append(rotate(each(itemgetter((*whole, i)), x), row, **spec))
+        if ys and isinstance(ys[0], tuple | list):
+            return tuple(stacked(list(of_one)) for of_one in zip(*ys, strict=True))
+        return stacked(ys)
+
+    def stacked(parts: list[Any]) -> Any:
+        y = lib.stack(parts)
+        return lib.permute(y, (1, 0, 2, 3)) if axis else y
+
+    return call
+
+
+# ---- arguments ----
+
+
+def takes_two(order: str) -> bool:
+    """Return whether an order of arguments has q and k in place of x."""
+    return "q" in order
+
+
+def parameters_of_order(order: str) -> list[str]:
+    """Return the names of the arguments of an order: a tuple (q, k) is one."""
+    return order.replace("(q,k)", "x").split(",")
+
+
+def takes_arguments(rotate: Rotate, names: list[str]) -> bool:
+    """Return whether a signature takes as many positional arguments; True if there is no signature."""
+    try:
+        inspect.signature(rotate).bind(*names)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin
+        pass
+    return True
+
+
+def adapt_arguments(rotate: Rotate, order: str) -> Rotate:
+    """Make a callable with arguments in `order` take (x, pos): with one array, k is -x and is left out."""
+    if order == "x,pos":
+        return rotate
+    if order == "pos,x":
+        return lambda x, pos, **spec: rotate(pos, x, **spec)
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        q, k = x if isinstance(x, tuple) else (x, -x)
+        arguments = {"q,k,pos": (q, k, pos), "pos,q,k": (pos, q, k), "(q,k),pos": ((q, k), pos)}[order]
+        ys = rotate(*arguments, **spec)
+        if ys is None:
+            return None
+        if not isinstance(ys, tuple | list) or len(ys) != 2:
+            kind = type(ys).__name__
+            raise TypeError(f"rotate({order}) returns a {kind}; return two arrays, q and k rotated")
+        return tuple(ys) if isinstance(x, tuple) else ys[0]
+
+    return call
+
+
+def adapt_in_place(rotate: Rotate, lib: Library) -> Rotate:
+    """Make a callable that writes its result into x return it, and leave x as it is."""
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        copies = each(lib.copied, x)
+        rotate(copies, pos, **spec)
+        return copies
+
+    return call
+
+
+def adapt_copies(rotate: Rotate, lib: Library) -> Rotate:
+    """Give a callable that writes into x, or deletes it, a copy of x."""
+    return lambda x, pos, **spec: rotate(each(lib.copied, x), pos, **spec)
+
+
+# ---- positions ----
+
+
+def needs_no_positions(rotate: Rotate, order: str) -> bool:
+    """Return whether a signature takes the arguments of an order without positions."""
+    return takes_arguments(rotate, [name for name in parameters_of_order(order) if name != "pos"])
+
+
+def leave_out_positions(rotate: Rotate, order: str) -> Rotate:
+    """Make a callable without positions take the arguments of an order; any other one is the same."""
+    place = parameters_of_order(order).index("pos")
+    if not needs_no_positions(rotate, order):
+        return rotate
+    return lambda *given, **spec: rotate(*given[:place], *given[place + 1 :], **spec)
+
+
+def adapt_positions(rotate: Rotate, kind: str, has_axes: bool, lib: Library) -> Rotate:
+    """Make a callable that takes positions of shape (B, S), or (1, S), take (S,) and (B, S)."""
+
+    def call(x: Any, pos: Any, **spec: Any) -> Any:
+        if pos.ndim == 1 + (has_axes or spec.get("axes") is not None):
+            batches = _batches_of(x[0] if isinstance(x, tuple) else x, spec) if kind == "batch" else 1
+            pos = lib.stack([pos] * max(1, batches))[:batches]
+        return rotate(x, pos, **spec)
+
+    return call
+
+
+def _batches_of(x: Any, spec: dict[str, Any]) -> int:
+    """Return the size of the first axis of x, or of the second if rows are along the first."""
+    return int(x.shape[int(spec.get("seq_axis", -2)) % x.ndim == 0])

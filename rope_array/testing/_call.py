@@ -1,0 +1,378 @@
+"""Calls made: the arrays, positions and fields of a `Call`, and whether a target takes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._contract import FORMATS, largest
+from ._factors import (
+    AXES,
+    BROADCAST_AXES,
+    FAR,
+    NEAR,
+    OF_EVEN_PAIRS,
+    ORDERS,
+    TUPLES,
+    TWO_DTYPES,
+    Call,
+    fields_of,
+    first_feature,
+    needs_of,
+    needs_of_shape,
+    num_pairs,
+    shape_of_positions,
+)
+from ._judge import Input, Judge
+from ._parts import ALL_WIDTHS, PARTS
+
+Ints = NDArray[np.int64]
+
+# Rows beyond this number have no order, as each row may need exact angles of its own.
+_MOST_ORDERED = 130
+# Calls for one x, if the target takes no batch or no heads.
+_MOST_CALLS = 30
+# Distinct positions of one call: each costs an exact angle for every pair.
+_DISTINCT = 8
+
+
+class Made(NamedTuple):
+    """The arguments of a call, and what is needed to judge it.
+
+    Attributes
+    ----------
+    xs, wholes
+        The arrays, and the larger arrays of which they are parts.
+    in_tuple
+        Whether they are given as a tuple.
+    pos, numbers
+        The positions for the target, and for the definition.
+    spec
+        The fields.
+    """
+
+    xs: list[Input]
+    wholes: list[Any]
+    in_tuple: bool
+    pos: Any
+    numbers: Any
+    spec: dict[str, Any]
+
+    @property
+    def x(self) -> Any:
+        """The first argument."""
+        return tuple(self.xs) if self.in_tuple else self.xs[0]
+
+
+def plain_call(j: Judge) -> Call:
+    """Return the call without fields, at the suite's usual sizes."""
+    if j.plain is None:
+        reach = min(NEAR, j.target.reach)
+        j.plain = Call(dtype=j.dtype, width=j.width, kind=j.target.position_dtype, reach=reach)
+    plain: Call = j.plain
+    return plain
+
+
+def make(j: Judge, call: Call, seed: int = 0) -> Made:
+    """Make the arguments of a call; another seed gives other numbers in x."""
+    xs, wholes = inputs_of(j, call, seed)
+    pos, numbers = positions_of(j, call)
+    return Made(xs, wholes, bool(call.in_tuple), pos, numbers, spec_of(j, call))
+
+
+def spec_of(j: Judge, call: Call) -> dict[str, Any]:
+    """Return the fields of a call."""
+    return fields_of(call, j.target.defaults)
+
+
+# ---- whether a call can be made ----
+
+
+def fits(j: Judge, call: Call) -> bool:
+    """Return whether a call is valid, and its combination of values claimed."""
+    return j.claims(*needs_of(call, plain_call(j))) and is_valid(j, call)
+
+
+def is_valid(j: Judge, call: Call) -> bool:
+    """Return whether a call can be made of values that are claimed."""
+    return (
+        _slice_fits(j, call)
+        and _shapes_fit(j, call)
+        and _positions_fit(j, call)
+        and _memory_fits(j, call)
+        and _pairs_fit(j, call)
+    )
+
+
+def _shapes_fit(j: Judge, call: Call) -> bool:
+    lead = len(call.rows) - 1
+    if lead < 0:
+        return not (call.positions or call.axes or call.in_tuple or call.seq_axis is not None)
+    if call.rows[-1] > j.target.reach + 1 and not j.claims("any_positions"):
+        return False
+    if call.seq_axis is not None and (call.seq_axis == -1 or not -lead - 2 <= call.seq_axis <= lead):
+        return False
+    if len(call.positions) > 1 and (len(call.positions) - 1 > lead or not matches_batches(j, lead)):
+        return False
+    looped = [size for axis, size in zip("bh", call.rows[:-1], strict=False) if axis in j.target.looped]
+    return math.prod(looped) <= _MOST_CALLS and 0 not in looped
+
+
+def matches_batches(j: Judge, lead: int) -> bool:
+    """Return whether positions of shape (B, S) match the first of `lead` axes before the rows.
+
+    Other code may match another axis, except for an x of shape (B, H, S, D).
+    """
+    if lead == 2 or (j.target.declared and j.target.angles == "exact"):
+        return True
+    if lead not in j.matched_ranks:
+        x = j.x(*(2, 3, 4)[:lead], 5, 16)
+        y = j.try_call(x, j.pos(np.stack([j.row(3, 5), j.row(23, 5)]))) if lead in (1, 3) else None
+        j.matched_ranks[lead] = y is not None and tuple(y.shape) == x.values.shape
+    return j.matched_ranks[lead]
+
+
+def _positions_fit(j: Judge, call: Call) -> bool:
+    if call.kind.startswith("python"):
+        if len(call.positions) > 1 and j.target.angles != "exact":
+            return False
+        if not call.positions and not j.claims("python_positions[int]"):
+            return False
+    if call.reach < 0 and call.kind.startswith("uint"):
+        return False
+    if isinstance(call.order, tuple) and len(call.order) != (call.rows or (0,))[-1]:
+        return False
+    return not call.order or (call.positions.endswith("S") and call.rows[-1] <= _MOST_ORDERED)
+
+
+def _memory_fits(j: Judge, call: Call) -> bool:
+    if call.layout is not None and (not call.rows or 0 in call.rows):
+        return False
+    if call.pos_layout is None:
+        return True
+    return not (call.kind.startswith("python") or not call.positions or call.axes or 0 in call.rows)
+
+
+def _slice_fits(j: Judge, call: Call) -> bool:
+    fields = j.target.defaults
+    if not claimed_width(j, call.width):
+        return False
+    fixed = fields.get("inv_freq")
+    if fixed is not None and not call.inv_freq and (call.rotary_dim or call.rotary_start):
+        return False
+    start = first_feature(call, fields)
+    width = call.rotary_dim if call.rotary_dim is not None else fields.get("rotary_dim")
+    width = call.width - start if width is None else width
+    return start >= 0 and width >= 0 and width % 2 == 0 and start + width <= call.width
+
+
+def claimed_width(j: Judge, width: int) -> bool:
+    """Return whether a head_dim is claimed; a width that no claim names, if all that are named are."""
+    if width == j.width:
+        return True
+    if width % 2:
+        return j.claims("odd_width")
+    if width not in ALL_WIDTHS:
+        return bool(j.claims("narrow_heads", "widths"))
+    whole = next(name for name in ("narrow_heads", "widths", "wide_heads") if str(width) in PARTS[name])
+    return bool(j.claims(f"{whole}[{width}]")) and j.target.width_of(width) == width
+
+
+def _pairs_fit(j: Judge, call: Call) -> bool:
+    if call.inv_freq and (call.base is not None or call.scaling):
+        return False
+    pairs = num_pairs(call, j.target.defaults)
+    # NTK scaling needs two frequencies or more in each block.
+    if call.scaling and ("ntk" in call.scaling or "dynamic" in call.scaling):
+        least = 4 if call.axes in OF_EVEN_PAIRS else 2
+        if pairs < least:
+            return False
+    if call.axes is None:
+        return True
+    return pairs > (4 if call.axes not in ("blocks", "alternating") else 0) and (
+        call.axes not in OF_EVEN_PAIRS or pairs % 2 == 0
+    )
+
+
+def claimed_shape(j: Judge, shape: str) -> bool:
+    """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
+    return j.claims(*needs_of_shape(shape))
+
+
+def every_width(j: Judge) -> list[int]:
+    """Return all claimed head_dims up to 256: every even one, if all that are tried are claimed."""
+    return [width for width in range(2, 257, 2) if claimed_width(j, width)]
+
+
+# ---- x ----
+
+
+def inputs_of(j: Judge, call: Call, seed: int) -> tuple[list[Input], list[Any]]:
+    """Return the arrays of a call, and the larger arrays of which they are parts."""
+    axis = -2 if call.seq_axis is None else call.seq_axis
+    values = np.random.default_rng(seed).standard_normal((*call.rows, call.width))
+    values = np.moveaxis(values, -2, axis) if len(call.rows) > 1 or axis != -2 else values
+    values = _with_numbers(values, call)
+    x, wholes = with_layout(j, j.array(values, call.dtype), call.layout)
+    if not call.in_tuple:
+        return [x], wholes
+    return _tuple_with(j, call, values, x), wholes
+
+
+def _tuple_with(j: Judge, call: Call, values: NDArray[Any], x: Input) -> list[Input]:
+    if call.in_tuple == "one":
+        return [x]
+    if call.in_tuple == "twice":
+        return [x, x]
+    other = np.random.default_rng(99).permuted(values, axis=-1)
+    if call.in_tuple == "fewer_heads" and len(call.rows) == 3 and len(call.positions) < 3:
+        other = np.concatenate([other, other], axis=1)
+    first = j.array(other, first_dtype(j, call))
+    return [first, x, j.array(other[..., ::-1], call.dtype)][: TUPLES[call.in_tuple]]
+
+
+def first_dtype(j: Judge, call: Call) -> str:
+    """Return the dtype of the first of the arrays of a call."""
+    return j.other_dtype(call.dtype) if call.in_tuple == TWO_DTYPES else call.dtype
+
+
+def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
+    """Return the numbers of x with the values that the call asks for."""
+    if call.numbers is None or not values.size:
+        return values
+    if call.numbers in ("nan", "infinity"):
+        values = values.copy()
+        values.reshape(-1)[[values.size // 3, -1]] = np.nan if call.numbers == "nan" else np.inf
+        return values
+    if call.numbers == "unit":
+        return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
+    least = 2.0 ** (FORMATS[call.dtype][1] + 4)
+    return (1 + np.abs(values) % 1) * (largest(call.dtype) / 4 if call.numbers == "huge" else least)
+
+
+def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:
+    """Return an array of the same values in other memory, and the larger array of which it is a part.
+
+    A broadcast array repeats the first batch, head or both. An unknown layout changes nothing.
+    """
+    if layout in BROADCAST_AXES and x.values.ndim == 4:
+        index = tuple(slice(0, 1) if axis in BROADCAST_AXES[layout] else slice(None) for axis in range(4))
+        one = j.array(x.values[index], x.dtype)
+        values = np.broadcast_to(one.values, x.values.shape)
+        return Input(j.lib.expanded(one.array, values.shape), values, x.dtype), []
+    for name, array, whole in views_of(j, x) if layout not in (None, "contiguous") else ():
+        if name == layout:
+            return x._replace(array=array), whole
+    return x, []
+
+
+def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield names, arrays of the values of x in other memory, and the larger arrays around them."""
+    if x.values.ndim == 4:
+        yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
+        if j.claims("same_bits"):  # other code need not read such memory
+            yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
+    yield from ((_joined(name), array, []) for name, array in j.lib.shifted(x.array))
+    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.parts(x.array))
+
+
+def _joined(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+# ---- positions ----
+
+
+def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
+    """Return positions for the target, and their numbers for the definition."""
+    shape = shape_of_positions(call)
+    numbers = _numbers(j, call, (*shape, num_coordinates(j, call)) if call.axes else shape)
+    if call.kind.startswith("python"):
+        if call.kind == "python_float":
+            numbers = np.minimum(numbers + 0.25, j.target.reach)
+        return (numbers.tolist() if np.ndim(numbers) else numbers.item()), numbers
+    if "float" in call.kind:
+        numbers = np.minimum(numbers + 0.25, j.target.reach).astype(_float_of(j, call))
+        return j.pos(numbers, numbers.dtype.name), numbers
+    return with_position_layout(j, numbers, call.kind, call.pos_layout), numbers
+
+
+def num_coordinates(j: Judge, call: Call) -> int:
+    """Return the number of coordinates of each position."""
+    axes = AXES[call.axes](num_pairs(call, j.target.defaults))
+    return int(axes.get("count") or 1 + max(a for a in axes["coordinates"] if a is not None))
+
+
+def _float_of(j: Judge, call: Call) -> str:
+    """Return the dtype of float positions: an angle that is a product is as exact as its position."""
+    wide = call.kind == "float64" or (call.dtype == "float64" and j.target.angles == "float64")
+    wide = wide and j.claims("float_positions[float64]")
+    return "float64" if wide or not j.claims("float_positions[float32]") else "float32"
+
+
+def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return positions in their order; by default drawn out of a few, the same few for each range."""
+    low, high = _bounds(j, call)
+    if not j.claims("any_positions"):
+        return np.broadcast_to(j.row(max(low, high - 8), shape[-1] if shape else 1), shape)
+    if isinstance(call.order, tuple):
+        return np.asarray(_ordered(np.array(call.order), call, shape) % (high + 1))
+    if call.order:
+        return np.asarray(low + _ordered(ORDERS[call.order](shape[len(call.positions) - 1]), call, shape)
+                          % (high - low + 1))  # fmt: skip
+    few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
+    few[0] = high
+    distinct = _DISTINCT if call.width <= 32 else 3
+    return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
+
+
+def _ordered(row: Ints, call: Call, shape: tuple[int, ...]) -> Ints:
+    """Return a row of positions with a start for each batch; with axes, coordinates of an image."""
+    lead = shape[: len(call.positions) - 1]
+    batches = np.arange(math.prod(lead))
+    # The first and last batches have equal positions, too.
+    starts = 11 * batches * (batches < len(batches) - 1) if call.order == "same_ends" else 11 * batches
+    numbers = starts.reshape(*lead, 1) + row
+    if not call.axes:
+        return numbers
+    return np.stack([numbers // 2, numbers % 2, numbers + 3, numbers // 3][: shape[-1]], -1)
+
+
+def _bounds(j: Judge, call: Call) -> tuple[int, int]:
+    # Beyond 2^15 float32 angles may exceed their bound; accuracy_* report it.
+    far = min(j.target.reach, 2**15 if j.target.angles == "float32" or "float" in call.kind else FAR)
+    if call.kind in j.lib.integers:
+        far = min(far, int(np.iinfo(call.kind).max))
+    if call.reach < 0:
+        return max(call.reach, -far, -j.target.depth), -1
+    far = min(far, call.reach)
+    return (far // 2 if far > NEAR else 0), far
+
+
+def with_position_layout(j: Judge, numbers: NDArray[Any], kind: str, layout: str | None) -> Any:
+    """Return integer positions in memory of a layout, a name in `POSITION_LAYOUTS`."""
+    pos = j.pos(numbers, kind)
+    if layout is None:
+        return pos
+    if layout in ("column", "part"):
+        wide = j.pos(np.stack([numbers, numbers], -1), kind)
+        longer = j.pos(np.concatenate([numbers, numbers, numbers], -1), kind)
+        count = numbers.shape[-1]
+        return wide[..., 1] if layout == "column" else longer[..., count : 2 * count]
+    if layout in ("reversed", "third") and numbers.ndim == 1:
+        index = np.s_[::-1] if layout == "reversed" else np.s_[::3]
+        array = (
+            numbers[::-1] if layout == "reversed" else np.repeat(numbers, 3) + np.arange(3 * len(numbers)) % 3
+        )
+        view = j.lib.part_of(j.pos(array, kind), index)
+        return pos if view is None else view
+    if layout == "transposed" and numbers.ndim > 1:
+        return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), kind), tuple(range(numbers.ndim))[::-1])
+    if layout == "expanded" and numbers.ndim > 1 and (numbers == numbers[:1]).all():
+        return j.lib.expanded(j.pos(numbers[:1], kind), numbers.shape)
+    names = (*j.lib.exotic(pos), *(("shifted", array) for _, array in j.lib.shifted(pos)))
+    return next((array for name, array in names if _joined(name) == layout), pos)

@@ -1,0 +1,50 @@
+"""The checks of the observers, which watch every call of every row: each has calls of its own, too."""
+
+from contextlib import suppress
+
+from rope_array.testing._cover import Cover
+from rope_array.testing._factors import FEW_FIELDS
+from rope_array.testing._judge import Check, Judge
+from rope_array.testing._observe import OBSERVERS, check_call
+
+# Code chooses by dtype, field, memory and size: each alone, then layouts with the others.
+_LEVELS = {
+    **FEW_FIELDS, "rotary_dim": [None, 8, 0], "in_tuple": [None, True, "three", "twice"], "dtype": True,
+    "layout": True, "width": [16, 64], "positions": ["S", "BS", "BHS", "", "B1"], "reach": [100, 0],
+    "rows": [(2, 3, 5), (1, 1, 5), (2, 3, 1), (1, 2, 130), (1, 4, 131), (5,), (3, 5)],
+    "kind": ["int64", "int32", "float"],
+}  # fmt: skip
+_COVERS = (Cover(
+    _LEVELS,
+    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"),
+     ("width", "layout"),
+     ("rows", "dtype", "pairing"), ("reach", "rows", "positions"), ("positions", "rows"), ("kind", "rows"),
+     ("layout", "rotary_dim"), ("reach", "dtype", "rotary_dim")],
+    alone=True,
+), Cover({"rows": [(1, 4, 131)], "width": [64], "layout": True}, [("layout",)], alone=True))  # fmt: skip
+# Calls where each is compiled.
+_FEW = 12
+
+
+def observed_checks() -> list[Check]:
+    """Return the check of each observer."""
+    return [Check(each.check, each.requirement, each.needs, _check, (each.check,)) for each in OBSERVERS]
+
+
+def _check(j: Judge, name: str) -> None:
+    if name not in j.observed and not j.observes_all:
+        _observe(j)
+    if name in j.observed:
+        raise j.observed[name]
+
+
+def _observe(j: Judge) -> None:
+    """Make calls that all observers watch; wrong values are not judged here."""
+    j.observes_all = True
+    for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
+        if j.is_slow and seed >= _FEW:
+            break
+        with suppress(Exception):  # the checks of these calls report it
+            check_call(j, call, seed)
+    if not j.calls.served:
+        j.raise_refused("refuses every call")

@@ -1,0 +1,342 @@
+"""Contexts: calls under a setting of the library, in shards, with special gradients, and after other calls.
+
+A context makes a call and judges it; it returns False if the target refuses the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ._call import Made, make, plain_call
+from ._factors import Call
+from ._gradients import check_adjoint, check_gradient, check_second_gradient
+from ._judge import Input, Judge
+from ._libraries import Jax
+from ._modes import fake, settings_of
+from ._observe import check_call, watch_call
+from ._own import OwnApply
+from ._parts import MODEL_WIDTHS
+from ._refused import takes_gradient
+from ._transformed import Context, judge_results, may_refuse, named
+
+Setting = Callable[[], AbstractContextManager[Any]]
+# Calls and judges the results under a setting; returns False if the target refuses the call.
+Watch = Callable[[Judge, Call, int, Setting], bool]
+
+# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
+_NEW_WIDTHS = [width for width in range(20, 256, 4) if width not in MODEL_WIDTHS]
+
+
+def anew(j: Judge, call: Call) -> Call:
+    """Return a call with a base, a head_dim and a number of rows that no earlier call had."""
+    j.fresh += 1
+    changed: dict[str, Any] = {}
+    if j.claims("base") and not (call.base or call.inv_freq or j.fields({}).get("inv_freq")):
+        changed["base"] = 20000.0 + j.fresh
+    plain = plain_call(j)
+    if j.claims("widths") and call.width == plain.width:
+        changed["width"] = j.target.width_of(_NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)])
+    if call.rows == plain.rows:
+        changed["rows"] = (*call.rows[:-1], 3 + j.fresh % 7)
+    return call.replace(**changed)
+
+
+def _call_of(j: Judge, made: Made) -> Callable[[Any], Any]:
+    return lambda array: j.call(array, made.pos, **made.spec)
+
+
+# ---- under a setting ----
+
+
+def under(mode: str, watch: Watch) -> Context:
+    """Return the context of calls under each setting of a mode.
+
+    A call with one field at most (with none, if calls are slow) is made anew too, so that tables are made
+    under the setting; then once more without the setting.
+    """
+
+    def checked(j: Judge, call: Call, seed: int) -> bool:
+        served = False
+        for name, setting in settings_of(j.lib, mode).items():
+            if mode == "autocast" and not _is_taken(call.dtype, name):
+                continue
+            new = [anew(j, call)] if _num_fields(j, call) <= (0 if j.is_slow else 1) else []
+            for each in (call, *new):
+                with named(f"under {name}"):
+                    served |= watch(j, each, seed, setting)
+            for each in new:
+                with named(f"after a call under {name}"):
+                    check_call(j, each, seed)
+        return served
+
+    return checked
+
+
+def _num_fields(j: Judge, call: Call) -> int:
+    """Return the number of factors that differ from the plain call's, without the reach and the dtype."""
+    return len(set(call.differing(plain_call(j))) - {"reach", "dtype"})
+
+
+def _is_taken(dtype: str, setting: str) -> bool:
+    """Return whether PyTorch takes a dtype under autocast: it refuses some in torch.cat and others."""
+    return dtype == "float32" or f".{dtype})" in setting
+
+
+def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = False) -> bool:
+    """Watch and judge a call, with `records` of an x whose gradient is asked for.
+
+    A fault that an observer sees under the setting first is raised here.
+    """
+    made = make(j, call, seed)
+    for x in made.xs if records else ():
+        x.array.requires_grad_()
+    usual, seen = j.settings, {*j.observed}
+    try:
+        with setting():
+            j.settings = j.lib.defaults()
+            if j.is_slow and _num_fields(j, call):
+                served = may_refuse(check_alone)(j, call, seed)
+            else:
+                served = watch_call(j, call, seed, made) is not None
+    finally:
+        j.settings = usual
+    for name in j.observed.keys() - seen:
+        raise j.observed.pop(name)
+    return served
+
+
+def _watch_twice(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+    """Watch a call of x, and of an x whose gradient is asked for."""
+    return _watch(j, call, seed, setting) and _watch(j, call, seed, setting, records=True)
+
+
+def _judge_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
+    """Judge a call whose result may have autocast's dtype, and is rounded to bfloat16.
+
+    A product of matrices with x is computed in that dtype, by PyTorch's rule; angles are not.
+    """
+    made = make(j, call, seed)
+    with setting():
+        y = j.try_call(made.x, made.pos, **made.spec)
+    if y is None:
+        return False
+    x, dtype = made.xs[0], j.lib.dtype_of(y)
+    j.check_kind(y, x._replace(dtype=dtype) if dtype in ("bfloat16", "float16") else x)
+    accuracy = j.target.accuracy._replace(arithmetic="own")
+    j.check_values_at(j.numbers(y), x._replace(dtype="bfloat16"), made.numbers, accuracy, **made.spec)
+    return True
+
+
+no_grad = under("no_grad", _watch_twice)
+inference_mode = under("inference_mode", _watch_twice)
+autocast = under("autocast", _judge_coarsely)
+default_device = under("default_device", _watch)
+deterministic = under("deterministic", _watch)
+
+
+@may_refuse
+def gradient_under_autocast(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient under torch.autocast, in x's dtype, rounded to bfloat16."""
+    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
+    (x,) = made.xs
+    settings = {n: s for n, s in settings_of(j.lib, "autocast").items() if _is_taken(call.dtype, n)}
+    for name, setting in settings.items():
+        with setting():
+            pulled = j.lib.gradient(_call_of(j, made), x.array, g.array)
+        with named(f"under {name}"):
+            check_adjoint(j, pulled, x, g, made.numbers, like="bfloat16", **made.spec)
+    return bool(settings)
+
+
+def default_dtype(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge a call under other default dtypes; with JAX, in float64 after a call in float32 too."""
+    served = under("default_dtype", _watch)(j, call, seed)
+    is_plain = _num_fields(j, call) == 0 and call.dtype == "float32"
+    takes_float64 = "float64" in (j.target.dtypes or ["float64"]) or isinstance(j.target.rotate, OwnApply)
+    if isinstance(j.lib, Jax) and not j.lib.x64 and takes_float64 and is_plain:
+        _check_float64_after_float32(j, call)
+    return served
+
+
+def _check_float64_after_float32(j: Judge, call: Call) -> None:
+    """Assert that under jax.enable_x64 a call in float32 makes no later call in float64 less exact."""
+    ((name, setting),) = settings_of(j.lib, "default_dtype").items()
+    try:
+        with setting():
+            check_alone(j, anew(j, call).replace(dtype="float64"))
+    except Exception:  # it takes no float64, or has float32 tables in every call
+        return
+    new = anew(j, call)
+    check_alone(j, new)
+    with named(f"under {name}, after a call in float32"), setting():
+        check_alone(j, new.replace(dtype="float64"))
+
+
+# ---- one call after another ----
+
+
+def after(name: str, *contexts: Context) -> Context:
+    """Return the context of a new call that is made in contexts in turn.
+
+    A traced or mapped array that is kept in the first is no array in the others.
+    """
+
+    def checked(j: Judge, call: Call, seed: int) -> bool:
+        call = anew(j, call)
+        if not contexts[0](j, call, seed):
+            return False
+        for context in contexts[1:]:
+            with named(f"after {name} of the same sizes"):
+                assert context(j, call, seed), f"the call is refused: {j.calls.refused[-1:]}"
+        return True
+
+    return checked
+
+
+def check_alone(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge a call that was served before; the result does not belong to the graph of an earlier call."""
+    made = make(j, call, seed)
+    with j.if_served():
+        y = j.bare_call(made.x, made.pos, j.fit(made.spec))  # an exception is no refusal
+        judge_results(j, made, y)
+        assert not getattr(y, "requires_grad", False), "the result has a gradient, and x has none"
+    return True
+
+
+@may_refuse
+def fake_call(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make a call with fake tensors, which have no values."""
+    made = make(j, call, seed)
+    mode, arrays = fake(made.x.array, made.pos)
+    with mode:
+        y = j.call(*arrays, **made.spec)
+    assert tuple(y.shape) == made.x.values.shape, f"the result has shape {tuple(y.shape)}"
+    return True
+
+
+def gradient_if_taken(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient of a call, in a dtype whose gradient is taken."""
+    return check_gradient(j, call.replace(gradient="contiguous"), seed)
+
+
+def training_after_inference(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient of a new call that was made under torch.inference_mode() before."""
+    if not takes_gradient(j, call.dtype):
+        return False
+    return after("a call under torch.inference_mode()", inference_mode, gradient_if_taken)(j, call, seed)
+
+
+# ---- special gradients ----
+
+
+@may_refuse
+def two_gradients(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradients of two calls at other positions, asked for together."""
+    reaches = [min(reach, j.target.reach) for reach in (20, 4001)]
+    made = [make(j, call.replace(reach=reach), seed + i) for i, reach in enumerate(reaches)]
+    gs = [make(j, call, seed + i).xs[0] for i in (2, 3)]
+    x, g = (j.array(np.stack([one.values for one in some]), call.dtype)
+            for some in ([each.xs[0] for each in made], gs))  # fmt: skip
+
+    def both(array: Any) -> Any:
+        return j.lib.stack([_call_of(j, each)(array[i]) for i, each in enumerate(made)])
+
+    pulled = j.lib.gradient(both, x.array, g.array)
+    for i, each in enumerate(made):
+        check_adjoint(j, pulled[i], each.xs[0], gs[i], each.numbers, **each.spec)
+    return True
+
+
+@may_refuse
+def gradient_twice(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge a gradient that is asked for twice, as far as the target keeps what it saved."""
+    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
+    y, pull = j.lib.pullback(_call_of(j, made), made.x.array)
+    pulled: tuple[Any, ...]
+    try:
+        pulled = j.lib.pulled_twice(pull, g.array)
+    except Exception:  # compiled code may free what it saved
+        pulled = (pull(g.array),)
+    for one in pulled:
+        check_adjoint(j, one, made.x, g, made.numbers, **made.spec)
+    judge_results(j, made, y)
+    return True
+
+
+@may_refuse
+def gradient_of_one_of_a_tuple(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient of each array of a tuple, if the others need none."""
+    made, (g, *_) = make(j, call, seed), make(j, call, seed + 1).xs
+    for i, x in enumerate(made.xs):
+
+        def rotated(array: Any, i: int = i) -> Any:
+            arrays = [array if k == i else each.array for k, each in enumerate(made.xs)]
+            return j.call(tuple(arrays), made.pos, **made.spec)[i]
+
+        with named(f"a tuple of which array {i} alone needs a gradient"):
+            pulled = j.lib.gradient(rotated, x.array, g.array)
+            check_adjoint(j, pulled, x, g, made.numbers, **made.spec)
+    return True
+
+
+def gradient_of_a_gradient(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient of a gradient, which the target may refuse."""
+    made = make(j, call, seed)
+    g, h = (make(j, call, seed + i).xs[0] for i in (1, 2))
+    return check_second_gradient(j, made.x, g, h, made.numbers, **made.spec)
+
+
+def gradient_of_a_parameter(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge the gradient of a torch.nn.Parameter."""
+    made, (g,) = make(j, call, seed), make(j, call, seed + 1).xs
+    parameter = j.lib.native.nn.Parameter(made.x.array)
+    y = j.call(parameter, made.pos, **made.spec)
+    assert y.requires_grad, "the result of a torch.nn.Parameter has no gradient"
+    (pulled,) = j.lib.native.autograd.grad(y, [parameter], g.array)
+    check_adjoint(j, pulled, made.x, g, made.numbers, **made.spec)
+    return True
+
+
+# ---- arrays without values, and on several devices ----
+
+
+def lazy_call(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make a call of arrays that raise when they are computed; the result is to be computed later."""
+    made = make(j, call, seed)
+    y = j.call(j.lib.poisoned(made.x.array), j.lib.poisoned(made.pos), **made.spec)
+    j.check_kind(y, made.x)
+    assert j.lib.is_lazy(y), "the result is computed already"
+    return True
+
+
+@may_refuse
+def in_shards(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Judge a call under jax.shard_map over the sequence."""
+    made = make(j, call, seed)
+    x, rows = made.x, call.rows[-1]
+    if rows % 8:
+        return False
+    y = j.lib.in_shards(lambda part, pos: j.call(part, pos, **made.spec), x.array, made.pos)
+    j.check_kind(y, x)
+    try:
+        j.check_values_at(j.numbers(y), x, made.numbers, **made.spec)
+    except AssertionError as error:
+        if not _is_rotated_by(j, y, x, np.tile(np.arange(rows // 8), 8)):
+            raise
+        raise AssertionError(
+            "each part is rotated by the positions 0, 1, ... of an arange over its own length. "
+            "Take positions as an argument, and split them as x is"
+        ) from error
+    return True
+
+
+def _is_rotated_by(j: Judge, y: Any, x: Input, pos: np.ndarray) -> bool:
+    try:
+        j.check_values_at(j.numbers(y), x, pos)
+    except AssertionError:
+        return False
+    return True

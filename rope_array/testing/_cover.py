@@ -1,0 +1,216 @@
+"""Covers: sets of calls in which the values of chosen groups of factors occur in every combination."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._call import is_valid, plain_call, spec_of, views_of
+from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, WIDTH, Call
+from ._judge import Judge
+
+T = TypeVar("T")
+Ints = NDArray[np.intp]
+Levels = Mapping[str, Sequence[Any]]
+# Draws for each call. The valid draw with the most new combinations becomes the call.
+_TRIES = 12
+
+
+class Cover(NamedTuple):
+    """A set of calls.
+
+    Attributes
+    ----------
+    levels
+        The values of some factors; True for all of a factor's levels, a number for the first ones. The
+        other factors have their plain value.
+    groups
+        Names of factors, one to three each, whose values are combined.
+    walk
+        Number of calls of which each differs from the one before in one factor; in place of `groups`.
+    alone
+        Whether the factors outside the group have their first value: a fast path may be for them.
+    """
+
+    levels: Mapping[str, Any]
+    groups: Sequence[tuple[str, ...]] = ()
+    walk: int = 0
+    alone: bool = False
+
+    def calls(self, j: Judge) -> Iterator[Call]:
+        """Yield the calls that a target takes."""
+        levels = levels_of(j, self.levels)
+        if self.walk:
+            return _walk(j, levels, self.walk)
+        if self.alone:
+            return _alone(j, levels, self.groups)
+        return covering(levels, self.groups, lambda values: valid_call(j, values))
+
+
+def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return every two of these factors."""
+    return list(itertools.combinations(names, 2))
+
+
+def valid_call(j: Judge, values: Mapping[str, Any]) -> Call | None:
+    """Return the call of these values, which are claimed; None if they do not go together."""
+    call = resolved(j, plain_call(j).replace(**values))
+    return call if is_valid(j, call) else None
+
+
+def resolved(j: Judge, call: Call) -> Call:
+    """Return a call with numbers and names in place of "other", "most", "half_of_it" and "all"."""
+    changed: dict[str, Any] = {}
+    pairing = call.pairing
+    if pairing == "other":
+        pairing = changed["pairing"] = other_pairing(j.target.defaults["pairing"])
+    if call.out_pairing == "other":
+        changed["out_pairing"] = other_pairing(pairing or j.target.defaults["pairing"])
+    widths = {"most": call.width - 2, "all": call.width // 2 * 2, "half_of_it": call.width // 4 * 2}
+    if call.rotary_dim in widths:
+        changed["rotary_dim"] = widths[call.rotary_dim]
+    call = call.replace(**changed) if changed else call
+    if j.width >= WIDTH:
+        return call
+    slice_of_16 = {name: getattr(call, name) for name in ("rotary_start", "rotary_dim")}
+    fitted = j.fit({name: value for name, value in slice_of_16.items() if value is not None})
+    return call.replace(**fitted) if any(fitted.values()) else call
+
+
+def other_pairing(pairing: str) -> str:
+    """Return the pairing that is not this one."""
+    return "half" if pairing == "interleaved" else "interleaved"
+
+
+def levels_of(j: Judge, levels: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values of each factor that a target may take, the plain one first."""
+    plain, drawn = plain_call(j), {}
+    for name, chosen in levels.items():
+        values = _known_levels(j, name) if isinstance(chosen, bool | int) else chosen
+        if not isinstance(chosen, bool) and isinstance(chosen, int):
+            values = [each for each in values if _is_claimed(j, name, each)][:chosen]
+        usual = getattr(plain, name)
+        keeps_plain = isinstance(chosen, int) or None in chosen
+        values = [*([usual] if keeps_plain else []), *(each for each in values if each is not None)]
+        if name == "reach":
+            reach, depth = j.target.reach, j.target.depth
+            values = [
+                min(each, reach) if each >= 0 else max(each, -depth) for each in values if each >= 0 or depth
+            ]
+        drawn[name] = [each for each in dict.fromkeys(values) if _is_claimed(j, name, each)] or [usual]
+    return drawn
+
+
+def _known_levels(j: Judge, name: str) -> Sequence[Any]:
+    if name == "layout":  # each library has its own
+        views = [layout for layout, _, _ in views_of(j, j.x())] if j.claims("strides") else []
+        return [*views, *(BROADCAST_AXES if j.lib.has_strides else ())]
+    return FACTORS[name].levels
+
+
+def _is_claimed(j: Judge, name: str, value: Any) -> bool:
+    if value is None or value == getattr(plain_call(j), name):
+        return True
+    return j.claims(*FACTORS[name].needs(value))
+
+
+def _walk(j: Judge, levels: Levels, count: int) -> Iterator[Call]:
+    """Yield calls of which each differs from the one before in one factor, in no order."""
+    draw, call = random.Random(0), plain_call(j)
+    names = [name for name, values in levels.items() if len(values) > 1]
+    yield call
+    for step in range(count if names else 0):
+        name = names[step % len(names)]
+        value = levels[name][int(draw.random() * len(levels[name]))]
+        other = valid_call(j, {**call.values(), name: value})
+        if other is not None and other != call:
+            yield other
+            call = other
+
+
+def _alone(j: Judge, levels: Levels, groups: Iterable[tuple[str, ...]]) -> Iterator[Call]:
+    """Yield every combination of each group's values, with the first value of the other factors."""
+    first = {name: values[0] for name, values in levels.items()}
+    seen: set[Call] = set()
+    for group in groups:
+        for values in itertools.product(*(levels[name] for name in group)):
+            call = valid_call(j, {**first, **dict(zip(group, values, strict=True))})
+            if call is not None and call not in seen:
+                seen.add(call)
+                yield call
+
+
+def covering(
+    levels: Levels, groups: Iterable[tuple[str, ...]], make: Callable[[dict[str, Any]], T | None]
+) -> Iterator[T]:
+    """Yield calls until each valid combination of each group's values occurs; the draw is fixed.
+
+    Parameters
+    ----------
+    levels
+        The values of each factor.
+    groups
+        Names of factors, whose values are combined.
+    make
+        Makes a call of a value for each factor; None if it is not valid.
+    """
+    draw, names = np.random.default_rng(0), list(levels)
+    counts = np.array([len(levels[name]) for name in names])
+    chosen = _needed_groups([tuple(names.index(name) for name in group) for group in groups], counts)
+    # A combination's number is the offset of its group, plus the index times the weight of each factor.
+    sizes = [int(np.prod(counts[[*group]])) for group in chosen]
+    offsets = np.cumsum([0, *sizes])
+    weights = _weights(chosen, counts)
+    missing = np.ones(offsets[-1], dtype=bool)
+    for needed in draw.permutation(offsets[-1]).tolist():
+        if not missing[needed]:
+            continue
+        missing[needed] = False
+        of_group = int(np.searchsorted(offsets, needed, "right")) - 1
+        group = [*chosen[of_group]]
+        indices = (draw.random((_TRIES, len(names))) * counts).astype(np.intp)
+        indices[:, group] = np.unravel_index(needed - offsets[of_group], counts[group])
+        covered = indices @ weights + offsets[:-1]
+        for i in np.argsort(-missing[covered].sum(axis=1), kind="stable").tolist():
+            made = make({name: levels[name][at] for name, at in zip(names, indices[i], strict=True)})
+            if made is not None:
+                missing[covered[i]] = False
+                yield made
+                break
+
+
+def _weights(groups: Sequence[tuple[int, ...]], counts: Ints) -> Ints:
+    """Return the weight of each factor (row) in the number of a combination of each group (column)."""
+    weights = np.zeros((len(counts), len(groups)), dtype=np.intp)
+    for column, group in enumerate(groups):
+        for place, factor in enumerate(group):
+            weights[factor, column] = np.prod(counts[[*group[place + 1 :]]], dtype=np.intp)
+    return weights
+
+
+def _needed_groups(groups: Iterable[tuple[int, ...]], counts: Ints) -> list[tuple[int, ...]]:
+    """Return the groups without factors of one value, each group once; one group at least."""
+    varying = dict.fromkeys(tuple(f for f in group if counts[f] > 1) for group in groups)
+    return [group for group in varying if group] or [(0,)]
+
+
+# ---- every field alone ----
+
+# Fields of calls in which x or positions have other axes, or x is a tuple.
+OF_ANOTHER_SHAPE = ("axes", "in_tuple", "seq_axis")
+
+
+def single_fields(j: Judge) -> list[Call]:
+    """Return the plain call, and the call with every claimed field alone."""
+    return [*Cover(FEW_FIELDS, [(name,) for name in FEW_FIELDS], alone=True).calls(j)]
+
+
+def field_specs(j: Judge) -> list[dict[str, Any]]:
+    """Return no fields, and every claimed field alone whose positions have shape (S,), at the usual width."""
+    calls = [call for call in single_fields(j) if not any(getattr(call, name) for name in OF_ANOTHER_SHAPE)]
+    return [spec_of(j, call) for call in calls]

@@ -1,0 +1,481 @@
+"""The factors of a call: everything in which two calls can differ, each described in one place.
+
+A factor is known here only: its plain value, the values to try, how ``--case`` reads them, what a target must
+claim for them, and which values are simpler. `_call` makes a call of a value for each factor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._parts import EMPTY, PARTS
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Sizes (B, H, S) that differ from each other, so that a mixed-up axis shows; and the default width.
+SIZES = (2, 3, 5)
+WIDTH = 16
+NEAR, FAR = 100, 2**31 - 1
+
+
+class Factor(NamedTuple):
+    """One factor of a call.
+
+    Attributes
+    ----------
+    plain
+        The value of a plain call; None leaves a field out.
+    levels
+        The other values that covers try, in the order in which few of them are taken.
+    read
+        Makes the value of a text; raises ValueError.
+    needs
+        The capabilities that a value needs.
+    is_field
+        Whether it is a field of the call.
+    simpler
+        Values to try in place of one that fails, the simplest first.
+    """
+
+    plain: Any = None
+    levels: tuple[Any, ...] = ()
+    read: Callable[[str], Any] = str
+    needs: Callable[[Any], Iterable[str]] = lambda value: ()
+    is_field: bool = False
+    simpler: Callable[[Any], Iterable[Any]] = lambda value: ()
+
+
+# ---- named values ----
+
+# Scaling rules by their kind. 16 bits round the factors. A text such as "yarn:factor=40:truncate=False"
+# replaces some of the parameters.
+_TRAINED = {"original_max_position_embeddings": 64}
+RULES: dict[str, dict[str, Any]] = {
+    "yarn": {"factor": 3.3, **_TRAINED},
+    "ntk": {"factor": 3.3},
+    "linear": {"factor": 3.3},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_TRAINED},
+    "dynamic": {"factor": 2.0, "max_position_embeddings": 64, "length": 200},
+    "longrope": {"factor": 32.0, "short_factor": "rising", "long_factor": "steep", "length": 65, **_TRAINED},
+    "proportional": {"partial_rotary_factor": 0.5, "factor": 2.0},
+    "periods": {},
+}
+# The lists of LongRoPE, for a number of pairs.
+LISTS: dict[str, Callable[[int], list[float]]] = {
+    "rising": lambda pairs: [1.0 + i / 8 for i in range(pairs)],
+    "steep": lambda pairs: [2.0 + i for i in range(pairs)],
+    "ones": lambda pairs: [1.0] * pairs,
+    "last": lambda pairs: [1.0] * (pairs - 1) + [3.0],
+}
+# Frequencies of the caller's: in no order, one of them negative; then some that differ in one item.
+FREQUENCIES: dict[Any, Callable[[int], tuple[float, ...]]] = {
+    True: lambda pairs: tuple(1.75 * 0.61**i * (-1) ** (i == 2) for i in range(pairs)),
+    "mixed": lambda pairs: tuple((0.1, 0.2, 0.0, -0.4)[i % 4] for i in range(pairs)),
+    "halving": lambda pairs: tuple(0.5**i for i in range(pairs)),
+    "other_last": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), pairs - 1, 0.75),
+    "other_first": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), 0, 0.75),
+    "other_middle": lambda pairs: _with_item(tuple(0.5**i for i in range(pairs)), (pairs - 1) // 2, 0.75),
+}
+
+
+def _with_item(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _sections(pairs: int) -> tuple[int, ...]:
+    """Return the coordinate of each pair, in three runs, the first the longest or the last."""
+    first = pairs // 2
+    sizes = (first, (pairs - first + 1) // 2, (pairs - first) // 2)
+    return tuple(a for a, size in enumerate(sizes) for _ in range(size))
+
+
+def _in_threes(pairs: int) -> tuple[int, ...]:
+    """Return coordinates that alternate, until the second and third coordinate have all of their pairs."""
+    counts = np.bincount(_sections(pairs), minlength=3)
+    return tuple(i % 3 if i < 3 * counts[i % 3] else 0 for i in range(pairs))
+
+
+def _halves(pairs: int) -> tuple[int, ...]:
+    return (0,) * (pairs // 2) + (1,) * (pairs - pairs // 2)
+
+
+# Axes for a number of pairs. The models are named in docs/axes.md.
+AXES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "blocks": lambda n: {"coordinates": _halves(n), "widths": (n, n), "blocks": 2},
+    "alternating": lambda n: {"coordinates": ((0, 1) * n)[:n], "count": 2},
+    "chunks": lambda n: {"coordinates": _sections(n), "count": 3},
+    "interleaved": lambda n: {"coordinates": _in_threes(n), "count": 3},
+    "in_turn": lambda n: {"coordinates": ((0, 1, 2) * n)[:n], "count": 3},
+    "slow_last": lambda n: {"coordinates": (1, 2) * (n // 4) + (0,) * (n - 2 * (n // 4)), "count": 3},
+    "series": lambda n: {"coordinates": _halves(n), "widths": (n, n), "count": 2},
+    "three_series": lambda n: {"coordinates": (0, 0, 2, 2) + (1,) * (n - 4), "widths": (4, 2 * n - 8, 4)},
+    "series_in_turn": lambda n: {"coordinates": (1, 0) * (n // 2), "widths": (n, n)},
+    "indices": lambda n: {"coordinates": _halves(n), "indices": (*range(0, n, 2), *range(1, n, 2))},
+    "gaps": lambda n: {"coordinates": ((0, None, 1, None) * n)[:n]},
+    "gaps_of_four": lambda n: {"coordinates": ((0, None, 1, None) * n)[:n], "count": 4},
+    "other_last": lambda n: {"coordinates": (*((0, 1) * n)[: n - 1], n % 2), "count": 2},
+    "other_first": lambda n: {"coordinates": (1, *((0, 1) * n)[1:n]), "count": 2},
+}
+# Axes that need an even number of pairs, and more than four.
+OF_EVEN_PAIRS = {"blocks", "series", "series_in_turn", "indices"}
+
+# Orders of the positions in a row of n: packed sequences, a prompt that is padded on the left, and others.
+ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
+    "ascending": np.arange,
+    "descending": lambda n: np.arange(n)[::-1],
+    "packed": lambda n: np.arange(n) % (n // 2 + 1),
+    "padded": lambda n: np.where(np.arange(n) < n // 2, 1, np.arange(n) - n // 2),
+    "same_ends": lambda n: np.arange(n) * (np.arange(n) < n - 1),
+    "same": lambda n: np.zeros(n, int),
+}
+# Axes of positions, as sizes of (B, H, S) or 1.
+SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
+COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second", "sum")
+# Memory of positions: a view, or memory of an odd alignment.
+POSITION_LAYOUTS = (
+    "column", "reversed", "third", "transposed", "part", "expanded", "shifted", "unaligned",
+    "the_other_byte_order",
+)  # fmt: skip
+# Layouts of an x that is broadcast, with the axes along which it repeats.
+BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1)}
+# The value of `in_tuple` for a tuple of arrays of two dtypes.
+TWO_DTYPES = "two_dtypes"
+TUPLES = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
+# Numbers of x: near the ends of the dtype's range, some that are not finite, or (1, 0, 0, ...).
+NUMBERS = ("huge", "tiny", "nan", "infinity", "unit")
+
+
+def rule_of(text: str, pairs: int) -> dict[str, Any]:
+    """Return the scaling rule of a text: a kind with changed parameters, or JSON."""
+    if text.startswith("{"):
+        return dict(json.loads(text))
+    kind, *changes = text.split(":")
+    changed = dict(change.split("=") for change in changes)
+    rule = {"rope_type": kind, **RULES[kind], **{name: _number(value) for name, value in changed.items()}}
+    return {name: LISTS[value](pairs) if value in LISTS else value for name, value in rule.items()
+            if value is not None}  # fmt: skip
+
+
+def _number(text: str) -> Any:
+    return text if text in LISTS else json.loads(text.lower())
+
+
+# ---- texts ----
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"give one of {', '.join(name or 'scalar' for name in names)}")
+        return text
+
+    return read
+
+
+def _true_or(*names: str) -> Callable[[str], Any]:
+    read_name = _one_of("True", *names)
+    return lambda text: True if text == "True" else read_name(text)
+
+
+def _as_rows(text: str) -> tuple[int, ...]:
+    rows = () if text == "none" else tuple(int(size) for size in text.split(","))
+    if rows and min(rows) < 0:
+        raise ValueError("give sizes of 0 or more")
+    return rows
+
+
+def _as_shape(text: str) -> str:
+    return _one_of(*SHAPES)("" if text == "scalar" else text)
+
+
+def _as_order(text: str) -> Any:
+    numbers = text.split(",")
+    if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
+        return tuple(map(int, numbers))
+    return _one_of(*ORDERS)(text)
+
+
+def _as_rule(text: str) -> str:
+    try:
+        known = isinstance(json.loads(text), dict) if text.startswith("{") else bool(rule_of(text, 1))
+    except (KeyError, ValueError):
+        known = False
+    if not known:
+        raise ValueError(
+            f"give one of {', '.join(RULES)}, with parameters as in linear:factor=2, or a rule in JSON"
+        )
+    return text
+
+
+def text_of(value: Any) -> str:
+    """Return a value as ``--case`` reads it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "scalar" if value == "" else str(value)
+
+
+# ---- what values need ----
+
+
+def _needs_of_rows(rows: tuple[int, ...]) -> Iterator[str]:
+    if len(rows) != len(SIZES):
+        yield f"ranks[{len(rows) + 1}]"
+    if 0 in rows:
+        yield f"zero_size[{dict(zip((0, 1, 2), EMPTY, strict=True)).get(rows.index(0), 'rows')}]"
+
+
+def needs_of_shape(shape: str) -> Iterator[str]:
+    """Yield the capabilities that positions of a shape, a name in `SHAPES`, need."""
+    if len(shape) > 1:
+        yield "offset_positions"
+    if len(shape) > 1 and "1" not in shape:  # else a part of `broadcast_positions` is needed, which is tried
+        yield "batch_positions" if len(shape) == 2 else "head_positions"
+    if "1" in shape or not shape:
+        yield from (f"broadcast_positions[{shape or 'scalar'}]", "any_positions")
+
+
+def _needs_of_kind(kind: str) -> Iterator[str]:
+    if kind.startswith("python"):
+        yield from ("any_positions", "python_positions[list]")
+    if "float" in kind:
+        yield from ("any_positions", "float_positions")
+    elif kind in PARTS["narrow_positions"]:
+        yield f"narrow_positions[{kind}]"
+
+
+def _needs_of_rule(text: str) -> tuple[str, ...]:
+    kind = json.loads(text).get("rope_type") if text.startswith("{") else text.partition(":")[0]
+    return "scaling", f"scaling[{kind}]"
+
+
+def _needs_of_tuple(value: Any) -> tuple[str, ...]:
+    return "tuple", f"tuple[{TUPLES[value]}]", *(["mixed_dtypes"] if value == TWO_DTYPES else [])
+
+
+def _field(name: str, *levels: Any, read: Callable[[str], Any], **more: Any) -> Factor:
+    """Return the factor of a field that needs a capability of its own name."""
+    return Factor(None, levels, read, more.pop("needs", lambda value: (name,)), is_field=True, **more)
+
+
+def _halvings(low: int, step: int = 1) -> Callable[[Any], Iterator[int]]:
+    """Return a function of numbers from `low` to a number, each nearer to it: 1, 1/2, 3/4, ... of the way."""
+
+    def simpler(number: int) -> Iterator[int]:
+        distance = max(number - low, 0) // step
+        yield from (number - step * (distance >> n) for n in range(distance.bit_length()))
+
+    return simpler
+
+
+def _simpler_rows(rows: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield smaller sizes along each axis."""
+    for axis, size in enumerate(rows):
+        yield from ((*rows[:axis], one, *rows[axis + 1 :]) for one in _halvings(1)(size))
+
+
+def _simpler_start(start: int) -> Iterator[int]:
+    yield from _halvings(2, 2)(start)  # the rest of the head has to be even
+    yield from _halvings(1)(start)
+
+
+def _simpler_reach(reach: int) -> Iterator[int]:
+    sign = -1 if reach < 0 else 1
+    low = 1 if reach < 0 else NEAR + 1
+    yield from (sign * one for one in _halvings(low)(abs(reach)) if abs(reach) > low)
+
+
+def _as_dim(text: str) -> Any:
+    return text if text in ("most", "all", "half_of_it") else int(text)
+
+
+# Values such as "other" and "most" depend on the other factors: see `_cover.resolved`.
+_PAIRING = _one_of("interleaved", "half", "other")
+
+FACTORS: dict[str, Factor] = {
+    "dtype": Factor("float32", DTYPES, _one_of(*DTYPES), lambda value: (value,)),
+    # (B, H, S): all different, one row, B equal to H, H equal to S, one head, all 1; and other ranks.
+    "rows": Factor(
+        SIZES,
+        ((2, 3, 1), (3, 3, 5), (2, 5, 5), (2, 1, 5), (1, 1, 1), (5,), (3, 5), (2, 2, 3, 5), (1, 2, 1, 2, 3)),
+        _as_rows,
+        _needs_of_rows,
+        simpler=_simpler_rows,
+    ),
+    "width": Factor(WIDTH, read=int, simpler=_halvings(WIDTH, 2)),
+    "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
+    "kind": Factor(
+        "int64",
+        (*PARTS["narrow_positions"], "python", "float", "python_float", "float64"),
+        str,
+        _needs_of_kind,
+    ),
+    "reach": Factor(
+        NEAR,
+        (FAR, -NEAR),
+        int,
+        lambda value: ("any_positions", "negative_positions") if value < 0 else (),
+        simpler=_simpler_reach,
+    ),
+    "order": Factor(None, tuple(ORDERS), _as_order, lambda value: ("any_positions",)),
+    "layout": Factor(needs=lambda value: ("strides",)),
+    "pos_layout": Factor(
+        None, POSITION_LAYOUTS, _one_of(*POSITION_LAYOUTS), lambda value: ("strides", "any_positions")
+    ),
+    "numbers": Factor(
+        None, NUMBERS, _one_of(*NUMBERS), lambda value: ("nonfinite",) if value in ("nan", "infinity") else ()
+    ),
+    "seq_axis": _field("seq_axis", -3, 1, -2, -4, 0, read=int, simpler=lambda value: (-3,)),
+    "base": _field("base", 500.0, 1_000_003.5, 10.0, read=float, simpler=lambda value: (500.0,)),
+    "rotary_dim": _field("rotary_dim", 8, 4, "all", read=_as_dim, simpler=_halvings(2, 2)),
+    "rotary_start": _field("rotary_start", 4, 3, read=int, simpler=_simpler_start),
+    "pairing": _field("pairing", "other", "half", "interleaved", read=_PAIRING),
+    "out_pairing": _field("out_pairing", "other", "half", "interleaved", read=_PAIRING),
+    "inv_freq": _field("inv_freq", True, read=_true_or(*(n for n in FREQUENCIES if n is not True))),
+    "attention_factor": _field("attention_factor", 1.1, 0.7, read=float, simpler=lambda value: (2.0,)),
+    "scaling": _field(
+        "scaling",
+        "yarn",
+        "ntk",
+        "linear",
+        read=_as_rule,
+        needs=_needs_of_rule,
+        simpler=lambda value: ("linear", "ntk", "yarn"),
+    ),
+    "axes": _field(
+        "axes", "blocks", "alternating", read=_one_of(*AXES), needs=lambda value: ("axes", "any_positions")
+    ),
+    "inverse": _field("inverse", True, read=_true_or()),
+    "in_tuple": Factor(
+        None,
+        (True,),
+        _true_or(*(name for name in TUPLES if name is not True)),
+        _needs_of_tuple,
+        simpler=lambda value: (True,),
+    ),
+    "gradient": Factor(
+        None,
+        COTANGENTS,
+        _one_of(*COTANGENTS),
+        lambda value: ("gradient",),
+        simpler=lambda value: ("contiguous",),
+    ),
+}
+FIELDS = tuple(name for name, factor in FACTORS.items() if factor.is_field)
+# Numbers of values: a few of every field, and a tuple.
+FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "scaling": 3, "axes": 2}
+
+
+class Call:
+    """A call as a value: a value for each factor, read as attributes."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, **values: Any):
+        self._values = tuple({**_PLAIN, **values}.values())
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FACTORS:
+            raise AttributeError(name)
+        return self._values[_PLACES[name]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self._values == other._values
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return f"Call({self.text(Call())})"
+
+    def values(self) -> dict[str, Any]:
+        """Return the value of each factor."""
+        return dict(zip(FACTORS, self._values, strict=True))
+
+    def replace(self, **values: Any) -> Call:
+        """Return a call with other values for some factors."""
+        return Call(**{**self.values(), **values})
+
+    def differing(self, plain: Call) -> list[str]:
+        """Return the names of the factors in which two calls differ."""
+        both = zip(FACTORS, self._values, plain._values, strict=True)
+        return [name for name, value, usual in both if value != usual]
+
+    def text(self, plain: Call) -> str:
+        """Return the factors that differ from a plain call, as `read_call` reads them."""
+        return " ".join(f"{name}={text_of(getattr(self, name))}" for name in self.differing(plain))
+
+
+_PLACES = {name: place for place, name in enumerate(FACTORS)}
+_PLAIN = {name: factor.plain for name, factor in FACTORS.items()}
+
+
+def read_call(text: str, plain: Call) -> Call:
+    """Return the call that a text describes; factors that it leaves out are as in `plain`.
+
+    Raises
+    ------
+    ValueError
+        A factor is unknown, or its value cannot be read.
+    """
+    values = {}
+    for part in text.split():
+        name, equals, value = part.partition("=")
+        if name not in FACTORS or not equals:
+            known = ", ".join(FACTORS)
+            raise ValueError(f"case: cannot read {part!r}; give factors as NAME=VALUE, of {known}")
+        try:
+            values[name] = FACTORS[name].read(value)
+        except ValueError as error:
+            raise ValueError(f"case: cannot read {part!r}: {error}") from None
+    return plain.replace(**values)
+
+
+def needs_of(call: Call, plain: Call) -> set[str]:
+    """Return the capabilities that a call needs, and a plain call does not."""
+    return {
+        need
+        for name in call.differing(plain)
+        if (value := getattr(call, name)) is not None
+        for need in FACTORS[name].needs(value)
+    }
+
+
+# ---- fields and shapes of a call ----
+
+
+def num_pairs(call: Call, defaults: Mapping[str, Any]) -> int:
+    """Return the number of rotated pairs, for the fields of a call without fields."""
+    if call.rotary_dim is not None:
+        return int(call.rotary_dim) // 2
+    for name, count in (("inv_freq", len), ("axes", lambda axes: len(axes["coordinates"]))):
+        if defaults.get(name) is not None:
+            return int(count(defaults[name]))
+    return int(defaults.get("rotary_dim") or call.width - first_feature(call, defaults)) // 2
+
+
+def first_feature(call: Call, defaults: Mapping[str, Any]) -> int:
+    """Return the index of the first rotated feature."""
+    start = call.rotary_start
+    return int(start if start is not None else defaults.get("rotary_start") or 0)
+
+
+def fields_of(call: Call, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a call, for a target that has `defaults` for fields that are left out."""
+    spec = {name: getattr(call, name) for name in FIELDS if getattr(call, name) is not None}
+    pairs = num_pairs(call, defaults)
+    made: dict[str, Callable[[Any], Any]] = {
+        "inv_freq": lambda name: FREQUENCIES[name](pairs),
+        "scaling": lambda text: rule_of(text, pairs),
+        "axes": lambda name: AXES[name](pairs),
+    }
+    return {name: made[name](value) if name in made else value for name, value in spec.items()}
+
+
+def shape_of_positions(call: Call) -> tuple[int, ...]:
+    """Return the shape of a call's positions, without coordinates."""
+    sizes = dict(zip("BH", call.rows[:-1], strict=False)) | {"S": (call.rows or (1,))[-1], "1": 1}
+    return tuple(sizes[axis] for axis in call.positions)

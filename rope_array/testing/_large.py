@@ -1,0 +1,132 @@
+"""Large calls, whose batches, heads and rows repeat, so that they are judged by one part."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._call import spec_of, with_layout
+from ._contract import allowed
+from ._factors import Call
+from ._judge import Input, Judge
+from ._own import Declined
+
+# Batches, heads and rows repeat with these periods, no powers of two: few rows are computed exactly.
+_PERIODS = (5, 7, 61)
+
+
+class _Large(NamedTuple):
+    """A large array whose batches, heads and rows repeat, its positions, and the rows to judge.
+
+    `places` holds the place of each batch, head and row in `block` and `numbers`, the repeated part. The
+    rows of x may be along another axis; those of `block` are along the third.
+    """
+
+    x: Input
+    pos: NDArray[Any]
+    block: NDArray[np.float64]
+    numbers: NDArray[Any]
+    places: tuple[NDArray[np.intp], ...]
+    rows: NDArray[np.intp]
+
+
+def _repeated(
+    j: Judge,
+    shape: tuple[int, ...],
+    start: int,
+    dtype: str | None,
+    per_batch: bool,
+    distinct: int,
+    seq_axis: int,
+) -> _Large:
+    shape = (
+        tuple(min(n, 2) if axis in j.target.looped else n for axis, n in zip("bhs", shape, strict=False))
+        + shape[3:]
+    )
+    most = shape[2] if j.claims("any_positions") else j.target.reach + 1
+    shape = (*shape[:2], min(shape[2], most), j.target.width_of(shape[3]))
+    index = [np.arange(n) % period for n, period in zip(shape, _PERIODS, strict=False)]
+    rows = np.arange(shape[2])
+    if j.claims("any_positions"):
+        numbers = j.wrap(start + 13 * (np.arange(min(shape[2], _PERIODS[2])) % distinct))
+    else:  # consecutive: judge some rows only
+        index[2], numbers, rows = rows, j.row(start, shape[2]), some_rows(shape[2])
+    sizes = [int(places.max()) + 1 for places in index]
+    if per_batch:
+        numbers = np.stack([j.wrap(numbers + b) if j.claims("any_positions") else _next(j, numbers, b)
+                            for b in range(sizes[0])])  # fmt: skip
+    block = np.random.default_rng(8).standard_normal((*sizes, shape[3]))
+    x = j.array(np.moveaxis(block[np.ix_(*index)], 2, seq_axis), dtype)
+    first = [np.unique(places, return_index=True)[1] for places in index]
+    pos = numbers[np.ix_(index[0], index[2])] if per_batch else numbers[index[2]]
+    values = np.moveaxis(x.values, seq_axis, 2)
+    return _Large(x, pos, values[np.ix_(*first)], numbers, tuple(index), rows)
+
+
+def _next(j: Judge, row: NDArray[Any], b: int) -> NDArray[Any]:
+    """Return consecutive positions that start b later, if there are as many."""
+    return row + min(b, j.target.reach - int(row[-1])) if j.claims("offset_positions") else row
+
+
+def some_rows(count: int) -> NDArray[np.intp]:
+    """Return the rows next to powers of two, the first and last ones, and some between."""
+    edges = [2**n + near for n in range(2, 20) for near in (-1, 0, 1)]
+    some = [*range(4), *edges, *range(0, count, 997), *range(count - 4, count)]
+    return np.unique([row for row in some if 0 <= row < count]).astype(np.intp)
+
+
+def check_large(
+    j: Judge,
+    shape: tuple[int, ...],
+    *,
+    start: int = 3,
+    dtype: str | None = None,
+    per_batch: bool = False,
+    layout: str | None = None,
+    **spec: Any,
+) -> bool:
+    """Rotate a large array whose parts repeat, and judge it by the exact result of one part.
+
+    Return False if the target refuses the call.
+    """
+    # Each field and wide head has many angles of its own, which take long to compute: few positions.
+    distinct = 7 if spec or shape[-1] > 64 else _PERIODS[2]
+    seq_axis = spec.get("seq_axis", 2)
+    large = _repeated(j, shape, start, dtype, per_batch, distinct, seq_axis)
+    try:
+        y = j.call(with_layout(j, large.x, layout)[0], j.pos(large.pos), **spec)
+    except Declined:
+        return False
+    j.check_kind(y, large.x)
+    numbers = j.numbers(y)
+    if not _is_right(j, np.moveaxis(numbers, seq_axis, 2), large, {**spec, "seq_axis": 2}):
+        j.check_values(numbers, large.x, large.pos, **spec)  # all rows, for the message
+        raise AssertionError(f"an x of shape {large.x.values.shape} is not rotated correctly")
+    return True
+
+
+def _is_right(j: Judge, y: NDArray[Any], large: _Large, spec: dict[str, Any]) -> bool:
+    b, h, s = large.places
+    used, kept = np.unique(s[large.rows], return_inverse=True)
+    x, pos = large.block[:, :, used], large.numbers[..., used]
+    exact = j.exact(x, pos, **spec)
+    call = {"exact": exact, "pos": pos, "inverse": spec.get("inverse", False), "flushes": True}
+    bound = allowed(x, large.x.dtype, j.fields(spec), accuracy=j.target.accuracy, **call)
+    chosen = np.ix_(b, h, kept)
+    return bool((np.abs(y[:, :, large.rows] - exact[chosen]) <= bound[chosen]).all())
+
+
+def check_large_call(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make and judge a call of many rows, heads or batches; return False if the target refuses it."""
+    shape, per_batch = (*call.rows, call.width), call.positions == "BS"
+    return check_large(
+        j, shape, dtype=call.dtype, per_batch=per_batch, layout=call.layout, **spec_of(j, call)
+    )
+
+
+def check_many_elements(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make and judge a large call with as many elements as at a head_dim of 64."""
+    *lead, rows = call.rows
+    return check_large_call(j, call.replace(rows=(*lead, -(-rows * 64 // call.width))))

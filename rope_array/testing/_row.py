@@ -1,0 +1,124 @@
+"""Rows: checks as data. A row names calls; running it makes each call, watches it and judges it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ._call import fits, plain_call
+from ._cover import Cover, resolved
+from ._factors import Call, needs_of, read_call
+from ._judge import Check, Judge
+from ._observe import check_call
+from ._shrink import simplest
+from ._transformed import Context, Transformed, is_one_program
+
+
+class Row(NamedTuple):
+    """A check as data.
+
+    Attributes
+    ----------
+    name, requirement
+        Of the check.
+    calls
+        Calls as text, made in this order: "base=10.0|500.0 inverse=True" is two calls; covers; or a function
+        of the judge.
+    needs
+        Capabilities that the check needs; what all of its calls need is added.
+    few
+        Number of calls, if each call is compiled.
+    each_dtype
+        Whether the check is one for each dtype.
+    values
+        Whether it needs a library with values.
+    context
+        Where the calls are made.
+    thorough
+        Whether the check takes long, and is run only if asked for.
+    """
+
+    name: str
+    requirement: str
+    calls: Sequence[str | Cover] | Callable[[Judge], Iterable[Call]]
+    needs: tuple[str, ...] = ()
+    few: int = 6
+    each_dtype: bool = False
+    values: bool = True
+    context: Context = check_call
+    thorough: bool = False
+
+    def calls_of(self, j: Judge, dtype: str | None = None) -> Iterator[Call]:
+        """Yield the calls that a target takes."""
+        if callable(self.calls):
+            yield from self.calls(j)
+            return
+        for call in self.calls:
+            if isinstance(call, Cover):
+                yield from call.calls(j)
+            else:
+                yield from read_calls(j, call, dtype=dtype or j.dtype)
+
+    def all_needs(self) -> tuple[str, ...]:
+        """Return the needs of the row, and those that all of its calls have, if they are texts."""
+        common: set[str] = set()
+        if not callable(self.calls) and all(isinstance(call, str) for call in self.calls):
+            read = (read_call(text, Call()) for text in alternatives(map(str, self.calls)))
+            common = set.intersection(*(needs_of(call, Call()) for call in read))
+        return tuple(dict.fromkeys((*(["values"] if self.values else []), *self.needs, *sorted(common))))
+
+
+def alternatives(texts: Iterable[str]) -> Iterator[str]:
+    """Yield every call of texts in which a factor may have several values: "width=2|4"."""
+    for text in texts:
+        parts = [part.partition("=") for part in text.split()]
+        choices = [[f"{name}={value}" for value in values.split("|")] for name, _, values in parts]
+        yield from map(" ".join, itertools.product(*choices))
+
+
+def check_of(row: Row, dtype: str | None = None) -> Check:
+    """Return the check of a row, for a dtype if the row has one for each."""
+    name = row.name if dtype is None else f"{row.name}[{dtype}]"
+    needs = row.all_needs() if dtype is None else (*row.all_needs(), dtype)
+    return Check(name, row.requirement, needs, _run, (row, dtype), row.thorough)
+
+
+def _run(j: Judge, row: Row, dtype: str | None) -> None:
+    """Make and judge the calls of a row; raise the fault of the simplest call that fails."""
+    check_calls(j, row.calls_of(j, dtype), row.few, row.context)
+
+
+def check_calls(j: Judge, calls: Iterable[Call], few: int, context: Context = check_call) -> None:
+    """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
+    is_many = isinstance(context, Transformed) and is_one_program(j)
+    calls = [*itertools.islice(calls, few if j.is_slow and not is_many else None)]
+    if isinstance(context, Transformed):
+        context = context.of_calls(j, calls)
+    served = 0
+    for seed, call in enumerate(calls):
+        try:
+            served += context(j, call, seed)
+        except NotImplementedError:  # a refusal, of code that declares nothing
+            raise
+        except Exception as error:
+            raise simplest(j, call, error, context) from error
+    if not served:
+        j.raise_refused("refuses every call")
+
+
+def with_part(context: Context, name: str) -> Context:
+    """Return a context whose faults begin with a name."""
+
+    def named(j: Judge, call: Call, seed: int) -> bool:
+        with j.part(name):
+            return context(j, call, seed)
+
+    return named
+
+
+def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[Call]:
+    """Yield the calls of texts that a target takes, with some values in place of the plain ones."""
+    plain = plain_call(j).replace(**values)
+    read = (resolved(j, read_call(text, plain)) for text in alternatives(texts))
+    return (call for call in read if fits(j, call))

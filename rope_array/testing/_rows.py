@@ -1,0 +1,642 @@
+"""The rows: every check that is data. A call is text; "base=10.0|500.0" stands for two calls.
+
+Which values a factor has, and what they need, is in `_factors`. The checks that are code are in `_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from ._cover import Cover, pairs_among
+from ._factors import AXES, FAR, FEW_FIELDS, FIELDS, NEAR, Call
+from ._judge import Judge
+from ._large import check_large_call, check_many_elements
+from ._observe import check_kind_of
+from ._parts import MODEL_WIDTHS, NARROW_WIDTHS, WIDE_WIDTHS
+from ._row import Row, read_calls
+
+# The widths that are tried first, then the others.
+_FIRST = (4, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048, 2, 6)
+_SMALL = {"rows": [(1, 2, 2)]}
+# Fields that keep the shapes of x and positions.
+_SIMPLE = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
+           "inv_freq")  # fmt: skip
+_SAME_ANGLES = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
+# (B, H, S): many rows, heads or batches; one at a time, and two.
+_MANY = [(1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1)]
+# For more than 2^17 and 2^18 elements at head_dim 64.
+_LARGE = [(3, 7, 103), (4, 9, 115), (1, 3, 1380), (2, 150, 14)]
+_ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 1024)]
+
+
+def _widths(widths: tuple[int, ...]) -> str:
+    """Return widths as the text of a factor, the telling ones first."""
+    return "|".join(map(str, sorted(widths, key=lambda width: (width not in _FIRST, width))))
+
+
+def _pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
+    return [(first, other) for other in others]
+
+
+FIELD_ROWS = [
+    Row(
+        "direction",
+        "A pair (1, 0) becomes (cos, sin): its second member is positive at a small angle.",
+        ["numbers=unit rows=1,1,2 reach=1"],
+    ),
+    Row(
+        "narrow_heads", "Narrow even head_dims are rotated: 2 to 14.",
+        [f"rows=1,2,3 width={_widths(NARROW_WIDTHS)}"], ("narrow_heads",),
+    ),
+    Row(
+        "widths", "The head_dims of models are rotated: from 16 to 256.",
+        [f"rows=1,2,3 width={_widths(MODEL_WIDTHS)}"], ("widths",), few=9,
+    ),
+    Row(
+        "wide_heads", "Wide head_dims are rotated: 320 to 2048.",
+        [f"rows=1,2,3 width={_widths(WIDE_WIDTHS)}"], ("wide_heads",),
+    ),
+    Row(
+        "widths_of_each_dtype", "Every feature of a wide head is rotated in each dtype.",
+        ["rows=1,2,3 width=96|256|512"], ("widths",), each_dtype=True,
+    ),
+    Row(
+        "pairing",
+        'Pairs are (2i, 2i+1) for "interleaved" and (i, i + d/2) for "half", of the rotated slice, in any '
+        "order of calls.",
+        ["pairing=interleaved|half|interleaved", "pairing=half rotary_dim=8"],
+    ),
+    Row(
+        "out_pairing", "Pairs are read by `pairing` and written by `out_pairing`.",
+        ["out_pairing=half pairing=interleaved|half", "out_pairing=interleaved pairing=half"], ("pairing",),
+    ),
+    Row(
+        "base",
+        "The base is any positive number, of each call: no cache leaves it out of its key, or rounds it.",
+        ["base=10000.0|500000.0|10000.0|100.0|1000000.0|500000.0",
+         "reach=65536 base=20000|10000.5|1234.56789|1e10|5000000.0|10.0|0.25"], few=8,
+    ),
+    Row(
+        "rotary_dim",
+        "The first rotary_dim features are rotated, by base^(-2i/rotary_dim); the others do not change.",
+        ["rotary_dim=4|16|8|2|0", "width=64 rotary_dim=24|48|32|20", "width=80 rotary_dim=32|20",
+         "width=128 rotary_dim=96|64|32", "width=256 rotary_dim=64|192"], few=5,
+    ),
+    Row(
+        "rotary_start",
+        "The rotated slice starts at rotary_start; the features before and after it do not change.",
+        ["rotary_start=4 rotary_dim=8", "rotary_start=12 rotary_dim=4", "rotary_start=1 rotary_dim=6",
+         "rotary_start=0 rotary_dim=8", "rotary_start=4"],
+    ),
+    Row(
+        "rotary_starts_of_wide_heads",
+        "A rotated slice may start anywhere in a wide head, beyond 32 and 64 too, with either pairing.",
+        ["rows=1,2,2 width=128 rotary_start=64 rotary_dim=64 pairing=interleaved|half",
+         "rows=1,2,2 width=128 rotary_start=96 rotary_dim=32 pairing=interleaved|half",
+         "rows=1,2,2 width=128 rotary_start=100 rotary_dim=20", "rows=1,2,2 width=128 rotary_start=32",
+         "rows=1,2,2 width=64 rotary_start=32 rotary_dim=32 pairing=half|interleaved",
+         "rows=1,2,2 width=64 rotary_start=40 rotary_dim=16 pairing=half",
+         "rows=1,2,2 width=64 rotary_start=33 rotary_dim=24", "rows=1,2,2 width=64 rotary_start=60",
+         "rows=1,2,2 width=96 rotary_start=32 rotary_dim=64 pairing=half|interleaved",
+         "rows=1,2,2 width=96 rotary_start=72 rotary_dim=24",
+         "rows=1,2,2 width=256 rotary_start=128|192 rotary_dim=64 pairing=interleaved|half"],
+        ("rotary_dim", "widths"), few=2,
+    ),
+    Row("odd_width", "A head of odd width is rotated if rotary_dim is even.", ["width=13 rotary_dim=6"]),
+    Row(
+        "inv_freq", "Frequencies of inv_freq are used exactly, in their order, and anew in every call.",
+        ["inv_freq=True|mixed|halving|other_last|mixed"],
+    ),
+    Row(
+        "attention_factor",
+        "The attention factor multiplies cos and sin once, and no feature outside the rotated slice.",
+        ["attention_factor=1.25|0.1|1.0|1.1386294361119891", "attention_factor=1.25|1.1 reach=0",
+         "attention_factor=1.5 rotary_dim=8"],
+    ),
+    Row(
+        "inverse",
+        "The inverse divides by the attention factor, reads pairs by out_pairing and writes them by pairing.",
+        ["inverse=True", "inverse=True attention_factor=1.5",
+         "inverse=True pairing=interleaved|half out_pairing=half", "inverse=True scaling=yarn:factor=4.0"],
+    ),
+    Row(
+        "seq_axis", "Positions run along seq_axis, which counts axes of x from either end.",
+        ["seq_axis=-3|1|0|-4", "rows=4,4,4 seq_axis=-2|-3|-4", "seq_axis=-3|1 positions=BS",
+         "seq_axis=-3 axes=chunks"],
+    ),
+]  # fmt: skip
+
+_YARN = "scaling=yarn:factor=4.0"
+# Rules of every kind, with each of their parameters.
+_RULES = (
+    "linear:factor=4.0", "llama3:original_max_position_embeddings=8192", "yarn:factor=4.0:truncate=False",
+    "yarn:factor=4.0", "yarn:factor=40.0:original_max_position_embeddings=4096:truncate=False",
+    "yarn:factor=4.0:beta_fast=8.0:beta_slow=2.0", "yarn:factor=4.0:mscale=1.0:mscale_all_dim=0.5",
+    "yarn:factor=4.0:attention_factor=1.25", "ntk:factor=4.0", "dynamic:length=128", "dynamic:length=64",
+    "llama3:high_freq_factor=32.0", "longrope", "longrope:length=1",
+    "proportional:partial_rotary_factor=0.25", "periods",
+)  # fmt: skip
+_LINEAR = "scaling=linear:factor="
+_RAMP = "scaling=yarn:factor=4.0:beta_fast=8.0:beta_slow=1.0:truncate=False"
+
+SCALING_ROWS = [
+    Row(
+        "scaling_linear",
+        "Linear scaling divides every frequency by the factor (Chen et al., arXiv 2306.15595).",
+        [f"{_LINEAR}4.0", f"{_LINEAR}1.0", f"{_LINEAR}2.5", f"{_LINEAR}0.5", f"{_LINEAR}3"],
+    ),
+    Row(
+        "scaling_ntk",
+        "NTK-aware scaling sets the base to θ·f^(d/(d-2)): keeps the first frequency, divides the last by f.",
+        ["scaling=ntk:factor=4.0|ntk:factor=1.0|ntk:factor=1000.0", "scaling=ntk:factor=4.0 rotary_dim=8"],
+    ),
+    Row(
+        "scaling_dynamic",
+        "Dynamic NTK sets the base to θ·(f·L/m - (f - 1))^(d/(d-2)) for a length L beyond m.",
+        ["scaling=dynamic:length=128|dynamic:length=64|dynamic:length=1|dynamic:length=321"],
+    ),
+    Row(
+        "scaling_yarn",
+        "YaRN ramps from kept to divided frequencies; the ramp's ends are rounded unless truncate is false.",
+        [_YARN, f"{_YARN}:truncate=False", "scaling=yarn:factor=40.0:beta_fast=8.0:beta_slow=2.0",
+         f"{_YARN}:original_max_position_embeddings=4096",
+         f"{_YARN}:beta_fast=2.0:beta_slow=2.0:truncate=False", "scaling=yarn:factor=1.0",
+         f"{_YARN} rotary_dim=8"],
+    ),
+    Row(
+        "scaling_amplitude",
+        "YaRN's amplitude is the call's attention_factor, else the rule's, else g(mscale)/g(mscale_all_dim), "
+        "else g(1).",
+        ["scaling=yarn:factor=40.0", "scaling=yarn:factor=40.0:attention_factor=1.25",
+         "scaling=yarn:factor=40.0:mscale=1.0:mscale_all_dim=0.5",
+         "scaling=yarn:factor=40.0:mscale=0.7:mscale_all_dim=0.7", "scaling=yarn:factor=40.0:mscale=0.7",
+         "scaling=yarn:factor=1.0", f"{_YARN} attention_factor=1.75"],
+    ),
+    Row(
+        "scaling_llama3",
+        "Llama 3's rule keeps short wavelengths, divides long ones, and interpolates between them.",
+        ["base=1000.0 scaling=llama3|llama3:original_max_position_embeddings=8192",
+         "base=1000.0 scaling=llama3:original_max_position_embeddings=900:high_freq_factor=32.0",
+         "scaling=llama3|llama3:high_freq_factor=32.0"], ("scaling[llama3]",),
+    ),
+    Row(
+        "scaling_longrope",
+        "LongRoPE divides each frequency by its own factor: from the long list beyond the trained context.",
+        ["scaling=longrope:length=64|longrope:length=65|longrope:length=1",
+         "scaling=longrope:length=1:attention_factor=1.5"],
+    ),
+    Row(
+        "scaling_proportional",
+        "The proportional rule rotates the first share of the pairs, with exponents over the full width.",
+        [f"scaling=proportional:partial_rotary_factor={share}:factor={factor}"
+         for share, factor in ((0.25, 1.0), (0.5, 8.0), (1.0, 1.0), (0.0, 1.0), (0.3, 2.0))],
+    ),
+    Row("scaling_periods", "The periods rule multiplies every frequency by 2π.", ["scaling=periods"]),
+    Row(
+        "rules_that_differ_in_one_parameter",
+        "Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key.",
+        [f"{_LINEAR}2.0", "", f"{_LINEAR}4.0", "scaling=yarn:factor=2.0", f"{_LINEAR}2.0", "",
+         "scaling=ntk:factor=2.0|ntk:factor=4.0|ntk:factor=2.0",
+         *(f"scaling=dynamic{other}" for other in
+           ("", ":length=300", ":factor=3.0", ":max_position_embeddings=50", "")),
+         *(f"{_RAMP}{other}" for other in
+           ("", ":beta_fast=4.0", ":beta_slow=2.0", ":factor=5.0", ":original_max_position_embeddings=200",
+            ":truncate=True", ":attention_factor=1.5", ":mscale=1.0:mscale_all_dim=0.5",
+            ":mscale=0.7:mscale_all_dim=0.5", ":mscale=1.0:mscale_all_dim=0.7", "")),
+         *(f"scaling=llama3:high_freq_factor=32.0{other}" for other in
+           ("", ":high_freq_factor=16.0", ":low_freq_factor=4.0", ":factor=4.0",
+            ":original_max_position_embeddings=200", "")),
+         *(f"scaling=longrope:length=1:short_factor=ones{other}" for other in
+           ("", ":short_factor=last", ":factor=16.0", ":attention_factor=1.5", "")),
+         *(f"scaling=longrope:length=100:long_factor=ones{other}" for other in
+           ("", ":long_factor=last", ":original_max_position_embeddings=50", "")),
+         *(f"scaling=proportional{other}" for other in ("", ":partial_rotary_factor=0.75", ":factor=4.0",
+         ""))],
+        ("scaling",), few=8,
+    ),
+    Row(
+        "rules_at_wide_heads",
+        "Every scaling rule changes every pair of a wide head, whatever its parameters.",
+        [Cover(
+            {**_SMALL, "width": [128, 64], "scaling": _RULES, "pairing": [None, "other"]},
+            [("pairing", "width", "scaling")], alone=True,
+        )],
+        ("scaling", "widths"), few=4,
+    ),
+]  # fmt: skip
+
+AXES_ROWS = [
+    Row(
+        "axes",
+        "Each pair is rotated by its own coordinate: in runs, alternating, with a series for each "
+        "coordinate, "
+        "by indices, or not at all.",
+        [f"axes={'|'.join(AXES)}", "axes=blocks pairing=half|interleaved", "axes=chunks|blocks inverse=True"],
+        few=5,
+    ),
+    Row(
+        "axes_of_a_part", "The pairs of axes are in the rotated slice.",
+        ["axes=alternating|gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
+    ),
+    Row(
+        "axes_of_positions",
+        "Coordinates of shape (B, S, n) match x as positions of shape (B, S) do; of shape (n,), all rows.",
+        ["axes=chunks positions=BS rows=2,3,5|2,3,3", "axes=chunks positions=scalar",
+         "axes=series kind=float",
+         "axes=chunks in_tuple=True"],
+    ),
+    Row(
+        "axes_and_frequencies",
+        "A scaling rule is applied to each series with its own width; inv_freq to pairs.",
+        [f"axes=chunks|series {_YARN}|ntk:factor=4.0", "axes=chunks|gaps inv_freq=True"],
+    ),
+    Row(
+        "axes_at_wide_heads",
+        "Every pair of a wide head is rotated by its own coordinate, for axes of every kind.",
+        [Cover(
+            {**_SMALL, "reach": [5000], "width": [128, 64], "axes": tuple(AXES), "pairing": [None, "other"]},
+            [("pairing", "width", "axes")], alone=True,
+        )],
+        ("axes", "any_positions", "widths"), few=1,
+    ),
+]  # fmt: skip
+
+POSITION_ROWS = [
+    Row(
+        "positions_of_their_own",
+        "Each row is rotated by its own position: unordered, repeated, or restarting in packed sequences.",
+        ["order=0,1,2,0,1|9,3,3,7,0|4,3,2,1,0", "order=5000,40003,1,70000,2 reach=70000",
+         "rows=4,4,4 order=5,0,9,2", "rows=2,3,16 order=descending|packed"],
+    ),
+    Row(
+        "positions_offset", "One row, a decoding step, is rotated by its own position.",
+        ["rows=2,3,1 reach=3|17|300"], ("offset_positions",),
+    ),
+    Row(
+        "positions_of_a_batch",
+        "Positions of shape (B, S) rotate each batch by its own; B is x's first axis.",
+        ["positions=BS rows=2,3,5|5,3,5|3,3,5|3,2,1", "positions=BS reach=70000",
+         "positions=BS order=descending"],
+    ),
+    Row(
+        "batch_positions_of_other_ranks",
+        "Positions of shape (B, S), (1, S) and (B, 1) match the first axis of an x of three axes or more, "
+        "whatever the sizes of the others.",
+        ["positions=BS rows=4,5|4,4", "positions=B1|1S rows=4,5", "positions=BS rows=4,5 seq_axis=0",
+         "positions=BS rows=2,3,4,5|2,2,3,5|2,3,2,5|3,2,3,3|2,2,2,2", "positions=BS rows=2,1,2,3,5"],
+        ("batch_positions", "offset_positions"),
+    ),
+    Row(
+        "positions_of_heads", "Positions of shape (B, H, S) rotate each head by its own.",
+        ["positions=BHS rows=2,3,5|2,5,5"],
+    ),
+    Row(
+        "positions_broadcast",
+        "A scalar is broadcast to all rows, a size of 1 to its axis: (1,), (1, S), (B, 1), (B, 1, S), ...",
+        ["positions=scalar|1|1S|B1|11|B1S|1HS|BH1"], ("broadcast_positions", "any_positions"),
+    ),
+    Row(
+        "size_one_axes", "Axes of size 1 in x are rotated as any other: one batch, one head, one row.",
+        ["rows=1,1,1|2,1,5|1,3,5|2,3,1|1,1,5"],
+    ),
+    Row(
+        "strides_of_positions",
+        "Positions of any strides and alignment are read correctly: reversed, transposed, broadcast, a part.",
+        [Cover({"pos_layout": True, "positions": ["S", "BS", "BHS"], "order": [None, "ascending", "same"]},
+              [("pos_layout", "positions", "order")], alone=True)],
+        ("strides", "any_positions"),
+    ),
+]  # fmt: skip
+
+COVER_ROWS = [
+    Row(
+        "combinations",
+        "Any two of the claimed fields, shapes, dtypes and kinds of positions are correct in one call.",
+        [Cover(
+            _FULL := {
+                **dict.fromkeys((*FIELDS, "in_tuple", "dtype", "rows", "positions", "kind", "order"), True),
+                "reach": 2, "scaling": ["yarn", "ntk", "linear", None],
+            },
+            pairs_among(_FULL),
+        )], few=10,
+    ),
+    Row(
+        "memory",
+        "An x of any strides, alignment and offset is rotated correctly, with every field and any positions.",
+        [Cover(
+            {**FEW_FIELDS, "dtype": True, "layout": True, "rows": [(2, 3, 5), (2, 1, 3), (1, 3, 1)],
+             "width": [16, 64, 80], "positions": ["S", "BS"], "pos_layout": True, "numbers": True},
+            [*_pairs_of("layout", *FEW_FIELDS, "dtype", "rows", "width", "positions", "pos_layout",
+             "numbers"),
+             *_pairs_of("pos_layout", "dtype", "rows", "positions", "pairing", "inverse"),
+             *_pairs_of("numbers", "dtype", "pairing", "rotary_dim", "inverse"),
+             ("layout", "dtype", "pairing"), ("layout", "width", "dtype")],
+        )], ("strides",), few=2,
+    ),
+    Row(
+        "widths_and_fields",
+        "Every claimed field is correct at the head_dims of models, for slices of any width.",
+        [Cover(
+            {**FEW_FIELDS, "dtype": True, "rotary_dim": [None, 24, 96, 8, 48, "most"], "positions": ["S",
+             "BS"],
+             "rows": [(2, 3, 2), (1, 2, 3)],
+             "width": [16, 64, 112, 128, 36, 44, 72, 80, 88, 96, 192, 256]},
+            [*_pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
+             ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"), ("width", "dtype",
+              "inverse"),
+             ("rotary_dim", "pairing", "dtype")],
+        )], ("widths",), few=12,
+    ),
+    Row(
+        "widths_and_positions",
+        "Any three of head_dim, dtype, pairing, and range, shape and order of positions are right together.",
+        [Cover(
+            {**{name: FEW_FIELDS[name] for name in (*_SAME_ANGLES, "base")}, "dtype": True, "layout": True,
+             "order": True, "width": [16, 64, 80, 128, 256], "rows": [(3, 2, 3), (2, 3, 2), (2, 1, 1)],
+             "positions": ["S", "BS", "BHS", ""], "reach": [NEAR, 5000, FAR, -NEAR],
+             "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"]},
+            [*combinations(("dtype", "width", "reach", "positions"), 3),
+             *(("width", "reach", name) for name in _SAME_ANGLES),
+             *(("dtype", "reach", name) for name in _SAME_ANGLES),
+             *_pairs_of("width", "rows", "layout", "kind"), *_pairs_of("order", "width", "rows", "kind",
+             "reach"),
+             *(("order", "positions", name) for name in ("dtype", "base", *_SAME_ANGLES)),
+             ("dtype", "kind"), ("kind", "reach"),
+             *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple"))],
+        )], ("widths",), few=3,
+    ),
+    Row(
+        "sizes_and_fields",
+        "Every claimed field is correct for many rows, heads or batches, in every claimed dtype.",
+        [Cover(
+            {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "layout": True,
+             "reach": 1},
+            [*(("rows", "dtype", name) for name in (*FEW_FIELDS, "positions")),
+             ("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse"),
+             ("rows", "layout")],
+        )], few=9,
+    ),
+    Row(
+        "fields_and_many_elements",
+        "Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right "
+        "together. "
+        "Calls are of more than 2^18 elements: code chooses by size.",
+        [Cover(
+            {**{name: few for name, few in FEW_FIELDS.items() if name not in ("axes", "in_tuple")},
+             "rotary_dim": [None, 24, "most"], "dtype": True, "width": [64, 36, 80, 96, 192],
+             "rows": _LARGE[1:], "positions": ["S", "BS"], "layout": [None, "transposed",
+             "a_fused_projection"]},
+            [*pairs_among((*(name for name in FEW_FIELDS if name not in ("axes", "in_tuple")), "dtype",
+             "width", "rows", "positions")),
+             *_pairs_of("layout", "dtype", "rows", "pairing", "inverse")],
+        )], few=5, context=check_many_elements,
+    ),
+    Row(
+        "calls_that_differ_in_one_thing",
+        "A call is right after one that differs in one thing: no cache leaves that thing out of its key.",
+        [Cover(_FULL, walk=160)], few=10,
+    ),
+    Row(
+        "one_field_at_every_width",
+        "The plain call and every field alone are right at the head_dims of models, in every dtype.",
+        [Cover(
+            {**_SMALL, "pairing": 1, "dtype": True, "width": [112, 64, 192, 80, *MODEL_WIDTHS]},
+            [("width", "pairing", "dtype")], alone=True,
+         ),
+         Cover(
+            {**FEW_FIELDS, **_SMALL, "rotary_dim": [None, "half_of_it"],
+             "width": [36, 96, 112, 128, 256, 64, 80, 160]},
+            [*_pairs_of("width", *_SIMPLE), *(("pairing", "width", name) for name in _SIMPLE[1:])],
+             alone=True,
+         )], ("widths",), few=3,
+    ),
+    Row(
+        "one_field_and_many_rows",
+        "The plain call and every field alone are right for many rows, heads or batches.",
+        [Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *_pairs_of("rows", *FEW_FIELDS)], alone=True)],
+         few=2,
+    ),
+    Row(
+        "one_field_and_many_elements",
+        "Every field alone is right for an x of more than 2^17 elements. Code chooses by size: threads, "
+        "blocks of memory, a kernel.",
+        [Cover({**FEW_FIELDS, "rows": [_LARGE[0]], "width": [64], "axes": 0, "in_tuple": 0},
+              [(name,) for name in FEW_FIELDS], alone=True)],
+        few=3, context=check_large_call,
+    ),
+]  # fmt: skip
+
+
+def _at_many_positions(j: Judge) -> Iterator[Call]:
+    """Yield 140 calls at other positions, then some of the first ones again."""
+    few = j.is_slow or j.lib.is_lazy(j.x().array)
+    for start in (*range(20 if few else 140), 0, 1, 64):
+        order = f"order={start},{start + 1}" if j.claims("any_positions") else ""
+        yield from read_calls(j, f"rows=1,1,2 reach={start + 8} {order}")
+
+
+STATE_ROWS = [
+    Row(
+        "calls_in_turn",
+        "A call depends on its own spec, shape, dtype and positions only, not on earlier calls.",
+        ["base=500.0", "dtype=float64 pairing=half rows=2,3,4 width=24", "rotary_dim=8",
+         "dtype=float16 base=500.0 rotary_dim=8 rows=2,3,4 width=24", ""] * 2,
+        ("base", "pairing", "rotary_dim"), few=10,
+    ),
+    Row(
+        "fields_that_differ_little",
+        "A field is used after one that differs little from it: no cache rounds it, or reads a part of it.",
+        ["reach=300 base=10000.25|10000.75|10000|10001|10000.25",
+         "reach=300 attention_factor=1.25|1.2501|1.0|1.25",
+         "reach=300 inv_freq=halving|other_last|other_first|other_middle|halving",
+         "reach=300 axes=alternating|other_last|other_first|alternating"], few=20,
+    ),
+    Row(
+        "calls_at_other_positions",
+        "The same shape at other positions is another rotation: no cache leaves positions out of its key.",
+        ["rows=1,2,4 reach=8|15|8|100", "rows=1,2,4 reach=8|2500|10|5000|78|4999|9"], ("offset_positions",),
+        few=11,
+    ),
+    Row(
+        "calls_at_many_positions",
+        "Calls at 140 other positions, and at the first ones again, are right: a full cache loses no key.",
+        _at_many_positions, ("offset_positions",), few=23,
+    ),
+    Row(
+        "short_calls_after_a_long_one",
+        "A long call leaves nothing behind: shorter calls after it, also at other positions, are right.",
+        ["rows=1,2,40|1,2,1050|1,2,3|1,2,40|1,2,4 reach=2000", "kind=float rows=1,2,1050|1,2,3|1,2,4"],
+        ("offset_positions",),
+    ),
+    Row(
+        "dtypes_in_turn",
+        "Each call is as exact as its own dtype: no table is kept in the dtype of an earlier x.",
+        ["rows=1,3,4 reach=19 dtype=bfloat16|float16|float64|float32",
+         "rows=1,3,4 reach=38 dtype=float32|float64|float16|bfloat16",
+         "rows=1,3,4 reach=19 dtype=float32|float64|float16|bfloat16"], ("offset_positions",), few=12,
+    ),
+]  # fmt: skip
+
+KIND_ROWS = [
+    Row(
+        "kind", "The result has x's library, shape, dtype and device.", [""],
+        each_dtype=True, values=False, context=check_kind_of,
+    ),
+    Row(
+        "kind_of_identity",
+        "The result has x's library, shape, dtype and device for a partial rotation and for rotary_dim=0.",
+        ["rotary_dim=0|4|all"], each_dtype=True, values=False, context=check_kind_of,
+    ),
+    Row(
+        "magnitudes",
+        "Numbers near the ends of the dtype's range are rotated correctly, without a needless overflow.",
+        ["numbers=huge|tiny rows=1,2,5"], each_dtype=True,
+    ),
+    Row(
+        "nonfinite", "NaN and infinities stay inside their pair; every other element is rotated as usual.",
+        ["numbers=nan|infinity rotary_dim=8|16", "numbers=nan|infinity pairing=half",
+         "numbers=nan|infinity rows=2,1,3"], ("nonfinite",),
+    ),
+    Row(
+        "zero_size", "An x without elements gives a result without elements, of its shape.",
+        ["rows=0,3,5|2,0,5|2,3,0"], ("zero_size",), values=False, context=check_kind_of,
+    ),
+    Row(
+        "ranks", "An x of one to six axes is rotated: a vector by one position, others along axis -2.",
+        ["rows=none positions=scalar", "rows=5|3,5|2,3,5|2,2,3,5|1,2,2,1,5"], ("ranks",), values=False,
+    ),
+    Row(
+        "tuples",
+        "A tuple of arrays gives a tuple of results: of one, two or three arrays, which may differ in heads.",
+        ["in_tuple=True|fewer_heads|one|twice|three", "in_tuple=fewer_heads positions=BS",
+         "in_tuple=fewer_heads rows=1,4,5|4,2,5|2,32,130 positions=S|BS"],
+        ("tuple",), values=False,
+    ),
+    Row(
+        "tuples_of_two_dtypes", "Each array of a tuple is rotated in its own dtype.",
+        ["in_tuple=two_dtypes dtype=float32|float64|float16|bfloat16"], values=False,
+    ),
+]  # fmt: skip
+
+SIZE_ROWS = [
+    Row(
+        "many_heads", "Every head is rotated, however many: from the 65th, the 129th and the 1,025th on.",
+        ["rows=1,1030,2|2,131,3"], context=check_large_call,
+    ),
+    Row(
+        "many_batches", "Every batch is rotated, however many: from the 33rd, the 257th and the 1,025th on.",
+        ["rows=1030,1,2|261,3,2"], context=check_large_call,
+    ),
+    Row(
+        "batches_times_heads",
+        "More than 65,535 batches times heads are rotated, as many as one axis of a GPU's grid cannot hold.",
+        ["rows=258,256,1 width=4|16"], few=1, context=check_large_call,
+    ),
+    Row(
+        "many_rows",
+        "Every row is rotated, in each dtype: from the 513th, the 1,025th, the 4,097th and the 8,193rd on.",
+        ["rows=1,2,8301"], each_dtype=True, context=check_large_call,
+    ),
+    Row(
+        "more_rows_than_2e16",
+        "More than 2^16 rows are rotated, as many as an index of 16 bits cannot count.",
+        ["rows=1,1,65576 width=4|16"], ("any_positions",), few=1, context=check_large_call,
+    ),
+    Row(
+        "positions_of_a_long_batch", "Positions of shape (B, S) are right for a long S.",
+        ["rows=2,1,4200 positions=BS"], each_dtype=True, context=check_large_call,
+    ),
+    Row(
+        "positions_of_many_batches",
+        "Positions of shape (B, S) and (B, 1) are right for many batches, and more than 2^16 in all.",
+        ["rows=25,1,2700|300,2,3|1030,1,1 positions=BS"], context=check_large_call,
+    ),
+    Row(
+        "many_elements", "Every element of an x of more than 2^20 is rotated, in each dtype.",
+        ["rows=2,6,1402 width=128|64"], each_dtype=True, few=1, context=check_large_call,
+    ),
+]  # fmt: skip
+
+_RECORDED = "gradient=contiguous"
+_WIDE = [16, 64, 128]
+
+GRADIENT_ROWS = [
+    Row(
+        "gradient", "The gradient with respect to x is the adjoint rotation of the cotangent.",
+        [_RECORDED], each_dtype=True,
+    ),
+    Row(
+        "gradient_of_shapes",
+        "The gradient is right for a decoding step, positions of a batch, wide heads, many rows or heads.",
+        [f"{_RECORDED} rows=2,3,1|1,70,2|40,2,2|1,1,600 reach=17", f"{_RECORDED} positions=BS",
+         f"{_RECORDED} width=64|128 pairing=interleaved|half", f"{_RECORDED} rows=2,8,130 width=64"], few=4,
+    ),
+    Row(
+        "gradient_of_fields",
+        "The gradient multiplies by the attention factor; the gradient of features that are not rotated is "
+        "their cotangent; it reads the cotangent's pairs by out_pairing and writes pairs by pairing.",
+        [f"{_RECORDED} attention_factor=2.0", f"{_RECORDED} rotary_dim=8", f"{_RECORDED} out_pairing=other",
+         f"{_RECORDED} inverse=True", f"{_RECORDED} inverse=True attention_factor=2.0",
+         f"{_RECORDED} in_tuple=True|two_dtypes"], few=4,
+    ),
+    Row(
+        "gradient_of_strides",
+        "The gradient is right for an x, and for a cotangent, that is transposed, sliced or broadcast, "
+        "and so "
+        "is the value while it is recorded.",
+        [Cover({"gradient": ["contiguous", "transposed", "broadcast", "every_second"], "layout": True},
+              [("layout",), ("gradient",)], alone=True)], ("gradient",),
+    ),
+    Row(
+        "gradient_of_one_field",
+        "The gradient is right for every field alone, at narrow and wide heads, and for many rows.",
+        [Cover(
+            {**FEW_FIELDS, "in_tuple": 0, "gradient": ["contiguous"], "dtype": True, "width": _WIDE,
+             "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
+            [*(("dtype", name) for name in FIELDS), *(("pairing", "width", name) for name in FIELDS),
+             *_pairs_of("rows", *FIELDS)], alone=True,
+        )], ("gradient",), few=10,
+    ),
+    Row(
+        "gradient_of_scaling", "The gradient has the frequencies and the amplitude of each scaling rule.",
+        [f"{_RECORDED} scaling={rule}" for rule in (*_RULES[3:], *_RULES[:3])]
+        + [f"{_RECORDED} scaling=yarn:factor=40.0 pairing=other", f"{_RECORDED} {_YARN} inverse=True"],
+        ("scaling",), few=1,
+    ),
+    Row(
+        "gradient_of_axes",
+        "The gradient of each pair is rotated by the pair's own coordinate, for axes of every kind.",
+        [f"{_RECORDED} axes={'|'.join(AXES)}", f"{_RECORDED} width=64 rows=1,2,3 axes={'|'.join(AXES)}"],
+         few=2,
+    ),
+    Row(
+        "gradient_at_far_positions",
+        "The value while a gradient is recorded, and the gradient, are right at far positions of each dtype.",
+        [Cover(
+            {"gradient": ["contiguous"], "reach": [4001, 2**16, FAR], "positions": ["S", "BS", "BHS"],
+             "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"], "dtype": True,
+             "width": [16, 128], "pairing": 1},
+            [("kind", "reach"), ("positions", "reach"), ("dtype", "width", "pairing")], alone=True,
+        )], ("gradient", "offset_positions"), few=3,
+    ),
+    Row(
+        "gradient_combinations",
+        "Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides.",
+        [Cover(
+            _RECORDED_FULL := {
+                **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"],
+                "dtype": True,
+                "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)], "width": _WIDE,
+                "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17], "order": True, "layout": True,
+            },
+            [*pairs_among(_RECORDED_FULL), ("dtype", "rows", "positions"), ("dtype", "width", "pairing"),
+             ("rows", "pairing", "inverse")],
+        ),
+         Cover(
+            {**{name: 1 for name in _SIMPLE[:-1]}, "seq_axis": 1, "dtype": True, "rows": [(2, 3, 3)],
+             "gradient": ["contiguous"]},
+            [("dtype", *some) for some in combinations((*_SIMPLE[:-1], "seq_axis"), 3)],
+        )], ("gradient",), few=8,
+    ),
+]  # fmt: skip

@@ -1,0 +1,243 @@
+"""The rows of modes: calls under settings of their library, mapped, compiled, and after other calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from . import _contexts as contexts
+from . import _transformed as transformed
+from ._call import fits, plain_call
+from ._cover import Cover, pairs_among, single_fields
+from ._factors import FEW_FIELDS, Call
+from ._gradients import check_gradient
+from ._judge import Judge
+from ._parts import MODEL_WIDTHS
+from ._row import Row, read_calls
+
+# Far positions: floats of 16 bits round them, and products of them that are too narrow.
+_FAR = "reach=12345"
+# Two shapes of positions, a decoding step, the other pairing and the inverse, in several dtypes.
+_AFTER = ["reach=12345", "reach=12345 positions=BS rows=2,3,4|2,3,1", "reach=12345 pairing=other",
+          "reach=12345 inverse=True", "reach=12345 dtype=float64|bfloat16"]  # fmt: skip
+_CROSSED = Cover(
+    {
+        "pairing": 1, "inverse": 1, "dtype": True, "width": [16, 128],
+        "rows": [(2, 3, 5), (1, 40, 2), (2, 1, 130)], "positions": ["S", "BS"],
+        "order": [None, "ascending", "descending"], "reach": [12345],
+    },
+    pairs_among(("dtype", "width", "rows", "positions", "pairing", "inverse")),
+)  # fmt: skip
+
+
+def _each_field(reach: int, *texts: str, cover: Cover | None = None) -> Callable[[Judge], Iterator[Call]]:
+    """Return a function that yields calls of each field alone at far positions, of texts, and of a cover."""
+
+    def calls(j: Judge) -> Iterator[Call]:
+        far = min(reach, j.target.reach)
+        yield from (call.replace(reach=far) for call in single_fields(j) if not call.in_tuple)
+        yield from read_calls(j, *texts, reach=far)
+        yield from cover.calls(j) if cover is not None else ()
+
+    return calls
+
+
+_UNDER_A_SETTING = _each_field(12345, "dtype=float64|float16|bfloat16", "rows=1,16,520", cover=_CROSSED)
+
+
+def _wide(j: Judge) -> list[int]:
+    """Return the widest head_dim of models, if it is claimed and beyond 64."""
+    widths = [width for width in MODEL_WIDTHS if fits(j, plain_call(j).replace(width=width))]
+    return [width for width in widths if width > 64][-1:]
+
+
+_SIMPLE = (
+    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
+)  # fmt: skip
+_FIELDS_OF_X = {**FEW_FIELDS, "in_tuple": 0}
+# Any two simple fields; each field for many rows and at positions of shape (B, S); kinds and far positions.
+_PROGRAMS = (
+    Cover(
+        {**dict.fromkeys(_SIMPLE, 1), "dtype": True, "rows": [(2, 3, 3)]},
+        [("dtype", *some) for some in pairs_among(_SIMPLE)],
+    ),
+    Cover({**_FIELDS_OF_X, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover({**_FIELDS_OF_X, "positions": ["BS"]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover(
+        {"kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"],
+         "reach": [2**15 + 10, 2**17, 2**31 - 1]},
+        [("kind",), ("reach",)], alone=True,
+    ),
+)  # fmt: skip
+
+
+def _compiled_gradients(j: Judge) -> Iterator[Call]:
+    """Yield the plain call; with JAX, which compiles all as one program, many more."""
+    calls = [*read_calls(j, "", reach=min(12345, j.target.reach))]
+    if transformed.is_one_program(j):
+        calls += [call for cover in _PROGRAMS for call in cover.calls(j)]
+        fields = [call for call in single_fields(j) if not call.in_tuple]
+        calls += [call.replace(width=width, rows=(1, 2, 3)) for width in _wide(j) for call in fields]
+    return (call for call in dict.fromkeys(calls) if fits(j, call))
+
+
+def _compiled_fields(j: Judge) -> Iterator[Call]:
+    """Yield a call of each field; with JAX, of a wide head in each dtype too."""
+    yield from _each_field(4001)(j)
+    if transformed.is_one_program(j):
+        for width in _wide(j):
+            yield from read_calls(j, "dtype=float32|float64|float16|bfloat16", reach=4001, width=width)
+
+
+MODE_ROWS = [
+    Row(
+        "no_grad", "Under torch.no_grad() a call is right, writes nothing, and returns memory of its own.",
+        _UNDER_A_SETTING, ("no_grad",), context=contexts.no_grad,
+    ),
+    Row(
+        "inference_mode",
+        "Under torch.inference_mode() a call is right, writes nothing, and returns memory of its own.",
+        _UNDER_A_SETTING, ("inference_mode",), context=contexts.inference_mode,
+    ),
+    Row(
+        "training_after_inference",
+        "After a call under torch.inference_mode() gradients are right: no tensor of that mode is kept.",
+        _each_field(4, "order=ascending pairing=half|interleaved", "dtype=float64|float16|bfloat16"),
+        ("inference_mode", "gradient"), context=contexts.training_after_inference,
+    ),
+    Row(
+        "autocast",
+        "Under torch.autocast the angles keep their accuracy; x may be rounded, to autocast's dtype.",
+        _UNDER_A_SETTING, ("autocast",), context=contexts.autocast,
+    ),
+    Row(
+        "gradient_under_autocast",
+        "Under torch.autocast the gradient is the adjoint rotation of the cotangent, in x's dtype.",
+        [_FAR, f"{_FAR} pairing=half", f"{_FAR} dtype=float16|bfloat16"], ("autocast", "gradient"),
+        context=contexts.gradient_under_autocast,
+    ),
+    Row(
+        "default_dtype",
+        "Whatever the library's default dtype, the result has x's dtype and accuracy; in JAX, where "
+        "jax.enable_x64 adds float64, no table keeps the precision of an earlier call either.",
+        _UNDER_A_SETTING, ("default_dtype",), few=19, context=contexts.default_dtype,
+    ),
+    Row(
+        "default_device", "Whatever the library's default device, the result is on x's device, and is right.",
+        _UNDER_A_SETTING, ("default_device",), context=contexts.default_device,
+    ),
+    Row(
+        "deterministic", "With deterministic algorithms, which fill new memory with NaN, a call is right.",
+        _UNDER_A_SETTING, ("deterministic",), context=contexts.deterministic,
+    ),
+    Row(
+        "vmap",
+        "Mapped over any axis of x, once or twice, each x of any rank is rotated as by a call of its own.",
+        _each_field(12345, "rows=none positions=scalar", "rows=5|3,5 pairing=half|interleaved",
+                    "positions=BS rows=2,4,5"),
+        ("vmap",), few=1, context=transformed.MAPPED,
+    ),
+    Row(
+        "vmap_of_positions",
+        "Mapped over x and positions, or positions alone, each x is rotated by its own positions.",
+        _each_field(12345, "positions=BS"), ("vmap_positions", "offset_positions"), few=1,
+        context=transformed.MAPPED_WITH_POSITIONS,
+    ),
+    Row(
+        "vmap_of_gradients",
+        "The gradient of each x, mapped over x and cotangents, is the adjoint rotation of its cotangent.",
+        [_FAR], ("vmap", "gradient"), context=transformed.MAPPED_GRADIENT,
+    ),
+    Row(
+        "jvp", "The derivative along a tangent, in forward mode, is the tangent rotated.",
+        _each_field(12345), ("jvp", "gradient"), few=1, context=transformed.DERIVATIVE,
+    ),
+    Row(
+        "positions_of_a_shard",
+        "Under jax.shard_map over the sequence, each part is rotated by its positions in the whole sequence.",
+        ["rows=2,3,16 order=ascending reach=15|12345"], ("shards",), context=contexts.in_shards,
+    ),
+    Row(
+        "jit",
+        "One compiled function is right for each dtype, size and shape of positions, in turn.",
+        [f"{_FAR} dtype=float32|float64|float16|bfloat16|float32",
+         f"{_FAR} positions=BS rows=2,3,5|3,3,5|2,3,1", "rows=2,3,1|2,3,5"],
+        ("jit",), few=10, context=transformed.check_compiled_in_turn,
+    ),
+    Row(
+        "jit_of_fields",
+        "Compiled with any claimed field, with x and positions traced, a call is right; with JAX at a wide "
+        "head in each dtype too.",
+        _compiled_fields, ("jit",), few=40, context=transformed.COMPILED,
+    ),
+    Row(
+        "jit_of_gradients",
+        "The gradient of a compiled call is the adjoint rotation of the cotangent; with JAX also with any "
+        "two fields, at wide heads, for many rows, and at far positions of each dtype.",
+        _compiled_gradients, ("jit", "gradient"), context=transformed.COMPILED_GRADIENT,
+    ),
+    Row(
+        "calls_after_a_compiled_one", "A call after one that was compiled is right: no traced array is kept.",
+        _AFTER, ("jit",), few=5,
+        context=contexts.after("a compiled call", transformed.COMPILED, contexts.check_alone,
+                               transformed.COMPILED),
+    ),
+    Row(
+        "calls_after_a_mapped_one", "A call after one that was mapped is right: no mapped array is kept.",
+        _AFTER, ("vmap",), few=3,
+        context=contexts.after("a call under vmap", transformed.MAPPED, contexts.check_alone,
+                               transformed.MAPPED),
+    ),
+    Row(
+        "calls_after_a_gradient",
+        "A call after one whose gradient was asked for is right, and so is its gradient.",
+        _AFTER, ("gradient",), few=3,
+        context=contexts.after("a call for a gradient", contexts.gradient_if_taken, contexts.check_alone,
+                               contexts.gradient_if_taken),
+    ),
+    Row(
+        "calls_after_a_fake_one",
+        "A call after one with fake tensors, which have no values, is right: none of them is kept. A table "
+        "that a function keeps is such a tensor; few programs make both calls, so this is for `--thorough`.",
+        _AFTER, ("no_grad",), thorough=True,
+        # Not a second one: PyTorch refuses tables of real tensors, which a function may keep, with fake ones.
+        context=contexts.after("a call with fake tensors", contexts.fake_call, contexts.check_alone),
+    ),
+]  # fmt: skip
+
+MORE_GRADIENT_ROWS = [
+    Row(
+        "gradient_after_other_calls",
+        "A gradient belongs to its own call, also if other calls are made before it is asked for.",
+        _each_field(100, "positions=BS"), ("gradient", "offset_positions"), few=1,
+        context=contexts.two_gradients,
+    ),
+    Row(
+        "gradient_of_a_sum",
+        "The gradient is right for a cotangent that is one number broadcast, as the gradient of a sum is.",
+        ["gradient=sum"], context=check_gradient,
+    ),
+    Row(
+        "gradient_of_a_tuple", "The gradient is right for each array of a tuple, if the others need none.",
+        ["in_tuple=True"], ("gradient",), context=contexts.gradient_of_one_of_a_tuple,
+    ),
+    Row(
+        "gradient_twice", "A gradient asked for twice is the same, and so is the gradient of the next call.",
+        ["", ""], ("gradient",), context=contexts.gradient_twice,
+    ),
+    Row(
+        "gradient_of_a_gradient",
+        "The gradient of a gradient is the forward rotation, as the gradient is linear in the cotangent.",
+        ["", "pairing=other", "out_pairing=other", "inverse=True", "attention_factor=1.1", "rotary_dim=8",
+         "seq_axis=-3|1"],
+        ("gradient",), few=1, context=contexts.gradient_of_a_gradient,
+    ),
+    Row(
+        "gradient_of_a_parameter",
+        "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
+        [_FAR], ("gradient", "no_grad"), context=contexts.gradient_of_a_parameter,
+    ),
+    Row(
+        "lazy", "A call computes nothing: the result is lazy, whatever the fields.",
+        ["", "rotary_dim=8"], ("lazy",), values=False, context=contexts.lazy_call,
+    ),
+]  # fmt: skip

@@ -1,0 +1,408 @@
+"""Find the claims of undeclared code: make trial calls, and see which of them it refuses.
+
+A trial is the plain call with one factor at another level, or the plain call in another context.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from . import _watch
+from ._claims import TRIALS, by_declaration, one_line, parameters_of, takes_any, undeclared_fields
+from ._factors import FIELDS, SIZES, TUPLES, WIDTH, Call, fields_of, read_call, shape_of_positions
+from ._libraries import Torch, rounded
+from ._modes import jvp, one_device, settings_of, vmap
+from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
+
+Target = Any  # of `_target`, which imports this module
+
+# Positions tried in rising order, up to the first that the callable refuses.
+_REACH_STEPS = (
+    0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 1023, 2047, 2**14 - 1, 2**17, 2**20, 2**24 + 3, 2**31 - 1,
+)  # fmt: skip
+# The capability that another one needs.
+_NEEDED = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]"} | {
+    f"broadcast_positions[{axes}]": {2: "batch_positions", 3: "head_positions"}[len(axes)]
+    for axes in BROADCAST if len(axes) in (2, 3)
+}  # fmt: skip
+
+
+def find_declines(target: Target) -> dict[str, str]:
+    """Return every capability and part that a target does not claim, with the reason."""
+    reasons = by_declaration(target)
+    reasons = spread(
+        {**undeclared_fields(target), **_refused_fields(target, reasons), **reasons, **target.lacks}
+    )
+    reasons = spread({**_without_needed(reasons), **reasons})
+    if target.declared or "values" in reasons:
+        return reasons
+    return spread({**reasons, **_refused_calls(target, reasons)})
+
+
+def _without_needed(reasons: Mapping[str, str], tried: Collection[str] = ()) -> dict[str, str]:
+    """Return the capabilities, other than the ones `tried`, that need a declined one."""
+    return {
+        name: f"{needed}: {reasons[needed]}"
+        for name, needed in _NEEDED.items()
+        if needed in reasons and name not in tried
+    }
+
+
+def _refused_calls(target: Target, declines: Mapping[str, str]) -> dict[str, str]:
+    """Try each capability that a callable may refuse; return the refused ones with the errors."""
+    trials, reasons = Trials(target), {}
+    for name in (name for name in TRIALS if name not in FIELDS and name not in declines):
+        if (refusal := exception_of(target, partial(trials.try_capability, name))) is not None:
+            reasons[name] = f"refuses it: {one_line(refusal)}"
+    if reasons.keys() >= {*parts_of("scaling")}:  # it names the field, and takes no rule: a fault
+        reasons = {name: why for name, why in reasons.items() if whole_of(name) != "scaling"}
+    return {**reasons, **_without_needed({**declines, **reasons}, tried=TRIALS)}
+
+
+def exception_of(target: Target, attempt: Callable[[], Any]) -> BaseException | None:
+    """Return the exception that a trial raises, or None."""
+    try:
+        with target.arrays.running(), _silence():
+            attempt()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception):  # SystemExit would end the process, were it not caught here
+            target.exits.append(one_line(error))
+        return error
+    return None
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Leave out what a compiler logs when a trial call is refused."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+class Trials:
+    """Trial calls of a target."""
+
+    def __init__(self, target: Target):
+        self.target, self.lib = target, target.arrays
+        self.dtype = (target.dtypes or ["float32"])[0]
+
+    # ---- arguments ----
+
+    def arguments(self, text: str) -> tuple[Any, Any, dict[str, Any]]:
+        """Return x, positions and fields of the plain call with the values of factors in a text."""
+        call = read_call(text, Call(dtype=self.dtype, kind=self.target.position_dtype))
+        call = call.replace(width=self.target.width_of(call.width))
+        if call.rotary_start is not None:
+            call = call.replace(rotary_start=min(call.rotary_start, call.width - 2))
+        return self._x(call), self._positions(call), fields_of(call, self.target.defaults)
+
+    def _x(self, call: Call) -> Any:
+        """Return an array, or a tuple of arrays that differ in heads."""
+        if not call.in_tuple:
+            return self.array((*call.rows, call.width), call.dtype)
+        heads = (3, 1, 2)[: TUPLES[call.in_tuple]]
+        return tuple(self.array((2, count, 5, call.width), call.dtype) for count in heads)
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array of random numbers."""
+        return self.lib.asarray(rounded(np.random.default_rng(0).standard_normal(shape), dtype), dtype)
+
+    def _positions(self, call: Call) -> Any:
+        """Return positions that are consecutive along the rows."""
+        shape, reach = shape_of_positions(call), self.target.reach
+        if call.kind.startswith("python"):
+            return _python_positions(call.kind.removeprefix("python_"), min(5, reach + 1))
+        rows = int(self.target.positions != "arange") + (np.arange(shape[-1]) if shape else np.array(0))
+        numbers = np.broadcast_to(rows % (reach + 1), shape)
+        if call.reach < 0:
+            numbers = -numbers[::-1]
+        if "float" in call.kind:
+            numbers = np.minimum(numbers + 0.5, reach)
+        if call.axes:
+            numbers = np.stack([numbers, np.minimum(numbers + 1, reach)], -1)
+        return self.lib.asarray(np.asarray(numbers, call.kind))
+
+    # ---- calls ----
+
+    def rotate(self, x: Any, pos: Any, **spec: Any) -> Any:
+        """Call; raise if a tuple of arrays is not taken as one."""
+        _watch.trying(x, pos, spec)
+        with np.errstate():  # undo changes that the call makes to NumPy's error handling
+            y = self.target.first_calls.call(self.lib, self.target.call, x, pos, spec)
+        if isinstance(x, tuple):
+            if not isinstance(y, tuple | list):
+                raise TypeError("the call returned one array for a tuple")
+            if len(x) != 2 and len(y) != len(x):
+                raise TypeError(f"the call returned {len(y)} results for {len(x)} arrays")
+        return y
+
+    def call(self, text: str) -> Any:
+        """Call with the values of factors in a text."""
+        x, pos, spec = self.arguments(text)
+        return self.rotate(x, pos, **spec)
+
+    def at(self, row: Any, width: int | None = None, kind: str | None = None) -> Any:
+        """Call at the positions of a row."""
+        width = self.target.width_of(WIDTH) if width is None else width
+        x = self.array((*SIZES[:2], len(row), width), self.dtype)
+        return self.rotate(x, self.lib.asarray(np.asarray(row, kind or self.target.position_dtype)))
+
+    def try_capability(self, name: str) -> None:
+        """Make the call that only a target with a capability, or a part, takes."""
+        if name in CONTEXTS:
+            x, pos, _ = self.arguments(TRIALS[name])
+            CONTEXTS[name](self, x, pos)
+        else:
+            self.call(TRIALS[name])
+
+    def try_some(self, attempts: Iterable[Callable[[], Any]]) -> None:
+        """Raise if the target refuses every one of some calls."""
+        errors = [exception_of(self.target, attempt) for attempt in attempts]
+        if errors and errors[0] is not None and None not in errors:
+            raise errors[0]
+
+
+def _python_positions(kind: str, count: int) -> Any:
+    """Return five positions below `count` as a list or a tuple; or a range, or the last as an int."""
+    row = [i % count for i in range(5)]
+    return {"int": count - 1, "range": range(count), "list": row, "tuple": tuple(row)}[kind]
+
+
+# ---- contexts of trial calls ----
+
+
+def _strided(t: Trials, x: Any, pos: Any) -> None:
+    t.try_some(partial(t.rotate, array, pos) for _, array in t.lib.strided(x))
+
+
+def _of_two_dtypes(t: Trials, x: Any, pos: Any) -> None:
+    first, second = x
+    others = [dtype for dtype in t.target.dtypes or t.lib.dtypes if dtype != t.dtype]
+    t.try_some(partial(t.rotate, (t.array(tuple(first.shape), other), second), pos) for other in others)
+
+
+def _under(mode: str, t: Trials, x: Any, pos: Any) -> None:
+    """Call under each setting of a mode of the library."""
+
+    def attempt(setting: Any) -> None:
+        with setting(), one_device(t.lib) if mode == "default_device" else nullcontext():
+            t.rotate(x, pos)
+
+    t.try_some(partial(attempt, setting) for setting in settings_of(t.lib, mode).values())
+
+
+def _mapped(t: Trials, x: Any, pos: Any) -> None:
+    """Call mapped over the first axis of x, and over the one of positions that have it."""
+    vmap(t.lib, t.target.call, (0, 0 if pos.ndim > 1 else None))(x, pos)
+
+
+def _recorded(t: Trials, x: Any, pos: Any) -> None:
+    """Call while PyTorch records a gradient; JAX records gradients of what it traces."""
+    if isinstance(t.lib, Torch):
+        t.rotate(x.requires_grad_(), pos)
+
+
+def _traced(t: Trials, x: Any, pos: Any) -> None:
+    """Call compiled by PyTorch; code for JAX is compiled as a rule, and fails if it cannot be."""
+    if isinstance(t.lib, Torch):
+        t.lib.traced(t.target.call)(x, pos)
+
+
+def _derived(t: Trials, x: Any, pos: Any) -> None:
+    """Call for a derivative in forward mode: PyTorch gives none for an operator without a rule for it."""
+    if jvp(t.lib, lambda x: t.rotate(x, pos), x, x)[1] is None:
+        raise TypeError("the result has no derivative in forward mode")
+
+
+# The capabilities whose trial is a call of another kind.
+CONTEXTS: dict[str, Callable[[Trials, Any, Any], None]] = {
+    "strides": _strided,
+    "mixed_dtypes": _of_two_dtypes,
+    "no_grad": partial(_under, "no_grad"),
+    "inference_mode": partial(_under, "inference_mode"),
+    "autocast": partial(_under, "autocast"),
+    "default_dtype": partial(_under, "default_dtype"),
+    "default_device": partial(_under, "default_device"),
+    "deterministic": partial(_under, "deterministic"),
+    "vmap": _mapped,
+    "vmap_positions": _mapped,
+    "gradient": _recorded,
+    "jit": _traced,
+    "jvp": _derived,
+    "shards": lambda t, x, pos: t.lib.in_shards(t.target.call, x, pos),
+}
+
+
+# ---- fields ----
+
+
+def field_call(target: Target, name: str, value: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a call that a target takes if it claims a field: with a plain value, a rule of the same kind."""
+    text = f"scaling={value['rope_type']}" if name == "scaling" else TRIALS[name]
+    return Trials(target).arguments(text)
+
+
+def _refused_fields(target: Target, declines: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that are not declared, and that trials refuse."""
+    if target.fields is not None or target.declared or "values" in declines:
+        return {}
+    named, _ = parameters_of(target.rotate)
+    unnamed = undeclared_fields(target)
+    reasons = {
+        name: _why_traced(target, name) if name in named else _why_refused(target, name, bool(named))
+        for name in FIELDS if name not in unnamed
+    }  # fmt: skip
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _why_traced(target: Target, name: str) -> str:
+    """Return why a function compiled by JAX refuses a field that its signature names, or ""."""
+    if not hasattr(target.rotate, "lower"):  # not the result of jax.jit
+        return ""
+    _, refusal = _tried_field(target, name)
+    if refusal is None:
+        return ""
+    if type(refusal).__module__.startswith("jax") or isinstance(refusal, TypeError | IndexError):
+        return f"jax.jit traces it, as static_argnames does not name it: {one_line(refusal)}"
+    return ""
+
+
+def _tried_field(target: Target, name: str) -> tuple[str, BaseException | None]:
+    """Return the first call with a field that a target takes, or the first call with its exception."""
+    texts = [TRIALS[name]] if name in TRIALS else [TRIALS[part] for part in parts_of(name)]
+    refused = []
+    for text in texts:
+        error = exception_of(target, partial(Trials(target).call, text))
+        if error is None:
+            return text, None
+        refused.append((text, error))
+    return refused[0]
+
+
+def _why_refused(target: Target, name: str, others_are_named: bool) -> str:
+    """Return why a field that a signature does not name is refused, or changes nothing; "" if neither."""
+    text, refusal = _tried_field(target, name)
+    if refusal is not None:
+        names_it = isinstance(refusal, NotImplementedError) or (
+            isinstance(refusal, TypeError | ValueError | LookupError) and name in str(refusal)
+        )
+        return f"refuses it: {one_line(refusal)}" if names_it else ""  # another error fails the field's check
+    if others_are_named and target.width_of(WIDTH) >= 6:  # narrower, some values change nothing
+        trials = Trials(target)
+        with target.arrays.running():
+            plain, changed = (
+                trials.lib.to_numpy(trials.call(call)) for call in (text.partition(name)[0], text)
+            )
+        if np.array_equal(plain, changed):
+            return "is caught by its ** parameter and changes nothing"
+    return ""
+
+
+# ---- positions ----
+
+
+def find_reach(target: Target) -> int:
+    """Return the largest position that a target takes: as claimed, or the last that it does not refuse."""
+    if target.declared or target.positions == "arange" or "values" in target.arrays.lacks:
+        return int(target.furthest)
+
+    def accepts(last: int) -> bool:
+        row = np.arange(last - 4, last + 1)
+        return _takes_row(target, row.clip(0) if takes_any(target) else row[row >= 0])
+
+    steps = {*(step for step in _REACH_STEPS if step < target.furthest), target.furthest}
+    reach = _last_taken(accepts, sorted(steps), -1)
+    return int(target.furthest) if reach < 0 else reach
+
+
+def find_depth(target: Target) -> int:
+    """Return the largest p for which a target takes position -p: as far as positive ones, if it can."""
+    if target.declared or not takes_any(target) or "values" in target.arrays.lacks:
+        return int(target.reach)
+
+    @cache
+    def accepts(depth: int) -> bool:
+        return _takes_row(target, -np.arange(depth - 4, depth + 1).clip(0))
+
+    if accepts(target.reach):
+        return int(target.reach)
+    return _last_taken(accepts, [*(s for s in _REACH_STEPS if 0 < s < target.reach), target.reach], 0)
+
+
+def _takes_row(target: Target, row: Any) -> bool:
+    return exception_of(target, partial(Trials(target).at, row)) is None
+
+
+def _last_taken(accepts: Callable[[int], bool], steps: Iterable[int], taken: int) -> int:
+    """Return the last position that is taken, of `taken` and more; `steps` are tried in rising order."""
+    for step in steps:
+        if not accepts(step):
+            return _last_between(accepts, taken, step)
+        taken = step
+    return taken
+
+
+def _last_between(accepts: Callable[[int], bool], taken: int, refused: int) -> int:
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        taken, refused = (middle, refused) if accepts(middle) else (taken, middle)
+    return taken
+
+
+def find_position_dtype(target: Target) -> str:
+    """Return the first integer dtype of positions that a target does not refuse, the widest first."""
+    kinds = target.arrays.integers
+    if target.declared or "values" in target.arrays.lacks:
+        return str(kinds[0])
+    rows = min(SIZES[-1], target.furthest + 1)
+    row = int(target.positions != "arange" and target.furthest >= rows) + np.arange(rows)
+    width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
+    attempts = ((kind, partial(Trials(target).at, row, width, kind)) for kind in kinds)
+    return str(next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0]))
+
+
+# ---- widths ----
+
+
+def find_widths(target: Target) -> Mapping[int, str]:
+    """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
+    if target.declared or "values" in target.arrays.lacks:
+        return MappingProxyType({})
+    rows = min(SIZES[-1], target.furthest + 1)
+    # The first calls of all: at positions other than 0, where the result is not x.
+    row = np.resize([1, 1, 0], rows) * min(1, target.furthest) if takes_any(target) else np.arange(rows)
+    widths = sorted({target.least_width(width) for width in ALL_WIDTHS})
+    # Where each width is compiled, the others are tried only if one of a few is refused.
+    few = [width for width in widths if width in FIRST_WIDTHS]
+    if few and target.arrays.calls < 1000 and not _refused_widths(target, few, row):
+        return MappingProxyType({})
+    refusals = _refused_widths(target, widths, row)
+    if len(refusals) == len(widths) and takes_any(target):  # perhaps a table of one row
+        refusals = _refused_widths(target, widths, 0 * row)
+    if len(refusals) == len(widths):
+        return MappingProxyType({})
+    return MappingProxyType({width: one_line(error) for width, error in refusals.items()})
+
+
+def _refused_widths(target: Target, widths: Collection[int], row: Any) -> dict[int, BaseException]:
+    trials = Trials(target)
+
+    def attempt(width: int) -> None:
+        shape = (*SIZES[:2], len(row), width)
+        if (other := tuple(getattr(trials.at(row, width), "shape", shape))) != shape:
+            raise ValueError(f"the result has shape {other}")  # tables of another width were broadcast
+
+    errors = {width: exception_of(target, partial(attempt, width)) for width in widths}
+    return {width: error for width, error in errors.items() if error is not None}
