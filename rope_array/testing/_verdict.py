@@ -1,0 +1,61 @@
+"""A failed requirement as data, from which its message is made once, at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Fault(AssertionError):
+    """A requirement is not met.
+
+    Attributes
+    ----------
+    text
+        The fault in words, such as "x was written"; of wrong elements, their description.
+    wrong
+        The wrong elements with the arrays and fields of their call, to judge them again; None for other
+        faults.
+    call
+        The call, as text that ``--case`` reads; None if the fault is not of one such call.
+    nearest
+        The nearest calls that are right, such as "without base".
+    contexts
+        Where the call was made, the outermost first, such as "under torch.no_grad()".
+    """
+
+    def __init__(
+        self,
+        text: str,
+        wrong: Any = None,
+        *,
+        call: str | None = None,
+        nearest: str = "",
+        contexts: tuple[str, ...] = (),
+    ):
+        super().__init__(text)
+        self.text, self.wrong, self.call, self.nearest, self.contexts = text, wrong, call, nearest, contexts
+
+    @classmethod
+    def of(
+        cls, error: BaseException, *, call: str | None = None, nearest: str = "", context: str = ""
+    ) -> Fault:
+        """Return an exception as a fault, with its call, and with one more context around it."""
+        if not isinstance(error, Fault):
+            plain = isinstance(error, AssertionError)
+            error = cls(str(error) if plain else f"{type(error).__name__}: {error}")
+        return cls(
+            error.text,
+            error.wrong,
+            call=error.call if call is None else call,
+            nearest=nearest or error.nearest,
+            contexts=(context, *error.contexts) if context else error.contexts,
+        )
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (*self.contexts, self._of_call(), self.text)))
+
+    def _of_call(self) -> str:
+        if self.call is None:
+            return ""
+        right = f"; right {self.nearest}" if self.nearest else ""
+        return (f"wrong with {self.call}" if self.call else "the plain call is wrong") + right
