@@ -17,6 +17,7 @@ from rope_array.testing._factors import AXES, BROADCAST_AXES, FACTORS, FREQUENCI
 from rope_array.testing._judge import Judge
 from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
 from rope_array.testing._names import resolve
+from rope_array.testing._parts import PARTS
 
 Rows: TypeAlias = Iterator[tuple[str, ...]]
 
@@ -131,6 +132,12 @@ def capability_rows() -> Rows:
         yield f"`{name}`", meaning
 
 
+def part_rows() -> Rows:
+    yield "capability", "parts"
+    for name, labels in PARTS.items():
+        yield f"`{name}`", ", ".join(f"`[{label}]`" for label in labels)
+
+
 # ---- results ----
 
 
@@ -169,6 +176,7 @@ TABLES = {
     "compiled": compiled_rows,
     "classes": class_rows,
     "capabilities": capability_rows,
+    "parts": part_rows,
     "remainders": remainder_rows,
     "examples": example_rows,
     "origins": origin_rows,
