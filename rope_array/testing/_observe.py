@@ -268,8 +268,7 @@ OBSERVERS = (
     Observer(
         "same_bits",
         "A row has the same bits in a second call, in every slice, batch and tuple, with any strides, and "
-        "for "
-        "any shape of positions.",
+        "for any shape of positions.",
         _nothing, _other_bits,
     ),
     Observer(
