@@ -77,7 +77,8 @@ GRADIENT_ROWS = [
             _RECORDED_FULL := {
                 **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"],
                 "dtype": True, "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)],
-                "width": _WIDE, "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17], "order": True, "layout": True,
+                "width": _WIDE, "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17],
+                "order": True, "layout": True,
             },
             [*pairs_among(_RECORDED_FULL), ("dtype", "rows", "positions"), ("dtype", "width", "pairing"),
              ("rows", "pairing", "inverse")],
