@@ -149,6 +149,7 @@ def named_checks(text):
     names = re.findall(r"--(?:rope-)?only [\"']?([a-z][\w,\[\]]+)", text)
     names += re.findall(r"--(?:rope-)?expect [\"']?([a-z][\w\[\]]+)=", text)
     names += re.findall(r"`(accuracy_\w+(?:\[\w+\])?)`", text)
+    names += re.findall(r"\bcheck `(\w+)`", text)
     names += re.findall(r"^ +so too: +((?:[\w\[\]]+,\s+)*\w[\w\[\]]*)", text, re.MULTILINE)
     _, _, failed = text.partition("\n## Failed checks\n")
     for listed in re.findall(r"^\* (`\w+`.*?): ", failed, re.MULTILINE):
@@ -158,9 +159,9 @@ def named_checks(text):
 
 def test_names_of_checks_are_found():
     page = (
-        "--only aa,bb --rope-only cc --expect 'dd[float16]=why' such as `accuracy_x`\n"
+        "--only aa,bb --rope-only cc --expect 'dd[float16]=why' such as `accuracy_x`, the check `yy`\n"
         "    so too:   ee, ff[float32],\n              gg, ...\n"
         "## Failed checks\n\n* `hh`, `ii` (float16): a reason that names `jj`.\n"
     )
-    names = ["aa", "bb", "cc", "dd[float16]", "accuracy_x", "ee", "ff[float32]", "gg", "hh", "ii"]
+    names = ["aa", "bb", "cc", "dd[float16]", "accuracy_x", "yy", "ee", "ff[float32]", "gg", "hh", "ii"]
     assert named_checks(page) == names

@@ -51,15 +51,12 @@ def named_on_the_page():
     return set(re.findall(r"`([\w./]+\.py)::(\w+)`", page))
 
 
-FAULTS = ("fault", "torch_fault", "jax_fault")
-
-
 @functools.cache
 def functions_of(path):
-    """Return the names of a file's functions and rows: fault("name", ...) is a mutant, Row(...) a check."""
+    """Return the names of a file's functions, and of its mutants, which are rows: fault("name", ...)."""
     nodes = [*ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    rows = {call.args[0].value for call in calls if call.func.id in (*FAULTS, "Row")}
+    rows = {call.args[0].value for call in calls if call.func.id in ("fault", "torch_fault", "jax_fault")}
     return rows | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
