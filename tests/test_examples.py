@@ -51,6 +51,16 @@ def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeyp
     assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
 
 
+@pytest.mark.parametrize("name", FACTORS)
+def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
+    plain = Call()
+    for level in FACTORS[name].levels:
+        call = _shrink.simplified(
+            plain.replace(**{name: level}), plain, lambda one: getattr(one, name) != getattr(plain, name)
+        )
+        assert call.differing(plain) == ([name] if level != getattr(plain, name) else [])
+
+
 def test_fixed_checks_miss_the_planted_fault():
     """Only a random call finds it, so that the tests above show what random calls add."""
     one = judge(wrong_beyond_148_features)
