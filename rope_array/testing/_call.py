@@ -298,6 +298,8 @@ def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
     if "float" in call.kind:
         numbers = np.minimum(numbers + 0.25, j.target.reach).astype(_float_of(j, call))
         return j.pos(numbers, numbers.dtype.name), numbers
+    if call.pos_layout == "expanded":  # a view of the first row for all rows
+        numbers = np.broadcast_to(numbers[:1], numbers.shape) if numbers.ndim > 1 else numbers
     return with_position_layout(j, numbers, call.kind, call.pos_layout), numbers
 
 
@@ -372,7 +374,7 @@ def with_position_layout(j: Judge, numbers: NDArray[Any], kind: str, layout: str
         return pos if view is None else view
     if layout == "transposed" and numbers.ndim > 1:
         return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), kind), tuple(range(numbers.ndim))[::-1])
-    if layout == "expanded" and numbers.ndim > 1 and (numbers == numbers[:1]).all():
+    if layout == "expanded" and numbers.ndim > 1:
         return j.lib.expanded(j.pos(numbers[:1], kind), numbers.shape)
     names = (*j.lib.exotic(pos), *(("shifted", array) for _, array in j.lib.shifted(pos)))
     return next((array for name, array in names if _joined(name) == layout), pos)
