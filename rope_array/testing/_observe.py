@@ -24,8 +24,6 @@ from ._where import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 8
-# Of the calls for observers, the first ones are watched by all.
-_ALL_WATCHED = 80
 
 
 class Watched(NamedTuple):
@@ -66,9 +64,8 @@ class Observer(NamedTuple):
 
 
 def _is_chosen(j: Judge, watched: Watched, turn: int) -> bool:
-    """Return whether a costly observer watches a call: one in twelve, or more of the calls for observers."""
-    every = 12 if not j.observes_all or j.is_slow else 1 if watched.seed < _ALL_WATCHED else 4
-    return watched.seed % every == turn % every
+    """Return whether a costly observer watches a call."""
+    return watched.seed % j.watched_every == turn % j.watched_every
 
 
 def _nothing(j: Judge, made: Made) -> None:

@@ -42,8 +42,8 @@ def iter_checks(
     -------
     iterator of (Check, callable)
         The check has a name, a requirement and needs; the callable raises AssertionError if the
-        requirement is not met, or the target's own exception; NotImplementedError if a forced backend
-        declines the calls of the check.
+        requirement is not met, or the target's own exception; NotImplementedError if the target takes
+        none of the calls of the check.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class Extent(NamedTuple):
 
     def checks_for(self, target: Target) -> tuple[Check, ...]:
         """Return the checks to run on a target, in order."""
-        extra = extra_checks(self.examples, self.seed, self.cases)
+        extra = extra_checks(self.examples, self.seed, self.cases, target)
         if self.cases:
             return extra
         if self.only:

@@ -62,6 +62,7 @@ def _check_kept(
 def x_is_released(j: Judge, dtype: str) -> None:
     """Neither x nor a result is kept in memory after the caller has dropped both."""
     if fault := j.observed.get("x_is_released"):
+        j.told.add("x_is_released")
         raise fault
     for spec in ({}, {"rotary_dim": 8}) if j.claims("rotary_dim") else ({},):
         alive = _called(j, dtype, spec)
