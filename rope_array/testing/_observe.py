@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _watch
-from ._call import Made, make, plain_call
+from ._call import Made, make, plain_call, with_layout
 from ._factors import Call
 from ._gradients import check_gradient
 from ._judge import Judge
@@ -171,9 +171,11 @@ def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     if not j.claims("same_bits"):
         return
     for text, index, pos in _parts_of_call(j, call, made):
-        xs = [j.array(x.values[index], x.dtype) for x in made.xs]
-        for x, expected in zip(xs, whole, strict=True):  # alone, if the call has a tuple
-            y = j.try_call(x, pos, **made.spec)
+        for x, expected in zip(made.xs, whole, strict=True):  # alone, if the call has a tuple
+            part = j.array(x.values[index], x.dtype)
+            if j.lib.dtype_of(x.array) != x.dtype:  # other code may serve the other byte order
+                part, _ = with_layout(j, part, "the_other_byte_order")
+            y = j.try_call(part, pos, **made.spec)
             if y is not None:
                 yield from _differing([j.numbers(y)], [expected[index]], f"have other bits {text}")
 
