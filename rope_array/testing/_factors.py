@@ -310,7 +310,7 @@ FACTORS: dict[str, Factor] = {
     "kind": Factor(
         "int64",
         _KINDS := (*PARTS["narrow_positions"], "python", "float", "python_float", "float64"),
-        _one_of(*_KINDS),
+        _one_of(*_KINDS, "float32", *(f"python_{name}" for name in PARTS["python_positions"])),
         _needs_of_kind,
     ),
     "reach": Factor(
