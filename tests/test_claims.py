@@ -222,7 +222,8 @@ def fixed(field, value):
         return ra.apply(x, pos, **{field: value} | as_records(spec))
 
     of_slice, claims = field.startswith("rotary"), {"fixed": {field: value}, "dtypes": ("float32",)}
-    checks, claimed = "definition combinations accuracy_2e20 norm", "inv_freq axes scaling" if of_slice else ""
+    claimed = "inv_freq axes scaling" if of_slice else ""
+    checks = "definition combinations accuracy_2e20 norm"
     return with_others if of_slice else rotate, claims, checks, "", claimed, ""
 
 

@@ -107,7 +107,7 @@ class Judge:
         self.observed: dict[str, Fault] = {}
         self.told: set[str] = set()
         self.observes_all = False
-        self.watched_every = 12
+        self.watched_every = 48
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed

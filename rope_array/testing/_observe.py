@@ -63,9 +63,11 @@ class Observer(NamedTuple):
 # ---- the observers ----
 
 
-def _is_chosen(j: Judge, watched: Watched, turn: int) -> bool:
-    """Return whether a costly observer watches a call."""
-    return watched.seed % j.watched_every == turn % j.watched_every
+def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
+    """Return whether a costly observer watches a call: of many calls, at most one in `least`."""
+    is_given = j.watched_every == 1 and not j.observes_all  # by --case
+    every = 1 if is_given else max(j.watched_every, least)
+    return watched.seed % every == turn % every
 
 
 def _nothing(j: Judge, made: Made) -> None:
@@ -222,7 +224,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Call again under unusual settings, as a call may set one to its usual value."""
-    if not _is_chosen(j, watched, 0):
+    if not _is_chosen(j, watched, 0, least=3):
         return
     # `settings` predates the first call, which may have changed them for good.
     changed = changes(j.settings, j.lib.defaults())
@@ -262,8 +264,7 @@ OBSERVERS = (
     Observer(
         "same_bits",
         "A row has the same bits in a second call, in every slice, batch and tuple, with any strides, and "
-        "for "
-        "any shape of positions.",
+        "for any shape of positions.",
         _nothing, _other_bits,
     ),
     Observer(
@@ -313,7 +314,8 @@ def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[],
     except Declined:
         return None
     results = results_of(j, made, y)
-    numbers = [j.numbers(each) for each in results] if j.claims("values") else []
+    # The calls for observers are judged by other checks.
+    numbers = [j.numbers(each) for each in results] if j.claims("values") and not j.observes_all else []
 
     def again() -> tuple[Any, ...]:
         return results_of(j, made, j.call(made.x, made.pos, **made.spec))
