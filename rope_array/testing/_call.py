@@ -17,8 +17,10 @@ from ._factors import (
     NEAR,
     OF_EVEN_PAIRS,
     ORDERS,
+    SIZES,
     TUPLES,
     TWO_DTYPES,
+    WIDTH,
     Call,
     fields_of,
     first_feature,
@@ -28,6 +30,7 @@ from ._factors import (
     shape_of_positions,
 )
 from ._judge import Input, Judge
+from ._libraries import Library
 from ._parts import ALL_WIDTHS, PARTS
 
 Ints = NDArray[np.int64]
@@ -278,6 +281,14 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
             yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
     yield from ((_joined(name), array, []) for name, array in j.lib.shifted(x.array))
     yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.parts(x.array))
+
+
+def layouts_of(lib: Library) -> list[str]:
+    """Return the names of all layouts of x that a library has."""
+    array = lib.asarray(np.zeros((*SIZES, WIDTH)), "float32")
+    parts = ((name, part) for name, part, _ in lib.parts(array))
+    views = (*lib.strided(array), *lib.exotic(array), *lib.shifted(array), *parts)
+    return [*dict.fromkeys(_joined(name) for name, _ in views), *BROADCAST_AXES]
 
 
 def _joined(name: str) -> str:

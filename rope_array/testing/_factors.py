@@ -309,8 +309,8 @@ FACTORS: dict[str, Factor] = {
     "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
     "kind": Factor(
         "int64",
-        (*PARTS["narrow_positions"], "python", "float", "python_float", "float64"),
-        str,
+        _KINDS := (*PARTS["narrow_positions"], "python", "float", "python_float", "float64"),
+        _one_of(*_KINDS, "float32", *(f"python_{name}" for name in PARTS["python_positions"])),
         _needs_of_kind,
     ),
     "reach": Factor(

@@ -77,12 +77,16 @@ class Judge:
         Earlier results with their bits, to see whether a later call writes to them.
     observed
         The first fault that each observer saw, by the name of its check.
+    told
+        The names of the observers' checks that failed, and so told of it.
     matched_ranks
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
     plain
         The plain call, once it is made by `_call.plain_call`.
     observes_all
-        Whether costly observers watch every call, and not a sample.
+        Whether the calls for observers were made.
+    watched_every
+        Costly observers watch one call in this number.
     explains
         Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
     """
@@ -101,7 +105,9 @@ class Judge:
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
+        self.told: set[str] = set()
         self.observes_all = False
+        self.watched_every = 48
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed

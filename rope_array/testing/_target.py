@@ -190,7 +190,24 @@ class Target:
         return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice."""
+        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice.
+
+        Parameters
+        ----------
+        width : int
+            A head_dim.
+
+        Returns
+        -------
+        int
+            The next head_dim that the target takes, or its widest.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
+        128
+        """
         least = self.least_width(width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return least
@@ -217,7 +234,24 @@ class Target:
         return find_widths(self)
 
     def least_width(self, width: int) -> int:
-        """Return `width`, widened to hold the slice that the built-in fields rotate."""
+        """Return `width`, widened to hold the slice that the built-in fields rotate.
+
+        Parameters
+        ----------
+        width : int
+            A head_dim.
+
+        Returns
+        -------
+        int
+            The head_dim.
+
+        Examples
+        --------
+        >>> from rope_array.testing import Target
+        >>> Target(lambda x, pos: x, fixed={"rotary_dim": 32}).least_width(16)
+        32
+        """
         start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
         if rotated is not None:
             return max(width, start + int(rotated))
