@@ -237,7 +237,8 @@ AXES_ROWS = [
     ),
     Row(
         "axes_of_a_part", "The pairs of axes are in the rotated slice.",
-        ["axes=alternating|gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
+        ["axes=alternating rotary_dim=8", "axes=blocks rotary_dim=8 rotary_start=4",
+         "axes=gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
     ),
     Row(
         "axes_of_positions",
@@ -423,7 +424,7 @@ COVER_ROWS = [
         "blocks of memory, a kernel.",
         [Cover({**FEW_FIELDS, "rows": [_LARGE[0]], "width": [64], "axes": 0, "in_tuple": 0},
               [(name,) for name in FEW_FIELDS], alone=True)],
-        few=3, context=check_large_call,
+        few=3, context=check_many_elements,
     ),
 ]  # fmt: skip
 
@@ -554,7 +555,7 @@ SIZE_ROWS = [
     ),
     Row(
         "many_elements", "Every element of an x of more than 2^20 is rotated, in each dtype.",
-        ["rows=2,6,1402 width=128|64"], each_dtype=True, few=1, context=check_large_call,
+        ["rows=2,6,1402 width=128", "rows=2,6,1402"], each_dtype=True, few=1, context=check_many_elements,
     ),
 ]  # fmt: skip
 
