@@ -26,12 +26,13 @@ from ._factors import (
     first_feature,
     needs_of,
     needs_of_shape,
+    needs_of_width,
     num_pairs,
     shape_of_positions,
 )
 from ._judge import Input, Judge
 from ._libraries import Library
-from ._parts import ALL_WIDTHS, PARTS
+from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]
 
@@ -174,15 +175,11 @@ def _slice_fits(j: Judge, call: Call) -> bool:
 
 
 def claimed_width(j: Judge, width: int) -> bool:
-    """Return whether a head_dim is claimed; a width that no claim names, if all that are named are."""
+    """Return whether a head_dim is claimed, and holds the built-in slice."""
     if width == j.width:
         return True
-    if width % 2:
-        return j.claims("odd_width")
-    if width not in ALL_WIDTHS:
-        return bool(j.claims("narrow_heads", "widths"))
-    whole = next(name for name in ("narrow_heads", "widths", "wide_heads") if str(width) in PARTS[name])
-    return bool(j.claims(f"{whole}[{width}]")) and j.target.width_of(width) == width
+    held = width not in ALL_WIDTHS or j.target.width_of(width) == width
+    return bool(held and j.claims(*needs_of_width(width)))
 
 
 def _pairs_fit(j: Judge, call: Call) -> bool:
