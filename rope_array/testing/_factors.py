@@ -365,6 +365,10 @@ FACTORS: dict[str, Factor] = {
     ),
 }
 FIELDS = tuple(name for name, factor in FACTORS.items() if factor.is_field)
+# Fields that keep the shapes of x and positions, and change no frequency but by a number.
+SIMPLE_FIELDS = (
+    "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
+)  # fmt: skip
 # Numbers of values: a few of every field, and a tuple.
 FEW_FIELDS = dict.fromkeys((*FIELDS, "in_tuple"), 1) | {"seq_axis": 2, "scaling": 3, "axes": 2}
 

@@ -8,7 +8,7 @@ from . import _contexts as contexts
 from . import _transformed as transformed
 from ._call import fits, plain_call
 from ._cover import Cover, pairs_among, single_fields
-from ._factors import FEW_FIELDS, Call
+from ._factors import FEW_FIELDS, SIMPLE_FIELDS, Call
 from ._gradients import check_gradient
 from ._judge import Judge
 from ._parts import MODEL_WIDTHS
@@ -52,15 +52,12 @@ def _wide(j: Judge) -> list[int]:
     return [width for width in widths if width > 64][-1:]
 
 
-_SIMPLE = (
-    "seq_axis", "base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
-)  # fmt: skip
 _FIELDS_OF_X = {**FEW_FIELDS, "in_tuple": 0}
 # Any two simple fields; each field for many rows and at positions of shape (B, S); kinds and far positions.
 _PROGRAMS = (
     Cover(
-        {**dict.fromkeys(_SIMPLE, 1), "dtype": True, "rows": [(2, 3, 3)]},
-        [("dtype", *some) for some in pairs_among(_SIMPLE)],
+        {**dict.fromkeys(("seq_axis", *SIMPLE_FIELDS), 1), "dtype": True, "rows": [(2, 3, 3)]},
+        [("dtype", *some) for some in pairs_among(("seq_axis", *SIMPLE_FIELDS))],
     ),
     Cover({**_FIELDS_OF_X, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS], alone=True),
     Cover({**_FIELDS_OF_X, "positions": ["BS"]}, [(name,) for name in FEW_FIELDS], alone=True),
