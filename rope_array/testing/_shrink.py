@@ -99,8 +99,8 @@ def simplified(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
             call = simpler if fails(simpler) else call
         for name in call.differing(plain):
             value = getattr(call, name)
-            simpler_ones = takewhile(partial(ne, value), FACTORS[name].simpler(value))
-            tried = (call.replace(**{name: one}) for one in simpler_ones)
+            simpler_values = takewhile(partial(ne, value), FACTORS[name].simpler(value))
+            tried = (call.replace(**{name: other}) for other in simpler_values)
             call = next(filter(fails, tried), call)
         if call == before:
             return call
