@@ -192,7 +192,8 @@ JUDGE = {
     "testing._definition": {"testing._rules"},
     "testing._where": set(),
     "testing._alike": {"testing._definition", "testing._where"},
-    "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
+    "testing._verdict": set(),
+    "testing._contract": {"testing._definition", "testing._verdict", "testing._where", "testing._alike"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {

@@ -24,19 +24,48 @@ _SAMPLE = 6
 _MOST_COSINES = 20_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Wrong:
-    """A wrong result, and the call that it is of."""
+    """A wrong result, and the call that it is of: all that is needed to judge it again.
+
+    The rows of all arrays are along the last axis but one.
+
+    Attributes
+    ----------
+    y, x, exact, bound
+        The result, the rotated array, the exact result and the largest allowed errors, in float64.
+    mask
+        The wrong elements.
+    given_pos
+        The positions of the call.
+    pairs
+        The features of each pair in the result.
+    fields, inverse
+        The fields of the definition, and whether x was rotated by the inverse.
+    dtype, accuracy, flushes
+        As in `assert_contract`.
+    given
+        The names of the fields that the call gave; the others are the target's.
+    """
 
     y: Floats
     x: Floats
     exact: Floats
     bound: Floats
     mask: Mask
-    pos: Any
+    given_pos: Any
     pairs: tuple[Any, Any]
     fields: Mapping[str, Any]
     inverse: bool = False
+    dtype: str = "float32"
+    accuracy: Any = None
+    flushes: bool = True
+    given: frozenset[str] = frozenset()
+
+    @property
+    def pos(self) -> Any:
+        """The positions; None if they have several coordinates."""
+        return None if self.fields.get("axes") else self.given_pos
 
     @cached_property
     def limit(self) -> Floats:

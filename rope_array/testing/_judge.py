@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
+from ._alike import Wrong
 from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -71,6 +72,8 @@ class Judge:
         Why the target refused all calls of a check that was run, by the check's name.
     left_out
         The same for some of its calls.
+    faults
+        The fault of each failed check, by the check's name.
     calls
         The calls of the check that runs.
     kept
@@ -83,8 +86,10 @@ class Judge:
         The plain call, once it is made by `_call.plain_call`.
     observes_all
         Whether costly observers watch every call, and not a sample.
+    excuses
+        Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains
-        Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
+        Whether a failed check looks for the simplest call that fails.
     """
 
     explains = True
@@ -97,6 +102,8 @@ class Judge:
         self.releases = True
         self.refusals: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        self.faults: dict[str, Fault] = {}
+        self.excuses: list[Callable[[Wrong], NDArray[np.bool_]]] = []
         self.calls = Calls()
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
@@ -304,10 +311,19 @@ class Judge:
     ) -> None:
         """Assert the same at positions that may be beyond the reach of the target."""
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        assert_contract(
-            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            explain=self.explains, **self.fields(spec), **more,
-        )  # fmt: skip
+        try:
+            assert_contract(
+                y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
+                **self.fields(spec), **more,
+            )  # fmt: skip
+        except Fault as fault:
+            fault.wrong.given = frozenset(self.fit(spec))
+            if not fault.wrong.is_all(self.excused(fault.wrong)):
+                raise
+
+    def excused(self, wrong: Wrong) -> NDArray[np.bool_]:
+        """Return the wrong elements of a result that known causes explain."""
+        return np.logical_or.reduce([np.zeros(wrong.mask.shape, bool), *(one(wrong) for one in self.excuses)])
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
         """Rotate x and check the result, unless the call is refused."""
@@ -320,7 +336,7 @@ class Judge:
         try:
             yield
         except AssertionError as error:
-            raise AssertionError(f"{name}: {error}" if name else str(error)) from None
+            raise Fault.of(error, context=name) from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""

@@ -18,6 +18,7 @@ from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
 from ._own import BackendTarget
 from ._requires import specific_needs
 from ._target import Target
+from ._verdict import Fault
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Report:
         For a library: the number of calls that each backend served, by its name.
     declined
         For a forced backend: the number of calls that it declined, by the reason.
+    faults
+        The fault of each failed check, by the check's name, from which causes are found.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class Report:
     seconds: float
     served: Mapping[str, int] = field(default_factory=dict)
     declined: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, Fault] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
