@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rope_array.testing._alike import Wrong, alike
+from rope_array.testing._wrong import Wrong, alike
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._definition import apply_definition

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._alike import Wrong, alike
+from ._wrong import Wrong, alike
 from ._definition import apply_definition, pairs_of
 from ._verdict import Fault
 from ._where import PLACE, describe, element_text, rows_of_positions

@@ -101,8 +101,7 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         runner(check, judge)()
     except AssertionError as error:
-        judge.faults[check.name] = Fault.of(error)
-        return FAILED, shorten(str(error) or _where(error))
+        return FAILED, shorten(_kept(judge, check, error) or _where(error))
     except Refused as error:
         return INAPPLICABLE, shorten(str(judge.calls) or f"refuses it: {error}")
     except Declined as error:
@@ -112,9 +111,19 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # any exception of the target fails the check
-        judge.faults[check.name] = Fault.of(error)
+        _kept(judge, check, error)
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, shorten(str(judge.calls))
+
+
+def _kept(judge: Judge, check: Check, error: BaseException) -> str:
+    """Return a fault as text, and keep it with a part of its wrong result."""
+    fault = Fault.of(error)
+    text = str(fault)
+    if fault.wrong is not None:
+        fault.wrong = fault.wrong.thinned()
+    judge.faults[check.name] = fault
+    return text
 
 
 def _where(error: BaseException) -> str:

@@ -89,7 +89,8 @@ class Report:
 
     @cached_property
     def _findings(self) -> Findings:
-        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+        names = [result.name for result in self.of(FAILED)]
+        return find_causes(self.target, {name: self.faults[name] for name in names})
 
     @property
     def cause(self) -> Cause | None:
@@ -172,9 +173,9 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
 # ---- the causes of failures, from `_causes` ----
 
 
-def plain_causes(target: Target, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the causes of failures, whose details are given by the names of their checks."""
-    return _plain_findings(find_causes(target, failed))
+def plain_causes(target: Target, faults: Mapping[str, Fault]) -> dict[str, Any]:
+    """Return the causes of faults, which are given by the names of their checks."""
+    return _plain_findings(find_causes(target, faults))
 
 
 def no_causes() -> dict[str, Any]:
@@ -190,8 +191,7 @@ def _plain_findings(findings: Findings) -> dict[str, Any]:
     advice = None
     if cause is not None and stated:
         # The failures that go away with claims of conventions and accuracy alone.
-        gone = sum(one.explained for one in findings.causes if not one.withdrawn)
-        explained = gone if cause.withdrawn else cause.explained
+        explained = sum(one.explained for one in findings.causes if one.stated)
         advice = {"claims": dict(stated), "explained": explained, "failed": cause.failed}
     return {
         "cause": None if cause is None else str(cause),
