@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
-from ._factors import DTYPES, FIELDS
+from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
 from ._hypotheses import Hypothesis, merged, of_accuracy, of_kept_results
 from ._judge import DELETES_X, Judge
 from ._outcome import FAILED, outcome_of
@@ -31,6 +32,8 @@ from ._which_rotation import find_rotation
 from ._wrong import Mask, Wrong
 
 _MOST_CAUSES, _MOST_REJECTED = 8, 8
+# Capabilities that most checks need.
+_BASIC = ("values", "any_positions", "offset_positions")
 WRITES_X = "it writes into x; return a new array"
 DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x, or claim keeps_x=REASON"
 # Code that lacks it is called with copies of x.
@@ -215,12 +218,13 @@ class _Search:
         An end of positions counts half: it says less than other positions do.
         """
         best, most = None, 0.0
-        places = [one for one in of_kept_results(self.left)]
         accuracy = [] if isinstance(self.given.rotate, OwnApply) else [*of_accuracy(self.target, self.left)]
-        alone = [one for one in accuracy if "furthest" not in one.claims]
-        for one in (*alone, *places, *(one for one in accuracy if one not in alone)):
+        has_end = self.target.angles == "float32"  # float32 angles are known to have one
+        last = [] if has_end else [one for one in accuracy if "furthest" in one.claims]
+        first = [one for one in accuracy if one not in last]
+        for one in (*first, *of_kept_results(self.left), *last):
             explained = [] if one.text in self.rejected else self.explained(one)
-            score = len({name.partition("[")[0] for name in explained}) / (2 if "furthest" in one.claims else 1)
+            score = len({name.partition("[")[0] for name in explained}) / (2 if one in last else 1)
             if score > most and ("definition" not in self.left or "definition" in explained):
                 best, most = one, score
         return best
@@ -252,7 +256,9 @@ class _Search:
                 if wrong is not None:
                     wrong.take_away(one.elements(wrong))
         self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
-        self._add(Cause(one.text, one.shown_claims(self.given), facts=one.facts), [*explained, *gone])
+        names = [*explained, *gone]
+        claims = one.shown_claims(self.given) or self._lacking(names)
+        self._add(Cause(one.text, claims, facts=one.facts), names)
         return True
 
     def _reject(self, one: Hypothesis) -> bool:
@@ -290,6 +296,7 @@ class _Search:
         if "definition" not in self.left:
             for one in self._withdrawals():
                 self.accept(one)
+        self.owner = {name: number for name, number in self.owner.items() if name not in self.left}
         requirements = {name: self.checks[name].requirement for name in self.left}
         for shared in shared_findings(self.left, requirements) if self.left else ():
             if "definition" in self.left and not shared.factors:
@@ -301,7 +308,7 @@ class _Search:
     def _withdrawals(self) -> Iterator[Hypothesis]:
         """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
         names = {need for name in self.left for need in self.checks[name].needs}
-        failing = self.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
+        failing = self.target.claimed & names - {*_BASIC, *REACH}
         if takes_two(self.target.arguments):  # every call is one of a tuple
             failing -= {name for name in failing if whole_of(name) == "tuple"}
         needing = self._checks_needing()
@@ -313,11 +320,28 @@ class _Search:
             yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
         for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
             text = self._words_of([name], _fault_of(name))
-            if name in FIELDS:
-                fields = tuple(each for each in FIELDS if each in self.target.claimed and each != name)
-                yield Hypothesis(text, {"lacks": [name]}, claims={"fields": fields})
-            else:
-                yield Hypothesis(text, {"lacks": [name]}, claims={"lacks": {name: "wrong results"}})
+            yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
+
+    def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the claim to lack the capability that most of these checks need, if all of it fails."""
+        if "definition" in self.faults or isinstance(self.given.rotate, OwnApply):
+            return {}
+        plain, needs = Call(), Counter[str]()
+        for name in names:
+            call = read_call(self.faults[name].call or "", plain)
+            needs.update({*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH})
+        needing = self._checks_needing()
+        for name, count in needs.most_common():
+            some = needing.get(name, ())
+            if name not in _BASIC and 2 * count >= len(names) and lacks_wholly(name, self.faults, some):
+                return self._without(name)
+        return {}
+
+    def _without(self, name: str) -> dict[str, Any]:
+        """Return the claim to lack a capability."""
+        if name not in FIELDS:
+            return {"lacks": {name: "wrong results"}}
+        return {"fields": tuple(each for each in FIELDS if each in self.target.claimed and each != name)}
 
     def _words_of(self, capabilities: Sequence[str], text: str) -> str:
         """Return the words of the simplest failing call that needs capabilities, or else a text."""

@@ -25,6 +25,8 @@ _WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": 
 _ENDS = (2**24, 2**20, 65535, 32767, 4095)
 # The definition is judged up to here.
 _LEAST_END = 600
+# Rows up to this position show the frequency of a pair; angles in radians that count as none.
+_FURTHEST, _TOLERANCE = 4096, 5e-3
 # The share of the elements at a place that have to be wrong.
 _SHARE = 0.9
 
@@ -177,24 +179,22 @@ def _along(mask: Mask, axis: int) -> Mask:
 
 
 def _by_pairs(wrong: Wrong) -> Iterator[Hypothesis]:
-    """Yield the pairs that rotate by another angle: at this number of pairs, or at any."""
+    """Yield the pairs of other frequencies: at this number of pairs, or at any."""
     a, b = wrong.pairs
-    rotated = _turned(wrong)
-    if not len(a) or not wrong.is_all(rotated):
+    pairs = np.flatnonzero(_along(wrong.mask[..., a] | wrong.mask[..., b], -1)).tolist()
+    count = len(a)
+    if not 0 < len(pairs) < count or not wrong.is_all(_of_length(wrong)):
         return
-    off = wrong.mask[..., a] | wrong.mask[..., b]
-    pairs = np.flatnonzero(_along(off, -1))
-    count, first, last = len(a), int(pairs[0]), int(pairs[-1])
-    if len(pairs) == count:
+    if not all(_has_frequency(wrong, pair) for pair in pairs):
         return
-    yield _frequencies(tuple(pairs.tolist()), count)
-    if last == count - 1 and len(pairs) == count - first:
-        yield _frequencies(tuple(range(first - count, 0)), None)
-        yield _frequencies((first, None), None)
+    yield _frequencies(tuple(pairs), count)
+    if pairs == [*range(pairs[0], count)]:
+        yield _frequencies((pairs[0], None), None)
+        yield _frequencies((pairs[0] - count, None), None)
 
 
-def _turned(wrong: Wrong) -> Mask:
-    """Return the members of pairs that have their right length, and are no right result."""
+def _of_length(wrong: Wrong) -> Mask:
+    """Return the members of pairs that have their right length."""
     a, b = wrong.pairs
     with np.errstate(all="ignore"):
         off = np.hypot(wrong.y[..., a], wrong.y[..., b]) - np.hypot(wrong.exact[..., a], wrong.exact[..., b])
@@ -204,33 +204,48 @@ def _turned(wrong: Wrong) -> Mask:
     return mask
 
 
+def _has_frequency(wrong: Wrong, pair: int) -> bool:
+    """Return whether a pair is rotated by one other frequency: the angles are off by multiples of pos."""
+    a, b = (member[pair] for member in wrong.pairs)
+    y, exact = (one[..., a] + 1j * one[..., b] for one in (wrong.y, wrong.exact))
+    if wrong.row_positions is None:
+        return False
+    near = wrong.mask[..., a] & (np.abs(wrong.row_positions) <= _FURTHEST) & (wrong.row_positions != 0)
+    pos, off = wrong.row_positions[near].astype(float), (y * exact.conj())[near]
+    if len(np.unique(pos)) < 2 or np.abs(np.angle(off)).max() < _TOLERANCE:
+        return False
+    first = int(np.argmin(np.abs(pos)))
+    turns = np.arange(-int(np.abs(pos[first])) // 2 - 1, int(np.abs(pos[first])) // 2 + 2)
+    tried = (np.angle(off[first]) + 2 * np.pi * turns) / pos[first]
+    left = np.abs(np.angle(off * np.exp(-1j * pos * tried[:, None]))).max(axis=-1)
+    return bool(left.min() < _TOLERANCE)
+
+
 def _frequencies(pairs: tuple[int | None, ...], count: int | None) -> Hypothesis:
     """Return the hypothesis that pairs have other frequencies, if there are `count` pairs, or any number.
 
     Negative numbers count from the last pair; None is all from the one before on.
     """
+    first = pairs[0] or 0
 
     def elements(wrong: Wrong) -> Mask:
-        a, b = wrong.pairs
-        mask = np.zeros(wrong.mask.shape, bool)
+        a, b = (np.asarray(member) for member in wrong.pairs)
+        mask, index = np.zeros(wrong.mask.shape, bool), np.arange(len(a))
         if count in (None, len(a)):
-            index = np.arange(len(a))
-            chosen = index >= pairs[0] if pairs[-1] is None else np.isin(index, np.array(pairs) % max(len(a), 1))
-            mask[..., np.asarray(a)[chosen]] = mask[..., np.asarray(b)[chosen]] = True
-        return mask & _turned(wrong)
+            start = first + len(a) if first < 0 else first
+            chosen = index >= start if count is None else np.isin(index, pairs)
+            mask[..., a[chosen]] = mask[..., b[chosen]] = True
+        return mask & _of_length(wrong)
 
-    facts = {"pairs": pairs, "num_pairs": count}
-    return Hypothesis(_pairs_text(pairs, count), facts, elements)
+    return Hypothesis(_pairs_text(pairs, count), {"pairs": pairs, "num_pairs": count}, elements)
 
 
 def _pairs_text(pairs: tuple[Any, ...], count: int | None) -> str:
-    if pairs[-1] is None:
-        text = f"pairs from {pairs[0]} on"
-    elif count is None:
-        text = "the last pair" if len(pairs) == 1 else f"the last {len(pairs)} pairs"
-    else:
+    if count is not None:
         text = describe(np.isin(np.arange(count), pairs)[None]).replace("feature", "pair") + f" of {count}"
-    return f"{text} {'rotates by another angle' if len(pairs) == 1 else 'rotate by other angles'}"
+        return f"{text} {'has another frequency' if len(pairs) == 1 else 'have other frequencies'}"
+    text = f"pairs from {pairs[0]} on" if pairs[0] >= 0 else f"the last {-pairs[0]} pairs"
+    return "the last pair has another frequency" if pairs[0] == -1 else f"{text} have other frequencies"
 
 
 # ---- accuracy ----
@@ -241,15 +256,20 @@ def of_accuracy(target: Any, faults: Mapping[str, Fault]) -> Iterator[Hypothesis
     angles = [{"angles": name} for name in _WEAKER[target.angles]]
     own = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
     classes: list[dict[str, Any]] = [*angles, *own, *({**one, **other} for one in angles for other in own)]
+    # A class that explains no result of the usual dtype alone is no cause: float64 may be narrowed.
+    usual = [fault for fault in faults.values() if fault.wrong is not None
+             and (fault.wrong.dtype != "float64" or target.claimed.isdisjoint(("float32", "float16")))]  # fmt: skip
+    classes = [one for one in classes if any(map(_class(target, one).explains, usual))]
     yield from (_class(target, one) for one in classes)
     if "definition" in faults:
         return
-    # A class that explains no result alone is no part of a cause.
-    classes = [one for one in classes if any(map(_class(target, one).explains, faults.values()))]
     last = min((_last_right(fault) for fault in faults.values()), default=0)
-    for end in sorted({*_ENDS, last} - {*range(_LEAST_END)}, reverse=True):
-        if end < target.reach:
-            yield from (_class(target, {**one, "furthest": end}) for one in (*classes, {}))
+    # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
+    ends = {*_ENDS, *([] if target.angles == "float32" else [last])} - {*range(_LEAST_END)}
+    for end in sorted(ends, reverse=True):
+        for one in (_class(target, {**claims, "furthest": end}) for claims in (*classes, {})):
+            if end < target.reach and any(map(one.explains, usual)):
+                yield one
 
 
 def _last_right(fault: Fault) -> int:
@@ -280,11 +300,12 @@ def _is_within(wrong: Wrong, accuracy: Accuracy) -> Mask:
 
 
 def _beyond(wrong: Wrong, end: int) -> Mask:
-    """Return the rows beyond a position, if nearly all of them have wrong elements."""
+    """Return the rows beyond a position, if nearly all of them have wrong elements, or by float32 angles."""
     rows = np.zeros(wrong.mask.shape[:-1], bool)
     if wrong.row_positions is not None:
         beyond = np.abs(wrong.row_positions) > end
-        rows = beyond if beyond.any() and wrong.mask.any(axis=-1)[beyond].mean() >= _SHARE else rows
+        share = 0.0 if wrong.accuracy and wrong.accuracy.angles == "float32" else _SHARE
+        rows = beyond if beyond.any() and wrong.mask.any(axis=-1)[beyond].mean() >= share else rows
     return np.broadcast_to(rows[..., None], wrong.mask.shape)
 
 
