@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
+from ._wrong import Wrong
 from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -71,6 +72,8 @@ class Judge:
         Why the target refused all calls of a check that was run, by the check's name.
     left_out
         The same for some of its calls.
+    faults
+        The fault of each failed check, by the check's name.
     calls
         The calls of the check that runs.
     kept
@@ -87,8 +90,10 @@ class Judge:
         Whether the calls for observers were made.
     watched_every
         Costly observers watch one call in this number.
+    excuses
+        Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains
-        Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
+        Whether a failed check looks for the simplest call that fails.
     """
 
     explains = True
@@ -101,6 +106,8 @@ class Judge:
         self.releases = True
         self.refusals: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        self.faults: dict[str, Fault] = {}
+        self.excuses: list[Callable[[Wrong], NDArray[np.bool_]]] = []
         self.calls = Calls()
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
@@ -310,10 +317,17 @@ class Judge:
     ) -> None:
         """Assert the same at positions that may be beyond the reach of the target."""
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        assert_contract(
-            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            explain=self.explains, **self.fields(spec), **more,
-        )  # fmt: skip
+        try:
+            assert_contract(
+                y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
+                **self.fields(spec), **more,
+            )  # fmt: skip
+        except Fault as fault:
+            fault.wrong.given = frozenset(self.fit(spec))
+            for excuse in self.excuses:
+                fault.wrong.take_away(excuse(fault.wrong))
+            if fault.wrong.mask.any():
+                raise
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
         """Rotate x and check the result, unless the call is refused."""
@@ -326,7 +340,7 @@ class Judge:
         try:
             yield
         except AssertionError as error:
-            raise AssertionError(f"{name}: {error}" if name else str(error)) from None
+            raise Fault.of(error, context=name) from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""

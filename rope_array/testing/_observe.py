@@ -56,7 +56,7 @@ class Observer(NamedTuple):
     check: str
     requirement: str
     before: Callable[[Judge, Made], Any]
-    after: Callable[[Judge, Watched, Any], Iterator[str]]
+    after: Callable[[Judge, Watched, Any], Iterator[str | Fault]]
     needs: tuple[str, ...] = ()
 
 
@@ -204,7 +204,7 @@ def _parts_of_call(j: Judge, call: Call, made: Made) -> Iterator[tuple[str, Any,
             yield "at positions of shape (B, S)", np.s_[:], j.pos(rows_of_each, call.kind)
 
 
-def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
+def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     """Write to the positions, and judge the next call by them."""
     made = watched.made
     if not _is_chosen(j, watched, 3):
@@ -219,7 +219,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
         try:
             j.check_values_at(j.numbers(y), x, made.numbers + 1, **made.spec)
         except AssertionError as error:
-            yield f"positions were written since the last call: {error}"
+            yield Fault.of(error, context="positions were written since the last call")
 
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
@@ -360,6 +360,7 @@ def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     j.target.call(arrays, pos, **spec)
 
 
-def keep_fault(j: Judge, check: str, text: str, call: Call) -> None:
+def keep_fault(j: Judge, check: str, fault: str | Fault, call: Call) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
-    j.observed.setdefault(check, Fault(text, call=call.text(plain_call(j))))
+    fault = Fault(fault) if isinstance(fault, str) else fault
+    j.observed.setdefault(check, Fault.of(fault, call=call.text(plain_call(j))))
