@@ -390,9 +390,9 @@ def _width(rotary_dim: int) -> int:
 def _omegas(
     rotary_dim: int, base: float, inv_freq: Frequencies | None, scaling: Mapping[str, Any] | None = None
 ) -> tuple[Decimal, ...]:
-    if inv_freq is None and scaling is None:
-        return frequencies(rotary_dim, base)
     if inv_freq is None:
+        if scaling is None:
+            return frequencies(rotary_dim, base)
         with localcontext(REDUCTION):
             number = _rules.scaled_base(scaling, exact(base), rotary_dim)
             omegas = frequencies(rotary_dim, number)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ The tests' marks, the command line and the documentation's table are made from t
 imported on first use.
 """
 
-from ._base import MODES, Array, Library, MissingLibrary, numpy_dtype, rounded, widened
+from ._base import MODES, SETTINGS, Array, Library, MissingLibrary, numpy_dtype, rounded, widened
 from ._jax import Jax, JaxSharded
 from ._numpy import Cubed, Dask, NumPy, ReadOnlyNumPy, Strict
 from ._others import MLX, CuPy, MArray, NDonnx, TensorFlow
@@ -14,6 +14,7 @@ __all__ = [
     "LIBRARIES",
     "MODES",
     "NOT_COMPILED",
+    "SETTINGS",
     "Array",
     "Jax",
     "Library",

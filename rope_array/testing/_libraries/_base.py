@@ -28,8 +28,8 @@ _BY_METHOD = {
 }
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Settings around a call, and transforms of it.
-MODES = ("no_grad", "inference_mode", "autocast", "default_dtype", "default_device", "deterministic", "vmap",
-         "vmap_positions", "jvp")  # fmt: skip
+SETTINGS = ("no_grad", "inference_mode", "autocast", "default_dtype", "default_device", "deterministic")
+MODES = (*SETTINGS, "vmap", "vmap_positions", "jvp")
 # Elements before an array in a longer memory: no multiple of a vector's width.
 _OFFSETS = (1, 3)
 
