@@ -189,7 +189,8 @@ OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}, "vllm": {"torch", "vllm"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
-    "testing._definition": {"testing._rules"},
+    "testing._angles": {"testing._rules"},
+    "testing._definition": {"testing._rules", "testing._angles"},
     "testing._where": set(),
     "testing._wrong": {"testing._definition", "testing._where"},
     "testing._verdict": set(),

@@ -276,8 +276,7 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
         yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
         if j.claims("same_bits"):  # other code need not read such memory
             yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
-    yield from ((_joined(name), array, []) for name, array in j.lib.shifted(x.array))
-    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.parts(x.array))
+    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.inside(x.array))
 
 
 def layouts_of(lib: Library) -> list[str]:
@@ -384,5 +383,5 @@ def with_position_layout(j: Judge, numbers: NDArray[Any], kind: str, layout: str
         return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), kind), tuple(range(numbers.ndim))[::-1])
     if layout == "expanded" and numbers.ndim > 1:
         return j.lib.expanded(j.pos(numbers[:1], kind), numbers.shape)
-    names = (*j.lib.exotic(pos), *(("shifted", array) for _, array in j.lib.shifted(pos)))
+    names = (*j.lib.exotic(pos), *(("shifted", array) for _, array, _ in j.lib.inside(pos)))
     return next((array for name, array in names if _joined(name) == layout), pos)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._wrong import Wrong
 from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -24,6 +23,7 @@ from ._refused import Calls, Refused, refusal
 from ._target import Target
 from ._verdict import Fault
 from ._where import difference
+from ._wrong import Wrong
 
 Floats = NDArray[np.float64]
 # First and last position of each range.

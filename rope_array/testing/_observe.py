@@ -213,7 +213,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
         return
     last = min(j.target.reach, np.iinfo(watched.call.kind).max)
-    if np.max(made.numbers, initial=0) >= last or not j.lib.advance(made.pos):
+    if np.max(made.numbers, initial=0) >= last or not j.lib.overwrite(made.pos, made.pos + 1):
         return
     for y, x in zip(watched.again(), made.xs, strict=True):
         try:
