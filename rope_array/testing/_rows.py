@@ -135,7 +135,7 @@ POSITION_ROWS = [
         "positions_of_a_batch",
         "Positions of shape (B, S) rotate each batch by its own; B is x's first axis.",
         ["positions=BS rows=2,3,5|5,3,5|3,3,5|3,2,1", "positions=BS reach=70000",
-         "positions=BS order=descending"],
+         "positions=BS order=descending reach=100|70000"],
     ),
     Row(
         "batch_positions_of_other_ranks",
