@@ -21,8 +21,8 @@ from ._claims import CAPABILITIES, REACH
 from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
 from ._hypotheses import Hypothesis, merged, of_accuracy, of_kept_results
 from ._judge import DELETES_X, Judge
-from ._outcome import FAILED, outcome_of
 from ._observe import OBSERVERS
+from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._parts import whole_of
 from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings

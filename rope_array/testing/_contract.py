@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._wrong import Wrong, alike
-from ._definition import apply_definition, pairs_of
+from ._definition import Plan, apply_definition, pairs_of
 from ._verdict import Fault
 from ._where import PLACE, describe, element_text, rows_of_positions
+from ._wrong import Wrong, alike
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -105,13 +105,13 @@ def read_and_written_pairs(
     width: int, fields: Mapping[str, Any], inverse: bool
 ) -> list[tuple[Indices, Indices]]:
     """Return the indices of the pairs that a rotation reads, then of the pairs that it writes."""
-    plan = pairs_of(width, _rotation_fields(fields))
-    pairs = [plan.source, plan.target]
-    return pairs[::-1] if inverse else pairs
+    plan = _plan_of(width, fields, inverse)
+    return [plan.source, plan.target]
 
 
-def _rotation_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and name != "angles"}
+def _plan_of(width: int, fields: Mapping[str, Any], inverse: bool) -> Plan:
+    given = {name: value for name, value in fields.items() if value is not None and name != "angles"}
+    return pairs_of(width, given, inverse)
 
 
 def _angle_slack(
@@ -193,9 +193,9 @@ def allowed(
     assert fields.get("angles", "exact") == "exact", "the contract holds for exact angles only"
     x = np.asarray(x)
     assert x.dtype == np.float64, f"x is {x.dtype}; convert it to float64"
-    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
-    (a, b), (out_a, out_b) = (plan.target, plan.source) if inverse else (plan.source, plan.target)
-    amplitude, length = _pair_lengths(x, fields, inverse)
+    plan = _plan_of(x.shape[-1], fields, inverse)
+    (a, b), (out_a, out_b) = plan.source, plan.target
+    amplitude, length = _pair_lengths(x, plan)
     with np.errstate(over="ignore", invalid="ignore"):
         slack = _angle_slack(pos, plan.sizes, dtype, fields, accuracy)
         compute = compute_dtype(dtype, accuracy)
@@ -212,11 +212,9 @@ def allowed(
     return bound
 
 
-def _pair_lengths(x: Floats, fields: Mapping[str, Any], inverse: bool) -> tuple[float, Floats]:
+def _pair_lengths(x: Floats, plan: Plan) -> tuple[float, Floats]:
     """Return the factor A of a rotation, and A·|pair| for each pair that it reads."""
-    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
-    a, b = plan.target if inverse else plan.source
-    amplitude = 1.0 / float(plan.amplitude) if inverse else float(plan.amplitude)
+    (a, b), amplitude = plan.source, float(plan.amplitude)
     with np.errstate(over="ignore", invalid="ignore"):
         return amplitude, amplitude * np.hypot(x[..., a], x[..., b])
 
@@ -288,10 +286,10 @@ def _is_within_least_bound(
 
     It is `_LEAST_N` eps of the pair, plus half an ulp of a 16-bit result, and 0 outside the rotated slice.
     """
-    compute, bound = compute_dtype(dtype), np.zeros(x.shape)
+    compute, bound, plan = compute_dtype(dtype), np.zeros(x.shape), _plan_of(x.shape[-1], fields, inverse)
     with np.errstate(over="ignore", invalid="ignore"):
-        of_pair = _LEAST_N * eps(compute) * _pair_lengths(x, fields, inverse)[1]
-        for member in read_and_written_pairs(x.shape[-1], fields, inverse)[1]:
+        of_pair = _LEAST_N * eps(compute) * _pair_lengths(x, plan)[1]
+        for member in plan.target:
             half = 0.0 if compute == dtype else 0.5 * ulp(exact[..., member], dtype)
             bound[..., member] = of_pair + half
         return bool((np.abs(y - exact) <= bound).all())

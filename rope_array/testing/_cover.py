@@ -17,7 +17,7 @@ from ._judge import Judge
 T = TypeVar("T")
 Ints = NDArray[np.intp]
 Levels = Mapping[str, Sequence[Any]]
-# Draws for each call. The valid draw with the most new combinations becomes the call.
+# Calls that are tried until one with a combination is valid.
 _TRIES = 12
 
 
@@ -55,6 +55,11 @@ class Cover(NamedTuple):
 def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Return every two of these factors."""
     return list(itertools.combinations(names, 2))
+
+
+def pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
+    """Return a factor with each of the others."""
+    return [(first, other) for other in others]
 
 
 def valid_call(j: Judge, values: Mapping[str, Any]) -> Call | None:
@@ -150,6 +155,10 @@ def covering(
 ) -> Iterator[T]:
     """Yield calls until each valid combination of each group's values occurs; the draw is fixed.
 
+    Each call begins with a combination that no call has yet. Every other factor, in random order, gets the
+    value that completes the most such combinations (Cohen et al., "The AETG system", IEEE Transactions on
+    Software Engineering 23(7), 1997).
+
     Parameters
     ----------
     levels
@@ -159,29 +168,83 @@ def covering(
     make
         Makes a call of a value for each factor; None if it is not valid.
     """
-    draw, names = np.random.default_rng(0), list(levels)
-    counts = np.array([len(levels[name]) for name in names])
-    chosen = _needed_groups([tuple(names.index(name) for name in group) for group in groups], counts)
-    # A combination's number is the offset of its group, plus the index times the weight of each factor.
-    sizes = [int(np.prod(counts[[*group]])) for group in chosen]
-    offsets = np.cumsum([0, *sizes])
-    weights = _weights(chosen, counts)
-    missing = np.ones(offsets[-1], dtype=bool)
-    for needed in draw.permutation(offsets[-1]).tolist():
-        if not missing[needed]:
-            continue
-        missing[needed] = False
-        of_group = int(np.searchsorted(offsets, needed, "right")) - 1
-        group = [*chosen[of_group]]
-        indices = (draw.random((_TRIES, len(names))) * counts).astype(np.intp)
-        indices[:, group] = np.unravel_index(needed - offsets[of_group], counts[group])
-        covered = indices @ weights + offsets[:-1]
-        for i in np.argsort(-missing[covered].sum(axis=1), kind="stable").tolist():
-            made = make({name: levels[name][at] for name, at in zip(names, indices[i], strict=True)})
-            if made is not None:
-                missing[covered[i]] = False
-                yield made
-                break
+    names = list(levels)
+
+    def call_of(indices: Ints) -> T | None:
+        return make({name: levels[name][at] for name, at in zip(names, indices.tolist(), strict=True)})
+
+    missing = _Missing([tuple(map(names.index, group)) for group in groups], [*map(len, levels.values())])
+    for group, values in missing.in_random_order():
+        if (start := missing.valid_with(group, values, call_of)) is not None:
+            indices = missing.improved(start, group, call_of)
+            missing.remove(indices)
+            made = call_of(indices)
+            assert made is not None
+            yield made
+
+
+class _Missing:
+    """The combinations of each group's values that no call has yet.
+
+    A combination's number is the offset of its group, plus the index times the weight of each factor. Calls
+    are arrays with the index of each factor's value.
+    """
+
+    def __init__(self, groups: Iterable[tuple[int, ...]], counts: Sequence[int]):
+        self.counts, self.draw = np.array(counts), np.random.default_rng(0)
+        self.groups = _needed_groups(groups, self.counts)
+        sizes = [int(np.prod(self.counts[[*group]])) for group in self.groups]
+        self.offsets = np.cumsum([0, *sizes])
+        self.missing = np.ones(self.offsets[-1], dtype=bool)
+        self.weights = _weights(self.groups, self.counts)
+        self.groups_with = [np.flatnonzero(row) for row in self.weights]
+
+    def in_random_order(self) -> Iterator[tuple[list[int], Any]]:
+        """Yield the group and the indices of each combination that is missing when its turn comes."""
+        for needed in self.draw.permutation(len(self.missing)).tolist():
+            if self.missing[needed]:
+                of_group = int(np.searchsorted(self.offsets, needed, "right")) - 1
+                group = [*self.groups[of_group]]
+                yield group, np.unravel_index(needed - self.offsets[of_group], self.counts[group])
+
+    def valid_with(self, group: list[int], values: Any, call_of: Callable[[Ints], Any]) -> Ints | None:
+        """Return a valid call with a combination: other factors have their first value, or random ones."""
+        for tried in range(_TRIES):
+            indices = (self.draw.random(len(self.counts)) * self.counts * (tried > 0)).astype(np.intp)
+            indices[group] = values
+            if call_of(indices) is not None:
+                return indices
+        return None
+
+    def improved(self, start: Ints, fixed: list[int], call_of: Callable[[Ints], Any]) -> Ints:
+        """Return a valid call in which each factor has the value that completes the most combinations."""
+        indices, numbers = start.copy(), self.offsets[:-1].copy()
+        unset = (self.weights > 0).sum(axis=0)  # factors of each group that have no value yet
+
+        def give(factor: int) -> None:
+            with_it = self.groups_with[factor]
+            numbers[with_it] += indices[factor] * self.weights[factor, with_it]
+            unset[with_it] -= 1
+
+        for factor in fixed:
+            give(factor)
+        for factor in self.draw.permutation(len(self.counts)).tolist():
+            if factor in fixed:
+                continue
+            last = self.groups_with[factor][unset[self.groups_with[factor]] == 1]
+            options = np.arange(self.counts[factor])[:, None]
+            completed = self.missing[numbers[last] + options * self.weights[factor, last]].sum(axis=1)
+            for option in np.argsort(-completed - self.draw.random(len(options)) / 2).tolist():
+                indices[factor], before = option, indices[factor]
+                if option == before or call_of(indices) is not None:
+                    break
+                indices[factor] = before
+            give(factor)
+        return indices
+
+    def remove(self, indices: Ints) -> None:
+        """Remove the combinations of a call."""
+        self.missing[indices @ self.weights + self.offsets[:-1]] = False
 
 
 def _weights(groups: Sequence[tuple[int, ...]], counts: Ints) -> Ints:

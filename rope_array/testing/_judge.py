@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._wrong import Wrong
 from ._claims import REACH, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
@@ -24,6 +23,7 @@ from ._refused import Calls, Refused, refusal
 from ._target import Target
 from ._verdict import Fault
 from ._where import difference
+from ._wrong import Wrong
 
 Floats = NDArray[np.float64]
 # First and last position of each range.
@@ -80,12 +80,16 @@ class Judge:
         Earlier results with their bits, to see whether a later call writes to them.
     observed
         The first fault that each observer saw, by the name of its check.
+    told
+        The names of the observers' checks that failed, and so told of it.
     matched_ranks
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
     plain
         The plain call, once it is made by `_call.plain_call`.
     observes_all
-        Whether costly observers watch every call, and not a sample.
+        Whether the calls for observers were made.
+    watched_every
+        Costly observers watch one call in this number.
     excuses
         Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains
@@ -108,7 +112,9 @@ class Judge:
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
+        self.told: set[str] = set()
         self.observes_all = False
+        self.watched_every = 48
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _watch
-from ._call import Made, make, plain_call
+from ._call import Made, make, plain_call, with_layout
 from ._factors import Call
 from ._gradients import check_gradient
 from ._judge import Judge
@@ -24,8 +24,6 @@ from ._where import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 8
-# Of the calls for observers, the first ones are watched by all.
-_ALL_WATCHED = 80
 
 
 class Watched(NamedTuple):
@@ -65,9 +63,10 @@ class Observer(NamedTuple):
 # ---- the observers ----
 
 
-def _is_chosen(j: Judge, watched: Watched, turn: int) -> bool:
-    """Return whether a costly observer watches a call: one in twelve, or more of the calls for observers."""
-    every = 12 if not j.observes_all or j.is_slow else 1 if watched.seed < _ALL_WATCHED else 4
+def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
+    """Return whether a costly observer watches a call: of many calls, at most one in `least`."""
+    is_given = j.watched_every == 1 and not j.observes_all  # by --case
+    every = 1 if is_given else max(j.watched_every, least)
     return watched.seed % every == turn % every
 
 
@@ -174,9 +173,11 @@ def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     if not j.claims("same_bits"):
         return
     for text, index, pos in _parts_of_call(j, call, made):
-        xs = [j.array(x.values[index], x.dtype) for x in made.xs]
-        for x, expected in zip(xs, whole, strict=True):  # alone, if the call has a tuple
-            y = j.try_call(x, pos, **made.spec)
+        for x, expected in zip(made.xs, whole, strict=True):  # alone, if the call has a tuple
+            part = j.array(x.values[index], x.dtype)
+            if j.lib.dtype_of(x.array) != x.dtype:  # other code may serve the other byte order
+                part, _ = with_layout(j, part, "the_other_byte_order")
+            y = j.try_call(part, pos, **made.spec)
             if y is not None:
                 yield from _differing([j.numbers(y)], [expected[index]], f"have other bits {text}")
 
@@ -212,7 +213,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
         return
     last = min(j.target.reach, np.iinfo(watched.call.kind).max)
-    if np.max(made.numbers, initial=0) >= last or not j.lib.advance(made.pos):
+    if np.max(made.numbers, initial=0) >= last or not j.lib.overwrite(made.pos, made.pos + 1):
         return
     for y, x in zip(watched.again(), made.xs, strict=True):
         try:
@@ -223,7 +224,7 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     """Call again under unusual settings, as a call may set one to its usual value."""
-    if not _is_chosen(j, watched, 0):
+    if not _is_chosen(j, watched, 0, least=3):
         return
     # `settings` predates the first call, which may have changed them for good.
     changed = changes(j.settings, j.lib.defaults())
@@ -263,8 +264,7 @@ OBSERVERS = (
     Observer(
         "same_bits",
         "A row has the same bits in a second call, in every slice, batch and tuple, with any strides, and "
-        "for "
-        "any shape of positions.",
+        "for any shape of positions.",
         _nothing, _other_bits,
     ),
     Observer(
@@ -314,7 +314,8 @@ def watch_call(j: Judge, call: Call, seed: int, made: Made) -> list[Callable[[],
     except Declined:
         return None
     results = results_of(j, made, y)
-    numbers = [j.numbers(each) for each in results] if j.claims("values") else []
+    # The calls for observers are judged by other checks.
+    numbers = [j.numbers(each) for each in results] if j.claims("values") and not j.observes_all else []
 
     def again() -> tuple[Any, ...]:
         return results_of(j, made, j.call(made.x, made.pos, **made.spec))

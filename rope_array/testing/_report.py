@@ -126,7 +126,7 @@ class Report:
         {'angles': 'exact', 'arithmetic': 'float32'}
         """
         tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
-        findings = _plain_findings(self._findings)
+        findings = plain_findings(self._findings)
         return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
 
 
@@ -173,17 +173,8 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
 # ---- the causes of failures, from `_causes` ----
 
 
-def plain_causes(target: Target, faults: Mapping[str, Fault]) -> dict[str, Any]:
-    """Return the causes of faults, which are given by the names of their checks."""
-    return _plain_findings(find_causes(target, faults))
-
-
-def no_causes() -> dict[str, Any]:
-    """Return the plain values of no causes: nothing failed, or the search for causes ended the process."""
-    return _plain_findings(Findings())
-
-
-def _plain_findings(findings: Findings) -> dict[str, Any]:
+def plain_findings(findings: Findings) -> dict[str, Any]:
+    """Return the plain values of the causes of failures."""
     cause, stated = findings.cause, findings.cause.stated if findings.cause else {}
     causes = [
         {"text": one.text, "options": one.options, "checks": list(one.checks)} for one in findings.causes

@@ -18,12 +18,13 @@ from types import MappingProxyType
 from typing import Any
 
 from . import _watch
+from ._causes import find_causes
 from ._claims import one_line
 from ._judge import Check, Judge
 from ._options import Options, expected_of
 from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._own import calls_of
-from ._report import plain_causes, plain_target
+from ._report import plain_findings, plain_target
 from ._run import check_expected
 from ._target import Target
 from ._verdict import Fault
@@ -41,14 +42,10 @@ class Server:
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request: "start", then "check" or "findings". Errors are answered, too."""
-        methods: dict[str, Callable[..., dict[str, Any]]] = {
-            "start": self.start,
-            "check": self.check,
-            "findings": self.findings,
-        }
+        method: Callable[..., dict[str, Any]] = getattr(self, name)
         with settings_kept():
             try:
-                return methods[name](**arguments)
+                return method(**arguments)
             except Exception as error:  # not of a check: those are results
                 with contextlib.suppress(Exception):  # standard error may be closed
                     traceback.print_exc()
@@ -121,7 +118,7 @@ class Server:
         # A trial call that ended a process is not made again with other claims.
         lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
         target = replace(target, lacks={**target.lacks, **lost}) if lost else target
-        return plain_causes(target, {name: self.judge.faults[name] for name in failed})
+        return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
 
 def _preset(target: Target, tried: Mapping[str, Any]) -> None:

@@ -7,23 +7,27 @@ from rope_array.testing._factors import FEW_FIELDS
 from rope_array.testing._judge import Check, Judge
 from rope_array.testing._observe import OBSERVERS, check_call
 
-# Code chooses by dtype, field, memory and size: each alone, then layouts with the others.
+# Code chooses by dtype, field, memory and size: each alone, then some together.
 _LEVELS = {
     **FEW_FIELDS, "rotary_dim": [None, 8, 0], "in_tuple": [None, True, "three", "twice"], "dtype": True,
     "layout": True, "width": [16, 64], "positions": ["S", "BS", "BHS", "", "B1"], "reach": [100, 0],
     "rows": [(2, 3, 5), (1, 1, 5), (2, 3, 1), (1, 2, 130), (1, 4, 131), (5,), (3, 5)],
     "kind": ["int64", "int32", "float"],
 }  # fmt: skip
-_COVERS = (Cover(
-    _LEVELS,
-    [*((name,) for name in _LEVELS), ("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"),
-     ("width", "layout"),
-     ("rows", "dtype", "pairing"), ("reach", "rows", "positions"), ("positions", "rows"), ("kind", "rows"),
-     ("layout", "rotary_dim"), ("reach", "dtype", "rotary_dim")],
-    alone=True,
-), Cover({"rows": [(1, 4, 131)], "width": [64], "layout": True}, [("layout",)], alone=True))  # fmt: skip
+_COVERS = (
+    Cover(_LEVELS, [(name,) for name in _LEVELS], alone=True),
+    Cover(
+        {name: _LEVELS[name] for name in
+         ("dtype", "rotary_dim", "layout", "rows", "width", "pairing", "reach", "positions", "kind")},
+        [("dtype", "rotary_dim"), ("dtype", "layout"), ("rows", "layout"), ("width", "layout"),
+         ("rows", "dtype", "pairing"), ("reach", "rows", "positions"), ("kind", "rows"),
+         ("layout", "rotary_dim"), ("reach", "dtype", "rotary_dim")],
+    ),
+)  # fmt: skip
 # Calls where each is compiled.
 _FEW = 12
+# Costly observers watch the first calls, then one in so many.
+_ALL_WATCHED, _THEN_ONE_IN = 80, 4
 
 
 def observed_checks() -> list[Check]:
@@ -35,16 +39,20 @@ def _check(j: Judge, name: str) -> None:
     if name not in j.observed and not j.observes_all:
         _observe(j)
     if name in j.observed:
+        j.told.add(name)
         raise j.observed[name]
 
 
 def _observe(j: Judge) -> None:
     """Make calls that all observers watch; wrong values are not judged here."""
-    j.observes_all = True
+    j.observes_all, usual = True, j.watched_every
     for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
         if j.is_slow and seed >= _FEW:
             break
+        if not j.is_slow:
+            j.watched_every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
         with suppress(Exception):  # the checks of these calls report it
             check_call(j, call, seed)
+    j.watched_every = usual
     if not j.calls.served:
         j.raise_refused("refuses every call")
