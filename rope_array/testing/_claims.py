@@ -243,7 +243,7 @@ def undeclared_fields(target: Target) -> dict[str, str]:
 def one_line(error: BaseException, length: int = 160) -> str:
     """Describe an exception in one line of printable characters."""
     try:
-        text = " ".join(str(error).split())
+        text = str(error).strip()
     except Exception:  # its own __str__ raises
         text = "(its message cannot be read)"
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
