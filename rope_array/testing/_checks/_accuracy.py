@@ -14,8 +14,8 @@ _RANGES = {
     "small": "at positions below 4,096, or up to the largest one claimed. The contract's bound is 2.5 eps of "
              "float32 (float64 for float64) of the pair, and half an ulp of the result.",
     "2^16": "from 4,096 to 2^16, or up to the largest position claimed.",
-    "2^20": "from 2^16 to 2^20, or up to the largest position claimed. A float32 angle is off by hundredths of "
-            "a radian there.",
+    "2^20": "from 2^16 to 2^20, or up to the largest position claimed. A float32 angle is off by "
+            "hundredths of a radian there.",
     "2^24": "from 2^20 to 2^24 + 3, where float32 skips integers.",
     "int32": "from 2^24 + 4 to the end of int32.",
 }  # fmt: skip
