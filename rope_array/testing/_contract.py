@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._alike import Wrong, alike
 from ._definition import Plan, apply_definition, pairs_of
+from ._verdict import Fault
 from ._where import PLACE, describe, element_text, rows_of_positions
+from ._wrong import Wrong, alike
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -245,7 +247,6 @@ def assert_contract(
     flushes: bool = False,
     exact: Floats | None = None,
     accuracy: Accuracy = EXACT,
-    explain: bool = True,
     **fields: Any,
 ) -> None:
     """Assert that y, a NumPy array, is x rotated by its positions, within the accuracy class.
@@ -253,7 +254,7 @@ def assert_contract(
     x holds the values that were rotated, in any dtype that holds them exactly. `dtype` names the dtype they
     were rotated in, by default y's; name it for a bfloat16 array that was widened. Pairs with a NaN or an
     infinity, and results that overflow, are not judged. `exact` saves computing the exact result again.
-    `explain` looks for the place and the values of wrong elements.
+    The error is a `Fault` with the wrong elements; their place and values are looked for when it is read.
     """
     y, x = np.asarray(y), np.asarray(x).astype(np.float64)
     dtype = dtype or y.dtype.name
@@ -266,16 +267,16 @@ def assert_contract(
     call = {"exact": exact, "pos": pos, "inverse": inverse, "flushes": flushes}
     bound = allowed(x, dtype, fields, accuracy=accuracy, **call)
     mask = _wrong_elements(y, x, exact, bound, dtype, fields, inverse)
-    assert explain or not mask.any(), "wrong elements"
     if mask.any():
         arrays: dict[str, Any] = {"y": y, "x": x, "exact": exact, "bound": bound, "mask": mask}
         if x.ndim > 1:
             arrays = {name: np.moveaxis(array, seq_axis, -2) for name, array in arrays.items()}
         pairs = read_and_written_pairs(x.shape[-1], fields, inverse)[1]
-        values = _class_text(np.abs(y - exact), mask, x, dtype, fields, accuracy, call)
-        plain = None if fields.get("axes") else pos
-        found = Wrong(**arrays, pos=plain, pairs=pairs, fields=fields, inverse=inverse)
-        raise AssertionError(_fault_text(found, dtype, values))
+        wrong = Wrong(
+            **arrays, given_pos=pos, pairs=pairs, fields=fields, inverse=inverse, dtype=dtype,
+            accuracy=accuracy, flushes=flushes,
+        )  # fmt: skip
+        raise Fault(partial(_fault_text, wrong), wrong)
 
 
 def _is_within_least_bound(
@@ -310,34 +311,43 @@ def _wrong_elements(
     return wrong
 
 
-def _class_text(
-    errors: Floats, mask: NDArray[np.bool_], x: Floats, dtype: str, fields: Mapping[str, Any],
-    accuracy: Accuracy, call: Mapping[str, Any],
-) -> str:  # fmt: skip
+def _class_text(wrong: Wrong) -> str:
     """Return the weaker class of accuracy that allows all errors, in words; "" if none does."""
+    accuracy, dtype = wrong.accuracy, wrong.dtype
     tried = [("float32 angles", dtype, accuracy._replace(angles="float32"))]
     if dtype == "float64":
         tried.insert(0, ("float32 arithmetic", "float32", accuracy))
     elif dtype != "float32":
         tried.insert(0, (f"{dtype} arithmetic", dtype, accuracy._replace(arithmetic="own")))
     for text, name, weaker in tried:
-        if weaker != accuracy or name != dtype:
-            bound = allowed(x, name, fields, accuracy=weaker, **call)
-            if (errors <= bound)[mask].all():
-                return f"within the error of {text}"
+        differs = weaker != accuracy or name != dtype
+        if differs and wrong.is_all(is_within(wrong, weaker, name)):
+            return f"within the error of {text}"
     return ""
 
 
-def _fault_text(wrong: Wrong, dtype: str, values: str) -> str:
+def is_within(wrong: Wrong, accuracy: Accuracy, dtype: str | None = None) -> NDArray[np.bool_]:
+    """Return which elements are within the bound of another class of accuracy, or of another dtype."""
+    bound = allowed(
+        wrong.x, dtype or wrong.dtype, wrong.fields, exact=wrong.exact, pos=wrong.given_pos,
+        inverse=wrong.inverse, flushes=wrong.flushes, accuracy=accuracy,
+    )  # fmt: skip
+    with np.errstate(all="ignore"):
+        return np.asarray(np.abs(wrong.y - wrong.exact) <= bound)
+
+
+def _fault_text(wrong: Wrong) -> str:
     """Describe wrong elements: the place, the values, the number, and the worst."""
-    values, same = (values, None) if values else alike(wrong)
+    values, same = _class_text(wrong), None
+    if not values:
+        values, same = alike(wrong)
     place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, same=same)
     worst = _worst_element(wrong)
     got, exact, bound = (float(each[worst]) for each in (wrong.y, wrong.exact, wrong.bound))
     count = f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements"
     at = f"{element_text(worst)}{_position_text(wrong, worst)}"
     return (
-        f"{PLACE}{place}; {f'{values}; ' if values else ''}{count}, {dtype}; worst at {at}: got {got!r}, "
+        f"{PLACE}{place}; {f'{values}; ' if values else ''}{count}, {wrong.dtype}; worst at {at}: got {got!r}, "
         f"exact {exact!r}, off by {abs(got - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
     )
 

@@ -57,6 +57,11 @@ def pairs_among(names: Iterable[str]) -> list[tuple[str, ...]]:
     return list(itertools.combinations(names, 2))
 
 
+def pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
+    """Return a factor with each of the others."""
+    return [(first, other) for other in others]
+
+
 def valid_call(j: Judge, values: Mapping[str, Any]) -> Call | None:
     """Return the call of these values, which are claimed; None if they do not go together."""
     call = resolved(j, plain_call(j).replace(**values))

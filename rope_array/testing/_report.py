@@ -18,6 +18,7 @@ from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
 from ._own import BackendTarget
 from ._requires import specific_needs
 from ._target import Target
+from ._verdict import Fault
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Report:
         For a library: the number of calls that each backend served, by its name.
     declined
         For a forced backend: the number of calls that it declined, by the reason.
+    faults
+        The fault of each failed check, by the check's name, from which causes are found.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class Report:
     seconds: float
     served: Mapping[str, int] = field(default_factory=dict)
     declined: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, Fault] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
@@ -85,7 +89,8 @@ class Report:
 
     @cached_property
     def _findings(self) -> Findings:
-        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+        names = [result.name for result in self.of(FAILED)]
+        return find_causes(self.target, {name: self.faults[name] for name in names})
 
     @property
     def cause(self) -> Cause | None:
@@ -177,8 +182,7 @@ def plain_findings(findings: Findings) -> dict[str, Any]:
     advice = None
     if cause is not None and stated:
         # The failures that go away with claims of conventions and accuracy alone.
-        gone = sum(one.explained for one in findings.causes if not one.withdrawn)
-        explained = gone if cause.withdrawn else cause.explained
+        explained = sum(one.explained for one in findings.causes if one.stated)
         advice = {"claims": dict(stated), "explained": explained, "failed": cause.failed}
     return {
         "cause": None if cause is None else str(cause),

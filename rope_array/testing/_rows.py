@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from ._cover import Cover, pairs_among
-from ._factors import AXES, FAR, FEW_FIELDS, FIELDS, NEAR, Call
+from ._cover import Cover, pairs_among, pairs_of
+from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS, Call
 from ._judge import Judge
 from ._large import check_large_call, check_many_elements
 from ._observe import check_kind_of
@@ -19,9 +19,6 @@ from ._row import Row, read_calls
 # The widths that are tried first, then the others.
 _FIRST = (4, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048, 2, 6)
 _SMALL = {"rows": [(1, 2, 2)]}
-# Fields that keep the shapes of x and positions.
-_SIMPLE = ("base", "rotary_dim", "rotary_start", "pairing", "out_pairing", "attention_factor", "inverse",
-           "inv_freq")  # fmt: skip
 _SAME_ANGLES = ("seq_axis", "pairing", "out_pairing", "inverse", "in_tuple")
 # (B, H, S): many rows, heads or batches; one at a time, and two.
 _MANY = [(1, 1, 1030), (2, 1, 600), (1, 130, 2), (70, 2, 2), (5, 40, 3), (70, 3, 1)]
@@ -33,10 +30,6 @@ _ODD = [(1, 1, 71), (1, 131, 2), (71, 2, 2), (1, 1, 1031), (2, 64, 2), (1, 1, 10
 def _widths(widths: tuple[int, ...]) -> str:
     """Return widths as the text of a factor, the telling ones first."""
     return "|".join(map(str, sorted(widths, key=lambda width: (width not in _FIRST, width))))
-
-
-def _pairs_of(first: str, *others: str) -> list[tuple[str, ...]]:
-    return [(first, other) for other in others]
 
 
 FIELD_ROWS = [
@@ -127,141 +120,6 @@ FIELD_ROWS = [
     ),
 ]  # fmt: skip
 
-_YARN = "scaling=yarn:factor=4.0"
-# Rules of every kind, with each of their parameters.
-_RULES = (
-    "linear:factor=4.0", "llama3:original_max_position_embeddings=8192", "yarn:factor=4.0:truncate=False",
-    "yarn:factor=4.0", "yarn:factor=40.0:original_max_position_embeddings=4096:truncate=False",
-    "yarn:factor=4.0:beta_fast=8.0:beta_slow=2.0", "yarn:factor=4.0:mscale=1.0:mscale_all_dim=0.5",
-    "yarn:factor=4.0:attention_factor=1.25", "ntk:factor=4.0", "dynamic:length=128", "dynamic:length=64",
-    "llama3:high_freq_factor=32.0", "longrope", "longrope:length=1",
-    "proportional:partial_rotary_factor=0.25", "periods",
-)  # fmt: skip
-_LINEAR = "scaling=linear:factor="
-_RAMP = "scaling=yarn:factor=4.0:beta_fast=8.0:beta_slow=1.0:truncate=False"
-
-SCALING_ROWS = [
-    Row(
-        "scaling_linear",
-        "Linear scaling divides every frequency by the factor (Chen et al., arXiv 2306.15595).",
-        [f"{_LINEAR}4.0", f"{_LINEAR}1.0", f"{_LINEAR}2.5", f"{_LINEAR}0.5", f"{_LINEAR}3"],
-    ),
-    Row(
-        "scaling_ntk",
-        "NTK-aware scaling sets the base to θ·f^(d/(d-2)): keeps the first frequency, divides the last by f.",
-        ["scaling=ntk:factor=4.0|ntk:factor=1.0|ntk:factor=1000.0", "scaling=ntk:factor=4.0 rotary_dim=8"],
-    ),
-    Row(
-        "scaling_dynamic",
-        "Dynamic NTK sets the base to θ·(f·L/m - (f - 1))^(d/(d-2)) for a length L beyond m.",
-        ["scaling=dynamic:length=128|dynamic:length=64|dynamic:length=1|dynamic:length=321"],
-    ),
-    Row(
-        "scaling_yarn",
-        "YaRN ramps from kept to divided frequencies; the ramp's ends are rounded unless truncate is false.",
-        [_YARN, f"{_YARN}:truncate=False", "scaling=yarn:factor=40.0:beta_fast=8.0:beta_slow=2.0",
-         f"{_YARN}:original_max_position_embeddings=4096",
-         f"{_YARN}:beta_fast=2.0:beta_slow=2.0:truncate=False", "scaling=yarn:factor=1.0",
-         f"{_YARN} rotary_dim=8"],
-    ),
-    Row(
-        "scaling_amplitude",
-        "YaRN's amplitude is the call's attention_factor, else the rule's, else g(mscale)/g(mscale_all_dim), "
-        "else g(1).",
-        ["scaling=yarn:factor=40.0", "scaling=yarn:factor=40.0:attention_factor=1.25",
-         "scaling=yarn:factor=40.0:mscale=1.0:mscale_all_dim=0.5",
-         "scaling=yarn:factor=40.0:mscale=0.7:mscale_all_dim=0.7", "scaling=yarn:factor=40.0:mscale=0.7",
-         "scaling=yarn:factor=1.0", f"{_YARN} attention_factor=1.75"],
-    ),
-    Row(
-        "scaling_llama3",
-        "Llama 3's rule keeps short wavelengths, divides long ones, and interpolates between them.",
-        ["base=1000.0 scaling=llama3|llama3:original_max_position_embeddings=8192",
-         "base=1000.0 scaling=llama3:original_max_position_embeddings=900:high_freq_factor=32.0",
-         "scaling=llama3|llama3:high_freq_factor=32.0"], ("scaling[llama3]",),
-    ),
-    Row(
-        "scaling_longrope",
-        "LongRoPE divides each frequency by its own factor: from the long list beyond the trained context.",
-        ["scaling=longrope:length=64|longrope:length=65|longrope:length=1",
-         "scaling=longrope:length=1:attention_factor=1.5"],
-    ),
-    Row(
-        "scaling_proportional",
-        "The proportional rule rotates the first share of the pairs, with exponents over the full width.",
-        [f"scaling=proportional:partial_rotary_factor={share}:factor={factor}"
-         for share, factor in ((0.25, 1.0), (0.5, 8.0), (1.0, 1.0), (0.0, 1.0), (0.3, 2.0))],
-    ),
-    Row("scaling_periods", "The periods rule multiplies every frequency by 2π.", ["scaling=periods"]),
-    Row(
-        "rules_that_differ_in_one_parameter",
-        "Each call uses its own rule, or none: no cache leaves a parameter of the rule out of its key.",
-        [f"{_LINEAR}2.0", "", f"{_LINEAR}4.0", "scaling=yarn:factor=2.0", f"{_LINEAR}2.0", "",
-         "scaling=ntk:factor=2.0|ntk:factor=4.0|ntk:factor=2.0",
-         *(f"scaling=dynamic{other}" for other in
-           ("", ":length=300", ":factor=3.0", ":max_position_embeddings=50", "")),
-         *(f"{_RAMP}{other}" for other in
-           ("", ":beta_fast=4.0", ":beta_slow=2.0", ":factor=5.0", ":original_max_position_embeddings=200",
-            ":truncate=True", ":attention_factor=1.5", ":mscale=1.0:mscale_all_dim=0.5",
-            ":mscale=0.7:mscale_all_dim=0.5", ":mscale=1.0:mscale_all_dim=0.7", "")),
-         *(f"scaling=llama3:high_freq_factor=32.0{other}" for other in
-           ("", ":high_freq_factor=16.0", ":low_freq_factor=4.0", ":factor=4.0",
-            ":original_max_position_embeddings=200", "")),
-         *(f"scaling=longrope:length=1:short_factor=ones{other}" for other in
-           ("", ":short_factor=last", ":factor=16.0", ":attention_factor=1.5", "")),
-         *(f"scaling=longrope:length=100:long_factor=ones{other}" for other in
-           ("", ":long_factor=last", ":original_max_position_embeddings=50", "")),
-         *(f"scaling=proportional{other}" for other in ("", ":partial_rotary_factor=0.75", ":factor=4.0",
-         ""))],
-        ("scaling",), few=8,
-    ),
-    Row(
-        "rules_at_wide_heads",
-        "Every scaling rule changes every pair of a wide head, whatever its parameters.",
-        [Cover(
-            {**_SMALL, "width": [128, 64], "scaling": _RULES, "pairing": [None, "other"]},
-            [("pairing", "width", "scaling")], alone=True,
-        )],
-        ("scaling", "widths"), few=4,
-    ),
-]  # fmt: skip
-
-AXES_ROWS = [
-    Row(
-        "axes",
-        "Each pair is rotated by its own coordinate: in runs, alternating, with a series for each "
-        "coordinate, "
-        "by indices, or not at all.",
-        [f"axes={'|'.join(AXES)}", "axes=blocks pairing=half|interleaved", "axes=chunks|blocks inverse=True"],
-        few=5,
-    ),
-    Row(
-        "axes_of_a_part", "The pairs of axes are in the rotated slice.",
-        ["axes=alternating|gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
-    ),
-    Row(
-        "axes_of_positions",
-        "Coordinates of shape (B, S, n) match x as positions of shape (B, S) do; of shape (n,), all rows.",
-        ["axes=chunks positions=BS rows=2,3,5|2,3,3", "axes=chunks positions=scalar",
-         "axes=series kind=float",
-         "axes=chunks in_tuple=True"],
-    ),
-    Row(
-        "axes_and_frequencies",
-        "A scaling rule is applied to each series with its own width; inv_freq to pairs.",
-        [f"axes=chunks|series {_YARN}|ntk:factor=4.0", "axes=chunks|gaps inv_freq=True"],
-    ),
-    Row(
-        "axes_at_wide_heads",
-        "Every pair of a wide head is rotated by its own coordinate, for axes of every kind.",
-        [Cover(
-            {**_SMALL, "reach": [5000], "width": [128, 64], "axes": tuple(AXES), "pairing": [None, "other"]},
-            [("pairing", "width", "axes")], alone=True,
-        )],
-        ("axes", "any_positions", "widths"), few=1,
-    ),
-]  # fmt: skip
-
 POSITION_ROWS = [
     Row(
         "positions_of_their_own",
@@ -327,10 +185,9 @@ COVER_ROWS = [
         [Cover(
             {**FEW_FIELDS, "dtype": True, "layout": True, "rows": [(2, 3, 5), (2, 1, 3), (1, 3, 1)],
              "width": [16, 64, 80], "positions": ["S", "BS"], "pos_layout": True, "numbers": True},
-            [*_pairs_of("layout", *FEW_FIELDS, "dtype", "rows", "width", "positions", "pos_layout",
-             "numbers"),
-             *_pairs_of("pos_layout", "dtype", "rows", "positions", "pairing", "inverse"),
-             *_pairs_of("numbers", "dtype", "pairing", "rotary_dim", "inverse"),
+            [*pairs_of("layout", *FEW_FIELDS, "dtype", "rows", "width", "positions", "pos_layout", "numbers"),
+             *pairs_of("pos_layout", "dtype", "rows", "positions", "pairing", "inverse"),
+             *pairs_of("numbers", "dtype", "pairing", "rotary_dim", "inverse"),
              ("layout", "dtype", "pairing"), ("layout", "width", "dtype")],
         )], ("strides",), few=2,
     ),
@@ -338,14 +195,12 @@ COVER_ROWS = [
         "widths_and_fields",
         "Every claimed field is correct at the head_dims of models, for slices of any width.",
         [Cover(
-            {**FEW_FIELDS, "dtype": True, "rotary_dim": [None, 24, 96, 8, 48, "most"], "positions": ["S",
-             "BS"],
-             "rows": [(2, 3, 2), (1, 2, 3)],
+            {**FEW_FIELDS, "dtype": True, "rotary_dim": [None, 24, 96, 8, 48, "most"],
+             "positions": ["S", "BS"], "rows": [(2, 3, 2), (1, 2, 3)],
              "width": [16, 64, 112, 128, 36, 44, 72, 80, 88, 96, 192, 256]},
-            [*_pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
-             ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"), ("width", "dtype",
-              "inverse"),
-             ("rotary_dim", "pairing", "dtype")],
+            [*pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
+             ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"),
+             ("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")],
         )], ("widths",), few=12,
     ),
     Row(
@@ -359,8 +214,8 @@ COVER_ROWS = [
             [*combinations(("dtype", "width", "reach", "positions"), 3),
              *(("width", "reach", name) for name in _SAME_ANGLES),
              *(("dtype", "reach", name) for name in _SAME_ANGLES),
-             *_pairs_of("width", "rows", "layout", "kind"), *_pairs_of("order", "width", "rows", "kind",
-             "reach"),
+             *pairs_of("width", "rows", "layout", "kind"),
+             *pairs_of("order", "width", "rows", "kind", "reach"),
              *(("order", "positions", name) for name in ("dtype", "base", *_SAME_ANGLES)),
              ("dtype", "kind"), ("kind", "reach"),
              *(("pairing", name, "reach") for name in ("inverse", "seq_axis", "in_tuple"))],
@@ -380,16 +235,15 @@ COVER_ROWS = [
     Row(
         "fields_and_many_elements",
         "Any two of the claimed fields, dtypes, head_dims and many rows, heads or batches are right "
-        "together. "
-        "Calls are of more than 2^18 elements: code chooses by size.",
+        "together. Calls are of more than 2^18 elements: code chooses by size.",
         [Cover(
             {**{name: few for name, few in FEW_FIELDS.items() if name not in ("axes", "in_tuple")},
              "rotary_dim": [None, 24, "most"], "dtype": True, "width": [64, 36, 80, 96, 192],
-             "rows": _LARGE[1:], "positions": ["S", "BS"], "layout": [None, "transposed",
-             "a_fused_projection"]},
-            [*pairs_among((*(name for name in FEW_FIELDS if name not in ("axes", "in_tuple")), "dtype",
-             "width", "rows", "positions")),
-             *_pairs_of("layout", "dtype", "rows", "pairing", "inverse")],
+             "rows": _LARGE[1:], "positions": ["S", "BS"],
+             "layout": [None, "transposed", "a_fused_projection"]},
+            [*pairs_among((*(name for name in FEW_FIELDS if name not in ("axes", "in_tuple")),
+                           "dtype", "width", "rows", "positions")),
+             *pairs_of("layout", "dtype", "rows", "pairing", "inverse")],
         )], few=5, context=check_many_elements,
     ),
     Row(
@@ -407,14 +261,15 @@ COVER_ROWS = [
          Cover(
             {**FEW_FIELDS, **_SMALL, "rotary_dim": [None, "half_of_it"],
              "width": [36, 96, 112, 128, 256, 64, 80, 160]},
-            [*_pairs_of("width", *_SIMPLE), *(("pairing", "width", name) for name in _SIMPLE[1:])],
+            [*pairs_of("width", *SIMPLE_FIELDS, "inv_freq"),
+             *(("pairing", "width", name) for name in (*SIMPLE_FIELDS[1:], "inv_freq"))],
              alone=True,
          )], ("widths",), few=3,
     ),
     Row(
         "one_field_and_many_rows",
         "The plain call and every field alone are right for many rows, heads or batches.",
-        [Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *_pairs_of("rows", *FEW_FIELDS)], alone=True)],
+        [Cover({**FEW_FIELDS, "rows": _ODD}, [("rows",), *pairs_of("rows", *FEW_FIELDS)], alone=True)],
          few=2,
     ),
     Row(
@@ -423,7 +278,7 @@ COVER_ROWS = [
         "blocks of memory, a kernel.",
         [Cover({**FEW_FIELDS, "rows": [_LARGE[0]], "width": [64], "axes": 0, "in_tuple": 0},
               [(name,) for name in FEW_FIELDS], alone=True)],
-        few=3, context=check_large_call,
+        few=3, context=check_many_elements,
     ),
 ]  # fmt: skip
 
@@ -554,89 +409,6 @@ SIZE_ROWS = [
     ),
     Row(
         "many_elements", "Every element of an x of more than 2^20 is rotated, in each dtype.",
-        ["rows=2,6,1402 width=128|64"], each_dtype=True, few=1, context=check_large_call,
-    ),
-]  # fmt: skip
-
-_RECORDED = "gradient=contiguous"
-_WIDE = [16, 64, 128]
-
-GRADIENT_ROWS = [
-    Row(
-        "gradient", "The gradient with respect to x is the adjoint rotation of the cotangent.",
-        [_RECORDED], each_dtype=True,
-    ),
-    Row(
-        "gradient_of_shapes",
-        "The gradient is right for a decoding step, positions of a batch, wide heads, many rows or heads.",
-        [f"{_RECORDED} rows=2,3,1|1,70,2|40,2,2|1,1,600 reach=17", f"{_RECORDED} positions=BS",
-         f"{_RECORDED} width=64|128 pairing=interleaved|half", f"{_RECORDED} rows=2,8,130 width=64"], few=4,
-    ),
-    Row(
-        "gradient_of_fields",
-        "The gradient multiplies by the attention factor; the gradient of features that are not rotated is "
-        "their cotangent; it reads the cotangent's pairs by out_pairing and writes pairs by pairing.",
-        [f"{_RECORDED} attention_factor=2.0", f"{_RECORDED} rotary_dim=8", f"{_RECORDED} out_pairing=other",
-         f"{_RECORDED} inverse=True", f"{_RECORDED} inverse=True attention_factor=2.0",
-         f"{_RECORDED} in_tuple=True|two_dtypes"], few=4,
-    ),
-    Row(
-        "gradient_of_strides",
-        "The gradient is right for an x, and for a cotangent, that is transposed, sliced or broadcast, "
-        "and so "
-        "is the value while it is recorded.",
-        [Cover({"gradient": ["contiguous", "transposed", "broadcast", "every_second"], "layout": True},
-              [("layout",), ("gradient",)], alone=True)], ("gradient",),
-    ),
-    Row(
-        "gradient_of_one_field",
-        "The gradient is right for every field alone, at narrow and wide heads, and for many rows.",
-        [Cover(
-            {**FEW_FIELDS, "in_tuple": 0, "gradient": ["contiguous"], "dtype": True, "width": _WIDE,
-             "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
-            [*(("dtype", name) for name in FIELDS), *(("pairing", "width", name) for name in FIELDS),
-             *_pairs_of("rows", *FIELDS)], alone=True,
-        )], ("gradient",), few=10,
-    ),
-    Row(
-        "gradient_of_scaling", "The gradient has the frequencies and the amplitude of each scaling rule.",
-        [f"{_RECORDED} scaling={rule}" for rule in (*_RULES[3:], *_RULES[:3])]
-        + [f"{_RECORDED} scaling=yarn:factor=40.0 pairing=other", f"{_RECORDED} {_YARN} inverse=True"],
-        ("scaling",), few=1,
-    ),
-    Row(
-        "gradient_of_axes",
-        "The gradient of each pair is rotated by the pair's own coordinate, for axes of every kind.",
-        [f"{_RECORDED} axes={'|'.join(AXES)}", f"{_RECORDED} width=64 rows=1,2,3 axes={'|'.join(AXES)}"],
-         few=2,
-    ),
-    Row(
-        "gradient_at_far_positions",
-        "The value while a gradient is recorded, and the gradient, are right at far positions of each dtype.",
-        [Cover(
-            {"gradient": ["contiguous"], "reach": [4001, 2**16, FAR], "positions": ["S", "BS", "BHS"],
-             "kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"], "dtype": True,
-             "width": [16, 128], "pairing": 1},
-            [("kind", "reach"), ("positions", "reach"), ("dtype", "width", "pairing")], alone=True,
-        )], ("gradient", "offset_positions"), few=3,
-    ),
-    Row(
-        "gradient_combinations",
-        "Values and gradients are right with any two claimed fields, and with sizes, dtypes and strides.",
-        [Cover(
-            _RECORDED_FULL := {
-                **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"],
-                "dtype": True,
-                "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)], "width": _WIDE,
-                "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17], "order": True, "layout": True,
-            },
-            [*pairs_among(_RECORDED_FULL), ("dtype", "rows", "positions"), ("dtype", "width", "pairing"),
-             ("rows", "pairing", "inverse")],
-        ),
-         Cover(
-            {**{name: 1 for name in _SIMPLE[:-1]}, "seq_axis": 1, "dtype": True, "rows": [(2, 3, 3)],
-             "gradient": ["contiguous"]},
-            [("dtype", *some) for some in combinations((*_SIMPLE[:-1], "seq_axis"), 3)],
-        )], ("gradient",), few=8,
+        ["rows=2,6,1402 width=128", "rows=2,6,1402"], each_dtype=True, few=1, context=check_many_elements,
     ),
 ]  # fmt: skip

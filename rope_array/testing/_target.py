@@ -190,23 +190,23 @@ class Target:
         return claims
 
     def width_of(self, width: int) -> int:
-        """Return the head_dim that checks use in place of another.
+        """Return the head_dim to use in place of `width`: one that it takes, and that holds its slice.
 
         Parameters
         ----------
         width : int
-            A head_dim that it may not take, or that may not hold the slice that its fields rotate.
+            A head_dim.
 
         Returns
         -------
         int
-            The next one that it takes, or else the widest.
+            The next head_dim that the target takes, or its widest.
 
         Examples
         --------
         >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, head_dim=[64, 128]).width_of(16)
-        64
+        >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
+        128
         """
         least = least_width(self, width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from types import ModuleType
 
-from rope_array.testing import _rows, _rows_of_modes
+from rope_array.testing import _rows, _rows_of_gradients, _rows_of_modes, _rows_of_scaling
 from rope_array.testing._factors import DTYPES
 from rope_array.testing._judge import Check, registered
 from rope_array.testing._row import Row, check_of
@@ -39,7 +39,7 @@ _BY_SUBJECT = {
     "first calls": _of(_first),  # before any other call
     "kinds": _rows_of(_rows.KIND_ROWS),
     "fields": [*_of(_fields), *_rows_of(_rows.FIELD_ROWS)],
-    "scaling and axes": [*_rows_of(_rows.SCALING_ROWS), *_rows_of(_rows.AXES_ROWS)],
+    "scaling and axes": [*_rows_of(_rows_of_scaling.SCALING_ROWS), *_rows_of(_rows_of_scaling.AXES_ROWS)],
     "accuracy": [*_accuracy.checks_of_ranges(), *_of(_accuracy)],
     "positions": [*_rows_of(_rows.POSITION_ROWS), *_of(_positions)],
     "combinations": _rows_of(_rows.COVER_ROWS),
@@ -47,7 +47,7 @@ _BY_SUBJECT = {
     "refusals": _of(_refusals),
     "sizes": [*_rows_of(_rows.SIZE_ROWS), *_of(_sizes)],
     "invariants": _of(_invariants),
-    "gradients": _rows_of([*_rows.GRADIENT_ROWS, *_rows_of_modes.MORE_GRADIENT_ROWS]),
+    "gradients": _rows_of([*_rows_of_gradients.GRADIENT_ROWS, *_rows_of_modes.MORE_GRADIENT_ROWS]),
     "modes": _rows_of(_rows_of_modes.MODE_ROWS),
     "memory": [*_observed.observed_checks(), *_of(_memory)],  # last: observers watch all other calls
 }
