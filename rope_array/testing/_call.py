@@ -25,7 +25,6 @@ from ._factors import (
     fields_of,
     first_feature,
     needs_of,
-    needs_of_shape,
     needs_of_width,
     num_pairs,
     shape_of_positions,
@@ -196,11 +195,6 @@ def _pairs_fit(j: Judge, call: Call) -> bool:
     return pairs > (4 if call.axes not in ("blocks", "alternating") else 0) and (
         call.axes not in OF_EVEN_PAIRS or pairs % 2 == 0
     )
-
-
-def claimed_shape(j: Judge, shape: str) -> bool:
-    """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
-    return j.claims(*needs_of_shape(shape))
 
 
 def every_width(j: Judge) -> list[int]:
