@@ -189,10 +189,12 @@ OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}, "vllm": {"torch", "vllm"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
-    "testing._definition": {"testing._rules"},
+    "testing._angles": {"testing._rules"},
+    "testing._definition": {"testing._rules", "testing._angles"},
     "testing._where": set(),
-    "testing._alike": {"testing._definition", "testing._where"},
-    "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
+    "testing._wrong": {"testing._definition", "testing._where"},
+    "testing._verdict": set(),
+    "testing._contract": {"testing._definition", "testing._verdict", "testing._where", "testing._wrong"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {
@@ -382,7 +384,7 @@ def test_the_rules_see_the_whole_package() -> None:
     assert ("rope_array._config", False) in graph["_rope"]
     assert ("rope_array._config._reader", True) in graph["_config"]
     assert ("rope_array", False) in graph["testing._own"]
-    assert ("rope_array.testing._judge", True) in graph["testing._checks._bits"]
+    assert ("rope_array.testing._judge", True) in graph["testing._checks._sizes"]
 
 
 PLANTED = [
@@ -429,7 +431,7 @@ PLANTED = [
     ("testing/_definition.py", "from ._libraries import rounded", "may import"),
     ("testing/_contract.py", "from rope_array.testing import Target", "may import"),
     ("testing/_judge.py", "from . import _checks", "cycle: "),
-    ("testing/_checks/_bits.py", "from rope_array._spec.plan import Layout", "shares nothing"),
+    ("testing/_checks/_sizes.py", "from rope_array._spec.plan import Layout", "shares nothing"),
     ("_backends/torch/__init__.py", "from rope_array._apply import apply", "may import"),
     ("_backends/torch/__init__.py", "from rope_array import apply", "may import"),
     ("_backends/torch/__init__.py", "from ... import _registry", "may import"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from ._adapt import takes_two
 from ._factors import DTYPES, FIELDS, WIDTH
+from ._libraries import MODES as MODES_OF_LIBRARIES
 from ._parts import PARTS
 
 Target = Any  # of `_target`, which imports this module
@@ -89,9 +90,7 @@ CAPABILITIES = {name: text for name, (text, _) in _TABLE.items()}
 TRIALS = {name: call for name, (_, call) in _TABLE.items() if call is not None and name not in PARTS}
 for _name in (name for name in PARTS if _TABLE[name][1] is not None):
     TRIALS |= {f"{_name}[{label}]": call for label, call in PARTS[_name].items()}
-# Settings around a call, and transforms of it, that a library has.
-MODES = ("no_grad", "inference_mode", "autocast", "default_dtype", "default_device", "deterministic", "vmap",
-         "vmap_positions", "jvp", "shards")  # fmt: skip
+MODES = (*MODES_OF_LIBRARIES, "shards")
 # The first position of each range.
 REACH = {
     "reaches_2e16": 2**12,

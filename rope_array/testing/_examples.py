@@ -8,12 +8,14 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ._call import every_width, fits, plain_call
+from ._call import every_width, fits, layouts_of, plain_call
 from ._cover import levels_of, resolved
 from ._factors import FACTORS, FAR, NEAR, Call, read_call
 from ._judge import Check, Judge
 from ._observe import check_call
-from ._shrink import simplest
+from ._row import check_calls
+from ._target import Target
+from ._verdict import Fault
 
 # The most elements of x: a call takes milliseconds. One call in ten has more, as code chooses by size.
 _MOST_ELEMENTS, _MANY_ELEMENTS = 2**15, 2**18
@@ -22,7 +24,9 @@ _SIZES = (1, 2, 3, 5, 8, 17, 33, 70, 130, 260, 520, 1030)
 _TRIES = 200
 
 
-def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) -> tuple[Check, ...]:
+def extra_checks(
+    examples: int = 0, seed: int = 0, cases: Iterable[str] = (), target: Target | None = None
+) -> tuple[Check, ...]:
     """Return the checks ``examples`` and ``case``, each if it is asked for.
 
     Parameters
@@ -33,6 +37,8 @@ def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) ->
         The same seed draws the same calls on every machine, for the same claims.
     cases
         Calls as text, as in the message of a failure.
+    target
+        The target, whose library has the layouts of x.
 
     Raises
     ------
@@ -43,7 +49,9 @@ def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) ->
     if examples < 0:
         raise ValueError(f"examples is {examples}; give the number of random calls, 0 or more")
     for text in texts:
-        read_call(text, Call())
+        layout = read_call(text, Call()).layout
+        if target and layout and layout not in (known := layouts_of(target.arrays)):
+            raise ValueError(f"case: unknown layout {layout!r}; give one of {', '.join(known)}")
     drawn = Check(
         "examples", "Calls drawn at random are correct.", ("values",), _check_examples, (examples, seed)
     )
@@ -52,27 +60,30 @@ def extra_checks(examples: int = 0, seed: int = 0, cases: Iterable[str] = ()) ->
 
 
 def _check_examples(j: Judge, examples: int, seed: int) -> None:
-    served = 0
-    for case in draw_cases(j, examples, seed):
-        try:
-            served += check_call(j, case)
-        except Exception as error:
-            raise simplest(j, case, error, polish=True) from error
-    if not served:
-        j.raise_refused("refuses every call")
+    check_calls(j, draw_cases(j, examples, seed), None, _check_observed_call, polish=True)
 
 
 def _check_given(j: Judge, texts: Sequence[str]) -> None:
-    served = 0
+    layouts, cases = levels_of(j, {"layout": True})["layout"], []
     for text in texts:
-        case = read_call(text, plain_call(j))
-        assert fits(j, case), f"case {text!r}: its values contradict each other, or the target's claims"
-        try:
-            served += check_call(j, case)
-        except Exception as error:
-            raise simplest(j, case, error) from error
-    if not served:
-        j.raise_refused("refuses every call")
+        case = resolved(j, read_call(text, plain_call(j)))
+        claimed = fits(j, case) and case.layout in layouts
+        assert claimed, f"case {text!r}: its values contradict each other, or the target's claims"
+        cases.append(case)
+    j.watched_every = 1
+    check_calls(j, cases, None, _check_observed_call)
+
+
+def _check_observed_call(j: Judge, call: Call, seed: int = 0) -> bool:
+    """Make, watch and judge a call; raise what an observer sees, unless a check of its own told of it."""
+    # Observers that saw a fault do not look again.
+    j.observed = {check: fault for check, fault in j.observed.items() if check in j.told}
+    served = check_call(j, call, seed)
+    for check, fault in j.observed.items():
+        if check not in j.told:
+            j.watched_every = 1  # a simpler call is watched, too
+            raise Fault.of(fault, context=check)
+    return served
 
 
 def draw_cases(j: Judge, examples: int, seed: int) -> Iterable[Call]:

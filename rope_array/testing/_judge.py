@@ -23,6 +23,7 @@ from ._refused import Calls, Refused, refusal
 from ._target import Target
 from ._verdict import Fault
 from ._where import difference
+from ._wrong import Wrong
 
 Floats = NDArray[np.float64]
 # First and last position of each range.
@@ -71,20 +72,28 @@ class Judge:
         Why the target refused all calls of a check that was run, by the check's name.
     left_out
         The same for some of its calls.
+    faults
+        The fault of each failed check, by the check's name.
     calls
         The calls of the check that runs.
     kept
         Earlier results with their bits, to see whether a later call writes to them.
     observed
         The first fault that each observer saw, by the name of its check.
+    told
+        The names of the observers' checks that failed, and so told of it.
     matched_ranks
         Whether positions of shape (B, S) match the first axis of x, by the number of axes before its rows.
     plain
         The plain call, once it is made by `_call.plain_call`.
     observes_all
-        Whether costly observers watch every call, and not a sample.
+        Whether the calls for observers were made.
+    watched_every
+        Costly observers watch one call in this number.
+    excuses
+        Known causes of wrong results: each returns the elements of a wrong result that it explains.
     explains
-        Whether a failed check looks for the place of wrong elements, and for the simplest call that fails.
+        Whether a failed check looks for the simplest call that fails.
     """
 
     explains = True
@@ -97,11 +106,15 @@ class Judge:
         self.releases = True
         self.refusals: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
+        self.faults: dict[str, Fault] = {}
+        self.excuses: list[Callable[[Wrong], NDArray[np.bool_]]] = []
         self.calls = Calls()
         self.fresh = 0
         self.kept: list[tuple[Any, bytes]] = []
         self.observed: dict[str, Fault] = {}
+        self.told: set[str] = set()
         self.observes_all = False
+        self.watched_every = 48
         self.plain: Any = None
         self.matched_ranks: dict[int, bool] = {}
         claimed = target.claimed
@@ -304,10 +317,17 @@ class Judge:
     ) -> None:
         """Assert the same at positions that may be beyond the reach of the target."""
         more = {name: spec[name] for name in ("inverse", "seq_axis") if name in spec}
-        assert_contract(
-            y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
-            explain=self.explains, **self.fields(spec), **more,
-        )  # fmt: skip
+        try:
+            assert_contract(
+                y, x.values, pos, dtype=x.dtype, flushes=True, accuracy=accuracy or self.target.accuracy,
+                **self.fields(spec), **more,
+            )  # fmt: skip
+        except Fault as fault:
+            fault.wrong.given = frozenset(self.fit(spec))
+            for excuse in self.excuses:
+                fault.wrong.take_away(excuse(fault.wrong))
+            if fault.wrong.mask.any():
+                raise
 
     def check_call(self, x: Input, pos: Any, **spec: Any) -> None:
         """Rotate x and check the result, unless the call is refused."""
@@ -320,7 +340,7 @@ class Judge:
         try:
             yield
         except AssertionError as error:
-            raise AssertionError(f"{name}: {error}" if name else str(error)) from None
+            raise Fault.of(error, context=name) from None
 
     def if_served(self) -> AbstractContextManager[None]:
         """Return a context that ends where a call is refused, so that a check can go on."""

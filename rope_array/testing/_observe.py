@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _watch
-from ._call import Made, make, plain_call
+from ._call import Made, make, plain_call, with_layout
 from ._factors import Call
 from ._gradients import check_gradient
 from ._judge import Judge
@@ -24,9 +24,6 @@ from ._where import difference
 
 # Results that are kept, to see whether a later call writes to them.
 _MOST_KEPT = 8
-# Of the ordinary calls, costly observers watch one in so many. Of the calls for observers they watch the
-# first ones, then one in so many.
-_ONE_IN, _ALL_WATCHED, _THEN_ONE_IN = 48, 80, 4
 
 
 class Watched(NamedTuple):
@@ -59,7 +56,7 @@ class Observer(NamedTuple):
     check: str
     requirement: str
     before: Callable[[Judge, Made], Any]
-    after: Callable[[Judge, Watched, Any], Iterator[str]]
+    after: Callable[[Judge, Watched, Any], Iterator[str | Fault]]
     needs: tuple[str, ...] = ()
 
 
@@ -67,11 +64,9 @@ class Observer(NamedTuple):
 
 
 def _is_chosen(j: Judge, watched: Watched, turn: int, least: int = 1) -> bool:
-    """Return whether a costly observer watches a call, at most one in `least`."""
-    every = _ONE_IN
-    if j.observes_all and not j.is_slow:
-        every = 1 if watched.seed < _ALL_WATCHED else _THEN_ONE_IN
-    every = max(every, least)
+    """Return whether a costly observer watches a call: of many calls, at most one in `least`."""
+    is_given = j.watched_every == 1 and not j.observes_all  # by --case
+    every = 1 if is_given else max(j.watched_every, least)
     return watched.seed % every == turn % every
 
 
@@ -175,13 +170,14 @@ def _other_bits(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     whole = [j.numbers(y) for y in watched.results]
     again = [j.numbers(y) for y in watched.again()]
     yield from _differing(again, whole, "have other bits in a second call")
-    # An x in the other byte order is not rotated where its parts are: it has to be converted.
-    if not j.claims("same_bits") or call.layout == "the_other_byte_order":
+    if not j.claims("same_bits"):
         return
     for text, index, pos in _parts_of_call(j, call, made):
-        xs = [j.array(x.values[index], x.dtype) for x in made.xs]
-        for x, expected in zip(xs, whole, strict=True):  # alone, if the call has a tuple
-            y = j.try_call(x, pos, **made.spec)
+        for x, expected in zip(made.xs, whole, strict=True):  # alone, if the call has a tuple
+            part = j.array(x.values[index], x.dtype)
+            if j.lib.dtype_of(x.array) != x.dtype:  # other code may serve the other byte order
+                part, _ = with_layout(j, part, "the_other_byte_order")
+            y = j.try_call(part, pos, **made.spec)
             if y is not None:
                 yield from _differing([j.numbers(y)], [expected[index]], f"have other bits {text}")
 
@@ -208,7 +204,7 @@ def _parts_of_call(j: Judge, call: Call, made: Made) -> Iterator[tuple[str, Any,
             yield "at positions of shape (B, S)", np.s_[:], j.pos(rows_of_each, call.kind)
 
 
-def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
+def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     """Write to the positions, and judge the next call by them."""
     made = watched.made
     if not _is_chosen(j, watched, 3):
@@ -217,13 +213,13 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
         return
     last = min(j.target.reach, np.iinfo(watched.call.kind).max)
-    if np.max(made.numbers, initial=0) >= last or not j.lib.advance(made.pos):
+    if np.max(made.numbers, initial=0) >= last or not j.lib.overwrite(made.pos, made.pos + 1):
         return
     for y, x in zip(watched.again(), made.xs, strict=True):
         try:
             j.check_values_at(j.numbers(y), x, made.numbers + 1, **made.spec)
         except AssertionError as error:
-            yield f"positions were written since the last call: {error}"
+            yield Fault.of(error, context="positions were written since the last call")
 
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
@@ -364,6 +360,7 @@ def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     j.target.call(arrays, pos, **spec)
 
 
-def keep_fault(j: Judge, check: str, text: str, call: Call) -> None:
+def keep_fault(j: Judge, check: str, fault: str | Fault, call: Call) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
-    j.observed.setdefault(check, Fault(text, call=call.text(plain_call(j))))
+    fault = Fault(fault) if isinstance(fault, str) else fault
+    j.observed.setdefault(check, Fault.of(fault, call=call.text(plain_call(j))))

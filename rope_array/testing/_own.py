@@ -9,7 +9,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -139,23 +138,10 @@ class BackendTarget(Target):
     backends
         The backends of the library's arrays, in the order in which they are asked; each with the reason why
         it cannot be used, or "".
-    head_dims
-        The head_dims to use, in rising order, if a forced backend declines the suite's own; else empty.
     """
 
     backend: str | None = None
     backends: Mapping[str, str] = field(default_factory=dict)
-    head_dims: tuple[int, ...] = ()
-
-    def claims(self) -> dict[str, Any]:
-        """Return the claims of a `Target`."""
-        own = ("backend", "backends", "head_dims")
-        return {name: value for name, value in super().claims().items() if name not in own}
-
-    @cached_property
-    def taken_widths(self) -> tuple[int, ...]:
-        """The head_dims to use."""
-        return self.head_dims
 
 
 def library_target(library: str, backend: str | None) -> Target:
@@ -189,7 +175,7 @@ def library_target(library: str, backend: str | None) -> Target:
         lacks={**_left_to_others(library), **served.lacks},
         backend=backend,
         backends=backends,
-        head_dims=served.head_dims,
+        head_dim=served.head_dims or None,
     )
     if backend is not None and library in COMPILED:
         _check_compiled(target, backend)
@@ -305,10 +291,6 @@ def _served_like(trial: _Trial) -> _Served:
     if trial.width != WIDTH and trial.lead == SIZES:  # else a backend for large arrays, or for all widths
         widths = sorted({*_HEAD_DIMS, *_WIDE})
         head_dims = [width for width in widths if not trial._replace(width=width).decline_reason()]
-        few = f"the backend declines it: it serves a head_dim of {', '.join(map(str, head_dims))} here"
-        lacks |= dict.fromkeys(("narrow_heads", "odd_width"), few)
-        if not {*head_dims} & {*_WIDE}:
-            lacks["wide_heads"] = few
     return _Served(trial.rotate.fields, trial.rotate.by_tables, tuple(head_dims), lacks)
 
 

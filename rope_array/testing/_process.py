@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
+from ._causes import Findings
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED, Result, as_expected
-from ._report import Tally, no_causes, plain_report
+from ._report import Tally, plain_findings, plain_report
 from ._server import PIPE_CLOSED, Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
@@ -325,7 +326,7 @@ class Judgement:
             with contextlib.suppress(Ended):
                 limit = self._timeout and max(60.0, 10 * self._timeout)
                 answer = self._ask("findings", {"failed": failed}, limit)
-        return answer if answer and "error" not in answer else no_causes()
+        return answer if answer and "error" not in answer else plain_findings(Findings())
 
     def report(self) -> dict[str, Any]:
         """Return the plain values of the report of the results so far, and look for causes of failures."""

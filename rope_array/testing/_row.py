@@ -89,7 +89,9 @@ def _run(j: Judge, row: Row, dtype: str | None) -> None:
     check_calls(j, row.calls_of(j, dtype), row.few, row.context)
 
 
-def check_calls(j: Judge, calls: Iterable[Call], few: int, context: Context = check_call) -> None:
+def check_calls(
+    j: Judge, calls: Iterable[Call], few: int | None, context: Context = check_call, polish: bool = False
+) -> None:
     """Make and judge calls: `few` of them if each is compiled. Raise if the target takes none."""
     is_many = isinstance(context, Transformed) and is_one_program(j)
     calls = [*itertools.islice(calls, few if j.is_slow and not is_many else None)]
@@ -102,9 +104,9 @@ def check_calls(j: Judge, calls: Iterable[Call], few: int, context: Context = ch
         except NotImplementedError:  # a refusal, of code that declares nothing
             raise
         except Exception as error:
-            raise simplest(j, call, error, context) from error
+            raise simplest(j, call, error, context, polish) from error
     if not served:
-        j.raise_refused("refuses every call")
+        j.raise_refused("refuses every call" if calls else "its claims leave none of these calls")
 
 
 def with_part(context: Context, name: str) -> Context:

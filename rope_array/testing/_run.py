@@ -42,8 +42,8 @@ def iter_checks(
     -------
     iterator of (Check, callable)
         The check has a name, a requirement and needs; the callable raises AssertionError if the
-        requirement is not met, or the target's own exception; NotImplementedError if a forced backend
-        declines the calls of the check.
+        requirement is not met, or the target's own exception; NotImplementedError if the target takes
+        none of the calls of the check.
 
     Raises
     ------
@@ -109,9 +109,9 @@ def run_checks(
     Examples
     --------
     >>> from rope_array.testing import run_checks
-    >>> report = run_checks(lambda x, pos, base=10000.0: x, dtypes=["float32"], layout="sd")
-    >>> report.ok, [result.outcome for result in report.results if result.name == "definition"]
-    (False, ['failed'])
+    >>> report = run_checks(lambda x, pos: x, dtypes=["float32"], only=["zero_size", "definition"])
+    >>> report.ok, [result.outcome for result in report.results]
+    (False, ['passed', 'failed'])
     """
     expected = claims.pop("expected_failures", None)
     extent = _extent(thorough, examples, seed, cases, only)
@@ -159,7 +159,7 @@ def check_backend(
     Examples
     --------
     >>> from rope_array.testing import check_backend
-    >>> check_backend("numpy").ok
+    >>> check_backend("numpy", only=["definition", "kind"]).ok
     True
     """
     resolved = resolve(target, **claims)
@@ -186,7 +186,7 @@ class Extent(NamedTuple):
 
     def checks_for(self, target: Target) -> tuple[Check, ...]:
         """Return the checks to run on a target, in order."""
-        extra = extra_checks(self.examples, self.seed, self.cases)
+        extra = extra_checks(self.examples, self.seed, self.cases, target)
         if self.cases:
             return extra
         if self.only:
@@ -221,7 +221,7 @@ def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> 
     results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
-    return Report(target, results, dict(judge.worst), seconds, served, declined)
+    return Report(target, results, dict(judge.worst), seconds, served, declined, judge.faults)
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:

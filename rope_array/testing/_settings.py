@@ -101,6 +101,7 @@ def unusual_settings(other: bool = False) -> Iterator[None]:
         seed = np.random.default_rng().integers(2**31)
         np.random.seed(int(seed))  # noqa: NPY002
         random.seed(int(seed))
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy's error handling
         warnings.filterwarnings("ignore", message="no call warns of this")
         sys.setrecursionlimit(sys.getrecursionlimit() + 11)
         sys.setswitchinterval(sys.getswitchinterval() * 1.5)

@@ -26,6 +26,8 @@ _COVERS = (
 )  # fmt: skip
 # Calls where each is compiled.
 _FEW = 12
+# Costly observers watch the first calls, then one in so many.
+_ALL_WATCHED, _THEN_ONE_IN = 80, 4
 
 
 def observed_checks() -> list[Check]:
@@ -37,16 +39,20 @@ def _check(j: Judge, name: str) -> None:
     if name not in j.observed and not j.observes_all:
         _observe(j)
     if name in j.observed:
+        j.told.add(name)
         raise j.observed[name]
 
 
 def _observe(j: Judge) -> None:
     """Make calls that all observers watch; wrong values are not judged here."""
-    j.observes_all = True
+    j.observes_all, usual = True, j.watched_every
     for seed, call in enumerate(call for cover in _COVERS for call in cover.calls(j)):
         if j.is_slow and seed >= _FEW:
             break
+        if not j.is_slow:
+            j.watched_every = 1 if seed < _ALL_WATCHED else _THEN_ONE_IN
         with suppress(Exception):  # the checks of these calls report it
             check_call(j, call, seed)
+    j.watched_every = usual
     if not j.calls.served:
         j.raise_refused("refuses every call")
