@@ -38,6 +38,10 @@ RANGES = {
 DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
 
 
+class NoCalls(NotImplementedError):
+    """The claims of a target leave none of the calls of a check."""
+
+
 class DeletedError(AssertionError):
     """A call deleted x: no refusal of the call."""
 
