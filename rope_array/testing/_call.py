@@ -329,7 +329,7 @@ def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
                           % (high - low + 1))  # fmt: skip
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
-    distinct = _DISTINCT if call.width <= 32 else 3
+    distinct = _DISTINCT if call.width <= 32 else 2
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
 
 

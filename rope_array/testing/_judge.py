@@ -31,6 +31,10 @@ Floats = NDArray[np.float64]
 DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
 
 
+class NoCalls(NotImplementedError):
+    """The claims of a target leave none of the calls of a check."""
+
+
 class DeletedError(AssertionError):
     """A call deleted x: no refusal of the call."""
 
