@@ -134,7 +134,10 @@ ORDERS: dict[str, Callable[[int], NDArray[np.int64]]] = {
 }
 # Axes of positions, as sizes of (B, H, S) or 1.
 SHAPES = ("S", "", "1", "BS", "1S", "B1", "11", "BHS", "B1S", "1HS", "BH1")
+# Memory of the cotangent; and other ways to ask for a gradient: of a parameter, twice, after another call, of
+# each array of a tuple alone, and of a gradient.
 COTANGENTS = ("contiguous", "transposed", "broadcast", "every_second", "sum")
+WAYS_TO_ASK = ("parameter", "twice", "later", "alone", "second")
 # Memory of positions: a view, or memory of an odd alignment.
 POSITION_LAYOUTS = (
     "column", "reversed", "third", "transposed", "part", "expanded", "shifted", "unaligned",
@@ -376,8 +379,8 @@ FACTORS: dict[str, Factor] = {
     "gradient": Factor(
         None,
         COTANGENTS,
-        _one_of(*COTANGENTS),
-        lambda value: ("gradient",),
+        _one_of(*COTANGENTS, *WAYS_TO_ASK),
+        lambda value: ("gradient", "no_grad") if value == "parameter" else ("gradient",),
         simpler=lambda value: ("contiguous",),
     ),
 }

@@ -77,7 +77,7 @@ GRADIENT_ROWS = [
         [Cover(
             _RECORDED_FULL := {
                 **FEW_FIELDS, "gradient": ["contiguous", "transposed", "broadcast", "every_second"],
-                "dtype": True, "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (2, 1, 600)],
+                "dtype": True, "rows": [(2, 5, 5), (1, 70, 2), (2, 3, 5), (40, 2, 1), (1, 1, 530)],
                 "width": _WIDE, "positions": ["S", "BS", "BHS"], "reach": [NEAR, 2**17],
                 "order": True, "layout": True,
             },

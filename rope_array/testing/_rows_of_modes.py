@@ -9,7 +9,6 @@ from . import _transformed as transformed
 from ._call import fits, plain_call
 from ._cover import Cover, pairs_among, single_fields
 from ._factors import FEW_FIELDS, SIMPLE_FIELDS, Call
-from ._gradients import check_gradient
 from ._judge import Judge
 from ._parts import MODEL_WIDTHS
 from ._row import Row, read_calls
@@ -207,33 +206,33 @@ MORE_GRADIENT_ROWS = [
     Row(
         "gradient_after_other_calls",
         "A gradient belongs to its own call, also if other calls are made before it is asked for.",
-        _each_field(100, "positions=BS"), ("gradient", "offset_positions"), few=1,
-        context=contexts.two_gradients,
+        lambda j: (call.replace(gradient="later") for call in _each_field(100, "positions=BS")(j)),
+        ("gradient", "offset_positions"), few=1,
     ),
     Row(
         "gradient_of_a_sum",
         "The gradient is right for a cotangent that is one number broadcast, as the gradient of a sum is.",
-        ["gradient=sum"], context=check_gradient,
+        ["gradient=sum"],
     ),
     Row(
         "gradient_of_a_tuple", "The gradient is right for each array of a tuple, if the others need none.",
-        ["in_tuple=True"], ("gradient",), context=contexts.gradient_of_one_of_a_tuple,
+        ["in_tuple=True gradient=alone"],
     ),
     Row(
         "gradient_twice", "A gradient asked for twice is the same, and so is the gradient of the next call.",
-        ["", ""], ("gradient",), context=contexts.gradient_twice,
+        ["gradient=twice", "gradient=twice"],
     ),
     Row(
         "gradient_of_a_gradient",
         "The gradient of a gradient is the forward rotation, as the gradient is linear in the cotangent.",
-        ["", "pairing=other", "out_pairing=other", "inverse=True", "attention_factor=1.1", "rotary_dim=8",
-         "seq_axis=-3|1"],
-        ("gradient",), few=1, context=contexts.gradient_of_a_gradient,
+        ["gradient=second", "gradient=second pairing=other", "gradient=second out_pairing=other",
+         "gradient=second inverse=True", "gradient=second attention_factor=1.1",
+         "gradient=second rotary_dim=8", "gradient=second seq_axis=-3|1"], few=1,
     ),
     Row(
         "gradient_of_a_parameter",
         "The gradient of a torch.nn.Parameter is right: no result is cut off the graph.",
-        [_FAR], ("gradient", "no_grad"), context=contexts.gradient_of_a_parameter,
+        [f"gradient=parameter {_FAR}"],
     ),
     Row(
         "lazy", "A call computes nothing: the result is lazy, whatever the fields.",
