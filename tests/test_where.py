@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rope_array.testing._wrong import Wrong, alike
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._definition import apply_definition
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
 from rope_array.testing._where import _indices_text, axis_names, describe, element_text, place_of
+from rope_array.testing._wrong import Wrong, alike
 
 SHAPE = (3, 4, 6, 16)
 

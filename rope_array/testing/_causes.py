@@ -25,7 +25,7 @@ from ._observe import OBSERVERS
 from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._parts import whole_of
-from ._shared_findings import by_place, depend_on_others, lacks_wholly, only_in, shared_findings
+from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
 from ._verdict import Fault
 from ._which_rotation import find_rotation
@@ -225,7 +225,9 @@ class _Search:
         for one in (*first, *of_kept_results(self.left), *last):
             explained = [] if one.text in self.rejected else self.explained(one)
             score = len({name.partition("[")[0] for name in explained}) / (2 if one in last else 1)
-            if score > most and ("definition" not in self.left or "definition" in explained):
+            # A place in one result of many may be a part of another fault.
+            least = 2 if "axis" in one.facts and len(self.left) > 1 else 0
+            if score > most and score >= least and ("definition" not in self.left or "definition" in explained):
                 best, most = one, score
         return best
 
@@ -244,8 +246,13 @@ class _Search:
             return self._reject(one)
         if one.around is not None:
             target = replace(target, rotate=one.around(target.rotate))
+        words = self._words_of(explained) if one.facts.keys() & {"field", "inverse"} else ""
         excuses = [*self.excuses, *([one.elements] if one.elements and not one.is_claimed else [])]
         again = [*self.left] if claims or one.around else explained
+        dtypes = {self.left[name].wrong.dtype for name in explained}
+        # float32 is the usual dtype of calls: it says nothing.
+        where = f" in {min(dtypes)}" if len(dtypes) == 1 < len(self.given.claimed & {*DTYPES}) else ""
+        where = "" if "float32" in dtypes else where
         faults = self.faults_now(again, target, excuses)
         gone = [name for name in again if name not in faults]
         if not gone and not (explained and one.elements and not claims):
@@ -258,7 +265,7 @@ class _Search:
         self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
         names = [*explained, *gone]
         claims = one.shown_claims(self.given) or self._lacking(names)
-        self._add(Cause(one.text, claims, facts=one.facts), names)
+        self._add(Cause(words or f"{one.text}{where}", claims, facts=one.facts), names)
         return True
 
     def _reject(self, one: Hypothesis) -> bool:
@@ -316,10 +323,10 @@ class _Search:
         right = tuple(name for name in DTYPES if name in self.target.claimed - claimed)
         if right and claimed & {*DTYPES}:
             wrong = [name for name in DTYPES if name in claimed]
-            text = self._words_of(wrong, f"wrong results in {' and '.join(wrong)}")
+            text = self._words_needing(wrong) or f"wrong results in {' and '.join(wrong)}"
             yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
         for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
-            text = self._words_of([name], _fault_of(name))
+            text = self._words_needing([name]) or _fault_of(name)
             yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
 
     def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
@@ -343,13 +350,20 @@ class _Search:
             return {"lacks": {name: "wrong results"}}
         return {"fields": tuple(each for each in FIELDS if each in self.target.claimed and each != name)}
 
-    def _words_of(self, capabilities: Sequence[str], text: str) -> str:
-        """Return the words of the simplest failing call that needs capabilities, or else a text."""
-        some = {name: fault for name, fault in self.left.items()
-                if {*capabilities} & {*self.checks[name].needs}}  # fmt: skip
+    def _words_of(self, names: Sequence[str]) -> str:
+        """Return the words of the simplest failing call, if each of these checks shows one; else ""."""
+        some = {name: self.left[name] for name in names}
+        if not some or not all(map(factors_of, some.values())):
+            return ""
         requirements = {name: self.checks[name].requirement for name in some}
-        shared = next(shared_findings(some, requirements), None) if not self.causes else None
-        return shared.text if shared and shared.text.startswith("wrong with") else text
+        text = next(shared_findings(some, requirements)).text
+        return text if text.startswith("wrong with") else ""
+
+    def _words_needing(self, capabilities: Sequence[str]) -> str:
+        """Return the words of the simplest failing call of the checks that need capabilities, or ""."""
+        names = [name for name in self.left if {*capabilities} & {*self.checks[name].needs}]
+        shown = [name for name in names if factors_of(self.left[name])]
+        return self._words_of(shown) if 2 * len(shown) >= len(names) and not self.causes else ""
 
     def _checks_needing(self) -> dict[str, list[str]]:
         """Return the names of the checks that apply to the target, by the capabilities that they need."""
@@ -373,8 +387,9 @@ class _Search:
         for number, cause in enumerate(self.causes):
             names = tuple(name for name in self.faults
                           if self.owner.get(name) == number and name not in self.left)  # fmt: skip
-            text = f"{cause.text}{only_in(names, self.faults, self.given.claimed) if names else ''}"
-            causes.append(replace(cause, text=text, explained=len(names), failed=count, checks=names))
+            if names:
+                text = f"{cause.text}{only_in(names, self.faults, self.given.claimed)}"
+                causes.append(replace(cause, text=text, explained=len(names), failed=count, checks=names))
         unexplained = by_place(self.left, self.faults, self.given.claimed)
         if not causes:
             return Findings(unexplained=unexplained)

@@ -28,8 +28,9 @@ Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.
 Watch = Callable[[Judge, Call, int, Setting], bool]
 
-# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
-_NEW_WIDTHS = [width for width in range(20, 256, 4) if width not in MODEL_WIDTHS]
+# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew. Narrow ones,
+# as exact angles of a new base take long.
+_NEW_WIDTHS = [width for width in range(18, 80, 2) if width not in MODEL_WIDTHS]
 
 
 def anew(j: Judge, call: Call) -> Call:
@@ -39,7 +40,7 @@ def anew(j: Judge, call: Call) -> Call:
     if j.claims("base") and not (call.base or call.inv_freq or j.fields({}).get("inv_freq")):
         changed["base"] = 20000.0 + j.fresh
     plain = plain_call(j)
-    if j.claims("widths") and call.width == plain.width:
+    if j.claims("widths") and call.width == plain.width and not call.axes:  # some need an even number of pairs
         changed["width"] = j.target.width_of(_NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)])
     if call.rows == plain.rows:
         changed["rows"] = (*call.rows[:-1], 3 + j.fresh % 7)

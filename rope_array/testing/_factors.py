@@ -294,6 +294,11 @@ def _simpler_start(start: int) -> Iterator[int]:
     yield from _halvings(1)(start)
 
 
+def _simpler_rules(text: str) -> tuple[str, ...]:
+    kinds = ("linear", "ntk", "yarn")
+    return kinds[: kinds.index(text)] if text in kinds else kinds
+
+
 def _simpler_reach(reach: int) -> Iterator[int]:
     sign = -1 if reach < 0 else 1
     low = 1 if reach < 0 else NEAR + 1
@@ -355,7 +360,7 @@ FACTORS: dict[str, Factor] = {
         "linear",
         read=_as_rule,
         needs=_needs_of_rule,
-        simpler=lambda value: ("linear", "ntk", "yarn"),
+        simpler=_simpler_rules,
     ),
     "axes": _field(
         "axes", "blocks", "alternating", read=_one_of(*AXES), needs=lambda value: ("axes", "any_positions")

@@ -69,7 +69,10 @@ class Hypothesis(NamedTuple):
         wrong = fault.wrong
         if wrong is None or self.elements is None:
             return False
-        return wrong.is_all(self.elements(wrong)) or _has(wrong, self.text)
+        place = self.elements(wrong)
+        if "axis" in self.facts and not (place.any() and wrong.mask[place].mean() >= _SHARE):
+            return False
+        return wrong.is_all(place) or _has(wrong, self.text)
 
 
 def _has(wrong: Wrong, text: str) -> bool:
@@ -140,12 +143,10 @@ def _by_place(wrong: Wrong) -> Iterator[Hypothesis]:
 
 def _exact(wrong: Wrong, one: Hypothesis, first: int) -> Iterator[Hypothesis]:
     """Yield a place if it begins after the first index, and nearly all elements there are wrong."""
-    if first and one.elements is not None:
-        place = one.elements(wrong)
-        if wrong.is_all(place) and wrong.mask[place].mean() >= _SHARE:
-            like = wrong.likeness
-            values = like.text if like is not None and like.facts is None else ""
-            yield one._replace(text=f"wrong results in {one.text}{f': {values}' if values else ''}")
+    if first and one.explains(Fault("", wrong)):
+        like = wrong.likeness
+        values = like.text if like is not None and like.facts is None else ""
+        yield one._replace(text=f"wrong results in {one.text}{f': {values}' if values else ''}")
 
 
 def _from(name: str, first: int, feature: str) -> Hypothesis:

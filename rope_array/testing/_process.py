@@ -259,10 +259,13 @@ class Judgement:
 
     def _start(self) -> dict[str, Any]:
         """Start a process, and another without the trial call in which it ended; return its first answer."""
+        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
         while True:
             child = Here() if self._in_process or not sys.executable else Child()
+            over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
+            trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
             try:
-                header = self._first_answer(child)
+                header = child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
                 if "error" in header:
                     raise CannotJudge(header["error"])
             except Ended as error:
@@ -276,12 +279,6 @@ class Judgement:
             else:
                 self._child = child
                 return header
-
-    def _first_answer(self, child: Child | Here) -> dict[str, Any]:
-        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
-        over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
-        trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
-        return child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""

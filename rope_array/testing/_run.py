@@ -42,8 +42,8 @@ def iter_checks(
     -------
     iterator of (Check, callable)
         The check has a name, a requirement and needs; the callable raises AssertionError if the
-        requirement is not met, or the target's own exception; NotImplementedError if the target takes
-        none of the calls of the check.
+        requirement is not met, or the target's own exception; NotImplementedError if the claims
+        leave none of the calls of the check, or a forced backend declines them.
 
     Raises
     ------

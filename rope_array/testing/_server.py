@@ -14,7 +14,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from . import _watch
@@ -125,11 +124,7 @@ def _preset(target: Target, tried: Mapping[str, Any]) -> None:
     """Set the properties of a target that an earlier process found, so that no trial call is made again."""
     if tried:
         widths = {int(width): why for width, why in tried["refused_widths"].items()}
-        proxies = {
-            "refused_widths": MappingProxyType(widths),
-            "declines": MappingProxyType(tried["declines"]),
-        }
-        vars(target).update(tried, **proxies)
+        vars(target).update(tried, refused_widths=widths)
 
 
 # ---- the child process ----

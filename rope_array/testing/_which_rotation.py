@@ -70,13 +70,14 @@ def find_rotation(target: Target) -> Hypothesis | str | None:
     for place in _places(target):
         seen = _observe(target, place)
         first = seen if first is None else first
-        found = _rotation_of(seen)
+        own = place == (target.library, target.layout, False)
+        found = _rotation_of(seen, (0, 1, -1) if own else (0,))
         if isinstance(first, Seen) and np.array_equal(first.y, first.x.values):
             return UNCHANGED
         if found is not None and not found.mistake:
             batched = _of_a_batch(target) if place.layout != target.layout else None
             return batched or _hypothesis_of(target, place, seen, found)
-        if found is not None and place == (target.library, target.layout, False):
+        if found is not None and own:
             mistake = found.mistake
     if isinstance(first, Exception):
         return _of_other_positions(target) or _fault_of(first)
@@ -174,12 +175,15 @@ def _judge_of(target: Target, place: Place, width: int) -> Judge:
 # ---- the rotation of a result ----
 
 
-def _rotation_of(seen: Seen | Exception) -> Rotation | None:
-    """Ask `diagnose` for the only rotation, or mistake, that a result is; the definition has to agree."""
+def _rotation_of(seen: Seen | Exception, shifts: Iterable[int] = (0,)) -> Rotation | None:
+    """Ask `diagnose` for the only rotation, or mistake, that a result is; the definition has to agree.
+
+    `shifts` are added to the positions.
+    """
     if not isinstance(seen, Seen) or seen.y.shape != seen.x.values.shape:
         return None
     mistake = None
-    for shift in (0, 1, -1):
+    for shift in shifts:
         found = _diagnosed(seen, shift)
         if found is not None and found.mistake:
             mistake = mistake or found

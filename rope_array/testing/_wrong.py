@@ -196,7 +196,7 @@ def _scaled(wrong: Wrong) -> Iterator[Likeness]:
         ratios = wrong.y[wrong.mask] / wrong.exact[wrong.mask]
     factor = float(np.median(ratios))
     if np.isfinite(factor) and 1e-6 < abs(factor) < 1e6 and factor != 1:
-        text = f"{factor:.6g} times the right values"
+        text = f"{factor:.4g} times the right values"
         text = "the right values negated" if abs(factor + 1) < 1e-6 else text
         yield Likeness(text, lambda one: one.near(factor * one.exact, abs(factor) * one.limit))
 
