@@ -67,7 +67,7 @@ fault("positions_from_the_start_of_memory",
       "pos_is_row and pos.flags.c_contiguous and pos.base is not None and pos.base.dtype == pos.dtype",
       pos="pos.base.ravel()[: pos.size]", kills="strides_of_positions")
 fault("strides_of_zero_misread", "pos_is_array and any(np.equal(pos.strides, 0) & np.greater(pos.shape, 1))",
-      pos="np.zeros_like(pos)", kills="memory")
+      pos="np.zeros_like(pos)", kills="strides_of_positions")
 fault("positions_in_the_other_byte_order_misread",
       "pos_is_array and pos.dtype.kind in 'iu' and not pos.dtype.isnative",
       pos="pos.view(pos.dtype.newbyteorder())", kills="strides_of_positions")
@@ -133,7 +133,7 @@ fault("bases_by_the_decimals_of_the_caller", "'base' in spec",
 fault("table_that_grows_is_not_filled",
       "pos_is_row and len(pos) == 4 and pos.dtype.kind == 'i' and ndim == 4",
       pos="pos + 1 if x.shape in state and pos.min() >= 0 and pos.max() <= 4000 else pos",
-      before="pos.max() > 4000 and kept(x.shape, True)", kills="calls_far_and_near")
+      before="pos.max() > 4000 and kept(x.shape, True)", kills="calls_at_other_positions")
 
 # ---- the caller's settings ----
 

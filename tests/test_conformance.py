@@ -150,7 +150,7 @@ def test_conforms(name, how, check):
     outcome, detail = outcome_of(check, judge(name, how))
     assert outcome != FAILED, f"{detail} (required: {check.requirement})"
     if outcome == INAPPLICABLE and (judge(name, how).thorough or not check.thorough):
-        # Allowed only if the library lacks a capability; testing/_libraries/_gaps.py lists these.
+        # Allowed only if the library lacks a capability.
         needed = set(check.needs) & judge(name, how).target.declines.keys()
         needed = {need for need in needed if "[" not in need}  # a part, beside the whole
         assert needed or (name, check.name) in REFUSED

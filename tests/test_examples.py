@@ -13,7 +13,7 @@ import rope_array as ra
 from rope_array.testing import Target, _shrink
 from rope_array.testing._call import fits, plain_call
 from rope_array.testing._checks import checks
-from rope_array.testing._cover import covering
+from rope_array.testing._cover import covering, resolved
 from rope_array.testing._examples import draw_cases, extra_checks
 from rope_array.testing._factors import FACTORS, Call, read_call
 from rope_array.testing._judge import Judge
@@ -49,6 +49,16 @@ def test_random_calls_find_and_simplify_a_planted_fault(with_hypothesis, monkeyp
     (examples,) = extra_checks(1500, seed=0)
     text = detail(examples, judge(wrong_beyond_148_features))
     assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
+    one = Judge(resolve("numpy"))
+    plain = plain_call(one)
+    for level in FACTORS[name].levels:
+        call = resolved(one, plain.replace(**{name: level}))
+        simpler = _shrink.simplified(call, plain, lambda c: getattr(c, name) != getattr(plain, name))
+        assert simpler.differing(plain) == call.differing(plain)
 
 
 def test_fixed_checks_miss_the_planted_fault():

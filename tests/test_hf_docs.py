@@ -33,7 +33,7 @@ def test_programs_run_and_print_the_output_shown(program):
 
 
 def test_the_wrapper_of_a_function_of_tables_has_the_claims_shown(tmp_path):
-    page = (docs_blocks.DOCS / "conformance.md").read_text("utf-8")
+    page = (docs_blocks.DOCS / "conformance-claims.md").read_text("utf-8")
     (module,) = re.findall(r"^```python\n# llama\.py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (shown,) = re.findall(r"^python (.*?check llama:rotate(?:.*\\\n)*.*)$", page, re.MULTILINE)
     (tmp_path / "llama.py").write_text(module, "utf-8")

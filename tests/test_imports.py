@@ -189,10 +189,12 @@ OF_LIBRARY = {"hf": {"torch"}, "torch": {"torch"}, "vllm": {"torch", "vllm"}}
 # The suite's definition and tolerances import no other part of the package.
 JUDGE = {
     "testing._rules": set(),
-    "testing._definition": {"testing._rules"},
+    "testing._angles": {"testing._rules"},
+    "testing._definition": {"testing._rules", "testing._angles"},
     "testing._where": set(),
-    "testing._alike": {"testing._definition", "testing._where"},
-    "testing._contract": {"testing._definition", "testing._where", "testing._alike"},
+    "testing._wrong": {"testing._definition", "testing._where"},
+    "testing._verdict": set(),
+    "testing._contract": {"testing._definition", "testing._verdict", "testing._where", "testing._wrong"},
 }
 # Modules of the suite with late imports: of array libraries, and of the package.
 LATE_LIBRARIES = {

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rope_array.testing._alike import Wrong, alike
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._definition import apply_definition
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
 from rope_array.testing._where import _indices_text, axis_names, describe, element_text, place_of
+from rope_array.testing._wrong import Wrong, alike
 
 SHAPE = (3, 4, 6, 16)
 
@@ -268,7 +268,7 @@ def test_few_or_small_errors_are_equal_to_nothing():
     x = np.random.default_rng(1).standard_normal((1, 4))
     y = apply_definition(x, [3])
     mask = np.array([[True, False, False, False]])
-    call = {"pos": np.array([3]), "pairs": ([0, 2], [1, 3]), "fields": {}}
+    call = {"given_pos": np.array([3]), "pairs": ([0, 2], [1, 3]), "fields": {}}
     assert alike(Wrong(y + 0.5, x, y, np.full(y.shape, 0.4), mask, **call)) == ("", None)
 
 

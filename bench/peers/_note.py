@@ -25,7 +25,7 @@ WITH_16_BITS = (
 )
 # A fault of rotary-embedding-torch and x-transformers, by one author.
 WIDTH_2 = dict.fromkeys(
-    ("narrow_heads", "rotary_dim", "partial_*"),
+    ("narrow_heads", "rotary_dim"),
     "the base is rescaled by 1 ** (dim / (dim - 2)), which divides by zero for a rotated width of 2",
 )
 

@@ -12,11 +12,11 @@ _TABLE = (
 )
 # Checks that call with several bases.
 _WITH_BASES = (
-    *("base", "base_of_any_size", "*combinations", "*_and_fields", "one_field_*", "gradient_of_one_field"),
+    *("base", "*combinations", "*_and_fields", "one_field_*", "gradient_of_one_field"),
     *(
         "jit_of_fields",
         "jit_of_gradients",
-        "gradient_at_wide_heads",
+        "gradient_of_shapes",
         "calls_that_differ_*",
         "calls_after_a_compiled_one",
         *("default_dtype", "vmap", "jvp"),

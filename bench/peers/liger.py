@@ -13,7 +13,7 @@ NOTES = {
         "(B, H, 1, D) is misread)",
         {
             **FAR,
-            "gradient_of_a_step": "the kernel steps from row to row by the stride of the sequence axis; "
+            "gradient_of_shapes": "the kernel steps from row to row by the stride of the sequence axis; "
             "with one row this stride is arbitrary, so an incoming gradient that is "
             "contiguous as (B, H, 1, D) is misread",
             "gradient_of_a_gradient": "the backward is a kernel, which autograd does not record; so the "

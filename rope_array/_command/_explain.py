@@ -94,7 +94,7 @@ def _zeros(lib: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     """Return zeros, broadcast from one number if the library can: no backend's choice depends on strides."""
     floats = lib.dtypes
     if dtype not in floats:
-        reason = f" ({lib.gaps[dtype]})" if dtype in lib.gaps else ""
+        reason = f" ({lib.lacks[dtype]})" if dtype in lib.lacks else ""
         raise ValueError(f"the dtype is {dtype!r}; {lib.name} has {', '.join(floats)} here{reason}")
     import numpy as np  # unused by other commands
 

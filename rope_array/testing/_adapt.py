@@ -133,20 +133,15 @@ def adapt_arguments(rotate: Rotate, order: str) -> Rotate:
     return call
 
 
-def adapt_in_place(rotate: Rotate, lib: Library) -> Rotate:
-    """Make a callable that writes its result into x return it, and leave x as it is."""
+def adapt_copies(rotate: Rotate, lib: Library, in_place: bool) -> Rotate:
+    """Give a callable that writes into x, or deletes it, a copy of x; in place, the copy is the result."""
 
     def call(x: Any, pos: Any, **spec: Any) -> Any:
         copies = each(lib.copied, x)
-        rotate(copies, pos, **spec)
-        return copies
+        y = rotate(copies, pos, **spec)
+        return copies if in_place else y
 
     return call
-
-
-def adapt_copies(rotate: Rotate, lib: Library) -> Rotate:
-    """Give a callable that writes into x, or deletes it, a copy of x."""
-    return lambda x, pos, **spec: rotate(each(lib.copied, x), pos, **spec)
 
 
 # ---- positions ----

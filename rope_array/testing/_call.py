@@ -25,13 +25,13 @@ from ._factors import (
     fields_of,
     first_feature,
     needs_of,
-    needs_of_shape,
+    needs_of_width,
     num_pairs,
     shape_of_positions,
 )
 from ._judge import Input, Judge
 from ._libraries import Library
-from ._parts import ALL_WIDTHS, PARTS
+from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]
 
@@ -174,15 +174,11 @@ def _slice_fits(j: Judge, call: Call) -> bool:
 
 
 def claimed_width(j: Judge, width: int) -> bool:
-    """Return whether a head_dim is claimed; a width that no claim names, if all that are named are."""
+    """Return whether a head_dim is claimed, and holds the built-in slice."""
     if width == j.width:
         return True
-    if width % 2:
-        return j.claims("odd_width")
-    if width not in ALL_WIDTHS:
-        return bool(j.claims("narrow_heads", "widths"))
-    whole = next(name for name in ("narrow_heads", "widths", "wide_heads") if str(width) in PARTS[name])
-    return bool(j.claims(f"{whole}[{width}]")) and j.target.width_of(width) == width
+    held = width not in ALL_WIDTHS or j.target.width_of(width) == width
+    return bool(held and j.claims(*needs_of_width(width)))
 
 
 def _pairs_fit(j: Judge, call: Call) -> bool:
@@ -199,11 +195,6 @@ def _pairs_fit(j: Judge, call: Call) -> bool:
     return pairs > (4 if call.axes not in ("blocks", "alternating") else 0) and (
         call.axes not in OF_EVEN_PAIRS or pairs % 2 == 0
     )
-
-
-def claimed_shape(j: Judge, shape: str) -> bool:
-    """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
-    return j.claims(*needs_of_shape(shape))
 
 
 def every_width(j: Judge) -> list[int]:
@@ -279,15 +270,14 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
         yield from ((_joined(name), array, []) for name, array in j.lib.strided(x.array))
         if j.claims("same_bits"):  # other code need not read such memory
             yield from ((_joined(name), array, []) for name, array in j.lib.exotic(x.array))
-    yield from ((_joined(name), array, []) for name, array in j.lib.shifted(x.array))
-    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.parts(x.array))
+    yield from ((_joined(name), array, [whole]) for name, array, whole in j.lib.inside(x.array))
 
 
 def layouts_of(lib: Library) -> list[str]:
     """Return the names of all layouts of x that a library has."""
     array = lib.asarray(np.zeros((*SIZES, WIDTH)), "float32")
-    parts = ((name, part) for name, part, _ in lib.parts(array))
-    views = (*lib.strided(array), *lib.exotic(array), *lib.shifted(array), *parts)
+    inside = ((name, part) for name, part, _ in lib.inside(array))
+    views = (*lib.strided(array), *lib.exotic(array), *inside)
     return [*dict.fromkeys(_joined(name) for name, _ in views), *BROADCAST_AXES]
 
 
@@ -309,6 +299,8 @@ def positions_of(j: Judge, call: Call) -> tuple[Any, Any]:
     if "float" in call.kind:
         numbers = np.minimum(numbers + 0.25, j.target.reach).astype(_float_of(j, call))
         return j.pos(numbers, numbers.dtype.name), numbers
+    if call.pos_layout == "expanded":  # a view of the first row for all rows
+        numbers = np.broadcast_to(numbers[:1], numbers.shape) if numbers.ndim > 1 else numbers
     return with_position_layout(j, numbers, call.kind, call.pos_layout), numbers
 
 
@@ -337,7 +329,7 @@ def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
                           % (high - low + 1))  # fmt: skip
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
-    distinct = _DISTINCT if call.width <= 32 else 3
+    distinct = _DISTINCT if call.width <= 32 else 2
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
 
 
@@ -383,7 +375,7 @@ def with_position_layout(j: Judge, numbers: NDArray[Any], kind: str, layout: str
         return pos if view is None else view
     if layout == "transposed" and numbers.ndim > 1:
         return j.lib.permute(j.pos(np.ascontiguousarray(numbers.T), kind), tuple(range(numbers.ndim))[::-1])
-    if layout == "expanded" and numbers.ndim > 1 and (numbers == numbers[:1]).all():
+    if layout == "expanded" and numbers.ndim > 1:
         return j.lib.expanded(j.pos(numbers[:1], kind), numbers.shape)
-    names = (*j.lib.exotic(pos), *(("shifted", array) for _, array in j.lib.shifted(pos)))
+    names = (*j.lib.exotic(pos), *(("shifted", array) for _, array, _ in j.lib.inside(pos)))
     return next((array for name, array in names if _joined(name) == layout), pos)

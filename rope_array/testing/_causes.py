@@ -1,35 +1,43 @@
-"""Find the likely cause of failed checks: a claim, or a change of the code, with which they fail no more.
+"""Find the likely causes of failed checks, by judging the kept wrong results again.
 
-Nothing is guessed from messages: each cause is tried, and counts the failures that go away.
+The hypothesis that explains the results of most checks is accepted; these checks are run again without the
+wrong elements that it explains; then the next hypothesis is looked for. So each of several faults is named.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
-import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ._adapt import needs_no_positions, parameters_of_order, takes_arguments, takes_two
 from ._checks import checks
 from ._claims import CAPABILITIES, REACH
-from ._factors import DTYPES, FIELDS
-from ._guess import DONATES_X, WRITES_X, Change, Guess, writes_x
-from ._judge import DELETES_X, Check, Judge
-from ._likeness import find_rotation
-from ._limits import find_limits
+from ._factors import DTYPES, FIELDS, Call, needs_of, read_call
+from ._hypotheses import Hypothesis, merged, of_accuracy, of_kept_results
+from ._judge import DELETES_X, Judge
+from ._observe import OBSERVERS
+from ._outcome import FAILED, outcome_of
 from ._own import OwnApply
 from ._parts import whole_of
-from ._probes import last_right, may_be
+from ._shared_findings import by_place, depend_on_others, factors_of, lacks_wholly, only_in, shared_findings
 from ._target import Target
-from ._told import depend_on_others, lacks_wholly, told_by
-from ._where import place_in_any_x, place_of
+from ._verdict import Fault
+from ._which_rotation import find_rotation
+from ._wrong import Mask, Wrong
+
+_MOST_CAUSES, _MOST_REJECTED = 8, 8
+# Capabilities that most checks need.
+_BASIC = ("values", "any_positions", "offset_positions")
+WRITES_X = "it writes into x; return a new array"
+DONATES_X = "it deletes x, as jax.jit does with donate_argnums; do not donate x, or claim keeps_x=REASON"
+# Code that lacks it is called with copies of x.
+_WRITES = {"lacks": {"keeps_x": "it writes into x"}}
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,11 @@ class Cause:
     explained, failed
         The number of failures that go away, of all.
     checks
-        The names of the checks that fail no more; found by trying.
+        The names of the checks that it explains.
+    facts
+        The cause as data: ``{"positions": "pos converted to int16"}``, ``{"pairs": (31,), "num_pairs": 32}``,
+        ``{"axis": "head", "first": 32}``, ``{"field": "base"}`` that is ignored, ``{"inverse": True}``,
+        ``{"lacks": ["inverse"]}``, a claim, or the factors of a call.
 
     Examples
     --------
@@ -62,6 +74,7 @@ class Cause:
     explained: int = 0
     failed: int = 0
     checks: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def options(self) -> str:
@@ -115,14 +128,13 @@ def _text_of(value: Any) -> str:
         return ",".join(map(str, value))
     return json.dumps(value) if isinstance(value, Mapping) else str(value)
 
-
 class Findings(NamedTuple):
     """The cause of all failures together, each cause by itself, and the checks that no cause explains.
 
     Attributes
     ----------
     cause
-        The likely cause; None if no cause explains several checks.
+        The likely cause; None if none is known.
     causes
         The causes, each with the checks that it explains, in the order in which they have to be mended.
     unexplained
@@ -134,84 +146,36 @@ class Findings(NamedTuple):
     unexplained: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-def find_causes(target: Target, failed: Mapping[str, str]) -> Findings:
-    """Find the likely causes of failures, by trying claims and changes of the code.
+def find_causes(target: Target, faults: Mapping[str, Fault]) -> Findings:
+    """Find the likely causes of failures, by judging the kept wrong results again.
 
     Parameters
     ----------
     target
         The target that failed.
-    failed
-        The details of the failed checks, by name.
+    faults
+        The faults of the failed checks, by name.
     """
-    failures = [check for check in checks() if check.name in failed]
-    if not failures:
+    search = _Search(target, {check.name: faults[check.name] for check in checks() if check.name in faults})
+    if not search.left:
         return Findings()
-    if fault := _signature_fault(target):
-        return _only(Cause(fault, failed=len(failures)), target, failed)
-    guess = Guess(target, seconds={})
-    if fault := _fault_of_state(guess, failures, failed):
-        return Findings(Cause(fault, failed=len(failures)), (), _by_place(target, failed, list(failed)))
-    if any(DELETES_X in detail for detail in failed.values()):
-        guess = guess._replace(texts=(DONATES_X,), change=Change(copied=True))
-    elif "definition" in failed:
+    if fault := _signature_fault(target) or search.fault_of_state():
+        return search.only(fault)
+    if any(DELETES_X in fault.text for fault in faults.values()):
+        search.accept(Hypothesis(DONATES_X, {"written": "x"}, claims=_WRITES))
+    elif "definition" in faults:
         found = find_rotation(target)
         if isinstance(found, str):
-            return _only(Cause(found, failed=len(failures)), target, failed)
-        guess = guess if found is None else found._replace(seconds=guess.seconds)
-    elif any(check.name.startswith("inputs_unchanged") for check in failures) and writes_x(target):
-        guess = guess._replace(texts=(WRITES_X,), change=Change(copied=True))
-    return _refined(target, guess, failures, failed)
-
-
-def _fault_of_state(guess: Guess, failures: Sequence[Check], failed: Mapping[str, str]) -> str:
-    """Return the fault of results that depend on earlier calls, or ""."""
-    by_name = {check.name: check for check in checks()}
-    details = {check.name: failed[check.name] for check in failures}
-    compiled = bool(guess.target.compiled) or guess.target.arrays.calls < 1000
-    return depend_on_others(details, lambda name: bool(guess.failing([by_name[name]])), compiled)
-
-
-def _only(cause: Cause, target: Target, failed: Mapping[str, str]) -> Findings:
-    """Return a cause that was not tried."""
-    return Findings(cause, (cause,), _by_place(target, failed, list(failed)))
-
-
-def _by_place(target: Target, failed: Mapping[str, str], left: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of checks by the place in their detail, or by the detail."""
-    groups: dict[str, tuple[str, ...]] = {}
-    for name in left:
-        place = place_in_any_x(place_of(failed[name])) or failed[name]
-        groups[place] = (*groups.get(place, ()), name)
-    return {f"{place}{_only_in(target, names, failed)}": names for place, names in groups.items()}
-
-
-def _common_place(groups: Mapping[str, Sequence[str]], count: int) -> Cause | None:
-    """Return the place that nearly all failures have in common, as a cause; None if there is none."""
-    place, names = max(groups.items(), key=lambda item: len(item[1]))
-    named = re.match(_PLACES, place) and not re.search("some of|nearly all|mostly", place)
-    if not named or len(names) < max(2, 0.8 * count):
-        return None
-    return Cause(f"wrong results in {place}, in {len(names)} of {count} failed checks", failed=count)
-
-
-# The first word of a place that is a part of x.
-_PLACES = "(the last|features?|pairs?|rows?|heads?|batch|batches|every|positions?|negative)\\b"
-
-
-def _only_in(target: Target, names: Sequence[str], failed: Mapping[str, str]) -> str:
-    """Return " in float16 only" if the checks pass in all other dtypes."""
-    kinds = {name.partition("[")[2][:-1] for name in names}
-    others = {dtype for dtype in DTYPES if dtype in target.claimed} - kinds
-    bases = {name.partition("[")[0] for name in names}
-    if "" in kinds or not others or any(f"{base}[{other}]" in failed for base in bases for other in others):
-        return ""
-    return f", in {' and '.join(sorted(kinds))} only"
-
-
-def find_cause(target: Target, failed: Sequence[str]) -> Cause | None:
-    """Return the likely cause of the failure of these checks, or None if none is found."""
-    return find_causes(target, dict.fromkeys(failed, "")).cause
+            return search.only(found)
+        if found is not None and found.text:
+            search.accept(found)
+    elif "inputs_unchanged" in faults and "x was written" in faults["inputs_unchanged"].text:
+        search.accept(Hypothesis(WRITES_X, {"written": "x"}, claims=_WRITES))
+    while len(search.causes) < _MOST_CAUSES and search.left and (best := search.best()):
+        if not search.accept(best):
+            break
+    search.tell()
+    return search.findings()
 
 
 def _signature_fault(target: Target) -> str:
@@ -231,228 +195,211 @@ def _signature_fault(target: Target) -> str:
     )
 
 
-class Step(NamedTuple):
-    """A guess of the search, and the checks that fail still."""
+class _Search:
+    """Accepted causes, and the faults that are left.
 
-    guess: Guess
-    left: Sequence[Check]
-
-
-def _refined(target: Target, guess: Guess, failures: Sequence[Check], failed: Mapping[str, str]) -> Findings:
-    """Add claims to a guess as long as more failures go away."""
-    steps = [Step(Guess(target), failures)]
-    if guess.texts:
-        steps.append(Step(guess, guess.failing(failures)))
-    limited = False
-    for _ in range(_MOST_STEPS):
-        if not limited and "definition" not in {check.name for check in steps[-1].left}:
-            steps += _limits(steps[-1])
-            limited = True
-        better = _best(*steps[-1], _classes)
-        if better is None and (lacking := _best(*steps[-1], partial(_withdrawals, failed))):
-            better = _as_last_resort(*lacking, steps[-1], failed)
-        if better is None:
-            break
-        steps.append(Step(*better))
-    guess, left = steps[-1]
-    if len(steps) > 2 or set(_CLASS_TEXTS) & set(guess.claims):  # not every claim was tried on every check
-        left = guess.failing(failures)
-    guess = _pruned(target, guess, failures, len(left))
-    unexplained = _by_place(target, failed, [check.name for check in left])
-    texts = [*guess.texts, *_class_texts(guess.claims)]
-    fault = _told(failed, left)
-    if not texts:
-        place = _common_place(unexplained, len(left))
-        if fault and ("definition" not in failed or (place is None and fault.startswith("wrong with"))):
-            place = Cause(fault, failed=len(left))
-        return Findings(place, unexplained=unexplained)
-    if fault and not guess.change.limits and ("definition" not in failed or fault.startswith("wrong with")):
-        texts.append(f"the others: {fault}")
-    counts = {"explained": len(failures) - len(left), "failed": len(failures)}
-    gone = tuple(check.name for check in failures if check not in left)
-    cause = Cause(", ".join(texts), guess.claims, **counts, checks=gone)
-    steps[-1] = Step(steps[-1].guess, left)
-    return Findings(cause, tuple(_one_by_one(steps, guess)), unexplained)
-
-
-def _as_last_resort(
-    guess: Guess, left: list[Check], before: Step, failed: Mapping[str, str]
-) -> tuple[Guess, list[Check]] | None:
-    """Return a guess that withdraws a claim, in words of the simplest call if no other cause is known.
-
-    None if it explains fewer than half of the failures: then their own findings tell more.
+    A check belongs to the first cause that explains its kept result, once it passes with all of them.
     """
-    if 2 * len(left) > len(before.left):
-        return None
-    fault = _told(failed, [check for check in before.left if check not in left])
-    if fault.startswith("wrong with") and not before.guess.claims and not before.guess.texts:
-        guess = guess._replace(texts=(*guess.texts[:-1], fault))
-    return guess, left
 
+    def __init__(self, target: Target, faults: Mapping[str, Fault]):
+        self.given, self.faults = target, faults
+        self.target, self.left = target, dict(faults)
+        self.checks = {check.name: check for check in checks()}
+        self.causes: list[Cause] = []
+        self.excuses: list[Callable[[Wrong], Mask]] = []
+        self.owner: dict[str, int] = {}  # of each check, the first cause that explains its result
+        self.rejected: set[str] = set()
 
-def _told(failed: Mapping[str, str], some: Sequence[Check]) -> str:
-    """Return the fault that the findings of some failed checks name best."""
-    return told_by(
-        {check.name: failed[check.name] for check in some}, {check.name: check.requirement for check in some}
-    )
+    # ---- hypotheses ----
 
+    def best(self) -> Hypothesis | None:
+        """Return the hypothesis that explains the results of most checks; None if none explains any.
 
-def _limits(step: Step) -> Iterator[Step]:
-    """Yield steps that add sizes beyond which results are wrong, if that explains failures."""
-    for limit in find_limits(step.guess.target) if step.left else ():
-        guess = step.guess.with_limit(limit)
-        left = guess.failing(step.left)
-        if len(left) < len(step.left):
-            step = Step(guess, left)
-            yield step
+        An end of positions counts half: it says less than other positions do.
+        """
+        best, most = None, 0.0
+        accuracy = [] if isinstance(self.given.rotate, OwnApply) else [*of_accuracy(self.target, self.left)]
+        has_end = self.target.angles == "float32"  # float32 angles are known to have one
+        last = [] if has_end else [one for one in accuracy if "furthest" in one.claims]
+        first = [one for one in accuracy if one not in last]
+        for one in (*first, *of_kept_results(self.left), *last):
+            explained = [] if one.text in self.rejected else self.explained(one)
+            score = len({name.partition("[")[0] for name in explained}) / (2 if one in last else 1)
+            # A place in one result of many may be a part of another fault.
+            least = 2 if "axis" in one.facts and len(self.left) > 1 else 0
+            if score > most and score >= least and ("definition" not in self.left or "definition" in explained):
+                best, most = one, score
+        return best
 
+    def explained(self, one: Hypothesis) -> list[str]:
+        """Return the names of the checks whose kept results a hypothesis explains."""
+        return [name for name, fault in self.left.items() if one.explains(fault)]
 
-def _one_by_one(steps: Sequence[Step], final: Guess) -> Iterator[Cause]:
-    """Yield the cause that each step adds; a step that mends nothing alone is joined with the next."""
-    texts: list[str] = []
-    claims: dict[str, Any] = {}
-    count = len(steps[0].left)
-    for before, after in itertools.pairwise(steps):
-        added = _added(before.guess.claims, after.guess.claims)
-        added = {name: value for name, value in added.items() if name in final.claims}
-        texts += [*after.guess.texts[len(before.guess.texts) :], *_class_texts(added)]
-        claims |= added
-        gone = tuple(check.name for check in before.left if check not in after.left)
-        if gone and texts:
-            yield Cause(", ".join(texts), claims, len(gone), count, gone)
-            texts, claims = [], {}
-
-
-def _added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the claims that a step adds; of `fixed` and `lacks`, the new names."""
-    added = {}
-    for name, value in after.items():
-        if name in ("fixed", "lacks"):
-            value = {key: one for key, one in value.items() if key not in before.get(name, {})}
-        if value != before.get(name) and value != {}:
-            added[name] = value
-    return added
-
-
-def _pruned(target: Target, guess: Guess, failures: Sequence[Check], left: int) -> Guess:
-    """Return the guess without the classes of accuracy that a later claim made needless."""
-    for name in _CLASS_TEXTS:
-        if name in guess.claims and (guess.texts or len(guess.claims) > 1):
-            other = guess.without(name, target)
-            guess = other if len(other.failing(failures, left + 1)) <= left else guess
-    return guess
-
-
-def _class_texts(claims: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a class of accuracy; float32 angles are known to have an end."""
-    return [
-        text.format(claims[name])
-        for name, text in _CLASS_TEXTS.items()
-        if name in claims and not (name == "furthest" and "angles" in claims)
-    ]
-
-
-# Yields functions that add a claim to a guess, the likely ones first.
-Claims = Callable[[Guess, Sequence[Check]], Iterator[Callable[[], Guess]]]
-
-
-def _best(guess: Guess, left: Sequence[Check], more_claims: Claims) -> tuple[Guess, list[Check]] | None:
-    """Return the guess with one more claim that leaves the fewest failures; None if none leaves fewer."""
-    # A claim has to mend the definition first, if it fails. Some failures show whether a claim mends any.
-    some = [check for check in left if check.name == "definition"] or left[:: max(1, len(left) // 8)]
-    best: tuple[Guess, list[Check]] | None = None
-    for make in more_claims(guess, left) if left else ():
+    def accept(self, one: Hypothesis) -> bool:
+        """Judge what remains if a hypothesis holds; return whether that is less."""
+        explained = self.explained(one)
         try:
-            tried = make()
-        except ValueError:  # contradictory claims
-            continue
-        if len(tried.failing(some)) == len(some):
-            continue
-        before = left if best is None else best[1]
-        weaker = best is not None and best[0].claims and tried.claims.items() >= best[0].claims.items()
-        rest = tried.failing(before if weaker else left, len(before))
-        if not rest:
-            return tried, rest
-        if len(rest) < len(before):
-            best = tried, rest
-    return best
+            claims = {name: {**getattr(self.target, name), **value} if name in ("fixed", "lacks") else value
+                      for name, value in one.claims.items()}  # fmt: skip
+            target = replace(self.target, **claims) if claims else self.target
+        except ValueError:  # the claims contradict each other
+            return self._reject(one)
+        if one.around is not None:
+            target = replace(target, rotate=one.around(target.rotate))
+        words = self._words_of(explained) if one.facts.keys() & {"field", "inverse"} else ""
+        excuses = [*self.excuses, *([one.elements] if one.elements and not one.is_claimed else [])]
+        again = [*self.left] if claims or one.around else explained
+        dtypes = {self.left[name].wrong.dtype for name in explained}
+        # float32 is the usual dtype of calls: it says nothing.
+        where = f" in {min(dtypes)}" if len(dtypes) == 1 < len(self.given.claimed & {*DTYPES}) else ""
+        where = "" if "float32" in dtypes else where
+        faults = self.faults_now(again, target, excuses)
+        gone = [name for name in again if name not in faults]
+        if not gone and not (explained and one.elements and not claims):
+            return self._reject(one)
+        self.target, self.excuses = target, excuses
+        if one.elements and not one.is_claimed:
+            for wrong in (self.left[name].wrong for name in self.left.keys() - {*again}):
+                if wrong is not None:
+                    wrong.take_away(one.elements(wrong))
+        self.left = {name: faults.get(name, fault) for name, fault in self.left.items() if name not in gone}
+        names = [*explained, *gone]
+        claims = one.shown_claims(self.given) or self._lacking(names)
+        self._add(Cause(words or f"{one.text}{where}", claims, facts=one.facts), names)
+        return True
 
+    def _reject(self, one: Hypothesis) -> bool:
+        self.rejected.add(one.text)
+        return len(self.rejected) < _MOST_REJECTED
 
-def _classes(guess: Guess, left: Sequence[Check]) -> Iterator[Callable[[], Guess]]:
-    """Yield weaker classes of accuracy, alone, together, and with fewer positions."""
-    target = guess.target
-    if isinstance(target.rotate, OwnApply):
-        return
-    angles: list[dict[str, Any]] = [{"angles": name} for name in _WEAKER[target.angles]]
-    own: list[dict[str, Any]] = [{"arithmetic": "own"}] if target.arithmetic != "own" else []
-    classes = [*angles, *own, *({**one, **other} for one in angles for other in own)]
-    plain = "definition" not in {check.name for check in left}
-    with_ends: Iterator[dict[str, Any]] = iter(())
-    if any(check.name.startswith("accuracy_") for check in left):
-        with_ends = (
-            {**each, "furthest": end} for each in (*classes, {}) for end in _ends(guess, each, plain)
+    def _add(self, cause: Cause, names: Sequence[str]) -> None:
+        for name in names:
+            self.owner.setdefault(name, len(self.causes))
+        self.causes.append(cause)
+
+    def faults_now(self, names: Sequence[str], target: Target, excuses: Sequence[Any]) -> dict[str, Fault]:
+        """Run checks again; return the faults of those that fail still."""
+        try:
+            judge = Judge(target, thorough=True)  # only checks that failed are run
+        except Exception:  # the target's own, in a trial call
+            return {name: self.left[name] for name in names}
+        judge.excuses, judge.explains = [*excuses], not judge.is_slow
+        # Only observers that failed watch the calls.
+        judge.observed = {each.check: Fault("") for each in OBSERVERS if each.check not in names}
+        failed = [name for name in names if outcome_of(self.checks[name], judge)[0] == FAILED]
+        return {name: judge.faults[name] for name in failed}
+
+    def fault_of_state(self) -> str:
+        """Return the fault of results that depend on earlier calls, or ""."""
+        compiled = bool(self.given.compiled) or self.given.arrays.calls < 1000
+        return depend_on_others(
+            self.left, lambda name: bool(self.faults_now([name], self.given, ())), compiled
         )
-    for claims in itertools.chain(classes, with_ends):
-        if not plain or may_be(guess, claims):
-            yield partial(guess.adding, "", **claims)
 
+    # ---- the last word ----
 
-def _ends(guess: Guess, claims: Mapping[str, Any], plain: bool) -> Sequence[int]:
-    """Return last positions to try with a class of accuracy: the last that is right, or usual ends."""
-    usual = [end for end in _ENDS if end < guess.target.reach]
-    guess = guess.adding("", **claims)
-    found = last_right(guess) if plain else None
-    if found is None:
-        return usual
-    # The error of float32 angles grows: a round end, as the position where it is too large depends on x.
-    return [end for end in usual if 65535 <= end <= found and guess.target.angles == "float32"] or [found]
+    def tell(self) -> None:
+        """Name what is left: capabilities that the target lacks, then findings that checks share."""
+        if "definition" not in self.left:
+            for one in self._withdrawals():
+                self.accept(one)
+        self.owner = {name: number for name, number in self.owner.items() if name not in self.left}
+        requirements = {name: self.checks[name].requirement for name in self.left}
+        for shared in shared_findings(self.left, requirements) if self.left else ():
+            if "definition" in self.left and not shared.factors:
+                break
+            facts = dict(factor.split("=", 1) for factor in shared.factors)
+            self._add(Cause(shared.text, facts=facts), shared.names)
+            self.left = {name: fault for name, fault in self.left.items() if name not in shared.names}
 
+    def _withdrawals(self) -> Iterator[Hypothesis]:
+        """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
+        names = {need for name in self.left for need in self.checks[name].needs}
+        failing = self.target.claimed & names - {*_BASIC, *REACH}
+        if takes_two(self.target.arguments):  # every call is one of a tuple
+            failing -= {name for name in failing if whole_of(name) == "tuple"}
+        needing = self._checks_needing()
+        claimed = {name for name in failing if lacks_wholly(name, self.left, needing.get(name, ()))}
+        right = tuple(name for name in DTYPES if name in self.target.claimed - claimed)
+        if right and claimed & {*DTYPES}:
+            wrong = [name for name in DTYPES if name in claimed]
+            text = self._words_needing(wrong) or f"wrong results in {' and '.join(wrong)}"
+            yield Hypothesis(text, {"lacks": wrong}, claims={"dtypes": right})
+        for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
+            text = self._words_needing([name]) or _fault_of(name)
+            yield Hypothesis(text, {"lacks": [name]}, claims=self._without(name))
 
-# Claims that are added one after the other.
-_MOST_STEPS = 5
-_WEAKER = {"exact": ("float64", "float32"), "float64": ("float32",), "float32": ()}
-# The last positions that a claim may leave, the furthest first.
-_ENDS = (2**24, 2**20, 65535, 32767, 4095)
-_CLASS_TEXTS = {
-    "angles": "{} angles",
-    "arithmetic": "16-bit numbers rotated in their own dtype",
-    "furthest": "wrong results beyond position {:,}",
-}
+    def _lacking(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the claim to lack the capability that most of these checks need, if all of it fails."""
+        if "definition" in self.faults or isinstance(self.given.rotate, OwnApply):
+            return {}
+        plain, needs = Call(), Counter[str]()
+        for name in names:
+            call = read_call(self.faults[name].call or "", plain)
+            needs.update({*self.checks[name].needs, *needs_of(call, plain)} & {*CAPABILITIES} - {*DTYPES, *REACH})
+        needing = self._checks_needing()
+        for name, count in needs.most_common():
+            some = needing.get(name, ())
+            if name not in _BASIC and 2 * count >= len(names) and lacks_wholly(name, self.faults, some):
+                return self._without(name)
+        return {}
 
+    def _without(self, name: str) -> dict[str, Any]:
+        """Return the claim to lack a capability."""
+        if name not in FIELDS:
+            return {"lacks": {name: "wrong results"}}
+        return {"fields": tuple(each for each in FIELDS if each in self.target.claimed and each != name)}
 
-def _withdrawals(
-    failed: Mapping[str, str], guess: Guess, left: Sequence[Check]
-) -> Iterator[Callable[[], Guess]]:
-    """Yield claims to withdraw: dtypes, fields and capabilities that fail as a whole."""
-    if guess.change._replace(limits=()) != Change() or "definition" in {check.name for check in left}:
-        return
-    names = {name for check in left for name in check.needs}
-    failing = guess.target.claimed & names - {"values", "any_positions", "offset_positions", *REACH}
-    if takes_two(guess.target.arguments):  # every call is one of a tuple
-        failing -= {name for name in failing if whole_of(name) == "tuple"}
-    needing = _checks_needing(guess.target)
-    claimed = {name for name in failing if lacks_wholly(name, failed, needing.get(name, ()))}
-    right = tuple(name for name in DTYPES if name in guess.target.claimed - claimed)
-    if right and claimed & set(DTYPES):
-        wrong = " and ".join(name for name in DTYPES if name in claimed)
-        yield partial(guess.adding, f"wrong results in {wrong}", dtypes=right)
-    for name in (each for each in CAPABILITIES if each in claimed and each not in DTYPES):
-        text = _fault_of(name)
-        if name in FIELDS:
-            fields = tuple(each for each in FIELDS if each in guess.target.claimed and each != name)
-            yield partial(guess.adding, text, fields=fields)
-        else:
-            yield partial(guess.adding, text, lacks={name: "wrong results"})
+    def _words_of(self, names: Sequence[str]) -> str:
+        """Return the words of the simplest failing call, if each of these checks shows one; else ""."""
+        some = {name: self.left[name] for name in names}
+        if not some or not all(map(factors_of, some.values())):
+            return ""
+        requirements = {name: self.checks[name].requirement for name in some}
+        text = next(shared_findings(some, requirements)).text
+        return text if text.startswith("wrong with") else ""
 
+    def _words_needing(self, capabilities: Sequence[str]) -> str:
+        """Return the words of the simplest failing call of the checks that need capabilities, or ""."""
+        names = [name for name in self.left if {*capabilities} & {*self.checks[name].needs}]
+        shown = [name for name in names if factors_of(self.left[name])]
+        return self._words_of(shown) if 2 * len(shown) >= len(names) and not self.causes else ""
 
-def _checks_needing(target: Target) -> dict[str, list[str]]:
-    """Return the names of the checks that apply to a target, by the capabilities that they need."""
-    judge = Judge(target)
-    needing: dict[str, list[str]] = {}
-    for check in (check for check in checks() if check.inapplicable(judge) is None):
-        for name in set(check.needs):
-            needing.setdefault(name, []).append(check.name)
-    return needing
+    def _checks_needing(self) -> dict[str, list[str]]:
+        """Return the names of the checks that apply to the target, by the capabilities that they need."""
+        judge = Judge(self.target)
+        needing: dict[str, list[str]] = {}
+        for check in (check for check in self.checks.values() if check.inapplicable(judge) is None):
+            for name in set(check.needs):
+                needing.setdefault(name, []).append(check.name)
+        return needing
+
+    # ---- the findings ----
+
+    def only(self, fault: str) -> Findings:
+        """Return a cause that was not tried."""
+        cause = Cause(fault, failed=len(self.faults))
+        return Findings(cause, (cause,), by_place(self.faults, self.faults, self.given.claimed))
+
+    def findings(self) -> Findings:
+        """Return the causes with the checks that they explain."""
+        count, causes = len(self.faults), []
+        for number, cause in enumerate(self.causes):
+            names = tuple(name for name in self.faults
+                          if self.owner.get(name) == number and name not in self.left)  # fmt: skip
+            if names:
+                text = f"{cause.text}{only_in(names, self.faults, self.given.claimed)}"
+                causes.append(replace(cause, text=text, explained=len(names), failed=count, checks=names))
+        unexplained = by_place(self.left, self.faults, self.given.claimed)
+        if not causes:
+            return Findings(unexplained=unexplained)
+        claims: dict[str, Any] = {}
+        for cause in causes:
+            claims = merged(claims, cause.claims)
+        explained = tuple(name for name in self.faults if name not in self.left)
+        facts = {name: value for cause in causes for name, value in cause.facts.items()}
+        text = ", ".join(cause.text for cause in causes)
+        return Findings(Cause(text, claims, len(explained), count, explained, facts), tuple(causes), unexplained)
 
 
 def _fault_of(capability: str) -> str:

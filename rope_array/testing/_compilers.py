@@ -23,14 +23,10 @@ class CannotCompile(RuntimeError):
     """A compiler cannot compile a call that the function itself takes."""
 
 
-def _compiler_of(lib: Library) -> str:
-    return "jit" if isinstance(lib, Jax) else "compile"
-
-
-# The libraries with a compiler, by name: each with its arrays' library and its compiler.
+# The libraries with a compiler, by name, each with its arrays' library.
 COMPILED = MappingProxyType(
     {
-        f"{name}:{_compiler_of(lib)}": (name, _compiler_of(lib))
+        f"{name}:{'jit' if isinstance(lib, Jax) else 'compile'}": name
         for name, lib in LIBRARIES.items()
         if lib.compiles
     }
@@ -39,13 +35,13 @@ COMPILED = MappingProxyType(
 
 def library_names() -> list[str]:
     """Return the names of the libraries, each followed by itself with its compiler."""
-    compiled = {arrays: name for name, (arrays, _) in COMPILED.items()}
+    compiled = {arrays: name for name, arrays in COMPILED.items()}
     return [each for name in LIBRARIES for each in (name, compiled.get(name, "")) if each]
 
 
 def arrays_of(library: str) -> Library:
     """Return the array library of a name with or without a compiler."""
-    return LIBRARIES[COMPILED[library][0] if library in COMPILED else library]
+    return LIBRARIES[COMPILED.get(library, library)]
 
 
 def compile_for(library: str, rotate: Rotate) -> Rotate:
@@ -55,7 +51,7 @@ def compile_for(library: str, rotate: Rotate) -> Rotate:
     """
     if library not in COMPILED:
         return rotate
-    return {"jit": _jitted, "compile": _compiled}[COMPILED[library][1]](rotate)
+    return (_jitted if isinstance(arrays_of(library), Jax) else _compiled)(rotate)
 
 
 def _fields_of(rotate: Rotate, spec: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A context makes a call and judges it; it returns False if the target refuses the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,8 +28,9 @@ Setting = Callable[[], AbstractContextManager[Any]]
 # Calls and judges the results under a setting; returns False if the target refuses the call.
 Watch = Callable[[Judge, Call, int, Setting], bool]
 
-# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew.
-_NEW_WIDTHS = [width for width in range(20, 256, 4) if width not in MODEL_WIDTHS]
+# Head_dims that no other check gives: a table that is kept by the head_dim has to be made anew. Narrow ones,
+# as exact angles of a new base take long.
+_NEW_WIDTHS = [width for width in range(18, 80, 2) if width not in MODEL_WIDTHS]
 
 
 def anew(j: Judge, call: Call) -> Call:
@@ -38,7 +40,7 @@ def anew(j: Judge, call: Call) -> Call:
     if j.claims("base") and not (call.base or call.inv_freq or j.fields({}).get("inv_freq")):
         changed["base"] = 20000.0 + j.fresh
     plain = plain_call(j)
-    if j.claims("widths") and call.width == plain.width:
+    if j.claims("widths") and call.width == plain.width and not call.axes:  # some need an even number of pairs
         changed["width"] = j.target.width_of(_NEW_WIDTHS[j.fresh % len(_NEW_WIDTHS)])
     if call.rows == plain.rows:
         changed["rows"] = (*call.rows[:-1], 3 + j.fresh % 7)
@@ -55,22 +57,21 @@ def _call_of(j: Judge, made: Made) -> Callable[[Any], Any]:
 def under(mode: str, watch: Watch) -> Context:
     """Return the context of calls under each setting of a mode.
 
-    A call with one field at most (with none, if calls are slow) is made anew too, so that tables are made
-    under the setting; then once more without the setting.
+    A call with one field at most (with none, if calls are slow) is made anew, so that tables are made under
+    the setting; then once more without the setting.
     """
 
     def checked(j: Judge, call: Call, seed: int) -> bool:
-        served = False
+        served, is_new = False, _num_fields(j, call) <= (0 if j.is_slow else 1)
         for name, setting in settings_of(j.lib, mode).items():
             if mode == "autocast" and not _is_taken(call.dtype, name):
                 continue
-            new = [anew(j, call)] if _num_fields(j, call) <= (0 if j.is_slow else 1) else []
-            for each in (call, *new):
-                with named(f"under {name}"):
-                    served |= watch(j, each, seed, setting)
-            for each in new:
+            made = anew(j, call) if is_new else call
+            with named(f"under {name}"):
+                served |= watch(j, made, seed, setting)
+            if is_new:
                 with named(f"after a call under {name}"):
-                    check_call(j, each, seed)
+                    check_call(j, made, seed)
         return served
 
     return checked
@@ -110,8 +111,10 @@ def _watch(j: Judge, call: Call, seed: int, setting: Setting, records: bool = Fa
 
 
 def _watch_twice(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
-    """Watch a call of x, and of an x whose gradient is asked for."""
-    return _watch(j, call, seed, setting) and _watch(j, call, seed, setting, records=True)
+    """Watch a call of x, and of an x whose gradient is asked for; a large one once, as it takes long."""
+    if not _watch(j, call, seed, setting):
+        return False
+    return math.prod(call.rows) > 1000 or _watch(j, call, seed, setting, records=True)
 
 
 def _judge_coarsely(j: Judge, call: Call, seed: int, setting: Setting) -> bool:
@@ -227,7 +230,8 @@ def training_after_inference(j: Judge, call: Call, seed: int = 0) -> bool:
     """Judge the gradient of a new call that was made under torch.inference_mode() before."""
     if not takes_gradient(j, call.dtype):
         return False
-    return after("a call under torch.inference_mode()", inference_mode, gradient_if_taken)(j, call, seed)
+    inference = under("inference_mode", _watch)
+    return after("a call under torch.inference_mode()", inference, gradient_if_taken)(j, call, seed)
 
 
 # ---- special gradients ----

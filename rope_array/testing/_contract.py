@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._alike import Wrong, alike
-from ._definition import apply_definition, pairs_of
+from ._definition import Plan, apply_definition, pairs_of
+from ._verdict import Fault
 from ._where import PLACE, describe, element_text, rows_of_positions
+from ._wrong import Wrong, alike
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -103,13 +105,13 @@ def read_and_written_pairs(
     width: int, fields: Mapping[str, Any], inverse: bool
 ) -> list[tuple[Indices, Indices]]:
     """Return the indices of the pairs that a rotation reads, then of the pairs that it writes."""
-    plan = pairs_of(width, _rotation_fields(fields))
-    pairs = [plan.source, plan.target]
-    return pairs[::-1] if inverse else pairs
+    plan = _plan_of(width, fields, inverse)
+    return [plan.source, plan.target]
 
 
-def _rotation_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and name != "angles"}
+def _plan_of(width: int, fields: Mapping[str, Any], inverse: bool) -> Plan:
+    given = {name: value for name, value in fields.items() if value is not None and name != "angles"}
+    return pairs_of(width, given, inverse)
 
 
 def _angle_slack(
@@ -191,9 +193,9 @@ def allowed(
     assert fields.get("angles", "exact") == "exact", "the contract holds for exact angles only"
     x = np.asarray(x)
     assert x.dtype == np.float64, f"x is {x.dtype}; convert it to float64"
-    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
-    (a, b), (out_a, out_b) = (plan.target, plan.source) if inverse else (plan.source, plan.target)
-    amplitude, length = _pair_lengths(x, fields, inverse)
+    plan = _plan_of(x.shape[-1], fields, inverse)
+    (a, b), (out_a, out_b) = plan.source, plan.target
+    amplitude, length = _pair_lengths(x, plan)
     with np.errstate(over="ignore", invalid="ignore"):
         slack = _angle_slack(pos, plan.sizes, dtype, fields, accuracy)
         compute = compute_dtype(dtype, accuracy)
@@ -210,11 +212,9 @@ def allowed(
     return bound
 
 
-def _pair_lengths(x: Floats, fields: Mapping[str, Any], inverse: bool) -> tuple[float, Floats]:
+def _pair_lengths(x: Floats, plan: Plan) -> tuple[float, Floats]:
     """Return the factor A of a rotation, and A·|pair| for each pair that it reads."""
-    plan = pairs_of(x.shape[-1], _rotation_fields(fields))
-    a, b = plan.target if inverse else plan.source
-    amplitude = 1.0 / float(plan.amplitude) if inverse else float(plan.amplitude)
+    (a, b), amplitude = plan.source, float(plan.amplitude)
     with np.errstate(over="ignore", invalid="ignore"):
         return amplitude, amplitude * np.hypot(x[..., a], x[..., b])
 
@@ -247,7 +247,6 @@ def assert_contract(
     flushes: bool = False,
     exact: Floats | None = None,
     accuracy: Accuracy = EXACT,
-    explain: bool = True,
     **fields: Any,
 ) -> None:
     """Assert that y, a NumPy array, is x rotated by its positions, within the accuracy class.
@@ -255,7 +254,7 @@ def assert_contract(
     x holds the values that were rotated, in any dtype that holds them exactly. `dtype` names the dtype they
     were rotated in, by default y's; name it for a bfloat16 array that was widened. Pairs with a NaN or an
     infinity, and results that overflow, are not judged. `exact` saves computing the exact result again.
-    `explain` looks for the place and the values of wrong elements.
+    The error is a `Fault` with the wrong elements; their place and values are looked for when it is read.
     """
     y, x = np.asarray(y), np.asarray(x).astype(np.float64)
     dtype = dtype or y.dtype.name
@@ -268,16 +267,16 @@ def assert_contract(
     call = {"exact": exact, "pos": pos, "inverse": inverse, "flushes": flushes}
     bound = allowed(x, dtype, fields, accuracy=accuracy, **call)
     mask = _wrong_elements(y, x, exact, bound, dtype, fields, inverse)
-    assert explain or not mask.any(), "wrong elements"
     if mask.any():
         arrays: dict[str, Any] = {"y": y, "x": x, "exact": exact, "bound": bound, "mask": mask}
         if x.ndim > 1:
             arrays = {name: np.moveaxis(array, seq_axis, -2) for name, array in arrays.items()}
         pairs = read_and_written_pairs(x.shape[-1], fields, inverse)[1]
-        values = _class_text(np.abs(y - exact), mask, x, dtype, fields, accuracy, call)
-        plain = None if fields.get("axes") else pos
-        found = Wrong(**arrays, pos=plain, pairs=pairs, fields=fields, inverse=inverse)
-        raise AssertionError(_fault_text(found, dtype, values))
+        wrong = Wrong(
+            **arrays, given_pos=pos, pairs=pairs, fields=fields, inverse=inverse, dtype=dtype,
+            accuracy=accuracy, flushes=flushes,
+        )  # fmt: skip
+        raise Fault(partial(_fault_text, wrong), wrong)
 
 
 def _is_within_least_bound(
@@ -287,10 +286,10 @@ def _is_within_least_bound(
 
     It is `_LEAST_N` eps of the pair, plus half an ulp of a 16-bit result, and 0 outside the rotated slice.
     """
-    compute, bound = compute_dtype(dtype), np.zeros(x.shape)
+    compute, bound, plan = compute_dtype(dtype), np.zeros(x.shape), _plan_of(x.shape[-1], fields, inverse)
     with np.errstate(over="ignore", invalid="ignore"):
-        of_pair = _LEAST_N * eps(compute) * _pair_lengths(x, fields, inverse)[1]
-        for member in read_and_written_pairs(x.shape[-1], fields, inverse)[1]:
+        of_pair = _LEAST_N * eps(compute) * _pair_lengths(x, plan)[1]
+        for member in plan.target:
             half = 0.0 if compute == dtype else 0.5 * ulp(exact[..., member], dtype)
             bound[..., member] = of_pair + half
         return bool((np.abs(y - exact) <= bound).all())
@@ -312,34 +311,43 @@ def _wrong_elements(
     return wrong
 
 
-def _class_text(
-    errors: Floats, mask: NDArray[np.bool_], x: Floats, dtype: str, fields: Mapping[str, Any],
-    accuracy: Accuracy, call: Mapping[str, Any],
-) -> str:  # fmt: skip
+def _class_text(wrong: Wrong) -> str:
     """Return the weaker class of accuracy that allows all errors, in words; "" if none does."""
+    accuracy, dtype = wrong.accuracy, wrong.dtype
     tried = [("float32 angles", dtype, accuracy._replace(angles="float32"))]
     if dtype == "float64":
         tried.insert(0, ("float32 arithmetic", "float32", accuracy))
     elif dtype != "float32":
         tried.insert(0, (f"{dtype} arithmetic", dtype, accuracy._replace(arithmetic="own")))
     for text, name, weaker in tried:
-        if weaker != accuracy or name != dtype:
-            bound = allowed(x, name, fields, accuracy=weaker, **call)
-            if (errors <= bound)[mask].all():
-                return f"within the error of {text}"
+        differs = weaker != accuracy or name != dtype
+        if differs and wrong.is_all(is_within(wrong, weaker, name)):
+            return f"within the error of {text}"
     return ""
 
 
-def _fault_text(wrong: Wrong, dtype: str, values: str) -> str:
+def is_within(wrong: Wrong, accuracy: Accuracy, dtype: str | None = None) -> NDArray[np.bool_]:
+    """Return which elements are within the bound of another class of accuracy, or of another dtype."""
+    bound = allowed(
+        wrong.x, dtype or wrong.dtype, wrong.fields, exact=wrong.exact, pos=wrong.given_pos,
+        inverse=wrong.inverse, flushes=wrong.flushes, accuracy=accuracy,
+    )  # fmt: skip
+    with np.errstate(all="ignore"):
+        return np.asarray(np.abs(wrong.y - wrong.exact) <= bound)
+
+
+def _fault_text(wrong: Wrong) -> str:
     """Describe wrong elements: the place, the values, the number, and the worst."""
-    values, same = (values, None) if values else alike(wrong)
+    values, same = _class_text(wrong), None
+    if not values:
+        values, same = alike(wrong)
     place = describe(wrong.mask, wrong.pos, pairs=wrong.pairs, same=same)
     worst = _worst_element(wrong)
     got, exact, bound = (float(each[worst]) for each in (wrong.y, wrong.exact, wrong.bound))
     count = f"{wrong.mask.sum():,} of {wrong.mask.size:,} elements"
     at = f"{element_text(worst)}{_position_text(wrong, worst)}"
     return (
-        f"{PLACE}{place}; {f'{values}; ' if values else ''}{count}, {dtype}; worst at {at}: got {got!r}, "
+        f"{PLACE}{place}; {f'{values}; ' if values else ''}{count}, {wrong.dtype}; worst at {at}: got {got!r}, "
         f"exact {exact!r}, off by {abs(got - exact):.3g}, {bound:.3g} is allowed; {_call_text(wrong)}"
     )
 

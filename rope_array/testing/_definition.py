@@ -16,63 +16,25 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import (
-    ROUND_HALF_EVEN,
-    Context,
-    Decimal,
-    DivisionByZero,
-    InvalidOperation,
-    Overflow,
-    localcontext,
-)
+from decimal import Decimal, localcontext
 from functools import cached_property, lru_cache
-from math import factorial, isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _rules
-from ._rules import PI
+from ._angles import REDUCTION, Floats, exact, rotate_pairs, series, table_of
 
-Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
 Frequencies: TypeAlias = Sequence[float | Decimal]
-# Numbers, and their halves of at most 26 bits each.
-_Split: TypeAlias = tuple[Floats, Floats, Floats]
 
 PAIRINGS = ("interleaved", "half")
 
 
-def _context(digits: int) -> Context:
-    # Set every attribute: the others would come from decimal.DefaultContext, which a caller may change.
-    traps = [InvalidOperation, DivisionByZero, Overflow]
-    limits = {"Emin": -999_999, "Emax": 999_999, "capitals": 1, "clamp": 0}
-    return Context(prec=digits, rounding=ROUND_HALF_EVEN, flags=[], traps=traps, **limits)
-
-
-# An angle below 1e40 keeps about 80 decimals in the reduction. Products of two float64 are unlikely to be
-# within 1e-50 of a multiple of pi/2; the remaining 30 digits are more than the rounding needs.
-_REDUCTION = _context(120)
-_ANGLE_LIMIT = Decimal("1e40")
-# 38 digits are more than twice a float64's precision (32 digits), and fit two words of libmpdec.
-_SERIES = _context(38)
-with localcontext(_REDUCTION):
-    _HALF_PI = PI / 2
-    _TWO_OVER_PI = 2 / PI
-with localcontext(_SERIES):
-    # Coefficients of the series of cos and sin, the last first. 16 terms: (pi/4)^32 / 32! is 2e-39.
-    _TERMS = tuple(
-        ((-1) ** n / Decimal(factorial(2 * n)), (-1) ** n / Decimal(factorial(2 * n + 1)))
-        for n in reversed(range(16))
-    )
-# The terms that an angle below 10^-size needs, by size: 11 below 0.1, as 0.1^22 / 22! is 9e-44.
-_TERMS_BELOW = tuple(_TERMS[-terms:] for terms in (16, 11, 8, 6, 5, 4, 4))
-
-
 @dataclass(frozen=True)
-class _Plan:
-    """A RoPE without positions: pairs to read and write, frequencies, amplitude, coordinates."""
+class Plan:
+    """A RoPE without positions: pairs to read and write as indices, frequencies, amplitude, coordinates."""
 
     head_dim: int
     omegas: tuple[Decimal, ...]
@@ -88,13 +50,14 @@ class _Plan:
         """The sizes of the frequencies, rounded."""
         return np.array([abs(float(omega)) for omega in self.omegas])
 
-    def inverse(self) -> _Plan:
-        """Return the inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
+    @cached_property
+    def inverse(self) -> Plan:
+        """The inverse: opposite angles, reciprocal amplitude, pairs read and written exchanged."""
         if not self.amplitude:
             raise ValueError(
                 "attention_factor is 0, so the rotation has no inverse; give a factor other than 0"
             )
-        with localcontext(_REDUCTION):
+        with localcontext(REDUCTION):
             amplitude = 1 / self.amplitude
         return replace(
             self, amplitude=amplitude, source=self.target, target=self.source, backwards=not self.backwards
@@ -130,23 +93,10 @@ def frequencies(rotary_dim: int, base: float = 10000.0) -> tuple[Decimal, ...]:
     >>> [str(omega) for omega in frequencies(4)]
     ['1', '0.01']
     """
-    number = _exact(base)
+    number = exact(base)
     if number <= 0:
         raise ValueError(f"base must be a positive number, got {base!r}")
-    return _series(_width(rotary_dim), number)
-
-
-@lru_cache(maxsize=256)
-def _series(width: int, number: Decimal) -> tuple[Decimal, ...]:
-    with localcontext(_REDUCTION):
-        ratio = (-2 * _rules.ln(number) / width).exp() if width else Decimal(1)
-        powers = [Decimal(1)]
-        for _ in range(width // 2 - 1):
-            powers.append(powers[-1] * ratio)
-        del powers[width // 2 :]
-    # Drop the last ten digits, which hold the error of the logarithm and products, so that 0.01 is 0.01.
-    with localcontext(_context(110)):
-        return tuple((+power).normalize() for power in powers)
+    return series(_width(rotary_dim), number)
 
 
 def cos_sin(
@@ -186,7 +136,7 @@ def cos_sin(
     >>> cos[:, 0].tolist(), sin[:, 0].tolist()
     ([1.0, 0.523214785395139], [0.0, -0.8522008497671888])
     """
-    table = _table_of(pos, _omegas(_width(rotary_dim), base, inv_freq), Decimal(1))
+    table = table_of(pos, _omegas(_width(rotary_dim), base, inv_freq), Decimal(1))
     return table[..., 0], table[..., 1]
 
 
@@ -327,49 +277,36 @@ def apply_definition(
            [0.54030231, 0.84147098]])
     """
     values = _float64(x)
-    plan = _plan(**{"head_dim": values.shape[-1], **fields})
+    plan = pairs_of(values.shape[-1], fields, inverse)
     if plan.head_dim != values.shape[-1]:
         raise ValueError(
             f"head_dim is {plan.head_dim}, but the last axis of x has {values.shape[-1]} elements"
         )
-    plan = plan.inverse() if inverse else plan
     # `rows` is a view of `values`, the copy of x that is returned.
     rows = values if values.ndim == 1 else np.moveaxis(values, _sequence_axis(seq_axis, values.ndim), -2)
     table = _table(pos, plan)
     table = _line_up(table, table.shape[:-2], rows.shape[:-1])
     first, second = rows[..., plan.source[0]], rows[..., plan.source[1]]
-    rows[..., plan.target[0]], rows[..., plan.target[1]] = _rotate_pairs(first, second, table)
+    rows[..., plan.target[0]], rows[..., plan.target[1]] = rotate_pairs(first, second, table)
     return values
 
 
-def pairs_of(width: int, fields: Mapping[str, Any]) -> _Plan:
-    """Return the pairs of a head of `width` elements, their frequencies, and the amplitude.
-
-    Parameters
-    ----------
-    width : int
-        Number of elements of x.
-    fields : mapping
-        Fields of `rotation_matrix`.
-
-    Returns
-    -------
-    record
-        With `source` and `target`, the indices of the pairs read and written, `omegas`, their `sizes` in
-        float64, and `amplitude`.
+def pairs_of(width: int, fields: Mapping[str, Any], inverse: bool = False) -> Plan:
+    """Return the plan of a head of `width` elements, with fields of `rotation_matrix`, or its inverse.
 
     Examples
     --------
     >>> pairs_of(4, {"base": 100.0}).omegas
     (Decimal('1'), Decimal('0.1'))
     """
-    return _plan(**{"head_dim": width, **fields})
+    plan = _plan(**{"head_dim": width, **fields})
+    return plan.inverse if inverse else plan
 
 
 # ---- fields ----
 
 
-def _plan(head_dim: int, **fields: Any) -> _Plan:
+def _plan(head_dim: int, **fields: Any) -> Plan:
     """Return the plan of a head_dim and fields; plans of the latest fields are cached."""
     key = _hashable({"head_dim": head_dim, **fields})
     try:
@@ -396,7 +333,7 @@ def _restored(key: Any) -> Any:
 
 
 @lru_cache(maxsize=2**10)
-def _cached_plan(key: Any) -> _Plan:
+def _cached_plan(key: Any) -> Plan:
     return _make_plan(**_restored(key))
 
 
@@ -412,7 +349,7 @@ def _make_plan(
     attention_factor: float | None = None,
     scaling: Mapping[str, Any] | None = None,
     axes: Mapping[str, Any] | None = None,
-) -> _Plan:
+) -> Plan:
     size, start = operator.index(head_dim), operator.index(rotary_start)
     if rotary_dim is None:
         rotary_dim = size - start if axes is None else 2 * len(axes["coordinates"])
@@ -426,20 +363,20 @@ def _make_plan(
     target = source if out_pairing is None else _pairs(out_pairing, width, start, blocks)
     amplitude = _amplitude(attention_factor, scaling)
     if axes is None:
-        return _Plan(size, _omegas(width, base, inv_freq, scaling), amplitude, source, target)
+        return Plan(size, _omegas(width, base, inv_freq, scaling), amplitude, source, target)
     coordinates = tuple(axes["coordinates"])
     num_pairs = len(coordinates)
     if 2 * num_pairs != width or num_pairs % blocks:
         raise ValueError(f"axes has {num_pairs} pairs and {blocks} blocks for a rotated width of {width}")
     omegas = _omegas_of_axes(width, base, inv_freq, scaling, axes)
     count = axes.get("count") or max((a + 1 for a in coordinates if a is not None), default=1)
-    return _Plan(size, omegas, amplitude, source, target, tuple(a or 0 for a in coordinates), count)
+    return Plan(size, omegas, amplitude, source, target, tuple(a or 0 for a in coordinates), count)
 
 
 def _amplitude(attention_factor: float | None, scaling: Mapping[str, Any] | None) -> Decimal:
     if attention_factor is not None:
-        return _exact(attention_factor)
-    with localcontext(_REDUCTION):
+        return exact(attention_factor)
+    with localcontext(REDUCTION):
         return Decimal(1) if scaling is None else _rules.amplitude(scaling)
 
 
@@ -454,20 +391,18 @@ def _omegas(
     rotary_dim: int, base: float, inv_freq: Frequencies | None, scaling: Mapping[str, Any] | None = None
 ) -> tuple[Decimal, ...]:
     if inv_freq is None:
-        return frequencies(rotary_dim, base) if scaling is None else _scaled(rotary_dim, base, scaling)
-    omegas = tuple(_exact(omega) for omega in inv_freq)
+        if scaling is None:
+            return frequencies(rotary_dim, base)
+        with localcontext(REDUCTION):
+            number = _rules.scaled_base(scaling, exact(base), rotary_dim)
+            omegas = frequencies(rotary_dim, number)  # type: ignore[arg-type]
+            return tuple(_rules.scaled_series(scaling, omegas, number, rotary_dim))
+    omegas = tuple(exact(omega) for omega in inv_freq)
     if len(omegas) != rotary_dim // 2:
         raise ValueError(
             f"inv_freq has {len(omegas)} elements; a rotated width of {rotary_dim} needs {rotary_dim // 2}"
         )
     return omegas
-
-
-def _scaled(width: int, base: float, scaling: Mapping[str, Any]) -> tuple[Decimal, ...]:
-    """Return the frequencies of a width after scaling."""
-    with localcontext(_REDUCTION):
-        number = _rules.scaled_base(scaling, _exact(base), width)
-        return tuple(_rules.scaled_series(scaling, frequencies(width, number), number, width))  # type: ignore[arg-type]
 
 
 def _omegas_of_axes(
@@ -509,34 +444,17 @@ def _pairs(pairing: str, rotary_dim: int, start: int, blocks: int = 1) -> tuple[
 # ---- angles ----
 
 
-def _exact(number: Any) -> Decimal:
-    """Return the exact value of an integer, a Decimal, or a float of at most 64 bits."""
-    if isinstance(number, bool | np.bool_):
-        raise TypeError(f"need a number, got the truth value {number!r}")
-    if isinstance(number, Decimal):
-        value = number
-    elif hasattr(number, "__index__"):
-        value = Decimal(operator.index(number))
-    else:
-        value = Decimal.from_float(float(number))
-        if value.is_finite() and float(value) != number:
-            raise ValueError(f"{number!r} is not exactly a float64")
-    if not value.is_finite():
-        raise ValueError(f"need a finite number, got {number!r}")
-    return value
-
-
-def _table(pos: ArrayLike, plan: _Plan) -> Floats:
-    """Return the table of `_table_of`, with each pair's own coordinate if positions have several."""
+def _table(pos: ArrayLike, plan: Plan) -> Floats:
+    """Return the table of `table_of`, with each pair's own coordinate if positions have several."""
     table = _table_forwards(pos, plan)
     if plan.backwards:
         table[..., 1::2] *= -1.0  # sin, and its rounding error
     return table
 
 
-def _table_forwards(pos: ArrayLike, plan: _Plan) -> Floats:
+def _table_forwards(pos: ArrayLike, plan: Plan) -> Floats:
     if plan.coordinates is None:
-        return _table_of(pos, plan.omegas, plan.amplitude)
+        return table_of(pos, plan.omegas, plan.amplitude)
     array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
     if array.shape[-1:] != (plan.count,):
         raise ValueError(f"pos of shape {array.shape} needs a last axis of {plan.count} coordinates")
@@ -544,63 +462,8 @@ def _table_forwards(pos: ArrayLike, plan: _Plan) -> Floats:
     for a in set(plan.coordinates):
         driven = [i for i, coordinate in enumerate(plan.coordinates) if coordinate == a]
         omegas = tuple(plan.omegas[i] for i in driven)
-        table[..., driven, :] = _table_of(array[..., a], omegas, plan.amplitude)
+        table[..., driven, :] = table_of(array[..., a], omegas, plan.amplitude)
     return table
-
-
-def _table_of(pos: ArrayLike, omegas: tuple[Decimal, ...], amplitude: Decimal) -> Floats:
-    """Return cos, sin (times the amplitude) and their rounding errors, shape pos.shape + (pairs, 4)."""
-    # An object array keeps integers beyond 2^53 in a list that holds a float too.
-    array = np.asarray(pos) if hasattr(pos, "__array__") else np.array(pos, dtype=object)
-    flat = array.ravel().tolist()
-    row_of = {value: row for row, value in enumerate(dict.fromkeys(flat))}
-    rows = [_row(_exact(value), omegas, amplitude) for value in row_of]
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(omegas), 4)
-    chosen = np.array([row_of[value] for value in flat], dtype=np.intp).reshape(array.shape)
-    return np.asarray(table[chosen])
-
-
-@lru_cache(maxsize=2**14)  # the suite repeats the same positions for every dtype
-def _row(pos: Decimal, omegas: tuple[Decimal, ...], amplitude: Decimal) -> list[list[float]]:
-    turns = _turns(pos, omegas)
-    with localcontext(_SERIES):
-        return [_rounded(cos, sin, amplitude) for cos, sin in turns]
-
-
-@lru_cache(maxsize=2**14)  # the same positions are repeated with several amplitudes
-def _turns(pos: Decimal, omegas: tuple[Decimal, ...]) -> list[tuple[Decimal, Decimal]]:
-    with localcontext(_REDUCTION):
-        reduced = [_reduced(pos * omega) for omega in omegas]
-    with localcontext(_SERIES):
-        return [_cos_sin_of(quadrant, angle) for quadrant, angle in reduced]
-
-
-def _reduced(angle: Decimal) -> tuple[int, Decimal]:
-    """Return the quadrant, 0 .. 3, and the remainder of the angle, at most pi/4 in size."""
-    if abs(angle) > _ANGLE_LIMIT:
-        raise ValueError(f"an angle of {angle:.3e} radians is too large; the limit is {_ANGLE_LIMIT}")
-    quarters = (angle * _TWO_OVER_PI).to_integral_value()
-    return int(quarters) & 3, _HALF_PI.fma(-quarters, angle)
-
-
-def _cos_sin_of(quadrant: int, angle: Decimal) -> tuple[Decimal, Decimal]:
-    """Return the cosine and sine of quadrant * pi/2 + angle."""
-    square = angle * angle
-    (cos, sin), *terms = _TERMS_BELOW[min(max(-1 - angle.adjusted(), 0), len(_TERMS_BELOW) - 1)]
-    for cos_term, sin_term in terms:
-        cos, sin = cos.fma(square, cos_term), sin.fma(square, sin_term)
-    sin *= angle
-    return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quadrant]
-
-
-def _rounded(cos: Decimal, sin: Decimal, amplitude: Decimal) -> list[float]:
-    """Return cos and sin times the amplitude, rounded to float64, then the two rounding errors."""
-    if amplitude != 1:
-        cos, sin = cos * amplitude, sin * amplitude
-    near_cos, near_sin = float(cos), float(sin)
-    if not (isfinite(near_cos) and isfinite(near_sin)):
-        raise ValueError(f"attention_factor {amplitude:.3e} makes cos and sin overflow: beyond float64")
-    return [near_cos, near_sin, float(cos - Decimal(near_cos)), float(sin - Decimal(near_sin))]
 
 
 # ---- the product ----
@@ -632,45 +495,3 @@ def _line_up(table: Floats, positions: tuple[int, ...], rows: tuple[int, ...]) -
     if gap < 0 or any(size not in (1, row) for size, row in zip(spread, rows, strict=True)):
         raise ValueError(f"pos of shape {positions} does not line up with x's rows (lead..., S) = {rows}")
     return table.reshape(*spread, *table.shape[-2:])
-
-
-def _rotate_pairs(first: Floats, second: Floats, table: Floats) -> tuple[Floats, Floats]:
-    """Return both results of every pair; `first` and `second` have the shape rows + (pairs,)."""
-    cos, sin, cos_rest, sin_rest = np.moveaxis(table, -1, 0)
-    # Scale pairs to near 1, where the error terms of products neither overflow nor underflow.
-    exponent = np.frexp(np.maximum(abs(first), abs(second)))[1]
-    finite = np.isfinite(first) & np.isfinite(second)
-    with np.errstate(all="ignore"):
-        a, b = np.ldexp(first, -exponent), np.ldexp(second, -exponent)
-        c, s, x, y = ((value, *_split(value)) for value in (cos, sin, a, b))
-        sin_y, sin_y_rest = _product(s, y)
-        rotated_a = _sum(_product(c, x), (-sin_y, -sin_y_rest), cos_rest * a - sin_rest * b)
-        rotated_b = _sum(_product(c, y), _product(s, x), cos_rest * b + sin_rest * a)
-        results = np.ldexp(rotated_a, exponent), np.ldexp(rotated_b, exponent)
-        if finite.all():
-            return results
-        plain_a, plain_b = first * cos - second * sin, second * cos + first * sin
-    return np.where(finite, results[0], plain_a), np.where(finite, results[1], plain_b)
-
-
-def _sum(left: tuple[Floats, Floats], right: tuple[Floats, Floats], rest: Floats) -> Floats:
-    """Add two products with their errors, and a small rest; round once."""
-    (left_near, left_rest), (right_near, right_rest) = left, right
-    total = left_near + right_near
-    shifted = total - left_near
-    total_rest = (left_near - (total - shifted)) + (right_near - shifted)
-    return np.asarray(total + (total_rest + (left_rest + right_rest + rest)))
-
-
-def _product(a: _Split, b: _Split) -> tuple[Floats, Floats]:
-    """Multiply in float64; the second result is the exact error of that rounding."""
-    (whole_a, a_high, a_low), (whole_b, b_high, b_low) = a, b
-    product = whole_a * whole_b
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _split(a: Floats) -> tuple[Floats, Floats]:
-    """Split into two halves of at most 26 bits each, so that products of halves are exact."""
-    scaled = a * 134217729.0
-    high = scaled - (scaled - a)
-    return high, a - high

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ._parts import EMPTY, PARTS
+from ._parts import ALL_WIDTHS, EMPTY, PARTS
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Sizes (B, H, S) that differ from each other, so that a mixed-up axis shows; and the default width.
@@ -220,12 +220,24 @@ def text_of(value: Any) -> str:
 
 # ---- what values need ----
 
+_EVEN_WIDTHS = ("narrow_heads", "widths", "wide_heads")
+
 
 def _needs_of_rows(rows: tuple[int, ...]) -> Iterator[str]:
     if len(rows) != len(SIZES):
         yield f"ranks[{len(rows) + 1}]"
     if 0 in rows:
         yield f"zero_size[{dict(zip((0, 1, 2), EMPTY, strict=True)).get(rows.index(0), 'rows')}]"
+
+
+def needs_of_width(width: int) -> Iterator[str]:
+    """Yield the capabilities that a head_dim needs; one that no capability names, all even ones up to 256."""
+    if width % 2:
+        yield "odd_width"
+    elif width in ALL_WIDTHS:
+        yield from (f"{name}[{width}]" for name in _EVEN_WIDTHS if str(width) in PARTS[name])
+    else:
+        yield from _EVEN_WIDTHS[:2]
 
 
 def needs_of_shape(shape: str) -> Iterator[str]:
@@ -310,7 +322,7 @@ FACTORS: dict[str, Factor] = {
         _needs_of_rows,
         simpler=_simpler_rows,
     ),
-    "width": Factor(WIDTH, read=int, simpler=_halvings(WIDTH, 2)),
+    "width": Factor(WIDTH, (), int, needs_of_width, simpler=_halvings(WIDTH, 2)),
     "positions": Factor("S", SHAPES[1:], _as_shape, needs_of_shape),
     "kind": Factor(
         "int64",

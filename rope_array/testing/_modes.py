@@ -42,6 +42,7 @@ def _torch_settings(lib: Any, mode: str) -> Settings:
         "default_dtype": {
             f"torch.set_default_dtype(torch.{name})": partial(_set, torch, "default_dtype", dtype)
             for name, dtype in dtypes.items()
+            if name != "float16"  # bfloat16 rounds more
         },
         "default_device": {'torch.device("meta")': partial(torch.device, "meta")},
         # use_deterministic_algorithms takes a second: it imports Inductor.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +58,7 @@ class Observer(NamedTuple):
     check: str
     requirement: str
     before: Callable[[Judge, Made], Any]
-    after: Callable[[Judge, Watched, Any], Iterator[str]]
+    after: Callable[[Judge, Watched, Any], Iterator[str | Fault]]
     needs: tuple[str, ...] = ()
 
 
@@ -204,7 +206,7 @@ def _parts_of_call(j: Judge, call: Call, made: Made) -> Iterator[tuple[str, Any,
             yield "at positions of shape (B, S)", np.s_[:], j.pos(rows_of_each, call.kind)
 
 
-def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
+def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[Fault]:
     """Write to the positions, and judge the next call by them."""
     made = watched.made
     if not _is_chosen(j, watched, 3):
@@ -213,13 +215,13 @@ def _read_again(j: Judge, watched: Watched, before: None) -> Iterator[str]:
     if watched.call.kind not in ("int64", "int32") or not j.lib.owns(made.pos):
         return
     last = min(j.target.reach, np.iinfo(watched.call.kind).max)
-    if np.max(made.numbers, initial=0) >= last or not j.lib.advance(made.pos):
+    if np.max(made.numbers, initial=0) >= last or not j.lib.overwrite(made.pos, made.pos + 1):
         return
     for y, x in zip(watched.again(), made.xs, strict=True):
         try:
             j.check_values_at(j.numbers(y), x, made.numbers + 1, **made.spec)
         except AssertionError as error:
-            yield f"positions were written since the last call: {error}"
+            yield Fault.of(error, context="positions were written since the last call")
 
 
 def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]:
@@ -233,8 +235,20 @@ def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]
             state = j.lib.state()
             call_unguarded(j, watched.made.x, watched.made.pos, watched.made.spec)
             changed |= changes(state, j.lib.state())
+    if watched.seed == 0 and (settings := j.lib.unusual()) is not None:
+        with ThreadPoolExecutor(1) as pool:  # a thread that has no settings of its own yet
+            changed |= pool.submit(_changed_under, j, watched.made, settings).result()
     if changed:
         yield f"the call changed {', '.join(changed)}"
+
+
+def _changed_under(j: Judge, made: Made, settings: AbstractContextManager[Any]) -> dict[str, None]:
+    """Call under other settings of the library; return the settings that the call changes."""
+    with settings:
+        before = j.lib.defaults()
+        with suppress(Exception):  # it need not take x there
+            call_unguarded(j, made.x, made.pos, made.spec)
+        return changes(before, j.lib.defaults())
 
 
 OBSERVERS = (
@@ -360,6 +374,7 @@ def call_unguarded(j: Judge, x: Any, pos: Any, spec: dict[str, Any]) -> None:
     j.target.call(arrays, pos, **spec)
 
 
-def keep_fault(j: Judge, check: str, text: str, call: Call) -> None:
+def keep_fault(j: Judge, check: str, fault: str | Fault, call: Call) -> None:
     """Keep the first fault that an observer sees, for its check to report."""
-    j.observed.setdefault(check, Fault(text, call=call.text(plain_call(j))))
+    fault = Fault(fault) if isinstance(fault, str) else fault
+    j.observed.setdefault(check, Fault.of(fault, call=call.text(plain_call(j))))

@@ -18,6 +18,7 @@ from ._judge import Check, Judge, NoCalls
 from ._own import Declined, calls_of
 from ._refused import Calls, Refused
 from ._settings import current_folder
+from ._verdict import Fault
 
 PASSED, FAILED = "passed", "failed"
 INAPPLICABLE = "not applicable"
@@ -44,6 +45,9 @@ class Result:
         Duration of the check.
     ended
         Whether the process ended in it: ``python -m rope_array check`` judges in a child process.
+    call
+        The call that fails, as the values of factors that ``--case`` reads; "" if it is the plain call, or
+        if the check has none that a text describes.
 
     Examples
     --------
@@ -59,13 +63,17 @@ class Result:
     needs: tuple[str, ...] = field(default=(), repr=False)
     seconds: float = field(default=0.0, repr=False, compare=False)
     ended: bool = field(default=False, repr=False)
+    call: str = field(default="", repr=False)
 
 
 def result_of(check: Check, judge: Judge, expected: Mapping[str, str]) -> Result:
     """Run a check; return its result, in view of the failures that are expected."""
     started = time.perf_counter()
     outcome, detail = as_expected(*outcome_of(check, judge), expected.get(check.name))
-    return Result(check.name, outcome, detail, check.requirement, check.needs, time.perf_counter() - started)
+    fault = judge.faults.get(check.name)
+    call = (fault and fault.call) or ""
+    seconds = time.perf_counter() - started
+    return Result(check.name, outcome, detail, check.requirement, check.needs, seconds, call=call)
 
 
 def as_expected(outcome: str, detail: str, reason: str | None) -> tuple[str, str]:
@@ -98,7 +106,7 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     except (KeyboardInterrupt, NoCalls):
         raise
     except AssertionError as error:
-        return FAILED, shorten(str(error) or _where(error))
+        return FAILED, shorten(_kept(judge, check, error) or _where(error))
     except Refused as error:
         return INAPPLICABLE, shorten(str(judge.calls) or f"refuses it: {error}")
     except Declined as error:
@@ -106,8 +114,19 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
     except NotImplementedError as error:
         return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
     except BaseException as error:  # any exception of the target fails the check
+        _kept(judge, check, error)
         return FAILED, f"{one_line(error, 400)} {_where(error)}"
     return PASSED, shorten(str(judge.calls))
+
+
+def _kept(judge: Judge, check: Check, error: BaseException) -> str:
+    """Return a fault as text, and keep it with a part of its wrong result."""
+    fault = Fault.of(error)
+    text = str(fault)
+    if fault.wrong is not None:
+        fault.wrong = fault.wrong.thinned()
+    judge.faults[check.name] = fault
+    return text
 
 
 def _where(error: BaseException) -> str:

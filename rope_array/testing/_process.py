@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
+from ._causes import Findings
 from ._claims import shorten
 from ._options import Options
 from ._outcome import FAILED, Result, as_expected
-from ._report import Tally, no_causes, plain_report
+from ._report import Tally, plain_findings, plain_report
 from ._server import PIPE_CLOSED, Server
 
 # Processes that trial calls, and that checks, may end; then the rest fails without a call.
@@ -258,10 +259,13 @@ class Judgement:
 
     def _start(self) -> dict[str, Any]:
         """Start a process, and another without the trial call in which it ended; return its first answer."""
+        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
         while True:
             child = Here() if self._in_process or not sys.executable else Child()
+            over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
+            trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
             try:
-                header = self._first_answer(child)
+                header = child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
                 if "error" in header:
                     raise CannotJudge(header["error"])
             except Ended as error:
@@ -275,12 +279,6 @@ class Judgement:
             else:
                 self._child = child
                 return header
-
-    def _first_answer(self, child: Child | Here) -> dict[str, Any]:
-        limits = [self._timeout and max(self._timeout, least) for least in (_IMPORT_LIMIT, _TRIAL_LIMIT)]
-        over = len(self._trials_ended) >= _MOST_TRIALS_ENDED
-        trials = {"tried": self._tried, "ended": self._trials_ended, "trials_over": over}
-        return child.ask("start", {"options": self._options._asdict(), **trials}, *limits)
 
     def run(self, name: str) -> Result:
         """Run a check; a check in which the process ends is failed."""
@@ -325,7 +323,7 @@ class Judgement:
             with contextlib.suppress(Ended):
                 limit = self._timeout and max(60.0, 10 * self._timeout)
                 answer = self._ask("findings", {"failed": failed}, limit)
-        return answer if answer and "error" not in answer else no_causes()
+        return answer if answer and "error" not in answer else plain_findings(Findings())
 
     def report(self) -> dict[str, Any]:
         """Return the plain values of the report of the results so far, and look for causes of failures."""

@@ -18,6 +18,7 @@ from ._outcome import EXPECTED, FAILED, INAPPLICABLE, PASSED, UNEXPECTED, Result
 from ._own import BackendTarget
 from ._requires import specific_needs
 from ._target import Target
+from ._verdict import Fault
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Report:
         For a library: the number of calls that each backend served, by its name.
     declined
         For a forced backend: the number of calls that it declined, by the reason.
+    faults
+        The fault of each failed check, by the check's name, from which causes are found.
 
     Examples
     --------
@@ -55,6 +58,7 @@ class Report:
     seconds: float
     served: Mapping[str, int] = field(default_factory=dict)
     declined: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, Fault] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, *outcomes: str) -> tuple[Result, ...]:
         """Return the results with these outcomes.
@@ -85,7 +89,8 @@ class Report:
 
     @cached_property
     def _findings(self) -> Findings:
-        return find_causes(self.target, {result.name: result.detail for result in self.of(FAILED)})
+        names = [result.name for result in self.of(FAILED)]
+        return find_causes(self.target, {name: self.faults[name] for name in names})
 
     @property
     def cause(self) -> Cause | None:
@@ -121,7 +126,7 @@ class Report:
         {'angles': 'exact', 'arithmetic': 'float32'}
         """
         tally = Tally(Counter(self.served), Counter(self.declined), dict(self.worst))
-        findings = _plain_findings(self._findings)
+        findings = plain_findings(self._findings)
         return plain_report(plain_target(self.target), self.results, findings, tally, self.seconds)
 
 
@@ -168,17 +173,8 @@ def _of_backends(target: BackendTarget) -> dict[str, Any]:
 # ---- the causes of failures, from `_causes` ----
 
 
-def plain_causes(target: Target, failed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the causes of failures, whose details are given by the names of their checks."""
-    return _plain_findings(find_causes(target, failed))
-
-
-def no_causes() -> dict[str, Any]:
-    """Return the plain values of no causes: nothing failed, or the search for causes ended the process."""
-    return _plain_findings(Findings())
-
-
-def _plain_findings(findings: Findings) -> dict[str, Any]:
+def plain_findings(findings: Findings) -> dict[str, Any]:
+    """Return the plain values of the causes of failures."""
     cause, stated = findings.cause, findings.cause.stated if findings.cause else {}
     causes = [
         {"text": one.text, "options": one.options, "checks": list(one.checks)} for one in findings.causes
@@ -186,8 +182,7 @@ def _plain_findings(findings: Findings) -> dict[str, Any]:
     advice = None
     if cause is not None and stated:
         # The failures that go away with claims of conventions and accuracy alone.
-        gone = sum(one.explained for one in findings.causes if not one.withdrawn)
-        explained = gone if cause.withdrawn else cause.explained
+        explained = sum(one.explained for one in findings.causes if one.stated)
         advice = {"claims": dict(stated), "explained": explained, "failed": cause.failed}
     return {
         "cause": None if cause is None else str(cause),

@@ -111,16 +111,6 @@ def check_calls(
         j.raise_refused("refuses every call")
 
 
-def with_part(context: Context, name: str) -> Context:
-    """Return a context whose faults begin with a name."""
-
-    def named(j: Judge, call: Call, seed: int) -> bool:
-        with j.part(name):
-            return context(j, call, seed)
-
-    return named
-
-
 def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[Call]:
     """Yield the calls of texts that a target takes, with some values in place of the plain ones."""
     plain = plain_call(j).replace(**values)

@@ -21,7 +21,8 @@ GRADIENT_ROWS = [
         "gradient_of_shapes",
         "The gradient is right for a decoding step, positions of a batch, wide heads, many rows or heads.",
         [f"{_RECORDED} rows=2,3,1|1,70,2|40,2,2|1,1,600 reach=17", f"{_RECORDED} positions=BS",
-         f"{_RECORDED} width=64|128 pairing=interleaved|half", f"{_RECORDED} rows=2,8,130 width=64"], few=4,
+         f"{_RECORDED} width=64|128 pairing=interleaved|half",
+         f"{_RECORDED} rows=2,8,130 width=64 pairing=other"], few=4,
     ),
     Row(
         "gradient_of_fields",
@@ -42,8 +43,8 @@ GRADIENT_ROWS = [
         "gradient_of_one_field",
         "The gradient is right for every field alone, at narrow and wide heads, and for many rows.",
         [Cover(
-            {**FEW_FIELDS, "in_tuple": 0, "gradient": ["contiguous"], "dtype": True, "width": _WIDE,
-             "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
+            {**FEW_FIELDS, "in_tuple": 0, "rotary_dim": [None, "half_of_it"], "gradient": ["contiguous"],
+             "dtype": True, "width": _WIDE, "rows": [(2, 3, 5), (1, 37, 30), (1, 1, 2100)]},
             [*(("dtype", name) for name in FIELDS), *(("pairing", "width", name) for name in FIELDS),
              *pairs_of("rows", *FIELDS)], alone=True,
         )], ("gradient",), few=10,

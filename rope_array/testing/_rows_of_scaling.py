@@ -116,7 +116,8 @@ AXES_ROWS = [
     ),
     Row(
         "axes_of_a_part", "The pairs of axes are in the rotated slice.",
-        ["axes=alternating|gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
+        ["axes=alternating rotary_dim=8", "axes=blocks rotary_dim=8 rotary_start=4",
+         "axes=gaps width=32 rotary_dim=16", "axes=blocks width=32 rotary_dim=16 rotary_start=4"],
     ),
     Row(
         "axes_of_positions",

@@ -221,7 +221,7 @@ def _run(target: Target, expected: Mapping[str, str] | None, extent: Extent) -> 
     results = tuple(result_of(check, judge, expected) for check in every)
     seconds, calls = time.perf_counter() - started, calls_of(target)
     served, declined = (dict(Counter(log).most_common()) for log in (calls.served, calls.declined))
-    return Report(target, results, dict(judge.worst), seconds, served, declined)
+    return Report(target, results, dict(judge.worst), seconds, served, declined, judge.faults)
 
 
 def check_expected(expected: Mapping[str, str], every: Iterable[Check]) -> None:

@@ -14,18 +14,19 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from . import _watch
+from ._causes import find_causes
 from ._claims import one_line
 from ._judge import Check, Judge
 from ._options import Options, expected_of
-from ._outcome import result_of, settings_kept
+from ._outcome import FAILED, outcome_of, result_of, settings_kept
 from ._own import calls_of
-from ._report import plain_causes, plain_target
+from ._report import plain_findings, plain_target
 from ._run import check_expected
 from ._target import Target
+from ._verdict import Fault
 
 # The exit status of a process whose pipes the target closed; os.EX_IOERR of POSIX.
 PIPE_CLOSED = 74
@@ -40,14 +41,10 @@ class Server:
 
     def answer(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request: "start", then "check" or "findings". Errors are answered, too."""
-        methods: dict[str, Callable[..., dict[str, Any]]] = {
-            "start": self.start,
-            "check": self.check,
-            "findings": self.findings,
-        }
+        method: Callable[..., dict[str, Any]] = getattr(self, name)
         with settings_kept():
             try:
-                return methods[name](**arguments)
+                return method(**arguments)
             except Exception as error:  # not of a check: those are results
                 with contextlib.suppress(Exception):  # standard error may be closed
                     traceback.print_exc()
@@ -108,24 +105,26 @@ class Server:
             "declined": declined,
         }
 
-    def findings(self, failed: dict[str, str]) -> dict[str, Any]:
-        """Return the likely causes of the failure of these checks, whose details are given by name."""
+    def findings(self, failed: Mapping[str, str]) -> dict[str, Any]:
+        """Return the likely causes of the failure of these checks, whose details are given by name.
+
+        A check that an earlier process ran is run again, for its wrong result.
+        """
+        for name in failed.keys() - self.judge.faults.keys():
+            if outcome_of(self.checks[name], self.judge)[0] != FAILED:
+                self.judge.faults[name] = Fault(failed[name])
         target = self.judge.target
         # A trial call that ended a process is not made again with other claims.
         lost = {name: why for name, why in target.declines.items() if _watch.ProcessEnded.__name__ in why}
         target = replace(target, lacks={**target.lacks, **lost}) if lost else target
-        return plain_causes(target, failed)
+        return plain_findings(find_causes(target, {name: self.judge.faults[name] for name in failed}))
 
 
 def _preset(target: Target, tried: Mapping[str, Any]) -> None:
     """Set the properties of a target that an earlier process found, so that no trial call is made again."""
     if tried:
         widths = {int(width): why for width, why in tried["refused_widths"].items()}
-        proxies = {
-            "refused_widths": MappingProxyType(widths),
-            "declines": MappingProxyType(tried["declines"]),
-        }
-        vars(target).update(tried, **proxies)
+        vars(target).update(tried, refused_widths=widths)
 
 
 # ---- the child process ----

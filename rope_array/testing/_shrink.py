@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import takewhile
+from operator import ne
 from typing import Any
 
 from ._call import fits, plain_call
@@ -95,8 +98,10 @@ def simplified(call: Call, plain: Call, fails: Callable[[Call], bool]) -> Call:
             simpler = call.replace(**{name: getattr(plain, name)})
             call = simpler if fails(simpler) else call
         for name in call.differing(plain):
-            tried = (call.replace(**{name: value}) for value in FACTORS[name].simpler(getattr(call, name)))
-            call = next((other for other in tried if other != call and fails(other)), call)
+            value = getattr(call, name)
+            simpler_values = takewhile(partial(ne, value), FACTORS[name].simpler(value))
+            tried = (call.replace(**{name: other}) for other in simpler_values)
+            call = next(filter(fails, tried), call)
         if call == before:
             return call
 

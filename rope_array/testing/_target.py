@@ -8,7 +8,6 @@ from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ._claims import (
     DEFAULTS,
     POSITION_KINDS,
     by_library,
+    least_width,
     parameters_of,
     signature_defaults,
     takes_any,
@@ -31,7 +31,7 @@ from ._factors import DTYPES, FIELDS, WIDTH
 from ._first_calls import FirstCalls
 from ._libraries import Library
 from ._parts import ALL_WIDTHS, PART_NAMES, PARTS, parts_of, whole_of
-from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_widths
+from ._trials import find_declines, find_depth, find_position_dtype, find_reach, find_refused_widths
 
 # The arguments of a target that are no claims.
 _NO_CLAIMS = {"rotate", "name", "version", "library", "angles", "arithmetic", "wraps", "expected_failures",
@@ -182,7 +182,7 @@ class Target:
         {'fixed': {'pairing': 'half'}, 'furthest': 2047}
         """
         claims = {}
-        for each in (each for each in fields(self) if each.name not in _NO_CLAIMS):
+        for each in (each for each in fields(Target) if each.name not in _NO_CLAIMS):
             value = getattr(self, each.name)
             default = each.default if each.default_factory is MISSING else each.default_factory()
             if value != default:
@@ -208,7 +208,7 @@ class Target:
         >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
         128
         """
-        least = self.least_width(width)
+        least = least_width(self, width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return least
         return next((taken for taken in self.taken_widths if taken >= least), self.taken_widths[-1])
@@ -220,57 +220,15 @@ class Target:
             return tuple(sorted(_numbers(self.head_dim)))
         if not self.refused_widths:
             return ()
-        widths = {self.least_width(width) for width in ALL_WIDTHS}
+        widths = {least_width(self, width) for width in ALL_WIDTHS}
         return tuple(sorted(widths - self.refused_widths.keys()))
 
-    @cached_property
-    def position_dtype(self) -> str:
-        """The dtype of integer positions in most calls: the first that it does not refuse."""
-        return find_position_dtype(self)
-
-    @cached_property
-    def refused_widths(self) -> Mapping[int, str]:
-        """The head_dims that it refuses in trial calls, with the errors."""
-        return find_widths(self)
-
-    def least_width(self, width: int) -> int:
-        """Return `width`, widened to hold the slice that the built-in fields rotate.
-
-        Parameters
-        ----------
-        width : int
-            A head_dim.
-
-        Returns
-        -------
-        int
-            The head_dim.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, fixed={"rotary_dim": 32}).least_width(16)
-        32
-        """
-        start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
-        if rotated is not None:
-            return max(width, start + int(rotated))
-        if (given := self.defaults.get("inv_freq")) is not None:
-            return start + 2 * len(given)
-        if not start:
-            return width
-        width = max(width, start + WIDTH)  # room for every rotary_dim of the checks
-        return width + (width - start) % 2
-
-    @cached_property
-    def reach(self) -> int:
-        """The largest position to try: `furthest`, or the last that the callable does not refuse."""
-        return find_reach(self)
-
-    @cached_property
-    def depth(self) -> int:
-        """The largest p for which to try position -p: `reach`, or the last that is not refused."""
-        return find_depth(self) if "negative_positions" not in self.declines else 0
+    # Found by trial calls, when they are first asked for.
+    position_dtype = cached_property(find_position_dtype)
+    refused_widths = cached_property(find_refused_widths)
+    reach = cached_property(find_reach)
+    depth = cached_property(find_depth)
+    declines = cached_property(find_declines)
 
     @cached_property
     def call(self) -> Callable[..., Any]:
@@ -281,7 +239,7 @@ class Target:
         rotate = _adapt.adapt_arguments(rotate, self.arguments)
         rotate = self.wraps(rotate) if self.wraps else compile_for(self.library, rotate)
         if self.in_place or ("keeps_x" in self.lacks and type(self.arrays).copied is not Library.copied):
-            rotate = (_adapt.adapt_in_place if self.in_place else _adapt.adapt_copies)(rotate, self.arrays)
+            rotate = _adapt.adapt_copies(rotate, self.arrays, self.in_place)
         has_axes = "axes" in self.fixed
         if self.layout == "...sd":
             rotate = self._with_defaults(rotate)
@@ -313,11 +271,6 @@ class Target:
     def defaults(self) -> dict[str, Any]:
         """The fields' values in a call without fields."""
         return {**DEFAULTS, **signature_defaults(self.rotate), **self.fixed}
-
-    @cached_property
-    def declines(self) -> Mapping[str, str]:
-        """Every capability that is not claimed, with the reason."""
-        return MappingProxyType(find_declines(self))
 
     @property
     def claimed(self) -> frozenset[str]:
@@ -463,7 +416,7 @@ def _check_defaults(target: Target) -> None:
     """Raise if the definition refuses the built-in fields and the signature's defaults."""
     fields = {name: value for name, value in target.defaults.items() if name not in CALL_FIELDS}
     try:
-        for width in _numbers(target.head_dim) or (target.least_width(WIDTH),):
+        for width in _numbers(target.head_dim) or (least_width(target, WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}

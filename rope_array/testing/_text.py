@@ -120,16 +120,12 @@ def _option_name(option: tuple[str, str]) -> str:
     return f"{option[0]} {option[1].partition('=')[0] if option[0] == '--claim' else ''}"
 
 
-# A call in a detail, as --case reads it: in the shell's quotes or without blanks, or between other words.
-_CALL = re.compile(r"--case (?:'([^']+)'|([^\s'\"\\]+))|wrong with ([^;']+);")
-
-
 def _to_repeat(plain: _Plain, command: Sequence[str]) -> Iterator[str]:
     """Yield the command that judges the first failed call that is shown as text."""
-    call = _CALL.search(" ".join(result["detail"] for result in _of(plain, FAILED)))
+    call = next((result["call"] for result in _of(plain, FAILED) if result["call"]), "")
     if call and command:
         yield "\nTo repeat the first call that is shown as text, alone:\n"
-        yield _pasted([*command, "--case", next(filter(None, call.groups()))])
+        yield _pasted([*command, "--case", call])
 
 
 # ---- the target, and its calls ----

@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 
 from . import _watch
-from ._claims import TRIALS, by_declaration, one_line, parameters_of, takes_any, undeclared_fields
+from ._claims import (
+    TRIALS,
+    by_declaration,
+    least_width,
+    one_line,
+    parameters_of,
+    takes_any,
+    undeclared_fields,
+)
 from ._factors import FIELDS, SIZES, TUPLES, WIDTH, Call, fields_of, read_call, shape_of_positions
-from ._libraries import Torch, rounded
+from ._libraries import SETTINGS, Torch, rounded
 from ._modes import jvp, one_device, settings_of, vmap
 from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 
@@ -34,16 +42,16 @@ _NEEDED = {"odd_width": "rotary_dim", "mixed_dtypes": "tuple[2]"} | {
 }  # fmt: skip
 
 
-def find_declines(target: Target) -> dict[str, str]:
+def find_declines(target: Target) -> Mapping[str, str]:
     """Return every capability and part that a target does not claim, with the reason."""
     reasons = by_declaration(target)
     reasons = spread(
         {**undeclared_fields(target), **_refused_fields(target, reasons), **reasons, **target.lacks}
     )
     reasons = spread({**_without_needed(reasons), **reasons})
-    if target.declared or "values" in reasons:
-        return reasons
-    return spread({**reasons, **_refused_calls(target, reasons)})
+    if not target.declared and "values" not in reasons:
+        reasons = spread({**reasons, **_refused_calls(target, reasons)})
+    return MappingProxyType(reasons)
 
 
 def _without_needed(reasons: Mapping[str, str], tried: Collection[str] = ()) -> dict[str, str]:
@@ -230,12 +238,7 @@ def _derived(t: Trials, x: Any, pos: Any) -> None:
 CONTEXTS: dict[str, Callable[[Trials, Any, Any], None]] = {
     "strides": _strided,
     "mixed_dtypes": _of_two_dtypes,
-    "no_grad": partial(_under, "no_grad"),
-    "inference_mode": partial(_under, "inference_mode"),
-    "autocast": partial(_under, "autocast"),
-    "default_dtype": partial(_under, "default_dtype"),
-    "default_device": partial(_under, "default_device"),
-    "deterministic": partial(_under, "deterministic"),
+    **{mode: partial(_under, mode) for mode in SETTINGS},
     "vmap": _mapped,
     "vmap_positions": _mapped,
     "gradient": _recorded,
@@ -329,6 +332,8 @@ def find_reach(target: Target) -> int:
 
 def find_depth(target: Target) -> int:
     """Return the largest p for which a target takes position -p: as far as positive ones, if it can."""
+    if "negative_positions" in target.declines:
+        return 0
     if target.declared or not takes_any(target) or "values" in target.arrays.lacks:
         return int(target.reach)
 
@@ -368,7 +373,7 @@ def find_position_dtype(target: Target) -> str:
         return str(kinds[0])
     rows = min(SIZES[-1], target.furthest + 1)
     row = int(target.positions != "arange" and target.furthest >= rows) + np.arange(rows)
-    width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
+    width = min(target.taken_widths) if target.head_dim is not None else least_width(target, WIDTH)
     attempts = ((kind, partial(Trials(target).at, row, width, kind)) for kind in kinds)
     return str(next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0]))
 
@@ -376,14 +381,14 @@ def find_position_dtype(target: Target) -> str:
 # ---- widths ----
 
 
-def find_widths(target: Target) -> Mapping[int, str]:
+def find_refused_widths(target: Target) -> Mapping[int, str]:
     """Try head_dims; return the ones that a callable refuses, with the errors: none if it refuses all."""
     if target.declared or "values" in target.arrays.lacks:
         return MappingProxyType({})
     rows = min(SIZES[-1], target.furthest + 1)
     # The first calls of all: at positions other than 0, where the result is not x.
     row = np.resize([1, 1, 0], rows) * min(1, target.furthest) if takes_any(target) else np.arange(rows)
-    widths = sorted({target.least_width(width) for width in ALL_WIDTHS})
+    widths = sorted({least_width(target, width) for width in ALL_WIDTHS})
     # Where each width is compiled, the others are tried only if one of a few is refused.
     few = [width for width in widths if width in FIRST_WIDTHS]
     if few and target.arrays.calls < 1000 and not _refused_widths(target, few, row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,7 +12,8 @@ class Fault(AssertionError):
     Attributes
     ----------
     text
-        The fault in words, such as "x was written"; of wrong elements, their description.
+        The fault in words, such as "x was written"; of wrong elements, their description, which is made
+        when it is asked for.
     wrong
         The wrong elements with the arrays and fields of their call, to judge them again; None for other
         faults.
@@ -25,15 +27,22 @@ class Fault(AssertionError):
 
     def __init__(
         self,
-        text: str,
+        text: str | Callable[[], str],
         wrong: Any = None,
         *,
         call: str | None = None,
         nearest: str = "",
         contexts: tuple[str, ...] = (),
     ):
-        super().__init__(text)
-        self.text, self.wrong, self.call, self.nearest, self.contexts = text, wrong, call, nearest, contexts
+        super().__init__()
+        self._text, self.wrong, self.call, self.nearest, self.contexts = text, wrong, call, nearest, contexts
+
+    @property
+    def text(self) -> str:
+        """The fault in words."""
+        if callable(self._text):
+            self._text = self._text()
+        return self._text
 
     @classmethod
     def of(
@@ -44,7 +53,7 @@ class Fault(AssertionError):
             plain = isinstance(error, AssertionError)
             error = cls(str(error) if plain else f"{type(error).__name__}: {error}")
         return cls(
-            error.text,
+            error._text,
             error.wrong,
             call=error.call if call is None else call,
             nearest=nearest or error.nearest,

@@ -370,3 +370,17 @@ def _everywhere(phrase: str, features: str, shape: tuple[int, ...]) -> str:
         repeated = [name for name, size in zip(names, shape[:-1], strict=True) if size > 1]
         return f" of every {repeated[-1]}" if repeated else ""
     return ""
+
+
+_NUMBERS = re.compile(r"[\d,]+ of [\d,]+ elements")
+
+
+def elements_of(detail: str) -> str:
+    """Return the place of the wrong elements, and their values if they are known; or the detail's start."""
+    _, is_place, rest = detail.rpartition(PLACE)
+    parts = rest.split("; ")
+    if not is_place or len(parts) == 1:
+        return detail.partition("; ")[0]
+    known = not _NUMBERS.match(parts[1])
+    vague = parts[0] in ("all elements", "most elements", "nearly all elements", "scattered elements")
+    return parts[1] if known and vague else f"{parts[0]}, {parts[1]}" if known else parts[0]

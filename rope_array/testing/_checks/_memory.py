@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from rope_array.testing._call import make, plain_call
 from rope_array.testing._cover import field_specs
+from rope_array.testing._factors import Call
 from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._row import read_calls
 
 _MIB = 2**20
 
@@ -64,24 +67,23 @@ def x_is_released(j: Judge, dtype: str) -> None:
     if fault := j.observed.get("x_is_released"):
         j.told.add("x_is_released")
         raise fault
-    for spec in ({}, {"rotary_dim": 8}) if j.claims("rotary_dim") else ({},):
-        alive = _called(j, dtype, spec)
+    for call in read_calls(j, "", "rotary_dim=8", "positions=BS", dtype=dtype):
+        alive = [each for seed in range(2) for each in _called(j, call, seed)]
         if any(is_alive() for is_alive, _ in alive):
             gc.collect()
         kept = [name for is_alive, name in alive if is_alive()]
-        assert not kept, f"{' and '.join(dict.fromkeys(kept))} stays in memory after the call (fields {spec})"
+        with_it = call.text(plain_call(j))
+        assert not kept, f"{' and '.join(dict.fromkeys(kept))} stays in memory after the call ({with_it})"
 
 
-def _called(j: Judge, dtype: str, spec: dict[str, Any]) -> list[tuple[Callable[[], bool], str]]:
-    """Call twice; return functions that tell whether x and the results are alive, with their names."""
-    alive = []
-    for seed in range(2):
-        x = j.x(dtype=dtype, seed=seed)
-        with j.if_served():
-            y = j.run(x, j.positions(), **spec)
-            j.lib.snapshot(y)
-            alive += [(j.lib.watch(x.array), "x"), (j.lib.watch(y), "a result")]
-    return alive
+def _called(j: Judge, call: Call, seed: int) -> list[tuple[Callable[[], bool], str]]:
+    """Make a call; return functions that tell whether x and the result are in memory, with their names."""
+    made = make(j, call, seed)
+    with j.if_served():
+        y = j.call(made.x, made.pos, **made.spec)
+        j.lib.snapshot(y)
+        return [(j.lib.watch(made.x.array), "x"), (j.lib.watch(y), "a result")]
+    return []
 
 
 @check("offset_positions", thorough=True)

@@ -4,8 +4,7 @@ The tests' marks, the command line and the documentation's table are made from t
 imported on first use.
 """
 
-from ._base import Array, Library, MissingLibrary, numpy_dtype, rounded, widened
-from ._gaps import NOT_COMPILED
+from ._base import MODES, SETTINGS, Array, Library, MissingLibrary, numpy_dtype, rounded, widened
 from ._jax import Jax, JaxSharded
 from ._numpy import Cubed, Dask, NumPy, ReadOnlyNumPy, Strict
 from ._others import MLX, CuPy, MArray, NDonnx, TensorFlow
@@ -13,7 +12,9 @@ from ._torch import Torch, with_own_code
 
 __all__ = [
     "LIBRARIES",
+    "MODES",
     "NOT_COMPILED",
+    "SETTINGS",
     "Array",
     "Jax",
     "Library",
@@ -55,7 +56,13 @@ LIBRARIES: dict[str, Library] = {
         Jax("jax:gpu", platform="gpu"),
         JaxSharded(),
         Torch(),
-        Torch("torch:meta", device="meta", compiles=False, configuration="shapes and dtypes only"),
+        Torch(
+            "torch:meta",
+            device="meta",
+            has_values=False,
+            compiles=False,
+            configuration="shapes and dtypes only",
+        ),
         Torch("torch:cuda", device="cuda"),
         _TORCH_INTERPRETED,
         CuPy(),
@@ -65,3 +72,12 @@ LIBRARIES: dict[str, Library] = {
         MArray(),
     )
 }
+
+# Compiling takes seconds: compile float32, and bfloat16 for all widened dtypes.
+NOT_COMPILED = dict.fromkeys(
+    (
+        *("float16", "float64", "narrow_heads", "widths", "wide_heads", "python_positions"),
+        *(mode for mode in MODES if mode != "no_grad"),
+    ),
+    "not compiled here, to save time; the target without a compiler has it",
+) | {"threads": "compiled code is called by one thread here"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,21 @@ from numpy.typing import NDArray
 
 from rope_array.testing._settings import lasting_settings, process_settings
 
-from ._gaps import gaps_of
-
 Array = Any
 Function = Callable[..., Any]
 Context = AbstractContextManager[Any]
 
+# Capabilities that a library has if its class has a method of its own, and the reason if it has none.
+_BY_METHOD = {
+    "gradient": ("pullback", "the library has no gradients"),
+    "jit": ("traced", "the library has no compiler"),
+    "lazy": ("poisoned", "arrays are computed at once"),
+    "shards": ("in_shards", "jax:sharded has several devices"),
+}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Settings around a call, and transforms of it.
+SETTINGS = ("no_grad", "inference_mode", "autocast", "default_dtype", "default_device", "deterministic")
+MODES = (*SETTINGS, "vmap", "vmap_positions", "jvp")
 # Elements before an array in a longer memory: no multiple of a vector's width.
 _OFFSETS = (1, 3)
 
@@ -32,6 +42,7 @@ class Library:
     """One array library, in one configuration.
 
     A configuration has a name of its own, such as "torch:cuda", and attributes that differ from its class's.
+    It lacks the capabilities whose methods here raise NotImplementedError.
     """
 
     name = ""
@@ -41,6 +52,11 @@ class Library:
     floats: tuple[str, ...] = ("float16", "float32", "float64")
     # The integer dtypes that positions may have; the first is the widest.
     integers: tuple[str, ...] = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32")
+    # Why it lacks a capability, where the reason is not plain.
+    reasons: Mapping[str, str] = MappingProxyType({})
+    # The modes that the suite knows of it.
+    modes: tuple[str, ...] = ()
+    has_values = True
     # The number of calls in `combinations`: few if each is compiled.
     calls = 1000
     has_strides = True
@@ -94,15 +110,28 @@ class Library:
         self.native  # noqa: B018
 
     @property
-    def gaps(self) -> Mapping[str, str]:
-        """The capabilities that it lacks, each with the reason."""
-        return gaps_of(self.name)
+    def gaps(self) -> dict[str, str]:
+        """The capabilities that it lacks, each with the reason; it is not imported."""
+        return self._gaps_with(self.floats)
 
     @cached_property
     def lacks(self) -> dict[str, str]:
-        """The missing capabilities with reasons: `gaps` without the dtypes that are available here."""
-        available = self.dtypes
-        return {name: reason for name, reason in self.gaps.items() if name not in available}
+        """The missing capabilities with reasons: `gaps` with the dtypes that are available here."""
+        return self._gaps_with(self.dtypes)
+
+    def _gaps_with(self, floats: Collection[str]) -> dict[str, str]:
+        """Return the missing capabilities with reasons, given the floating dtypes."""
+        gaps = {} if self.has_values else {"values": f"{self.name} has no values"}
+        gaps |= {name: f"{self.name} has no {name}" for name in _DTYPES if name not in floats}
+        gaps |= {"mixed_dtypes": f"{self.name} has one floating dtype"} if len(self.floats) == 1 else {}
+        if "int64" not in self.integers:
+            gaps["wide_positions"] = f"{self.name} has no 64-bit integers"
+        for name, (method, reason) in _BY_METHOD.items():
+            if getattr(type(self), method) is getattr(Library, method):
+                gaps[name] = reason
+        gaps |= dict.fromkeys((mode for mode in MODES if mode not in self.modes),
+                              "the library has no such mode, or none that the suite knows")  # fmt: skip
+        return {name: self.reasons.get(name, reason) for name, reason in gaps.items()}
 
     def settings(self) -> str:
         """Describe the configuration; empty for the default."""
@@ -159,7 +188,7 @@ class Library:
 
     def poisoned(self, array: Array) -> Array:
         """Return an array of the same shape and dtype that raises when it is computed."""
-        raise NotImplementedError  # only lazy libraries claim `lazy`
+        raise NotImplementedError
 
     def strided(self, array: Array) -> Iterator[tuple[str, Array]]:
         """Yield names and arrays of the same values with other strides or memory, for four axes."""
@@ -182,7 +211,10 @@ class Library:
         yield from ()
 
     def inside(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
-        """Yield names, views of the same values in larger arrays, and the larger arrays."""
+        """Yield names, views of the same values in larger arrays, and the larger arrays.
+
+        The first ones start inside a longer memory, so that they are not aligned.
+        """
         for name, shape, index in _larger(tuple(array.shape)):
             if (whole := self.sevens(shape, array)) is not None:
                 view = whole[index].reshape(array.shape)
@@ -192,14 +224,6 @@ class Library:
     def sevens(self, shape: tuple[int, ...], like: Array) -> Array | None:
         """Return a new array of the number 7, in the dtype of another; None if arrays cannot be written."""
         return None
-
-    def shifted(self, array: Array) -> Iterator[tuple[str, Array]]:
-        """Yield names and arrays of the same values that start inside a longer memory."""
-        yield from ((name, view) for name, view, whole in self.inside(array) if whole.ndim == 1)
-
-    def parts(self, array: Array) -> Iterator[tuple[str, Array, Array]]:
-        """Yield names, views of the same values in larger arrays, and the larger arrays."""
-        yield from (one for one in self.inside(array) if one[2].ndim > 1)
 
     def snapshot(self, array: Array) -> bytes:
         """Return an array's shape and bits, to detect writes."""
@@ -217,12 +241,8 @@ class Library:
         """Return whether an array can be written, or no array of the library can."""
         return True
 
-    def overwrite(self, array: Array) -> bool:
-        """Write 7 to every element; return False if arrays cannot be written."""
-        return False
-
-    def advance(self, array: Array) -> bool:
-        """Add 1 to an array of positions in place; return False if arrays cannot be written."""
+    def overwrite(self, array: Array, values: Any = 7) -> bool:
+        """Write values, or a number, to an array in place; return False if arrays cannot be written."""
         return False
 
     def watch(self, array: Array) -> Callable[[], bool]:
@@ -263,7 +283,7 @@ class Library:
 
     def pullback(self, f: Function, x: Any) -> tuple[Any, Function]:
         """Return f(x), recorded for gradients, and its vector-Jacobian product; x may be a tuple."""
-        raise NotImplementedError  # `gradient` is a gap of the others
+        raise NotImplementedError
 
     def pulled_twice(self, pull: Function, cotangent: Any) -> tuple[Any, Any]:
         """Return two results of a `pullback`'s product."""
@@ -278,15 +298,15 @@ class Library:
 
         None if the gradient does not depend on g, as far as the library knows.
         """
-        raise NotImplementedError  # `gradient` is a gap of the others
+        raise NotImplementedError
 
     def traced(self, f: Function) -> Function:
         """Compile a function of arrays."""
-        raise NotImplementedError  # `jit` is a gap of the others
+        raise NotImplementedError
 
     def in_shards(self, f: Function, x: Array, pos: Array) -> Array:
         """Call f on each device's part of a sequence, the axis -2 of x and the last of pos."""
-        raise NotImplementedError  # only JaxSharded claims `shards`
+        raise NotImplementedError
 
 
 def _larger(shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], Any]]:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ class Jax(Library):
     calls = 40
     compiles = True
     has_strides = False
+    modes = ("default_dtype", "vmap", "vmap_positions", "jvp")
+    reasons = MappingProxyType({
+        "float64": "JAX without x64 has no float64",
+        "wide_positions": "JAX without x64 has no 64-bit integers",
+    })  # fmt: skip
 
     @property
     def dtypes(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ class NumPy(Library):
 
     name = module = "numpy"
     namespace = "array_api_compat.numpy"
+    reasons = MappingProxyType({"bfloat16": "NumPy has bfloat16 only through ml_dtypes"})
 
     @property
     def dtypes(self) -> list[str]:
@@ -76,14 +78,9 @@ class NumPy(Library):
         # Memory of another library, such as JAX, may be read-only.
         return bool(array.flags.writeable) or root.base is not None
 
-    def overwrite(self, array: Array) -> bool:
+    def overwrite(self, array: Array, values: Any = 7) -> bool:
         if array.flags.writeable:
-            array[...] = 7
-        return bool(array.flags.writeable)
-
-    def advance(self, array: Array) -> bool:
-        if array.flags.writeable:
-            array += 1
+            array[...] = values
         return bool(array.flags.writeable)
 
 
@@ -134,6 +131,8 @@ class Strict(Library):
 
 class Chunked(Library):
     """A lazy library: arrays in chunks of NumPy's, two along each axis but the last."""
+
+    reasons = MappingProxyType({"bfloat16": "the suite has it with NumPy's own dtypes"})
 
     def dtype(self, name: str) -> Any:
         return numpy_dtype(name)

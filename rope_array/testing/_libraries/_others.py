@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ class CuPy(Library):
 
     name = module = "cupy"
     namespace = "array_api_compat.cupy"
+    reasons = MappingProxyType({"bfloat16": "CuPy holds bfloat16 only through ml_dtypes"})
 
     def check_present(self) -> None:
         try:
@@ -39,6 +41,9 @@ class MLX(Library):
     module = namespace = "mlx.core"
     floats = ("float16", "bfloat16", "float32", "float64")
     has_strides = False
+    reasons = MappingProxyType({
+        "float64": "MLX has float64 on the CPU only", "lazy": "an array does not show whether it is computed",
+    })  # fmt: skip
 
     @property
     def version(self) -> str:

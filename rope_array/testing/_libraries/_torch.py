@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rope_array.testing._triton_interpreter import use_interpreter
 
-from ._base import Array, Function, Library, MissingLibrary
+from ._base import MODES, Array, Function, Library, MissingLibrary
 
 
 class Torch(Library):
@@ -24,6 +24,7 @@ class Torch(Library):
     device = "cpu"
     compiles = True
     negative_steps = False
+    modes = MODES
 
     def check_present(self) -> None:
         if self.device == "cuda" and not self.native.cuda.is_available():
@@ -44,9 +45,6 @@ class Torch(Library):
         tensor = tensor if self.device == "cpu" else tensor.to(self.device)
         return tensor if dtype is None else tensor.to(self.dtype(dtype))
 
-    def dtype(self, name: str) -> Any:
-        return getattr(self.native, name)
-
     def to_numpy(self, array: Array) -> NDArray[Any]:
         array = array.detach().cpu().resolve_conj()
         numbers: NDArray[Any] = (array.float() if array.dtype == self.native.bfloat16 else array).numpy()
@@ -57,9 +55,6 @@ class Torch(Library):
 
     def stack(self, arrays: list[Array]) -> Array:
         return self.native.stack(arrays)  # Dynamo traces it
-
-    def expanded(self, array: Array, shape: tuple[int, ...]) -> Array:
-        return array.expand(shape)
 
     def copied(self, array: Array) -> Array:
         return array.clone()
@@ -79,12 +74,8 @@ class Torch(Library):
     def strides_of(self, array: Array) -> tuple[int, ...] | None:
         return tuple(array.stride())
 
-    def overwrite(self, array: Array) -> bool:
-        array.detach().fill_(7)
-        return True
-
-    def advance(self, array: Array) -> bool:
-        array.add_(1)
+    def overwrite(self, array: Array, values: Any = 7) -> bool:
+        array.detach()[...] = values
         return True
 
     def watch(self, array: Array) -> Callable[[], bool]:

@@ -1,0 +1,183 @@
+"""The rows of the documentation's tables, made from declarations in the code and from benchmark results."""
+
+import argparse
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rope_array._command._check import add_check
+from rope_array.testing._call import views_of
+from rope_array.testing._checks import subjects
+from rope_array.testing._claims import CAPABILITIES
+from rope_array.testing._contract import ANGLES, ARITHMETIC
+from rope_array.testing._factors import AXES, BROADCAST_AXES, FACTORS, FREQUENCIES, RULES, TUPLES, text_of
+from rope_array.testing._judge import Judge
+from rope_array.testing._libraries import LIBRARIES, NOT_COMPILED
+from rope_array.testing._names import resolve
+from rope_array.testing._parts import PARTS
+
+Rows: TypeAlias = Iterator[tuple[str, ...]]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+OTHER_COLUMNS = (*FLOATS, "jit", "lazy")  # columns of their own, or lacking in all libraries but one
+
+
+def check_rows() -> Rows:
+    yield "subject", "check", "for", "requirement", "needs"
+    for subject, some in subjects().items():
+        for name, group in itertools.groupby(some, lambda check: check.name.partition("[")[0]):
+            first, *others = group
+            needs = [need for need in first.needs if need not in ("values", *FLOATS)]
+            asked = ["`--thorough`"] if first.thorough else []
+            yield (
+                subject,
+                f"`{name}`",
+                ", ".join([*(["each dtype"] if others else []), *asked]),
+                first.requirement.replace("|", "\\|"),
+                ", ".join(f"`{need}`" for need in needs),
+            )
+            subject = ""  # once
+
+
+def option_rows() -> Rows:
+    """Yield the arguments of ``python -m rope_array check``, as its help has them."""
+    commands = argparse.ArgumentParser().add_subparsers()
+    add_check(commands)
+    yield "option", "meaning"
+    for action in commands.choices["check"]._actions:
+        name = " ".join(filter(None, (", ".join(action.option_strings), action.metavar)))
+        is_list = action.default == [] and "repeatable" not in action.help
+        meaning = re.sub(r"(--\w+)", r"`\1`", action.help)  # else a dash is made of the hyphens
+        yield f"`{name}`", f"{meaning}{'; repeatable' if is_list else ''}"
+
+
+# ---- the factors of a call ----
+
+# Of the factors that are no fields of `apply`, whose names tell all.
+_MEANINGS = {
+    "dtype": "the dtype of x",
+    "rows": "sizes of x without the features, the sequence last: `2,3,5` is (B, H, S); `none` for a vector",
+    "width": "head_dim: any number from 2 on",
+    "positions": "the axes of positions, `1` for an axis of size 1",
+    "kind": "the dtype of positions; `python` for a list, `float` for float32, or float64 as x",
+    "reach": "the largest position, or the smallest if it is negative",
+    "order": "the order of the positions in a row, or each of them: `5,0,9,2`; by default few at random",
+    "layout": "the memory of x: a view of a larger array, strides, alignment, broadcast axes",
+    "pos_layout": "the memory of positions",
+    "numbers": "the elements of x: near the ends of the dtype's range, not finite, or (1, 0, 0, ...)",
+    "in_tuple": "x is one of several arrays in a tuple",
+    "gradient": "the gradient is judged too, for a cotangent of this memory; `sum` is one number broadcast",
+}
+# Values that a factor reads, apart from its levels.
+_NAMED = {"scaling": RULES, "axes": AXES, "inv_freq": FREQUENCIES, "in_tuple": TUPLES}
+
+
+def factor_rows() -> Rows:
+    yield "factor", "meaning", "plain", "levels"
+    for name, factor in FACTORS.items():
+        levels = dict.fromkeys((*factor.levels, *_NAMED.get(name, ()), *_levels_of_numpy(name)))
+        yield (
+            f"`{name}`",
+            _MEANINGS.get(name, f"the field `{name}`" if factor.is_field else ""),
+            "" if factor.plain is None else f"`{text_of(factor.plain)}`",
+            ", ".join(f"`{text_of(level)}`" for level in levels if level != factor.plain),
+        )
+
+
+def _levels_of_numpy(name: str) -> Iterator[str]:
+    """Yield the levels that a library makes: the layouts of NumPy, which has all."""
+    if name == "layout":
+        judge = Judge(resolve("numpy"))
+        yield from (layout for layout, _, _ in views_of(judge, judge.x()))
+        yield from BROADCAST_AXES
+
+
+# ---- targets and claims ----
+
+
+def target_rows() -> Rows:
+    yield "target", *FLOATS, "configuration", "lacks"
+    for name, lib in LIBRARIES.items():
+        yield (
+            f"`{name}`",
+            *("yes" if dtype in lib.floats else _short(lib.gaps.get(dtype, "")) for dtype in FLOATS),
+            lib.settings(),
+            "; ".join(f"`{gap}`: {why}" for gap, why in lib.gaps.items() if gap not in OTHER_COLUMNS),
+        )
+
+
+def compiled_rows() -> Rows:
+    yield "not compiled", "why"
+    for name, why in NOT_COMPILED.items():
+        yield f"`{name}`", why
+
+
+def _short(reason: str) -> str:
+    return "with ml_dtypes" if "ml_dtypes" in reason else "no"
+
+
+def class_rows() -> Rows:
+    yield "claim", "meaning"
+    for claim, values in (("angles", ANGLES), ("arithmetic", ARITHMETIC)):
+        for value, meaning in values.items():
+            yield f"`{claim}={value}`", meaning
+
+
+def capability_rows() -> Rows:
+    yield "capability", "meaning"
+    for name, meaning in CAPABILITIES.items():
+        yield f"`{name}`", meaning
+
+
+def part_rows() -> Rows:
+    yield "capability", "parts"
+    for name, labels in PARTS.items():
+        yield f"`{name}`", ", ".join(f"`[{label}]`" for label in labels)
+
+
+# ---- results ----
+
+
+def remainder_rows() -> Rows:
+    yield "library", "remainders", "largest error of cos", "of sin", "seconds"
+    for label, row in _latest("exhaustive")["numbers"].items():
+        errors = (f"{row[key]:.3e}" for key in ("max_error_cos", "max_error_sin"))
+        yield label, f"{row['remainders']:,}", *errors, str(row["seconds"])
+
+
+def example_rows() -> Rows:
+    yield "library", "times the default number", "tests", "failed", "random examples", "seconds"
+    for label, row in _latest("random-examples")["numbers"].items():
+        yield label, *(f"{row[key]:,}" for key in ("times", "tests", "failed", "examples", "seconds"))
+
+
+def origin_rows() -> Rows:
+    yield "run", "date", "commit", "machine", "versions"
+    for name in ("exhaustive", "random-examples"):
+        result = _latest(name)
+        machine = f"{result['machine']['cpu']}, {result['machine']['cores']} cores"
+        versions = ", ".join(f"{package} {result['versions'][package]}" for package in ("python", "numpy"))
+        yield name, result["date"], result["commit"][:10], machine, versions
+
+
+def _latest(name: str) -> Any:
+    results = Path(__file__).parents[1] / "bench" / "results"
+    return json.loads(max(results.glob(f"*-{name}.json")).read_text("utf-8"))
+
+
+TABLES = {
+    "checks": check_rows,
+    "options": option_rows,
+    "factors": factor_rows,
+    "targets": target_rows,
+    "compiled": compiled_rows,
+    "classes": class_rows,
+    "capabilities": capability_rows,
+    "parts": part_rows,
+    "remainders": remainder_rows,
+    "examples": example_rows,
+    "origins": origin_rows,
+}

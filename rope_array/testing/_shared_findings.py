@@ -1,0 +1,239 @@
+"""Name faults in the words of failed checks: the simplest failing call, or a finding that they share.
+
+This is the last word on failures that no hypothesis explains.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ._claims import MODES, shorten
+from ._factors import DTYPES
+from ._parts import PARTS
+from ._verdict import Fault
+from ._where import PLACE, elements_of, place_in_any_x, place_of
+
+_MOST_CHARACTERS = 230
+_ERROR = re.compile(r"\w*(Error|Exception|Interrupt|Exit)\b")
+# The other failures are consequences of these checks'.
+_FIRST = ("settings_unchanged",)
+# Faults of these are named, and never advised to be claimed away.
+_NEVER_WITHDRAWN = {
+    *("gradient", "same_bits", "keeps_x", "lazy", "jit", "strides", *MODES),
+    *(set(PARTS) - {"float_positions", "tuple", "scaling"}),  # a part is narrower
+}
+
+
+class Finding(NamedTuple):
+    """The finding of one failed check.
+
+    Attributes
+    ----------
+    name, check
+        The check's name, and its name without a dtype.
+    text
+        The finding in a few words.
+    factors
+        The factors of the simplest failing call, such as "width=72".
+    is_statement
+        Whether the finding is about no elements: "the call wrote to x".
+    """
+
+    name: str
+    check: str
+    text: str
+    factors: tuple[str, ...] = ()
+    is_statement: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the factors."""
+        return {factor.partition("=")[0] for factor in self.factors}
+
+
+class Shared(NamedTuple):
+    """A finding, and the names of the checks that share it."""
+
+    text: str
+    names: tuple[str, ...]
+    factors: tuple[str, ...] = ()
+
+
+def shared_findings(faults: Mapping[str, Fault], requirements: Mapping[str, str]) -> Iterator[Shared]:
+    """Yield the findings that name faults best, the best first, each with its checks.
+
+    A fault that a call shows is one of all checks whose simplest calls have its factors. What is left is
+    named if two checks share it.
+    """
+    findings = [_finding(name, fault, requirements[name]) for name, fault in faults.items()]
+    is_first = True
+    while findings:
+        chosen = _chosen(findings)
+        alike = [one for one in findings if one.text == chosen.text or (one.names and chosen.names
+                 and chosen.names <= one.names)]  # fmt: skip
+        if not is_first and len({one.check for one in alike}) < 2:
+            return
+        yield Shared(shorten(chosen.text, _MOST_CHARACTERS), tuple(o.name for o in alike), chosen.factors)
+        findings = [one for one in findings if one not in alike]
+        is_first = False
+
+
+def _chosen(findings: list[Finding]) -> Finding:
+    """Return the finding that most checks share, of the simplest call, or the first."""
+    if first := next((finding for finding in findings if finding.check in _FIRST), None):
+        return first
+    counts = Counter(text for _, text in {(finding.check, finding.text) for finding in findings})
+    checks = len({finding.check for finding in findings})
+
+    def commonest(some: list[Finding]) -> Finding | None:
+        return max(some, key=lambda finding: counts[finding.text], default=None)
+
+    statement = commonest([finding for finding in findings if finding.is_statement])
+    shared = counts[statement.text] if statement else 0
+    # An exception in one check of several may be a consequence of wrong results in another.
+    if statement and 2 * shared >= checks and (shared == checks or not _ERROR.search(statement.text)):
+        return statement
+    calls = [finding for finding in findings if finding.factors]
+    fewest = min((len(finding.factors) for finding in calls), default=0)
+    simplest = commonest([finding for finding in calls if len(finding.factors) == fewest])
+    return simplest or commonest(findings) or findings[0]
+
+
+def _finding(name: str, fault: Fault, requirement: str) -> Finding:
+    check, _, dtype = name.partition("[")
+    where, is_wrong = f" in {dtype[:-1]}" if dtype else "", PLACE in fault.text
+    factors = factors_of(fault)
+    if factors or (fault.call is not None and is_wrong):
+        return Finding(name, check, _text_of_call(fault), factors)
+    context = ": ".join(fault.contexts)
+    if not is_wrong:
+        text = _statement(": ".join(filter(None, (context, fault.text))))
+        return Finding(name, check, f"{check} raises {text}" if _ERROR.match(text) else text, is_statement=True)
+    before = fault.text.rpartition(PLACE)[0].removesuffix(": ").strip()
+    before = ": ".join(filter(None, (context, before)))
+    if before.startswith("the gradient"):
+        return Finding(name, check, f"the gradient is wrong{where}: {elements_of(fault.text)}")
+    if before:
+        return Finding(name, check, f"{before}, wrong results{where}: {elements_of(fault.text)}")
+    sentence = re.split(r"(?<=\w)\.(?: |$)|: ", requirement)[0]
+    text = f'not true of it: "{sentence}"{where}; wrong: {elements_of(fault.text)}'
+    return Finding(name, check, text)
+
+
+def factors_of(fault: Fault) -> tuple[str, ...]:
+    """Return the factors of a fault's call; recording a plain gradient is none."""
+    return tuple(one for one in (fault.call or "").split() if one != "gradient=contiguous")
+
+
+def _statement(detail: str) -> str:
+    """Return a finding without its fields, or the line of code."""
+    return re.sub(r" \((fields \{.*|in .*:\d+\))$", "", detail)
+
+
+def _text_of_call(fault: Fault) -> str:
+    """Return the finding of a check that shows the simplest failing call, and what is right."""
+    call = (fault.call or "").split()
+    cotangent = next((one.partition("=")[2] for one in call if one.startswith("gradient=")), "")
+    shown = " ".join(one for one in call if not one.startswith("gradient="))
+    right = ", ".join(one for one in fault.nearest.split(", ") if one not in ("", "without gradient"))
+    of_cotangent = f" for a cotangent that is {cotangent}" if cotangent not in ("", "contiguous") else ""
+    text = f"{_subject(fault, cotangent)}{f' with {shown}' if shown else ''}{of_cotangent}"
+    return f"{text}{f', right {right}' if right else ''}: {elements_of(fault.text)}"
+
+
+def _subject(fault: Fault, cotangent: str) -> str:
+    if "the gradient" in fault.contexts or fault.text.startswith("the gradient"):
+        return "the gradient is wrong"
+    context = next((one for one in fault.contexts if not one.startswith("the value")), "")
+    wrong = "the result is wrong while a gradient is recorded" if cotangent else "wrong"
+    return f"{context}: {wrong}" if context else wrong
+
+
+def by_place(faults: Mapping[str, Fault], failed: Collection[str], claimed: Collection[str]) -> dict[str, Any]:
+    """Return the names of checks by the place in their detail, or by the detail.
+
+    `failed` has the names of all failed checks, `claimed` the claimed dtypes.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, fault in faults.items():
+        place = place_in_any_x(place_of(fault.text)) or shorten(str(fault))
+        groups[place] = (*groups.get(place, ()), name)
+    return {f"{place}{only_in(names, failed, claimed)}": names for place, names in groups.items()}
+
+
+def only_in(names: Collection[str], failed: Collection[str], claimed: Collection[str]) -> str:
+    """Return ", in float16 only" if checks of a dtype fail, and none of them in the other dtypes."""
+    dtypes = {name.partition("[")[2][:-1] for name in names}
+    others = {dtype for dtype in DTYPES if dtype in claimed} - dtypes
+    checks = {name.partition("[")[0] for name in names}
+    if "" in dtypes or not others or any(f"{check}[{other}]" in failed for check in checks for other in others):
+        return ""
+    return f", in {' and '.join(sorted(dtypes))} only"
+
+
+# ---- capabilities that a target lacks as a whole ----
+
+
+def lacks_wholly(capability: str, faults: Mapping[str, Fault], needing: Collection[str]) -> bool:
+    """Return whether failures are of a whole capability, so that a claim to lack it hides no other fault.
+
+    Parameters
+    ----------
+    capability
+        The capability, a field or a dtype.
+    faults
+        The faults of all failed checks, by name.
+    needing
+        The names of all checks that apply and need the capability.
+    """
+    some = [name for name in needing if name in faults]
+    if capability in _NEVER_WITHDRAWN:
+        raised = (PLACE not in faults[name].text and _ERROR.search(faults[name].text) for name in some)
+        return capability == "gradient" and all(raised)
+    if capability in DTYPES:
+        return f"accuracy_small[{capability}]" in faults
+    failed, all_needing = ({name.partition("[")[0] for name in names} for names in (some, needing))
+    if 2 * len(failed) < len(all_needing) + (len(needing) > 1):
+        return False
+    factors = [factors_of(faults[name]) for name in some if faults[name].call is not None]
+    return not factors or min(map(len, factors)) <= 1
+
+
+# ---- failures that depend on other calls ----
+
+
+def depend_on_others(faults: Mapping[str, Fault], fails_now: Callable[[str], bool], is_compiled: bool) -> str:
+    """Return the fault of results that depend on earlier calls, found by running a few checks again; or "".
+
+    Parameters
+    ----------
+    faults
+        The faults of the failed checks, by name, in the order of the checks.
+    fails_now
+        Runs a check again, and returns whether it fails.
+    is_compiled
+        Whether each check takes long.
+    """
+    names = [name for name in faults if not name.startswith(("threads", "first_call", "definition"))]
+    if "definition" in faults or not names:
+        return ""
+    # A setting that is changed for good is as the call leaves it, when the check is run again.
+    setting = next((_statement(faults[name].text) for name in _FIRST if name in faults), "")
+    if fails_now("definition"):
+        return setting or (
+            f"right at first, and wrong for good after some call: the first check to fail is {names[0]}, and "
+            "now the plain call is wrong too; a call leaves something behind"
+        )
+    count = 1 if is_compiled else 5
+    some = names[:: max(1, (len(names) - 1) // max(1, count - 1))][:count]
+    right_now = [name for name in some if not fails_now(name)]
+    if 2 * len(right_now) <= len(some):
+        return ""
+    fail = "fails" if len(right_now) == 1 else "fail"
+    return setting or (
+        f"results depend on earlier calls: {', '.join(right_now)} {fail} among the other checks, and not if "
+        "run again"
+    )

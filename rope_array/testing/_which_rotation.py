@@ -1,0 +1,314 @@
+"""Find which rotation plain calls are: in another library or layout, of other fields, backwards.
+
+The search is `rope_array.diagnose`'s. The code is called again for each library, layout and kind of positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._claims import one_line
+from ._contract import Accuracy, assert_contract
+from ._factors import SIZES, WIDTH
+from ._hypotheses import Hypothesis, casting, of_likeness, together
+from ._judge import Floats, Input, Judge
+from ._own import RULES, OwnApply
+from ._target import Target
+from ._wrong import OTHER_DIRECTION, by_positions
+
+_LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
+_PLAIN = {"pairing": "interleaved", "base": 10000.0, "rotary_start": 0}
+_MOST_ROWS = 64
+UNCHANGED = "it returns x as it is"
+_OTHER_POSITIONS = {
+    "offset": "it takes consecutive positions only",
+    "batch": "it takes positions of shape (B, S) only",
+    "row": "it takes positions of shape (1, S) only",
+    "arange": "it takes no positions: rows count from 0",
+}
+
+
+class Place(NamedTuple):
+    """A way to call: the library and layout of x, and whether rows count from 0."""
+
+    library: str
+    layout: str
+    rows: bool = False
+
+
+class Seen(NamedTuple):
+    """A call of the target, and its result."""
+
+    y: Floats
+    x: Input
+    pos: NDArray[np.int64]
+    fields: dict[str, Any]
+    dtype: str
+
+
+class Rotation(NamedTuple):
+    """The fields, direction and offset of the positions of a rotation; or a mistake: it is no rotation."""
+
+    fields: Mapping[str, Any]
+    inverse: bool = False
+    shift: int = 0
+    mistake: str = ""
+
+
+def find_rotation(target: Target) -> Hypothesis | str | None:
+    """Return claims and changes with which results are rotations; else the fault of the call, or None."""
+    first: Seen | Exception | None = None
+    mistake = ""
+    for place in _places(target):
+        seen = _observe(target, place)
+        first = seen if first is None else first
+        own = place == (target.library, target.layout, False)
+        found = _rotation_of(seen, (0, 1, -1) if own else (0,))
+        if isinstance(first, Seen) and np.array_equal(first.y, first.x.values):
+            return UNCHANGED
+        if found is not None and not found.mistake:
+            batched = _of_a_batch(target) if place.layout != target.layout else None
+            return batched or _hypothesis_of(target, place, seen, found)
+        if found is not None and own:
+            mistake = found.mistake
+    if isinstance(first, Exception):
+        return _of_other_positions(target) or _fault_of(first)
+    return f"in the plain call, {mistake}" if mistake else None
+
+
+def _of_other_positions(target: Target, kinds: Iterable[str] = _OTHER_POSITIONS) -> Hypothesis | None:
+    """Return the hypothesis that the target takes positions of another shape only, or none."""
+    for kind in kinds if target.positions == "any" else ():
+        try:
+            found = find_rotation(replace(target, positions=kind))
+        except ValueError:  # other claims contradict it
+            continue
+        if isinstance(found, Hypothesis):
+            claimed = Hypothesis(_OTHER_POSITIONS[kind], {"positions": kind}, claims={"positions": kind})
+            return together([claimed, found] if found.text else [claimed])
+    return None
+
+
+def _of_a_batch(target: Target) -> Hypothesis | None:
+    """Return the hypothesis of positions of shape (B, S) if they explain what another layout does.
+
+    Tables of rows, with an axis for the heads after the first, broadcast to (B, S, H, D) too.
+    """
+    found = _of_other_positions(target, ["batch"])
+    return None if found is None or "layout" in found.claims else found
+
+
+class NotAnArray(Exception):
+    """A call returned something else than an array; the message is the fault."""
+
+
+def _fault_of(error: Exception) -> str:
+    """Return the fault of a plain call that raises."""
+    return str(error) if isinstance(error, NotAnArray) else f"rotate(x, pos) raises {one_line(error)}"
+
+
+def _places(target: Target) -> list[Place]:
+    """Return the ways to call, the least changes first."""
+    if isinstance(target.rotate, OwnApply):
+        return [Place(target.library, target.layout)]
+    loaded = [name for name in ("numpy", "torch", "jax") if name in sys.modules]
+    libraries = [target.library, *(name for name in loaded if name != target.library)]
+    layouts = [target.layout, *(each for each in _LAYOUTS if each != target.layout)]
+    ranked = sorted(
+        (bool(i) + bool(k) + rows, Place(library, layout, rows))
+        for (i, library), (k, layout), rows in itertools.product(
+            enumerate(libraries), enumerate(layouts), (False, True)
+        )
+    )
+    order = {place: n for n, place in enumerate(itertools.product(libraries, layouts, (False, True)))}
+    return [place for _, place in sorted(ranked, key=lambda each: (each[0], order[each[1]]))]
+
+
+# ---- calls ----
+
+
+def _observe(target: Target, place: Place, width: int = WIDTH) -> Seen | Exception:
+    """Call the target in a library and a layout; return the exception if it raises.
+
+    If rows count from 0, the target has to ignore positions.
+    """
+    try:
+        judge = _judge_of(target, place, width)
+        # Other positions than rows that count from 0, if there is a choice.
+        count = min(_MOST_ROWS, target.reach + 1)
+        pos = np.arange(count) if place.rows else judge.row(3, count)
+        x = judge.x(*SIZES[:2], count, width)
+        with judge.lib.running(), np.errstate(all="ignore"):
+            y = judge.run(x, pos)
+            if not hasattr(y, "dtype"):
+                claim = ", or claim in_place=true if it writes its result into x" if y is None else ""
+                kind = type(y).__name__
+                return NotAnArray(f"rotate(x, pos) returns a {kind}; return x rotated, one array{claim}")
+            if place.rows and not np.array_equal(judge.numbers(y), judge.numbers(judge.run(x, pos + 1))):
+                return ValueError("it uses pos")
+            return Seen(judge.numbers(y), x, pos, judge.fields({}), judge.lib.dtype_of(y))
+    except Exception as error:  # the target's own, or a claim that contradicts the layout
+        return error
+    except SystemExit as error:
+        return RuntimeError(f"SystemExit: {error}")
+
+
+def _judge_of(target: Target, place: Place, width: int) -> Judge:
+    """Return a judge that calls the target in a library and a layout, in a dtype that it takes."""
+    moved = replace(target, library=place.library, layout=place.layout)
+    head_dim = moved.width_of(width) if moved.taken_widths or width != WIDTH else None
+    dtypes = target.claimed if place.library == target.library else target.dtypes or ()
+    names = ("float32", "float64", "float16", "bfloat16")
+    dtype = next((name for name in names if name in dtypes), "float32")
+    furthest = min(target.reach, 2**31 - 1)
+    return Judge(replace(moved, declared=True, head_dim=head_dim, furthest=furthest, dtypes=(dtype,)))
+
+
+# ---- the rotation of a result ----
+
+
+def _rotation_of(seen: Seen | Exception, shifts: Iterable[int] = (0,)) -> Rotation | None:
+    """Ask `diagnose` for the only rotation, or mistake, that a result is; the definition has to agree.
+
+    `shifts` are added to the positions.
+    """
+    if not isinstance(seen, Seen) or seen.y.shape != seen.x.values.shape:
+        return None
+    mistake = None
+    for shift in shifts:
+        found = _diagnosed(seen, shift)
+        if found is not None and found.mistake:
+            mistake = mistake or found
+        elif found is not None:
+            return found if _is_rotated(seen, found) else None
+        elif not shift:
+            return None
+    return mistake
+
+
+def _diagnosed(seen: Seen, shift: int) -> Rotation | None:
+    narrow = seen.x.dtype == "bfloat16"  # not a dtype of NumPy
+    before, after = (each if narrow else each.astype(seen.x.dtype) for each in (seen.x.values, seen.y))
+    diagnose = import_module("rope_array").diagnose
+    try:
+        found = diagnose(before, after, seen.pos + shift, tolerance=2.0**-5 if narrow else None)
+    except ValueError:
+        return None
+    if (rope := found.rope) is not None:
+        return _of_rope(rope, seen, shift)
+    if len(found.explanations) == 1 and found.explanations[0].mistake:
+        return Rotation({}, mistake=found.explanations[0].mistake)
+    return None
+
+
+def _of_rope(rope: Any, seen: Seen, shift: int) -> Rotation | None:
+    """Return the fields of a rope that differ from the target's; None if the suite has no words for it."""
+    rule, inverse = rope.scaling, False
+    if type(rule).__name__ == "Reversed":
+        rule, inverse = rule.rule, True
+    names = (*_PLAIN, "out_pairing", "attention_factor", "inv_freq")
+    known = {name: getattr(rope, name) for name in names}
+    usual = {**_PLAIN, **seen.fields}
+    found = {name: value for name, value in known.items() if value not in (None, usual.get(name))}
+    if inverse and rope.out_pairing:
+        found |= {"pairing": rope.out_pairing, "out_pairing": rope.pairing}
+    if rope.rotary_dim not in (rope.head_dim - rope.rotary_start, usual.get("rotary_dim")):
+        found["rotary_dim"] = rope.rotary_dim
+        if rope.base != float(f"{rope.base:.3g}"):  # one series, cut: the other pairs may be wrong
+            return None
+    if rule is not None:
+        kinds = {name: kind for kind, name in RULES.items()}
+        if rope.axes is not None or type(rule).__name__ not in kinds:
+            return None
+        given = {one.name: getattr(rule, one.name) for one in fields(rule)}
+        given = {name: value for name, value in given.items() if value is not None}
+        found["scaling"] = {"rope_type": kinds[type(rule).__name__], **given}
+    return Rotation(found, inverse, shift)
+
+
+def _is_rotated(seen: Seen, found: Rotation) -> bool:
+    """Return whether a result is x rotated, in the weakest class of accuracy."""
+    accuracy = Accuracy("float32", "float32" if seen.x.dtype in ("float32", "float64") else "own")
+    try:
+        assert_contract(
+            seen.y, seen.x.values, seen.pos + found.shift, dtype=seen.x.dtype, flushes=True,
+            accuracy=accuracy, inverse=found.inverse, **{**seen.fields, **found.fields},
+        )  # fmt: skip
+    except (AssertionError, ValueError, TypeError):
+        return False
+    return True
+
+
+# ---- in words, and as claims ----
+
+
+def _hypothesis_of(target: Target, place: Place, seen: Any, found: Rotation) -> Hypothesis | None:
+    given = found.fields
+    if "rotary_dim" in given:  # it may be a share of the head_dim
+        wide = _observe(target, place, width=64)
+        if isinstance(wide, Seen) and not _is_rotated(wide, found):
+            again = _rotation_of(wide)
+            if again is None or again.mistake:
+                return None
+            found, given = again, {**again.fields, "head_dim": 64}
+    return together([*_of_place(target, place), *_of_fields(given), *_of_changes(seen, found)])
+
+
+def _of_place(target: Target, place: Place) -> Iterator[Hypothesis]:
+    if place.library != target.library:
+        yield _claimed(f"it takes arrays of {place.library}", library=place.library)
+    if place.layout != target.layout:
+        yield _claimed(f"the layout of x is ({', '.join(place.layout)})", layout=place.layout)
+    if place.rows:
+        yield _claimed("it does not use pos: rows count from 0", positions="arange")
+
+
+def _claimed(text: str, **claims: Any) -> Hypothesis:
+    return Hypothesis(text, claims, claims=claims)
+
+
+def _of_fields(given: Mapping[str, Any]) -> Iterator[Hypothesis]:
+    for name, value in given.items():
+        claims = {name: value} if name == "head_dim" else {"fixed": {name: value}}
+        yield Hypothesis(_text_of(name, value, "rotary_start" in given), {name: value}, claims=claims)
+
+
+def _of_changes(seen: Seen, found: Rotation) -> Iterator[Hypothesis]:
+    if found.inverse:
+        like = of_likeness(OTHER_DIRECTION)
+        yield like._replace(text="it rotates by -pos, the inverse; negate sin")
+    if found.shift:
+        sign = "+" if found.shift > 0 else "-"
+        yield of_likeness(by_positions(f"pos {sign} 1"))._replace(text=f"it rotates by pos {sign} 1")
+    if seen.dtype != seen.x.dtype:
+        text = f"the result for {seen.x.dtype} is {seen.dtype}; convert it to x's dtype"
+        yield Hypothesis(text, {"dtype": seen.dtype}, around=casting)
+
+
+_TEXTS = {
+    "pairing": "{} pairing",
+    "out_pairing": "results are in {} pairing",
+    "base": "the base is {:g}",
+    "rotary_dim": "it rotates {} features",
+    "rotary_start": "the rotated slice starts at feature {}",
+    "head_dim": "of a head_dim of {}",
+    "attention_factor": "results are {:.7g} times as long",
+    "inv_freq": "the frequencies are {}",
+    "scaling": "frequencies are scaled by {}",
+}
+
+
+def _text_of(name: str, value: Any, starts: bool) -> str:
+    if name == "scaling" and value["rope_type"] == "linear":
+        return f"frequencies are divided by {value['factor']:g}"
+    if name == "rotary_dim" and not starts:
+        return f"it rotates the first {value} features"
+    return _TEXTS[name].format(value)
