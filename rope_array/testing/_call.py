@@ -11,15 +11,9 @@ from numpy.typing import NDArray
 
 from ._contract import FORMATS, largest
 from ._factors import (
-    AXES,
-    BROADCAST_AXES,
     FAR,
     NEAR,
-    OF_EVEN_PAIRS,
-    ORDERS,
     SIZES,
-    TUPLES,
-    TWO_DTYPES,
     WIDTH,
     Call,
     fields_of,
@@ -31,6 +25,7 @@ from ._factors import (
 )
 from ._judge import Input, Judge
 from ._libraries import Library
+from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, TWO_DTYPES
 from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]

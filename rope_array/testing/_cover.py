@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._call import is_valid, plain_call, spec_of, views_of
-from ._factors import BROADCAST_AXES, FACTORS, FEW_FIELDS, WIDTH, Call
+from ._factors import FACTORS, FEW_FIELDS, WIDTH, Call
 from ._judge import Judge
+from ._named_values import BROADCAST_AXES
 
 T = TypeVar("T")
 Ints = NDArray[np.intp]

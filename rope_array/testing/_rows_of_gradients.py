@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import combinations
 
 from ._cover import Cover, pairs_among, pairs_of
-from ._factors import AXES, FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
+from ._factors import FAR, FEW_FIELDS, FIELDS, NEAR, SIMPLE_FIELDS
+from ._named_values import AXES
 from ._row import Row
 from ._rows_of_scaling import RULES_AND_PARAMETERS, YARN
 
