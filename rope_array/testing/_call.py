@@ -240,7 +240,8 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
     if call.numbers == "unit":
         return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
     least = 2.0 ** (FORMATS[call.dtype][1] + 4)
-    return (1 + np.abs(values) % 1) * (largest(call.dtype) / 4 if call.numbers == "huge" else least)
+    scale = largest(call.dtype) / 4 if call.numbers == "huge" else least
+    return np.asarray((1 + np.abs(values) % 1) * scale)
 
 
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:

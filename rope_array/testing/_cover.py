@@ -211,7 +211,7 @@ class _Missing:
     def valid_with(self, group: list[int], values: Any, call_of: Callable[[Ints], Any]) -> Ints | None:
         """Return a valid call with a combination: other factors have their first value, or random ones."""
         for tried in range(_TRIES):
-            indices = (self.draw.random(len(self.counts)) * self.counts * (tried > 0)).astype(np.intp)
+            indices: Ints = (self.draw.random(len(self.counts)) * self.counts * (tried > 0)).astype(np.intp)
             indices[group] = values
             if call_of(indices) is not None:
                 return indices

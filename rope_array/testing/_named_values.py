@@ -105,7 +105,7 @@ POSITION_LAYOUTS = (
 BROADCAST_AXES = {"broadcast": (0,), "broadcast_heads": (1,), "broadcast_batches_and_heads": (0, 1)}
 # The value of `in_tuple` for a tuple of arrays of two dtypes.
 TWO_DTYPES = "two_dtypes"
-TUPLES = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
+TUPLES: dict[Any, int] = {True: 2, TWO_DTYPES: 2, "one": 1, "twice": 2, "three": 3, "fewer_heads": 2}
 # Numbers of x: near the ends of the dtype's range, some that are not finite, or (1, 0, 0, ...).
 NUMBERS = ("huge", "tiny", "nan", "infinity", "unit")
 
