@@ -199,8 +199,7 @@ COVER_ROWS = [
              "positions": ["S", "BS"], "rows": [(2, 3, 2), (1, 2, 3)],
              "width": [16, 64, 112, 128, 36, 44, 72, 80, 88, 96, 192, 256]},
             [*pairs_of("width", "dtype", *FEW_FIELDS, "positions"), ("width", "rotary_dim", "pairing"),
-             ("width", "pairing", "out_pairing"), ("width", "dtype", "pairing"),
-             ("width", "dtype", "inverse"), ("rotary_dim", "pairing", "dtype")],
+             ("width", "pairing", "out_pairing"), ("rotary_dim", "pairing", "dtype")],
         )], ("widths",), few=12,
     ),
     Row(
@@ -214,7 +213,7 @@ COVER_ROWS = [
             [*combinations(("dtype", "width", "reach", "positions"), 3),
              *(("width", "reach", name) for name in _SAME_ANGLES),
              *(("dtype", "reach", name) for name in _SAME_ANGLES),
-             *pairs_of("width", "rows", "layout", "kind"),
+             *pairs_of("width", "rows", "kind"),
              *pairs_of("order", "width", "rows", "kind", "reach"),
              *(("order", "positions", name) for name in ("dtype", "base", *_SAME_ANGLES)),
              ("dtype", "kind"), ("kind", "reach"),
@@ -227,9 +226,9 @@ COVER_ROWS = [
         [Cover(
             {**FEW_FIELDS, "dtype": True, "rows": _MANY, "positions": ["S", "BS", "BHS"], "layout": True,
              "reach": 1},
-            [*(("rows", "dtype", name) for name in (*FEW_FIELDS, "positions")),
-             ("rows", "reach"), ("rows", "positions", "seq_axis"), ("rows", "positions", "inverse"),
-             ("rows", "layout")],
+            [*pairs_of("rows", *FEW_FIELDS, "reach"), ("rows", "dtype", "positions"),
+             *pairs_of("dtype", *FEW_FIELDS),
+             *(("rows", "positions", name) for name in ("seq_axis", "inverse", "axes"))],
         )], few=9,
     ),
     Row(
