@@ -90,7 +90,7 @@ def _as_shape(text: str) -> str:
 
 def _as_order(text: str) -> Any:
     numbers = text.split(",")
-    if len(numbers) > 1 and all(number.isdecimal() for number in numbers):
+    if all(number.isdecimal() for number in numbers):
         return tuple(map(int, numbers))
     return _one_of(*ORDERS)(text)
 

@@ -319,6 +319,11 @@ STATE_ROWS = [
         _at_many_positions, ("offset_positions",), few=23,
     ),
     Row(
+        "decoding_steps",
+        "A decoding step is right at each of 8 consecutive positions after a prompt of 40 rows.",
+        ["rows=2,3,40 order=ascending", "rows=2,3,1 order=40|41|42|43|44|45|46|47"], few=9,
+    ),
+    Row(
         "short_calls_after_a_long_one",
         "A long call leaves nothing behind: shorter calls after it, also at other positions, are right.",
         ["rows=1,2,40|1,2,1050|1,2,3|1,2,40|1,2,4 reach=2000", "kind=float rows=1,2,1050|1,2,3|1,2,4"],
