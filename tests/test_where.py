@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rope_array.testing._wrong import Wrong, alike
 from rope_array.testing._checks import checks
 from rope_array.testing._contract import assert_contract
 from rope_array.testing._definition import apply_definition
+from rope_array.testing._index_words import indices_text
 from rope_array.testing._judge import Judge
 from rope_array.testing._outcome import FAILED, outcome_of
-from rope_array.testing._where import _indices_text, axis_names, describe, element_text, place_of
+from rope_array.testing._values import alike
+from rope_array.testing._where import axis_names, describe, element_text, place_of
+from rope_array.testing._wrong import Wrong
 
 SHAPE = (3, 4, 6, 16)
 
@@ -165,7 +167,7 @@ def indices_of(text, size):
 @settings(deadline=None, max_examples=500)
 @given(st.lists(st.booleans(), min_size=2, max_size=40).filter(lambda each: any(each) and not all(each)))
 def test_a_phrase_names_the_indices(chosen):
-    part = _indices_text("row", np.array(chosen))
+    part = indices_text("row", np.array(chosen))
     if part.simple:
         assert indices_of(part.text, len(chosen)) == [*np.flatnonzero(chosen)]
     else:
@@ -178,7 +180,7 @@ def test_the_phrase_of_a_product_is_of_all_its_sets(case):
     mask, _ = case
     names = axis_names(mask.ndim)
     parts = [
-        _indices_text(name, mask.any(tuple(j for j in range(mask.ndim) if j != i))).text
+        indices_text(name, mask.any(tuple(j for j in range(mask.ndim) if j != i))).text
         for i, name in enumerate(names)
     ]
     text = re.sub(r" \(the last( 2)?\)", "", describe(mask))
