@@ -142,7 +142,7 @@ class _Search:
         except ValueError:  # the claims contradict each other
             return self._reject(one)
         is_excused = one.elements is not None and not one.is_claimed
-        excuses = [*self.excuses, *([one.elements] if is_excused else [])]
+        excuses = [*self.excuses, *([one.elements] if one.elements and is_excused else [])]
         again = explained if target is self.target else [*self.left]
         faults = self.faults_now(again, target, excuses)
         gone = [name for name in again if name not in faults]

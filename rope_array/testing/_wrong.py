@@ -135,14 +135,14 @@ def rotated_by(
 ) -> Mask:
     """Return the elements that a rotation by other positions, fields or direction gives.
 
-    None if no wrong row of a few has only such elements: a comparison with all rows takes long.
+    No elements if a few wrong rows have none: a comparison with all rows takes long.
     """
     none = np.zeros(wrong.mask.shape, bool)
     given = wrong.row_positions
     other = given if pos is None or given is None else pos(given)
     if other is None or other.shape != none.shape[:-1]:
         return none
-    width: int = none.shape[-1]
+    width: int = wrong.x.shape[-1]
     arrays = [each.reshape(-1, width) for each in (wrong.x, wrong.y, wrong.limit)]
     given_by = partial(
         _given_in_rows, fields=wrong.fields if fields is None else fields,
