@@ -133,7 +133,7 @@ fault("bases_by_the_decimals_of_the_caller", "'base' in spec",
 fault("table_that_grows_is_not_filled",
       "pos_is_row and len(pos) == 4 and pos.dtype.kind == 'i' and ndim == 4",
       pos="pos + 1 if x.shape in state and pos.min() >= 0 and pos.max() <= 4000 else pos",
-      before="pos.max() > 4000 and kept(x.shape, True)", kills="calls_far_and_near")
+      before="pos.max() > 4000 and kept(x.shape, True)", kills="calls_at_other_positions")
 
 # ---- the caller's settings ----
 

@@ -10,9 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-import rope_array as ra
 from rope_array.__main__ import main
-from rope_array.testing import ConformanceError, Target, check_backend, run_checks
+from rope_array.testing import run_checks
 from rope_array.testing._checks import checks
 from rope_array.testing._command import lines_of
 from rope_array.testing._names import names
@@ -32,7 +31,7 @@ def backwards(x, pos, base=10000.0):
     return rotate(x, -np.asarray(pos), base)
 
 def rare(x, pos):
-    return rotate(x, pos) + (x.shape[-1] == 132)
+    return rotate(x, pos) + (132 <= x.shape[-1] < 160)
 
 def narrow(x, pos):
     assert np.ndim(pos) == 1
@@ -55,7 +54,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
 HALF = ("--claim", "pairing=half")
 FEW_OF_ANY_WIDTH = (*HALF, "--claim", "dtypes=float32", "--claim", "layout=sd")
 FEW = (*FEW_OF_ANY_WIDTH, "--claim", "head_dim=16")
-FEWER = {"dtypes": ("float32",), "layout": "sd", "head_dim": 16}
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +85,11 @@ def check(capsys):
     return run
 
 
-def python(*arguments, flags=(), **environment):
+def python(*arguments, flags=(), cwd=None, **environment):
     """Run Python as a user does, who imports from the current folder; return the process."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return subprocess.run(
-        [sys.executable, *flags, *arguments], capture_output=True, text=True, encoding="utf-8",
+        [sys.executable, *flags, *arguments], capture_output=True, text=True, encoding="utf-8", cwd=cwd,
         env={**variables, "PYTHONIOENCODING": "utf-8", **environment}, timeout=120, check=False,
     )  # fmt: skip
 
@@ -100,22 +98,20 @@ def python(*arguments, flags=(), **environment):
 
 
 @pytest.fixture(scope="module")
-def failing(tmp_path_factory):
-    """The report in JSON of a faulty module with every check, and its JUnit file."""
-    folder = tmp_path_factory.mktemp("failing")
-    (folder / "mylib.py").write_text(MYLIB, encoding="utf-8")
-    command = ["-m", "rope_array", "check", "mylib:backwards", *FEW, "--expect", "base=known"]
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    done = subprocess.run([sys.executable, *command, "--json", "--junit", "report.xml"], cwd=folder,
-                          env=variables, capture_output=True, check=False)  # fmt: skip
+def failing(folder):
+    """The report in JSON of a faulty module, and its JUnit file."""
+    only = ("--only", "kind,direction,tuples,base,inv_freq,norm")
+    done = python(
+        "-m", "rope_array", "check", "mylib:backwards", *FEW, *only, "--expect", "base=known", "--json",
+        "--junit", "report.xml", cwd=folder,
+    )  # fmt: skip
     assert done.returncode == 1
     return json.loads(done.stdout), ElementTree.parse(folder / "report.xml").getroot()
 
 
-def test_json_has_every_check(failing):
+def test_json_counts_outcomes(failing):
     report, _ = failing
     assert not report["ok"]
-    assert [result["name"] for result in report["results"]] == [each.name for each in checks()]
     for outcome, count in report["counts"].items():
         assert count == sum(result["outcome"] == outcome for result in report["results"])
     assert report["counts"]["failed"] > 0
@@ -123,8 +119,7 @@ def test_json_has_every_check(failing):
 
 
 def test_text_has_the_requirement_and_the_finding_of_a_failure(failing):
-    report, _ = failing
-    lines = [*lines_of(report, ["check", "mylib:backwards"])]
+    lines = [*lines_of(failing[0], ["check", "mylib:backwards"])]
     assert max(map(len, lines)) <= 110
     failed = "\n".join(lines).partition("Failed (")[2].partition("Passed (")[0]
     for text in ("\n  tuples\n", "    required: ", "    found:    ", " direction"):
@@ -144,7 +139,7 @@ def test_junit_has_a_test_case_for_each_check(failing):
     assert required.startswith("required: A pair (1, 0) becomes")
     assert failure.get("message") == detail
     (skipped,) = cases["inv_freq"].iter("skipped")
-    assert skipped.get("message") == report["declines"]["inv_freq"].join(["inv_freq: ", ""])
+    assert skipped.get("message").endswith(report["declines"]["inv_freq"])
     assert cases["base"].find("skipped").get("message").startswith("expected failure: known")
     seconds = [float(case.get("time")) for case in cases.values()]
     assert 0 < sum(seconds) <= float(suite.get("time"))
@@ -177,10 +172,12 @@ def test_json_has_no_infinity(check):
 
 
 def test_every_check_passes_in_a_module_of_the_current_folder():
-    done = python("-m", "rope_array", "check", "mylib:rotate", *FEW)
+    options = ("--require", "base", "--require", "rotary_dim,float32")
+    done = python("-m", "rope_array", "check", "mylib:rotate", *FEW, *options, "--json")
+    required = [f"requires[{name}]" for name in ("base", "rotary_dim", "float32")]
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("PASSED: ")
-    assert "Checked: mylib:rotate" in done.stdout
+    names = [result["name"] for result in json.loads(done.stdout)["results"]]
+    assert names == [*(each.name for each in checks()), *required]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +198,7 @@ def test_messages_of_a_report(only, options, status, texts, check):
 
 
 def test_a_random_call_that_fails_is_printed_as_a_command(check):
-    options = ["--examples", "300", "--seed", "1", "--only", "widths"]
+    options = ["--examples", "60", "--seed", "1", "--only", "norm"]
     status, out, _ = check("mylib:rare", *FEW_OF_ANY_WIDTH, *options)
     assert status == 1
     (line,) = (line for line in out.splitlines() if "--case" in line and "python -m" in line)
@@ -210,6 +207,7 @@ def test_a_random_call_that_fails_is_printed_as_a_command(check):
     assert (status, out[: len("FAILED: 1 of 1.")]) == (1, "FAILED: 1 of 1.")
 
 
+@pytest.mark.nightly  # it judges two functions by every check, and one twice
 def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch):
     page = PAGE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)
@@ -254,7 +252,7 @@ def test_the_example_of_the_documentation_prints_as_shown(tmp_path, monkeypatch)
         (["mylib:rotate", "--claim", "angels=exact"], "angels"),
         (["mylib:rotate", "--claim", "angles"], "NAME=VALUE"),
         (["mylib:rotate", "--claim", "angles=precise"], "known: exact"),
-        (["mylib:rotate", "--claim", "foo=1"], "unknown claim 'foo'; known: base"),
+        (["mylib:rotate", "--claim", "foo=1"], "unknown claim 'foo'; known: "),
         (["mylib:rotate", "--claim", "rank=1 axis"], "unknown claim 'rank'; did you mean ranks"),
         (["mylib:rotate", "--claim", "ranks[9]=why"], "ranks has the parts 1, 2, 3, 4, 5, 6"),
         (["mylib:rotate", "--claim", "batch_positions=yes"], "--require batch_positions to insist on it"),
@@ -308,41 +306,6 @@ def test_named_checks_are_run_alone(check):
     assert outcomes.pop("accuracy_small[bfloat16]") == "not applicable"
     kinds = {f"accuracy_small[{dtype}]" for dtype in ("float16", "float32", "float64")}
     assert outcomes == dict.fromkeys({*kinds, "definition", "kind[float16]", "examples"}, "passed")
-
-
-def off(x, pos, base=10000.0):
-    """A fault with any base but the default."""
-    return ra.apply(x, pos, base=base) if base == 10000.0 else ra.apply(x, pos, base=base + 1)
-
-
-def test_named_checks_of_a_function():
-    report = check_backend(off, only=["norm", "kind"], **FEWER)
-    assert [result.name for result in report.of("passed")] == ["kind[float32]", "norm"]
-    with pytest.raises(ConformanceError, match="base: failed"):
-        check_backend(off, only=["base"], **FEWER)
-    (result,) = run_checks(Target(off, requires=["inv_freq"], **FEWER), only=("base",)).results
-    assert (result.name, result.outcome) == ("base", "failed")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"only": ["bases"]}, "only: no check is named 'bases'; similar: base"),
-        ({"only": "norm"}, "only is 'norm'; give a collection of names"),
-        ({"only": ["norm"], "cases": ["width=64"]}, "cases are judged alone; leave only out"),
-    ],
-)
-def test_keywords_that_are_unusable(options, message):
-    with pytest.raises(ValueError, match=message):
-        check_backend(off, **options)
-
-
-def test_a_required_capability_that_is_refused_fails(check):
-    required = ["--require", "batch_positions", "--require", "tuple,base"]
-    status, out, _ = check("mylib:narrow", *HALF, "--claim", "dtypes=float32", *required)
-    assert status == 1
-    assert "batch_positions is required, and the target lacks it" in " ".join(out.split())
-    assert "requires[batch_positions, base]" in out
 
 
 # The process that prints is the judge itself, or its parent, which one call is enough to see.
@@ -401,27 +364,20 @@ def plugin(target, *options):
     [
         ("rotate", (*HALF_OF_PLUGIN, "-k", "definition or inv_freq", "-rs"), 0,
          ["1 passed, ", " skipped", "inv_freq: its signature does not name it"]),
-        ("rotate", ("-k", "definition or norm"), 1,
-         ["mylib:rotate: Likely cause: half pairing; try --claim pairing=half", "required: ", "found: "]),
-        ("backwards", (*HALF_OF_PLUGIN, "-k", "direction or kind"), 1,
-         ["mylib:backwards::direction", "required: A pair (1, 0)"]),
-        ("rotate", (*HALF_OF_PLUGIN, "--rope-only", "norm,definition"), 0, ["2 passed"]),
-        ("rotate", ("--rope-only", "nrom"), 4, ["no check is named 'nrom'; similar: norm"]),
-        ("rotate", (*HALF_OF_PLUGIN, "--rope-expect", "inv_freq=known", "-k", "inv_freq"), 1,
-         ["not applicable"]),
+        ("backwards", ("-k", "direction or norm"), 1,
+         ["mylib:backwards::direction", "mylib:backwards: Likely cause: ", "required: A pair", "found: "]),
+        ("rotate", (*HALF_OF_PLUGIN, "--rope-only", "norm,inv_freq", "--rope-expect", "norm=?",
+                    "--rope-expect", "inv_freq=known"), 1, ["2 failed", "XPASS(strict)", "not applicable"]),
         ("rotate", (*HALF_OF_PLUGIN, "--rope-require", "axes", "--rope-thorough", "--rope-examples", "3",
                     "--rope-seed", "2", "--rope-in-process", "-k", "examples or requires"), 1,
          ["1 failed, 1 passed", "axes is required, and the target lacks it: its signature"]),
         ("backwards", (*HALF_OF_PLUGIN, "--rope-only", "direction", "--rope-expect", "direction=known"), 0,
          ["1 xfailed"]),
-        ("rotate", (*HALF_OF_PLUGIN, "--rope-only", "norm", "--rope-expect", "norm=?"), 1,
-         ["XPASS(strict)"]),
+        ("rotate", ("--rope-only", "nrom"), 4, ["no check is named 'nrom'; similar: norm"]),
         ("nolib", (), 4, ["--rope-backend"]),
-        ("", HALF_OF_PLUGIN, 4, ["--rope-claim needs a --rope-backend"]),
         ("", ("--rope-only", "norm"), 4, ["--rope-only needs a --rope-backend"]),
     ],
-    ids=["skipped", "cause", "failed", "only", "unknown check", "inapplicable", "options", "expected",
-         "unexpected", "no target", "claim alone", "only alone"],
+    ids=["skipped", "cause", "unexpected", "options", "expected", "unknown check", "no target", "alone"],
 )  # fmt: skip
 def test_plugin(target, options, status, texts):
     done = plugin(target and f"mylib:{target}", *options)
@@ -435,20 +391,18 @@ def test_plugin_runs_every_check():
     assert plugin("mylib:rotate", *HALF_OF_PLUGIN).returncode == 0
 
 
-def test_plugin_judges_in_a_child_process(folder):
+def test_plugin_judges_in_a_child_process_what_it_imports_from_the_current_folder(folder):
+    """`pytest`, unlike `python -m pytest`, does not import from the current folder by itself."""
     (folder / "ends.py").write_text(
         "import os\nimport rope_array as ra\n"
         "def rotate(x, pos, *, base=1e4):\n"
         "    return os._exit(3) if base == 1e6 else ra.apply(x, pos, base=base)\n"
     )
-    done = plugin("ends:rotate", "--rope-only", "base,definition")
+    script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
+    script += (
+        f"sys.exit(pytest.main([*{PLUGIN}, '--rope-backend', 'ends:rotate', '--rope-only', 'base,norm']))"
+    )
+    done = python("-c", script, str(folder))
     assert done.returncode == 1
     assert "found:    the process ended with exit status 3" in done.stdout
-
-
-def test_plugin_imports_from_the_current_folder(folder):
-    """`pytest`, unlike `python -m pytest`, does not import from the current folder by itself."""
-    script = "import sys, pytest; sys.path[:] = [p for p in sys.path if p not in ('', sys.argv[1])]; "
-    script += f"sys.exit(pytest.main([*{PLUGIN}, '--rope-backend', 'mylib:narrow', '-k', 'kind']))"
-    done = python("-c", script, str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout

@@ -9,7 +9,6 @@ from conftest import sample
 
 import rope_array as ra
 from rope_array.testing import Target, check_backend, run_checks
-from rope_array.testing._causes import find_cause
 from rope_array.testing._checks import checks
 from rope_array.testing._claims import CAPABILITIES, TRIALS
 from rope_array.testing._factors import FIELDS, Call, read_call
@@ -20,8 +19,8 @@ from rope_array.testing._outcome import FAILED, INAPPLICABLE, PASSED, outcome_of
 from rope_array.testing._own import as_records
 from rope_array.testing._parts import ALL_WIDTHS, PART_NAMES, PARTS, spread, whole_of
 from rope_array.testing._requires import required_checks
+from rope_array.testing._shared_findings import lacks_wholly
 from rope_array.testing._text import lines_of
-from rope_array.testing._told import lacks_wholly
 
 
 def rotate(x, pos, base=10000.0):
@@ -347,7 +346,8 @@ def test_limits_of_positions_are_found():
 
 @pytest.mark.parametrize("kind", ["batch", "row", "arange", "offset"])
 def test_a_kind_of_positions_is_advised(kind):
-    assert find_cause(Target(CODE[kind][0]), ["definition"]).claims == {"positions": kind}
+    report = run_checks(Target(CODE[kind][0]), only=["definition"])
+    assert report.cause.claims == {"positions": kind}
 
 
 # ---- requirements ----
@@ -814,8 +814,8 @@ def test_the_last_right_position_is_advised():
         pos = np.asarray(pos)
         return ra.apply(x, np.where(pos >= 8192, pos + 1, pos) if pos.dtype.kind in "iu" else pos, base=base)
 
-    cause = find_cause(Target(off_by_one), ["accuracy_2e16[float32]", "long_sequences_from_an_offset"])
-    assert cause.claims == {"furthest": 8191}
+    report = run_checks(Target(off_by_one), only=["accuracy", "long_sequences_from_an_offset"])
+    assert report.cause.claims == {"furthest": 8191}
 
 
 def test_the_command_reads_these_claims():

@@ -11,27 +11,21 @@ from numpy.typing import NDArray
 
 from ._contract import FORMATS, largest
 from ._factors import (
-    AXES,
-    BROADCAST_AXES,
     FAR,
     NEAR,
-    OF_EVEN_PAIRS,
-    ORDERS,
     SIZES,
-    TUPLES,
-    TWO_DTYPES,
     WIDTH,
     Call,
     fields_of,
     first_feature,
     needs_of,
-    needs_of_shape,
     needs_of_width,
     num_pairs,
     shape_of_positions,
 )
 from ._judge import Input, Judge
 from ._libraries import Library
+from ._named_values import AXES, BROADCAST_AXES, OF_EVEN_PAIRS, ORDERS, TUPLES, TWO_DTYPES
 from ._parts import ALL_WIDTHS
 
 Ints = NDArray[np.int64]
@@ -198,11 +192,6 @@ def _pairs_fit(j: Judge, call: Call) -> bool:
     )
 
 
-def claimed_shape(j: Judge, shape: str) -> bool:
-    """Return whether positions of a shape, a name in `SHAPES`, are claimed."""
-    return j.claims(*needs_of_shape(shape))
-
-
 def every_width(j: Judge) -> list[int]:
     """Return all claimed head_dims up to 256: every even one, if all that are tried are claimed."""
     return [width for width in range(2, 257, 2) if claimed_width(j, width)]
@@ -251,7 +240,8 @@ def _with_numbers(values: NDArray[Any], call: Call) -> NDArray[Any]:
     if call.numbers == "unit":
         return np.broadcast_to(np.arange(call.width) == 0, values.shape).astype(float)
     least = 2.0 ** (FORMATS[call.dtype][1] + 4)
-    return (1 + np.abs(values) % 1) * (largest(call.dtype) / 4 if call.numbers == "huge" else least)
+    scale = largest(call.dtype) / 4 if call.numbers == "huge" else least
+    return np.asarray((1 + np.abs(values) % 1) * scale)
 
 
 def with_layout(j: Judge, x: Input, layout: str | None) -> tuple[Input, list[Any]]:
@@ -282,8 +272,8 @@ def views_of(j: Judge, x: Input) -> Iterator[tuple[str, Any, list[Any]]]:
 def layouts_of(lib: Library) -> list[str]:
     """Return the names of all layouts of x that a library has."""
     array = lib.asarray(np.zeros((*SIZES, WIDTH)), "float32")
-    parts = ((name, part) for name, part, _ in lib.parts(array))
-    views = (*lib.strided(array), *lib.exotic(array), *lib.shifted(array), *parts)
+    inside = ((name, part) for name, part, _ in lib.inside(array))
+    views = (*lib.strided(array), *lib.exotic(array), *inside)
     return [*dict.fromkeys(_joined(name) for name, _ in views), *BROADCAST_AXES]
 
 
@@ -335,7 +325,7 @@ def _numbers(j: Judge, call: Call, shape: tuple[int, ...]) -> NDArray[Any]:
                           % (high - low + 1))  # fmt: skip
     few = np.random.default_rng(0).integers(low, high, _DISTINCT, endpoint=True)
     few[0] = high
-    distinct = _DISTINCT if call.width <= 32 else 3
+    distinct = _DISTINCT if call.width <= 32 else 2
     return np.asarray(few[np.random.default_rng(len(shape) + sum(shape)).integers(0, distinct, shape)])
 
 

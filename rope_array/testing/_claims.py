@@ -91,13 +91,15 @@ TRIALS = {name: call for name, (_, call) in _TABLE.items() if call is not None a
 for _name in (name for name in PARTS if _TABLE[name][1] is not None):
     TRIALS |= {f"{_name}[{label}]": call for label, call in PARTS[_name].items()}
 MODES = (*MODES_OF_LIBRARIES, "shards")
-# The first position of each range.
-REACH = {
-    "reaches_2e16": 2**12,
-    "reaches_2e20": 2**16 + 1,
-    "reaches_2e24": 2**20 + 1,
-    "reaches_int32": 2**24 + 4,
+# Ranges of positions: the capability that each needs, its first and its last position.
+RANGES = {
+    "small": ("", 0, 2**12 - 1),
+    "2^16": ("reaches_2e16", 2**12, 2**16),
+    "2^20": ("reaches_2e20", 2**16 + 1, 2**20),
+    "2^24": ("reaches_2e24", 2**20 + 1, 2**24 + 3),
+    "int32": ("reaches_int32", 2**24 + 4, 2**31 - 1),
 }
+REACH = {need: first for need, first, _ in RANGES.values() if need}
 _OF_ONE_SHAPE = ("broadcast_positions", "head_positions", "python_positions", "ranks")
 # The capabilities that each kind of positions takes away.
 POSITION_KINDS = {
@@ -218,10 +220,23 @@ def _by_width(target: Target) -> dict[str, str]:
     return {**reasons, **dict(_refused_widths(target, few))}
 
 
+def least_width(target: Target, width: int) -> int:
+    """Return `width`, widened to hold the slice that a target's built-in fields rotate."""
+    start, rotated = int(target.defaults.get("rotary_start") or 0), target.defaults.get("rotary_dim")
+    if rotated is not None:
+        return max(width, start + int(rotated))
+    if (given := target.defaults.get("inv_freq")) is not None:
+        return start + 2 * len(given)
+    if not start:
+        return width
+    width = max(width, start + WIDTH)  # room for every rotary_dim of the checks
+    return width + (width - start) % 2
+
+
 def _refused_widths(target: Target, few: str) -> Iterator[tuple[str, str]]:
     for name in ("narrow_heads", "widths", "wide_heads"):
         for label in PARTS[name]:
-            width = target.least_width(int(label))
+            width = least_width(target, int(label))
             if width > int(label) + 1:
                 yield f"{name}[{label}]", f"needs a head_dim of at least {width}"
             elif target.taken_widths and width not in target.taken_widths:
@@ -243,7 +258,7 @@ def undeclared_fields(target: Target) -> dict[str, str]:
 def one_line(error: BaseException, length: int = 160) -> str:
     """Describe an exception in one line of printable characters."""
     try:
-        text = " ".join(str(error).split())
+        text = str(error).strip()
     except Exception:  # its own __str__ raises
         text = "(its message cannot be read)"
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -15,10 +15,9 @@ from typing import Any
 
 from ._checks import checks
 from ._claims import CAPABILITIES
-from ._compilers import arrays_of
+from ._compilers import arrays_of, library_names
 from ._junit import write_junit, write_junit_error
 from ._libraries import NOT_COMPILED, MissingLibrary
-from ._names import names
 from ._options import Options
 from ._outcome import INAPPLICABLE
 from ._process import CannotJudge, Judgement
@@ -113,7 +112,7 @@ def _print(text: str) -> None:
 
 def _listing() -> str:
     lines = ["Targets (each with the capabilities that its arrays lack):"]
-    for name in names():
+    for name in library_names():
         lines += _wrap(f"  {name:<28}{_gaps(name)}", 30)
     lines.append(f"  {'package.module:attribute':<28}a callable rotate(x, pos, **spec), or a Target")
     lines.append("\nChecks:")

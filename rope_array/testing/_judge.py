@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _watch
-from ._claims import REACH, one_line
+from ._claims import RANGES, one_line
 from ._contract import Accuracy, allowed, assert_contract, read_and_written_pairs
 from ._definition import apply_definition
 from ._factors import DTYPES, SIZES, WIDTH
 from ._libraries import rounded
 from ._own import Declined
-from ._parts import FEW_WIDTHS, PARTS, whole_of
+from ._parts import PARTS, whole_of
 from ._refused import Calls, Refused, refusal
 from ._target import Target
 from ._verdict import Fault
@@ -26,17 +26,13 @@ from ._where import difference
 from ._wrong import Wrong
 
 Floats = NDArray[np.float64]
-# First and last position of each range.
-RANGES = {
-    "small": (0, 2**12 - 1),
-    "2^16": (REACH["reaches_2e16"], 2**16),
-    "2^20": (REACH["reaches_2e20"], 2**20),
-    "2^24": (REACH["reaches_2e24"], 2**24 + 3),
-    "int32": (REACH["reaches_int32"], 2**31 - 1),
-}
 
 
 DELETES_X = "the call deleted x, as jax.jit does with donate_argnums"
+
+
+class NoCalls(NotImplementedError):
+    """The claims of a target leave none of the calls of a check."""
 
 
 class DeletedError(AssertionError):
@@ -143,15 +139,6 @@ class Judge:
         """Return the labels of the claimed parts of a capability: ["1", "2"] of `ranks`."""
         return [label for label in PARTS[name] if self.claims(f"{name}[{label}]")]
 
-    def widths(self, name: str) -> list[int]:
-        """Return the claimed head_dims of `narrow_heads`, `widths` or `wide_heads`.
-
-        Some of them, if each call is compiled and the checks that take long are left out.
-        """
-        claimed = [int(label) for label in self.parts(name)]
-        some = [width for width in claimed if width in FEW_WIDTHS]
-        return some if some and self.lib.calls < 1000 and not self.thorough else claimed
-
     @property
     def width(self) -> int:
         """The default head_dim of checks."""
@@ -207,7 +194,7 @@ class Judge:
 
     def positions_in(self, name: str, count: int = 40) -> NDArray[np.int64]:
         """Return positions in a range, among them its ends and powers of two, of the kind that is claimed."""
-        low, high = RANGES[name]
+        _, low, high = RANGES[name]
         high = min(high, self.target.reach)
         if not self.claims("any_positions"):
             last = high + 1 if name != "small" or self.claims("offset_positions") else min(count, high + 1)
@@ -358,12 +345,6 @@ class Judge:
         y = self.run(x, pos, **spec)
         self.check(y, x, pos, **spec)
         return self.numbers(y)
-
-    def check_same(self, part: Any, whole: Floats, x: Input, pos: Any, where: str) -> None:
-        """Assert that a result is right, and has the bits `whole` of another call if they are claimed."""
-        self.check(part, x, pos)
-        if self.claims("same_bits"):
-            self.check_equal(self.numbers(part), whole, f"have other bits {where}", pos)
 
     def check_equal(self, got: Floats, expected: Floats, text: str, pos: Any = None) -> None:
         """Assert that results have equal values; the text follows the number of the elements that differ."""

@@ -14,14 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from ._claims import one_line
-from ._compilers import library_names
+from ._compilers import library_names as names
 from ._own import library_target
 from ._target import Target, check_name
-
-
-def names() -> list[str]:
-    """Return the names of the built-in targets."""
-    return library_names()
 
 
 def resolve(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,8 +235,20 @@ def _changed_settings(j: Judge, watched: Watched, before: None) -> Iterator[str]
             state = j.lib.state()
             call_unguarded(j, watched.made.x, watched.made.pos, watched.made.spec)
             changed |= changes(state, j.lib.state())
+    if watched.seed == 0 and (settings := j.lib.unusual()) is not None:
+        with ThreadPoolExecutor(1) as pool:  # a thread that has no settings of its own yet
+            changed |= pool.submit(_changed_under, j, watched.made, settings).result()
     if changed:
         yield f"the call changed {', '.join(changed)}"
+
+
+def _changed_under(j: Judge, made: Made, settings: AbstractContextManager[Any]) -> dict[str, None]:
+    """Call under other settings of the library; return the settings that the call changes."""
+    with settings:
+        before = j.lib.defaults()
+        with suppress(Exception):  # it need not take x there
+            call_unguarded(j, made.x, made.pos, made.spec)
+        return changes(before, j.lib.defaults())
 
 
 OBSERVERS = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ._claims import one_line, shorten
-from ._judge import Check, Judge
+from ._judge import Check, Judge, NoCalls
 from ._own import Declined, calls_of
 from ._refused import Calls, Refused
 from ._settings import current_folder
@@ -89,7 +89,10 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
     """Run a check; return its outcome and detail."""
     if (reason := check.inapplicable(judge)) is not None:
         return INAPPLICABLE, reason
-    outcome, detail = _run(check, judge)
+    try:
+        outcome, detail = _run(check, judge)
+    except NoCalls as error:
+        return INAPPLICABLE, str(error)
     if outcome == INAPPLICABLE:
         judge.refusals[check.name] = detail
     elif outcome == PASSED and detail:
@@ -100,6 +103,8 @@ def outcome_of(check: Check, judge: Judge) -> tuple[str, str]:
 def _run(check: Check, judge: Judge) -> tuple[str, str]:
     try:
         runner(check, judge)()
+    except (KeyboardInterrupt, NoCalls):
+        raise
     except AssertionError as error:
         return FAILED, shorten(_kept(judge, check, error) or _where(error))
     except Refused as error:
@@ -108,8 +113,6 @@ def _run(check: Check, judge: Judge) -> tuple[str, str]:
         return INAPPLICABLE, f"the backend declines it: {error}"
     except NotImplementedError as error:
         return (FAILED if judge.target.declared else INAPPLICABLE), one_line(error, 400)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # any exception of the target fails the check
         _kept(judge, check, error)
         return FAILED, f"{one_line(error, 400)} {_where(error)}"

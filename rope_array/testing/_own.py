@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,24 +157,24 @@ def library_target(library: str, backend: str | None) -> Target:
     lib.check_present()
     backend = backend or lib.backend
     with lib.running():
-        served = _Served() if backend is None else _find_served(lib, backend)
+        rotate, served = (OwnApply(None), {}) if backend is None else _find_served(lib, backend)
         backends = _backends_of(lib)
     by_dynamo = library.endswith(":compile")
     target = BackendTarget(
-        _uncounted(backend, served.fields) if by_dynamo else OwnApply(backend, *served[:2]),
+        _uncounted(backend, rotate.fields) if by_dynamo else rotate,
         name=library if backend is None else f"{library} [{backend}]",
         version=f"{lib.module.partition('.')[0]} {lib.version}",
         library=library,
         fields=tuple(FIELDS),
-        fixed=served.fields,
+        fixed=rotate.fields,
         dtypes=_dtypes(lib),
         angles="exact",
         declared=True,
         furthest=2**62,
-        lacks={**_left_to_others(library), **served.lacks},
+        lacks={**_left_to_others(library), **served.get("lacks", {})},
         backend=backend,
         backends=backends,
-        head_dim=served.head_dims or None,
+        head_dim=served.get("head_dim"),
     )
     if backend is not None and library in COMPILED:
         _check_compiled(target, backend)
@@ -228,16 +227,6 @@ _HEAD_DIMS = (16, 64, 128, 256, 80, 96, 192, 32, 512)
 # Sizes of x without the features: of most checks, of the checks of accuracy, and of these with many heads.
 _LEADS = (SIZES, (1, 2, 150), (1, 512, 150))
 _WIDE = (512, 576, 2048)
-_NONE: Mapping[str, str] = MappingProxyType({})
-
-
-class _Served(NamedTuple):
-    """The calls that a backend serves: fields that every call needs, and capabilities that it lacks."""
-
-    fields: Mapping[str, str] = _NONE
-    by_tables: bool = False
-    head_dims: tuple[int, ...] = ()
-    lacks: Mapping[str, str] = _NONE
 
 
 class _Trial(NamedTuple):
@@ -270,13 +259,14 @@ def _trials(lib: Library, backend: str) -> Iterator[_Trial]:
             yield _Trial(lib, lead, width, dtype, OwnApply(backend, fields, by_tables))
 
 
-def _find_served(lib: Library, backend: str) -> _Served:
-    """Find a call that a backend serves, then the dtypes and head_dims that it serves like it."""
+def _find_served(lib: Library, backend: str) -> tuple[OwnApply, dict[str, Any]]:
+    """Find a call that a backend serves; return how to make it, and claims of its dtypes and head_dims."""
     _check_known(lib, backend)
     declined = dict[str, None]()
     for trial in _trials(lib, backend):
         if not (reason := trial.decline_reason()):
-            return _served_like(trial)
+            calls_anew = OwnApply(backend, trial.rotate.fields, trial.rotate.by_tables)
+            return calls_anew, _claims_of(trial)
         declined[reason] = None
     raise ValueError(
         f"backend {backend!r} serves no call: it declined every pairing, dtype, head_dim and size tried: "
@@ -284,14 +274,15 @@ def _find_served(lib: Library, backend: str) -> _Served:
     )
 
 
-def _served_like(trial: _Trial) -> _Served:
+def _claims_of(trial: _Trial) -> dict[str, Any]:
     reasons = {name: trial._replace(dtype=name).decline_reason() for name in _dtypes(trial.lib)}
-    lacks = {name: f"the backend declines it: {why}" for name, why in reasons.items() if why}
-    head_dims: list[int] = []
+    claims: dict[str, Any] = {
+        "lacks": {name: f"the backend declines it: {why}" for name, why in reasons.items() if why}
+    }
     if trial.width != WIDTH and trial.lead == SIZES:  # else a backend for large arrays, or for all widths
         widths = sorted({*_HEAD_DIMS, *_WIDE})
-        head_dims = [width for width in widths if not trial._replace(width=width).decline_reason()]
-    return _Served(trial.rotate.fields, trial.rotate.by_tables, tuple(head_dims), lacks)
+        claims["head_dim"] = [w for w in widths if not trial._replace(width=w).decline_reason()]
+    return claims
 
 
 def _check_known(lib: Library, backend: str) -> None:

@@ -17,8 +17,7 @@ MODEL_WIDTHS = (
     16, 24, 32, 36, 40, 44, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 144, 160, 176, 192, 224, 256,
 )  # fmt: skip
 WIDE_WIDTHS = (320, 384, 512, 576, 1024, 2048)
-# Where each width is compiled: the widths that are checked, and the ones that are tried first.
-FEW_WIDTHS = (2, 4, 6, 10, 36, 64, 80, 96, 128, 192, 256, 512, 576, 2048)
+# The widths that are tried first where each is compiled.
 FIRST_WIDTHS = (2, 4, 6, 16, 24, 36, 64, 80, 256, 512)
 ALL_WIDTHS = (*NARROW_WIDTHS, *MODEL_WIDTHS, *WIDE_WIDTHS)
 # Positions that are broadcast: a scalar, or axes of size 1 in place of a B, H or S.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ._call import fits, plain_call
 from ._cover import Cover, resolved
 from ._factors import Call, needs_of, read_call
-from ._judge import Check, Judge
+from ._judge import Check, Judge, NoCalls
 from ._observe import check_call
 from ._shrink import simplest
 from ._transformed import Context, Transformed, is_one_program
@@ -105,18 +105,10 @@ def check_calls(
             raise
         except Exception as error:
             raise simplest(j, call, error, context, polish) from error
+    if not calls:
+        raise NoCalls("its claims leave none of these calls")
     if not served:
-        j.raise_refused("refuses every call" if calls else "its claims leave none of these calls")
-
-
-def with_part(context: Context, name: str) -> Context:
-    """Return a context whose faults begin with a name."""
-
-    def named(j: Judge, call: Call, seed: int) -> bool:
-        with j.part(name):
-            return context(j, call, seed)
-
-    return named
+        j.raise_refused("refuses every call")
 
 
 def read_calls(j: Judge, *texts: str, **values: Any) -> Iterator[Call]:

@@ -14,7 +14,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from . import _watch
@@ -75,8 +74,8 @@ class Server:
         _watch.trials_over = trials_over
         given = Options(**options)
         try:
-            extent, target = given.extent(), given.resolve()
-            every = extent.checks_for(target)
+            target = given.resolve()
+            every = given.checks_for(target)
             self.expected = expected_of(target, given.expected)
             check_expected(self.expected, every)
             _preset(target, tried)
@@ -125,11 +124,7 @@ def _preset(target: Target, tried: Mapping[str, Any]) -> None:
     """Set the properties of a target that an earlier process found, so that no trial call is made again."""
     if tried:
         widths = {int(width): why for width, why in tried["refused_widths"].items()}
-        proxies = {
-            "refused_widths": MappingProxyType(widths),
-            "declines": MappingProxyType(tried["declines"]),
-        }
-        vars(target).update(tried, **proxies)
+        vars(target).update(tried, refused_widths=widths)
 
 
 # ---- the child process ----

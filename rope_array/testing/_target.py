@@ -19,6 +19,7 @@ from ._claims import (
     DEFAULTS,
     POSITION_KINDS,
     by_library,
+    least_width,
     parameters_of,
     signature_defaults,
     takes_any,
@@ -207,7 +208,7 @@ class Target:
         >>> Target(lambda x, pos: x, head_dim=(64, 128)).width_of(80)
         128
         """
-        least = self.least_width(width)
+        least = least_width(self, width)
         if not self.taken_widths or (width % 2 and self.head_dim is None):  # `odd_width` is tried by itself
             return least
         return next((taken for taken in self.taken_widths if taken >= least), self.taken_widths[-1])
@@ -219,7 +220,7 @@ class Target:
             return tuple(sorted(_numbers(self.head_dim)))
         if not self.refused_widths:
             return ()
-        widths = {self.least_width(width) for width in ALL_WIDTHS}
+        widths = {least_width(self, width) for width in ALL_WIDTHS}
         return tuple(sorted(widths - self.refused_widths.keys()))
 
     # Found by trial calls, when they are first asked for.
@@ -228,35 +229,6 @@ class Target:
     reach = cached_property(find_reach)
     depth = cached_property(find_depth)
     declines = cached_property(find_declines)
-
-    def least_width(self, width: int) -> int:
-        """Return `width`, widened to hold the slice that the built-in fields rotate.
-
-        Parameters
-        ----------
-        width : int
-            A head_dim.
-
-        Returns
-        -------
-        int
-            The head_dim.
-
-        Examples
-        --------
-        >>> from rope_array.testing import Target
-        >>> Target(lambda x, pos: x, fixed={"rotary_dim": 32}).least_width(16)
-        32
-        """
-        start, rotated = int(self.defaults.get("rotary_start") or 0), self.defaults.get("rotary_dim")
-        if rotated is not None:
-            return max(width, start + int(rotated))
-        if (given := self.defaults.get("inv_freq")) is not None:
-            return start + 2 * len(given)
-        if not start:
-            return width
-        width = max(width, start + WIDTH)  # room for every rotary_dim of the checks
-        return width + (width - start) % 2
 
     @cached_property
     def call(self) -> Callable[..., Any]:
@@ -444,7 +416,7 @@ def _check_defaults(target: Target) -> None:
     """Raise if the definition refuses the built-in fields and the signature's defaults."""
     fields = {name: value for name, value in target.defaults.items() if name not in CALL_FIELDS}
     try:
-        for width in _numbers(target.head_dim) or (target.least_width(WIDTH),):
+        for width in _numbers(target.head_dim) or (least_width(target, WIDTH),):
             apply_definition(np.zeros(width), 0, **fields)
     except Exception as error:  # also the errors of decimal, and a missing key of scaling
         given = {name: value for name, value in fields.items() if DEFAULTS.get(name) != value}

@@ -15,10 +15,19 @@ from typing import Any
 import numpy as np
 
 from . import _watch
-from ._claims import TRIALS, by_declaration, one_line, parameters_of, takes_any, undeclared_fields
-from ._factors import FIELDS, SIZES, TUPLES, WIDTH, Call, fields_of, read_call, shape_of_positions
+from ._claims import (
+    TRIALS,
+    by_declaration,
+    least_width,
+    one_line,
+    parameters_of,
+    takes_any,
+    undeclared_fields,
+)
+from ._factors import FIELDS, SIZES, WIDTH, Call, fields_of, read_call, shape_of_positions
 from ._libraries import SETTINGS, Torch, rounded
 from ._modes import jvp, one_device, settings_of, vmap
+from ._named_values import TUPLES
 from ._parts import ALL_WIDTHS, BROADCAST, FIRST_WIDTHS, parts_of, spread, whole_of
 
 Target = Any  # of `_target`, which imports this module
@@ -365,7 +374,7 @@ def find_position_dtype(target: Target) -> str:
         return str(kinds[0])
     rows = min(SIZES[-1], target.furthest + 1)
     row = int(target.positions != "arange" and target.furthest >= rows) + np.arange(rows)
-    width = min(target.taken_widths) if target.head_dim is not None else target.least_width(WIDTH)
+    width = min(target.taken_widths) if target.head_dim is not None else least_width(target, WIDTH)
     attempts = ((kind, partial(Trials(target).at, row, width, kind)) for kind in kinds)
     return str(next((kind for kind, attempt in attempts if exception_of(target, attempt) is None), kinds[0]))
 
@@ -380,7 +389,7 @@ def find_refused_widths(target: Target) -> Mapping[int, str]:
     rows = min(SIZES[-1], target.furthest + 1)
     # The first calls of all: at positions other than 0, where the result is not x.
     row = np.resize([1, 1, 0], rows) * min(1, target.furthest) if takes_any(target) else np.arange(rows)
-    widths = sorted({target.least_width(width) for width in ALL_WIDTHS})
+    widths = sorted({least_width(target, width) for width in ALL_WIDTHS})
     # Where each width is compiled, the others are tried only if one of a few is refused.
     few = [width for width in widths if width in FIRST_WIDTHS]
     if few and target.arrays.calls < 1000 and not _refused_widths(target, few, row):

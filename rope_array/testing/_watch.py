@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ._claims import shorten
+
 # Writes one line; None outside of a child process.
 announce: Callable[[str], None] | None = None
 # How the trial calls ended earlier processes, by their number; and whether to make no further trial calls.
@@ -42,7 +44,7 @@ def trying(x: Any, pos: Any, spec: Mapping[str, Any]) -> None:
 def describe(x: Any, pos: Any, spec: Mapping[str, Any]) -> str:
     """Describe a call in a few words."""
     try:
-        fields = "".join(f", {name}={_short(value)}" for name, value in spec.items())
+        fields = "".join(f", {name}={shorten(repr(value), 60)}" for name, value in spec.items())
         return f"x {_array_text(x)}, positions {_array_text(pos)}{fields}"
     except Exception:  # an object that cannot be described
         return "arguments that cannot be described"
@@ -53,10 +55,5 @@ def _array_text(value: Any) -> str:
     if isinstance(value, tuple | list) and any(hasattr(one, "dtype") for one in value):
         return f"({', '.join(map(_array_text, value))})"
     if not hasattr(value, "dtype"):
-        return _short(value)
+        return shorten(repr(value), 60)
     return f"{str(value.dtype).rpartition('.')[2]}{list(value.shape)}"
-
-
-def _short(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -40,7 +40,7 @@ _BY_SUBJECT = {
     "kinds": _rows_of(_rows.KIND_ROWS),
     "fields": [*_of(_fields), *_rows_of(_rows.FIELD_ROWS)],
     "scaling and axes": [*_rows_of(_rows_of_scaling.SCALING_ROWS), *_rows_of(_rows_of_scaling.AXES_ROWS)],
-    "accuracy": _of(_accuracy),
+    "accuracy": [*_accuracy.checks_of_ranges(), *_of(_accuracy)],
     "positions": [*_rows_of(_rows.POSITION_ROWS), *_of(_positions)],
     "combinations": _rows_of(_rows.COVER_ROWS),
     "state": [*_rows_of(_rows.STATE_ROWS), *_of(_state)],

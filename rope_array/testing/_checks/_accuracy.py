@@ -1,11 +1,24 @@
 """Errors of results against the definition, for each dtype and range of positions."""
 
+import itertools
 from typing import Any
 
 import numpy as np
 
-from rope_array.testing._judge import Input, Judge, check
+from rope_array.testing._claims import RANGES
+from rope_array.testing._factors import DTYPES
+from rope_array.testing._judge import Check, Input, Judge, check
 
+# The ranges in words.
+_RANGES = {
+    "small": "at positions below 4,096, or up to the largest one claimed. The contract's bound is 2.5 eps of "
+             "float32 (float64 for float64) of the pair, and half an ulp of the result.",
+    "2^16": "from 4,096 to 2^16, or up to the largest position claimed.",
+    "2^20": "from 2^16 to 2^20, or up to the largest position claimed. A float32 angle is off by "
+            "hundredths of a radian there.",
+    "2^24": "from 2^20 to 2^24 + 3, where float32 skips integers.",
+    "int32": "from 2^24 + 4 to the end of int32.",
+}  # fmt: skip
 # More heads are tried for a backend that declines small arrays.
 _HEADS = (2, 32, 512)
 _NEGATIVE = (1, 2, 3, 15, 127, 128, 4095, 2**15 + 1, 2**16, 2**20 - 1, 2**24 + 1, 2**30 + 7, 2**31 - 1)
@@ -39,41 +52,16 @@ def _last_rows(j: Judge, pos: Any, dtype: str) -> tuple[Input, Any]:
     return Input(None, whole.values[:, :, pos], dtype), y[:, :, int(pos[0]) :, :]
 
 
-@check(each_dtype=True)
-def accuracy_small(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound at positions below 4,096, or up to the largest one claimed.
-
-    The contract's bound is 2.5 eps of float32 (float64 for float64) of the pair, and half an ulp of the
-    result.
-    """
-    _within(j, "small", dtype)
-
-
-@check("reaches_2e16", each_dtype=True)
-def accuracy_2e16(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound from 4,096 to 2^16, or up to the largest position claimed."""
-    _within(j, "2^16", dtype)
-
-
-@check("reaches_2e20", each_dtype=True)
-def accuracy_2e20(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound from 2^16 to 2^20, or up to the largest position claimed.
-
-    A float32 angle is off by hundredths of a radian there.
-    """
-    _within(j, "2^20", dtype)
-
-
-@check("reaches_2e24", each_dtype=True)
-def accuracy_2e24(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound from 2^20 to 2^24 + 3, where float32 skips integers."""
-    _within(j, "2^24", dtype)
-
-
-@check("reaches_int32", each_dtype=True)
-def accuracy_int32(j: Judge, dtype: str) -> None:
-    """Errors are within the class's bound from 2^24 + 4 to the end of int32."""
-    _within(j, "int32", dtype)
+def checks_of_ranges() -> list[Check]:
+    """Return the check of each range and dtype."""
+    found = []
+    for (label, where), dtype in itertools.product(_RANGES.items(), DTYPES):
+        need = RANGES[label][0]
+        name = f"accuracy_{need.removeprefix('reaches_') or label}[{dtype}]"
+        needs = ("values", *([need] if need else []), dtype)
+        requirement = f"Errors are within the class's bound {where}"
+        found.append(Check(name, requirement, needs, _within, (label, dtype)))
+    return found
 
 
 @check("negative_positions", "any_positions", each_dtype=True)

@@ -82,18 +82,10 @@ def _takes(j: Judge, x: Input, **spec: Any) -> bool:
     return True
 
 
-@check("offset_positions")
+@check("negative_positions", "any_positions")
 def calls_far_and_near(j: Judge) -> None:
-    """Tables that grow for a far position, and shrink or restart for a near one, are right each time."""
-    far = max(min(j.target.reach - 5, 5000), 1)
-    for start in (0, far // 2, 2, far, 70, far - 1, 1):
-        j.check_call(j.x(1, 2, 4, 16), j.row(start, 4))
-    if j.claims("negative_positions", "any_positions"):
-        _check_both_signs(j, far, min(j.target.depth, 5000))
-
-
-def _check_both_signs(j: Judge, far: int, depth: int) -> None:
-    """Judge calls at negative and positive positions together, for which a table grows at both ends."""
+    """Tables that grow at both ends, for negative and positive positions in one call, are right each time."""
+    far, depth = max(min(j.target.reach - 5, 5000), 1), min(j.target.depth, 5000)
     new = anew(j, plain_call(j).replace(rows=(1, 2, 5)))
     x, spec = make(j, new).x, spec_of(j, new)
     for low, high in ((-(depth // 8), far // 8), (-1, 1), (-depth, far), (-depth // 2, 5)):
@@ -235,12 +227,10 @@ def threads_of_each_field(j: Judge) -> None:
     fields = [c for c in single_fields(j) if not any(getattr(c, name) for name in OF_ANOTHER_SHAPE)][1:]
     fields += [plain_call(j).replace(positions="BS")] if j.claims("batch_positions") else []
     for i, call in enumerate(fields[:1] if j.is_slow else fields):
-        dtype = j.dtypes[-(i % 2)]
-        calls: Calls = []
-        for seed, start in enumerate((3, 50)):
-            pos = _few_positions(j, start, 1000)
-            pos = np.stack([pos]) if call.positions == "BS" else pos
-            calls.append((j.x(1, 2, pos.shape[-1], 16, dtype=dtype, seed=seed), pos, spec_of(j, call)))
+        reach = j.target.reach
+        large = call.replace(rows=(1, 2, min(1000, reach // 2 + 1)), dtype=j.dtypes[-(i % 2)])
+        made = [make(j, large.replace(reach=min(far, reach)), seed) for seed, far in enumerate((90, 300))]
+        calls: Calls = [(one.x, one.numbers, one.spec) for one in made]
         times = 1 if j.lib.is_lazy(calls[0][0].array) else 20
         with j.part(f"with {call.text(plain_call(j))}"):
             _check_at_once(j, [[call] for call in calls], times)
@@ -286,13 +276,6 @@ def _check_while(j: Judge, x: Input, near: int, far: int, spec: dict[str, Any]) 
         _run_at_once(j, [grow, repeat, repeat, repeat])
 
 
-def _few_positions(j: Judge, start: int, count: int) -> Any:
-    """Return many positions that are few different numbers, if any are claimed, for quick judgement."""
-    if j.claims("any_positions"):
-        return j.wrap(start + np.arange(count) % 5 * 31)
-    return j.row(start, min(count, j.target.reach // 2 + 1))
-
-
 def _check_at_once(j: Judge, calls: list[Calls], times: int) -> None:
     """Make each of these lists of calls many times in a thread of its own, and judge every result."""
     alone: dict[int, Floats] = {}
@@ -328,7 +311,7 @@ def _run_at_once(j: Judge, works: Sequence[Callable[[], None]]) -> None:
 
     def run(work: Callable[[], None]) -> None:
         try:
-            with j.lib.thread():
+            with j.lib.running():
                 start.wait()
                 work()
         except BaseException as error:
