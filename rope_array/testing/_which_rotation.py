@@ -1,6 +1,6 @@
 """Find which rotation plain calls are: in another library or layout, of other fields, backwards.
 
-The search is `rope_array.diagnose`'s. The code is called again for each library, layout and kind of positions.
+The search is `rope_array.diagnose`'s. The code is called for each library, layout and kind of positions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from ._claims import one_line
 from ._contract import Accuracy, assert_contract
 from ._factors import SIZES, WIDTH
-from ._hypotheses import Hypothesis, casting, of_likeness, together
+from ._hypothesis import Hypothesis, casting, of_likeness, together
 from ._judge import Floats, Input, Judge
 from ._own import RULES, OwnApply
 from ._target import Target
-from ._wrong import OTHER_DIRECTION, by_positions
+from ._values import OTHER_DIRECTION, by_positions
 
 _LAYOUTS = ("...sd", "bshd", "sbhd", "hsd", "shd", "bsd", "sd", "1hsd", "1shd", "b1sd", "11sd")
 _PLAIN = {"pairing": "interleaved", "base": 10000.0, "rotary_start": 0}
