@@ -63,14 +63,7 @@ def test_simplifying_ends_if_all_but_the_plain_value_fail(name):
 
 def test_fixed_checks_miss_the_planted_fault():
     """Only a random call finds it, so that the tests above show what random calls add."""
-    one = judge(wrong_beyond_148_features)
-    names = (
-        "combinations",
-        "one_field_at_every_width",
-        "widths_and_fields",
-        "sizes_and_fields",
-        "rotary_start",
-    )
+    one, names = judge(wrong_beyond_148_features), ("widths_and_fields", "rotary_starts_of_wide_heads")
     assert {outcome_of(check, one)[0] for check in checks() if check.name in names} == {PASSED}
 
 
@@ -78,12 +71,40 @@ def test_the_printed_case_fails_again():
     (case,) = extra_checks(cases=["dtype=float64 width=150 rotary_start=2"])
     text = detail(case, judge(wrong_beyond_148_features))
     assert text.startswith("wrong with dtype=float64 width=150 rotary_start=2; right with dtype=float32")
-    assert outcome_of(case, judge(ra.apply)) == (PASSED, "")
 
 
-def test_the_library_passes_random_calls():
-    (examples,) = extra_checks(150, seed=3)
-    assert outcome_of(examples, judge(ra.apply)) == (PASSED, "")
+def test_the_library_passes_random_calls_and_cases():
+    cases = ("rotary_dim=most", "pairing=other out_pairing=other width=64", "layout=transposed kind=int32")
+    for check in extra_checks(150, seed=3, cases=cases):
+        assert outcome_of(check, judge(ra.apply)) == (PASSED, "")
+
+
+def writes_x(x, pos, **spec):
+    y = ra.apply(x, pos, **spec)
+    for one in x if isinstance(x, tuple) else (x,):
+        if "base" in spec and one.flags.writeable:
+            one[..., 0] = 0
+    return y
+
+
+def sets_threads(x, pos, **spec):
+    if spec.get("pairing") == "half":
+        os.environ["OMP_NUM_THREADS"] = "1" if os.environ.get("OMP_NUM_THREADS") == "2" else "2"
+    return ra.apply(x, pos, **spec)
+
+
+@pytest.mark.parametrize(
+    ("rotate", "case", "observer"),
+    [(writes_x, "base=500.0", "inputs_unchanged"), (sets_threads, "pairing=half", "settings_unchanged")],
+)
+def test_what_an_observer_sees_fails_the_case_or_the_random_calls(rotate, case, observer, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (given,) = extra_checks(cases=[case])
+    for check in (given, *extra_checks(200)):
+        assert detail(check, judge(rotate)).startswith(f"{observer}: ")
+    one = judge(rotate)
+    one.told.add(observer)  # its own check told of it
+    assert not outcome_of(given, one)[1].startswith(observer)
 
 
 def test_calls_depend_on_the_seed_only():
@@ -166,12 +187,24 @@ def test_random_calls_that_are_all_refused_do_not_apply():
         ("pairing=both", "give one of interleaved, half"),
         ("positions=SB", "give one of S, scalar, 1"),
         ("scaling=3", "give one of yarn, ntk, linear, .* or a rule in JSON"),
+        ("kind=int65", "give one of int64, int32"),
+        ("layout=diagonal", "unknown layout 'diagonal'; give one of transposed, a_slice"),
     ],
     ids=lambda text: text.partition("=")[0] if "=" in text else None,
 )
 def test_a_case_that_cannot_be_read_is_an_error(text, message):
     with pytest.raises(ValueError, match=message):
-        extra_checks(cases=[text])
+        extra_checks(cases=[text], target=resolve("numpy"))
+
+
+def test_no_value_is_simpler_than_a_simpler_one():
+    """The search for a simpler call ends: it takes any simpler value that fails."""
+    for name, factor in FACTORS.items():
+        values = [value for value in (factor.plain, *factor.levels) if not isinstance(value, str | None)]
+        values += [] if name != "scaling" else ["yarn", "ntk", "linear"]
+        for value in values:
+            for simpler in factor.simpler(value):
+                assert simpler == value or value not in factor.simpler(simpler), (name, value, simpler)
 
 
 def test_a_case_that_contradicts_itself_fails():

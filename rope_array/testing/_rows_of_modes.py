@@ -52,14 +52,19 @@ def _wide(j: Judge) -> list[int]:
 
 
 _FIELDS_OF_X = {**FEW_FIELDS, "in_tuple": 0}
-# Any two simple fields; each field for many rows and at positions of shape (B, S); kinds and far positions.
+# Any two simple fields, each field for many rows of a batch, many rows, and kinds and ranges of positions.
+# Few calls: XLA takes a tenth of a second for each.
 _PROGRAMS = (
     Cover(
-        {**dict.fromkeys(("seq_axis", *SIMPLE_FIELDS), 1), "dtype": True, "rows": [(2, 3, 3)]},
+        {**dict.fromkeys(("seq_axis", *SIMPLE_FIELDS), 1), "rows": [(2, 3, 3)],
+         "dtype": ["bfloat16", "float16", "float64"]},
         [("dtype", *some) for some in pairs_among(("seq_axis", *SIMPLE_FIELDS))],
     ),
-    Cover({**_FIELDS_OF_X, "rows": [(1, 1, 1100)]}, [(name,) for name in FEW_FIELDS], alone=True),
-    Cover({**_FIELDS_OF_X, "positions": ["BS"]}, [(name,) for name in FEW_FIELDS], alone=True),
+    Cover(
+        {**_FIELDS_OF_X, "rows": [(2, 1, 600)], "positions": ["BS"]}, [(name,) for name in FEW_FIELDS],
+        alone=True,
+    ),
+    Cover({"rows": [(1, 1, 1100)], "pairing": 1}, [("pairing",)], alone=True),
     Cover(
         {"kind": ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "float"],
          "reach": [2**15 + 10, 2**17, 2**31 - 1]},
