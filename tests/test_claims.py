@@ -20,8 +20,8 @@ from rope_array.testing._own import as_records
 from rope_array.testing._parts import ALL_WIDTHS, PART_NAMES, PARTS, spread, whole_of
 from rope_array.testing._requires import required_checks
 from rope_array.testing._shared_findings import lacks_wholly
-from rope_array.testing._verdict import Fault
 from rope_array.testing._text import lines_of
+from rope_array.testing._verdict import Fault
 
 
 def rotate(x, pos, base=10000.0):
