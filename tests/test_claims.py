@@ -21,6 +21,7 @@ from rope_array.testing._parts import ALL_WIDTHS, PART_NAMES, PARTS, spread, who
 from rope_array.testing._requires import required_checks
 from rope_array.testing._shared_findings import lacks_wholly
 from rope_array.testing._text import lines_of
+from rope_array.testing._verdict import Fault
 
 
 def rotate(x, pos, base=10000.0):
@@ -716,9 +717,10 @@ def test_a_refused_gradient_is_no_failure(what):
 @pytest.mark.library("torch")
 def test_code_without_a_gradient_is_told_to_claim_it():
     pytest.importorskip("torch")
-    failed = {"gradient[float32]": "ValueError: no gradient", "gradient_of_a_sum": "ValueError: no gradient"}
+    failed = dict.fromkeys(("gradient[float32]", "gradient_of_a_sum"), Fault("ValueError: no gradient"))
     assert lacks_wholly("gradient", failed, [*failed])
-    assert not lacks_wholly("gradient", {**failed, "gradient_of_a_sum": "wrong: all elements"}, [*failed])
+    failed["gradient_of_a_sum"] = Fault("wrong: all elements")
+    assert not lacks_wholly("gradient", failed, [*failed])
     code = refusing(lambda x, p, s: x.requires_grad, NotImplementedError, base_only=True)
     target = Target(code, library="torch", lacks={"gradient": "inference only"})
     assert outcomes(target, "gradient_of_a_sum") == {"gradient_of_a_sum": INAPPLICABLE}
